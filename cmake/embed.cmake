@@ -1,0 +1,13 @@
+# Run by fftune_embed_sources: writes OUTPUT from the files NAMES (comma-separated) below BASE.
+string(REPLACE "," ";" names "${NAMES}")
+set(text "// Generated from the kernel sources.\n#include <map>\n#include <string>\n\n")
+string(APPEND text "namespace fftune {\n\nstd::map<std::string, std::string> ${FUNCTION}();\n\n")
+string(APPEND text "std::map<std::string, std::string> ${FUNCTION}() {\n  return {\n")
+file(WRITE ${OUTPUT} "${text}")
+foreach(name IN LISTS names)
+  file(APPEND ${OUTPUT} "      {\"${name}\", R\"fftune_text(")
+  file(READ ${BASE}/${name} content)
+  file(APPEND ${OUTPUT} "${content}")
+  file(APPEND ${OUTPUT} ")fftune_text\"},\n")
+endforeach()
+file(APPEND ${OUTPUT} "  };\n}\n\n}  // namespace fftune\n")

@@ -1,0 +1,17 @@
+// The ops there are, listed explicitly.
+#include "registry/catalog.hpp"
+
+#include <map>
+#include <string>
+
+namespace fftune {
+
+std::map<std::string, std::string> embedded_sources();  // generated from the kernel sources
+
+const Catalog& builtin_catalog() {
+  static const SourceSet sources(embedded_sources());
+  static const Catalog catalog{{}, &sources};
+  return catalog;
+}
+
+}  // namespace fftune

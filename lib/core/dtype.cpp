@@ -1,0 +1,120 @@
+#include "core/dtype.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "core/error.hpp"
+
+namespace fftune {
+
+std::string_view dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "f32";
+    case DType::bf16:
+      return "bf16";
+    case DType::fp16:
+      return "fp16";
+  }
+  throw Error(ErrorKind::internal, "dtype_name: a value outside the enumeration");
+}
+
+DType parse_dtype(std::string_view name) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::fp16})
+    if (name == dtype_name(dtype)) return dtype;
+  throw Error(ErrorKind::invalid_input,
+              "unknown dtype '" + std::string(name) + "': use f32, bf16 or fp16");
+}
+
+std::size_t dtype_bytes(DType dtype) {
+  return dtype == DType::f32 ? 4 : 2;
+}
+
+double dtype_unit_roundoff(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return std::ldexp(1.0, -24);
+    case DType::bf16:
+      return std::ldexp(1.0, -8);
+    case DType::fp16:
+      return std::ldexp(1.0, -11);
+  }
+  throw Error(ErrorKind::internal, "dtype_unit_roundoff: a value outside the enumeration");
+}
+
+std::uint16_t bf16_from_float(float value) {
+  auto bits = std::bit_cast<std::uint32_t>(value);
+  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x0040u);
+  // Adding 0x7fff plus the lowest kept bit rounds to nearest, ties to even.
+  bits += 0x7fffu + ((bits >> 16) & 1u);
+  return static_cast<std::uint16_t>(bits >> 16);
+}
+
+float float_from_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+std::uint16_t fp16_from_float(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | 0x7e00u;
+  // 65520 is the midpoint between the largest finite fp16 and the next power: it rounds up.
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;
+  if (magnitude < 0x38800000u) {
+    // Below 2^-14 the result is subnormal: a multiple of 2^-24, which lrint rounds to even.
+    const float scaled = std::bit_cast<float>(magnitude) * 16777216.0f;
+    return sign | static_cast<std::uint16_t>(std::lrint(scaled));
+  }
+  const std::uint32_t rounded = magnitude + 0x0fffu + ((magnitude >> 13) & 1u);
+  return sign | static_cast<std::uint16_t>((rounded - 0x38000000u) >> 13);
+}
+
+float float_from_fp16(std::uint16_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+  const std::uint32_t exponent = (bits >> 10) & 0x1fu;
+  const std::uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+void encode(DType dtype, std::span<const float> values, void* out) {
+  if (dtype == DType::f32) {
+    std::memcpy(out, values.data(), values.size_bytes());
+    return;
+  }
+  auto* halves = static_cast<std::uint16_t*>(out);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    halves[i] = dtype == DType::bf16 ? bf16_from_float(values[i]) : fp16_from_float(values[i]);
+}
+
+void decode(DType dtype, const void* in, std::span<float> values) {
+  if (dtype == DType::f32) {
+    std::memcpy(values.data(), in, values.size_bytes());
+    return;
+  }
+  const auto* halves = static_cast<const std::uint16_t*>(in);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = dtype == DType::bf16 ? float_from_bf16(halves[i]) : float_from_fp16(halves[i]);
+}
+
+double round_to(DType dtype, double value) {
+  const auto single = static_cast<float>(value);
+  switch (dtype) {
+    case DType::f32:
+      return single;
+    case DType::bf16:
+      return float_from_bf16(bf16_from_float(single));
+    case DType::fp16:
+      return float_from_fp16(fp16_from_float(single));
+  }
+  throw Error(ErrorKind::internal, "round_to: a value outside the enumeration");
+}
+
+}  // namespace fftune

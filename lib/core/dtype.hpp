@@ -1,0 +1,35 @@
+// Element types and their conversions to and from float, rounding to nearest even.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace fftune {
+
+enum class DType { f32, bf16, fp16 };
+
+/// "f32", "bf16", "fp16".
+std::string_view dtype_name(DType dtype);
+/// Throws Error(invalid_input) for an unknown name.
+DType parse_dtype(std::string_view name);
+/// Bytes of one element.
+std::size_t dtype_bytes(DType dtype);
+/// Unit roundoff: half the distance from 1 to the next number (2^-24, 2^-8 with 7 stored mantissa
+/// bits for bf16, 2^-11 for fp16).
+double dtype_unit_roundoff(DType dtype);
+
+std::uint16_t bf16_from_float(float value);
+float float_from_bf16(std::uint16_t bits);
+std::uint16_t fp16_from_float(float value);
+float float_from_fp16(std::uint16_t bits);
+
+/// Rounds each value to `dtype` and stores it at `out` (values.size() elements of that type).
+void encode(DType dtype, std::span<const float> values, void* out);
+/// The inverse of encode, exact.
+void decode(DType dtype, const void* in, std::span<float> values);
+/// `value` rounded to `dtype` and back.
+double round_to(DType dtype, double value);
+
+}  // namespace fftune

@@ -1,0 +1,82 @@
+#include "core/space.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fftune {
+
+Space& Space::parameter(std::string name, std::string help, std::vector<std::int64_t> values) {
+  parameters_.push_back({std::move(name), std::move(help), std::move(values)});
+  return *this;
+}
+
+Space& Space::constraint(std::string reason, std::function<bool(const Config&)> holds) {
+  constraints_.push_back({std::move(reason), std::move(holds)});
+  return *this;
+}
+
+std::size_t Space::size() const {
+  std::size_t size = 1;
+  for (const auto& parameter : parameters_) size *= parameter.values.size();
+  return size;
+}
+
+void Space::for_each(const std::function<void(const Config&)>& visit) const {
+  std::vector<std::size_t> digits(parameters_.size(), 0);
+  Config config;
+  for (const auto& parameter : parameters_) {
+    if (parameter.values.empty()) return;
+    config.set(parameter.name, parameter.values.front());
+  }
+  while (true) {
+    visit(config);
+    std::size_t place = parameters_.size();
+    while (place > 0) {
+      --place;
+      const auto& parameter = parameters_[place];
+      digits[place] = (digits[place] + 1) % parameter.values.size();
+      config.set(parameter.name, parameter.values[digits[place]]);
+      if (digits[place] != 0) break;
+      if (place == 0) return;
+    }
+    if (parameters_.empty()) return;
+  }
+}
+
+std::vector<Config> Space::feasible() const {
+  std::vector<Config> feasible;
+  for_each([&](const Config& config) {
+    const bool holds = std::all_of(constraints_.begin(), constraints_.end(),
+                                   [&](const Constraint& c) { return c.holds(config); });
+    if (holds) feasible.push_back(config);
+  });
+  return feasible;
+}
+
+std::vector<std::string> Space::violations(const Config& config) const {
+  std::vector<std::string> violations;
+  for (const auto& parameter : parameters_) {
+    if (!config.contains(parameter.name)) {
+      violations.push_back(fmt::format("parameter '{}' is missing", parameter.name));
+      continue;
+    }
+    const auto value = config.at(parameter.name);
+    if (std::find(parameter.values.begin(), parameter.values.end(), value) ==
+        parameter.values.end())
+      violations.push_back(fmt::format("{}={} is not one of {}", parameter.name, value,
+                                       fmt::join(parameter.values, ", ")));
+  }
+  for (const auto& [name, value] : config.entries()) {
+    const bool known = std::any_of(parameters_.begin(), parameters_.end(),
+                                   [&](const Parameter& p) { return p.name == name; });
+    if (!known) violations.push_back(fmt::format("there is no parameter '{}'", name));
+  }
+  if (!violations.empty()) return violations;  // A predicate may read only what the space names.
+  for (const auto& constraint : constraints_)
+    if (!constraint.holds(config)) violations.push_back(constraint.reason);
+  return violations;
+}
+
+}  // namespace fftune

@@ -1,0 +1,103 @@
+// A backend: one opened device that compiles programs, holds memory, runs and times.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "device/facts.hpp"
+#include "device/program.hpp"
+
+namespace fftune {
+
+struct KernelReport {
+  std::string name;  // the name expression
+  int registers = 0;
+  int spill_bytes = 0;  // spill stores and loads, bytes a thread
+  int static_shared_bytes = 0;
+  std::vector<std::string> warnings;  // of the assembler, such as C7510: wgmma serialised
+};
+
+struct CompileReport {
+  std::vector<KernelReport> kernels;
+  double seconds = 0;   // spent compiling; 0 when every kernel came from the cache
+  bool cached = false;  // every kernel came from the cache
+  std::string failure;  // why there is no kernel, one line; empty on success
+
+  int spill_bytes() const;
+};
+
+/// A program that is compiled and loaded. Immutable: any thread may enqueue it.
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  virtual const CompileReport& report() const = 0;
+  /// Bytes of workspace that enqueue needs, 256-byte aligned.
+  virtual std::size_t workspace_bytes() const = 0;
+  /// Starts the program on `stream` (a CUstream; ignored by the CPU, which runs it here and now).
+  /// `tensors` are device addresses in the order of Op::tensors(). Allocates nothing and never
+  /// synchronises. Throws Error(device_fault) if a launch is refused.
+  virtual void enqueue(void* const* tensors, void* workspace, void* stream) const = 0;
+};
+
+struct CompileResult {
+  std::shared_ptr<const Executable> executable;  // null if report.failure says why
+  CompileReport report;
+};
+
+/// Device memory, freed on destruction.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual void* data() const = 0;
+  virtual std::size_t bytes() const = 0;
+};
+
+/// A captured sequence of passes that can be run again and again.
+class Replay {
+ public:
+  virtual ~Replay() = default;
+  /// Runs the sequence once and returns the seconds that one pass took on average, between device
+  /// events. Throws Error(device_fault).
+  virtual double sample() = 0;
+};
+
+/// What the device reached in a measurement just now: the roofline's two ceilings.
+struct Limits {
+  double bytes_per_second = 0;  // reading and writing, by a large copy
+  double flops_per_second = 0;  // of the vendor's GEMM in this dtype
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const DeviceFacts& facts() const = 0;
+
+  /// Compiles, or takes from the cache, and loads. A failure is a result. Any thread may call it.
+  virtual CompileResult compile(const Program& program) = 0;
+
+  virtual std::size_t free_bytes() const = 0;
+  /// Uninitialised, 256-byte aligned. Throws Error(unavailable) with the bytes needed and there.
+  virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
+  virtual void write(void* device, const void* host, std::size_t bytes) = 0;
+  virtual void read(void* host, const void* device, std::size_t bytes) = 0;
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // both on the device
+  virtual void fill(void* device, std::uint8_t byte, std::size_t bytes) = 0;
+
+  /// The stream for enqueue outside of captures; write, read, copy and fill are ordered with it.
+  virtual void* stream() = 0;
+  /// Waits; throws Error(device_fault) with the device's own words if anything before it failed.
+  virtual void synchronize() = 0;
+
+  /// Records `passes` calls of enqueue(pass, stream) into one replayable sequence: a CUDA graph.
+  virtual std::unique_ptr<Replay> capture(
+      int passes, const std::function<void(int pass, void* stream)>& enqueue) = 0;
+
+  /// Measures the ceilings (about a second), or returns what it measured before.
+  virtual Limits limits(DType dtype) = 0;
+};
+
+}  // namespace fftune

@@ -1,0 +1,47 @@
+// A family: one way to write a stage (or several in a row), with a space of parameters.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "core/space.hpp"
+#include "device/facts.hpp"
+#include "device/program.hpp"
+
+namespace fftune {
+
+class Family {
+ public:
+  virtual ~Family() = default;
+
+  virtual std::string_view name() const = 0;     // unique within its op: "gate_up_sm80"
+  virtual std::string_view summary() const = 0;  // one line for people
+  virtual DeviceKind device_kind() const = 0;
+  /// The op's stages that it covers, in order.
+  virtual std::vector<std::string> stages() const = 0;
+  /// A fallback takes what no other family takes, and makes no claim to speed. It must refuse
+  /// nothing that the op allows on its kind of device.
+  virtual bool is_fallback() const { return false; }
+
+  /// Why no configuration can serve, one line ("rows of d=1001 are not 16-byte aligned: d must be
+  /// a multiple of 8"); nothing if the space decides.
+  virtual std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const = 0;
+
+  /// Only called when refusal() is empty, as are the two below.
+  virtual Space space(const Problem&, const DeviceFacts&) const = 0;
+
+  /// The configuration to use untuned: feasible, and chosen by an analytical argument.
+  virtual Config default_config(const Problem&, const DeviceFacts&) const = 0;
+
+  /// What to run for a feasible configuration. Tensor arguments count in the order of the op's
+  /// tensors(problem).
+  virtual Program program(const Problem&, const DeviceFacts&, const Config&) const = 0;
+
+  /// Embedded source files whose change makes a tuned choice stale.
+  virtual std::vector<std::string> sources() const = 0;
+};
+
+}  // namespace fftune

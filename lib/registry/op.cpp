@@ -1,0 +1,101 @@
+#include "registry/op.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/error.hpp"
+
+namespace fftune {
+namespace {
+
+template <typename Names>
+bool has(const Names& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+[[noreturn]] void reject(const Op& op, const std::string& what) {
+  throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", op.name(), what));
+}
+
+template <typename Fields>
+std::string field_names(const Fields& fields) {
+  std::string names;
+  for (const auto& field : fields) names += (names.empty() ? "" : ", ") + field.name;
+  return names;
+}
+
+void check_sizes(const Op& op, const Problem& problem) {
+  const auto fields = op.sizes();
+  for (const auto& [name, value] : problem.sizes) {
+    const auto field = std::find_if(fields.begin(), fields.end(),
+                                    [&, &name = name](const auto& f) { return f.name == name; });
+    if (field == fields.end())
+      reject(op, fmt::format("there is no size '{}': sizes are {}", name, field_names(fields)));
+    if (value < 1 || value > field->max)
+      reject(op, fmt::format("{}={} is out of range: use 1 to {}", name, value, field->max));
+  }
+  for (const auto& field : fields)
+    if (!problem.sizes.contains(field.name))
+      reject(op, fmt::format("size '{}' ({}) is missing", field.name, field.help));
+}
+
+void check_options(const Op& op, Problem& problem) {
+  const auto fields = op.options();
+  for (const auto& [name, value] : problem.options) {
+    const auto field = std::find_if(fields.begin(), fields.end(),
+                                    [&, &name = name](const auto& f) { return f.name == name; });
+    if (field == fields.end())
+      reject(op, fmt::format("there is no option '{}': options are {}", name, field_names(fields)));
+    if (!has(field->choices, value))
+      reject(op, fmt::format("{}={} is not a choice: use {}", name, value,
+                             fmt::join(field->choices, ", ")));
+  }
+  for (const auto& field : fields) problem.options.try_emplace(field.name, field.choices.front());
+}
+
+}  // namespace
+
+std::int64_t TensorSpec::elements() const {
+  std::int64_t elements = 1;
+  for (const auto extent : shape) elements *= extent;
+  return elements;
+}
+
+std::size_t TensorSpec::bytes() const {
+  return static_cast<std::size_t>(elements()) * dtype_bytes(dtype);
+}
+
+Cost cost_of(const Op& op, const Problem& problem) {
+  Cost cost;
+  for (const auto& stage : op.stages(problem)) cost.flops += stage.flops;
+  for (const auto& tensor : op.tensors(problem))
+    if (tensor.role != Role::intermediate) cost.bytes += static_cast<double>(tensor.bytes());
+  return cost;
+}
+
+Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
+  if (problem.op != op.name()) reject(op, fmt::format("the problem is of op '{}'", problem.op));
+  if (problem.pass.empty()) problem.pass = op.passes().front();
+  if (!has(op.passes(), problem.pass))
+    reject(op, fmt::format("there is no pass '{}': use {}", problem.pass,
+                           fmt::join(op.passes(), " or ")));
+  const auto dtypes = op.dtypes(kind);
+  if (std::find(dtypes.begin(), dtypes.end(), problem.dtype) == dtypes.end()) {
+    std::vector<std::string_view> names;
+    for (const auto dtype : dtypes) names.push_back(dtype_name(dtype));
+    reject(op, fmt::format("dtype {} is not supported on {}: use {}", dtype_name(problem.dtype),
+                           kind == DeviceKind::cpu ? "the CPU" : "CUDA", fmt::join(names, ", ")));
+  }
+  check_sizes(op, problem);
+  check_options(op, problem);
+  return problem;
+}
+
+std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name) {
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].name == name) return i;
+  throw Error(ErrorKind::internal, fmt::format("no tensor '{}'", name));
+}
+
+}  // namespace fftune

@@ -1,0 +1,110 @@
+// An operation as the registry knows it: everything the CLI, tuner, check, bench and API need.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "device/facts.hpp"
+#include "device/program.hpp"
+#include "registry/family.hpp"
+
+namespace fftune {
+
+struct SizeField {
+  std::string name;                                // "m"
+  std::string help;                                // "tokens"
+  std::int64_t max = (std::int64_t{1} << 31) - 1;  // the least is 1
+  /// Counts tokens: the CLI takes a list of it, and these are its defaults. Empty: required.
+  std::vector<std::int64_t> default_on_cuda;
+  std::vector<std::int64_t> default_on_cpu;
+};
+
+struct OptionField {
+  std::string name;  // "act"
+  std::string help;
+  std::vector<std::string> choices;  // the first is the default
+};
+
+enum class Role { input, output, intermediate };
+
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;  // row-major
+  Role role = Role::input;
+  double scale = 1;  // standard deviation of its random values where it is an input
+
+  std::int64_t elements() const;
+  std::size_t bytes() const;
+};
+
+struct StageSpec {
+  std::string name;                 // "gate_up"
+  std::vector<std::string> inputs;  // tensor names
+  std::vector<std::string> outputs;
+  std::int64_t reduction_length = 1;  // the longest sum behind one output element
+  double flops = 0;
+  double bytes = 0;  // each input read once, each output written once
+};
+
+/// Tensors in float64, row-major, by name.
+using ReferenceTensors = std::map<std::string, std::vector<double>>;
+
+/// A pipeline that a user would write without fftune. Its tensors are the op's, then `extra`.
+struct Baseline {
+  std::string name;  // "unfused", "merged"
+  std::string summary;
+  std::vector<TensorSpec> extra;
+  Program program;
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+
+  virtual std::string_view name() const = 0;     // "ffn"
+  virtual std::string_view summary() const = 0;  // one line, with the formula
+  virtual std::vector<std::string> passes() const = 0;
+  virtual std::vector<SizeField> sizes() const = 0;
+  virtual std::vector<OptionField> options() const = 0;
+  /// The first is the default.
+  virtual std::vector<DType> dtypes(DeviceKind) const = 0;
+
+  /// The size that counts tokens ("m"): presets are tuned over a list of it, and row i of every
+  /// tensor that has it as its first dimension depends on row i of the others alone. So a check
+  /// may repeat a few distinct rows.
+  virtual std::string_view token_size() const = 0;
+
+  /// Inputs, then outputs (together the C API's buffer order), then intermediates.
+  virtual std::vector<TensorSpec> tensors(const Problem&) const = 0;
+  virtual std::vector<StageSpec> stages(const Problem&) const = 0;
+
+  /// The definition, in float64: computes the outputs of stage `stage` from its inputs, both in
+  /// `tensors`. Written independently of every kernel.
+  virtual void reference(const Problem&, std::size_t stage, ReferenceTensors& tensors,
+                         Parallel& parallel) const = 0;
+
+  virtual std::vector<const Family*> families() const = 0;
+  virtual std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const = 0;
+};
+
+/// The whole op's floating-point operations and least bytes: stages' flops added up; inputs and
+/// outputs counted once, intermediates not at all.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;
+};
+Cost cost_of(const Op& op, const Problem& problem);
+
+/// Fills in defaults and checks names, choices and ranges; throws Error(invalid_input) with one
+/// line that names the field. The canonical form is what presets store and compare.
+Problem canonical(const Op& op, Problem problem, DeviceKind kind);
+
+/// The place of a tensor in op.tensors(problem); throws Error(internal).
+std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name);
+
+}  // namespace fftune

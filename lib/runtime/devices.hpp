@@ -1,0 +1,34 @@
+// Finding and opening devices by name: "cpu", "cuda:0".
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/backend.hpp"
+#include "runtime/environment.hpp"
+
+namespace fftune {
+
+class SourceSet;
+
+struct DeviceListing {
+  std::string spec;  // "cuda:0", "cpu"
+  DeviceFacts facts;
+};
+
+struct Devices {
+  std::vector<DeviceListing> found;      // CUDA devices by ordinal, then the CPU
+  std::vector<std::string> unavailable;  // "CUDA: libcuda.so.1 is not there: install the driver"
+};
+Devices list_devices();
+
+/// "cuda:0" where there is a CUDA device, else "cpu".
+std::string default_device();
+
+/// Throws Error(invalid_input) for a word that is no device, Error(unavailable) for one that is not
+/// here, each naming the devices there are. `sources` must outlive the backend.
+std::unique_ptr<Backend> open_device(const std::string& spec, const SourceSet& sources,
+                                     const Environment& environment);
+
+}  // namespace fftune

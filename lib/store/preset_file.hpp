@@ -1,0 +1,49 @@
+// One preset file, <folder>/<device slug>/<op>.json: reading, checking, merging.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "store/record.hpp"
+
+namespace fftune {
+
+struct PresetFile {
+  std::filesystem::path path;
+  PresetDevice device;
+  std::string op;
+  std::vector<PresetRecord> records;    // sorted by problem; those that could be read
+  std::vector<std::string> complaints;  // "path:record: reason", one for each bad part skipped
+};
+
+/// Never throws for what the file holds: an empty, truncated, foreign or newer file is a complaint.
+PresetFile read_preset_file(const std::filesystem::path& path);
+
+/// Every `*/*.json` below `folder`, sorted by path. A folder that is not there has no files.
+std::vector<PresetFile> read_preset_folder(const std::filesystem::path& folder);
+
+/// Adds or replaces the records (equal problem) in <folder>/<slug>/<op>.json under a lock and
+/// publishes the whole file by an atomic rename; returns its path. An existing file that cannot
+/// be read whole is an Error(invalid_input) and is left as it is. Throws Error(io).
+std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
+                                           const PresetDevice& device, const std::string& op,
+                                           const std::vector<PresetRecord>& records);
+
+/// The text of a file with these records, as merge would write it: sorted, stable, small diffs.
+std::string preset_text(const PresetDevice& device, const std::string& op,
+                        std::vector<PresetRecord> records);
+
+/// One record and one problem as JSON, compact; and a problem back, throwing Error(invalid_input)
+/// that names the wrong field. `problem_from_json` takes the C API's problem_json: "op", "pass"
+/// (default "fwd"), "dtype" (optional: then `dtype_given` is false), sizes as integers, options as
+/// strings.
+std::string record_json(const PresetRecord& record);
+std::string problem_json(const Problem& problem);
+struct ParsedProblem {
+  Problem problem;
+  bool dtype_given = false;
+};
+ParsedProblem problem_from_json(const std::string& text);
+
+}  // namespace fftune

@@ -1,0 +1,51 @@
+// All presets that could serve, and the rules that choose one record among them.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "store/preset_file.hpp"
+
+namespace fftune {
+
+/// How a record's device relates to this one, best first.
+enum class DeviceMatch { exact, alias, same_arch_and_size, same_arch };
+
+struct PresetMatch {
+  const PresetRecord* record = nullptr;  // lives as long as the library
+  std::filesystem::path path;
+  DeviceMatch device = DeviceMatch::exact;
+  bool exact_shape = false;
+  double distance = 0;  // 0 for the exact shape
+  std::string reason;   // for people: "presets/nvidia-h200/ffn.json: exact device, nearest m=4096"
+};
+
+/// Why the record may not be used for a problem; empty if it may.
+using Legality = std::function<std::string(const PresetRecord&, const Problem&)>;
+
+class PresetLibrary {
+ public:
+  /// Reads the folders in order of precedence; complaints are collected, never thrown.
+  static PresetLibrary load(const std::vector<std::filesystem::path>& folders);
+
+  /// The best legal record, or none. Device matches are tried in order; within one, folders in
+  /// order of precedence; within a folder the exact shape, then the nearest by distance(). Records
+  /// of another op, pass, dtype or options never match.
+  std::optional<PresetMatch> find(const Problem& problem, const DeviceFacts& device,
+                                  const Legality& illegal) const;
+
+  const std::vector<PresetFile>& files() const { return files_; }
+  std::vector<std::string> complaints() const;
+
+ private:
+  std::vector<PresetFile> files_;
+};
+
+/// Sum over the sizes of |log2(a/b)|, the token count weighing half of the others: a plan depends
+/// on it through the number of tiles alone. Documented in docs/presets.md.
+double distance(const Problem& a, const Problem& b, const std::string& token_size);
+
+}  // namespace fftune

@@ -1,0 +1,77 @@
+// A preset record: what won a problem on a device, how sure that is, and where it comes from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "device/facts.hpp"
+#include "registry/variant.hpp"
+
+namespace fftune {
+
+/// A variant with its time, for the ties and the runners-up.
+struct Timed {
+  std::string id;  // of the variant, or of the recipe
+  double median_us = 0;
+};
+
+/// The winner of one stage, or of the stages that one family covers.
+struct StageRecord {
+  std::vector<std::string> stages;
+  Variant variant;
+  std::string source_hash;  // SourceSet::hash(family.sources())
+  double median_us = 0;
+  std::vector<Timed> ties;        // within the tie band of the best, the winner left out
+  std::vector<Timed> runners_up;  // the next best, at most three
+  int feasible = 0;
+  int measured = 0;
+  int failed = 0;
+};
+
+struct Verdict {
+  double median_us = 0;        // of the whole op, all stages in one graph
+  double interval_low_us = 0;  // 95% confidence interval of the median
+  double interval_high_us = 0;
+  double noise = 0;              // relative spread of repeated medians of one plan
+  double roofline_fraction = 0;  // the floor's time over the median
+  std::string limit;             // "compute" or "memory": the term that sets the floor
+  double unfused_ratio = 0;      // the unfused pipeline's time over the median; 0 if not measured
+  std::string strategy;
+  bool complete = true;  // false when the budget or the user ended the search early
+};
+
+struct Provenance {
+  std::string fftune;  // version
+  std::string device;  // DeviceFacts::name
+  std::string driver;
+  std::string toolkit;
+  double clock_mhz = 0;
+  std::string date;  // UTC, "2026-11-21T14:03:22Z"
+  std::uint64_t seed = 0;
+};
+
+struct PresetRecord {
+  Problem problem;
+  std::vector<StageRecord> stages;
+  Verdict verdict;
+  double error = 0;  // relative, against the float64 reference
+  double tolerance = 0;
+  Provenance provenance;
+
+  Recipe recipe() const;
+};
+
+/// What a preset file says of its device, for matching another one against it.
+struct PresetDevice {
+  std::string slug;
+  std::string name;
+  DeviceKind kind = DeviceKind::cpu;
+  std::string arch;
+  int multiprocessors = 0;
+  std::vector<std::string> aliases;  // names of devices that behave the same
+};
+PresetDevice preset_device(const DeviceFacts& facts);
+
+}  // namespace fftune

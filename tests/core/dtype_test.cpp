@@ -1,0 +1,53 @@
+#include "core/dtype.hpp"
+
+#include <bit>
+#include <cmath>
+#include <random>
+
+#include "core/error.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+TEST_CASE("every half-precision number survives a round trip") {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    const float from_bf16 = float_from_bf16(half);
+    const float from_fp16 = float_from_fp16(half);
+    if (!std::isnan(from_bf16)) REQUIRE(bf16_from_float(from_bf16) == half);
+    if (!std::isnan(from_fp16)) REQUIRE(fp16_from_float(from_fp16) == half);
+    REQUIRE(std::isnan(from_bf16) == std::isnan(float_from_bf16(bf16_from_float(from_bf16))));
+    REQUIRE(std::isnan(from_fp16) == std::isnan(float_from_fp16(fp16_from_float(from_fp16))));
+  }
+}
+
+TEST_CASE("rounding goes to the nearest half, ties to even") {
+  std::mt19937 random(7);
+  std::uniform_int_distribution<std::uint32_t> any;
+  const auto nearest = [](float value, float candidate, float below, float above) {
+    const double error = std::abs(double{candidate} - value);
+    return error <= std::abs(double{below} - value) && error <= std::abs(double{above} - value);
+  };
+  for (int i = 0; i < 200000; ++i) {
+    const float value = std::bit_cast<float>(any(random));
+    if (!std::isfinite(value)) continue;
+    const std::uint16_t b = bf16_from_float(value);
+    if ((b & 0x7fff) > 0 && (b & 0x7fff) < 0x7f7f)
+      REQUIRE(nearest(value, float_from_bf16(b), float_from_bf16(b - 1), float_from_bf16(b + 1)));
+    if (std::abs(value) < 65000.0f && (fp16_from_float(value) & 0x7fff) > 0) {
+      const std::uint16_t h = fp16_from_float(value);
+      REQUIRE(nearest(value, float_from_fp16(h), float_from_fp16(h - 1), float_from_fp16(h + 1)));
+    }
+  }
+  REQUIRE(bf16_from_float(1.0f + 0x1p-8f) == 0x3f80);      // a tie: to even, down
+  REQUIRE(bf16_from_float(1.0f + 3 * 0x1p-8f) == 0x3f82);  // a tie: to even, up
+  REQUIRE(fp16_from_float(65519.0f) == 0x7bff);
+  REQUIRE(fp16_from_float(65520.0f) == 0x7c00);
+  REQUIRE(fp16_from_float(-1e-30f) == 0x8000);
+}
+
+TEST_CASE("names of element types") {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::fp16})
+    REQUIRE(parse_dtype(dtype_name(dtype)) == dtype);
+  REQUIRE_THROWS_AS(parse_dtype("float"), Error);
+}

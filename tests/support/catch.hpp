@@ -1,0 +1,20 @@
+// Catch2 2 and 3 under one name.
+#pragma once
+
+#if __has_include(<catch2/catch_test_macros.hpp>)
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_test_macros.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
+// Leaves the test case with a reason in the log. Catch2 2 has no notion of skipping.
+#ifdef SKIP
+#define FFTUNE_SKIP(reason) SKIP(reason)
+#else
+#define FFTUNE_SKIP(reason)        \
+  do {                             \
+    WARN("skipped: " << (reason)); \
+    return;                        \
+  } while (false)
+#endif
