@@ -1,0 +1,99 @@
+// An evaluator: all that the tuner sees of a device. It takes and gives values alone, so that the
+// device may be in another process; every failure of a candidate is a value.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "device/backend.hpp"
+#include "device/facts.hpp"
+#include "registry/variant.hpp"
+
+namespace fftune {
+
+/// What can be compiled, verified and timed: consecutive stages of the problem by one variant or
+/// several, or one of the op's baselines.
+struct Candidate {
+  std::size_t first_stage = 0;
+  Recipe recipe;         // in stage order; empty for a baseline
+  std::string baseline;  // name of one of Op::baselines(); else empty
+
+  /// The variants' ids joined with " + ", or the baseline's name.
+  std::string id() const;
+
+  auto operator<=>(const Candidate&) const = default;
+};
+
+/// What begin() made ready.
+struct Setup {
+  int buffer_sets = 0;  // cycled through in every measurement, so that no pass finds its data hot
+  std::size_t bytes_per_set = 0;
+  std::string refusal;  // why the problem cannot be run here, with bytes needed and there; or empty
+};
+
+struct Compiled {
+  int registers = 0;  // the most of any kernel
+  int spill_bytes = 0;
+  int shared_bytes = 0;  // static, the most of any kernel
+  double seconds = 0;
+  bool cached = false;
+  std::vector<std::string> warnings;
+  std::string failure;  // one line; empty on success
+};
+
+struct Verified {
+  bool passed = false;
+  double error = 0;
+  double tolerance = 0;
+  bool device_fault = false;  // the device itself reported the failure
+  std::string failure;        // one line; empty if passed
+};
+
+struct TimeRequest {
+  int samples = 3;  // of each candidate, taken in turn: one of each, then the next of each
+  /// No new round is begun once the rounds have taken this long. The first is always finished.
+  double seconds = std::numeric_limits<double>::infinity();
+  /// A candidate is sampled no further once a sample is above this.
+  double abandon_above_us = std::numeric_limits<double>::infinity();
+};
+
+struct Timing {
+  std::vector<double> samples_us;  // of one pass over the candidate's stages
+  bool abandoned = false;
+  bool device_fault = false;
+  std::string failure;  // one line; empty on success
+};
+
+class Evaluator {
+ public:
+  /// Called, one call at a time, as each candidate is compiled; false: start no further ones.
+  using CompileSink = std::function<bool(std::size_t index, const Compiled&)>;
+
+  virtual ~Evaluator() = default;
+  virtual const DeviceFacts& facts() const = 0;
+  /// The measured ceilings of the roofline. Throws Error if the device cannot even do that.
+  virtual Limits limits(DType dtype) = 0;
+
+  /// Makes ready for one problem, in canonical form; what was made ready before is let go.
+  virtual Setup begin(const Problem& problem) = 0;
+
+  /// Compiles on every core; a candidate that was not started because the sink said so has the
+  /// failure "not started".
+  virtual std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
+                                        const CompileSink& sink) = 0;
+  /// Compiles where that has not been done.
+  virtual Verified verify(const Candidate& candidate) = 0;
+  /// Compiles where that has not been done. One Timing for each candidate, in order.
+  virtual std::vector<Timing> time(const std::vector<Candidate>& candidates,
+                                   const TimeRequest& request) = 0;
+
+  /// Why the device can do no more work (a sticky fault); empty while it can.
+  virtual std::string lost() const = 0;
+};
+
+}  // namespace fftune

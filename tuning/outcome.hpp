@@ -1,0 +1,46 @@
+// The outcome of one candidate in a sweep, good or bad: what the journal and the reports hold.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace fftune {
+
+enum class OutcomeKind {
+  measured,        // verified and timed, at least briefly
+  compile_failed,  // no kernel
+  spilled,         // registers spilled to memory: dropped unmeasured
+  verify_failed,   // wrong, unwritten, out of bounds, or different from run to run
+  launch_failed,   // could not be launched or timed
+  device_fault,    // the device reported a fault while it ran
+  not_tried,       // the budget or the user ended the search before its turn
+};
+
+/// "measured", "compile_failed", …
+std::string_view outcome_kind_name(OutcomeKind kind);
+/// Throws Error(invalid_input).
+OutcomeKind parse_outcome_kind(std::string_view name);
+
+struct Outcome {
+  std::size_t first_stage = 0;
+  std::string id;  // of the variant, or of the recipe
+  OutcomeKind kind = OutcomeKind::not_tried;
+  std::string reason;  // why it failed, one line; empty if measured
+  bool finalist = false;
+
+  int registers = 0;
+  int spill_bytes = 0;
+  double compile_seconds = 0;
+  bool cached = false;
+  double error = 0;  // relative, against the reference
+
+  int samples = 0;
+  double median_us = 0;
+  double low_us = 0;  // 95% confidence interval of the median
+  double high_us = 0;
+
+  bool failed() const { return kind != OutcomeKind::measured && kind != OutcomeKind::not_tried; }
+};
+
+}  // namespace fftune

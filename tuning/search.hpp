@@ -1,0 +1,53 @@
+// A search: one group of interchangeable variants, and the means by which a strategy tries them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "device/facts.hpp"
+#include "registry/variant.hpp"
+#include "tuning/progress.hpp"
+
+namespace fftune {
+
+class Search {
+ public:
+  virtual ~Search() = default;
+
+  virtual const Problem& problem() const = 0;
+  virtual const DeviceFacts& facts() const = 0;
+  virtual std::uint64_t seed() const = 0;
+
+  /// The candidates, by index from now on. Those to try first (defaults, winners of a neighbouring
+  /// problem) are first: there are favourites() of them.
+  virtual const std::vector<Variant>& variants() const = 0;
+  virtual std::size_t favourites() const = 0;
+
+  /// Compiles in parallel; a failure or a spill is recorded. Cheap for what is known already.
+  virtual void compile(const std::vector<std::size_t>& indices) = 0;
+  /// Verifies, then samples briefly, and stops early above `abandon_us`. Does nothing to a failed
+  /// or known one.
+  virtual void screen(std::size_t index, double abandon_us) = 0;
+  /// Adds `samples` interleaved samples to each that has not failed, in at most about `seconds`.
+  virtual void measure(const std::vector<std::size_t>& indices, int samples, double seconds) = 0;
+  /// Forgets the samples of these, so that a decision rests on fresh ones.
+  virtual void forget(const std::vector<std::size_t>& indices) = 0;
+
+  /// Median of the samples so far, in µs; infinity for one without, or failed.
+  virtual double median_us(std::size_t index) const = 0;
+  /// The least median so far; infinity if there is none.
+  virtual double best_us() const = 0;
+
+  /// The user or a stop rule wants an end: a strategy returns at once with what it has.
+  virtual bool stopped() const = 0;
+  /// Seconds until this group's share of the budget is spent; infinity without a budget.
+  virtual double seconds_left() const = 0;
+
+  virtual void enter(Phase phase, std::size_t total) = 0;
+};
+
+}  // namespace fftune
