@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -68,13 +69,17 @@ class Replay {
 /// What the device reached in a measurement just now: the roofline's two ceilings.
 struct Limits {
   double bytes_per_second = 0;  // reading and writing, by a large copy
-  double flops_per_second = 0;  // of the vendor's GEMM in this dtype
+  double flops_per_second = 0;  // of the vendor's GEMM in this dtype; 0 if unknown
+  std::string method{};         // how both came about, for people: "copy of 1 GiB; cuBLASLt 8192^3"
 };
 
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual const DeviceFacts& facts() const = 0;
+
+  /// What a person should know of this session, one line each: "kernels are not cached: ...".
+  virtual std::vector<std::string> warnings() const { return {}; }
 
   /// Compiles, or takes from the cache, and loads. A failure is a result. Any thread may call it.
   virtual CompileResult compile(const Program& program) = 0;

@@ -12,6 +12,7 @@ struct Environment {
   std::vector<std::filesystem::path> preset_folders;  // $FFTUNE_PRESETS, user's, installed
   std::filesystem::path cache_folder;                 // $FFTUNE_CACHE, or XDG cache/fftune
   std::filesystem::path state_folder;                 // XDG state/fftune: journals
+  std::vector<std::filesystem::path> cuda_folders;    // $CUDA_HOME, $CUDA_PATH, where set
   bool no_color = false;                              // NO_COLOR
 };
 

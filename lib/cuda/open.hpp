@@ -1,0 +1,42 @@
+// The way into the CUDA backend; needs none of the toolkit's headers.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/backend.hpp"
+#include "device/compiler.hpp"
+#include "device/facts.hpp"
+
+namespace fftune {
+
+class SourceSet;
+
+struct CudaOptions {
+  std::filesystem::path cache_folder;                  // compiled kernels go below it; empty: none
+  std::vector<std::filesystem::path> toolkit_folders;  // searched for libraries after the loader
+};
+
+struct CudaDevices {
+  std::vector<DeviceFacts> found;  // by ordinal
+  /// What is missing, and what to do about it: a driver, a device, NVRTC (without which devices are
+  /// found but cannot be opened). One line each.
+  std::vector<std::string> unavailable;
+};
+
+/// Never throws for a machine that lacks something.
+CudaDevices list_cuda_devices(const CudaOptions& options);
+
+/// Opens a device's primary context. `sources` must outlive the backend. Throws Error(unavailable)
+/// if the driver, NVRTC or the device is missing, naming what to install.
+std::unique_ptr<Backend> open_cuda(int ordinal, const SourceSet& sources,
+                                   const CudaOptions& options);
+
+/// Compiles for `arch` ("sm_90a") with NVRTC alone: no driver, no GPU. `sources` must outlive it.
+/// Throws Error(unavailable) if NVRTC is missing, Error(invalid_input) for an unknown architecture.
+std::unique_ptr<Compiler> make_cuda_compiler(const std::string& arch, const SourceSet& sources,
+                                             const CudaOptions& options);
+
+}  // namespace fftune
