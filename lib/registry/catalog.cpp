@@ -3,42 +3,66 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
 
 #include "core/error.hpp"
 
 namespace fftune {
 namespace {
 
-/// Covers the op's stages in order with the first families that `admit` and do not refuse.
-Recipe cover(const Op& op, const Problem& problem, const DeviceFacts& facts, bool fallback_only) {
-  Recipe recipe;
-  std::vector<std::string> names;
-  for (const auto& stage : op.stages(problem)) names.push_back(stage.name);
-  for (std::size_t done = 0; done < names.size();) {
-    const Family* chosen = nullptr;
-    std::string refusals;
-    for (const Family* family : op.families()) {
-      const auto stages = family->stages();
-      const bool fits = done + stages.size() <= names.size() &&
-                        std::equal(stages.begin(), stages.end(), names.begin() + done);
-      if (family->device_kind() != facts.kind || !fits) continue;
-      if (fallback_only && !family->is_fallback()) continue;
-      if (const auto refusal = family->refusal(problem, facts)) {
-        refusals += fmt::format("; {}: {}", family->name(), *refusal);
+/// Covers an op's stages in order with the first families that do not refuse, taking a choice back
+/// where it leaves a later stage without one.
+class Cover {
+ public:
+  Cover(const Op& op, const Problem& problem, const DeviceFacts& facts, bool fallback_only)
+      : op_(op), problem_(problem), facts_(facts), fallback_only_(fallback_only) {
+    for (const auto& stage : op.stages(problem)) stages_.push_back(stage.name);
+  }
+
+  Recipe recipe() {
+    if (!from(0))
+      throw Error(ErrorKind::unavailable,
+                  fmt::format("no family can run stage '{}' of {} on {}{}", stages_[furthest_],
+                              problem_.text(), facts_.name, refusals_[furthest_]));
+    return std::move(recipe_);
+  }
+
+ private:
+  bool fits(const Family& family, std::size_t done) const {
+    const auto own = family.stages();
+    return family.device_kind() == facts_.kind && (!fallback_only_ || family.is_fallback()) &&
+           !own.empty() && done + own.size() <= stages_.size() &&
+           std::equal(own.begin(), own.end(), stages_.begin() + static_cast<std::ptrdiff_t>(done));
+  }
+
+  bool from(std::size_t done) {
+    if (done == stages_.size()) return true;
+    furthest_ = std::max(furthest_, done);
+    refusals_[done].clear();
+    for (const Family* family : op_.families()) {
+      if (!fits(*family, done)) continue;
+      if (const auto refusal = family->refusal(problem_, facts_)) {
+        refusals_[done] += fmt::format("; {}: {}", family->name(), *refusal);
         continue;
       }
-      chosen = family;
-      break;
+      recipe_.push_back({std::string(family->name()), family->default_config(problem_, facts_)});
+      if (from(done + family->stages().size())) return true;
+      recipe_.pop_back();
     }
-    if (!chosen)
-      throw Error(ErrorKind::unavailable,
-                  fmt::format("no family can run stage '{}' of {} on {}{}", names[done],
-                              problem.text(), facts.name, refusals));
-    recipe.push_back({std::string(chosen->name()), chosen->default_config(problem, facts)});
-    done += chosen->stages().size();
+    return false;
   }
-  return recipe;
-}
+
+  const Op& op_;
+  const Problem& problem_;
+  const DeviceFacts& facts_;
+  bool fallback_only_;
+  std::vector<std::string> stages_;
+  Recipe recipe_;
+  std::size_t furthest_ = 0;  // the last stage that could be reached
+  std::map<std::size_t, std::string> refusals_;
+};
 
 }  // namespace
 
@@ -78,11 +102,11 @@ std::string illegality(const Op& op, const Problem& problem, const DeviceFacts& 
 }
 
 Recipe default_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts) {
-  return cover(op, problem, facts, false);
+  return Cover(op, problem, facts, false).recipe();
 }
 
 Recipe fallback_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts) {
-  return cover(op, problem, facts, true);
+  return Cover(op, problem, facts, true).recipe();
 }
 
 }  // namespace fftune

@@ -1,0 +1,90 @@
+#include "device/sources.hpp"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+using Names = std::vector<std::string>;
+using Files = std::map<std::string, std::string>;
+
+const Files small{
+    {"a.cu", "#include \"b.cuh\"\n#include <cstdint>\n// #include \"nowhere.cuh\"\nkernel a"},
+    {"b.cuh", "#include \"d.cuh\"\n"},
+    {"c.cuh", "#include \"b.cuh\"\n"},
+    {"d.cuh", "device"},
+    {"loop.cuh", "#include \"loop.cuh\"\n#include \"back.cuh\"\n"},
+    {"back.cuh", "#include \"loop.cuh\"\n"},
+};
+
+}  // namespace
+
+TEST_CASE("a file's closure is what it includes with quotes, itself first") {
+  const SourceSet sources(small);
+  REQUIRE(sources.closure("a.cu") == Names{"a.cu", "b.cuh", "d.cuh"});
+  REQUIRE(sources.closure("d.cuh") == Names{"d.cuh"});
+  REQUIRE(sources.closure("loop.cuh") == Names{"loop.cuh", "back.cuh"});
+  REQUIRE(sources.text("d.cuh") == "device");
+  REQUIRE_THROWS_AS(sources.closure("e.cu"), Error);
+  REQUIRE_THROWS_AS(SourceSet(Files{{"a.cu", "#include \"gone.cuh\"\n"}}).closure("a.cu"), Error);
+}
+
+TEST_CASE("a hash changes with every file it depends on, and with no other") {
+  const std::string before = SourceSet(small).hash({"a.cu"});
+  REQUIRE(before.size() == 16);
+  for (const auto& [name, text] : small) {
+    Files files = small;
+    files[name] += "\n// changed";
+    const bool depends = name == "a.cu" || name == "b.cuh" || name == "d.cuh";
+    CAPTURE(name);
+    REQUIRE((SourceSet(files).hash({"a.cu"}) != before) == depends);
+  }
+}
+
+TEST_CASE("a hash does not depend on the order or the number of mentions") {
+  const SourceSet sources(small);
+  REQUIRE(sources.hash({"a.cu", "c.cuh"}) == sources.hash({"c.cuh", "a.cu", "b.cuh", "c.cuh"}));
+  REQUIRE(sources.hash({"a.cu"}) != sources.hash({"a.cu", "c.cuh"}));
+  // Where one text ends and the next begins counts.
+  REQUIRE(SourceSet(Files{{"a", "xy"}, {"b", "z"}}).hash({"a", "b"}) !=
+          SourceSet(Files{{"a", "x"}, {"b", "yz"}}).hash({"a", "b"}));
+}
+
+TEST_CASE("a closure is closed, whatever includes what") {
+  std::mt19937 random(17);
+  for (int round = 0; round < 300; ++round) {
+    const std::size_t count = 1 + random() % 8;
+    const auto name = [](std::size_t i) { return "file" + std::to_string(i) + ".cuh"; };
+    std::map<std::string, Names> includes;
+    Files files;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::string& text = files[name(i)];
+      for (std::size_t k = random() % 4; k > 0; --k) {
+        const std::string other = name(random() % count);
+        text += "#include \"" + other + "\"\n";
+        includes[name(i)].push_back(other);
+      }
+    }
+    const SourceSet sources(files);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Names closure = sources.closure(name(i));
+      const auto has = [&](const std::string& file) {
+        return std::count(closure.begin(), closure.end(), file) == 1;
+      };
+      REQUIRE(closure.front() == name(i));
+      REQUIRE(std::is_sorted(closure.begin() + 1, closure.end()));
+      for (const auto& file : closure) {
+        REQUIRE(has(file));
+        for (const auto& included : includes[file]) REQUIRE(has(included));
+      }
+    }
+  }
+}

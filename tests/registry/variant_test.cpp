@@ -1,0 +1,26 @@
+#include "registry/variant.hpp"
+
+#include "core/error.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+TEST_CASE("a variant's id reads back as the variant") {
+  for (const Variant& variant :
+       {Variant{"gate_up_sm80", {{"bm", 128}, {"bn", 64}}}, Variant{"fallback", {}}})
+    REQUIRE(Variant::parse(variant.id()) == variant);
+  REQUIRE(Variant{"gate_up_sm80", {{"bm", 128}, {"bn", 64}}}.id() == "gate_up_sm80/bm=128,bn=64");
+  REQUIRE(Variant{"fallback", {}}.id() == "fallback");
+}
+
+TEST_CASE("text that is no variant is refused") {
+  for (const char* id : {"", "/bm=1", "down/bm", "down/bm=x"}) {
+    CAPTURE(id);
+    REQUIRE_THROWS_AS(Variant::parse(id), Error);
+  }
+}
+
+TEST_CASE("a recipe reads as its variants in order") {
+  REQUIRE(recipe_text({{"up", {{"bm", 1}}}, {"down", {}}}) == "up/bm=1 + down");
+  REQUIRE(recipe_text({}).empty());
+}
