@@ -1,0 +1,141 @@
+#include "layers/layer_rules.hpp"
+
+#include <algorithm>
+
+#include "layers/source_text.hpp"
+
+namespace fftune::testing {
+namespace {
+
+using Words = std::vector<std::string_view>;
+
+bool starts_with(std::string_view text, std::string_view start) {
+  return text.substr(0, start.size()) == start;
+}
+
+bool starts_with_any(std::string_view text, const Words& starts) {
+  return std::any_of(starts.begin(), starts.end(),
+                     [&](std::string_view start) { return starts_with(text, start); });
+}
+
+/// A folder and the layers whose headers it may include, itself aside. Headers are spelled from
+/// lib/ ("core/config.hpp") or from the root ("tuning/tuner.hpp").
+struct Layer {
+  std::string_view folder;
+  std::string_view spelling;
+  Words below;
+};
+
+const Words mechanism{"core/", "device/", "registry/", "store/", "runtime/", "verify/"};
+
+const std::vector<Layer>& layers() {
+  static const std::vector<Layer> layers{
+      {"lib/core/", "core/", {}},
+      {"lib/device/", "device/", {"core/"}},
+      {"lib/cuda/", "cuda/", {"core/", "device/"}},
+      {"lib/cpu/", "cpu/", {"core/", "device/"}},
+      {"lib/registry/", "registry/", {"core/", "device/"}},
+      // A record names variants, so the store sits above the registry.
+      {"lib/store/", "store/", {"core/", "device/", "registry/"}},
+      {"lib/runtime/", "runtime/", {"core/", "device/", "cuda/", "cpu/", "registry/", "store/"}},
+      {"lib/verify/", "verify/", {"core/", "device/", "registry/"}},
+      {"lib/include/", "fftune/", {}},
+      {"lib/api/",
+       "api/",
+       {"fftune/", "core/", "device/", "registry/", "store/", "runtime/", "verify/"}},
+      {"kernels/", "kernels/", {"core/", "device/", "registry/"}},
+      {"tuning/", "tuning/", mechanism},
+      {"apps/",
+       "apps/",
+       {"fftune/", "core/", "device/", "registry/", "store/", "runtime/", "verify/", "tuning/"}},
+  };
+  return layers;
+}
+
+/// Headers of other projects, and the only places that may include them.
+struct External {
+  std::string_view what;
+  Words headers;
+  Words users;
+};
+
+const std::vector<External>& externals() {
+  static const std::vector<External> externals{
+      {"CLI11", {"CLI/"}, {"apps/"}},
+      {"spdlog", {"spdlog/"}, {"apps/", "tuning/"}},
+      {"nlohmann/json", {"nlohmann/"}, {"lib/store/", "lib/api/", "apps/", "tuning/journal"}},
+      {"the CUDA toolkit", {"cuda", "nvrtc", "cublas", "nvml"}, {"lib/cuda/"}},
+      {"BLAS", {"cblas", "openblas"}, {"lib/cpu/", "kernels/"}},
+  };
+  return externals;
+}
+
+struct Call {
+  std::string_view function;
+  std::string_view user;
+  std::string_view instead;
+};
+
+const std::vector<Call>& calls_in_one_place() {
+  static const std::vector<Call> calls{
+      {"getenv", "lib/runtime/environment.cpp", "take an Environment"},
+      {"secure_getenv", "lib/runtime/environment.cpp", "take an Environment"},
+      {"exit", "apps/fftune/main.cpp", "throw an Error"},
+      {"_exit", "apps/fftune/main.cpp", "throw an Error"},
+      {"quick_exit", "apps/fftune/main.cpp", "throw an Error"},
+      {"abort", "apps/fftune/main.cpp", "throw an Error"},
+  };
+  return calls;
+}
+
+bool is_device_source(std::string_view path) {
+  return starts_with(path, "kernels/") && (path.ends_with(".cu") || path.ends_with(".cuh"));
+}
+
+/// Device sources see each other alone: NVRTC is given no include path.
+std::string device_include_rule(const Include& include) {
+  if (!include.quoted) return "a device source includes no system header";
+  if (starts_with_any(include.name, {"common/", "gemm/"}) && include.name.ends_with(".cuh"))
+    return "";
+  return "a device source includes only .cuh of kernels/common and kernels/gemm";
+}
+
+std::string host_include_rule(std::string_view path, const Include& include) {
+  for (const auto& external : externals())
+    if (starts_with_any(include.name, external.headers) && !starts_with(include.name, "cuda/"))
+      return starts_with_any(path, external.users)
+                 ? ""
+                 : "only " + std::string(external.users.front()) + " and its like use " +
+                       std::string(external.what);
+  if (!include.quoted) return "";
+  for (const auto& layer : layers()) {
+    if (!starts_with(path, layer.folder)) continue;
+    if (starts_with(include.name, layer.spelling) || starts_with_any(include.name, layer.below))
+      return "";
+    return "it is not of a layer below " + std::string(layer.folder);
+  }
+  return "the file is in no known layer";
+}
+
+}  // namespace
+
+std::vector<std::string> broken_rules(const std::string& path, std::string_view source) {
+  std::vector<std::string> broken;
+  for (const auto& include : includes_of(source)) {
+    const std::string why =
+        is_device_source(path) ? device_include_rule(include) : host_include_rule(path, include);
+    if (!why.empty()) broken.push_back(path + ": includes " + include.name + ": " + why);
+  }
+  if (is_device_source(path)) return broken;
+
+  const std::string code = code_of(source, false);
+  for (const auto& [function, user, instead] : calls_in_one_place())
+    if (path != user && calls(code, function))
+      broken.push_back(path + ": calls " + std::string(function) + ", as " + std::string(user) +
+                       " alone may: " + std::string(instead));
+  if (starts_with(path, "lib/") && code_of(source, true).find("\"ffn\"") != std::string::npos)
+    broken.push_back(path + ": names the op \"ffn\", but lib is mechanism alone");
+  return broken;
+}
+
+}  // namespace fftune::testing

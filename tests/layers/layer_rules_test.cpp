@@ -1,0 +1,107 @@
+#include "layers/layer_rules.hpp"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "support/catch.hpp"
+
+using namespace fftune::testing;
+namespace fs = std::filesystem;
+
+TEST_CASE("every source keeps to its layer") {
+  const fs::path root = FFTUNE_SOURCE_DIR;
+  const std::set<std::string> sources{".hpp", ".h", ".cpp", ".cu", ".cuh"};
+  int files = 0;
+  for (const char* folder : {"lib", "kernels", "tuning", "apps"})
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+      if (!sources.count(entry.path().extension().string())) continue;
+      ++files;
+      std::ifstream stream(entry.path());
+      const std::string text{std::istreambuf_iterator<char>(stream), {}};
+      for (const auto& broken : broken_rules(fs::relative(entry.path(), root).string(), text))
+        FAIL_CHECK(broken);
+    }
+  REQUIRE(files > 30);
+}
+
+namespace {
+
+std::size_t broken(const std::string& path, const std::string& source) {
+  return broken_rules(path, source).size();
+}
+
+}  // namespace
+
+TEST_CASE("layers include downwards") {
+  REQUIRE(broken("lib/core/a.cpp", "#include \"core/config.hpp\"\n#include <vector>\n") == 0);
+  REQUIRE(broken("lib/core/a.cpp", "#include \"device/facts.hpp\"\n") == 1);
+  REQUIRE(broken("lib/device/a.cpp", "#include \"registry/op.hpp\"\n") == 1);
+  REQUIRE(broken("lib/cpu/a.cpp", "#include \"cuda/driver.hpp\"\n") == 1);
+  REQUIRE(broken("lib/registry/a.cpp", "#include \"store/record.hpp\"\n") == 1);
+  REQUIRE(broken("lib/store/a.cpp", "#include \"registry/variant.hpp\"\n") == 0);
+  REQUIRE(broken("lib/store/a.cpp", "#include \"runtime/plan.hpp\"\n") == 1);
+  REQUIRE(broken("lib/runtime/a.cpp", "#include \"kernels/ffn/ffn.hpp\"\n") == 1);
+  REQUIRE(broken("lib/verify/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 1);
+  REQUIRE(broken("lib/include/fftune/fftune.hpp", "#include \"core/error.hpp\"\n") == 1);
+  REQUIRE(broken("apps/fftune/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 0);
+}
+
+TEST_CASE("kernels and tuning do not know each other, nor tuning the backends") {
+  REQUIRE(broken("kernels/ffn/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 1);
+  REQUIRE(broken("tuning/a.cpp", "#include \"kernels/ffn/ffn.hpp\"\n") == 1);
+  REQUIRE(broken("tuning/a.cpp", "#include \"cuda/open.hpp\"\n") == 1);
+  REQUIRE(broken("tuning/a.cpp", "#include \"device/backend.hpp\"\n") == 0);
+}
+
+TEST_CASE("includes are spelled from a root") {
+  REQUIRE(broken("lib/core/a.cpp", "#include \"config.hpp\"\n") == 1);
+  REQUIRE(broken("lib/core/a.cpp", "#include \"../core/config.hpp\"\n") == 1);
+  REQUIRE(broken("extra/a.cpp", "#include \"core/config.hpp\"\n") == 1);
+}
+
+TEST_CASE("other projects' headers have their few users") {
+  REQUIRE(broken("apps/fftune/a.cpp", "#include <CLI/CLI.hpp>\n") == 0);
+  REQUIRE(broken("tuning/a.cpp", "#include <CLI/CLI.hpp>\n") == 1);
+  REQUIRE(broken("tuning/a.cpp", "#include <spdlog/spdlog.h>\n") == 0);
+  REQUIRE(broken("lib/cuda/a.cpp", "#include <spdlog/spdlog.h>\n") == 1);
+  REQUIRE(broken("lib/store/a.cpp", "#include <nlohmann/json.hpp>\n") == 0);
+  REQUIRE(broken("tuning/journal.cpp", "#include <nlohmann/json.hpp>\n") == 0);
+  REQUIRE(broken("tuning/tuner.cpp", "#include <nlohmann/json.hpp>\n") == 1);
+  REQUIRE(broken("lib/cuda/a.cpp", "#include <cuda.h>\n#include <nvrtc.h>\n") == 0);
+  for (const char* header : {"cuda.h", "cuda_runtime.h", "nvrtc.h", "cublasLt.h"}) {
+    CAPTURE(header);
+    REQUIRE(broken("lib/runtime/a.cpp", std::string("#include <") + header + ">\n") == 1);
+  }
+  REQUIRE(broken("lib/runtime/a.cpp", "#include \"cuda/open.hpp\"\n") == 0);
+  REQUIRE(broken("lib/verify/a.cpp", "#include <cblas.h>\n") == 1);
+}
+
+TEST_CASE("device sources include device sources alone") {
+  REQUIRE(broken("kernels/ffn/a.cu", "#include \"common/mma.cuh\"\n") == 0);
+  REQUIRE(broken("kernels/gemm/a.cuh", "#include \"gemm/tile.cuh\"\n") == 0);
+  for (const char* include : {"<cstdint>", "<cuda_bf16.h>", "\"core/config.hpp\"",
+                              "\"common/mma.hpp\"", "\"ffn/other.cuh\"", "\"mma.cuh\""}) {
+    CAPTURE(include);
+    REQUIRE(broken("kernels/ffn/a.cu", std::string("#include ") + include + "\n") == 1);
+  }
+}
+
+TEST_CASE("the environment is read, and the process left, in one place") {
+  REQUIRE(broken("lib/runtime/environment.cpp", "auto x = std::getenv(\"HOME\");") == 0);
+  REQUIRE(broken("lib/store/a.cpp", "auto x = std::getenv(\"HOME\");") == 1);
+  REQUIRE(broken("lib/store/a.cpp", "auto x = secure_getenv(\"HOME\");") == 1);
+  REQUIRE(broken("lib/store/a.cpp", "// std::getenv(\"HOME\")\n") == 0);
+  REQUIRE(broken("apps/fftune/main.cpp", "std::exit(3);") == 0);
+  for (const char* call : {"exit(1);", "std::abort();", "_exit(1);", "std::quick_exit(1);"}) {
+    CAPTURE(call);
+    REQUIRE(broken("apps/fftune/tune.cpp", call) == 1);
+  }
+}
+
+TEST_CASE("the library names no op") {
+  REQUIRE(broken("lib/runtime/a.cpp", "if (op == \"ffn\") return;") == 1);
+  REQUIRE(broken("lib/runtime/a.cpp", "// the op \"ffn\"\n") == 0);
+  REQUIRE(broken("kernels/ffn/ffn.cpp", "return \"ffn\";") == 0);
+}
