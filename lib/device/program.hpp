@@ -35,7 +35,21 @@ struct ScratchArgument {
 };
 
 using Pointer = std::variant<TensorArgument, ScratchArgument>;
-using Argument = std::variant<TensorArgument, ScratchArgument, std::int32_t, std::int64_t, float>;
+
+/// How the bulk copy engine (TMA, compute capability 9.0) sees a row-major matrix: the 128 bytes
+/// that cuTensorMapEncodeTiled fills in, passed by value and encoded for the address at hand in
+/// each run. Elements outside of the matrix read as zeros and are not written.
+struct TensorMapArgument {
+  Pointer matrix;  // 16-byte aligned
+  DType dtype = DType::bf16;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;       // columns * dtype_bytes is a multiple of 16
+  std::uint32_t box_rows = 0;     // at most 256
+  std::uint32_t box_columns = 0;  // box_columns * dtype_bytes is 32, 64 or 128: also the swizzle
+};
+
+using Argument = std::variant<TensorArgument, ScratchArgument, std::int32_t, std::int64_t, float,
+                              TensorMapArgument>;
 
 /// Device memory that lives for one run, 256-byte aligned.
 struct Scratch {
@@ -48,7 +62,10 @@ struct KernelLaunch {
   Dim3 grid;
   Dim3 block;
   Dim3 cluster;
-  std::uint32_t shared_bytes = 0;   // dynamic shared memory
+  std::uint32_t shared_bytes = 0;  // dynamic shared memory
+  /// Programmatic dependent launch (compute capability 9.0): its blocks may start before the launch
+  /// before it is complete; the kernel itself waits where it needs that.
+  bool programmatic = false;
   std::vector<Argument> arguments;  // in the order of the kernel's parameters
 };
 
