@@ -23,23 +23,34 @@ struct Verification {
 /// may then be called for many candidates. Not thread-safe.
 class Verifier {
  public:
+  using Executables = std::vector<std::shared_ptr<const Executable>>;
+
+  /// `backend` and `op` must outlive it. Throws Error(unavailable) if the device is too small.
   Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed);
   ~Verifier();
+
+  /// The same layer at another number of tokens. The weights stay on the device and what is known
+  /// of the reference is kept, so a sweep over token counts draws, uploads and computes once.
+  void retoken(std::int64_t tokens);
+  /// With the current number of tokens.
+  const Problem& problem() const;
 
   /// Runs stages [first_stage, first_stage + stage_count) by `executables` in order, twice, on
   /// poisoned outputs between guard regions: every element written, none beyond, the same bits
   /// both times, the error within the tolerance. Inputs of the first stage that are intermediates
   /// hold the reference rounded to their dtype. A device fault is thrown as Error(device_fault).
   Verification verify(std::size_t first_stage, std::size_t stage_count,
-                      const std::vector<std::shared_ptr<const Executable>>& executables);
+                      const Executables& executables);
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-/// The tolerance for a run of stages, given the reference with and without rounding. See
-/// docs/precision.md.
-double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length);
+/// The tolerance for the relative error of an output of `elements` distinct elements, behind each
+/// of which are sums of `reduction_length` terms in all, where a reference that rounds as the
+/// kernels do errs by `rounding_error`. Derived in docs/precision.md.
+double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,
+                 std::int64_t elements);
 
 }  // namespace fftune

@@ -1,0 +1,38 @@
+// Splitting the rows of a matrix over threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+
+#include "device/program.hpp"
+
+namespace fftune {
+
+struct Block {
+  int index = 0;
+  std::int64_t first_row = 0;
+  std::int64_t last_row = 0;  // one past the end
+};
+
+/// How many rows make a task of about 2^17 elements: some 100 us of work, a few times what it
+/// costs to start a thread.
+inline std::int64_t rows_per_block(std::int64_t columns) {
+  return std::max<std::int64_t>(1, (std::int64_t{1} << 17) / std::max<std::int64_t>(1, columns));
+}
+
+inline int block_count(std::int64_t rows, std::int64_t columns) {
+  const std::int64_t size = rows_per_block(columns);
+  return static_cast<int>((rows + size - 1) / size);
+}
+
+inline void for_each_block(std::int64_t rows, std::int64_t columns, Parallel& parallel,
+                           const std::function<void(const Block&)>& body) {
+  const std::int64_t size = rows_per_block(columns);
+  parallel.run(block_count(rows, columns), parallel.max_threads(), [&](int index) {
+    const std::int64_t first = index * size;
+    body({index, first, std::min(rows, first + size)});
+  });
+}
+
+}  // namespace fftune

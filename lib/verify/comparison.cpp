@@ -1,0 +1,145 @@
+#include "verify/comparison.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+
+#include "verify/blocks.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
+
+/// Of one block of rows; added up in order, so that the sum does not depend on the threads.
+struct Partial {
+  double squares = 0;
+  std::int64_t unwritten = 0;
+  std::int64_t first_unwritten = none;
+  std::int64_t outliers = 0;
+  std::int64_t first_outlier = none;
+  double outlier_value = 0;
+  double outlier_reference = 0;
+};
+
+template <typename Word>
+std::int64_t count_poison(const std::byte* data, std::size_t count, std::int64_t& first) {
+  std::int64_t poisoned = 0;
+  first = none;
+  for (std::size_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, data + i * sizeof word, sizeof word);
+    if (word != std::numeric_limits<Word>::max()) continue;
+    if (poisoned++ == 0) first = static_cast<std::int64_t>(i);
+  }
+  return poisoned;
+}
+
+/// Up to 1024 elements of one row, `index` being the first one's place in the matrix.
+void compare_part(DType dtype, std::int64_t index, const std::byte* out,
+                  std::span<const double> reference, double relative_bound, double absolute_bound,
+                  Partial& partial) {
+  std::array<float, 1024> values;
+  const std::size_t count = reference.size();
+  decode(dtype, out, {values.data(), count});
+
+  std::array<double, 4> squares{};  // four chains hide the latency of an addition
+  std::array<int, 4> outliers{};
+  for (std::size_t i = 0; i < count; ++i) {
+    const double error = std::abs(values[i] - reference[i]);
+    squares[i & 3] += error * error;
+    // Written so that NaN counts.
+    outliers[i & 3] += !(error <= relative_bound * std::abs(reference[i]) + absolute_bound);
+  }
+  partial.squares += (squares[0] + squares[1]) + (squares[2] + squares[3]);
+  const int found = outliers[0] + outliers[1] + outliers[2] + outliers[3];
+  if (found == 0) return;
+
+  if (partial.outliers == 0) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const double error = std::abs(values[i] - reference[i]);
+      if (error <= relative_bound * std::abs(reference[i]) + absolute_bound) continue;
+      partial.first_outlier = index + static_cast<std::int64_t>(i);
+      partial.outlier_value = values[i];
+      partial.outlier_reference = reference[i];
+      break;
+    }
+  }
+  partial.outliers += found;
+  // Poison is a NaN and so an outlier: only here can there be any.
+  std::int64_t first = none;
+  const std::int64_t unwritten = dtype_bytes(dtype) == 4
+                                     ? count_poison<std::uint32_t>(out, count, first)
+                                     : count_poison<std::uint16_t>(out, count, first);
+  if (unwritten > 0 && partial.unwritten == 0) partial.first_unwritten = index + first;
+  partial.unwritten += unwritten;
+}
+
+}  // namespace
+
+Difference compare(const RepeatedRows& shape, const void* out, const std::vector<double>& reference,
+                   double relative_bound, double absolute_bound, Parallel& parallel) {
+  const std::size_t element = dtype_bytes(shape.dtype);
+  std::vector<Partial> partials(static_cast<std::size_t>(block_count(shape.rows, shape.columns)));
+  for_each_block(shape.rows, shape.columns, parallel, [&](const Block& block) {
+    Partial partial;
+    for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
+      const double* const expected = reference.data() + (row % shape.period) * shape.columns;
+      for (std::int64_t column = 0; column < shape.columns; column += 1024) {
+        const auto count =
+            static_cast<std::size_t>(std::min<std::int64_t>(1024, shape.columns - column));
+        const std::int64_t index = row * shape.columns + column;
+        compare_part(shape.dtype, index,
+                     static_cast<const std::byte*>(out) + static_cast<std::size_t>(index) * element,
+                     {expected + column, count}, relative_bound, absolute_bound, partial);
+      }
+    }
+    partials[static_cast<std::size_t>(block.index)] = partial;
+  });
+
+  Difference difference;
+  double squares = 0;
+  for (const auto& partial : partials) {
+    squares += partial.squares;
+    if (partial.unwritten > 0 && difference.unwritten == 0)
+      difference.first_unwritten = partial.first_unwritten;
+    difference.unwritten += partial.unwritten;
+    if (partial.outliers > 0 && difference.outliers == 0) {
+      difference.first_outlier = partial.first_outlier;
+      difference.outlier_value = partial.outlier_value;
+      difference.outlier_reference = partial.outlier_reference;
+    }
+    difference.outliers += partial.outliers;
+  }
+
+  difference.norm = std::isfinite(squares) ? std::sqrt(squares) : HUGE_VAL;
+  return difference;
+}
+
+std::size_t first_difference(const std::byte* a, const std::byte* b, std::size_t bytes,
+                             Parallel& parallel) {
+  constexpr std::size_t piece = std::size_t{1} << 18;
+  const std::size_t pieces = (bytes + piece - 1) / piece;
+  std::vector<std::uint8_t> differs(pieces, 0);
+  parallel.run(static_cast<int>(pieces), parallel.max_threads(), [&](int index) {
+    const std::size_t begin = static_cast<std::size_t>(index) * piece;
+    const std::size_t size = std::min(piece, bytes - begin);
+    differs[static_cast<std::size_t>(index)] = std::memcmp(a + begin, b + begin, size) != 0;
+  });
+  const auto found = std::find(differs.begin(), differs.end(), 1);
+  if (found == differs.end()) return bytes;
+  std::size_t at = static_cast<std::size_t>(found - differs.begin()) * piece;
+  while (a[at] == b[at]) ++at;
+  return at;
+}
+
+std::string coordinates(std::int64_t index, std::int64_t columns) {
+  return fmt::format("[{}, {}]", index / columns, index % columns);
+}
+
+}  // namespace fftune

@@ -1,0 +1,44 @@
+// Comparing an output on the host with its float64 reference, whose rows repeat.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "device/program.hpp"
+
+namespace fftune {
+
+/// A row-major matrix of any m rows that stands on a few distinct ones: row i is row i mod period.
+struct RepeatedRows {
+  DType dtype = DType::f32;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t period = 0;  // distinct rows; `rows` where nothing repeats
+};
+
+struct Difference {
+  double norm = 0;                   // of out - ref; infinite if any element is no finite number
+  std::int64_t unwritten = 0;        // elements whose bytes are all 0xff, the poison
+  std::int64_t first_unwritten = 0;  // row-major index
+  std::int64_t outliers = 0;         // elements beyond their own bound, not-a-number among them
+  std::int64_t first_outlier = 0;
+  double outlier_value = 0;  // the first one's, and what it should be
+  double outlier_reference = 0;
+};
+
+/// `out` holds rows x columns elements; `reference` period x columns. An element is an outlier if
+/// its error is not at most relative_bound |ref| + absolute_bound.
+Difference compare(const RepeatedRows& shape, const void* out, const std::vector<double>& reference,
+                   double relative_bound, double absolute_bound, Parallel& parallel);
+
+/// The index of the first byte that differs, or `bytes`.
+std::size_t first_difference(const std::byte* a, const std::byte* b, std::size_t bytes,
+                             Parallel& parallel);
+
+/// "[12, 7]" of a row-major index.
+std::string coordinates(std::int64_t index, std::int64_t columns);
+
+}  // namespace fftune

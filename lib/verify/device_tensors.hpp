@@ -1,0 +1,52 @@
+// The tensors of a verification on the device, each between guards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "verify/guarded_buffer.hpp"
+#include "verify/truth.hpp"
+
+namespace fftune {
+
+class DeviceTensors {
+ public:
+  DeviceTensors(Backend& backend, Truth& truth, Parallel& parallel);
+
+  /// Sizes the tensors for the truth's problem and uploads the inputs that it drew anew.
+  void fit();
+  /// Makes a tensor hold its input values, or the reference rounded to its dtype.
+  void provide(std::size_t tensor);
+  /// Fills a tensor that is about to be written.
+  void poison(std::size_t tensor, std::uint8_t byte);
+  /// The workspace, filled with garbage.
+  void* workspace(std::size_t bytes, std::uint8_t garbage);
+
+  void* const* addresses() const { return addresses_.data(); }
+  std::size_t bytes(std::size_t tensor) const { return buffers_[tensor].bytes(); }
+
+  /// "y: wrote 4 bytes past the end", for the first tensor (or workspace) with damaged guards.
+  std::string damage() const;
+  /// What a run changed in a tensor that it should only have read. Up to 32 MiB are compared whole;
+  /// of more, 32 windows of 1 MiB, which move from call to call.
+  std::string change(std::size_t tensor);
+  /// After a run that broke something: guards anew, and every tensor to be provided again.
+  void restore();
+
+ private:
+  void upload(std::size_t tensor);
+
+  Backend* backend_;
+  Truth* truth_;
+  Parallel* parallel_;
+  std::vector<GuardedBuffer> buffers_;
+  GuardedBuffer workspace_;
+  std::vector<void*> addresses_;
+  std::vector<bool> provided_;
+  std::vector<std::byte> staging_;
+  std::size_t calls_ = 0;
+};
+
+}  // namespace fftune

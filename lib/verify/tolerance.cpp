@@ -1,0 +1,34 @@
+// The tolerance of a verification; docs/precision.md derives it.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/verifier.hpp"
+
+namespace fftune {
+namespace {
+
+/// Covers what the model leaves out: intermediates that round the other way because their fp32 sum
+/// differs, approximations of the activation, truncating tensor-core adders.
+constexpr double safety_factor = 1.4;
+
+/// What PyTorch's compiled bf16 pipeline reaches; no variant may be worse.
+constexpr double bf16_cap = 3.5e-3;
+
+}  // namespace
+
+double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,
+                 std::int64_t elements) {
+  // Rounding is to nearest, so an error e of the fp32 value before it adds at most 2e to the error
+  // after it. A sum of n random terms in fp32 is off by less than sqrt(n) u of its own size; 8 u
+  // more stand for the activation and the products of the epilogue. All that is relative to the
+  // usual size of an element: a few of them may cancel to almost nothing together.
+  const double cancellation = 1 + 64 / static_cast<double>(elements);
+  const double sum_error =
+      std::ldexp(1.0, -24) * (std::sqrt(static_cast<double>(reduction_length)) + 8) * cancellation;
+  const double error = rounding_error + 2 * sum_error;
+  const double bound = safety_factor * error;
+  // The cap yields only where rounding alone exceeds it: an output of a handful of elements.
+  return dtype == DType::bf16 ? std::min(bound, std::max(bf16_cap, error)) : bound;
+}
+
+}  // namespace fftune

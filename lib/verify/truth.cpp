@@ -1,0 +1,193 @@
+#include "verify/truth.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "core/error.hpp"
+#include "verify/blocks.hpp"
+#include "verify/random_rows.hpp"
+#include "verify/verifier.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr std::int64_t piece = std::int64_t{1} << 16;
+
+/// Calls body(first, count) over the pieces of `total` elements, in parallel.
+template <typename Body>
+void for_each_piece(std::size_t total, Parallel& parallel, const Body& body) {
+  for_each_block(static_cast<std::int64_t>(total) / piece + 1, piece, parallel,
+                 [&](const Block& block) {
+                   const auto first = static_cast<std::size_t>(block.first_row * piece);
+                   const auto last = static_cast<std::size_t>(block.last_row * piece);
+                   if (first < total) body(first, std::min(last, total) - first);
+                 });
+}
+
+std::vector<double> decode_all(DType dtype, const std::vector<std::byte>& data,
+                               Parallel& parallel) {
+  const std::size_t element = dtype_bytes(dtype);
+  std::vector<double> values(data.size() / element);
+  for_each_piece(values.size(), parallel, [&](std::size_t first, std::size_t count) {
+    std::vector<float> singles(count);
+    decode(dtype, data.data() + first * element, singles);
+    std::copy(singles.begin(), singles.end(), values.begin() + static_cast<std::ptrdiff_t>(first));
+  });
+  return values;
+}
+
+std::vector<std::byte> encode_all(DType dtype, const std::vector<double>& values,
+                                  Parallel& parallel) {
+  const std::size_t element = dtype_bytes(dtype);
+  std::vector<std::byte> data(values.size() * element);
+  for_each_piece(values.size(), parallel, [&](std::size_t first, std::size_t count) {
+    // By way of float, as a kernel that accumulates in fp32 rounds: twice.
+    std::vector<float> singles(count);
+    for (std::size_t i = 0; i < count; ++i) singles[i] = static_cast<float>(values[first + i]);
+    encode(dtype, singles, data.data() + first * element);
+  });
+  return data;
+}
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel)
+    : op_(&op), problem_(std::move(problem)), seed_(seed), parallel_(&parallel) {
+  const std::string token_size(op.token_size());
+  const std::int64_t tokens = problem_.size(token_size);
+  tensors_ = op.tensors(problem_);
+  const auto others = op.tensors(problem_.with_size(token_size, tokens + 1));
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    counts_tokens_.push_back(tensors_[i].shape.at(0) != others[i].shape.at(0));
+    if (tensors_[i].role == Role::output && !counts_tokens_.back()) rows_repeat_ = false;
+  }
+  encoded_.resize(tensors_.size());
+  retoken(tokens);
+}
+
+void Truth::retoken(std::int64_t tokens) {
+  problem_ = problem_.with_size(op_->token_size(), tokens);
+  tensors_ = op_->tensors(problem_);
+  stages_ = op_->stages(problem_);
+  expected_.clear();
+  const std::int64_t needed = rows_repeat_ ? std::min(tokens, most_distinct_rows) : tokens;
+  if (rows_repeat_ ? needed <= known_rows_ : needed == known_rows_) return;
+  known_rows_ = needed;
+  unrounded_.clear();
+  draw_inputs();
+}
+
+void Truth::draw_inputs() {
+  const auto specs = op_->tensors(distinct_problem());
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const auto& spec = specs[i];
+    const bool keep = spec.role == Role::input && !counts_tokens_[i] && !encoded_[i].empty();
+    if (keep) continue;
+    encoded_[i].clear();
+    if (spec.role != Role::input) continue;
+    encoded_[i].resize(spec.bytes());
+    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.shape.at(0), columns(i),
+                encoded_[i].data(), *parallel_);
+  }
+}
+
+Problem Truth::distinct_problem() const {
+  return problem_.with_size(op_->token_size(), known_rows_);
+}
+
+std::int64_t Truth::columns(std::size_t tensor) const {
+  return tensors_[tensor].elements() / rows(tensor);
+}
+
+std::int64_t Truth::period(std::size_t tensor) const {
+  return counts_tokens_[tensor] ? std::min(known_rows_, rows(tensor)) : rows(tensor);
+}
+
+std::size_t Truth::producer(std::size_t tensor) const {
+  for (std::size_t stage = 0; stage < stages_.size(); ++stage)
+    if (contains(stages_[stage].outputs, tensors_[tensor].name)) return stage;
+  return stages_.size();
+}
+
+const std::vector<std::byte>& Truth::encoded(std::size_t tensor) {
+  if (encoded_[tensor].empty()) {
+    const std::size_t stage = producer(tensor);
+    const auto& spec = tensors_[tensor];
+    encoded_[tensor] = encode_all(spec.dtype, unrounded(stage, stage).at(spec.name), *parallel_);
+  }
+  return encoded_[tensor];
+}
+
+const ReferenceTensors& Truth::unrounded(std::size_t first_stage, std::size_t stage) {
+  const auto key = std::pair(first_stage, stage);
+  if (const auto known = unrounded_.find(key); known != unrounded_.end()) return known->second;
+  ReferenceTensors values;
+  for (const auto& name : stages_.at(stage).inputs) {
+    const std::size_t tensor = tensor_index(tensors_, name);
+    const std::size_t source = producer(tensor);
+    const bool within = source >= first_stage && source < stage;
+    values[name] = within ? unrounded(first_stage, source).at(name)
+                          : decode_all(tensors_[tensor].dtype, encoded(tensor), *parallel_);
+  }
+  op_->reference(distinct_problem(), stage, values, *parallel_);
+  ReferenceTensors outputs;
+  for (const auto& name : stages_[stage].outputs) outputs[name] = std::move(values.at(name));
+  return unrounded_[key] = std::move(outputs);
+}
+
+const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
+  const auto key = std::pair(first_stage, tensor);
+  if (const auto known = expected_.find(key); known != expected_.end()) return known->second;
+  const auto& spec = tensors_[tensor];
+  const std::size_t stage = producer(tensor);
+  Expected expected;
+  expected.values = &unrounded(first_stage, stage).at(spec.name);
+  const auto rounded = decode_all(spec.dtype, encoded(tensor), *parallel_);
+
+  double squares = 0;
+  double error_squares = 0;
+  const std::int64_t width = columns(tensor);
+  const std::int64_t distinct = period(tensor);
+  for (std::int64_t row = 0; row < distinct; ++row) {
+    double row_squares = 0;
+    double row_error_squares = 0;
+    for (std::int64_t i = row * width; i < (row + 1) * width; ++i) {
+      const double value = (*expected.values)[static_cast<std::size_t>(i)];
+      const double error = rounded[static_cast<std::size_t>(i)] - value;
+      row_squares += value * value;
+      row_error_squares += error * error;
+    }
+    const std::int64_t times = rows(tensor) / distinct + (row < rows(tensor) % distinct);
+    squares += row_squares * static_cast<double>(times);
+    error_squares += row_error_squares * static_cast<double>(times);
+  }
+  if (!std::isfinite(squares) || !std::isfinite(error_squares))
+    throw Error(ErrorKind::internal,
+                fmt::format("{}: the reference of '{}' leaves the range of {}: its inputs' scales "
+                            "are too large",
+                            problem_.text(), spec.name, dtype_name(spec.dtype)));
+  expected.norm = std::sqrt(squares);
+  expected.root_mean_square = std::sqrt(squares / static_cast<double>(spec.elements()));
+
+  for (std::size_t k = first_stage; k <= stage; ++k)
+    expected.reduction_length += stages_[k].reduction_length;
+  // A few elements may round luckily in the reference alone: no sample is believed to be better
+  // than the worst case, a unit roundoff for each stage, over the square root of its size.
+  const std::int64_t sample = distinct * width;
+  const double worst =
+      dtype_unit_roundoff(spec.dtype) * static_cast<double>(stage - first_stage + 1);
+  const double measured = squares == 0 ? 0 : std::sqrt(error_squares / squares);
+  expected.rounding_error = std::max(measured, worst / std::sqrt(static_cast<double>(sample)));
+  expected.tolerance =
+      tolerance(spec.dtype, expected.rounding_error, expected.reduction_length, sample);
+  return expected_[key] = expected;
+}
+
+}  // namespace fftune

@@ -1,0 +1,234 @@
+#include "verify/verifier.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.hpp"
+#include "verify/comparison.hpp"
+#include "verify/device_tensors.hpp"
+#include "verify/host_threads.hpp"
+#include "verify/truth.hpp"
+
+namespace fftune {
+namespace {
+
+// What outputs and workspace hold before each run. The first is a NaN in every dtype, so that an
+// element left unwritten shows; the second a number, so that memory read before it is written
+// moves the result.
+constexpr std::uint8_t first_poison = 0xff;
+constexpr std::uint8_t second_poison = 0x5a;
+
+/// An element may be off by twice the roundings of its own size (once for the output's, once for
+/// the tie that the other rounding broke the other way), and by 16 times what the norm allows on
+/// average: the intermediates' roundings add up like a normal distribution, whose 10^9th sample
+/// is within 6.1 standard deviations.
+constexpr double element_roundings = 2;
+constexpr double element_deviations = 16;
+
+}  // namespace
+
+struct Verifier::State {
+  State(Backend& device, const Op& op, Problem problem, std::uint64_t seed)
+      : backend(&device),
+        truth(op, std::move(problem), seed, threads),
+        tensors(device, truth, threads) {
+    tensors.fit();
+  }
+
+  void check_run(std::size_t first, std::size_t count, const Executables& executables) const;
+  void provide_inputs(std::size_t first, std::size_t end);
+  void execute(std::size_t first, std::size_t end, const Executables& executables,
+               std::uint8_t poison);
+  std::string check_values(std::size_t first, std::size_t end, Verification& verification);
+  std::string check_repetition(std::size_t first, std::size_t end);
+  std::string check_inputs(std::size_t first, std::size_t end);
+
+  /// Calls visit(tensor) for what the stages [first, end) write, or read and do not write.
+  template <typename Visit>
+  void for_each_written(std::size_t first, std::size_t end, const Visit& visit) const {
+    for (std::size_t i = 0; i < truth.tensors().size(); ++i)
+      if (const auto stage = truth.producer(i); stage >= first && stage < end) visit(i);
+  }
+  template <typename Visit>
+  void for_each_read(std::size_t first, std::size_t end, const Visit& visit) const;
+
+  /// Whether a tensor that the run writes is an output of it. What only passes from one of its
+  /// stages to another may never be written: a family that covers both keeps it to itself.
+  bool leaves_run(std::size_t tensor, std::size_t end) const;
+
+  Backend* backend;
+  HostThreads threads;
+  Truth truth;
+  DeviceTensors tensors;
+  std::vector<std::vector<std::byte>> results{truth.tensors().size()};  // of the first run
+  std::vector<std::byte> repeated;                                      // a part of the second
+};
+
+template <typename Visit>
+void Verifier::State::for_each_read(std::size_t first, std::size_t end, const Visit& visit) const {
+  for (std::size_t i = 0; i < truth.tensors().size(); ++i) {
+    const auto producer = truth.producer(i);
+    if (producer >= first && producer < end) continue;
+    for (std::size_t stage = first; stage < end; ++stage) {
+      const auto& inputs = truth.stages()[stage].inputs;
+      if (std::find(inputs.begin(), inputs.end(), truth.tensors()[i].name) == inputs.end())
+        continue;
+      visit(i);
+      break;
+    }
+  }
+}
+
+bool Verifier::State::leaves_run(std::size_t tensor, std::size_t end) const {
+  if (truth.tensors()[tensor].role == Role::output) return true;
+  for (std::size_t stage = end; stage < truth.stages().size(); ++stage) {
+    const auto& inputs = truth.stages()[stage].inputs;
+    if (std::find(inputs.begin(), inputs.end(), truth.tensors()[tensor].name) != inputs.end())
+      return true;
+  }
+  return false;
+}
+
+void Verifier::State::check_run(std::size_t first, std::size_t count,
+                                const Executables& executables) const {
+  const std::size_t stages = truth.stages().size();
+  if (count == 0 || first >= stages || count > stages - first)
+    throw Error(ErrorKind::internal,
+                fmt::format("verify: stages {} to {} of {}: there are {}", first, first + count,
+                            truth.problem().text(), stages));
+  for (const auto& executable : executables)
+    if (!executable) throw Error(ErrorKind::internal, "verify: an executable is missing");
+}
+
+void Verifier::State::provide_inputs(std::size_t first, std::size_t end) {
+  for_each_read(first, end, [&](std::size_t tensor) { tensors.provide(tensor); });
+}
+
+void Verifier::State::execute(std::size_t first, std::size_t end, const Executables& executables,
+                              std::uint8_t poison) {
+  for_each_written(first, end, [&](std::size_t tensor) { tensors.poison(tensor, poison); });
+  std::size_t workspace_bytes = 0;
+  for (const auto& executable : executables)
+    workspace_bytes = std::max(workspace_bytes, executable->workspace_bytes());
+  void* const workspace = tensors.workspace(workspace_bytes, poison);
+  for (const auto& executable : executables)
+    executable->enqueue(tensors.addresses(), workspace, backend->stream());
+  backend->synchronize();
+}
+
+std::string Verifier::State::check_values(std::size_t first, std::size_t end,
+                                          Verification& verification) {
+  std::string failure;
+  for_each_written(first, end, [&](std::size_t tensor) {
+    if (!failure.empty() || !leaves_run(tensor, end)) return;
+    const auto& spec = truth.tensors()[tensor];
+    const Expected& expected = truth.expected(first, tensor);
+    auto& result = results[tensor];
+    result.resize(spec.bytes());
+    backend->read(result.data(), tensors.addresses()[tensor], result.size());
+    const RepeatedRows shape{spec.dtype, truth.rows(tensor), truth.columns(tensor),
+                             truth.period(tensor)};
+    const auto roundings = static_cast<double>(truth.producer(tensor) - first + 1);
+    const Difference difference =
+        compare(shape, result.data(), *expected.values,
+                element_roundings * roundings * dtype_unit_roundoff(spec.dtype),
+                element_deviations * expected.tolerance * expected.root_mean_square, threads);
+    const double error = difference.norm == 0 ? 0 : difference.norm / expected.norm;
+    const bool worst = verification.tolerance == 0 ||
+                       error / expected.tolerance > verification.error / verification.tolerance;
+    if (worst) {
+      verification.error = error;
+      verification.tolerance = expected.tolerance;
+    }
+    if (difference.unwritten > 0) {
+      failure = fmt::format("{}: {} of {} elements were not written, the first at {}", spec.name,
+                            difference.unwritten, spec.elements(),
+                            coordinates(difference.first_unwritten, shape.columns));
+    } else if (difference.outliers > 0) {
+      failure = fmt::format(
+          "{}: {} of {} elements are wrong, the first {} is {:.6g} instead of "
+          "{:.6g}; relative error {:.2e}, tolerance {:.2e}",
+          spec.name, difference.outliers, spec.elements(),
+          coordinates(difference.first_outlier, shape.columns), difference.outlier_value,
+          difference.outlier_reference, error, expected.tolerance);
+    } else if (!(error <= expected.tolerance)) {
+      failure = fmt::format("{}: relative error {:.2e} exceeds the tolerance {:.2e}", spec.name,
+                            error, expected.tolerance);
+    }
+  });
+  return failure;
+}
+
+std::string Verifier::State::check_repetition(std::size_t first, std::size_t end) {
+  constexpr std::size_t part = std::size_t{64} << 20;
+  std::string failure;
+  for_each_written(first, end, [&](std::size_t tensor) {
+    if (!leaves_run(tensor, end)) return;
+    const auto& result = results[tensor];
+    const auto* const device = static_cast<const std::byte*>(tensors.addresses()[tensor]);
+    for (std::size_t begin = 0; begin < result.size() && failure.empty(); begin += part) {
+      const std::size_t size = std::min(part, result.size() - begin);
+      repeated.resize(std::max(repeated.size(), size));
+      backend->read(repeated.data(), device + begin, size);
+      const std::size_t same =
+          first_difference(result.data() + begin, repeated.data(), size, threads);
+      if (same == size) continue;
+      const auto& spec = truth.tensors()[tensor];
+      const auto element = static_cast<std::int64_t>((begin + same) / dtype_bytes(spec.dtype));
+      failure = fmt::format(
+          "{}{} differs between two runs on the same inputs: a race, or memory "
+          "read before it is written",
+          spec.name, coordinates(element, truth.columns(tensor)));
+    }
+  });
+  return failure;
+}
+
+std::string Verifier::State::check_inputs(std::size_t first, std::size_t end) {
+  std::string failure;
+  for_each_read(first, end, [&](std::size_t tensor) {
+    if (failure.empty()) failure = tensors.change(tensor);
+  });
+  return failure;
+}
+
+Verifier::Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed)
+    : state_(std::make_unique<State>(backend, op, std::move(problem), seed)) {}
+
+Verifier::~Verifier() = default;
+
+void Verifier::retoken(std::int64_t tokens) {
+  state_->truth.retoken(tokens);
+  state_->tensors.fit();
+}
+
+const Problem& Verifier::problem() const {
+  return state_->truth.problem();
+}
+
+Verification Verifier::verify(std::size_t first_stage, std::size_t stage_count,
+                              const Executables& executables) {
+  State& state = *state_;
+  state.check_run(first_stage, stage_count, executables);
+  const std::size_t end = first_stage + stage_count;
+  Verification verification;
+  state.provide_inputs(first_stage, end);
+  state.execute(first_stage, end, executables, first_poison);
+  verification.failure = state.check_values(first_stage, end, verification);
+  if (verification.failure.empty()) {
+    state.execute(first_stage, end, executables, second_poison);
+    verification.failure = state.check_repetition(first_stage, end);
+  }
+  // A write out of bounds is the cause where there is one, whatever else it spoilt.
+  if (auto damage = state.tensors.damage(); !damage.empty())
+    verification.failure = std::move(damage);
+  else if (auto change = state.check_inputs(first_stage, end); !change.empty())
+    verification.failure = std::move(change);
+  verification.passed = verification.failure.empty();
+  if (!verification.passed) state.tensors.restore();
+  return verification;
+}
+
+}  // namespace fftune

@@ -1,0 +1,69 @@
+#include "verify/comparison.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "verify/host_threads.hpp"
+
+using namespace fftune;
+
+TEST_CASE("the difference of random matrices is what a plain loop finds") {
+  HostThreads threads;
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (int round = 0; round < 20; ++round) {
+    const auto rows = static_cast<std::int64_t>(random() % 300 + 1);
+    const auto columns = static_cast<std::int64_t>(random() % 3000 + 1);
+    const auto period = std::min<std::int64_t>(rows, 61);
+    std::vector<double> reference(static_cast<std::size_t>(period * columns));
+    for (auto& value : reference) value = normal(random);
+    std::vector<float> out(static_cast<std::size_t>(rows * columns));
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = static_cast<float>(reference[i % reference.size()]) + 1e-3F * normal(random);
+    const std::size_t wrong = random() % out.size();
+    out[wrong] += 1;
+    double squares = 0;
+    for (std::size_t i = 0; i < out.size(); ++i)
+      squares += std::pow(out[i] - reference[i % reference.size()], 2);
+
+    const auto found =
+        compare({DType::f32, rows, columns, period}, out.data(), reference, 0, 0.5, threads);
+    CHECK(std::abs(found.norm / std::sqrt(squares) - 1) < 1e-9);
+    CHECK(found.outliers == 1);
+    CHECK(found.first_outlier == static_cast<std::int64_t>(wrong));
+    CHECK(found.unwritten == 0);
+  }
+}
+
+TEST_CASE("poison is counted in both element sizes") {
+  HostThreads threads;
+  for (const auto dtype : {DType::f32, DType::bf16, DType::fp16}) {
+    const std::vector<double> reference(10, 0);
+    std::vector<std::byte> out(1000 * 10 * dtype_bytes(dtype), std::byte{0});
+    for (const std::size_t i : {137U, 9998U, 9999U})
+      for (std::size_t byte = 0; byte < dtype_bytes(dtype); ++byte)
+        out[i * dtype_bytes(dtype) + byte] = std::byte{0xff};
+    const auto found = compare({dtype, 1000, 10, 1}, out.data(), reference, 0, 1, threads);
+    CHECK(found.unwritten == 3);
+    CHECK(found.first_unwritten == 137);
+    CHECK(std::isinf(found.norm));
+  }
+}
+
+TEST_CASE("the first difference of bytes is found, wherever it is") {
+  HostThreads threads;
+  std::vector<std::byte> a(1500000, std::byte{7});
+  for (const std::size_t place : {0U, 1U, 262143U, 262144U, 1499999U}) {
+    auto b = a;
+    b[place] = std::byte{8};
+    b.back() = std::byte{9};
+    CHECK(first_difference(a.data(), b.data(), a.size(), threads) == place);
+  }
+  CHECK(first_difference(a.data(), a.data(), a.size(), threads) == a.size());
+  CHECK(first_difference(a.data(), a.data(), 0, threads) == 0);
+}
