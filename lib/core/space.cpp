@@ -12,8 +12,9 @@ Space& Space::parameter(std::string name, std::string help, std::vector<std::int
   return *this;
 }
 
-Space& Space::constraint(std::string reason, std::function<bool(const Config&)> holds) {
-  constraints_.push_back({std::move(reason), std::move(holds)});
+Space& Space::constraint(std::string reason, std::function<bool(const Config&)> holds,
+                         std::vector<std::string> reads) {
+  constraints_.push_back({std::move(reason), std::move(holds), std::move(reads)});
   return *this;
 }
 
@@ -46,12 +47,31 @@ void Space::for_each(const std::function<void(const Config&)>& visit) const {
 }
 
 std::vector<Config> Space::feasible() const {
+  // decided[i]: the constraints that can be judged once the first i parameters have their values.
+  std::vector<std::vector<const Constraint*>> decided(parameters_.size() + 1);
+  for (const auto& constraint : constraints_) {
+    std::size_t needed = constraint.reads.empty() ? parameters_.size() : 0;
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      for (const auto& name : constraint.reads)
+        if (parameters_[i].name == name) needed = i + 1;
+    decided[needed].push_back(&constraint);
+  }
+  Config config;
+  for (const auto& parameter : parameters_) config.set(parameter.name, 0);
   std::vector<Config> feasible;
-  for_each([&](const Config& config) {
-    const bool holds = std::all_of(constraints_.begin(), constraints_.end(),
-                                   [&](const Constraint& c) { return c.holds(config); });
-    if (holds) feasible.push_back(config);
-  });
+  const std::function<void(std::size_t)> descend = [&](std::size_t place) {
+    for (const Constraint* constraint : decided[place])
+      if (!constraint->holds(config)) return;
+    if (place == parameters_.size()) {
+      feasible.push_back(config);
+      return;
+    }
+    for (const auto value : parameters_[place].values) {
+      config.set(parameters_[place].name, value);
+      descend(place + 1);
+    }
+  };
+  descend(0);
   return feasible;
 }
 

@@ -22,12 +22,16 @@ struct Parameter {
 struct Constraint {
   std::string reason;  // one line: what the hardware or the problem forbids
   std::function<bool(const Config&)> holds;
+  /// The parameters that `holds` reads; empty: it may read any. A large space is enumerated fast
+  /// where they are named, because whole branches then fall with their first parameters.
+  std::vector<std::string> reads;
 };
 
 class Space {
  public:
   Space& parameter(std::string name, std::string help, std::vector<std::int64_t> values);
-  Space& constraint(std::string reason, std::function<bool(const Config&)> holds);
+  Space& constraint(std::string reason, std::function<bool(const Config&)> holds,
+                    std::vector<std::string> reads = {});
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Constraint>& constraints() const { return constraints_; }
