@@ -21,10 +21,10 @@ struct Devices {
   std::vector<DeviceListing> found;      // CUDA devices by ordinal, then the CPU
   std::vector<std::string> unavailable;  // "CUDA: libcuda.so.1 is not there: install the driver"
 };
-Devices list_devices();
+Devices list_devices(const Environment& environment);
 
 /// "cuda:0" where there is a CUDA device, else "cpu".
-std::string default_device();
+std::string default_device(const Environment& environment);
 
 /// Throws Error(invalid_input) for a word that is no device, Error(unavailable) for one that is not
 /// here, each naming the devices there are. `sources` must outlive the backend.
