@@ -1,0 +1,93 @@
+// The tool: builds the command line from the catalog, runs what was asked, and alone catches.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/help.hpp"
+#include "apps/fftune/log.hpp"
+#include "apps/fftune/terminal.hpp"
+#include "apps/fftune/usage.hpp"
+#include "apps/fftune/version.hpp"
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+int report(int code, const std::string& message) {
+  const std::string line = fmt::format("{}fftune: {}\n", is_terminal(stderr) ? clear_line : "", message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  return code;
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App root("finds, records and runs the fastest configuration of fused transformer kernels",
+                "fftune");
+  root.formatter(std::make_shared<HelpFormatter>());
+  root.require_subcommand(0, 1);
+  root.allow_extras();
+  bool version = false;
+  bool reference = false;
+  root.add_flag("--version", version, "print the versions of fftune and of what it is built with");
+  root.add_flag("--reference", reference, "")->group("");
+
+  CommandLine line(root, builtin_catalog());
+  for (const AddCommand add : commands()) add(line);
+
+  try {
+    root.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const std::string help = root.help();
+    std::fwrite(help.data(), 1, help.size(), stdout);
+    return exit_good;
+  } catch (const CLI::ParseError& error) {
+    // A word that nothing took is most often why something else is missing.
+    return report(exit_wrong_input,
+                  unexpected_word(root).value_or(parse_error_line(root, error)));
+  }
+  if (const auto wrong = unexpected_word(root)) return report(exit_wrong_input, *wrong);
+  if (version || reference) {
+    const std::string text = version ? version_text() : reference_page(root);
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return exit_good;
+  }
+  const Run run = line.chosen();
+  if (!run) return report(exit_wrong_input, missing_subcommand(deepest(root)));
+
+  const Environment environment = read_environment();
+  const Output output(line.flags(), environment.no_color);
+  start_log(output.verbose(), output.quiet(), environment.no_color);
+  return run(Session{line.catalog(), environment, output});
+}
+
+int guarded(int argc, char** argv) {
+  try {
+    return parse_and_run(argc, argv);
+  } catch (const Error& error) {
+    const bool own = error.kind() == ErrorKind::internal;
+    return report(exit_code_of(error.kind()),
+                  own ? fmt::format("{} (a fault of fftune itself: please report it)", error.what())
+                      : error.what());
+  } catch (const std::bad_alloc&) {
+    return report(exit_lacking, "the host is out of memory: give a smaller problem");
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(exit_wrong_input, error.what());
+  } catch (const std::exception& error) {
+    return report(exit_lacking, fmt::format("{} (a fault of fftune itself: please report it)",
+                                            error.what()));
+  }
+}
+
+}  // namespace
+
+}  // namespace fftune::tool
+
+int main(int argc, char** argv) { return fftune::tool::guarded(argc, argv); }

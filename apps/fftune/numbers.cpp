@@ -1,0 +1,41 @@
+#include "apps/fftune/numbers.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace fftune::tool {
+
+std::string bytes_text(double bytes) {
+  constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB"};
+  std::size_t unit = 0;
+  while (bytes >= 1024 && unit + 1 < units.size()) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return bytes == std::floor(bytes) ? fmt::format("{:.0f} {}", bytes, units[unit])
+                                    : fmt::format("{:.1f} {}", bytes, units[unit]);
+}
+
+std::string microseconds_text(double microseconds) {
+  if (!std::isfinite(microseconds) || microseconds <= 0) return "-";
+  const int digits_before = static_cast<int>(std::floor(std::log10(microseconds))) + 1;
+  return fmt::format("{:.{}f}", microseconds, std::clamp(4 - digits_before, 0, 3));
+}
+
+std::string percent_text(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
+
+std::string ratio_text(double ratio) { return fmt::format("{:.2f}x", ratio); }
+
+std::string error_text(double error) { return fmt::format("{:.1e}", error); }
+
+std::string seconds_text(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
+  if (whole < 60) return fmt::format("{}s", whole);
+  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
+  return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,22 @@
+// Numbers as people read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace fftune::tool {
+
+/// "118 KiB", "139.8 GiB": three or four digits with a binary unit.
+std::string bytes_text(double bytes);
+/// "12.34": microseconds with four significant digits, no unit.
+std::string microseconds_text(double microseconds);
+/// "83.1%".
+std::string percent_text(double fraction);
+/// "1.23x".
+std::string ratio_text(double ratio);
+/// "2.1e-03".
+std::string error_text(double error);
+/// "45s", "2m05s", "1h02m".
+std::string seconds_text(double seconds);
+
+}  // namespace fftune::tool

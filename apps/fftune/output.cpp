@@ -1,0 +1,38 @@
+#include "apps/fftune/output.hpp"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw Error(ErrorKind::io, "standard output cannot be written: is the disk full or the pipe closed?");
+}
+
+}  // namespace
+
+Output::Output(const OutputFlags& flags, bool no_color)
+    : flags_(flags), color_(!no_color && is_terminal(stdout)) {}
+
+void Output::line(std::string_view text) const {
+  if (!flags_.json) print(std::string(text).append("\n"));
+}
+
+void Output::heading(std::string_view text) const { line(styled(text, Style::bold, color_)); }
+
+void Output::table(const TextTable& table) const {
+  if (!flags_.json) print(table.text(color_));
+}
+
+void Output::document(const nlohmann::ordered_json& document) const {
+  // Names of devices and files may hold any bytes: replaced rather than thrown at the very end.
+  if (flags_.json)
+    print(document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace fftune::tool

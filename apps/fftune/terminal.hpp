@@ -1,0 +1,29 @@
+// What a terminal can do: colour, width, lines that are drawn again.
+#pragma once
+
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+namespace fftune::tool {
+
+enum class Style { plain, bold, dim, good, bad, caution };
+
+/// The text between escape sequences for the style; unchanged if `color` is false.
+std::string styled(std::string_view text, Style style, bool color);
+
+bool is_terminal(std::FILE* stream);
+
+/// Columns of the terminal behind `stream`; 100 where there is none.
+std::size_t terminal_width(std::FILE* stream);
+
+/// Code points of UTF-8 text: its columns, for the letters, µ and × that are printed here.
+std::size_t display_width(std::string_view text);
+
+/// The longest beginning of at most `width` columns, ending in "…" where something was cut.
+std::string truncated(std::string_view text, std::size_t width);
+
+/// Moves to the start of the line and clears it.
+constexpr std::string_view clear_line = "\r\033[K";
+
+}  // namespace fftune::tool

@@ -1,0 +1,75 @@
+#include "apps/fftune/usage.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/values.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+std::vector<std::string> subcommand_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(sub->get_name());
+  return names;
+}
+
+std::vector<std::string> option_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+std::string line_for(const CLI::App& command, const std::string& word) {
+  const std::string help = command_path(command) + " --help";
+  if (word.rfind('-', 0) == 0) {
+    const std::string name = word.substr(0, word.find('='));
+    const std::string near = suggestion(name, option_names(command));
+    return near.empty() ? fmt::format("unknown option {}: see {}", name, help)
+                        : fmt::format("unknown option {}{} See {}", name, near, help);
+  }
+  const std::vector<std::string> names = subcommand_names(command);
+  if (names.empty()) return fmt::format("unexpected word '{}': see {}", word, help);
+  const std::string near = suggestion(word, names);
+  return near.empty()
+             ? fmt::format("unknown command '{}': give one of {}", word, fmt::join(names, ", "))
+             : fmt::format("unknown command '{}'{} See {}", word, near, help);
+}
+
+}  // namespace
+
+std::string command_path(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent == nullptr ? command.get_name()
+                           : command_path(*parent) + " " + command.get_name();
+}
+
+std::optional<std::string> unexpected_word(const CLI::App& root) {
+  const CLI::App* command = &root;
+  while (true) {
+    const std::vector<std::string> words = command->remaining();
+    if (!words.empty()) return line_for(*command, words.front());
+    if (command->get_subcommands().empty()) return std::nullopt;
+    command = command->get_subcommands().front();
+  }
+}
+
+std::string missing_subcommand(const CLI::App& command) {
+  return fmt::format("{} needs a command: give one of {}", command_path(command),
+                     fmt::join(subcommand_names(command), ", "));
+}
+
+std::string parse_error_line(const CLI::App& root, const CLI::ParseError& error) {
+  std::string reason = error.what();
+  for (char& letter : reason)
+    if (letter == '\n') letter = ' ';
+  return fmt::format("{}: see {} --help", reason, command_path(deepest(root)));
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,22 @@
+// Wrong command lines, each as one line: what, where, and what to do.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+namespace fftune::tool {
+
+/// "fftune presets show": the words that lead to a command.
+std::string command_path(const CLI::App& command);
+
+/// The first word that no command took, as a line that suggests what was meant; or nothing.
+std::optional<std::string> unexpected_word(const CLI::App& root);
+
+/// That the given command needs one of its subcommands.
+std::string missing_subcommand(const CLI::App& command);
+
+/// What CLI11 found wrong.
+std::string parse_error_line(const CLI::App& root, const CLI::ParseError& error);
+
+}  // namespace fftune::tool
