@@ -21,6 +21,7 @@ struct SizeField {
   /// Counts tokens: the CLI takes a list of it, and these are its defaults. Empty: required.
   std::vector<std::int64_t> default_on_cuda;
   std::vector<std::int64_t> default_on_cpu;
+  std::int64_t example = 1024;  // a typical value, for listings and for compiling without a problem
 };
 
 struct OptionField {
