@@ -61,8 +61,10 @@ Entry entry_of(const CLI::Option& option) {
   std::string left;
   for (const std::string& name : option.get_snames()) left += (left.empty() ? "-" : ", -") + name;
   for (const std::string& name : option.get_lnames()) left += (left.empty() ? "--" : ", --") + name;
-  if (left.empty()) left = option.get_name(true);
-  else if (option.get_type_size() != 0) left += " " + option.get_type_name();
+  if (left.empty())
+    left = option.get_name(true);
+  else if (option.get_type_size() != 0)
+    left += " " + option.get_type_name();
   return {left, option.get_description()};
 }
 

@@ -23,7 +23,8 @@ namespace fftune::tool {
 namespace {
 
 int report(int code, const std::string& message) {
-  const std::string line = fmt::format("{}fftune: {}\n", is_terminal(stderr) ? clear_line : "", message);
+  const std::string line =
+      fmt::format("{}fftune: {}\n", is_terminal(stderr) ? clear_line : "", message);
   std::fwrite(line.data(), 1, line.size(), stderr);
   return code;
 }
@@ -50,8 +51,7 @@ int parse_and_run(int argc, char** argv) {
     return exit_good;
   } catch (const CLI::ParseError& error) {
     // A word that nothing took is most often why something else is missing.
-    return report(exit_wrong_input,
-                  unexpected_word(root).value_or(parse_error_line(root, error)));
+    return report(exit_wrong_input, unexpected_word(root).value_or(parse_error_line(root, error)));
   }
   if (const auto wrong = unexpected_word(root)) return report(exit_wrong_input, *wrong);
   if (version || reference) {
@@ -81,8 +81,8 @@ int guarded(int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& error) {
     return report(exit_wrong_input, error.what());
   } catch (const std::exception& error) {
-    return report(exit_lacking, fmt::format("{} (a fault of fftune itself: please report it)",
-                                            error.what()));
+    return report(exit_lacking,
+                  fmt::format("{} (a fault of fftune itself: please report it)", error.what()));
   }
 }
 
@@ -90,4 +90,6 @@ int guarded(int argc, char** argv) {
 
 }  // namespace fftune::tool
 
-int main(int argc, char** argv) { return fftune::tool::guarded(argc, argv); }
+int main(int argc, char** argv) {
+  return fftune::tool::guarded(argc, argv);
+}

@@ -25,11 +25,17 @@ std::string microseconds_text(double microseconds) {
   return fmt::format("{:.{}f}", microseconds, std::clamp(4 - digits_before, 0, 3));
 }
 
-std::string percent_text(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
+std::string percent_text(double fraction) {
+  return fmt::format("{:.1f}%", 100 * fraction);
+}
 
-std::string ratio_text(double ratio) { return fmt::format("{:.2f}x", ratio); }
+std::string ratio_text(double ratio) {
+  return fmt::format("{:.2f}x", ratio);
+}
 
-std::string error_text(double error) { return fmt::format("{:.1e}", error); }
+std::string error_text(double error) {
+  return fmt::format("{:.1e}", error);
+}
 
 std::string seconds_text(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));

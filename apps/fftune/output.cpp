@@ -11,7 +11,8 @@ namespace {
 
 void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw Error(ErrorKind::io, "standard output cannot be written: is the disk full or the pipe closed?");
+    throw Error(ErrorKind::io,
+                "standard output cannot be written: is the disk full or the pipe closed?");
 }
 
 }  // namespace
@@ -23,7 +24,9 @@ void Output::line(std::string_view text) const {
   if (!flags_.json) print(std::string(text).append("\n"));
 }
 
-void Output::heading(std::string_view text) const { line(styled(text, Style::bold, color_)); }
+void Output::heading(std::string_view text) const {
+  line(styled(text, Style::bold, color_));
+}
 
 void Output::table(const TextTable& table) const {
   if (!flags_.json) print(table.text(color_));

@@ -38,7 +38,9 @@ std::string styled(std::string_view text, Style style, bool color) {
   return std::string(escape_of(style)).append(text).append("\033[0m");
 }
 
-bool is_terminal(std::FILE* stream) { return isatty(fileno(stream)) == 1; }
+bool is_terminal(std::FILE* stream) {
+  return isatty(fileno(stream)) == 1;
+}
 
 std::size_t terminal_width(std::FILE* stream) {
   winsize size{};

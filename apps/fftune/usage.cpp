@@ -46,8 +46,7 @@ std::string line_for(const CLI::App& command, const std::string& word) {
 
 std::string command_path(const CLI::App& command) {
   const CLI::App* parent = command.get_parent();
-  return parent == nullptr ? command.get_name()
-                           : command_path(*parent) + " " + command.get_name();
+  return parent == nullptr ? command.get_name() : command_path(*parent) + " " + command.get_name();
 }
 
 std::optional<std::string> unexpected_word(const CLI::App& root) {

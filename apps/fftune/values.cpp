@@ -61,8 +61,8 @@ std::int64_t parse_whole(const std::string& text, const std::string& where, std:
                          std::int64_t most) {
   std::int64_t value = 0;
   const std::size_t sign = text.rfind('-', 0) == 0 ? 1 : 0;
-  const bool digits = text.size() > sign && text.find_first_not_of("0123456789", sign) ==
-                                                std::string::npos;
+  const bool digits =
+      text.size() > sign && text.find_first_not_of("0123456789", sign) == std::string::npos;
   if (!digits)
     fail(fmt::format("{} '{}' is not a whole number: give one from {} to {}", where, text, least,
                      most));

@@ -1,0 +1,66 @@
+#include "apps/fftune/device_option.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include "apps/fftune/values.hpp"
+#include "core/error.hpp"
+#include "runtime/devices.hpp"
+
+namespace fftune::tool {
+
+void add_device_option(CLI::App& command, std::string& value, bool several) {
+  command
+      .add_option("--device", value,
+                  std::string(several ? "cpu, cuda:N, a list of them, or all of this machine"
+                                      : "cpu or cuda:N") +
+                      " (default: cuda:0 where there is one, else cpu)")
+      ->type_name("NAME");
+}
+
+DeviceKind kind_of_device(const std::string& name) {
+  if (name == "cpu") return DeviceKind::cpu;
+  const std::string ordinal = name.rfind("cuda:", 0) == 0 ? name.substr(5) : "";
+  if (name == "cuda" || (!ordinal.empty() && ordinal.size() < 5 &&
+                         ordinal.find_first_not_of("0123456789") == std::string::npos))
+    return DeviceKind::cuda;
+  throw Error(ErrorKind::invalid_input,
+              fmt::format("--device '{}' is no device: give cpu, cuda:0, cuda:1, …; fftune devices "
+                          "lists those that are here",
+                          name));
+}
+
+std::vector<std::string> devices_named(const std::string& value) {
+  if (value.empty()) return {default_device()};
+  std::vector<std::string> names;
+  if (value == "all") {
+    for (const DeviceListing& listing : list_devices().found) names.push_back(listing.spec);
+    return names;
+  }
+  names = parse_words(value, "--device");
+  for (const std::string& name : names) kind_of_device(name);
+  return names;
+}
+
+DeviceFacts facts_of_device(const std::string& name) {
+  kind_of_device(name);
+  const Devices devices = list_devices();
+  std::vector<std::string> here;
+  for (const DeviceListing& listing : devices.found) {
+    if (listing.spec == name) return listing.facts;
+    here.push_back(listing.spec);
+  }
+  throw Error(
+      ErrorKind::unavailable,
+      fmt::format("--device {} is not here: there is {}{}{}", name, fmt::join(here, ", "),
+                  devices.unavailable.empty() ? "" : "; ", fmt::join(devices.unavailable, "; ")));
+}
+
+std::unique_ptr<Backend> open_named(const std::string& name, const Session& session) {
+  auto backend = open_device(name, *session.catalog.sources, session.environment);
+  for (const std::string& warning : backend->warnings()) spdlog::warn("{}", warning);
+  return backend;
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,29 @@
+// --device: which devices a command is for.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/session.hpp"
+#include "device/backend.hpp"
+
+namespace fftune::tool {
+
+/// Adds --device; with `several`, a list and "all" as well.
+void add_device_option(CLI::App& command, std::string& value, bool several);
+
+/// The devices named, in order: the default one if `value` is empty, every one there is for "all".
+std::vector<std::string> devices_named(const std::string& value);
+
+/// What kind of device a name like "cuda:0" means; throws Error(invalid_input) if it means none.
+DeviceKind kind_of_device(const std::string& name);
+
+/// The facts of a device that is here, without opening it; throws like open_device().
+DeviceFacts facts_of_device(const std::string& name);
+
+/// Opens it, and logs what a person should know of it.
+std::unique_ptr<Backend> open_named(const std::string& name, const Session& session);
+
+}  // namespace fftune::tool

@@ -1,0 +1,23 @@
+// --presets: the folders that presets are read from.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/session.hpp"
+#include "store/preset_library.hpp"
+
+namespace fftune::tool {
+
+void add_presets_option(CLI::App& command, std::string& value);
+
+/// The folder named, which must be there; else ./presets where it is; else the library's folders.
+std::vector<std::filesystem::path> preset_folders(const std::string& value,
+                                                  const Environment& environment);
+
+/// Loads them, and logs every complaint.
+PresetLibrary load_presets(const std::string& value, const Session& session);
+
+}  // namespace fftune::tool

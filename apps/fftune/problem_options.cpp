@@ -1,0 +1,182 @@
+#include "apps/fftune/problem_options.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <set>
+
+#include "apps/fftune/values.hpp"
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+constexpr const char* group = "Problem";
+
+bool has_default(const SizeField& field) {
+  return !field.default_on_cuda.empty() || !field.default_on_cpu.empty();
+}
+
+std::vector<std::int64_t> values_of(const Op& op, const SizeField& field,
+                                    const ProblemOptions& given, Sizes sizes, DeviceKind kind) {
+  const auto text = given.sizes.find(field.name);
+  const std::string where = "--" + field.name;
+  if (text != given.sizes.end() && !text->second.empty()) {
+    if (field.name != op.token_size()) return {parse_whole(text->second, where, 1, field.max)};
+    return parse_whole_list(text->second, where, 1, field.max);
+  }
+  const auto& defaults = kind == DeviceKind::cpu ? field.default_on_cpu : field.default_on_cuda;
+  if (!defaults.empty()) return defaults;
+  if (sizes == Sizes::optional) return {field.example};
+  throw Error(ErrorKind::invalid_input,
+              fmt::format("{} needs {}, the {}: for example {} {}", op.name(), where, field.help,
+                          where, field.example));
+}
+
+std::vector<DType> dtypes_of(const Op& op, const std::string& given, DeviceKind kind) {
+  if (given.empty()) return {op.dtypes(kind).at(0)};
+  std::vector<DType> dtypes;
+  std::vector<std::string> known;
+  for (const DType dtype : op.dtypes(kind)) known.emplace_back(dtype_name(dtype));
+  for (const std::string& word : parse_words(given, "--dtype")) {
+    check_choice(word, kind == DeviceKind::cpu ? "--dtype on the CPU" : "--dtype", known);
+    const DType dtype = parse_dtype(word);
+    if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
+  }
+  return dtypes;
+}
+
+std::string size_help(const SizeField& field, bool tokens, Sizes sizes) {
+  std::string help = field.help;
+  if (tokens) help += "; a list such as 1,16,256";
+  if (has_default(field))
+    return help + fmt::format(" (default: {} on a GPU, {} on the CPU)",
+                              fmt::join(field.default_on_cuda, ","),
+                              fmt::join(field.default_on_cpu, ","));
+  return help +
+         (sizes == Sizes::required ? " (required)" : fmt::format(" (default: {})", field.example));
+}
+
+std::vector<std::string> dtype_names(const Op& op, DeviceKind kind) {
+  std::vector<std::string> names;
+  for (const DType dtype : op.dtypes(kind)) names.emplace_back(dtype_name(dtype));
+  return names;
+}
+
+}  // namespace
+
+void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOptions& values) {
+  for (const SizeField& field : op.sizes()) {
+    const bool tokens = field.name == op.token_size();
+    command
+        .add_option("--" + field.name, values.sizes[field.name], size_help(field, tokens, sizes))
+        ->type_name(tokens ? "LIST" : "N")
+        ->group(group);
+  }
+  for (const OptionField& field : op.options())
+    command
+        .add_option("--" + field.name, values.options[field.name],
+                    fmt::format("{}: {} (default: {})", field.help, fmt::join(field.choices, ", "),
+                                field.choices.at(0)))
+        ->type_name("WORD")
+        ->group(group);
+  command
+      .add_option("--dtype", values.dtypes,
+                  fmt::format("element types, a list (GPU: {}; CPU: {}; default: the first)",
+                              fmt::join(dtype_names(op, DeviceKind::cuda), ", "),
+                              fmt::join(dtype_names(op, DeviceKind::cpu), ", ")))
+      ->type_name("LIST")
+      ->group(group);
+  command
+      .add_option("--pass", values.pass,
+                  fmt::format("{} (default: {})", fmt::join(op.passes(), ", "), op.passes().at(0)))
+      ->type_name("WORD")
+      ->group(group);
+}
+
+std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Sizes sizes,
+                                 DeviceKind kind) {
+  Problem base;
+  base.op = op.name();
+  base.pass = values.pass.empty() ? op.passes().at(0) : values.pass;
+  check_choice(base.pass, "--pass", op.passes());
+  for (const OptionField& field : op.options()) {
+    const auto given = values.options.find(field.name);
+    const bool absent = given == values.options.end() || given->second.empty();
+    base.options[field.name] = absent ? field.choices.at(0) : given->second;
+    check_choice(base.options[field.name], "--" + field.name, field.choices);
+  }
+  std::vector<std::int64_t> tokens;
+  for (const SizeField& field : op.sizes()) {
+    const auto given = values_of(op, field, values, sizes, kind);
+    base.sizes[field.name] = given.at(0);
+    if (field.name == op.token_size()) tokens = given;
+  }
+  std::vector<Problem> problems;
+  for (const DType dtype : dtypes_of(op, values.dtypes, kind)) {
+    base.dtype = dtype;
+    for (const std::int64_t count : tokens)
+      problems.push_back(canonical(op, base.with_size(op.token_size(), count), kind));
+  }
+  return problems;
+}
+
+Problem example_problem(const Op& op, const std::string& pass, DType dtype, DeviceKind kind) {
+  ProblemOptions values;
+  values.pass = pass;
+  values.dtypes = dtype_name(dtype);
+  return problems_of(op, values, Sizes::optional, kind).at(0);
+}
+
+void add_problem_filter(CLI::App& command, const std::vector<const Op*>& ops,
+                        ProblemFilter& values) {
+  const char* filters = "Which problems";
+  command.add_option("--op", values.ops, "of these ops alone")->type_name("LIST")->group(filters);
+  command.add_option("--dtype", values.dtypes, "of these element types alone")
+      ->type_name("LIST")
+      ->group(filters);
+  std::set<std::string> added;
+  for (const Op* op : ops)
+    for (const SizeField& field : op->sizes())
+      if (added.insert(field.name).second)
+        command
+            .add_option("--" + field.name, values.sizes[field.name],
+                        "of these sizes alone: " + field.help)
+            ->type_name("LIST")
+            ->group(filters);
+}
+
+bool admits(const ProblemFilter& filter, const std::vector<const Op*>& ops,
+            const Problem& problem) {
+  const auto listed = [](const std::vector<std::string>& words, std::string_view word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  if (!filter.ops.empty()) {
+    std::vector<std::string> known;
+    for (const Op* op : ops) known.emplace_back(op->name());
+    const auto words = parse_words(filter.ops, "--op");
+    for (const std::string& word : words) check_choice(word, "--op", known);
+    if (!listed(words, problem.op)) return false;
+  }
+  if (!filter.dtypes.empty()) {
+    const auto words = parse_words(filter.dtypes, "--dtype");
+    for (const std::string& word : words) parse_dtype(word);
+    if (!listed(words, dtype_name(problem.dtype))) return false;
+  }
+  for (const auto& [name, text] : filter.sizes) {
+    if (text.empty()) continue;
+    const auto values =
+        parse_whole_list(text, "--" + name, 1, std::numeric_limits<std::int32_t>::max());
+    const auto size = problem.sizes.find(name);
+    if (size == problem.sizes.end() ||
+        std::find(values.begin(), values.end(), size->second) == values.end())
+      return false;
+  }
+  return true;
+}
+
+}  // namespace fftune::tool
