@@ -40,8 +40,10 @@ std::vector<std::string> SourceSet::closure(std::string_view file) const {
     const std::string name = open.back();
     open.pop_back();
     if (name != file && !seen.insert(name).second) continue;
-    for (auto& include : quoted_includes(text(name)))
-      if (include != file && !seen.contains(include)) open.push_back(std::move(include));
+    for (auto& include : quoted_includes(text(name))) {
+      const bool follow = include.ends_with(".cuh") || files_.contains(include);
+      if (follow && include != file && !seen.contains(include)) open.push_back(std::move(include));
+    }
   }
   std::vector<std::string> closure{std::string(file)};
   closure.insert(closure.end(), seen.begin(), seen.end());

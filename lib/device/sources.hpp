@@ -15,7 +15,9 @@ class SourceSet {
 
   /// Throws Error(internal) if there is no such file.
   const std::string& text(std::string_view file) const;
-  /// `file` and every file it includes with quotes, directly or not, sorted; `file` first.
+  /// `file` and every embedded file it includes with quotes, directly or not, sorted; `file`
+  /// first. A host source's includes are not embedded and are left out; a .cuh that is missing is
+  /// an Error(internal).
   std::vector<std::string> closure(std::string_view file) const;
   /// One hash over the names and texts of the closures of `files`: sixteen hex digits.
   std::string hash(const std::vector<std::string>& files) const;

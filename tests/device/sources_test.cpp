@@ -37,6 +37,12 @@ TEST_CASE("a file's closure is what it includes with quotes, itself first") {
   REQUIRE_THROWS_AS(SourceSet(Files{{"a.cu", "#include \"gone.cuh\"\n"}}).closure("a.cu"), Error);
 }
 
+TEST_CASE("the headers of a host source are left out") {
+  const SourceSet sources(Files{{"ffn/cpu_plain.cpp", "#include \"core/config.hpp\"\ncode"}});
+  REQUIRE(sources.closure("ffn/cpu_plain.cpp") == Names{"ffn/cpu_plain.cpp"});
+  REQUIRE(sources.hash({"ffn/cpu_plain.cpp"}).size() == 16);
+}
+
 TEST_CASE("a hash changes with every file it depends on, and with no other") {
   const std::string before = SourceSet(small).hash({"a.cu"});
   REQUIRE(before.size() == 16);
