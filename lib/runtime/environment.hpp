@@ -13,10 +13,10 @@ struct Environment {
   std::filesystem::path cache_folder;                 // $FFTUNE_CACHE, or XDG cache/fftune
   std::filesystem::path state_folder;                 // XDG state/fftune: journals
   std::vector<std::filesystem::path> cuda_folders;    // $CUDA_HOME, $CUDA_PATH, where set
-  /// Where a CUDA toolkit's libraries may be, after the loader's own folders: lib64 of $CUDA_HOME and
-  /// $CUDA_PATH, then of /usr/local/cuda.
+  /// Where a CUDA toolkit's libraries may be, after the loader's own folders: lib64 of $CUDA_HOME
+  /// and $CUDA_PATH, then of /usr/local/cuda.
   std::vector<std::filesystem::path> toolkit_folders;
-  bool no_color = false;                              // NO_COLOR
+  bool no_color = false;  // NO_COLOR
 };
 
 Environment read_environment();
