@@ -6,23 +6,27 @@
 namespace fftune {
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes, or writes 16 zeros without touching global memory when `valid` is false: that is how ragged
-// tiles are padded. .cg goes around L1, which would only hold a second copy of what shared memory holds.
+// Copies 16 bytes, or writes 16 zeros without touching global memory when `valid` is false: that is
+// how ragged tiles are padded. .cg goes around L1, which would only hold a second copy of what
+// shared memory holds.
 __device__ __forceinline__ void copy_async(u32 shared, const void* global, bool valid) {
-    const u32 bytes = valid ? 16u : 0u;
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
-                 : "memory");
+  const u32 bytes = valid ? 16u : 0u;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
+               : "memory");
 }
 
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Waits until at most `pending` of this thread's committed groups are still in flight.
 template <int pending>
 __device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 }  // namespace fftune

@@ -1,4 +1,5 @@
-// 16-byte global accesses: the widest a thread can issue, and the unit of every fast path (eight 16-bit elements).
+// 16-byte global accesses: the widest a thread can issue, and the unit of every fast path (eight
+// 16-bit elements).
 #pragma once
 
 #include "common/types.cuh"
@@ -6,47 +7,55 @@
 namespace fftune {
 
 struct alignas(16) vector16 {
-    u32 word[4];
+  u32 word[4];
 };
 
-// A weight that is read once: keep it out of L1, and make it the first to leave L2, so that activations stay.
+// A weight that is read once: keep it out of L1, where the activations are.
 __device__ __forceinline__ vector16 load_streaming(const void* address) {
-    vector16 value;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::evict_first.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
-                 : "l"(address));
-    return value;
+  vector16 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "l"(address));
+  return value;
 }
 
 // A read-only operand that other warps or blocks read too.
 __device__ __forceinline__ vector16 load_cached(const void* address) {
-    vector16 value;
-    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
-                 : "l"(address));
-    return value;
+  vector16 value;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "l"(address));
+  return value;
 }
 
-// From L2, where another block of this launch may just have written: L1 is not coherent between SMs.
+// From L2, where another block of this launch may just have written: L1 is not coherent between
+// SMs.
 __device__ __forceinline__ float4 load_coherent(const float* address) {
-    float4 value;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-                 : "l"(address)
-                 : "memory");
-    return value;
+  float4 value;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(address)
+               : "memory");
+  return value;
 }
 
 __device__ __forceinline__ void store_coherent(float* address, float4 value) {
-    asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x), "f"(value.y),
-                 "f"(value.z), "f"(value.w)
-                 : "memory");
+  asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void add(float4& sum, float4 value) {
+  sum.x += value.x;
+  sum.y += value.y;
+  sum.z += value.z;
+  sum.w += value.w;
 }
 
 __device__ __forceinline__ void store(void* address, const vector16& value) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.word[0]), "r"(value.word[1]),
-                 "r"(value.word[2]), "r"(value.word[3])
-                 : "memory");
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.word[0]),
+               "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
+               : "memory");
 }
 
 }  // namespace fftune

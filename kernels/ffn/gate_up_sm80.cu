@@ -1,7 +1,9 @@
-// hidden = act(x Wg^T) * (x Wu^T) for any number of tokens, sm_80 and newer: x is read once for both products, and the
-// activation and the product happen in registers, so that gate and up never reach memory.
+// hidden = act(x Wg^T) * (x Wu^T) for any number of tokens, sm_80 and newer: x is read once for
+// both products, and the activation and the product happen in registers, so that gate and up never
+// reach memory.
 //
-// Grid: (ceil(m / bm) * ceil(h / bn), split_k). Block: warps_m * warps_n * 32 threads.
+// Grid: (ceil(m / bm) * ceil(h / bn), split_k), with clusters of (1, split_k) where
+// `counters` is null. Block: warps_m * warps_n * 32 threads.
 // Shared memory: max(stages * (bm + 2 bn) * bk * 2, bm * (bn * 2 + 16)) bytes.
 #include "gemm/mma_sync.cuh"
 
@@ -9,11 +11,12 @@ namespace fftune {
 
 template <class T, class Activation, int bm, int bn, int bk, int warps_m, int warps_n, int stages>
 __global__ void __launch_bounds__(warps_m* warps_n * 32)
-    gate_up_sm80(const T* x, const T* w_gate, const T* w_up, T* hidden, u32* counters, float* partials, int m, int d,
-                 int h, int split_k, int group_m) {
-    using gemm = mma_sync_gemm<T, gated_epilogue<Activation>, bm, bn, bk, warps_m, warps_n, stages>;
-    extern __shared__ __align__(128) unsigned char shared_memory[];
-    gemm::run({x, {w_gate, w_up}, hidden, {counters, partials}, m, h, d, split_k, group_m}, shared_memory);
+    gate_up_sm80(const T* x, const T* w_gate, const T* w_up, T* hidden, u32* counters,
+                 float* partials, int m, int d, int h, int split_k, int group_m) {
+  using gemm = mma_sync_gemm<T, gated_epilogue<Activation>, bm, bn, bk, warps_m, warps_n, stages>;
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  gemm::run({x, {w_gate, w_up}, hidden, {counters, partials}, m, h, d, split_k, group_m},
+            shared_memory);
 }
 
 }  // namespace fftune

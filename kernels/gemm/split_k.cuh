@@ -1,73 +1,112 @@
-// Deterministic split-K in one launch. Each of the `split_k` blocks of a tile writes its fp32 partial sums to the
-// workspace; the last to arrive adds all of them up in the order of the splits, its own included, and so the result
-// does not depend on which was last. No float atomics; one integer counter per tile says who is last.
+// Deterministic split-K within one launch: the `split_k` blocks of a tile (blockIdx.y) each sum a
+// share of k, and one of them adds the shares up in the order of the splits. No float atomics, so
+// the same bits every time.
 //
-// The counters must be zero before the first launch. atom.inc wraps at split_k - 1, so they are zero again when the
-// launch ends, and a captured graph can be replayed. Two launches that may overlap need separate workspaces.
+// On sm_90 and newer the blocks of a tile are a cluster, and the sums travel through distributed
+// shared memory: no workspace at all. Elsewhere they travel through a workspace, and an integer
+// counter per tile tells which block arrives last and so adds up; it reads every share, its own
+// included, so that the order does not depend on it.
 #pragma once
 
+#include "common/cluster.cuh"
 #include "common/vector.cuh"
 
 namespace fftune {
 
 struct split_k_workspace {
-    u32* counters;    // [tiles]
-    float* partials;  // [tiles, split_k, values of a tile], 16-byte aligned
+  u32* counters;    // [tiles], zero before the launch and zero again after it; null: the launch has
+                    // clusters
+  float* partials;  // [tiles, split_k, values of a tile], 16-byte aligned
 };
 
-struct split_k_place {
-    i64 tile;
-    int split, split_k;
-};
-
-// Counts this block in and tells every thread whether it is the last of its tile. All threads of the block call it
-// after their stores to the workspace; in the last block those of every other block are visible afterwards.
+// Counts this block in and tells every thread whether it is the last of its tile. All threads of
+// the block call it after their stores to the workspace; in the last block those of every other
+// block are visible afterwards.
 __device__ __forceinline__ bool arrive_last(u32* counter, int split_k, bool* shared_flag) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const u32 last = split_k - 1;
+    *shared_flag = atomicInc(counter, last) == last;  // wraps to 0
+  }
+  __syncthreads();
+  const bool is_last = *shared_flag;
+  if (is_last) {
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        *shared_flag = atomicInc(counter, static_cast<u32>(split_k - 1)) == static_cast<u32>(split_k - 1);
-    }
-    __syncthreads();
-    const bool last = *shared_flag;
-    if (last) {
-        __threadfence();
-    }
-    return last;
+  }
+  return is_last;
 }
 
-// Sums `vectors` float4 per thread over the splits of a tile. Returns true in the last block, where `values` then
-// holds the sums; other blocks are done. A thread's values are `threads` float4 apart, so that a warp stores and
-// loads 512 contiguous bytes.
 template <int threads, int vectors>
-__device__ __forceinline__ bool reduce_splits(float4 (&values)[vectors], const split_k_workspace& workspace,
-                                              const split_k_place& place, bool* shared_flag) {
-    constexpr int split_values = threads * vectors * 4;
-    float* const tile = workspace.partials + place.tile * place.split_k * split_values + threadIdx.x * 4;
-    float* const mine = tile + static_cast<i64>(place.split) * split_values;
+__device__ __forceinline__ bool reduce_through_workspace(float4 (&values)[vectors], bool active,
+                                                         int split_k,
+                                                         const split_k_workspace& workspace,
+                                                         bool* shared_flag) {
+  constexpr int share = threads * vectors * 4;  // floats
+  float* const tile =
+      workspace.partials + static_cast<i64>(blockIdx.x) * split_k * share + threadIdx.x * 4;
+  float* const mine = tile + static_cast<i64>(blockIdx.y) * share;
+  if (active) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-        store_coherent(mine + i * threads * 4, values[i]);
+      store_coherent(mine + i * threads * 4, values[i]);
     }
-    if (!arrive_last(workspace.counters + place.tile, place.split_k, shared_flag)) {
-        return false;
-    }
+  }
+  if (!arrive_last(workspace.counters + blockIdx.x, split_k, shared_flag)) {
+    return false;
+  }
+  if (active) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-        values[i] = load_coherent(tile + i * threads * 4);
+      values[i] = load_coherent(tile + i * threads * 4);
     }
-    for (int split = 1; split < place.split_k; ++split) {
-        const float* const other = tile + static_cast<i64>(split) * split_values;
+    for (int split = 1; split < split_k; ++split) {
+      const float* const other = tile + static_cast<i64>(split) * share;
 #pragma unroll
-        for (int i = 0; i < vectors; ++i) {
-            const float4 partial = load_coherent(other + i * threads * 4);
-            values[i].x += partial.x;
-            values[i].y += partial.y;
-            values[i].z += partial.z;
-            values[i].w += partial.w;
-        }
+      for (int i = 0; i < vectors; ++i) {
+        add(values[i], load_coherent(other + i * threads * 4));
+      }
     }
-    return true;
+  }
+  return true;
+}
+
+template <int threads, int vectors>
+__device__ __forceinline__ bool reduce_through_cluster(float4 (&values)[vectors], bool active,
+                                                       int split_k, void* shared) {
+  const u32 place = shared_address(shared) + threadIdx.x * 16;
+  const bool collects = blockIdx.y == 0;
+  if (active && !collects) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      store_shared(place + i * threads * 16, values[i]);
+    }
+  }
+  cluster_barrier();
+  if (active && collects) {
+    for (int split = 1; split < split_k; ++split) {
+      const u32 other = cluster_address(place, split);
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        add(values[i], load_cluster(other + i * threads * 16));
+      }
+    }
+  }
+  cluster_barrier();  // shared memory must outlive the reads of the collecting block
+  return collects;
+}
+
+// Sums `vectors` float4 per active thread over the splits. Returns true in the one block that then
+// holds the sums; the others are done. `shared` is free for use: threads * vectors * 16 bytes with
+// clusters, else 1.
+template <int threads, int vectors>
+__device__ __forceinline__ bool reduce_splits(float4 (&values)[vectors], bool active, int split_k,
+                                              const split_k_workspace& workspace, void* shared) {
+  if (workspace.counters == nullptr) {
+    return reduce_through_cluster<threads>(values, active, split_k, shared);
+  }
+  return reduce_through_workspace<threads>(values, active, split_k, workspace,
+                                           static_cast<bool*>(shared));
 }
 
 }  // namespace fftune

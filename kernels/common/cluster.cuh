@@ -1,0 +1,46 @@
+// Thread block clusters (sm_90): blocks that run at the same time and can read each other's shared
+// memory. On older architectures these functions exist, so that sources need no conditions, and are
+// never reached.
+#pragma once
+
+#include "common/async_copy.cuh"
+
+namespace fftune {
+
+// Waits for every thread of the cluster; shared memory written before it is visible to all of them
+// after it.
+__device__ __forceinline__ void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+#endif
+}
+
+// The address in block `rank` of the cluster that corresponds to this block's shared-memory
+// address.
+__device__ __forceinline__ u32 cluster_address(u32 shared, u32 rank) {
+  u32 address = shared;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+#endif
+  return address;
+}
+
+__device__ __forceinline__ float4 load_cluster(u32 address) {
+  float4 value = {};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+#endif
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(u32 address, float4 value) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+
+}  // namespace fftune
