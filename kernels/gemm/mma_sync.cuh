@@ -74,8 +74,8 @@ class mma_sync_gemm {
   // Everything that fills the ring: the k tiles of this block, in order.
   struct producer {
     a_copy a;
-    b_copy b[products];
-    int k_left;  // elements of k from the start of the next tile to the end of this block's range
+    b_copy b[2];  // the second is unused with one product
+    int k_left;   // elements of k from the start of the next tile to the end of this block's range
 
     // Copies a share of the next tile; spreading it over the k16 steps keeps the load unit from
     // bursting.
@@ -186,11 +186,15 @@ class mma_sync_gemm {
     __syncthreads();  // the ring is reused for the output
   }
 
-  static __device__ __forceinline__ void store_tile(const sums& sum,
-                                                    const gemm_arguments<T, products>& arguments,
-                                                    tile_position tile, unsigned char* shared) {
+  // Where a tile goes in C, and how much of it there is.
+  struct output_tile {
+    T* origin;
+    int rows, columns, pitch;
+  };
+
+  static __device__ __forceinline__ void store_tile(const sums& sum, const output_tile& tile,
+                                                    unsigned char* shared) {
     const place here;
-    const i64 first_m = static_cast<i64>(tile.m) * bm, first_n = static_cast<i64>(tile.n) * bn;
 #pragma unroll
     for (int i = 0; i < m_fragments; ++i) {
 #pragma unroll
@@ -205,19 +209,19 @@ class mma_sync_gemm {
           }
           value[element] = Epilogue::apply(operand);
         }
-        unsigned char* const place = shared +
-                                     (here.warp_row + i * 16 + here.lane / 4) * output_row_bytes +
-                                     (here.warp_column + j * 8 + here.lane % 4 * 2) * 2;
-        *reinterpret_cast<u32*>(place) = pack<T>(value[0], value[1]);
-        *reinterpret_cast<u32*>(place + 8 * output_row_bytes) = pack<T>(value[2], value[3]);
+        unsigned char* const cell = shared +
+                                    (here.warp_row + i * 16 + here.lane / 4) * output_row_bytes +
+                                    (here.warp_column + j * 8 + here.lane % 4 * 2) * 2;
+        *reinterpret_cast<u32*>(cell) = pack<T>(value[0], value[1]);
+        *reinterpret_cast<u32*>(cell + 8 * output_row_bytes) = pack<T>(value[2], value[3]);
       }
     }
     __syncthreads();
     constexpr int row_chunks = bn / 8;
     for (int chunk = here.thread; chunk < bm * row_chunks; chunk += threads) {
       const int row = chunk / row_chunks, column = chunk % row_chunks * 8;
-      if (first_m + row < arguments.m && first_n + column < arguments.n) {
-        store(arguments.c + (first_m + row) * arguments.n + first_n + column,
+      if (row < tile.rows && column < tile.columns) {
+        store(tile.origin + static_cast<i64>(row) * tile.pitch + column,
               *reinterpret_cast<const vector16*>(shared + row * output_row_bytes + column * 2));
       }
     }
@@ -229,26 +233,34 @@ class mma_sync_gemm {
 
   static __device__ __forceinline__ void run(const gemm_arguments<T, products>& arguments,
                                              unsigned char* shared) {
-    // The main loop needs every register, so what only the end needs is kept in shared memory
-    // meanwhile.
-    __shared__ tile_position kept;
+    // The main loop needs every register: what only the end needs waits in shared memory.
+    __shared__ output_tile output;
     alignas(16) sums sum = {};
     {
+      const place here;
       const u32 tiles_m = ceil_div(static_cast<u32>(arguments.m), static_cast<u32>(bm));
       const u32 tiles_n = ceil_div(static_cast<u32>(arguments.n), static_cast<u32>(bn));
       const tile_position tile = grouped_tile(blockIdx.x, tiles_m, tiles_n, arguments.group_m);
-      const place here;
+      const i64 first_m = static_cast<i64>(tile.m) * bm, first_n = static_cast<i64>(tile.n) * bn;
+      const int rows = smaller(bm, static_cast<int>(arguments.m - first_m));
+      const int columns = smaller(bn, static_cast<int>(arguments.n - first_n));
       if (here.thread == 0) {
-        kept = tile;
+        output = {arguments.c + first_m * arguments.n + first_n, rows, columns, arguments.n};
       }
-      // Balanced shares of the k tiles. In 32 bits: k < 2^31, bk >= 32 and under 64 splits stay
-      // below 2^32.
+
+      // Balanced shares of the k tiles. In 32 bits: k < 2^31, bk >= 32 and under 64 splits.
       const u32 k_tiles = ceil_div(static_cast<u32>(arguments.k), static_cast<u32>(bk));
       const u32 split = blockIdx.y, split_k = arguments.split_k;
-      const u32 first_tile = k_tiles * split / split_k, last_tile = k_tiles * (split + 1) / split_k;
+      const u32 first_tile = k_tiles * split / split_k;
+      const u32 last_tile = k_tiles * (split + 1) / split_k;
       const int first_k = static_cast<int>(first_tile * bk);
       const int end_k = last_tile == k_tiles ? arguments.k : static_cast<int>(last_tile * bk);
-      producer source = make_producer(arguments, tile, first_k, end_k);
+
+      producer source = {
+          a_copy(arguments.a, first_m, rows, arguments.k, first_k, here.thread),
+          {b_copy(arguments.b[0], first_n, columns, arguments.k, first_k, here.thread),
+           b_copy(arguments.b[products - 1], first_n, columns, arguments.k, first_k, here.thread)},
+          end_k - first_k};
       main_loop(sum, source, static_cast<int>(last_tile - first_tile), shared_address(shared),
                 layout::a_fragment(here.warp_row, here.lane),
                 layout::b_fragment(here.warp_column, here.lane));
@@ -260,25 +272,7 @@ class mma_sync_gemm {
       }
       __syncthreads();  // what was exchanged through shared memory is read
     }
-    store_tile(sum, arguments, kept, shared);
-  }
-
- private:
-  static __device__ __forceinline__ producer make_producer(
-      const gemm_arguments<T, products>& arguments, tile_position tile, int first_k, int end_k) {
-    const i64 first_m = static_cast<i64>(tile.m) * bm, first_n = static_cast<i64>(tile.n) * bn;
-    const int valid_m = smaller(bm, static_cast<int>(arguments.m - first_m));
-    const int valid_n = smaller(bn, static_cast<int>(arguments.n - first_n));
-    const int thread = threadIdx.x;
-    const a_copy a(arguments.a, first_m, valid_m, arguments.k, first_k, thread);
-    const b_copy b(arguments.b[0], first_n, valid_n, arguments.k, first_k, thread);
-    if constexpr (products == 1) {
-      return {a, {b}, end_k - first_k};
-    } else {
-      return {a,
-              {b, b_copy(arguments.b[1], first_n, valid_n, arguments.k, first_k, thread)},
-              end_k - first_k};
-    }
+    store_tile(sum, output, shared);
   }
 };
 

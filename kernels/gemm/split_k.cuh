@@ -37,6 +37,25 @@ __device__ __forceinline__ bool arrive_last(u32* counter, int split_k, bool* sha
   return is_last;
 }
 
+// Adds the shares of the splits [first_split, split_k) to `values`, in order; `load(split, i)`
+// yields vector i of a share. A few vectors at a time: loads that are in flight together need
+// registers, and a large tile's sums already fill them.
+template <int vectors, class Load>
+__device__ __forceinline__ void add_shares(float4 (&values)[vectors], int first_split, int split_k,
+                                           Load load) {
+  constexpr int batch = 8;
+#pragma unroll
+  for (int first = 0; first < vectors; first += batch) {
+#pragma unroll 1
+    for (int split = first_split; split < split_k; ++split) {
+#pragma unroll
+      for (int i = first; i < smaller(first + batch, vectors); ++i) {
+        add(values[i], load(split, i));
+      }
+    }
+  }
+}
+
 template <int threads, int vectors>
 __device__ __forceinline__ bool reduce_through_workspace(float4 (&values)[vectors], bool active,
                                                          int split_k,
@@ -50,23 +69,16 @@ __device__ __forceinline__ bool reduce_through_workspace(float4 (&values)[vector
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       store_coherent(mine + i * threads * 4, values[i]);
+      values[i] = {};
     }
   }
   if (!arrive_last(workspace.counters + blockIdx.x, split_k, shared_flag)) {
     return false;
   }
   if (active) {
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      values[i] = load_coherent(tile + i * threads * 4);
-    }
-    for (int split = 1; split < split_k; ++split) {
-      const float* const other = tile + static_cast<i64>(split) * share;
-#pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        add(values[i], load_coherent(other + i * threads * 4));
-      }
-    }
+    add_shares(values, 0, split_k, [=](int split, int i) {
+      return load_coherent(tile + static_cast<i64>(split) * share + i * threads * 4);
+    });
   }
   return true;
 }
@@ -84,13 +96,9 @@ __device__ __forceinline__ bool reduce_through_cluster(float4 (&values)[vectors]
   }
   cluster_barrier();
   if (active && collects) {
-    for (int split = 1; split < split_k; ++split) {
-      const u32 other = cluster_address(place, split);
-#pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        add(values[i], load_cluster(other + i * threads * 16));
-      }
-    }
+    add_shares(values, 1, split_k, [=](int split, int i) {
+      return load_cluster(cluster_address(place, split) + i * threads * 16);
+    });
   }
   cluster_barrier();  // shared memory must outlive the reads of the collecting block
   return collects;
