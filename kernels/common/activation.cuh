@@ -6,7 +6,7 @@
 // rounding.
 #pragma once
 
-#include "common/types.cuh"
+#include "common/float16.cuh"
 
 namespace fftune {
 

@@ -8,7 +8,7 @@
 //   c[0], c[1] row group, columns 2*pair..+1                      c[2], c[3] row group+8
 #pragma once
 
-#include "common/types.cuh"
+#include "common/float16.cuh"
 
 namespace fftune {
 

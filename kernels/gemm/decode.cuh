@@ -52,14 +52,14 @@ class decode_gemm {
     const T* b[products][row_groups];
     const T* a[tokens / 8];
     bool token_is_valid[tokens / 8];
-    int k_left;  // elements from this lane's place to the end of k
+    u32 k_left;  // elements from this lane's place to the end of k
   };
 
   template <bool ragged>
-  static __device__ __forceinline__ void load(operands& to, const pointers& from, int k) {
+  static __device__ __forceinline__ void load(operands& to, const pointers& from, u32 k) {
 #pragma unroll
     for (int step = 0; step < unroll; ++step) {
-      const int at = k + step * 32;
+      const u32 at = k + step * 32;
       const bool valid = !ragged || at < from.k_left;
 #pragma unroll
       for (int product = 0; product < products; ++product) {
@@ -119,7 +119,7 @@ class decode_gemm {
       result.token_is_valid[half] = token < arguments.m;
       result.a[half] = arguments.a + static_cast<i64>(token) * arguments.k + lane_k;
     }
-    result.k_left = arguments.k - lane_k;
+    result.k_left = larger(arguments.k - lane_k, 0);
     return result;
   }
 

@@ -17,7 +17,7 @@
 #include "common/mma.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/split_k.cuh"
-#include "gemm/tile_layout.cuh"
+#include "gemm/tile_copy.cuh"
 #include "gemm/tile_order.cuh"
 
 namespace fftune {
