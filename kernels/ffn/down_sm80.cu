@@ -2,7 +2,7 @@
 //
 // Grid: (ceil(m / bm) * ceil(d / bn), split_k), with clusters of (1, split_k) where
 // `counters` is null. Block: warps_m * warps_n * 32 threads.
-// Shared memory: max(stages * (bm + bn) * bk * 2, bm * (bn * 2 + 16)) bytes.
+// Shared memory: 128 + max(stages * (bm + bn) * bk * 2, bm * (bn * 2 + 16)) bytes.
 #include "gemm/mma_sync.cuh"
 
 namespace fftune {

@@ -168,8 +168,8 @@ class decode_gemm {
   }
 
  public:
-  // The closing sums of the warps; a cluster's exchange is never larger.
-  static constexpr int shared_bytes = warps * products * larger(row_groups * values * 128, 512);
+  // The closing sums of the warps, or the exchange of a cluster.
+  static constexpr int shared_bytes = products * row_groups * larger(warps * values * 128, 512);
 
   static __device__ __forceinline__ void run(const decode_arguments<T, products>& arguments,
                                              unsigned char* shared) {
@@ -199,8 +199,8 @@ class decode_gemm {
     add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);
     if (arguments.split_k > 1) {
       __syncthreads();  // the warps' sums are read
-      if (!reduce_splits<threads>(total, warp < row_groups, arguments.split_k, arguments.workspace,
-                                  shared)) {
+      if (!reduce_splits<row_groups * 32>(total, warp < row_groups, arguments.split_k,
+                                          arguments.workspace, shared)) {
         return;
       }
     }

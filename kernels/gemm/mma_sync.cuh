@@ -52,6 +52,7 @@ class mma_sync_gemm {
   using b_copy = tile_copy<bn, bk, threads>;
   static constexpr int stage_bytes = a_copy::bytes + products * b_copy::bytes;
   static constexpr int vectors = products * m_fragments * n_fragments;  // float4 sums of a thread
+  static constexpr int kept_bytes = 128;  // a line, so that the ring stays aligned
   static constexpr int output_row_bytes =
       bn * 2 + 16;  // 16 bytes of padding shift each row by four banks
 
@@ -228,13 +229,15 @@ class mma_sync_gemm {
   }
 
  public:
-  // One launch with clusters also needs the exchange of split-K: 16 * vectors bytes a thread.
-  static constexpr int shared_bytes = larger(stages * stage_bytes, bm* output_row_bytes);
+  // A launch that splits k in clusters also exchanges 16 * vectors bytes a thread there.
+  static constexpr int shared_bytes =
+      kept_bytes + larger(stages * stage_bytes, bm* output_row_bytes);
 
   static __device__ __forceinline__ void run(const gemm_arguments<T, products>& arguments,
-                                             unsigned char* shared) {
+                                             unsigned char* block_shared) {
     // The main loop needs every register: what only the end needs waits in shared memory.
-    __shared__ output_tile output;
+    output_tile& output = *reinterpret_cast<output_tile*>(block_shared);
+    unsigned char* const shared = block_shared + kept_bytes;
     alignas(16) sums sum = {};
     {
       const place here;
