@@ -32,10 +32,10 @@ int tokens(const GemmShape& shape) {
   return shape.m <= 8 ? 8 : 16;
 }
 
-/// What a thread holds: weights and tokens in flight, sums, and about 40 for addresses and loops.
+/// What a thread holds: weights and tokens in flight, sums, and about 28 for addresses and loops.
 int registers(const Block& block, const GemmShape& shape) {
   return 4 * block.loads(shape) + tokens(shape) / 2 * block.unroll +
-         shape.products * block.rows / 2 + 40;
+         shape.products * block.rows / 2 + 28;
 }
 
 }  // namespace

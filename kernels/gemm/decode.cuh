@@ -78,6 +78,8 @@ class decode_gemm {
   }
 
   static __device__ __forceinline__ void multiply(sums& sum, const operands& operand) {
+    __syncwarp();  // or the compiler moves products up between the loads, to save registers, and
+                   // leaves two loads in flight instead of all of them
 #pragma unroll
     for (int step = 0; step < unroll; ++step) {
 #pragma unroll
