@@ -8,4 +8,11 @@ namespace fftune::ffn {
 const Family& cpu_blas_family();
 const Family& cpu_plain_family();
 
+const Family& gate_up_decode_family();
+const Family& down_decode_family();
+const Family& gate_up_sm80_family();
+const Family& down_sm80_family();
+const Family& gate_up_fallback_family();
+const Family& down_fallback_family();
+
 }  // namespace fftune::ffn

@@ -1,4 +1,4 @@
-#include "gemm/decode.hpp"
+#include "kernels/gemm/decode.hpp"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "gemm/split_k.hpp"
+#include "kernels/gemm/split_k.hpp"
 
 namespace fftune {
 namespace {
@@ -55,7 +55,9 @@ Space decode_space(const GemmShape& shape, const DeviceFacts& facts) {
       [=](const Block& b) { return registers(b, shape) <= std::min(255, 65536 / b.threads()); });
   add("2 to 16 loads in flight: one a thread does not cover the latency of memory, and more than "
       "16 only start later",
-      [=](const Block& b) { return b.loads(shape) >= 2 && b.loads(shape) <= 16; });
+      [=](const Block& b) {
+        return (b.loads(shape) >= 2 || shape.k <= 64) && b.loads(shape) <= 16;
+      });
   add("every warp needs a share of k, 32 * unroll elements at the least", [=](const Block& b) {
     return (b.warps == 2 && b.unroll == 1 && b.split_k == 1) ||
            shape.k > std::int64_t{32} * b.unroll * (b.warps * b.split_k - 1);
@@ -85,7 +87,11 @@ Config decode_default(const GemmShape& shape, const DeviceFacts& facts) {
     const double in_flight = resident * block.threads() * 16 * block.loads(shape);
     const double imbalance = each * multiprocessors / blocks;
     const double tokens_read = 1 + static_cast<double>(shape.m) / (block.rows * shape.products);
-    const double cost = imbalance * std::max(1.0, wanted_bytes / in_flight) *
+    // Short rounds wait for memory more often, and a block of 8 warps is large enough to share the
+    // tokens in L1 and small enough to start early.
+    const double rounds =
+        1 + 0.15 / block.loads(shape) + 0.02 * std::abs(std::log2(block.warps / 8.0));
+    const double cost = rounds * imbalance * std::max(1.0, wanted_bytes / in_flight) *
                         (0.9 + 0.1 * tokens_read) * (block.split_k > 1 ? 1.3 : 1.0);
     if (cost < least) {
       least = cost;

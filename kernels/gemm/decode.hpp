@@ -8,7 +8,7 @@
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "device/program.hpp"
-#include "gemm/shape.hpp"
+#include "kernels/gemm/shape.hpp"
 
 namespace fftune {
 

@@ -1,4 +1,4 @@
-#include "gemm/mma_sync.hpp"
+#include "kernels/gemm/mma_sync.hpp"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "gemm/split_k.hpp"
+#include "kernels/gemm/split_k.hpp"
 
 namespace fftune {
 namespace {
@@ -95,14 +95,17 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
   };
   add("more than half of a tile would be padding",
       [=](const Tile& t) { return (t.bm == 16 || t.bm < 2 * shape.m) && t.bn < shape.n + 32; });
-  add("with this many tokens a tile of fewer than 64 rows or columns reads more from L2 than L2 "
-      "delivers",
-      [=](const Tile& t) { return shape.m < 1024 || (t.bm >= 64 && t.bn * shape.products >= 64); });
+  add("every row of tiles reads the weights again: at most four of them, or tiles of 64 rows",
+      [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(64, ceil_div(shape.m, 4)); });
+  add("with 1024 tokens or more, a tile of fewer than 64 columns reads the tokens too often",
+      [=](const Tile& t) {
+        return shape.m < 1024 || t.bn * shape.products >= 64 || t.bn >= shape.n;
+      });
   add("a ring longer than the loop over k is never full", [=](const Tile& t) {
     return t.stages == 2 || t.stages - 1 <= ceil_div(shape.k, std::int64_t{t.bk} * t.split_k);
   });
   add("a k tile that is mostly past the end of k",
-      [=](const Tile& t) { return t.bk == 32 || t.bk < 2 * shape.k; });
+      [=](const Tile& t) { return t.bk <= 64 || t.bk < 2 * shape.k; });
   add("splitting k pays only while there are fewer tiles than multiprocessors, and up to two "
       "blocks "
       "for each",
@@ -138,7 +141,7 @@ Space mma_sync_space(const GemmShape& shape, const DeviceFacts& facts) {
       .parameter("warps_n", "warps along the columns of the tile", {1, 2, 4})
       .parameter("stages", "k tiles that shared memory holds", {2, 3, 4, 5, 6})
       .parameter("split_k", "blocks that share the sum of a tile", {1, 2, 4, max_split_k})
-      .parameter("group_m", "tile rows in a band of the raster order", {1, 4, 8, 16});
+      .parameter("group_m", "tile rows in a band of the raster order", {1, 8});
   add_tile_constraints(space, shape, facts);
   add_problem_constraints(space, shape, facts);
   return space;
@@ -159,7 +162,7 @@ Config mma_sync_default(const GemmShape& shape, const DeviceFacts& facts) {
                                                       {32, 32, 64, 2, 2, 4},
                                                       {16, 64, 64, 1, 4, 4},
                                                       {16, 32, 64, 1, 2, 4},
-                                                      {16, 32, 32, 1, 2, 3}}};
+                                                      {16, 32, 64, 1, 2, 2}}};
   const Space space = mma_sync_space(shape, facts);
   Config best;
   double least = std::numeric_limits<double>::infinity();
@@ -188,7 +191,7 @@ double mma_sync_cost(const GemmShape& shape, const DeviceFacts& facts, const Con
   // Rates of one multiprocessor per clock: multiply-adds of mma.sync, bytes of shared memory, and
   // its part of L2. From the A100 and H100 whitepapers, rounded.
   constexpr double multiply_adds = 1024, shared_rate = 128, l2_rate = 40;
-  constexpr double start_cycles = 2000, split_cycles = 2500;
+  constexpr double start_cycles = 2000, split_cycles = 2500, exchange_rate = 32;
   const Tile tile(config);
   const double products = shape.products;
   const double operands = tile.bm + products * tile.bn;
@@ -202,7 +205,11 @@ double mma_sync_cost(const GemmShape& shape, const DeviceFacts& facts, const Con
   const auto per_multiprocessor = ceil_div(blocks, std::max(facts.multiprocessors, 1));
   const double waves = static_cast<double>(per_multiprocessor);
   const double band = tile.group_m == 1 ? 1.0 : 0.98;  // neighbours share what they read in L2
-  return waves * band * block + start_cycles + (tile.split_k > 1 ? split_cycles : 0);
+  const double split = tile.split_k == 1
+                           ? 0
+                           : split_cycles + static_cast<double>(tile.split_k - 1) *
+                                                tile.share_bytes(shape.products) / exchange_rate;
+  return waves * band * block + start_cycles + split;
 }
 
 std::int64_t mma_sync_shared_bytes(const Config& config, int products) {

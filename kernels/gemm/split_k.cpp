@@ -1,4 +1,4 @@
-#include "gemm/split_k.hpp"
+#include "kernels/gemm/split_k.hpp"
 
 #include <algorithm>
 

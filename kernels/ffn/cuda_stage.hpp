@@ -1,0 +1,42 @@
+// What the CUDA families of ffn's two stages share: a stage seen as a matrix product.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "device/facts.hpp"
+#include "device/program.hpp"
+#include "kernels/gemm/shape.hpp"
+
+namespace fftune::ffn {
+
+enum class CudaStage { gate_up, down };
+
+/// "gate_up" or "down": the stage's name, and what its kernels' names begin with.
+std::string stage_name(CudaStage stage);
+
+/// gate_up is [m,d] by two [h,d], down is [m,h] by [d,h].
+GemmShape gemm_of(CudaStage stage, const Problem& problem);
+
+/// The tensors in the order of every kernel's first parameters: x, w_gate, w_up, hidden, or
+/// hidden, w_down, y.
+std::vector<Argument> tensor_arguments(CudaStage stage);
+
+/// m, d, h: the size parameters of every kernel.
+std::vector<std::int64_t> size_arguments(const Problem& problem);
+
+/// The kernel `name` in ffn/<name>.cu with its types and then `rest` as template arguments:
+/// "fftune::down_sm80<fftune::bf16, 64, ...>".
+KernelSource kernel_source(CudaStage stage, const std::string& name, const Problem& problem,
+                           const std::string& rest = "");
+
+/// Why a kernel of mma.sync and 16-byte rows cannot serve the problem, one line.
+std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts);
+
+/// Why no CUDA kernel of this folder can serve it.
+std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts);
+
+}  // namespace fftune::ffn
