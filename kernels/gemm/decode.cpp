@@ -64,9 +64,10 @@ Space decode_space(const GemmShape& shape, const DeviceFacts& facts) {
   });
   add("more than half of the rows would be padding",
       [=](const Block& b) { return b.rows == 8 || b.rows < 2 * shape.n; });
-  add("splitting k pays only while the rows do not fill the multiprocessors", [=](const Block& b) {
-    return b.split_k == 1 || b.blocks(shape) <= std::int64_t{4} * facts.multiprocessors;
-  });
+  add("splitting k pays only while there are fewer blocks of rows than multiprocessors",
+      [=](const Block& b) {
+        return b.split_k == 1 || b.blocks(shape) / b.split_k < facts.multiprocessors;
+      });
   return space;
 }
 

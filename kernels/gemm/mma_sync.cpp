@@ -72,8 +72,10 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
         return t.bm < 64 || t.bn * products < 64 ||
                (t.warp_m() >= 32 && t.warp_n() * products >= 32);
       });
-  add("4 to 8 k16 steps in flight cover the latency of memory, and a deeper ring than 16 only "
-      "fills later",
+  add("8 warps pay where each has 32 x 32 sums or more; below, 4 warps load fewer fragments",
+      [=](const Tile& t) { return t.warps() < 8 || t.sums(products) >= 32; });
+  add("4 to 16 k16 steps in flight cover the latency of memory, and a deeper ring only fills "
+      "later",
       [](const Tile& t) {
         const int ahead = (t.stages - 1) * t.bk;
         return ahead >= 64 && ahead <= 256;
@@ -95,8 +97,8 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
   };
   add("more than half of a tile would be padding",
       [=](const Tile& t) { return (t.bm == 16 || t.bm < 2 * shape.m) && t.bn < shape.n + 32; });
-  add("every row of tiles reads the weights again: at most four of them, or tiles of 64 rows",
-      [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(64, ceil_div(shape.m, 4)); });
+  add("every row of tiles reads the weights again: at most two of them, or tiles of 64 rows",
+      [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(64, ceil_div(shape.m, 2)); });
   add("with 1024 tokens or more, a tile of fewer than 64 columns reads the tokens too often",
       [=](const Tile& t) {
         return shape.m < 1024 || t.bn * shape.products >= 64 || t.bn >= shape.n;
