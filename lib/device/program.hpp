@@ -104,6 +104,9 @@ struct Program {
   std::vector<KernelSource> kernels;
   std::vector<Scratch> scratch;
   std::vector<Step> steps;  // in order, each after the one before is complete
+  /// How many of the op's tensors its host functions may look at: a capture keeps that many
+  /// addresses. Required where there is a host function.
+  std::size_t host_tensors = 0;
 };
 
 }  // namespace fftune

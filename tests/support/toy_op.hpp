@@ -65,6 +65,7 @@ class ToyFamily final : public Family {
     const auto h = problem.size("h");
     const auto dtype = problem.dtype;
     Program program;
+    program.host_tensors = 5;
     if (stage_.empty())
       program.scratch.push_back({static_cast<std::size_t>(m * h) * dtype_bytes(dtype), false});
     if (stage_ != "second")

@@ -1,0 +1,130 @@
+#include "device/backend.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "core/error.hpp"
+#include "cpu/executable.hpp"
+#include "cpu/limits.hpp"
+#include "cpu/machine.hpp"
+#include "cpu/open.hpp"
+
+namespace fftune {
+namespace {
+
+class CpuBuffer final : public Buffer {
+ public:
+  CpuBuffer(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+  ~CpuBuffer() override { std::free(data_); }
+  CpuBuffer(const CpuBuffer&) = delete;
+  CpuBuffer& operator=(const CpuBuffer&) = delete;
+  void* data() const override { return data_; }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  void* data_;
+  std::size_t bytes_;
+};
+
+class CpuReplay final : public Replay {
+ public:
+  CpuReplay(std::vector<RecordedCall> calls, int passes)
+      : calls_(std::move(calls)), passes_(passes) {}
+
+  double sample() override {
+    const auto start = std::chrono::steady_clock::now();
+    for (const auto& call : calls_) call.program->run(call.tensors.data(), call.workspace);
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+    return time.count() / passes_;
+  }
+
+ private:
+  std::vector<RecordedCall> calls_;
+  int passes_;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend()
+      : facts_(cpu_facts()), engine_(std::make_shared<CpuEngine>(facts_.multiprocessors)) {}
+
+  const DeviceFacts& facts() const override { return facts_; }
+
+  CompileResult compile(const Program& program) override {
+    CompileReport report;
+    report.failure = CpuProgram::check(program);
+    if (!report.failure.empty()) return {nullptr, report};
+    auto ready = std::make_shared<const CpuProgram>(engine_, program);
+    return {std::make_shared<const CpuExecutable>(std::move(ready), report), report};
+  }
+
+  std::size_t free_bytes() const override { return static_cast<std::size_t>(available_bytes()); }
+
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
+    // Linux promises more memory than there is and ends the process that uses it: ask first.
+    const std::size_t there = free_bytes();
+    const std::size_t alignment = bytes >= large_page ? large_page : 256;
+    const std::size_t rounded = (bytes / alignment + 1) * alignment;
+    void* data = bytes <= there ? std::aligned_alloc(alignment, rounded) : nullptr;
+    if (data == nullptr)
+      throw Error(ErrorKind::unavailable,
+                  fmt::format("{} needs {} bytes of memory and {} are available: use smaller sizes",
+                              facts_.name, bytes, there));
+    // Only a hint: rows of weights a page apart cost a TLB entry each without it.
+    if (alignment == large_page) madvise(data, rounded, MADV_HUGEPAGE);
+    return std::make_unique<CpuBuffer>(data, bytes);
+  }
+
+  void write(void* device, const void* host, std::size_t bytes) override {
+    if (bytes > 0) std::memcpy(device, host, bytes);
+  }
+  void read(void* host, const void* device, std::size_t bytes) override {
+    if (bytes > 0) std::memcpy(host, device, bytes);
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void fill(void* device, std::uint8_t byte, std::size_t bytes) override {
+    if (bytes > 0) std::memset(device, byte, bytes);
+  }
+
+  void* stream() override { return nullptr; }
+  void synchronize() override {}  // a program is complete when enqueue returns
+
+  std::unique_ptr<Replay> capture(
+      int passes, const std::function<void(int pass, void* stream)>& enqueue) override {
+    auto calls = engine_->record([&] {
+      for (int pass = 0; pass < passes; ++pass) enqueue(pass, nullptr);
+    });
+    return std::make_unique<CpuReplay>(std::move(calls), passes);
+  }
+
+  Limits limits(DType) override {
+    const std::lock_guard lock(limits_mutex_);
+    if (!limits_) limits_ = measure_cpu_limits(engine_->pool, facts_.l2_bytes, free_bytes());
+    return *limits_;
+  }
+
+ private:
+  static constexpr std::size_t large_page = std::size_t{2} << 20;
+
+  DeviceFacts facts_;
+  std::shared_ptr<CpuEngine> engine_;
+  std::mutex limits_mutex_;
+  std::optional<Limits> limits_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> open_cpu() {
+  return std::make_unique<CpuBackend>();
+}
+
+}  // namespace fftune

@@ -1,0 +1,82 @@
+#include "cpu/limits.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "cpu/blas.hpp"
+
+namespace fftune {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The shortest of the runs of `body` that fit in `budget` seconds, at least three.
+template <typename Body>
+double shortest(double budget, const Body& body) {
+  double best = 1e300;
+  const auto start = Clock::now();
+  for (int run = 0;; ++run) {
+    const auto begin = Clock::now();
+    if (run >= 3 && std::chrono::duration<double>(begin - start).count() > budget) return best;
+    body();
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+}
+
+/// Bytes a second, read and written, by a copy of `bytes`.
+double copy_rate(Pool& pool, std::size_t bytes) {
+  // Left uninitialised: the first touch, by the threads that copy, is the run that is not counted.
+  const std::unique_ptr<std::byte[]> from(new std::byte[bytes]);
+  const std::unique_ptr<std::byte[]> to(new std::byte[bytes]);
+  const int threads = pool.max_threads();
+  const std::size_t part = bytes / static_cast<std::size_t>(threads);
+  const auto on_parts = [&](const auto& body) {
+    pool.run(threads, threads, [&](int i) { body(static_cast<std::size_t>(i) * part); });
+  };
+  on_parts([&](std::size_t at) { std::memset(from.get() + at, 1, part); });
+  on_parts([&](std::size_t at) { std::memset(to.get() + at, 0, part); });
+  const double seconds = shortest(
+      0.3, [&] { on_parts([&](std::size_t at) { std::memcpy(&to[at], &from[at], part); }); });
+  return 2.0 * static_cast<double>(part) * threads / seconds;
+}
+
+/// Floating-point operations a second of OpenBLAS's product of n x n matrices.
+double gemm_rate(int threads, std::int64_t n) {
+  const auto elements = static_cast<std::size_t>(n * n);
+  std::vector<float> a(elements), b(elements), c(elements);
+  // Neither zeros nor equal numbers: some processors draw less power and run faster on those.
+  for (std::size_t i = 0; i < elements; ++i) {
+    a[i] = static_cast<float>(i * 2654435761u % 2048) / 1024 - 1;
+    b[i] = static_cast<float>(i * 2246822519u % 2048) / 1024 - 1;
+  }
+  const BlasThreads hold(threads);
+  const double seconds = shortest(0.4, [&] {
+    sgemm(n, n, n, {a.data(), n}, {b.data(), n}, 0, c.data(), n);
+  });
+  const auto size = static_cast<double>(n);
+  return 2 * size * size * size / seconds;
+}
+
+}  // namespace
+
+Limits measure_cpu_limits(Pool& pool, std::int64_t cache_bytes, std::size_t free_bytes) {
+  const std::size_t wanted =
+      std::max<std::size_t>(4 * static_cast<std::size_t>(cache_bytes), std::size_t{64} << 20);
+  const std::size_t bytes = std::min(wanted, free_bytes / 4);
+  const std::int64_t n = 1536;
+  Limits limits;
+  limits.bytes_per_second = copy_rate(pool, bytes);
+  limits.flops_per_second = gemm_rate(pool.max_threads(), n);
+  limits.method = fmt::format("copy of {} MiB by {} threads; {} sgemm of {}^3 (bf16 too)",
+                              bytes >> 20, pool.max_threads(), blas_version(), n);
+  return limits;
+}
+
+}  // namespace fftune

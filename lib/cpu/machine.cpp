@@ -1,0 +1,182 @@
+#include "cpu/machine.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+namespace fftune {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The first line of a file, or nothing.
+std::optional<std::string> first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  return line;
+}
+
+/// A number with an optional K, M or G behind it; nothing for other words, such as "max".
+std::optional<double> number(const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
+  std::istringstream in(*text);
+  double value = 0;
+  if (!(in >> value)) return std::nullopt;
+  char unit = 0;
+  in >> unit;
+  const double scale = unit == 'K'   ? 1024.0
+                       : unit == 'M' ? 1048576.0
+                       : unit == 'G' ? 1073741824.0
+                                     : 1.0;
+  return value * scale;
+}
+
+/// The value of the first "key : value" line of /proc/cpuinfo with one of these keys.
+std::optional<std::string> cpuinfo(const fs::path& root, const std::vector<std::string>& keys) {
+  std::ifstream file(root / "proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(':');
+    if (colon == line.npos) continue;
+    const auto key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
+    const auto value = line.find_first_not_of(' ', colon + 1);
+    if (value != line.npos && std::find(keys.begin(), keys.end(), key) != keys.end())
+      return line.substr(value);
+  }
+  return std::nullopt;
+}
+
+/// The folders of this process's control group and its parents, for one controller of version 1
+/// ("cpu"), or for version 2 ("").
+std::vector<fs::path> control_groups(const fs::path& root, const std::string& controller) {
+  std::vector<fs::path> folders;
+  const fs::path mount = root / "sys/fs/cgroup" / controller;
+  std::ifstream file(root / "proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const auto first = line.find(':');
+    const auto second = first == line.npos ? line.npos : line.find(':', first + 1);
+    if (second == line.npos) continue;
+    std::istringstream names(line.substr(first + 1, second - first - 1));
+    bool ours = controller.empty() && line.starts_with("0::");
+    for (std::string name; std::getline(names, name, ',');) ours = ours || name == controller;
+    if (!ours) continue;
+    for (fs::path group = fs::path(line.substr(second + 1)).relative_path(); !group.empty();
+         group = group.parent_path())
+      folders.push_back(mount / group);
+  }
+  folders.push_back(mount);
+  return folders;
+}
+
+template <typename Value>
+void lower(std::optional<Value>& least, Value value) {
+  least = least ? std::min(*least, value) : value;
+}
+
+}  // namespace
+
+std::vector<Cache> read_caches(const fs::path& root) {
+  std::vector<Cache> caches;
+  for (int index = 0; index < 8; ++index) {
+    const auto folder =
+        root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
+    const auto level = number(first_line(folder / "level"));
+    const auto type = first_line(folder / "type");
+    const auto bytes = number(first_line(folder / "size"));
+    if (!level || !type || !bytes) continue;
+    caches.push_back({static_cast<int>(*level), *type, static_cast<std::int64_t>(*bytes)});
+  }
+  std::stable_sort(caches.begin(), caches.end(),
+                   [](const Cache& a, const Cache& b) { return a.level < b.level; });
+  return caches;
+}
+
+std::string read_cpu_model(const fs::path& root) {
+  if (const auto name = cpuinfo(root, {"model name", "Model", "cpu model"})) return *name;
+  if (const auto tree = first_line(root / "proc/device-tree/model"))
+    return tree->substr(0, tree->find('\0'));
+  return "";
+}
+
+double read_clock(const fs::path& root) {
+  const auto frequency = root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq";
+  if (const auto kilohertz = number(first_line(frequency))) return *kilohertz * 1e3;
+  if (const auto megahertz = number(cpuinfo(root, {"cpu MHz"}))) return *megahertz * 1e6;
+  return 0;
+}
+
+std::int64_t read_memory(const fs::path& root, const std::string& field) {
+  std::ifstream file(root / "proc/meminfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(field + ":"))
+      return static_cast<std::int64_t>(number(line.substr(field.size() + 1)).value_or(0)) * 1024;
+  return 0;
+}
+
+std::optional<double> read_core_quota(const fs::path& root) {
+  std::optional<double> cores;
+  for (const auto& folder : control_groups(root, "")) {
+    std::istringstream text(first_line(folder / "cpu.max").value_or("max"));
+    double quota = 0, period = 0;
+    if (text >> quota >> period && period > 0) lower(cores, quota / period);
+  }
+  for (const auto& folder : control_groups(root, "cpu")) {
+    const auto quota = number(first_line(folder / "cpu.cfs_quota_us"));
+    const auto period = number(first_line(folder / "cpu.cfs_period_us"));
+    if (quota && *quota > 0 && period && *period > 0) lower(cores, *quota / *period);
+  }
+  return cores;
+}
+
+std::optional<std::int64_t> read_memory_room(const fs::path& root) {
+  std::optional<std::int64_t> room;
+  const auto take = [&](const fs::path& limit_file, const fs::path& usage_file) {
+    const auto limit = number(first_line(limit_file));
+    const auto usage = number(first_line(usage_file));
+    // Version 1 writes "no limit" as a number near 2^63.
+    if (limit && usage && *limit < 0x1p60)
+      lower(room, static_cast<std::int64_t>(std::max(*limit - *usage, 0.0)));
+  };
+  for (const auto& folder : control_groups(root, ""))
+    take(folder / "memory.max", folder / "memory.current");
+  for (const auto& folder : control_groups(root, "memory"))
+    take(folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes");
+  return room;
+}
+
+int usable_cores() {
+  int cores = 0;
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) == 0) cores = CPU_COUNT(&mask);
+  // More cores than a cpu_set_t has bits make the call fail.
+  if (cores < 1) cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  if (const auto quota = read_core_quota("/"))
+    cores = std::min(cores, static_cast<int>(std::ceil(*quota)));
+  return std::max(cores, 1);
+}
+
+std::int64_t available_bytes() {
+  const auto available = read_memory("/", "MemAvailable");
+  return std::min(available, read_memory_room("/").value_or(available));
+}
+
+std::string vector_isa() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl"))
+    return "avx512";
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
+  return "sse2";
+#elif defined(__aarch64__)
+  return "neon";
+#else
+  return "generic";
+#endif
+}
+
+}  // namespace fftune

@@ -1,0 +1,47 @@
+// What Linux tells of the machine and of this process's share of it. Each reader takes the folder
+// that stands for "/", so that tests can lay out a machine of their own.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fftune {
+
+struct Cache {
+  int level = 0;
+  std::string type;  // "Data", "Instruction", "Unified"
+  std::int64_t bytes = 0;
+};
+
+/// The caches of the first core, from the smallest level on; empty where sysfs does not tell.
+std::vector<Cache> read_caches(const std::filesystem::path& root);
+
+/// The processor's name: "AMD EPYC 7763 64-Core Processor"; empty if unknown.
+std::string read_cpu_model(const std::filesystem::path& root);
+
+/// The maximum clock in Hz, or the clock now where only that is known; 0 if unknown.
+double read_clock(const std::filesystem::path& root);
+
+/// A line of /proc/meminfo ("MemTotal") in bytes; 0 if unknown.
+std::int64_t read_memory(const std::filesystem::path& root, const std::string& field);
+
+/// The tightest quota of this process's control groups, in cores; nothing if there is none.
+std::optional<double> read_core_quota(const std::filesystem::path& root);
+
+/// The bytes that this process's control groups leave it; nothing if they set no limit.
+std::optional<std::int64_t> read_memory_room(const std::filesystem::path& root);
+
+/// Cores in this process's affinity mask, at most the quota rounded up; at least 1.
+int usable_cores();
+
+/// Bytes that can be allocated without swapping, within the control groups' limits.
+std::int64_t available_bytes();
+
+/// The widest vector instruction set that this processor and system support: "avx512", "avx2",
+/// "sse2", "neon", or the compiler's target where none is known.
+std::string vector_isa();
+
+}  // namespace fftune

@@ -1,0 +1,176 @@
+#include "device/backend.hpp"
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/error.hpp"
+#include "cpu/open.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+/// y[0] = x[0] + 1, by tensors {x, y}.
+Program increment() {
+  Program program;
+  program.host_tensors = 2;
+  program.steps.emplace_back(HostFunction([](const HostCall& call) {
+    *static_cast<int*>(call.tensors[1]) = *static_cast<int*>(call.tensors[0]) + 1;
+  }));
+  return program;
+}
+
+}  // namespace
+
+TEST_CASE("buffers are aligned, and hold what is written, copied and filled") {
+  const auto backend = open_cpu();
+  for (const std::size_t bytes : {0, 1, 255, 4096, 5 << 20}) {
+    const auto buffer = backend->allocate(bytes);
+    REQUIRE(buffer->bytes() == bytes);
+    REQUIRE(reinterpret_cast<std::uintptr_t>(buffer->data()) % 256 == 0);
+    const auto other = backend->allocate(bytes);
+    std::vector<unsigned char> data(bytes, 7), back(bytes);
+    backend->write(buffer->data(), data.data(), bytes);
+    backend->copy(other->data(), buffer->data(), bytes);
+    backend->fill(buffer->data(), 9, bytes);
+    backend->read(back.data(), other->data(), bytes);
+    REQUIRE(back == data);
+    backend->read(back.data(), buffer->data(), bytes);
+    REQUIRE(back == std::vector<unsigned char>(bytes, 9));
+  }
+}
+
+TEST_CASE("memory that is not there is refused with the bytes needed and there") {
+  const auto backend = open_cpu();
+  const std::size_t bytes = std::size_t{1} << 50;
+  try {
+    backend->allocate(bytes);
+    FAIL("allocated a pebibyte");
+  } catch (const Error& error) {
+    REQUIRE(error.kind() == ErrorKind::unavailable);
+    const std::string message = error.what();
+    REQUIRE(message.find(std::to_string(bytes)) != std::string::npos);
+    REQUIRE(message.find("available") != std::string::npos);
+  }
+}
+
+TEST_CASE("what a CPU cannot run is a failed compilation") {
+  const auto backend = open_cpu();
+  Program kernel;
+  kernel.steps.emplace_back(KernelLaunch{});
+  Program half;
+  half.steps.emplace_back(
+      LibraryGemm{.dtype = DType::fp16, .m = 1, .n = 1, .k = 1, .a = {}, .b = {}, .c = {}});
+  Program unsaid = increment();
+  unsaid.host_tensors = 0;
+  for (const auto& program : {kernel, half, unsaid}) {
+    const auto result = backend->compile(program);
+    REQUIRE(result.executable == nullptr);
+    REQUIRE(result.report.failure.find("step 0") == 0);
+  }
+}
+
+TEST_CASE("host functions see tensors, scratch and threads") {
+  const auto backend = open_cpu();
+  Program program;
+  program.host_tensors = 1;
+  program.scratch = {{.bytes = 100, .zeroed = false}, {.bytes = 8, .zeroed = true}};
+  program.steps.emplace_back(HostFunction([](const HostCall& call) {
+    std::memset(call.scratch[0], 1, 100);
+    REQUIRE(reinterpret_cast<std::uintptr_t>(call.scratch[1]) % 256 == 0);
+    std::int64_t zero = -1;
+    std::memcpy(&zero, call.scratch[1], sizeof zero);
+    *static_cast<std::int64_t*>(call.tensors[0]) = zero + call.parallel.max_threads();
+    std::memset(call.scratch[1], 1, 8);
+  }));
+  const auto result = backend->compile(program);
+  REQUIRE(result.executable);
+  REQUIRE(result.executable->workspace_bytes() == 512);
+  const auto workspace = backend->allocate(512);
+  std::int64_t out = 0;
+  void* tensors[] = {&out};
+  for (int run = 0; run < 2; ++run) {
+    result.executable->enqueue(tensors, workspace->data(), nullptr);
+    REQUIRE(out == backend->facts().multiprocessors);
+  }
+}
+
+TEST_CASE("library products, in f32 and in bf16") {
+  const auto backend = open_cpu();
+  for (const auto dtype : {DType::f32, DType::bf16}) {
+    Program program;
+    program.steps.emplace_back(LibraryGemm{.dtype = dtype,
+                                           .m = 2,
+                                           .n = 3,
+                                           .k = 2,
+                                           .a = TensorArgument{2},
+                                           .b = TensorArgument{0},
+                                           .c = TensorArgument{1}});
+    const auto result = backend->compile(program);
+    REQUIRE(result.executable);
+    const std::vector<float> a{1, 2, 3, 4}, b{5, 6, 7, 8, 9, 10};
+    std::array<float, 4> a_bytes{};
+    std::array<float, 6> b_bytes{}, c_bytes{};
+    encode(dtype, a, a_bytes.data());
+    encode(dtype, b, b_bytes.data());
+    const auto workspace = backend->allocate(result.executable->workspace_bytes());
+    void* tensors[] = {b_bytes.data(), c_bytes.data(), a_bytes.data()};
+    result.executable->enqueue(tensors, workspace->data(), nullptr);
+    std::vector<float> c(6);
+    decode(dtype, c_bytes.data(), c);
+    REQUIRE(c == std::vector<float>{17, 23, 29, 39, 53, 67});
+  }
+}
+
+TEST_CASE("a capture keeps its calls, by value, and runs them at each sample") {
+  const auto backend = open_cpu();
+  const auto executable = backend->compile(increment()).executable;
+  std::array<int, 4> values{10, 0, 0, 0};
+  const auto replay = backend->capture(3, [&](int pass, void* stream) {
+    const auto at = static_cast<std::size_t>(pass);
+    void* tensors[] = {&values[at], &values[at + 1]};
+    executable->enqueue(tensors, nullptr, stream);
+  });
+  REQUIRE(values == std::array<int, 4>{10, 0, 0, 0});
+  REQUIRE(replay->sample() >= 0);
+  REQUIRE(values == std::array<int, 4>{10, 11, 12, 13});
+  values[0] = 20;
+  replay->sample();
+  REQUIRE(values[3] == 23);
+
+  REQUIRE_THROWS_AS(backend->capture(1, [](int, void*) { throw Error(ErrorKind::internal, "no"); }),
+                    Error);
+  void* tensors[] = {&values[0], &values[3]};
+  executable->enqueue(tensors, nullptr, nullptr);  // not kept by the capture that failed
+  REQUIRE(values[3] == 21);
+}
+
+TEST_CASE("several threads enqueue at once") {
+  const auto backend = open_cpu();
+  const auto executable = backend->compile(increment()).executable;
+  std::array<int, 4> results{};
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < results.size(); ++i)
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 500; ++round) {
+        void* tensors[] = {&results[i], &results[i]};
+        executable->enqueue(tensors, nullptr, nullptr);
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  REQUIRE(results == std::array<int, 4>{500, 500, 500, 500});
+}
+
+TEST_CASE("the ceilings are measured once") {
+  const auto backend = open_cpu();
+  const auto limits = backend->limits(DType::f32);
+  REQUIRE(limits.bytes_per_second > 1e8);
+  REQUIRE(limits.flops_per_second > 1e8);
+  REQUIRE(!limits.method.empty());
+  REQUIRE(backend->limits(DType::bf16).flops_per_second == limits.flops_per_second);
+}

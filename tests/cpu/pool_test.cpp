@@ -1,0 +1,91 @@
+#include "cpu/pool.hpp"
+
+#include <atomic>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+TEST_CASE("a pool runs every task once, whatever the numbers of tasks and threads") {
+  for (const int size : {1, 2, 5}) {
+    Pool pool(size);
+    REQUIRE(pool.max_threads() == size);
+    for (const int tasks : {0, 1, 2, 3, 17, 1000})
+      for (const int threads : {1, 2, 3, 100}) {
+        std::vector<std::atomic<int>> calls(static_cast<std::size_t>(tasks));
+        pool.run(tasks, threads, [&](int task) { ++calls[static_cast<std::size_t>(task)]; });
+        for (const auto& count : calls) REQUIRE(count == 1);
+      }
+  }
+}
+
+TEST_CASE("a pool uses no more threads than asked for") {
+  Pool pool(4);
+  for (const int threads : {1, 2, 3}) {
+    std::atomic<int> now{0}, most{0};
+    pool.run(50, threads, [&](int) {
+      const int running = ++now;
+      int seen = most;
+      while (running > seen && !most.compare_exchange_weak(seen, running)) {
+      }
+      std::this_thread::yield();
+      --now;
+    });
+    REQUIRE(most <= threads);
+  }
+}
+
+TEST_CASE("a task's exception reaches the caller and the pool goes on") {
+  Pool pool(3);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> calls{0};
+    REQUIRE_THROWS_AS(pool.run(1000, 3,
+                               [&](int task) {
+                                 ++calls;
+                                 if (task == 5) throw std::runtime_error("five");
+                               }),
+                      std::runtime_error);
+    REQUIRE(calls >= 6);
+    calls = 0;
+    pool.run(100, 3, [&](int) { ++calls; });
+    REQUIRE(calls == 100);
+  }
+}
+
+TEST_CASE("a run inside a task runs in place") {
+  Pool pool(3);
+  std::atomic<int> inner{0};
+  pool.run(6, 3, [&](int) {
+    const auto self = std::this_thread::get_id();
+    pool.run(7, 3, [&](int) {
+      if (std::this_thread::get_id() == self) ++inner;
+    });
+  });
+  REQUIRE(inner == 42);
+}
+
+TEST_CASE("callers from several threads take turns") {
+  Pool pool(2);
+  std::atomic<int> total{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller)
+    callers.emplace_back([&] {
+      for (int round = 0; round < 200; ++round) pool.run(3, 2, [&](int) { ++total; });
+    });
+  for (auto& caller : callers) caller.join();
+  REQUIRE(total == 4 * 200 * 3);
+}
+
+TEST_CASE("idle workers wake for a run after they have gone to sleep") {
+  Pool pool(2);
+  std::atomic<int> total{0};
+  for (int round = 0; round < 10; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    pool.run(2, 2, [&](int) { ++total; });
+  }
+  REQUIRE(total == 20);
+}
