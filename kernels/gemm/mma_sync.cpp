@@ -50,81 +50,96 @@ std::int64_t shared_bytes(const Tile& tile, const GemmShape& shape, const Device
   return kept_bytes + std::max({ring, output, exchange});
 }
 
+/// A constraint whose predicate takes a Tile and looks at the parameters `reads` alone.
+template <class Holds>
+void limit(Space& space, std::string reason, std::vector<std::string> reads, Holds holds) {
+  space.constraint(
+      std::move(reason), [holds](const Config& config) { return holds(Tile(config)); },
+      std::move(reads));
+}
+
 void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
   const int products = shape.products;
-  const auto add = [&space](const char* reason, auto holds) {
-    space.constraint(reason, [holds](const Config& config) { return holds(Tile(config)); });
-  };
-  add("a warp's tile is made of 16 x 16 blocks, what one ldmatrix.x4 loads",
-      [](const Tile& t) { return t.bm % (16 * t.warps_m) == 0 && t.bn % (16 * t.warps_n) == 0; });
-  add("a multiprocessor has four schedulers: 4 or 8 warps keep them busy, and 2 only where a tile "
-      "has no room for 4",
-      [](const Tile& t) {
-        return t.warps() == 4 || t.warps() == 8 || (t.warps() == 2 && t.bm * t.bn <= 512);
-      });
-  add("128 fp32 sums and two sets of fragments are what 255 registers a thread hold",
-      [=](const Tile& t) {
-        return t.sums(products) <= 128 && t.warp_m() <= 64 && t.warp_n() * products <= 128;
-      });
-  add("a tile of 64 x 64 or more is no faster on warp tiles below 32 x 32: the fragments each warp "
-      "loads from shared memory cost more than their products",
-      [=](const Tile& t) {
-        return t.bm < 64 || t.bn * products < 64 ||
-               (t.warp_m() >= 32 && t.warp_n() * products >= 32);
-      });
-  add("8 warps pay where each has 32 x 32 sums or more; below, 4 warps load fewer fragments",
-      [=](const Tile& t) { return t.warps() < 8 || t.sums(products) >= 32; });
-  add("4 to 16 k16 steps in flight cover the latency of memory, and a deeper ring only fills "
-      "later",
-      [](const Tile& t) {
+  limit(space, "a warp's tile is made of 16 x 16 blocks, what one ldmatrix.x4 loads",
+        {"bm", "bn", "warps_m", "warps_n"},
+        [](const Tile& t) { return t.bm % (16 * t.warps_m) == 0 && t.bn % (16 * t.warps_n) == 0; });
+  limit(space,
+        "a multiprocessor has four schedulers: 4 or 8 warps keep them busy, and 2 only where a "
+        "tile has no room for 4",
+        {"bm", "bn", "warps_m", "warps_n"}, [](const Tile& t) {
+          return t.warps() == 4 || t.warps() == 8 || (t.warps() == 2 && t.bm * t.bn <= 512);
+        });
+  limit(space, "128 fp32 sums and two sets of fragments are what 255 registers a thread hold",
+        {"bm", "bn", "warps_m", "warps_n"}, [=](const Tile& t) {
+          return t.sums(products) <= 128 && t.warp_m() <= 64 && t.warp_n() * products <= 128;
+        });
+  limit(space,
+        "a tile of 64 x 64 or more is no faster on warp tiles below 32 x 32: the fragments each "
+        "warp loads from shared memory cost more than their products",
+        {"bm", "bn", "warps_m", "warps_n"}, [=](const Tile& t) {
+          return t.bm < 64 || t.bn * products < 64 ||
+                 (t.warp_m() >= 32 && t.warp_n() * products >= 32);
+        });
+  limit(space,
+        "8 warps pay where each has 32 x 32 sums or more; below, 4 warps load fewer fragments",
+        {"bm", "bn", "warps_m", "warps_n"},
+        [=](const Tile& t) { return t.warps() < 8 || t.sums(products) >= 32; });
+  limit(
+      space,
+      "4 to 16 k16 steps in flight cover the latency of memory, and a deeper ring only fills later",
+      {"bk", "stages"}, [](const Tile& t) {
         const int ahead = (t.stages - 1) * t.bk;
         return ahead >= 64 && ahead <= 256;
       });
-  add("k tiles of 128 pay where a block has little work per tile, so only for tiles of up to 32 "
-      "tokens",
-      [](const Tile& t) { return t.bk < 128 || t.bm <= 32; });
-  const std::int64_t limit = facts.shared_bytes_per_block;
-  space.constraint(
-      fmt::format("stages * bk * 2 bytes * (bm + {} bn), and the exchange of split-K, must fit in "
-                  "the {} bytes of shared memory that a block can have",
-                  products, limit),
-      [=](const Config& config) { return shared_bytes(Tile(config), shape, facts) <= limit; });
+  limit(space,
+        "k tiles of 128 pay where a block has little work per tile, so only for tiles of up to 32 "
+        "tokens",
+        {"bm", "bk"}, [](const Tile& t) { return t.bk < 128 || t.bm <= 32; });
+  const std::int64_t most = facts.shared_bytes_per_block;
+  limit(space,
+        fmt::format("stages * bk * 2 bytes * (bm + {} bn), and the exchange of split-K, must fit "
+                    "in the {} bytes of shared memory that a block can have",
+                    products, most),
+        {"bm", "bn", "bk", "stages", "split_k"},
+        [=](const Tile& t) { return shared_bytes(t, shape, facts) <= most; });
 }
 
 void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
-  const auto add = [&space](const char* reason, auto holds) {
-    space.constraint(reason, [holds](const Config& config) { return holds(Tile(config)); });
-  };
-  add("more than half of a tile would be padding",
-      [=](const Tile& t) { return (t.bm == 16 || t.bm < 2 * shape.m) && t.bn < shape.n + 32; });
-  add("every row of tiles reads the weights again: at most two of them, or tiles of 64 rows",
-      [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(64, ceil_div(shape.m, 2)); });
-  add("with 1024 tokens or more, a tile of fewer than 64 columns reads the tokens too often",
-      [=](const Tile& t) {
-        return shape.m < 1024 || t.bn * shape.products >= 64 || t.bn >= shape.n;
-      });
-  add("a ring longer than the loop over k is never full", [=](const Tile& t) {
-    return t.stages == 2 || t.stages - 1 <= ceil_div(shape.k, std::int64_t{t.bk} * t.split_k);
-  });
-  add("a k tile that is mostly past the end of k",
-      [=](const Tile& t) { return t.bk <= 64 || t.bk < 2 * shape.k; });
-  add("splitting k pays only while there are fewer tiles than multiprocessors, and up to two "
-      "blocks "
-      "for each",
-      [=](const Tile& t) {
-        return t.split_k == 1 || (t.tiles(shape) < facts.multiprocessors &&
-                                  t.tiles(shape) * t.split_k <= 2 * facts.multiprocessors);
-      });
-  add("a split needs at least four k tiles to be worth its share of the closing sum",
-      [=](const Tile& t) {
-        return t.split_k == 1 || shape.k >= std::int64_t{4} * t.bk * t.split_k;
-      });
-  add("a band of tile rows higher than the output is the whole output, and without several waves "
-      "the order does not matter",
-      [=](const Tile& t) {
-        return t.group_m == 1 ||
-               (t.group_m <= t.tiles_m(shape) && t.tiles(shape) > facts.multiprocessors);
-      });
+  limit(space, "more than half of a tile would be padding", {"bm", "bn"},
+        [=](const Tile& t) { return (t.bm == 16 || t.bm < 2 * shape.m) && t.bn < shape.n + 32; });
+  limit(space,
+        "every row of tiles reads the weights again: at most two of them, or tiles of 64 rows",
+        {"bm"},
+        [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(64, ceil_div(shape.m, 2)); });
+  limit(space,
+        "with 1024 tokens or more, a tile of fewer than 64 columns reads the tokens too often",
+        {"bn"}, [=](const Tile& t) {
+          return shape.m < 1024 || t.bn * shape.products >= 64 || t.bn >= shape.n;
+        });
+  limit(space, "a ring longer than the loop over k is never full", {"bk", "stages", "split_k"},
+        [=](const Tile& t) {
+          return t.stages == 2 || t.stages - 1 <= ceil_div(shape.k, std::int64_t{t.bk} * t.split_k);
+        });
+  limit(space, "a k tile that is mostly past the end of k", {"bk"},
+        [=](const Tile& t) { return t.bk <= 64 || t.bk < 2 * shape.k; });
+  limit(space,
+        "splitting k pays only while there are fewer tiles than multiprocessors, and up to two "
+        "blocks for each",
+        {"bm", "bn", "split_k"}, [=](const Tile& t) {
+          return t.split_k == 1 || (t.tiles(shape) < facts.multiprocessors &&
+                                    t.tiles(shape) * t.split_k <= 2 * facts.multiprocessors);
+        });
+  limit(space, "a split needs at least four k tiles to be worth its share of the closing sum",
+        {"bk", "split_k"}, [=](const Tile& t) {
+          return t.split_k == 1 || shape.k >= std::int64_t{4} * t.bk * t.split_k;
+        });
+  limit(space,
+        "a band of tile rows higher than the output is the whole output, and without several waves "
+        "the order does not matter",
+        {"bm", "bn", "group_m"}, [=](const Tile& t) {
+          return t.group_m == 1 ||
+                 (t.group_m <= t.tiles_m(shape) && t.tiles(shape) > facts.multiprocessors);
+        });
 }
 
 Config make_config(const std::array<int, 6>& tile, int split_k, int group_m) {

@@ -45,6 +45,21 @@ TEST_CASE("every product has a default, and it is feasible", "[kernels]") {
   }
 }
 
+TEST_CASE("constraints read no parameter but those they name", "[kernels]") {
+  // feasible() judges a constraint as soon as what it names is known; violations() judges all of a
+  // whole configuration.
+  const auto facts = facts_of_architecture("sm_90a");
+  for (const auto& shape : shapes_of(64, 1024, 2048)) {
+    const Space space = mma_sync_space(shape, facts);
+    const auto feasible = space.feasible();
+    std::size_t legal = 0;
+    space.for_each(
+        [&](const Config& config) { legal += space.violations(config).empty() ? 1 : 0; });
+    CHECK(feasible.size() == legal);
+    for (const Config& config : feasible) REQUIRE(space.violations(config).empty());
+  }
+}
+
 TEST_CASE("no feasible tile asks for more shared memory than a block can have", "[kernels]") {
   for (const auto& arch : known_architectures()) {
     const auto facts = facts_of_architecture(arch);
