@@ -1,0 +1,17 @@
+// The format of a preset file, apart from any file: its version, and text to records.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "store/preset_file.hpp"
+
+namespace fftune {
+
+/// Written as "schema"; raised whenever a field is added or changes its meaning.
+constexpr int preset_schema = 1;
+
+/// Never throws for what the text holds. `path` is where it comes from, for the complaints.
+PresetFile parse_preset_text(const std::string& text, const std::filesystem::path& path);
+
+}  // namespace fftune

@@ -1,0 +1,84 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <system_error>
+
+#include "core/error.hpp"
+#include "store/file_access.hpp"
+#include "store/preset_file.hpp"
+#include "store/preset_format.hpp"
+
+namespace fftune {
+namespace {
+
+[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& why) {
+  throw Error(ErrorKind::invalid_input,
+              fmt::format("cannot merge into {}: {}", path.string(), why));
+}
+
+void check_existing(const PresetFile& file, const PresetDevice& device, const std::string& op) {
+  if (!file.complaints.empty()) {
+    const auto others = file.complaints.size() - 1;
+    refuse(file.path, fmt::format("{}{}: repair it or move it away", file.complaints.front(),
+                                  others ? fmt::format(" (and {} more complaints)", others) : ""));
+  }
+  if (file.op != op || file.device.slug != device.slug || file.device.kind != device.kind)
+    refuse(file.path, fmt::format("it holds {} of device '{}', not {} of '{}': move it away",
+                                  file.op, file.device.slug, op, device.slug));
+}
+
+/// What we write we must be able to read: a record that we would refuse is our own mistake.
+void check_text(const std::string& text, const std::filesystem::path& path) {
+  const auto file = parse_preset_text(text, path);
+  if (!file.complaints.empty())
+    throw Error(ErrorKind::internal, "a record is not fit to be written: " +
+                                         file.complaints.front() + ": please report this");
+}
+
+std::vector<std::string> united(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  std::sort(a.begin(), a.end());
+  a.erase(std::unique(a.begin(), a.end()), a.end());
+  return a;
+}
+
+std::vector<PresetRecord> values(const std::map<Problem, PresetRecord>& records) {
+  std::vector<PresetRecord> all;
+  for (const auto& [problem, record] : records) all.push_back(record);
+  return all;
+}
+
+}  // namespace
+
+std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
+                                           const PresetDevice& device, const std::string& op,
+                                           const std::vector<PresetRecord>& records) {
+  const auto place = folder / device.slug;
+  const auto path = place / (op + ".json");
+  std::map<Problem, PresetRecord> merged;
+  for (const auto& record : records) merged.insert_or_assign(record.problem, record);
+  // Before any name in it becomes a path.
+  check_text(preset_text(device, op, values(merged)), path);
+  std::error_code error;
+  std::filesystem::create_directories(place, error);
+  if (error)
+    throw Error(ErrorKind::io,
+                fmt::format("cannot create the folder '{}': {}: choose one that you may write to",
+                            place.string(), error.message()));
+
+  const FileLock lock(place / ("." + op + ".lock"));
+  PresetDevice merged_device = device;
+  if (std::filesystem::symlink_status(path, error).type() !=
+      std::filesystem::file_type::not_found) {
+    auto existing = read_preset_file(path);
+    check_existing(existing, device, op);
+    for (auto& record : existing.records) merged.try_emplace(record.problem, std::move(record));
+    // The caller has the device in front of it, so its facts are the newer; aliases are people's.
+    merged_device.aliases = united(existing.device.aliases, device.aliases);
+  }
+  replace_file(path, preset_text(merged_device, op, values(merged)));
+  return path;
+}
+
+}  // namespace fftune

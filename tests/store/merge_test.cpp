@@ -1,0 +1,177 @@
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "store/example.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+std::filesystem::path merge(const std::filesystem::path& folder,
+                            const std::vector<PresetRecord>& records) {
+  return merge_preset_records(folder, example::device(), "ffn", records);
+}
+
+/// Runs `work` in a child process and returns its exit status.
+pid_t start(const std::function<int()>& work) {
+  const auto child = ::fork();
+  if (child == 0) ::_exit(work());
+  return child;
+}
+
+int finish(pid_t child) {
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("records are added to the file, and replaced where the problem is the same") {
+  const example::Folder folder;
+  const auto path = merge(folder.path() / "new" / "folder", {example::record(example::ffn(256))});
+  REQUIRE(path == folder.path() / "new" / "folder" / "nvidia-h200" / "ffn.json");
+  merge(folder.path() / "new" / "folder",
+        {example::record(example::ffn(16)), example::record(example::ffn(256), 9.5)});
+  const auto file = read_preset_file(path);
+  REQUIRE(file.complaints.empty());
+  REQUIRE(file.records.size() == 2);
+  REQUIRE(file.records[0].problem == example::ffn(16));
+  REQUIRE(file.records[1].verdict.median_us == 9.5);
+  // Neither the lock nor the temporary file is left for somebody to commit.
+  REQUIRE(names_in(path.parent_path()) == std::vector<std::string>{"ffn.json"});
+}
+
+TEST_CASE("a merge keeps the aliases that people wrote and takes the device's new facts") {
+  const example::Folder folder;
+  merge(folder.path(), {example::record(example::ffn(16))});
+  auto device = example::device();
+  device.aliases = {"A"};
+  device.multiprocessors = 130;
+  const auto path =
+      merge_preset_records(folder.path(), device, "ffn", {example::record(example::ffn(32))});
+  const auto file = read_preset_file(path);
+  REQUIRE(file.records.size() == 2);
+  REQUIRE(file.device.multiprocessors == 130);
+  REQUIRE(file.device.aliases == std::vector<std::string>{"A", "NVIDIA H200 NVL"});
+}
+
+TEST_CASE("sixteen processes write at once and no record is lost") {
+  const example::Folder folder;
+  constexpr int processes = 16;
+  constexpr int each = 3;
+  std::vector<pid_t> children;
+  for (int process = 0; process < processes; ++process)
+    children.push_back(start([&] {
+      for (int i = 0; i < each; ++i)
+        merge(folder.path(), {example::record(example::ffn(1 + process * each + i))});
+      return 0;
+    }));
+  for (const auto child : children) REQUIRE(finish(child) == 0);
+  const auto file = read_preset_file(folder.path() / "nvidia-h200" / "ffn.json");
+  REQUIRE(file.complaints.empty());
+  REQUIRE(file.records.size() == processes * each);
+  REQUIRE(names_in(folder.path() / "nvidia-h200").size() == 1);
+}
+
+TEST_CASE("a file that cannot be read whole is refused and left as it is") {
+  const auto text =
+      GENERATE(std::string(), std::string("{"),
+               preset_text(example::device(), "ffn", {example::record(example::ffn(16), -1)}),
+               preset_text(example::device(), "rope", {}), std::string("{\"schema\": 2}"));
+  const example::Folder folder;
+  const auto path = folder.path() / "nvidia-h200" / "ffn.json";
+  example::write(path, text);
+  try {
+    merge(folder.path(), {example::record(example::ffn(16))});
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CAPTURE(error.what());
+    REQUIRE(error.kind() == ErrorKind::invalid_input);
+    REQUIRE(std::string(error.what()).find("move it away") != std::string::npos);
+  }
+  REQUIRE(example::text(path) == text);
+  REQUIRE(names_in(path.parent_path()).size() == 1);
+}
+
+TEST_CASE("a record that could not be read again is not written") {
+  const example::Folder folder;
+  auto record = example::record(example::ffn(16));
+  record.verdict.median_us = 0.0 / (record.stages.empty() ? 1.0 : 0.0);  // NaN
+  REQUIRE_THROWS_AS(merge(folder.path(), {record}), Error);
+  auto device = example::device();
+  device.slug = "../elsewhere";
+  REQUIRE_THROWS_AS(merge_preset_records(folder.path(), device, "ffn", {}), Error);
+  REQUIRE_FALSE(std::filesystem::exists(folder.path() / "nvidia-h200" / "ffn.json"));
+}
+
+TEST_CASE("a folder that cannot be written is an error that says so") {
+  const example::Folder folder;
+  example::write(folder.path() / "file", "");
+  try {
+    merge(folder.path() / "file", {example::record(example::ffn(16))});
+    FAIL("accepted");
+  } catch (const Error& error) {
+    REQUIRE(error.kind() == ErrorKind::io);
+    REQUIRE(std::string(error.what()).find("Not a directory") != std::string::npos);
+  }
+  // Permissions do not hold root back: a child of another user tries.
+  merge(folder.path(), {example::record(example::ffn(16))});
+  const auto before = example::text(folder.path() / "nvidia-h200" / "ffn.json");
+  ::chmod((folder.path() / "nvidia-h200").c_str(), 0555);
+  ::chmod(folder.path().c_str(), 0755);
+  const auto child = start([&] {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return 2;
+    try {
+      merge(folder.path(), {example::record(example::ffn(32))});
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      return error.kind() == ErrorKind::io && what.find("Permission denied") != what.npos &&
+                     what.find("that you may write to") != what.npos
+                 ? 0
+                 : 3;
+    }
+    return 4;
+  });
+  REQUIRE(finish(child) == 0);
+  ::chmod((folder.path() / "nvidia-h200").c_str(), 0755);
+  REQUIRE(example::text(folder.path() / "nvidia-h200" / "ffn.json") == before);
+}
+
+TEST_CASE("a full disk leaves the old file whole") {
+  const example::Folder folder;
+  const auto path = merge(folder.path(), {example::record(example::ffn(16))});
+  const auto before = example::text(path);
+  const auto child = start([&] {
+    // Stands for a full disk: no file may grow past the old one's size plus a few bytes.
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{before.size() + 100, before.size() + 100};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
+    try {
+      merge(folder.path(), {example::record(example::ffn(32))});
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      return error.kind() == ErrorKind::io && what.find("free some space") != what.npos ? 0 : 3;
+    }
+    return 4;
+  });
+  REQUIRE(finish(child) == 0);
+  REQUIRE(example::text(path) == before);
+  REQUIRE(names_in(path.parent_path()).size() == 1);
+}

@@ -1,0 +1,164 @@
+#include <string>
+
+#include "core/error.hpp"
+#include "store/example.hpp"
+#include "store/preset_format.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+TEST_CASE("a preset file is laid out for people to review") {
+  // The whole text: a change here is a change of the format that every preset then shows in a diff.
+  const std::string expected = R"({
+  "schema": 1,
+  "device": {
+    "slug": "nvidia-h200",
+    "name": "NVIDIA H200",
+    "kind": "cuda",
+    "arch": "sm_90a",
+    "multiprocessors": 132,
+    "aliases": ["NVIDIA H200 NVL"]
+  },
+  "op": "ffn",
+  "records": [
+    {
+      "problem": {"op": "ffn", "pass": "fwd", "dtype": "bf16", "d": 1024, "h": 2048, "m": 16, "act": "silu"},
+      "stages": [
+        {
+          "stages": ["gate_up"],
+          "family": "gate_up_sm80",
+          "parameters": {"bm": 128, "bn": 64, "stages": 4},
+          "source_hash": "0123456789abcdef",
+          "median_us": 12.35,
+          "ties": [
+            {"id": "gate_up_sm80/bm=64,bn=64,stages=4", "median_us": 12.4}
+          ],
+          "runners_up": [
+            {"id": "gate_up_sm80/bm=64,bn=128,stages=3", "median_us": 13.0},
+            {"id": "gate_up_simple", "median_us": 100.0}
+          ],
+          "feasible": 187,
+          "measured": 140,
+          "failed": 2
+        },
+        {
+          "stages": ["down"],
+          "family": "down_simple",
+          "parameters": {},
+          "source_hash": "fedcba9876543210",
+          "median_us": 7.5,
+          "ties": [],
+          "runners_up": [],
+          "feasible": 1,
+          "measured": 1,
+          "failed": 0
+        }
+      ],
+      "verdict": {
+        "median_us": 20.12,
+        "interval_low_us": 20.07,
+        "interval_high_us": 20.22,
+        "noise": 0.00812,
+        "roofline_fraction": 0.612,
+        "limit": "memory",
+        "unfused_ratio": 1.234,
+        "strategy": "halving",
+        "complete": true
+      },
+      "error": 0.00209,
+      "tolerance": 0.0035,
+      "provenance": {
+        "fftune": "0.1.0",
+        "device": "NVIDIA H200",
+        "driver": "580.159",
+        "toolkit": "13.0",
+        "clock_mhz": 1980.0,
+        "date": "2026-11-21T14:03:22Z",
+        "seed": 18364758544493064720
+      }
+    }
+  ]
+}
+)";
+  REQUIRE(preset_text(example::device(), "ffn", {example::record(example::ffn(16))}) == expected);
+}
+
+TEST_CASE("what is written is what is read") {
+  const auto written = example::record(example::ffn(16));
+  const auto text = preset_text(example::device(), "ffn", {written});
+  const auto file = parse_preset_text(text, "a.json");
+  REQUIRE(file.complaints.empty());
+  REQUIRE(file.records.size() == 1);
+  const auto& read = file.records[0];
+  REQUIRE(read.problem == written.problem);
+  REQUIRE(recipe_text(read.recipe()) == "gate_up_sm80/bm=128,bn=64,stages=4 + down_simple");
+  REQUIRE(read.stages[0].ties[0].id == written.stages[0].ties[0].id);
+  REQUIRE(read.verdict.median_us == 20.12);
+  REQUIRE(read.provenance.seed == written.provenance.seed);
+  REQUIRE(file.device.aliases == example::device().aliases);
+  REQUIRE(preset_text(file.device, file.op, file.records) == text);
+}
+
+TEST_CASE("rounding a number that is rounded changes nothing") {
+  for (double median = 0.000123; median < 1e7; median *= 2.37) {
+    const auto text =
+        preset_text(example::device(), "ffn", {example::record(example::ffn(1), median + 0.06)});
+    const auto file = parse_preset_text(text, "a.json");
+    CAPTURE(text, file.complaints);
+    REQUIRE(file.records.size() == 1);
+    REQUIRE(file.records[0].verdict.median_us == Approx(median + 0.06).epsilon(0.006));
+    REQUIRE(preset_text(file.device, file.op, file.records) == text);
+  }
+}
+
+TEST_CASE("records are sorted by their problem") {
+  const auto a = example::record(example::ffn(16));
+  const auto b = example::record(example::ffn(256));
+  const auto c = example::record(example::ffn(1, DType::fp16));
+  const auto text = preset_text(example::device(), "ffn", {a, b, c});
+  REQUIRE(preset_text(example::device(), "ffn", {c, b, a}) == text);
+}
+
+TEST_CASE("a problem is written and read as one line of JSON") {
+  const auto problem = example::ffn(4096);
+  const auto json = problem_json(problem);
+  REQUIRE(json ==
+          R"({"op":"ffn","pass":"fwd","dtype":"bf16","d":1024,"h":2048,"m":4096,"act":"silu"})");
+  REQUIRE(problem_from_json(json).problem == problem);
+  REQUIRE(problem_from_json(json).dtype_given);
+  const auto short_form = problem_from_json(R"({"op": "ffn", "m": 1, "d": 2, "h": 3})");
+  REQUIRE(short_form.problem.pass == "fwd");
+  REQUIRE_FALSE(short_form.dtype_given);
+  REQUIRE(record_json(example::record(problem)).find('\n') == std::string::npos);
+}
+
+TEST_CASE("a problem that is wrong is refused by the name of its field") {
+  const auto [json, expected] = GENERATE(table<std::string, std::string>({
+      {"", "there is no text at all"},
+      {"{\"op\": \"ffn\", \"m\": 1", "cut short"},
+      {"[]", "expected an object, found an array"},
+      {"{}", "op: is missing"},
+      {R"({"op": 3})", "op: expected a string, found 3"},
+      {R"({"op": "ffn", "pass": null})", "pass: expected a string, found null"},
+      {R"({"op": "ffn", "dtype": "int8"})",
+       R"(dtype: expected "f32", "bf16" or "fp16", found "int8")"},
+      {R"({"op": "ffn", "dtype": 16})", "dtype: expected"},
+      {R"({"op": "ffn", "m": 1.5})", "m: expected a size, which is an integer"},
+      {R"({"op": "ffn", "m": true})", "m: expected a size, which is an integer"},
+      {R"({"op": "ffn", "m": 9223372036854775808})", "m: expected a size"},
+      {R"({"op": "ffn", "m": [1]})", "m: expected a size, which is an integer, or an option"},
+      {R"({"op": "ffn", "m": 1, "m": 2})", "m: is there twice"},
+      {R"({"op": "ffn", "act": "../etc"})", "act: expected a name"},
+      {R"({"op": "ffn"} x)", "line 1, column 15"},
+  }));
+  CAPTURE(json);
+  try {
+    problem_from_json(json);
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CAPTURE(error.what());
+    REQUIRE(error.kind() == ErrorKind::invalid_input);
+    REQUIRE(std::string(error.what()).find(expected) != std::string::npos);
+    REQUIRE(std::string(error.what()).find('\n') == std::string::npos);
+  }
+}
