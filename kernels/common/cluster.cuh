@@ -37,6 +37,32 @@ __device__ __forceinline__ float4 load_cluster(u32 address) {
   return value;
 }
 
+// Stores at an address that cluster_address gave.
+__device__ __forceinline__ void store_cluster(u32 address, float4 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+
+__device__ __forceinline__ float4 load_shared(u32 address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void store_shared(u32 address, float4 value) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
                "f"(value.y), "f"(value.z), "f"(value.w)

@@ -10,6 +10,8 @@ const Family& cpu_plain_family();
 
 const Family& gate_up_decode_family();
 const Family& down_decode_family();
+const Family& gate_up_sm90_family();
+const Family& down_sm90_family();
 const Family& gate_up_sm80_family();
 const Family& down_sm80_family();
 const Family& gate_up_fallback_family();

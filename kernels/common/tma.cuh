@@ -1,0 +1,87 @@
+// The bulk tensor copy engine (TMA, sm_90): boxes of a tensor between global and shared memory, by
+// tensor maps.
+#pragma once
+
+#include "common/barrier.cuh"
+
+namespace fftune {
+
+// The 128 bytes that cuTensorMapEncodeTiled fills in, passed by value as a __grid_constant__
+// parameter.
+struct alignas(64) tensor_map {
+  u64 opaque[16];
+};
+
+// Cache policies as createpolicy encodes them for fractional L2 eviction classes.
+enum class l2_policy : u64 {
+  evict_normal = 0x1000000000000000,
+  evict_first = 0x12F0000000000000,
+  evict_last = 0x14F0000000000000,
+};
+
+__device__ __forceinline__ void tma_prefetch(const tensor_map& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Loads the box at element (inner, outer) into `shared`; its bytes count towards `barrier`.
+__device__ __forceinline__ void tma_load(u32 shared, const tensor_map& map, u32 barrier, int inner,
+                                         int outer, l2_policy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
+      "l"(&map), "r"(inner), "r"(outer), "r"(barrier), "l"(static_cast<u64>(policy))
+      : "memory");
+}
+
+// The same into every block of the cluster whose bit is set in `blocks`, at the same address and
+// barrier in each.
+__device__ __forceinline__ void tma_load_multicast(u32 shared, const tensor_map& map, u32 barrier,
+                                                   int inner, int outer, u16 blocks,
+                                                   l2_policy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+      "cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared),
+      "l"(&map), "r"(inner), "r"(outer), "r"(barrier), "h"(blocks), "l"(static_cast<u64>(policy))
+      : "memory");
+}
+
+// Stores the box from `shared`; the part outside of the tensor is left out.
+__device__ __forceinline__ void tma_store(const tensor_map& map, u32 shared, int inner, int outer) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+      "r"(inner), "r"(outer), "r"(shared)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until all but the last `pending` groups of this thread's stores have read their shared
+// memory.
+template <int pending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// Orders this thread's ordinary writes to shared memory before later reads by the copy engine or
+// wgmma.
+__device__ __forceinline__ void async_proxy_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Programmatic dependent launch: lets the next kernel of the stream start while this one runs; and
+// waits until the kernels before this one are complete and their writes visible.
+__device__ __forceinline__ void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_dependencies() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+}  // namespace fftune

@@ -1,0 +1,26 @@
+// hidden = act(x Wg^T) * (x Wu^T) on sm_90a: TMA and wgmma, x read once for both products, the
+// activation and the product in registers.
+#include "gemm/wgmma_gemm.cuh"
+
+namespace fftune {
+
+// The tile as plain numbers: see wgmma_tile. `shared_bytes` is what the host will launch with.
+template <class T, class Activation, int bm, int bn, int stages, int consumers, bool ping_pong,
+          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
+          int shared_bytes>
+__global__ void __launch_bounds__((consumers + 1) * 128,
+                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
+                                                                  swapped ? bn : bm, consumers,
+                                                                  ping_pong, 2))
+    gate_up_sm90(const __grid_constant__ tensor_map x, const __grid_constant__ tensor_map w_gate,
+                 const __grid_constant__ tensor_map w_up, const __grid_constant__ tensor_map hidden,
+                 int m, int d, int h, int group_m) {
+  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
+                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
+  static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
+  extern __shared__ unsigned char shared_memory[];
+  wgmma_gemm<T, gated_epilogue<Activation>, tile>::run({x, w_gate, w_up, hidden},
+                                                       {m, h, d, group_m}, shared_memory);
+}
+
+}  // namespace fftune

@@ -1,0 +1,60 @@
+#include "kernels/ffn/wgmma_family.hpp"
+
+#include <fmt/format.h>
+
+#include "kernels/ffn/ffn.hpp"
+#include "kernels/gemm/wgmma.hpp"
+
+namespace fftune::ffn {
+namespace {
+
+WgmmaOperands operands_of(CudaStage stage, DType dtype) {
+  if (stage == CudaStage::gate_up)
+    return {TensorArgument{tensor::x},
+            {TensorArgument{tensor::w_gate}, TensorArgument{tensor::w_up}},
+            TensorArgument{tensor::hidden},
+            dtype};
+  return {TensorArgument{tensor::hidden},
+          {TensorArgument{tensor::w_down}},
+          TensorArgument{tensor::y},
+          dtype};
+}
+
+}  // namespace
+
+std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
+                                                const DeviceFacts& facts) const {
+  if (auto refusal = refuse_tensor_cores(problem, facts)) return refusal;
+  if (facts.compute_capability != 90)
+    return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
+                       facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
+  return std::nullopt;
+}
+
+Space WgmmaFamily::space(const Problem& problem, const DeviceFacts& facts) const {
+  return wgmma_space(gemm_of(stage_, problem), facts);
+}
+
+Config WgmmaFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  return wgmma_default(gemm_of(stage_, problem), facts);
+}
+
+Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,
+                             const Config& config) const {
+  const GemmShape shape = gemm_of(stage_, problem);
+  Program program;
+  program.kernels.push_back(kernel_source(stage_, std::string(name_), problem,
+                                          wgmma_template_arguments(config, shape.products)));
+  // The first stage of a plan waits for whatever ran before it; only the second may start early,
+  // and fetch its weights while the first is still at work.
+  const bool programmatic = stage_ == CudaStage::down;
+  wgmma_launch(program, shape, facts, config, operands_of(stage_, problem.dtype),
+               size_arguments(problem), programmatic);
+  return program;
+}
+
+std::vector<std::string> WgmmaFamily::sources() const {
+  return {"ffn/" + std::string(name_) + ".cu"};
+}
+
+}  // namespace fftune::ffn

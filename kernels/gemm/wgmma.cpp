@@ -1,0 +1,171 @@
+#include "kernels/gemm/wgmma.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/gemm/wgmma_tile.hpp"
+
+namespace fftune {
+namespace {
+
+void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
+  const int products = shape.products;
+  const auto add = [&space](std::string reason, std::vector<std::string> reads, auto holds) {
+    space.constraint(
+        std::move(reason), [holds](const Config& c) { return holds(WgmmaTile(c)); },
+        std::move(reads));
+  };
+  add("wgmma takes 64 rows for each warpgroup: tokens, or output features when swapped",
+      {"bm", "bn", "schedule", "consumers"},
+      [](const WgmmaTile& t) { return t.rows() % (64 * t.row_consumers()) == 0; });
+  add("the narrow side of the tile is one wgmma wide, and stores in boxes of 32 columns",
+      {"bm", "bn", "schedule"}, [](const WgmmaTile& t) {
+        return t.swapped() ? t.bm <= 128 && t.bn <= 128 : t.bm >= 64 && t.bn % 32 == 0;
+      });
+  add("ping-pong is two warpgroups in turn", {"schedule", "consumers"},
+      [](const WgmmaTile& t) { return !t.ping_pong() || t.consumers == 2; });
+  add("more than 64 rows a warpgroup and accumulators of both products must fit beside the "
+      "operands in 232 registers a thread, or 160 with three consumers",
+      {"bm", "bn", "schedule", "consumers"},
+      [=](const WgmmaTile& t) { return t.sums(products) <= (t.consumers == 3 ? 128 : 192); });
+  add("a third warpgroup pays only where two cannot hold the tile",
+      {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
+        return t.consumers < 3 || (t.rows() == 192 && t.sums(products) >= 64);
+      });
+  add("tiles of 64 x 64 or less leave the tensor cores waiting for shared memory unless tokens "
+      "are few",
+      {"bm", "bn", "schedule"},
+      [=](const WgmmaTile& t) { return shape.m <= 512 || t.bm * t.bn * products >= 64 * 128; });
+  add("blocks share operands along m or along n, and either do that or share k",
+      {"cluster_m", "cluster_n", "split_k"}, [](const WgmmaTile& t) {
+        return (t.cluster_m > 1) + (t.cluster_n > 1) + (t.split_k > 1) <= 1;
+      });
+  add("a ping-pong block has more than one tile, a split one exactly one", {"schedule", "split_k"},
+      [](const WgmmaTile& t) { return !t.ping_pong() || t.split_k == 1; });
+  add("swapped tiles are for few tokens, where no operand is worth sharing",
+      {"schedule", "cluster_m", "cluster_n"},
+      [](const WgmmaTile& t) { return !t.swapped() || t.cluster_m * t.cluster_n == 1; });
+  add("no more buffers for the output than it has boxes",
+      {"bm", "bn", "schedule", "consumers", "split_k", "output_boxes"},
+      [=](const WgmmaTile& t) { return t.output_boxes <= t.boxes(); });
+  const std::int64_t limit = facts.shared_bytes_per_block;
+  add(fmt::format("stages * 128 bytes * (bm + {} bn), the output boxes and the exchange of split-K "
+                  "must fit in the {} bytes of shared memory that a block can have",
+                  products, limit),
+      {"bm", "bn", "schedule", "consumers", "split_k", "stages", "output_boxes"},
+      [=](const WgmmaTile& t) { return t.shared_bytes(products) <= limit; });
+  add("a ring of fewer k tiles than fit, by a third or more, only waits longer for memory",
+      {"bm", "bn", "schedule", "consumers", "split_k", "stages", "output_boxes"},
+      [=](const WgmmaTile& t) {
+        const std::int64_t k_tiles = ceil_div(ceil_div(shape.k, 64), t.split_k);
+        return t.stages >= k_tiles || t.shared_bytes(products) * 3 > limit * 2 || t.stages >= 12;
+      });
+}
+
+void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
+  const auto add = [&space](std::string reason, std::vector<std::string> reads, auto holds) {
+    space.constraint(
+        std::move(reason), [holds](const Config& c) { return holds(WgmmaTile(c)); },
+        std::move(reads));
+  };
+  const int processors = std::max(facts.multiprocessors, 1);
+  add("more than half of a tile would be padding", {"bm", "bn"}, [=](const WgmmaTile& t) {
+    return (t.bm == 8 || t.bm < 2 * shape.m) && (t.bn == 64 || t.bn < 2 * shape.n);
+  });
+  add("every row of tiles reads the weights again: at most four, or tiles of 128 tokens", {"bm"},
+      [=](const WgmmaTile& t) {
+        return t.bm >= std::min<std::int64_t>(128, ceil_div(shape.m, 4));
+      });
+  add("swapped tiles pay up to 256 tokens", {"schedule"},
+      [=](const WgmmaTile& t) { return !t.swapped() || shape.m <= 256; });
+  add("blocks that share an operand need a tile each", {"bm", "bn", "cluster_m", "cluster_n"},
+      [=](const WgmmaTile& t) {
+        return ceil_div(shape.m, t.bm) >= t.cluster_m && ceil_div(shape.n, t.bn) >= t.cluster_n;
+      });
+  add("splitting k pays only while there are fewer tiles than multiprocessors, and up to two "
+      "blocks "
+      "for each",
+      {"bm", "bn", "split_k"}, [=](const WgmmaTile& t) {
+        return t.split_k == 1 ||
+               (t.tiles(shape) < processors && t.tiles(shape) * t.split_k <= 2 * processors);
+      });
+  add("a split needs at least two k tiles", {"split_k"}, [=](const WgmmaTile& t) {
+    return t.split_k == 1 || shape.k >= std::int64_t{128} * t.split_k;
+  });
+  add("a ring longer than the loop over k is never full", {"split_k", "stages"},
+      [=](const WgmmaTile& t) {
+        return t.stages == 2 || t.stages <= ceil_div(ceil_div(shape.k, 64), t.split_k) + 1;
+      });
+  add("without several waves the order of the tiles does not matter", {"bm", "bn", "group_m"},
+      [=](const WgmmaTile& t) {
+        return t.group_m == 8 || (t.tiles(shape) > processors && ceil_div(shape.m, t.bm) > 8);
+      });
+}
+
+}  // namespace
+
+Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts) {
+  Space space;
+  space.parameter("bm", "tokens of a tile", {8, 16, 32, 64, 128, 192, 256})
+      .parameter("bn", "output features of a tile", {64, 96, 128, 192, 256})
+      .parameter(
+          "schedule",
+          "0 cooperative: the consumers share a tile; 1 ping-pong: each owns one; 2 swapped: "
+          "cooperative, weights on the 64-row side",
+          {0, 1, 2})
+      .parameter("consumers", "warpgroups that multiply", {1, 2, 3})
+      .parameter("cluster_m", "blocks along m that share weights by multicast", {1, 2})
+      .parameter("cluster_n", "blocks along n that share tokens by multicast", {1, 2})
+      .parameter("split_k", "blocks of a cluster that share the sum of a tile", {1, 2, 4, 8})
+      .parameter("stages", "k tiles of 64 that shared memory holds", {2, 3, 4, 5, 6, 8, 12, 16})
+      .parameter("output_boxes", "buffers between registers and memory, a consumer", {1, 2, 4})
+      .parameter("group_m", "tile rows in a band of the raster order", {8, 16});
+  add_tile_constraints(space, shape, facts);
+  add_problem_constraints(space, shape, facts);
+  return space;
+}
+
+std::int64_t wgmma_shared_bytes(const Config& config, int products) {
+  return WgmmaTile(config).shared_bytes(products);
+}
+
+std::string wgmma_template_arguments(const Config& config, int products) {
+  const WgmmaTile t(config);
+  return fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", t.bm, t.bn, t.stages,
+                     t.consumers, t.ping_pong(), t.swapped(), t.cluster_m, t.cluster_n, t.split_k,
+                     t.output_boxes, t.shared_bytes(products));
+}
+
+void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,
+                  const Config& config, const WgmmaOperands& operands,
+                  const std::vector<std::int64_t>& sizes, bool programmatic) {
+  const WgmmaTile t(config);
+  const auto box = [](int value) { return static_cast<std::uint32_t>(value); };
+  const auto map = [&](Pointer matrix, std::int64_t rows, std::int64_t columns, int box_rows,
+                       int box_columns) {
+    return TensorMapArgument{matrix,  operands.dtype, rows,
+                             columns, box(box_rows),  box(box_columns)};
+  };
+  const std::int64_t clusters = t.clusters(shape);
+  const std::int64_t resident = std::max(facts.multiprocessors / t.cluster_blocks(), 1);
+  KernelLaunch launch;
+  launch.kernel = program.kernels.size() - 1;
+  launch.grid.x = static_cast<std::uint32_t>(
+      (t.split_k > 1 ? clusters : std::min(clusters, resident)) * t.cluster_blocks());
+  launch.block.x = box((t.consumers + 1) * 128);
+  launch.cluster.x = box(t.cluster_blocks());
+  launch.shared_bytes = static_cast<std::uint32_t>(t.shared_bytes(shape.products));
+  launch.programmatic = programmatic;
+  launch.arguments.emplace_back(map(operands.a, shape.m, shape.k, t.bm / t.cluster_n, 64));
+  for (const Pointer& b : operands.b)
+    launch.arguments.emplace_back(map(b, shape.n, shape.k, t.bn / t.cluster_m, 64));
+  launch.arguments.emplace_back(
+      map(operands.c, shape.m, shape.n, t.box_tokens(), t.box_features()));
+  for (const std::int64_t size : sizes)
+    launch.arguments.emplace_back(static_cast<std::int32_t>(size));
+  launch.arguments.emplace_back(std::int32_t{t.group_m});
+  program.steps.emplace_back(std::move(launch));
+}
+
+}  // namespace fftune

@@ -1,0 +1,48 @@
+// The launch side of wgmma_gemm.cuh: its space, its geometry, and what to use untuned.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "core/space.hpp"
+#include "device/facts.hpp"
+#include "device/program.hpp"
+#include "kernels/gemm/shape.hpp"
+
+namespace fftune {
+
+/// bm, bn, schedule, consumers, cluster_m, cluster_n, split_k, stages, output_boxes, group_m, with
+/// what limits them for this product on this device. `bn` counts columns of the output: with two
+/// products a block computes 2 bn.
+Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts);
+
+/// The feasible configuration of least wgmma_cost() among the usual tiles.
+Config wgmma_default(const GemmShape& shape, const DeviceFacts& facts);
+
+/// An estimate of the clock cycles a configuration takes, good enough to rank.
+double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config);
+
+/// Dynamic shared memory of a block, in bytes: wgmma_layout::shared_bytes.
+std::int64_t wgmma_shared_bytes(const Config& config, int products);
+
+/// The template arguments that follow the types: "128, 128, 4, 2, false, false, 2, 1, 1, 2,
+/// 214080", the last one the dynamic shared memory, which the kernel checks against its own sum.
+std::string wgmma_template_arguments(const Config& config, int products);
+
+/// The launch's matrices: a [m,k], b (one for each product) [n,k], c [m,n].
+struct WgmmaOperands {
+  Pointer a;
+  std::vector<Pointer> b;
+  Pointer c;
+  DType dtype = DType::bf16;
+};
+
+/// Appends the launch of the program's last kernel: the tensor maps of a, each b and c, then the
+/// three `sizes` and group_m. `programmatic`: it may start before the launch before it is complete.
+void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,
+                  const Config& config, const WgmmaOperands& operands,
+                  const std::vector<std::int64_t>& sizes, bool programmatic);
+
+}  // namespace fftune

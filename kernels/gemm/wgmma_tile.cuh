@@ -1,0 +1,75 @@
+// The shape of one block's work in the wgmma engine, and what follows from it.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace fftune {
+
+struct wgmma_tile {
+  int bm, bn;      // tokens and output features of a tile
+  int stages;      // k tiles in shared memory
+  int consumers;   // multiplying warpgroups
+  bool ping_pong;  // each consumer owns whole tiles in turn, instead of a share of every tile
+  bool swapped;    // output features take the 64-row side of wgmma, tokens the narrow one: for few
+                   // tokens
+  int cluster_m, cluster_n;  // blocks that share operands by multicast
+  int split_k;               // blocks of a cluster that share the k of one tile
+  int output_boxes;          // buffers between the registers and the store, for each consumer
+};
+
+// With small accumulators two blocks fit a multiprocessor, and the next kernel's first blocks start
+// while the last of this one's run; then registers need not move between warpgroups either. Beside
+// its accumulators a thread needs about 64 registers.
+__host__ __device__ constexpr int wgmma_blocks_per_multiprocessor(int columns, int rows,
+                                                                  int consumers, bool ping_pong,
+                                                                  int products) {
+  const int parts = (ping_pong ? rows : rows / consumers) / 64;
+  return products * parts * columns / 2 + 64 <= 65536 / 2 / ((consumers + 1) * 128) ? 2 : 1;
+}
+
+template <wgmma_tile tile, int products>
+struct wgmma_layout {
+  static constexpr int bk = 64;  // 128 bytes, the widest swizzle
+  // Rows: the 64-row side. Columns: the other.
+  static constexpr int rows = tile.swapped ? tile.bn : tile.bm;
+  static constexpr int columns = tile.swapped ? tile.bm : tile.bn;
+  static constexpr int consumer_rows = tile.ping_pong ? rows : rows / tile.consumers;
+  static constexpr int parts = consumer_rows / 64;
+  static_assert(consumer_rows % 64 == 0, "a warpgroup multiplies 64 rows at a time");
+  static_assert(!tile.ping_pong || (tile.consumers == 2 && tile.split_k == 1));
+
+  static constexpr int cluster_blocks = tile.cluster_m * tile.cluster_n * tile.split_k;
+  static_assert(tile.split_k == 1 || tile.cluster_m * tile.cluster_n == 1);
+  static_assert(tile.bn % (8 * tile.cluster_m) == 0 && tile.bm % (8 * tile.cluster_n) == 0);
+
+  static constexpr int a_bytes = tile.bm * bk * 2;
+  static constexpr int b_bytes = tile.bn * bk * 2;
+  static constexpr int stage_bytes = a_bytes + products * b_bytes;
+  static constexpr int ring_bytes = tile.stages * stage_bytes;
+
+  // The blocks of a split each finish a share of the columns, if the shares are whole boxes; else
+  // the first does all.
+  static constexpr int granule = tile.swapped ? 8 : 32;
+  static constexpr int owners = columns % (granule * tile.split_k) == 0 ? tile.split_k : 1;
+  static constexpr int owned_columns = columns / owners;
+  static constexpr int exchange_bytes =
+      tile.split_k == 1
+          ? 0
+          : (tile.split_k - 1) * tile.consumers * 128 * products * parts * owned_columns / 2 * 4;
+
+  // Boxes of the output, as the tensor map must have them: tokens x features.
+  static constexpr int box_features = tile.swapped || owned_columns % 64 == 0 ? 64 : 32;
+  static constexpr int box_tokens = tile.swapped ? owned_columns : consumer_rows;
+  static constexpr int box_bytes = box_tokens * box_features * 2;
+  static constexpr int boxes = tile.swapped ? parts : owned_columns / box_features;
+  static constexpr int output_bytes = tile.consumers * tile.output_boxes * box_bytes;
+  static_assert(tile.output_boxes >= 1 && tile.output_boxes <= boxes);
+
+  static constexpr int threads = (tile.consumers + 1) * 128;
+  static constexpr bool light =
+      wgmma_blocks_per_multiprocessor(columns, rows, tile.consumers, tile.ping_pong, products) == 2;
+  static constexpr int shared_bytes =
+      1024 + larger(ring_bytes, exchange_bytes) + output_bytes + tile.stages * 16;
+};
+
+}  // namespace fftune

@@ -1,0 +1,67 @@
+// The host's twin of wgmma_tile.cuh: the same names and the same arithmetic.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/config.hpp"
+#include "kernels/gemm/shape.hpp"
+
+namespace fftune {
+
+struct WgmmaTile {
+  int bm, bn, schedule, consumers, cluster_m, cluster_n, split_k, stages, output_boxes, group_m;
+
+  explicit WgmmaTile(const Config& config)
+      : bm(config.get("bm")),
+        bn(config.get("bn")),
+        schedule(config.get("schedule")),
+        consumers(config.get("consumers")),
+        cluster_m(config.get("cluster_m")),
+        cluster_n(config.get("cluster_n")),
+        split_k(config.get("split_k")),
+        stages(config.get("stages")),
+        output_boxes(config.get("output_boxes")),
+        group_m(config.get("group_m")) {}
+
+  bool ping_pong() const { return schedule == 1; }
+  bool swapped() const { return schedule == 2; }
+  int rows() const { return swapped() ? bn : bm; }
+  int columns() const { return swapped() ? bm : bn; }
+  /// Among how many warpgroups the rows are split.
+  int row_consumers() const { return ping_pong() ? 1 : consumers; }
+  int consumer_rows() const { return rows() / row_consumers(); }
+  int parts() const { return consumer_rows() / 64; }
+  int cluster_blocks() const { return cluster_m * cluster_n * split_k; }
+  /// Accumulators a thread.
+  int sums(int products) const { return products * parts() * columns() / 2; }
+
+  int owners() const {
+    const int granule = swapped() ? 8 : 32;
+    return columns() % (granule * split_k) == 0 ? split_k : 1;
+  }
+  int owned_columns() const { return columns() / owners(); }
+  int box_features() const { return swapped() || owned_columns() % 64 == 0 ? 64 : 32; }
+  int box_tokens() const { return swapped() ? owned_columns() : consumer_rows(); }
+  int boxes() const { return swapped() ? parts() : owned_columns() / box_features(); }
+
+  std::int64_t shared_bytes(int products) const {
+    const std::int64_t ring = std::int64_t{stages} * (bm + products * bn) * 128;
+    const std::int64_t exchange = split_k == 1 ? 0
+                                               : std::int64_t{split_k - 1} * consumers * 128 *
+                                                     products * parts() * owned_columns() * 2;
+    const std::int64_t output =
+        std::int64_t{consumers} * output_boxes * box_tokens() * box_features() * 2;
+    return 1024 + std::max(ring, exchange) + output + stages * 16;
+  }
+
+  std::int64_t clusters(const GemmShape& shape) const {
+    return ceil_div(shape.m, std::int64_t{bm} * cluster_m) *
+           ceil_div(shape.n, std::int64_t{bn} * cluster_n);
+  }
+  std::int64_t tiles(const GemmShape& shape) const {
+    return ceil_div(shape.m, bm) * ceil_div(shape.n, bn);
+  }
+};
+
+}  // namespace fftune

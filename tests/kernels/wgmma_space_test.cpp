@@ -1,0 +1,72 @@
+// The space of the wgmma engine: rich where it should be, legal, never empty; and its host twin.
+#include <algorithm>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "kernels/gemm/wgmma.hpp"
+#include "kernels/gemm/wgmma_tile.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+std::vector<GemmShape> shapes_of(std::int64_t m, std::int64_t d, std::int64_t h) {
+  return {{m, h, d, 2}, {m, d, h, 1}};
+}
+
+const DeviceFacts& hopper() {
+  static const DeviceFacts facts = facts_of_architecture("sm_90a");
+  return facts;
+}
+
+}  // namespace
+
+TEST_CASE("the wgmma space has the tiles that are known to win", "[kernels]") {
+  const auto feasible = wgmma_space({4096, 2048, 1024, 2}, hopper()).feasible();
+  CHECK(feasible.size() >= 100);
+  CHECK(feasible.size() <= 600);
+  const Config winner{{"bm", 128},         {"bn", 128},      {"schedule", 0}, {"consumers", 2},
+                      {"cluster_m", 2},    {"cluster_n", 1}, {"split_k", 1},  {"stages", 4},
+                      {"output_boxes", 2}, {"group_m", 8}};
+  CHECK(std::find(feasible.begin(), feasible.end(), winner) != feasible.end());
+}
+
+TEST_CASE("every product has a wgmma default, and it is feasible", "[kernels]") {
+  for (const std::int64_t m : {1, 2, 7, 16, 17, 33, 64, 100, 256, 1023, 4096, 100000})
+    for (const auto& [d, h] : {std::pair{8, 8}, {8, 40}, {1024, 2048}, {4096, 14336}, {104, 8}})
+      for (const auto& shape : shapes_of(m, d, h)) {
+        CAPTURE(m, d, h, shape.products);
+        const Config config = wgmma_default(shape, hopper());
+        CHECK(wgmma_space(shape, hopper()).violations(config).empty());
+      }
+}
+
+TEST_CASE("a wgmma launch fits the device and covers the output", "[kernels]") {
+  for (const std::int64_t m : {1, 64, 300, 4096})
+    for (const auto& shape : shapes_of(m, 1024, 2048))
+      for (const Config& config : wgmma_space(shape, hopper()).feasible()) {
+        const WgmmaTile tile(config);
+        Program program;
+        program.kernels.push_back({});
+        const WgmmaOperands operands{TensorArgument{0},
+                                     std::vector<Pointer>(shape.products, TensorArgument{1}),
+                                     TensorArgument{2}, DType::bf16};
+        wgmma_launch(program, shape, hopper(), config, operands, {m, 1024, 2048}, false);
+        const auto& launch = std::get<KernelLaunch>(program.steps[0]);
+        INFO(config.text());
+        REQUIRE(launch.shared_bytes <= hopper().shared_bytes_per_block);
+        REQUIRE(launch.grid.x % launch.cluster.x == 0);
+        REQUIRE(launch.block.x <= 512);
+        // Boxes of a consumer tile its share of the output.
+        const std::int64_t stored = std::int64_t{tile.box_tokens()} * tile.box_features() *
+                                    tile.boxes() * tile.row_consumers() * tile.owners();
+        REQUIRE(stored == std::int64_t{tile.bm} * tile.bn);
+        for (const auto& argument : launch.arguments)
+          if (const auto* map = std::get_if<TensorMapArgument>(&argument)) {
+            REQUIRE(map->box_rows <= 256);
+            REQUIRE((map->box_columns == 64 || map->box_columns == 32));
+          }
+      }
+}
