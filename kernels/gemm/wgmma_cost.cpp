@@ -24,7 +24,9 @@ Config with_deepest_ring(const Space& space, Config config) {
 double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config) {
   // Rates of one multiprocessor per clock: bytes of shared memory, and its parts of the L2's and
   // the memory's bandwidth. wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
-  constexpr double shared_rate = 128, l2_rate = 48, start_cycles = 2500, split_cycles = 1500;
+  constexpr double shared_rate = 128, l2_rate = 48, start_cycles = 2500;
+  constexpr double split_cycles =
+      700;  // for each block of a cluster that shares k, measured on an H200
   constexpr double epilogue_rate = 24;  // bytes of output a clock, through shared memory
   const WgmmaTile t(config);
   const double processors = std::max(facts.multiprocessors, 1);
@@ -42,17 +44,15 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   const double output = double(t.bm) * t.bn * 2 / epilogue_rate;
   const double tile = k_steps * step + (t.ping_pong() ? output / 4 : output);
   const double tiles = static_cast<double>(t.tiles(shape)) * t.split_k;
-  const double waves =
-      t.ping_pong()
-          ? std::max(1.0, tiles / processors)
-          : static_cast<double>(ceil_div(static_cast<std::int64_t>(tiles), facts.multiprocessors));
+  const auto waves =
+      static_cast<double>(ceil_div(t.tiles(shape) * t.split_k, std::max(facts.multiprocessors, 1)));
   const double bytes = (double(shape.n) * shape.k * shape.products + double(shape.m) * shape.k +
                         double(shape.m) * shape.n) *
                        2;
   const double busy = std::min(tiles, processors) / processors;
   // A memory-bound kernel needs most of the device loading at once.
   const double memory = bytes / (memory_rate * std::min(1.0, busy * 1.15));
-  const double split = t.split_k == 1 ? 0 : split_cycles;
+  const double split = t.split_k == 1 ? 0 : split_cycles * t.split_k;
   return start_cycles + std::max(waves * tile, memory) + split;
 }
 
