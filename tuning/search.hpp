@@ -42,8 +42,12 @@ class Search {
   /// The least median so far; infinity if there is none.
   virtual double best_us() const = 0;
 
-  /// The user or a stop rule wants an end: a strategy returns at once with what it has.
+  /// The user or the budget wants an end: a strategy returns at once with what it has.
   virtual bool stopped() const = 0;
+  /// As many variants were tried as were asked for: decide among them.
+  virtual bool enough() const = 0;
+  /// The strategy says that it leaves out variants which it would have tried, given time.
+  virtual void cut_short() = 0;
   /// Seconds until this group's share of the budget is spent; infinity without a budget.
   virtual double seconds_left() const = 0;
 

@@ -21,7 +21,7 @@ class Journal;
 struct TuneOptions {
   std::string strategy = "halving";
   double budget_seconds = 0;  // for all problems together; 0: default_budget_seconds() of each
-  int max_variants = 0;       // verified and timed for each problem at most; 0: no limit
+  int max_variants = 0;       // timed for each group of stages at most; 0: no limit
   std::uint64_t seed = 0;
   double tie_band = 0.02;  // relative: times this close to the best are equal
   bool baselines = true;   // time the op's baselines beside the winner

@@ -1,0 +1,265 @@
+#include "tuning/group.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "tuning/journal.hpp"
+#include "tuning/measure.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// A variant is screened by at most this many samples, and by one if that takes this long.
+constexpr int screening_samples = 3;
+constexpr double screening_seconds = 0.004;
+
+/// Samples are asked for in portions of about this long, so that an interruption is soon heard.
+constexpr double portion_seconds = 0.5;
+/// What a sample of a very short variant takes nevertheless.
+constexpr double shortest_sample_us = 300;
+
+}  // namespace
+
+Group::Group(Session& session, GroupSpec spec)
+    : session_(session),
+      spec_(std::move(spec)),
+      floor_us_(session.floor_us(spec_.span.first_stage, spec_.span.stage_count)),
+      deadline_(infinity),
+      entries_(spec_.variants.size()),
+      best_us_(infinity),
+      enough_(any_of({})) {
+  if (session.options().max_variants > 0)
+    enough_ = stop_after_variants(session.options().max_variants);
+  const auto stages = session.op().stages(session.problem());
+  for (std::size_t i = 0; i < spec_.span.stage_count; ++i)
+    name_ += (i ? "+" : "") + stages[spec_.span.first_stage + i].name;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    auto& entry = entries_[i];
+    const auto& family = family_of(session.op(), spec_.variants[i].family);
+    entry.source_hash = session.catalog().sources->hash(family.sources());
+    const auto id = spec_.variants[i].id();
+    if (const auto* journal = session.options().journal)
+      if (auto known =
+              journal->known(session.problem(), entry.source_hash, spec_.span.first_stage, id)) {
+        entry.outcome = *known;
+        entry.outcome.finalist = false;
+        entry.from_journal = true;
+        if (known->kind == OutcomeKind::measured) entry.samples = {known->median_us};
+      }
+    entry.outcome.first_stage = spec_.span.first_stage;
+    entry.outcome.id = id;
+  }
+  find_best();
+}
+
+Candidate Group::candidate(std::size_t index) const {
+  return {spec_.span.first_stage, {spec_.variants[index]}, ""};
+}
+
+std::vector<std::size_t> Group::timed() const {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (entries_[i].outcome.kind == OutcomeKind::measured) indices.push_back(i);
+  return indices;
+}
+
+void Group::record_finalists(const std::vector<std::size_t>& indices) {
+  for (const auto index : indices) {
+    auto& entry = entries_[index];
+    if (entry.outcome.kind != OutcomeKind::measured) continue;
+    entry.outcome.finalist = true;
+    session_.record(entry.source_hash, entry.outcome);
+  }
+}
+
+void Group::compile(const std::vector<std::size_t>& indices) {
+  std::vector<std::size_t> wanted;
+  std::vector<Candidate> candidates;
+  for (const auto index : indices) {
+    const auto& entry = entries_[index];
+    if (entry.compiled || entry.from_journal || entry.outcome.failed()) {
+      count_compile(index);
+      continue;
+    }
+    wanted.push_back(index);
+    candidates.push_back(candidate(index));
+  }
+  if (wanted.empty()) return;
+  session_.evaluator().compile(candidates, [&](std::size_t i, const Compiled& compiled) {
+    take_compiled(wanted[i], compiled);
+    count_compile(wanted[i]);
+    return !stopped();
+  });
+}
+
+void Group::take_compiled(std::size_t index, const Compiled& compiled) {
+  auto& entry = entries_[index];
+  entry.compiled = true;
+  entry.outcome.registers = compiled.registers;
+  entry.outcome.spill_bytes = compiled.spill_bytes;
+  entry.outcome.compile_seconds = compiled.seconds;
+  entry.outcome.cached = compiled.cached;
+  session_.count_compiled();
+  if (!compiled.failure.empty())
+    fail(index, OutcomeKind::compile_failed, compiled.failure);
+  else if (compiled.spill_bytes > 0)
+    fail(index, OutcomeKind::spilled,
+         "spills " + std::to_string(compiled.spill_bytes) + " bytes a thread from registers");
+}
+
+void Group::fail(std::size_t index, OutcomeKind kind, const std::string& reason) {
+  auto& entry = entries_[index];
+  entry.outcome.kind = kind;
+  entry.outcome.reason = reason;
+  entry.samples.clear();
+  find_best();
+  session_.record(entry.source_hash, entry.outcome);
+}
+
+bool Group::ready(std::size_t index) {
+  auto& entry = entries_[index];
+  if (entry.outcome.failed()) return false;
+  if (!entry.compiled) {
+    session_.evaluator().compile({candidate(index)}, [&](std::size_t, const Compiled& compiled) {
+      take_compiled(index, compiled);
+      return true;
+    });
+    if (entry.outcome.failed()) return false;
+  }
+  if (entry.verified) return true;
+  const Verified verified = session_.evaluator().verify(candidate(index));
+  entry.verified = true;
+  entry.outcome.error = verified.error;
+  if (verified.passed) return true;
+  fail(index, verified.device_fault ? OutcomeKind::device_fault : OutcomeKind::verify_failed,
+       verified.failure);
+  return false;
+}
+
+void Group::screen(std::size_t index, double abandon_us) {
+  auto& entry = entries_[index];
+  // Tried before, here or in the journal: what is known of it stands.
+  const bool done = entry.outcome.kind != OutcomeKind::not_tried;
+  if (!done && ready(index)) {
+    TimeRequest request;
+    request.samples = screening_samples;
+    request.seconds = screening_seconds;
+    request.abandon_above_us = abandon_us;
+    take_timing(index, session_.evaluator().time({candidate(index)}, request).front());
+    ++tried_;
+    if (!entry.outcome.failed()) session_.record(entry.source_hash, entry.outcome);
+  }
+  count_screen(index);
+}
+
+void Group::take_timing(std::size_t index, const Timing& timing) {
+  auto& entry = entries_[index];
+  if (!timing.failure.empty())
+    return fail(index, timing.device_fault ? OutcomeKind::device_fault : OutcomeKind::launch_failed,
+                timing.failure);
+  if (timing.samples_us.empty()) return;
+  if (std::exchange(entry.stale, false)) entry.samples.clear();
+  entry.samples.insert(entry.samples.end(), timing.samples_us.begin(), timing.samples_us.end());
+  const auto summary = summarise(entry.samples);
+  entry.outcome.kind = OutcomeKind::measured;
+  entry.outcome.samples = summary.samples;
+  entry.outcome.median_us = summary.median;
+  entry.outcome.low_us = summary.low;
+  entry.outcome.high_us = summary.high;
+  find_best();
+}
+
+void Group::measure(const std::vector<std::size_t>& indices, int samples, double seconds) {
+  const double began = session_.seconds();
+  std::vector<std::size_t> live;
+  for (const auto index : indices) {
+    if (stopped()) return;
+    if (ready(index)) live.push_back(index);
+  }
+  for (int taken = 0; taken < samples && !stopped();) {
+    std::vector<Candidate> candidates;
+    double round_us = 0;
+    for (const auto index : live) {
+      candidates.push_back(candidate(index));
+      const double median = median_us(index);
+      round_us += std::max(std::isfinite(median) ? median : 0, shortest_sample_us);
+    }
+    if (candidates.empty()) return;
+    const double left = seconds - (session_.seconds() - began);
+    if (taken > 0 && left <= 0) return;
+    TimeRequest request;
+    request.samples =
+        std::clamp(static_cast<int>(portion_seconds * 1e6 / round_us), 1, samples - taken);
+    request.seconds = std::max(left, 0.0);
+    const auto timings = session_.evaluator().time(candidates, request);
+    for (std::size_t i = 0; i < live.size(); ++i) take_timing(live[i], timings[i]);
+    std::erase_if(live, [&](std::size_t index) { return entries_[index].outcome.failed(); });
+    taken += request.samples;
+    session_.progress().done = taken;
+    session_.progress().total = samples;
+    session_.tell();
+  }
+}
+
+void Group::forget(const std::vector<std::size_t>& indices) {
+  for (const auto index : indices) entries_[index].stale = true;
+}
+
+double Group::median_us(std::size_t index) const {
+  const auto& outcome = entries_[index].outcome;
+  return outcome.kind == OutcomeKind::measured ? outcome.median_us : infinity;
+}
+
+void Group::find_best() {
+  best_us_ = infinity;
+  auto& progress = session_.progress();
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (median_us(i) >= best_us_) continue;
+    best_us_ = median_us(i);
+    progress.best_id = entries_[i].outcome.id;
+  }
+  progress.best_us = std::isfinite(best_us_) ? best_us_ : 0;
+  progress.roofline = progress.best_us > 0 ? floor_us_ / progress.best_us : 0;
+  if (progress.best_us == 0) progress.best_id.clear();
+}
+
+bool Group::stopped() const {
+  return seconds_left() <= 0 || !session_.stop_reason().empty();
+}
+
+double Group::seconds_left() const {
+  return std::min(deadline_ - session_.seconds(), session_.seconds_left());
+}
+
+void Group::enter(Phase phase, std::size_t total) {
+  auto& progress = session_.progress();
+  progress.phase = phase;
+  progress.group = name_;
+  progress.done = phase == Phase::compile  ? compile_counted_
+                  : phase == Phase::screen ? screen_counted_
+                                           : 0;
+  progress.total = static_cast<int>(total);
+  find_best();
+  session_.tell();
+}
+
+void Group::count_compile(std::size_t index) {
+  if (std::exchange(entries_[index].compile_counted, true)) return;
+  ++compile_counted_;
+  if (session_.progress().phase == Phase::compile) session_.progress().done = compile_counted_;
+  session_.tell();
+}
+
+void Group::count_screen(std::size_t index) {
+  if (std::exchange(entries_[index].screen_counted, true)) return;
+  ++screen_counted_;
+  if (session_.progress().phase == Phase::screen) session_.progress().done = screen_counted_;
+  session_.count_reached();
+  session_.tell();
+}
+
+}  // namespace fftune

@@ -1,0 +1,99 @@
+// A group: the variants of all families that cover the same stages, and the search among them.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tuning/evaluator.hpp"
+#include "tuning/outcome.hpp"
+#include "tuning/search.hpp"
+#include "tuning/session.hpp"
+
+namespace fftune {
+
+struct Span {
+  std::size_t first_stage = 0;
+  std::size_t stage_count = 0;
+  auto operator<=>(const Span&) const = default;
+};
+
+/// What can be searched for one span.
+struct GroupSpec {
+  Span span;
+  std::vector<Variant> variants;  // favourites first
+  std::size_t favourites = 0;
+};
+
+class Group : public Search {
+ public:
+  Group(Session& session, GroupSpec spec);
+
+  const Span& span() const { return spec_.span; }
+  /// "gate_up+down".
+  const std::string& name() const { return name_; }
+  const Outcome& outcome(std::size_t index) const { return entries_[index].outcome; }
+  /// Those that were timed, in the order of their indices.
+  std::vector<std::size_t> timed() const;
+  /// From now until then the search of this group may go on.
+  void set_share(double seconds) { deadline_ = session_.seconds() + seconds; }
+  bool was_cut_short() const { return cut_short_; }
+  /// Marks them and writes their final times to the journal.
+  void record_finalists(const std::vector<std::size_t>& indices);
+
+  const Problem& problem() const override { return session_.problem(); }
+  const DeviceFacts& facts() const override { return session_.evaluator().facts(); }
+  std::uint64_t seed() const override { return session_.options().seed; }
+  const std::vector<Variant>& variants() const override { return spec_.variants; }
+  std::size_t favourites() const override { return spec_.favourites; }
+  void compile(const std::vector<std::size_t>& indices) override;
+  void screen(std::size_t index, double abandon_us) override;
+  void measure(const std::vector<std::size_t>& indices, int samples, double seconds) override;
+  void forget(const std::vector<std::size_t>& indices) override;
+  double median_us(std::size_t index) const override;
+  double best_us() const override { return best_us_; }
+  bool stopped() const override;
+  bool enough() const override { return !enough_({0, tried_}).empty(); }
+  void cut_short() override { cut_short_ = true; }
+  double seconds_left() const override;
+  void enter(Phase phase, std::size_t total) override;
+
+ private:
+  struct Entry {
+    Outcome outcome;
+    std::string source_hash;
+    std::vector<double> samples;
+    bool stale = false;     // samples to be replaced by the next ones
+    bool compiled = false;  // here, now
+    bool verified = false;
+    bool from_journal = false;
+    bool compile_counted = false;  // towards the progress
+    bool screen_counted = false;
+  };
+
+  Candidate candidate(std::size_t index) const;
+  void take_compiled(std::size_t index, const Compiled& compiled);
+  void take_timing(std::size_t index, const Timing& timing);
+  void fail(std::size_t index, OutcomeKind kind, const std::string& reason);
+  /// Compiles and verifies; false if that failed, now or before.
+  bool ready(std::size_t index);
+  void find_best();
+  void count_compile(std::size_t index);
+  void count_screen(std::size_t index);
+
+  Session& session_;
+  GroupSpec spec_;
+  std::string name_;
+  double floor_us_;
+  double deadline_;
+  std::vector<Entry> entries_;
+  double best_us_;
+  StopRule enough_;
+  int tried_ = 0;
+  int compile_counted_ = 0;
+  int screen_counted_ = 0;
+  bool cut_short_ = false;
+};
+
+}  // namespace fftune

@@ -1,0 +1,27 @@
+// What samples say: a median, how sure it is, and how much of it is noise.
+#pragma once
+
+#include <vector>
+
+namespace fftune {
+
+struct Summary {
+  int samples = 0;
+  double median = 0;
+  double low = 0;  // 95% confidence interval of the median
+  double high = 0;
+};
+
+/// The middle value, or the mean of the middle two; infinity of none.
+double median(std::vector<double> samples);
+
+/// The interval is between order statistics: the number of samples below the true median is
+/// binomial(n, 1/2), whatever their distribution (Conover, Practical Nonparametric Statistics,
+/// section 3.2). Fewer than six samples cannot give 95%: theirs is the whole range.
+Summary summarise(std::vector<double> samples);
+
+/// The noise floor: samples taken one after the other are cut into `blocks` runs, and this is the
+/// range of the runs' medians over the median of all. 0 with fewer than two samples a block.
+double noise_floor(const std::vector<double>& samples, int blocks = 4);
+
+}  // namespace fftune

@@ -1,0 +1,14 @@
+// The order in which a strategy tries variants.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace fftune {
+
+/// 0 to `count`-1: the first `fixed` in place, the rest shuffled. The same on every platform, which
+/// std::shuffle does not promise.
+std::vector<std::size_t> shuffled(std::size_t count, std::size_t fixed, std::uint64_t seed);
+
+}  // namespace fftune

@@ -1,0 +1,86 @@
+// The search of one problem: what its groups share of clock, stop rules, counts and progress.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "registry/op.hpp"
+#include "tuning/evaluator.hpp"
+#include "tuning/outcome.hpp"
+#include "tuning/progress.hpp"
+#include "tuning/stop.hpp"
+#include "tuning/tuner.hpp"
+
+namespace fftune {
+
+/// Where a problem stands among those of its sweep.
+struct Place {
+  std::size_t index = 0;
+  std::size_t count = 1;
+};
+
+class Session {
+ public:
+  Session(const Catalog& catalog, const Op& op, Evaluator& evaluator, const Problem& problem,
+          const TuneOptions& options, Place place);
+
+  const Catalog& catalog() const { return catalog_; }
+  const Op& op() const { return op_; }
+  const Problem& problem() const { return problem_; }
+  const TuneOptions& options() const { return options_; }
+  Evaluator& evaluator() { return evaluator_; }
+  const Evaluator& evaluator() const { return evaluator_; }
+
+  /// Measures the ceilings, then makes buffers and reference ready. Throws Error(unavailable) with
+  /// the evaluator's words if the problem is refused.
+  void prepare();
+  /// Arms the stop rules; `budget_seconds` counts from the construction of the session.
+  void set_budget(double budget_seconds);
+
+  /// The roofline's floor of a run of stages, in µs: each input read and each output written once.
+  double floor_us(std::size_t first_stage, std::size_t stage_count) const;
+  /// Whether the whole op's floor is set by arithmetic rather than by memory.
+  bool compute_bound() const;
+
+  double seconds() const;
+  double seconds_left() const { return budget_seconds_ - seconds(); }
+  bool cancelled() const;
+  /// Why to end now; empty: go on.
+  std::string stop_reason() const;
+
+  /// Counts an outcome, and writes it to the journal under the hash of its family's sources.
+  void record(const std::string& source_hash, const Outcome& outcome);
+  void count_compiled() { ++progress_.compiled; }
+  /// For the estimate of the time left: of `total` variants one more was reached.
+  void expect(std::size_t total) { expected_ = total; }
+  void count_reached() { ++reached_; }
+
+  /// Where the sweep stands; change it, then tell.
+  Progress& progress() { return progress_; }
+  void tell();
+
+ private:
+  const Catalog& catalog_;
+  const Op& op_;
+  Evaluator& evaluator_;
+  const Problem problem_;
+  const TuneOptions& options_;
+  std::function<double()> now_;
+  double started_;
+  double budget_seconds_;
+  StopRule stop_;
+  std::size_t expected_ = 0;
+  std::size_t reached_ = 0;
+  double prepared_ = 0;  // when the search proper began
+  Limits limits_;
+  Progress progress_;
+};
+
+/// The roofline (Williams, Waterman, Patterson 2009): the time below which no kernel can come.
+double floor_seconds(const Cost& cost, const Limits& limits);
+
+/// The clock that options name, or the steady one.
+std::function<double()> clock_of(const TuneOptions& options);
+
+}  // namespace fftune

@@ -1,0 +1,74 @@
+#include "tuning/strategies/contest.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace fftune {
+namespace {
+
+/// Variants are compiled this many at a time, so that screening begins early and an end comes soon,
+/// while every core has several to compile.
+constexpr std::size_t compile_batch = 128;
+
+}  // namespace
+
+std::vector<std::size_t> within(const Search& search, std::vector<std::size_t> indices, double band,
+                                std::size_t count) {
+  std::sort(indices.begin(), indices.end());
+  std::stable_sort(indices.begin(), indices.end(), [&](std::size_t a, std::size_t b) {
+    return search.median_us(a) < search.median_us(b);
+  });
+  if (indices.empty()) return indices;
+  const double limit = search.median_us(indices.front()) * band;
+  std::size_t kept = 0;
+  while (kept < std::min(count, indices.size()) && std::isfinite(search.median_us(indices[kept])) &&
+         search.median_us(indices[kept]) <= limit)
+    ++kept;
+  indices.resize(kept);
+  return indices;
+}
+
+std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& indices) {
+  // Three times the tie band: a variant that noise put outside of it can come back in.
+  const auto finalists = within(search, indices, 1.06, 10);
+  if (search.stopped() || finalists.size() < 2) return finalists;
+  search.enter(Phase::finals, finalists.size());
+  search.forget(finalists);
+  search.measure(finalists, 21, std::min(search.seconds_left() * 0.7, 3.0));
+  return finalists;
+}
+
+std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_t>& order,
+                                    double reserve,
+                                    const std::function<void(std::size_t)>& attempt) {
+  const double time = search.seconds_left();
+  const auto ended = [&] {
+    return search.stopped() || search.enough() ||
+           (std::isfinite(time) && search.seconds_left() < time * reserve);
+  };
+  std::vector<std::size_t> reached;
+  for (std::size_t begin = 0; begin < order.size() && !ended(); begin += compile_batch) {
+    const std::size_t end = std::min(begin + compile_batch, order.size());
+    search.enter(Phase::compile, order.size());
+    search.compile({order.begin() + static_cast<std::ptrdiff_t>(begin),
+                    order.begin() + static_cast<std::ptrdiff_t>(end)});
+    search.enter(Phase::screen, order.size());
+    for (std::size_t i = begin; i < end && !ended(); ++i) {
+      attempt(order[i]);
+      reached.push_back(order[i]);
+    }
+  }
+  if (reached.size() < order.size()) search.cut_short();
+  return reached;
+}
+
+std::vector<std::size_t> measure_fully(Search& search, const std::vector<std::size_t>& order,
+                                       int samples) {
+  return in_batches(search, order, 0.1, [&](std::size_t index) {
+    search.screen(index, std::numeric_limits<double>::infinity());
+    search.measure({index}, samples, search.seconds_left());
+  });
+}
+
+}  // namespace fftune

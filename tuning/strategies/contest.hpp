@@ -1,0 +1,31 @@
+// What strategies share: who is close enough to the best, and the last round.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "tuning/search.hpp"
+
+namespace fftune {
+
+/// Those of `indices` with a median within `band` times the best of them, fastest first, at most
+/// `count`. Equal medians keep the order of the indices.
+std::vector<std::size_t> within(const Search& search, std::vector<std::size_t> indices, double band,
+                                std::size_t count);
+
+/// The fastest of `indices` again, with fresh samples, interleaved; returns them.
+std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& indices);
+
+/// Compiles `order` batch by batch and calls `attempt` for each in turn, until the search is
+/// stopped or less than `reserve` (a part of 1) of its time is left; returns those that were
+/// reached.
+std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_t>& order,
+                                    double reserve,
+                                    const std::function<void(std::size_t)>& attempt);
+
+/// Takes `samples` samples of each of `order`, one variant after the other.
+std::vector<std::size_t> measure_fully(Search& search, const std::vector<std::size_t>& order,
+                                       int samples);
+
+}  // namespace fftune

@@ -1,0 +1,59 @@
+// Successive halving (Karnin, Koren, Somekh 2013; Jamieson, Talwalkar 2016) for timings: most
+// variants are so slow that one sample shows it, so the many are screened cheaply and the samples
+// go to the few that are close. From the first cut on, variants are timed in turn, so that a clock
+// that drifts moves all of them alike.
+#include "tuning/strategies/halving.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "tuning/order.hpp"
+#include "tuning/strategies/contest.hpp"
+
+namespace fftune {
+namespace {
+
+/// A variant this much slower than the best, when briefly timed, is not looked at again.
+constexpr double screening_band = 1.5;
+
+/// Screening ends when less than this part of the time is left.
+constexpr double reserve = 0.3;
+
+struct Round {
+  int samples;   // added to each
+  double share;  // of the time left, at most
+  double band;   // those within it of the best go on,
+  double kept;   // and at most this part of them
+};
+constexpr std::array rounds{Round{2, 0.3, 1.25, 0.5}, Round{4, 0.3, 1.12, 0.5},
+                            Round{8, 0.3, 1.06, 1.0}};
+constexpr double longest_round_seconds = 4;
+
+std::vector<std::size_t> screen(Search& search) {
+  const auto order = shuffled(search.variants().size(), search.favourites(), search.seed());
+  return in_batches(search, order, reserve, [&](std::size_t index) {
+    search.screen(index, search.best_us() * screening_band);
+  });
+}
+
+}  // namespace
+
+std::vector<std::size_t> HalvingStrategy::run(Search& search) const {
+  auto contenders = screen(search);
+  contenders = within(search, contenders, screening_band, contenders.size());
+  // The samples of the screening were taken minutes apart: they chose, they do not count.
+  search.forget(contenders);
+  for (const auto& round : rounds) {
+    if (search.stopped() || contenders.size() < 2) break;
+    search.enter(Phase::contend, contenders.size());
+    search.measure(contenders, round.samples,
+                   std::min(search.seconds_left() * round.share, longest_round_seconds));
+    const auto most = static_cast<double>(contenders.size()) * round.kept;
+    contenders = within(search, contenders, round.band,
+                        std::max<std::size_t>(static_cast<std::size_t>(std::ceil(most)), 10));
+  }
+  return finals(search, contenders);
+}
+
+}  // namespace fftune

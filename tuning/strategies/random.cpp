@@ -1,0 +1,17 @@
+#include "tuning/strategies/random.hpp"
+
+#include <algorithm>
+
+#include "tuning/order.hpp"
+#include "tuning/strategies/contest.hpp"
+
+namespace fftune {
+
+// A quarter misses all of the ten best variants once in eighteen searches (0.75^10).
+std::vector<std::size_t> RandomStrategy::run(Search& search) const {
+  auto order = shuffled(search.variants().size(), search.favourites(), search.seed());
+  order.resize(std::min(order.size(), std::max<std::size_t>(order.size() / 4, 16)));
+  return finals(search, measure_fully(search, order, 10));
+}
+
+}  // namespace fftune

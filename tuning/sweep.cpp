@@ -1,0 +1,63 @@
+#include "tuning/sweep.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace fftune {
+namespace {
+
+/// A problem may have this many times its even share of what is left: what it does not use goes to
+/// those after it, and none starves them.
+constexpr double generosity = 1.5;
+
+/// What trying one variant is expected to take, in seconds.
+double weight(DeviceKind kind, double floor) {
+  return kind == DeviceKind::cpu ? 0.005 + 10 * floor : 0.003 + 12 * floor;
+}
+
+}  // namespace
+
+void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Problem>& problems,
+              const TuneOptions& options, const std::function<void(const TuneResult&)>& result) {
+  const auto now = clock_of(options);
+  const double started = now();
+  const auto kind = evaluator.facts().kind;
+  double budget = 0;
+  std::vector<double> weights;
+  for (const auto& problem : problems) {
+    const double floor =
+        floor_seconds(cost_of(catalog.op(problem.op), problem), evaluator.limits(problem.dtype));
+    weights.push_back(weight(kind, floor));
+    budget += default_budget_seconds(kind, floor);
+  }
+  if (options.budget_seconds > 0) budget = options.budget_seconds;
+
+  TuneOptions own = options;
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    double rest = 0;
+    for (std::size_t j = i; j < problems.size(); ++j) rest += weights[j];
+    const double left = std::max(budget - (now() - started), 0.1);
+    const double share = left * std::min(1.0, generosity * weights[i] / rest);
+    TuneResult one;
+    try {
+      one = tune_in_place(catalog, evaluator, problems[i], own, {i, problems.size()}, share);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::unavailable) throw;
+      one.problem = problems[i];
+      one.stopped = error.what();
+    }
+    if (one.record) {
+      own.try_first = options.try_first;
+      const auto recipe = one.record->recipe();
+      own.try_first.insert(own.try_first.end(), recipe.begin(), recipe.end());
+    }
+    const bool end = one.cancelled || one.device_lost;
+    result(one);
+    if (end) return;
+  }
+}
+
+}  // namespace fftune

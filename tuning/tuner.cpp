@@ -1,0 +1,186 @@
+#include "tuning/tuner.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "core/error.hpp"
+#include "tuning/enumerate.hpp"
+#include "tuning/group.hpp"
+#include "tuning/session.hpp"
+#include "tuning/strategy.hpp"
+#include "tuning/sweep.hpp"
+#include "tuning/verdict.hpp"
+
+namespace fftune {
+namespace {
+
+/// The part of the budget that is kept for whole recipes and baselines.
+constexpr double conclusion_share = 0.15;
+/// A group of few variants needs time for its finals too.
+constexpr double group_overhead_variants = 10;
+
+std::vector<Span> spans_of(const std::vector<GroupSpec>& groups) {
+  std::vector<Span> spans;
+  for (const auto& group : groups) spans.push_back(group.span);
+  return spans;
+}
+
+/// The groups to search at first: fallbacks are slow, so they take part only where no other family
+/// serves.
+std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
+  const auto& op = session.op();
+  const auto& facts = session.evaluator().facts();
+  const auto& first = session.options().try_first;
+  const std::size_t stage_count = op.stages(session.problem()).size();
+  auto fast = enumerate(op, session.problem(), facts, first, false);
+  if (covers(spans_of(fast.groups), stage_count)) return std::move(fast.groups);
+  auto slow = enumerate(op, session.problem(), facts, first, true);
+  auto needed = fallbacks_needed(spans_of(fast.groups), std::move(slow.groups), stage_count);
+  result.notes.push_back(
+      fmt::format("only a fallback family can serve all of {} on {}, which is slow{}{}",
+                  session.problem().text(), facts.name, fast.refusals.empty() ? "" : ": ",
+                  fmt::join(fast.refusals, "; ")));
+  fast.groups.insert(fast.groups.end(), needed.begin(), needed.end());
+  if (!covers(spans_of(fast.groups), stage_count))
+    throw Error(ErrorKind::unavailable,
+                fmt::format("no family can run {} on {}{}{}", session.problem().text(), facts.name,
+                            fast.refusals.empty() ? "" : ": ", fmt::join(fast.refusals, "; ")));
+  return std::move(fast.groups);
+}
+
+class Tuning {
+ public:
+  Tuning(Session& session, const Strategy& strategy) : session_(session), strategy_(strategy) {}
+
+  void search(std::vector<GroupSpec> specs) {
+    const std::size_t begin = groups_.size();
+    for (auto& spec : specs) {
+      variants_ += spec.variants.size();
+      groups_.push_back(std::make_unique<Group>(session_, std::move(spec)));
+      searched_.push_back({groups_.back().get(), {}});
+    }
+    session_.expect(variants_);
+    // Every group's favourites before any group in depth: from here on there is something to write,
+    // however early the end comes.
+    for (std::size_t i = begin; i < groups_.size(); ++i) try_favourites(*groups_[i]);
+    for (std::size_t i = begin; i < groups_.size(); ++i) {
+      if (!session_.stop_reason().empty()) return cut_rest(i);
+      groups_[i]->set_share(share(i));
+      searched_[i].finalists = strategy_.run(*groups_[i]);
+      groups_[i]->record_finalists(searched_[i].finalists);
+    }
+  }
+
+  const std::vector<Searched>& searched() const { return searched_; }
+
+ private:
+  void try_favourites(Group& group) {
+    if (session_.cancelled()) return;
+    group.enter(Phase::compile, group.variants().size());
+    std::vector<std::size_t> favourites(group.favourites());
+    for (std::size_t i = 0; i < favourites.size(); ++i) favourites[i] = i;
+    group.compile(favourites);
+    group.enter(Phase::screen, group.variants().size());
+    for (const auto index : favourites) {
+      if (group.stopped() && have_one(group)) return;
+      group.screen(index, group.best_us() * 1.5);
+    }
+  }
+
+  bool have_one(const Group& group) const { return !group.timed().empty(); }
+
+  void cut_rest(std::size_t begin) {
+    for (std::size_t i = begin; i < groups_.size(); ++i) groups_[i]->cut_short();
+  }
+
+  double share(std::size_t place) const {
+    double rest = 0;
+    for (std::size_t i = place; i < groups_.size(); ++i) rest += weight(i);
+    return session_.seconds_left() * (1 - conclusion_share) * weight(place) / rest;
+  }
+
+  double weight(std::size_t place) const {
+    return static_cast<double>(groups_[place]->variants().size()) + group_overhead_variants;
+  }
+
+  Session& session_;
+  const Strategy& strategy_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<Searched> searched_;
+  std::size_t variants_ = 0;
+};
+
+/// Why the search is not complete; empty if it is.
+std::string stopped_by(const Session& session, const Tuning& tuning) {
+  const auto reason = session.stop_reason();
+  if (session.cancelled() || !session.evaluator().lost().empty()) return reason;
+  for (const auto& searched : tuning.searched()) {
+    if (!searched.group->was_cut_short()) continue;
+    if (searched.group->enough())
+      return fmt::format("{} variants of {} were tried, as asked", session.options().max_variants,
+                         searched.group->name());
+    return reason.empty() ? fmt::format("the time for {} was spent", searched.group->name())
+                          : reason;
+  }
+  return "";
+}
+
+}  // namespace
+
+double default_budget_seconds(DeviceKind kind, double floor_seconds) {
+  // A few hundred variants, each run a dozen times at a few times the floor, and what compiling,
+  // verifying and starting them costs.
+  return kind == DeviceKind::cpu ? 13 + 50 * floor_seconds : 24 + 3000 * floor_seconds;
+}
+
+TuneResult tune(const Catalog& catalog, Evaluator& evaluator, const Problem& problem,
+                const TuneOptions& options) {
+  return tune_in_place(catalog, evaluator, problem, options, {}, options.budget_seconds);
+}
+
+TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Problem& problem,
+                         const TuneOptions& options, Place place, double budget_seconds) {
+  const Strategy& strategy = strategy_named(options.strategy);
+  const Op& op = catalog.op(problem.op);
+  const std::size_t stage_count = op.stages(problem).size();
+  TuneResult result;
+  result.problem = problem;
+
+  Session session(catalog, op, evaluator, problem, options, place);
+  auto groups = groups_of(session, result);
+  session.prepare();
+  if (budget_seconds <= 0)
+    budget_seconds =
+        default_budget_seconds(evaluator.facts().kind, session.floor_us(0, stage_count) / 1e6);
+  session.set_budget(budget_seconds);
+
+  Tuning tuning(session, strategy);
+  tuning.search(std::move(groups));
+  if (!have_cover(tuning.searched(), stage_count) && session.stop_reason().empty()) {
+    std::vector<Span> working;
+    for (const auto& searched : tuning.searched())
+      if (!searched.group->timed().empty()) working.push_back(searched.group->span());
+    auto slow = enumerate(op, problem, evaluator.facts(), options.try_first, true);
+    result.notes.push_back(
+        "no variant of a stage works: its fallback family is tried, which is slow");
+    tuning.search(fallbacks_needed(working, std::move(slow.groups), stage_count));
+  }
+  for (const auto& searched : tuning.searched())
+    for (std::size_t i = 0; i < searched.group->variants().size(); ++i)
+      result.outcomes.push_back(searched.group->outcome(i));
+  conclude(session, tuning.searched(), result);
+
+  result.stopped = stopped_by(session, tuning);
+  result.cancelled = session.cancelled();
+  result.device_lost = !evaluator.lost().empty();
+  if (result.record) result.record->verdict.complete = result.stopped.empty();
+  result.seconds = session.seconds();
+  session.progress().phase = Phase::done;
+  session.tell();
+  return result;
+}
+
+}  // namespace fftune
