@@ -56,7 +56,7 @@ struct Verified {
 
 struct TimeRequest {
   int samples = 3;  // of each candidate, taken in turn: one of each, then the next of each
-  /// No new round is begun once the rounds have taken this long. The first is always finished.
+  /// No new round is begun once the call has taken this long. The first is always finished.
   double seconds = std::numeric_limits<double>::infinity();
   /// A candidate is sampled no further once a sample is above this.
   double abandon_above_us = std::numeric_limits<double>::infinity();

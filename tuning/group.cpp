@@ -52,8 +52,8 @@ Group::Group(Session& session, GroupSpec spec)
       }
     entry.outcome.first_stage = spec_.span.first_stage;
     entry.outcome.id = id;
+    update_best(i);
   }
-  find_best();
 }
 
 Candidate Group::candidate(std::size_t index) const {
@@ -116,7 +116,7 @@ void Group::fail(std::size_t index, OutcomeKind kind, const std::string& reason)
   entry.outcome.kind = kind;
   entry.outcome.reason = reason;
   entry.samples.clear();
-  find_best();
+  update_best(index);
   session_.record(entry.source_hash, entry.outcome);
 }
 
@@ -170,7 +170,7 @@ void Group::take_timing(std::size_t index, const Timing& timing) {
   entry.outcome.median_us = summary.median;
   entry.outcome.low_us = summary.low;
   entry.outcome.high_us = summary.high;
-  find_best();
+  update_best(index);
 }
 
 void Group::measure(const std::vector<std::size_t>& indices, int samples, double seconds) {
@@ -214,17 +214,22 @@ double Group::median_us(std::size_t index) const {
   return outcome.kind == OutcomeKind::measured ? outcome.median_us : infinity;
 }
 
-void Group::find_best() {
-  best_us_ = infinity;
+void Group::update_best(std::size_t index) {
+  if (median_us(index) < best_us_)
+    best_ = index;
+  else if (index == best_)
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (median_us(i) < median_us(best_)) best_ = i;
+  best_us_ = entries_.empty() ? infinity : median_us(best_);
+  show_best();
+}
+
+void Group::show_best() {
   auto& progress = session_.progress();
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (median_us(i) >= best_us_) continue;
-    best_us_ = median_us(i);
-    progress.best_id = entries_[i].outcome.id;
-  }
-  progress.best_us = std::isfinite(best_us_) ? best_us_ : 0;
-  progress.roofline = progress.best_us > 0 ? floor_us_ / progress.best_us : 0;
-  if (progress.best_us == 0) progress.best_id.clear();
+  const bool any = std::isfinite(best_us_);
+  progress.best_us = any ? best_us_ : 0;
+  progress.best_id = any ? entries_[best_].outcome.id : "";
+  progress.roofline = any ? floor_us_ / best_us_ : 0;
 }
 
 bool Group::stopped() const {
@@ -243,7 +248,7 @@ void Group::enter(Phase phase, std::size_t total) {
                   : phase == Phase::screen ? screen_counted_
                                            : 0;
   progress.total = static_cast<int>(total);
-  find_best();
+  show_best();
   session_.tell();
 }
 

@@ -78,7 +78,9 @@ class Group : public Search {
   void fail(std::size_t index, OutcomeKind kind, const std::string& reason);
   /// Compiles and verifies; false if that failed, now or before.
   bool ready(std::size_t index);
-  void find_best();
+  /// To be called when the median of one has changed.
+  void update_best(std::size_t index);
+  void show_best();
   void count_compile(std::size_t index);
   void count_screen(std::size_t index);
 
@@ -88,6 +90,7 @@ class Group : public Search {
   double floor_us_;
   double deadline_;
   std::vector<Entry> entries_;
+  std::size_t best_ = 0;
   double best_us_;
   StopRule enough_;
   int tried_ = 0;

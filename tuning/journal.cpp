@@ -96,7 +96,8 @@ std::filesystem::path newest(const std::filesystem::path& folder, const std::str
     // The stamp begins with a digit, so that op "ffn" does not take the journals of "ffn-x".
     const bool ours = name.starts_with(op + "-") && name.ends_with(".jsonl") &&
                       name[op.size() + 1] >= '0' && name[op.size() + 1] <= '9';
-    if (ours && (best.empty() || name > best.filename().string())) best = entry.path();
+    const bool newer = best.empty() || name > best.filename().string();
+    if (ours && newer && entry.is_regular_file(ignored)) best = entry.path();
   }
   return best;
 }

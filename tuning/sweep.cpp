@@ -51,8 +51,7 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
     }
     if (one.record) {
       own.try_first = options.try_first;
-      const auto recipe = one.record->recipe();
-      own.try_first.insert(own.try_first.end(), recipe.begin(), recipe.end());
+      for (const auto& stage : one.record->stages) own.try_first.push_back(stage.variant);
     }
     const bool end = one.cancelled || one.device_lost;
     result(one);

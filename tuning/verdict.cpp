@@ -22,6 +22,7 @@ constexpr double combination_band = 1.15;
 constexpr std::size_t most_combinations = 10;
 constexpr int combination_samples = 9;
 constexpr int verdict_samples = 32;
+constexpr std::size_t most_runners_up = 3;
 
 struct Whole {
   Combination combination;
@@ -69,6 +70,20 @@ GroupChoices choices_of(const Searched& searched, std::size_t place, double tie_
   return result;
 }
 
+/// Fills up the runners-up from those that did not come into the finals.
+void add_runners_up(const Group& group, const std::vector<std::size_t>& finalists,
+                    std::size_t winner, StageRecord& record) {
+  auto others = group.timed();
+  std::erase_if(others, [&](std::size_t index) {
+    return index == winner ||
+           std::find(finalists.begin(), finalists.end(), index) != finalists.end();
+  });
+  const auto all = contestants(group, others);
+  for (const auto at : by_preference(all, 0))
+    if (record.runners_up.size() < most_runners_up)
+      record.runners_up.push_back({all[at].id, all[at].median_us});
+}
+
 StageRecord stage_record(const Session& session, const Searched& searched, std::size_t variant) {
   const Group& group = *searched.group;
   StageRecord record;
@@ -89,9 +104,10 @@ StageRecord stage_record(const Session& session, const Searched& searched, std::
     const Timed timed{all[order[rank]].id, all[order[rank]].median_us};
     if (rank < ties)
       record.ties.push_back(timed);
-    else if (record.runners_up.size() < 3)
+    else if (record.runners_up.size() < most_runners_up)
       record.runners_up.push_back(timed);
   }
+  add_runners_up(group, indices, variant, record);
   record.feasible = static_cast<int>(group.variants().size());
   for (std::size_t i = 0; i < group.variants().size(); ++i) {
     record.measured += group.outcome(i).kind == OutcomeKind::measured;

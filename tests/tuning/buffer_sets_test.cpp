@@ -1,0 +1,56 @@
+#include "tuning/buffer_sets.hpp"
+
+#include <algorithm>
+#include <atomic>
+
+#include "support/catch.hpp"
+#include "tuning/compile_pool.hpp"
+#include "tuning/runner.hpp"
+
+using namespace fftune;
+
+TEST_CASE("tensors lie apart, each aligned") {
+  const auto layout = layout_of({{"x", DType::f32, {3}, Role::input, 1},
+                                 {"w", DType::bf16, {129}, Role::input, 1},
+                                 {"y", DType::f32, {1}, Role::output, 1}});
+  CHECK(layout.offsets == std::vector<std::size_t>{0, 256, 768});
+  CHECK(layout.bytes == 1024);
+}
+
+TEST_CASE("the sets overflow the cache by the stage that touches least") {
+  const std::vector<StageSpec> stages{{"a", {}, {}, 1, 0, 8e6}, {"b", {}, {}, 1, 0, 4e6}};
+  constexpr std::size_t free = std::size_t{100} << 30;
+  CHECK(set_count(stages, 12'000'000, 50'000'000, free) == 32);  // 2.5 · 50e6 / 4e6
+  CHECK(set_count(stages, 12'000'000, 0, free) == 2);            // an unknown cache
+  CHECK(set_count(stages, 12'000'000, 1'000'000'000, free) == 128);
+  CHECK(set_count(stages, 12'000'000, 50'000'000, 100'000'000) == 4);  // half of the memory
+  CHECK(set_count(stages, 12'000'000, 50'000'000, 13'000'000) == 1);
+  CHECK(set_count(stages, 12'000'000, 50'000'000, 11'000'000) == 0);
+  CHECK(set_count(stages, std::size_t{3} << 30, 50'000'000, free) == 2);
+}
+
+TEST_CASE("a sample lasts long enough, and takes whole rounds of the sets where they are short") {
+  CHECK(passes_per_sample(3e-6, 36) == 72);  // 67 passes make 200 µs
+  CHECK(passes_per_sample(3e-6, 2) == 68);
+  CHECK(passes_per_sample(100e-6, 2) == 2);
+  CHECK(passes_per_sample(100e-6, 36) == 2);  // a round would take 3.6 ms
+  CHECK(passes_per_sample(0.06, 3) == 1);
+  CHECK(passes_per_sample(0, 1) == 4096);
+}
+
+TEST_CASE("a pool runs every task once, and starts none after one says no") {
+  for (const unsigned threads : {1u, 2u, 7u}) {
+    std::vector<std::atomic<int>> runs(100);
+    run_pool(100, threads, [&](std::size_t i) {
+      ++runs[i];
+      return true;
+    });
+    CHECK(std::all_of(runs.begin(), runs.end(), [](const auto& count) { return count == 1; }));
+  }
+  std::atomic<int> started{0};
+  run_pool(1000, 3, [&](std::size_t) { return ++started < 5; });
+  CHECK(started >= 5);
+  CHECK(started <= 8);
+  run_pool(0, 3, [](std::size_t) { return true; });
+  CHECK(compile_threads() >= 1);
+}

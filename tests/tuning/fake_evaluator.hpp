@@ -1,0 +1,138 @@
+// An evaluator with a made-up landscape, noise from a generator that the test seeds, and a clock
+// that the evaluator itself moves.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tuning/evaluator.hpp"
+#include "tuning/tuner.hpp"
+
+namespace fftune {
+
+enum class Misbehaviour { compile, spill, wrong, launch, fault, lose_device };
+
+class FakeEvaluator : public Evaluator {
+ public:
+  using Truth = std::function<double(const Variant&)>;  // µs
+
+  explicit FakeEvaluator(Truth truth, double noise = 0, std::uint64_t seed = 1)
+      : truth_(std::move(truth)), noise_(noise), random_(seed) {
+    facts_.name = "Fake Device";
+    facts_.driver = "1";
+  }
+
+  const DeviceFacts& facts() const override { return facts_; }
+  Limits limits(DType) override { return {1e9, 1e12}; }
+  Setup begin(const Problem& problem) override {
+    clock += 0.01;
+    ++begun[problem.text()];
+    return {2, 1000, refusal};
+  }
+
+  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
+                                const CompileSink& sink) override {
+    std::vector<Compiled> all(candidates.size());
+    bool go_on = true;
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      if (!go_on) {
+        all[i].failure = "not started";
+        continue;
+      }
+      const auto id = candidates[i].id();
+      clock += compile_seconds;
+      ++compiled[id];
+      all[i].registers = registers ? registers(id) : 32;
+      if (behaves(id, Misbehaviour::compile)) all[i].failure = "no such instruction";
+      if (behaves(id, Misbehaviour::spill)) all[i].spill_bytes = 8;
+      go_on = sink(i, all[i]);
+    }
+    return all;
+  }
+
+  Verified verify(const Candidate& candidate) override {
+    const auto id = candidate.id();
+    clock += 0.002;
+    ++verified[id];
+    if (behaves(id, Misbehaviour::wrong)) return {false, 0.5, 1e-3, false, "wrong by 0.5"};
+    if (behaves(id, Misbehaviour::fault)) return {false, 0, 1e-3, true, "illegal address"};
+    if (behaves(id, Misbehaviour::lose_device)) {
+      lost_ = "illegal address";
+      return {false, 0, 1e-3, true, "illegal address"};
+    }
+    return {true, 1e-4, 1e-3, false, ""};
+  }
+
+  std::vector<Timing> time(const std::vector<Candidate>& candidates,
+                           const TimeRequest& request) override {
+    const double began = clock;
+    std::vector<Timing> all(candidates.size());
+    for (int round = 0; round < request.samples; ++round) {
+      for (std::size_t i = 0; i < candidates.size(); ++i) {
+        const auto id = candidates[i].id();
+        if (behaves(id, Misbehaviour::launch)) all[i].failure = "too many resources requested";
+        if (!all[i].failure.empty() || all[i].abandoned) continue;
+        const double us = sample(candidates[i]);
+        clock += std::max(us, 200.0) * 1e-6;
+        ++sampled[id];
+        all[i].samples_us.push_back(us);
+        all[i].abandoned = us > request.abandon_above_us;
+        if (cancel && cancel_after > 0 && --cancel_after == 0) *cancel = true;
+      }
+      if (clock - began >= request.seconds) break;
+    }
+    return all;
+  }
+
+  std::string lost() const override { return lost_; }
+
+  /// Options whose clock is this evaluator's.
+  TuneOptions options() {
+    TuneOptions options;
+    options.now = [this] { return clock; };
+    return options;
+  }
+
+  double clock = 0;
+  double compile_seconds = 0.001;
+  std::string refusal;
+  std::map<std::string, Misbehaviour> misbehaving;  // by id
+  std::function<int(const std::string&)> registers;
+  std::function<double(const Recipe&)> whole_us;  // of several variants; the sum if empty
+  std::map<std::string, int> begun, compiled, verified, sampled;
+  std::atomic<bool>* cancel = nullptr;
+  int cancel_after = 0;  // samples
+
+ private:
+  bool behaves(const std::string& id, Misbehaviour kind) const {
+    const auto found = misbehaving.find(id);
+    return found != misbehaving.end() && found->second == kind;
+  }
+
+  double sample(const Candidate& candidate) {
+    double us = 0;
+    if (!candidate.baseline.empty())
+      us = 1000;
+    else if (candidate.recipe.size() > 1 && whole_us)
+      us = whole_us(candidate.recipe);
+    else
+      for (const auto& variant : candidate.recipe) us += truth_(variant);
+    std::normal_distribution<double> normal(0, noise_);
+    return us * (1 + std::abs(normal(random_)));
+  }
+
+  DeviceFacts facts_;
+  Truth truth_;
+  double noise_;
+  std::mt19937_64 random_;
+  std::string lost_;
+};
+
+}  // namespace fftune

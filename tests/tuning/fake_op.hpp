@@ -1,0 +1,109 @@
+// An op of up to three stages "a", "b", "c" with families that cover what a test wants.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "registry/catalog.hpp"
+
+namespace fftune {
+
+class FakeFamily : public Family {
+ public:
+  FakeFamily(std::string name, std::vector<std::string> stages, int variants)
+      : name_(std::move(name)), stages_(std::move(stages)), variants_(variants) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return "made up"; }
+  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+  std::vector<std::string> stages() const override { return stages_; }
+  bool is_fallback() const override { return fallback; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
+    return refused;
+  }
+  Space space(const Problem&, const DeviceFacts&) const override {
+    std::vector<std::int64_t> values;
+    for (int i = 0; i < variants_; ++i) values.push_back(i);
+    Space space;
+    space.parameter("p", "its place", values);
+    return space;
+  }
+  Config default_config(const Problem&, const DeviceFacts&) const override {
+    return {{"p", default_value}};
+  }
+  Program program(const Problem&, const DeviceFacts&, const Config&) const override { return {}; }
+  std::vector<std::string> sources() const override { return {"fake.cu"}; }
+
+  bool fallback = false;
+  std::optional<std::string> refused;
+  std::int64_t default_value = 0;
+
+ private:
+  std::string name_;
+  std::vector<std::string> stages_;
+  int variants_;
+};
+
+class FakeOp : public Op {
+ public:
+  explicit FakeOp(int stages) : stages_(stages) {}
+
+  FakeFamily& add(std::string name, std::vector<std::string> stages, int variants) {
+    families_.push_back(std::make_unique<FakeFamily>(std::move(name), std::move(stages), variants));
+    return *families_.back();
+  }
+
+  std::string_view name() const override { return "fake"; }
+  std::string_view summary() const override { return "made up"; }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+  std::vector<SizeField> sizes() const override { return {{"m", "tokens", 1 << 20, {1}, {1}}}; }
+  std::vector<OptionField> options() const override { return {}; }
+  std::vector<DType> dtypes(DeviceKind) const override { return {DType::f32}; }
+  std::string_view token_size() const override { return "m"; }
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return {{"x", DType::f32, {problem.size("m"), 100}, Role::input, 1},
+            {"y", DType::f32, {problem.size("m"), 100}, Role::output, 1}};
+  }
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    std::vector<StageSpec> all;
+    for (int i = 0; i < stages_; ++i)
+      all.push_back({std::string(1, static_cast<char>('a' + i)),
+                     {},
+                     {},
+                     1,
+                     1e6 * static_cast<double>(problem.size("m")),
+                     1e3});
+    return all;
+  }
+  void reference(const Problem&, std::size_t, ReferenceTensors&, Parallel&) const override {}
+  std::vector<const Family*> families() const override {
+    std::vector<const Family*> all;
+    for (const auto& family : families_) all.push_back(family.get());
+    return all;
+  }
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override {
+    return {{"unfused", "made up", {}, {}}};
+  }
+
+ private:
+  int stages_;
+  std::vector<std::unique_ptr<FakeFamily>> families_;
+};
+
+/// A catalog of one op, with its problem.
+struct FakeCatalog {
+  explicit FakeCatalog(int stages) : op(stages) {}
+
+  Catalog catalog() const { return {{&op}, &sources}; }
+  Problem problem(std::int64_t m = 1) const { return {"fake", "fwd", DType::f32, {{"m", m}}, {}}; }
+
+  FakeOp op;
+  SourceSet sources{{{"fake.cu", "made up"}}};
+};
+
+}  // namespace fftune

@@ -1,0 +1,254 @@
+#include "tuning/journal.hpp"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <random>
+
+#include "core/error.hpp"
+#include "fake_evaluator.hpp"
+#include "fake_op.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "fftune-journal-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()));
+    path = name;
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path); }
+  std::filesystem::path path;
+};
+
+DeviceFacts facts_of_test() {
+  DeviceFacts facts;
+  facts.name = "Fake Device";
+  facts.driver = "1";
+  return facts;
+}
+
+Outcome measured(const std::string& id, double us) {
+  Outcome outcome;
+  outcome.first_stage = 1;
+  outcome.id = id;
+  outcome.kind = OutcomeKind::measured;
+  outcome.samples = 3;
+  outcome.median_us = us;
+  outcome.low_us = us - 1;
+  outcome.high_us = us + 1;
+  outcome.registers = 40;
+  outcome.error = 0.001;
+  return outcome;
+}
+
+std::string read(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
+
+}  // namespace
+
+TEST_CASE("what is written is read back by --resume, the last line of a variant counting") {
+  const TemporaryFolder folder;
+  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
+  std::filesystem::path path;
+  {
+    auto journal = Journal::open(folder.path, facts_of_test(), "fake", false);
+    path = journal.path();
+    journal.add(problem, "hash", measured("f/p=1", 100));
+    journal.add(problem, "hash", measured("f/p=1", 90));
+    Outcome failed;
+    failed.id = "f/p=2";
+    failed.kind = OutcomeKind::verify_failed;
+    failed.reason = "wrong \"by\" \xff a lot\n";
+    failed.error = std::numeric_limits<double>::quiet_NaN();
+    journal.add(problem, "hash", failed);
+    CHECK(journal.known_count() == 0);
+  }
+  CHECK(path.parent_path() == folder.path / "fake-device");
+  const auto journal = Journal::open(folder.path, facts_of_test(), "fake", true);
+  CHECK(journal.path() == path);
+  CHECK(journal.known_count() == 2);
+  CHECK(journal.damaged_lines() == 0);
+  const auto known = journal.known(problem, "hash", 1, "f/p=1");
+  REQUIRE(known);
+  CHECK(known->median_us == 90);
+  CHECK(known->low_us == 89);
+  CHECK(known->registers == 40);
+  CHECK(known->samples == 3);
+  CHECK(known->error == 0.001);
+  CHECK(journal.known(problem, "hash", 0, "f/p=2")->kind == OutcomeKind::verify_failed);
+  CHECK_FALSE(journal.known(problem, "hash", 0, "f/p=1"));
+  CHECK_FALSE(journal.known(problem, "other", 1, "f/p=1"));
+  CHECK_FALSE(journal.known(problem.with_size("m", 5), "hash", 1, "f/p=1"));
+}
+
+TEST_CASE("another driver's outcomes are not taken") {
+  const TemporaryFolder folder;
+  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
+  Journal::open(folder.path, facts_of_test(), "fake", false)
+      .add(problem, "hash", measured("f/p=1", 100));
+  auto newer = facts_of_test();
+  newer.driver = "2";
+  CHECK(Journal::open(folder.path, newer, "fake", true).known_count() == 0);
+  CHECK(Journal::open(folder.path, facts_of_test(), "fake", true).known_count() == 1);
+}
+
+TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it can be continued") {
+  const TemporaryFolder folder;
+  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
+  std::filesystem::path path;
+  {
+    auto journal = Journal::open(folder.path, facts_of_test(), "fake", false);
+    path = journal.path();
+    for (int p = 0; p < 5; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
+  }
+  const auto whole = read(path);
+  for (std::size_t cut = 0; cut <= whole.size(); cut += 11) {
+    const auto text = whole.substr(0, cut);
+    write(path, text);
+    const auto lines = std::count(text.begin(), text.end(), '\n');
+    {
+      auto journal = Journal::open(folder.path, facts_of_test(), "fake", true);
+      CHECK(journal.known_count() ==
+            static_cast<std::size_t>(std::max<std::ptrdiff_t>(lines - 1, 0)));
+      CHECK(journal.damaged_lines() == (text.empty() || text.back() == '\n' ? 0u : 1u));
+      journal.add(problem, "h", measured("f/p=7", 9));
+    }
+    const auto again = Journal::open(folder.path, facts_of_test(), "fake", true);
+    CHECK(again.damaged_lines() == 0);
+    CHECK(again.known(problem, "h", 1, "f/p=7"));
+  }
+}
+
+TEST_CASE("garbage in a journal never throws and never becomes a time") {
+  const TemporaryFolder folder;
+  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
+  std::filesystem::path path;
+  {
+    auto journal = Journal::open(folder.path, facts_of_test(), "fake", false);
+    path = journal.path();
+    for (int p = 0; p < 3; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
+  }
+  const auto whole = read(path);
+  std::mt19937 random(3);
+  for (int trial = 0; trial < 100; ++trial) {
+    auto text = whole;
+    for (int hit = 0; hit < 4; ++hit)
+      text[random() % text.size()] = static_cast<char>(random() % 256);
+    write(path, text);
+    const auto journal = Journal::open(folder.path, facts_of_test(), "fake", true);
+    CHECK(journal.known_count() <= 3);
+    for (int p = 0; p < 3; ++p)
+      if (const auto known = journal.known(problem, "h", 1, "f/p=" + std::to_string(p));
+          known && known->kind == OutcomeKind::measured)
+        CHECK(known->median_us > 0);
+  }
+  write(path, "\n[]\n7\nnull\n{}\n\"x\"\n");
+  CHECK(Journal::open(folder.path, facts_of_test(), "fake", true).damaged_lines() == 6);
+}
+
+TEST_CASE("only the op's own journals are resumed, the newest of them") {
+  const TemporaryFolder folder;
+  const auto own = folder.path / "fake-device";
+  std::filesystem::create_directories(own);
+  for (const auto* name : {"fake-20260101T000000Z-9.jsonl", "fake-20260201T000000Z-1.jsonl",
+                           "fake-x-20270101T000000Z-1.jsonl", "fake-20280101T000000Z-1.txt"})
+    write(own / name, "");
+  CHECK(Journal::open(folder.path, facts_of_test(), "fake", true).path().filename() ==
+        "fake-20260201T000000Z-1.jsonl");
+}
+
+TEST_CASE("a folder that cannot be written is one clear error") {
+  const TemporaryFolder folder;
+  write(folder.path / "file", "");
+  try {
+    Journal::open(folder.path / "file", facts_of_test(), "fake", false);
+    FAIL("opened below a file");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::io);
+    CHECK(std::string(error.what()).find((folder.path / "file").string()) != std::string::npos);
+  }
+}
+
+TEST_CASE("a disk that takes no more ends the journal, not the sweep") {
+  const TemporaryFolder folder;
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 10);
+  FakeEvaluator evaluator([](const Variant&) { return 100.0; });
+  auto options = evaluator.options();
+  auto journal = Journal::open(folder.path, evaluator.facts(), "fake", false);
+  options.journal = &journal;
+  // A limit on the size of files stands in for the full disk.
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit tight = before;
+  tight.rlim_cur = std::filesystem::file_size(journal.path()) + 300;
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &tight) == 0);
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  CHECK(result.record);
+  CHECK(std::filesystem::file_size(journal.path()) <= tight.rlim_cur);
+}
+
+TEST_CASE("a resumed sweep measures only what was not, and finds the same winner") {
+  const TemporaryFolder folder;
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 80);
+  fake.op.add("g", {"b"}, 80);
+  const auto truth = [](const Variant& v) {
+    return 100 + 3 * std::abs(static_cast<double>(v.config.at("p")) - 50);
+  };
+  FakeEvaluator whole(truth);
+  whole.misbehaving["f/p=9"] = Misbehaviour::wrong;
+  const auto uninterrupted = tune(fake.catalog(), whole, fake.problem(), whole.options());
+
+  for (const int after : {5, 60, 150, 260}) {
+    std::filesystem::remove_all(folder.path / "fake-device");
+    std::atomic<bool> cancel{false};
+    FakeEvaluator first(truth);
+    first.misbehaving = whole.misbehaving;
+    first.cancel = &cancel;
+    first.cancel_after = after;
+    auto options = first.options();
+    options.cancel = &cancel;
+    {
+      auto journal = Journal::open(folder.path, first.facts(), "fake", false);
+      options.journal = &journal;
+      CHECK(tune(fake.catalog(), first, fake.problem(), options).cancelled);
+    }
+    FakeEvaluator second(truth);
+    second.misbehaving = whole.misbehaving;
+    auto journal = Journal::open(folder.path, second.facts(), "fake", true);
+    auto resumed = second.options();
+    resumed.journal = &journal;
+    const auto result = tune(fake.catalog(), second, fake.problem(), resumed);
+    INFO("after " << after);
+    REQUIRE(result.record);
+    CHECK(result.record->verdict.complete);
+    CHECK(result.record->stages[0].variant == uninterrupted.record->stages[0].variant);
+    CHECK(result.record->stages[1].variant == uninterrupted.record->stages[1].variant);
+    CHECK(result.record->stages[0].failed == 1);
+    // A slow variant that the first run screened is not touched again.
+    for (const auto& [id, count] : first.sampled)
+      if (id.starts_with("f/p=7") && id.find('+') == id.npos) CHECK(second.sampled[id] == 0);
+    if (first.verified["f/p=9"]) CHECK(second.verified["f/p=9"] == 0);
+  }
+}

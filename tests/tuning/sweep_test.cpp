@@ -1,0 +1,91 @@
+#include <cmath>
+
+#include "core/error.hpp"
+#include "fake_evaluator.hpp"
+#include "fake_op.hpp"
+#include "support/catch.hpp"
+#include "tuning/tuner.hpp"
+
+using namespace fftune;
+
+namespace {
+
+double slope(const Variant& variant) {
+  return 100 + 50 * std::abs(static_cast<double>(variant.config.at("p")) - 90);
+}
+
+}  // namespace
+
+TEST_CASE("problems share a budget; each gets a part and the end is in time") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 2000);
+  FakeEvaluator evaluator(slope);
+  evaluator.compile_seconds = 0.05;
+  auto options = evaluator.options();
+  options.budget_seconds = 20;
+  std::vector<double> seconds;
+  tune_all(fake.catalog(), evaluator, {fake.problem(1), fake.problem(2), fake.problem(4)}, options,
+           [&](const TuneResult& result) {
+             CHECK(result.record);
+             CHECK_FALSE(result.stopped.empty());
+             seconds.push_back(result.seconds);
+           });
+  REQUIRE(seconds.size() == 3);
+  for (const auto each : seconds) CHECK(each > 2);
+  CHECK(evaluator.clock < 23);
+}
+
+TEST_CASE("a winner is tried first on the next problem") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 100);
+  FakeEvaluator evaluator(slope);
+  std::vector<int> measured;
+  tune_all(fake.catalog(), evaluator, {fake.problem(1), fake.problem(2)}, evaluator.options(),
+           [&](const TuneResult&) {
+             int total = 0;
+             for (const auto& [id, count] : evaluator.sampled) total += count;
+             measured.push_back(total);
+           });
+  REQUIRE(measured.size() == 2);
+  // The second time nearly all are abandoned at their first sample.
+  CHECK(measured[1] - measured[0] < measured[0]);
+}
+
+TEST_CASE("a problem that does not fit is a result with its reason, and the others are searched") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 10);
+  struct Small : FakeEvaluator {
+    using FakeEvaluator::FakeEvaluator;
+    Setup begin(const Problem& problem) override {
+      Setup setup = FakeEvaluator::begin(problem);
+      if (problem.size("m") == 2) setup.refusal = "needs 100 bytes, 10 are free";
+      return setup;
+    }
+  } evaluator(slope);
+  std::vector<std::string> stopped;
+  tune_all(fake.catalog(), evaluator, {fake.problem(1), fake.problem(2), fake.problem(3)},
+           evaluator.options(), [&](const TuneResult& result) {
+             CHECK(result.record.has_value() == result.stopped.empty());
+             stopped.push_back(result.stopped);
+           });
+  CHECK(stopped == std::vector<std::string>{"", "needs 100 bytes, 10 are free", ""});
+}
+
+TEST_CASE("an interruption ends the sweep after the problem it fell into") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 10);
+  std::atomic<bool> cancel{false};
+  FakeEvaluator evaluator(slope);
+  evaluator.cancel = &cancel;
+  evaluator.cancel_after = 6;
+  auto options = evaluator.options();
+  options.cancel = &cancel;
+  int results = 0;
+  tune_all(fake.catalog(), evaluator, {fake.problem(1), fake.problem(2)}, options,
+           [&](const TuneResult& result) {
+             ++results;
+             CHECK(result.cancelled);
+             CHECK(result.record);
+           });
+  CHECK(results == 1);
+}

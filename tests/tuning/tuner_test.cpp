@@ -1,0 +1,403 @@
+#include "tuning/tuner.hpp"
+
+#include <cmath>
+#include <set>
+
+#include "core/error.hpp"
+#include "fake_evaluator.hpp"
+#include "fake_op.hpp"
+#include "near.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+/// One deep valley: p=137 takes 100 µs, and a variant |p-137| away takes that many µs more.
+double valley(const Variant& variant) {
+  return 100 + std::abs(static_cast<double>(variant.config.at("p")) - 137);
+}
+
+std::int64_t winner(const TuneResult& result, std::size_t stage = 0) {
+  REQUIRE(result.record);
+  return result.record->stages.at(stage).variant.config.at("p");
+}
+
+}  // namespace
+
+TEST_CASE("every strategy that tries all finds the best within the tie band, for ten seeds") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 300);
+  for (const std::string strategy : {"halving", "exhaustive"})
+    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+      FakeEvaluator evaluator(valley, 0.02, seed);
+      auto options = evaluator.options();
+      options.strategy = strategy;
+      options.seed = seed;
+      options.budget_seconds = 1000;
+      const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+      INFO(strategy << " seed " << seed);
+      // Half-normal noise of 2% shifts all medians alike; 2% of 100 µs is p=137±2, and the
+      // medians' own error a little more.
+      CHECK(std::abs(winner(result) - 137) <= 4);
+      CHECK(result.stopped.empty());
+      CHECK(result.record->verdict.complete);
+      CHECK(result.record->verdict.strategy == strategy);
+    }
+}
+
+TEST_CASE("equal variants give the same answer for ten seeds of search and noise") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 100);
+  // Five variants within half a percent, the rest a tenth slower and more: the fewest registers
+  // win.
+  const auto truth = [](const Variant& variant) {
+    const auto p = variant.config.at("p");
+    return p % 20 == 3 ? 100 + static_cast<double>(p) * 0.005 : 112 + static_cast<double>(p);
+  };
+  std::set<std::int64_t> winners;
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    FakeEvaluator evaluator(truth, 0.005, seed);
+    evaluator.registers = [](const std::string& id) { return id == "f/p=63" ? 40 : 64; };
+    auto options = evaluator.options();
+    options.seed = seed;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    winners.insert(winner(result));
+    CHECK(result.record->stages[0].ties.size() == 4);
+    CHECK(result.record->stages[0].runners_up.size() == 3);
+  }
+  CHECK(winners == std::set<std::int64_t>{63});
+}
+
+TEST_CASE("halving spends little on what is slow") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 200);
+  FakeEvaluator evaluator(
+      [](const Variant& v) { return 100.0 * static_cast<double>(v.config.at("p") + 1); });
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+  CHECK(winner(result) == 0);
+  int total = 0;
+  for (const auto& [id, count] : evaluator.sampled) total += count;
+  // The default is the best, so each of the others is abandoned at its first sample.
+  for (int p = 2; p < 200; ++p) CHECK(evaluator.sampled["f/p=" + std::to_string(p)] == 1);
+  CHECK(total < 350);
+}
+
+TEST_CASE("random tries a quarter and answers with the best of it") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 200);
+  FakeEvaluator evaluator(valley);
+  auto options = evaluator.options();
+  options.strategy = "random";
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  CHECK(result.record->stages[0].measured == 50);
+  CHECK(result.record->stages[0].feasible == 200);
+  CHECK(result.record->verdict.complete);
+  CHECK(std::abs(winner(result) - 137) < 40);
+}
+
+TEST_CASE("what misbehaves is an outcome with its cause, and the best of the rest wins") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 200);
+  for (const std::string strategy : {"halving", "exhaustive", "random"}) {
+    FakeEvaluator evaluator(valley);
+    const std::map<Misbehaviour, OutcomeKind> kinds{
+        {Misbehaviour::compile, OutcomeKind::compile_failed},
+        {Misbehaviour::spill, OutcomeKind::spilled},
+        {Misbehaviour::wrong, OutcomeKind::verify_failed},
+        {Misbehaviour::launch, OutcomeKind::launch_failed},
+        {Misbehaviour::fault, OutcomeKind::device_fault}};
+    // The 50 about the best, the best and the default among them, in turn in each way.
+    int next = 0;
+    for (int p = 112; p < 162; ++p) {
+      auto kind = kinds.begin();
+      std::advance(kind, next++ % 5);
+      evaluator.misbehaving["f/p=" + std::to_string(p)] = kind->first;
+    }
+    evaluator.misbehaving["f/p=0"] = Misbehaviour::fault;
+    auto options = evaluator.options();
+    options.strategy = strategy;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    INFO(strategy);
+    if (strategy != "random") {
+      CHECK(std::abs(winner(result) - 137) <= 27);
+      CHECK(result.record->stages[0].failed == 51);
+      CHECK(result.record->stages[0].measured == 149);
+    }
+    CHECK_FALSE(evaluator.misbehaving.contains(result.record->stages[0].variant.id()));
+    for (const auto& outcome : result.outcomes) {
+      const auto found = evaluator.misbehaving.find(outcome.id);
+      if (found == evaluator.misbehaving.end() || outcome.kind == OutcomeKind::not_tried) {
+        CHECK_FALSE(outcome.failed());
+        continue;
+      }
+      CHECK(outcome.kind == kinds.at(found->second));
+      CHECK_FALSE(outcome.reason.empty());
+      // Nothing is timed before it is verified.
+      if (found->second != Misbehaviour::launch) CHECK(evaluator.sampled[outcome.id] == 0);
+    }
+  }
+}
+
+TEST_CASE("when everything fails there is no record, and the outcomes say why") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 5);
+  FakeEvaluator evaluator(valley);
+  for (int p = 0; p < 5; ++p)
+    evaluator.misbehaving["f/p=" + std::to_string(p)] = Misbehaviour::wrong;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+  CHECK_FALSE(result.record);
+  for (const auto& outcome : result.outcomes) CHECK(outcome.kind == OutcomeKind::verify_failed);
+}
+
+TEST_CASE("a lost device ends the search with what is known") {
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 50);
+  fake.op.add("g", {"b"}, 50);
+  FakeEvaluator evaluator(valley);
+  evaluator.misbehaving["f/p=20"] = Misbehaviour::lose_device;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+  CHECK(result.device_lost);
+  CHECK(result.stopped == "the device is lost: illegal address");
+  CHECK_FALSE(result.record);
+  CHECK(result.outcomes.size() == 100);
+}
+
+TEST_CASE("the budget is kept, and the record says that the search is not complete") {
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 1000);
+  fake.op.add("g", {"b"}, 500);
+  for (const std::string strategy : {"halving", "exhaustive", "random"})
+    for (const double budget : {0.05, 1.0, 5.0}) {
+      FakeEvaluator evaluator(valley, 0.01);
+      evaluator.compile_seconds = 0.02;
+      auto options = evaluator.options();
+      options.strategy = strategy;
+      options.budget_seconds = budget;
+      const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+      INFO(strategy << " " << budget);
+      REQUIRE(result.record);
+      CHECK(result.record->stages.size() == 2);
+      CHECK_FALSE(result.record->verdict.complete);
+      CHECK_FALSE(result.stopped.empty());
+      // A tenth over, and what one candidate and the shortest verdict take.
+      CHECK(evaluator.clock < budget * 1.1 + 0.5);
+    }
+}
+
+TEST_CASE("a limit of variants is kept and the decision is still made") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 300);
+  FakeEvaluator evaluator(valley);
+  auto options = evaluator.options();
+  options.max_variants = 20;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  CHECK(result.record->stages[0].measured == 20);
+  CHECK(result.stopped == "20 variants of a were tried, as asked");
+  CHECK_FALSE(result.record->verdict.complete);
+}
+
+TEST_CASE("an interruption at any moment returns what is known, and soon") {
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 60);
+  fake.op.add("g", {"b"}, 60);
+  int uninterrupted = 0;
+  for (int after = 1; after < 2000; after += 97) {
+    std::atomic<bool> cancel{false};
+    FakeEvaluator evaluator(valley);
+    evaluator.cancel = &cancel;
+    evaluator.cancel_after = after;
+    auto options = evaluator.options();
+    options.cancel = &cancel;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    INFO("after " << after);
+    if (!cancel) {
+      ++uninterrupted;
+      CHECK(result.stopped.empty());
+      continue;
+    }
+    CHECK(result.cancelled);
+    CHECK(result.stopped == "interrupted");
+    int total = 0;
+    for (const auto& [id, count] : evaluator.sampled) total += count;
+    CHECK(total <= after + 4000);
+    // Three samples of the first default, three of the second: from then on there is a cover.
+    if (after > 6) {
+      REQUIRE(result.record);
+      CHECK_FALSE(result.record->verdict.complete);
+      CHECK(result.record->verdict.median_us > 0);
+    }
+  }
+  CHECK(uninterrupted > 0);
+}
+
+TEST_CASE("a family of several stages wins exactly when the whole is faster") {
+  for (const double fused_us : {150.0, 230.0}) {
+    FakeCatalog fake(2);
+    fake.op.add("fused", {"a", "b"}, 10);
+    fake.op.add("f", {"a"}, 10);
+    fake.op.add("g", {"b"}, 10);
+    FakeEvaluator evaluator([&](const Variant& variant) {
+      const auto p = static_cast<double>(variant.config.at("p"));
+      return (variant.family == "fused" ? fused_us : 100) + std::abs(p - 4) * 10;
+    });
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+    REQUIRE(result.record);
+    CHECK(result.record->stages.size() == (fused_us < 200 ? 1 : 2));
+    CHECK(winner(result) == 4);
+    CHECK(result.record->verdict.median_us == near(std::min(fused_us, 200.0)));
+    std::vector<std::string> names;
+    for (const auto& stage : result.record->stages)
+      names.insert(names.end(), stage.stages.begin(), stage.stages.end());
+    CHECK(names == std::vector<std::string>{"a", "b"});
+  }
+}
+
+TEST_CASE("the whole is measured: stages that hinder each other lose to those that do not") {
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 4);
+  fake.op.add("g", {"b"}, 4);
+  FakeEvaluator evaluator(
+      [](const Variant& v) { return 100 + 4 * static_cast<double>(v.config.at("p")); });
+  evaluator.whole_us = [](const Recipe& recipe) {
+    const bool both = recipe[0].config.at("p") == 0 && recipe[1].config.at("p") == 0;
+    return both ? 260.0
+                : 200.0 +
+                      4 * static_cast<double>(recipe[0].config.at("p") + recipe[1].config.at("p"));
+  };
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+  CHECK(winner(result, 0) + winner(result, 1) == 1);
+  CHECK(result.record->verdict.median_us == near(204));
+}
+
+TEST_CASE("a recipe that is wrong as a whole is not chosen") {
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 3);
+  fake.op.add("g", {"b"}, 3);
+  FakeEvaluator evaluator(
+      [](const Variant& v) { return 100 + 5 * static_cast<double>(v.config.at("p")); });
+  evaluator.misbehaving["f/p=0 + g/p=0"] = Misbehaviour::wrong;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+  CHECK(winner(result, 0) + winner(result, 1) == 1);
+}
+
+TEST_CASE("fallbacks take part only where nothing else serves, and it is said") {
+  SECTION("not beside a family that works") {
+    FakeCatalog fake(1);
+    fake.op.add("f", {"a"}, 3);
+    fake.op.add("slow", {"a"}, 1).fallback = true;
+    FakeEvaluator evaluator(valley);
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+    CHECK(result.record->stages[0].variant.family == "f");
+    CHECK(evaluator.compiled["slow/p=0"] == 0);
+    CHECK(result.notes.empty());
+  }
+  SECTION("for the stage that no other family takes") {
+    FakeCatalog fake(2);
+    fake.op.add("f", {"a"}, 3);
+    fake.op.add("g", {"b"}, 3).refused = "d must be a multiple of 8";
+    fake.op.add("slow_a", {"a"}, 1).fallback = true;
+    fake.op.add("slow_b", {"b"}, 1).fallback = true;
+    FakeEvaluator evaluator(valley);
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+    REQUIRE(result.record);
+    CHECK(result.record->stages[0].variant.family == "f");
+    CHECK(result.record->stages[1].variant.family == "slow_b");
+    CHECK(evaluator.compiled["slow_a/p=0"] == 0);
+    REQUIRE(result.notes.size() == 1);
+    CHECK(result.notes[0].find("g: d must be a multiple of 8") != std::string::npos);
+  }
+  SECTION("where every other variant fails") {
+    FakeCatalog fake(1);
+    fake.op.add("f", {"a"}, 1);
+    fake.op.add("slow", {"a"}, 1).fallback = true;
+    FakeEvaluator evaluator(valley);
+    evaluator.misbehaving["f/p=0"] = Misbehaviour::wrong;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+    CHECK(result.record->stages[0].variant.family == "slow");
+    CHECK(result.notes.size() == 1);
+  }
+  SECTION("none at all is an error") {
+    FakeCatalog fake(1);
+    fake.op.add("f", {"a"}, 1).refused = "never";
+    FakeEvaluator evaluator(valley);
+    CHECK_THROWS_AS(tune(fake.catalog(), evaluator, fake.problem(), evaluator.options()), Error);
+  }
+}
+
+TEST_CASE("the record is filled") {
+  FakeCatalog fake(2);
+  fake.op.add("f", {"a"}, 30);
+  fake.op.add("g", {"b"}, 30);
+  FakeEvaluator evaluator(valley, 0.01);
+  auto options = evaluator.options();
+  options.seed = 9;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(10), options);
+  REQUIRE(result.record);
+  const auto& record = *result.record;
+  CHECK(record.problem == fake.problem(10));
+  const auto& verdict = record.verdict;
+  CHECK(verdict.interval_low_us <= verdict.median_us);
+  CHECK(verdict.median_us <= verdict.interval_high_us);
+  CHECK(verdict.noise > 0);
+  CHECK(verdict.noise < 0.1);
+  // 2 stages of 1e6·10 flops at 1e12 flops/s: 20 µs; 8000 bytes at 1e9 bytes/s: 8 µs.
+  CHECK(verdict.limit == "compute");
+  CHECK(verdict.roofline_fraction == near(20 / verdict.median_us));
+  CHECK(verdict.unfused_ratio == near(1000 / verdict.median_us, 0.05));
+  REQUIRE(result.baselines.size() == 1);
+  CHECK(result.baselines[0].id == "unfused");
+  CHECK(record.error == 1e-4);
+  CHECK(record.tolerance == 1e-3);
+  CHECK(record.provenance.device == "Fake Device");
+  CHECK(record.provenance.seed == 9);
+  CHECK(record.provenance.date.size() == 20);
+  for (const auto& stage : record.stages) {
+    CHECK(stage.feasible == 30);
+    CHECK(stage.measured == 30);
+    CHECK(stage.failed == 0);
+    CHECK(stage.source_hash == fake.sources.hash({"fake.cu"}));
+    CHECK(stage.median_us > 0);
+  }
+}
+
+TEST_CASE("a refused problem and an unknown strategy are errors") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 3);
+  FakeEvaluator evaluator(valley);
+  auto options = evaluator.options();
+  options.strategy = "none";
+  CHECK_THROWS_AS(tune(fake.catalog(), evaluator, fake.problem(), options), Error);
+  options.strategy = "halving";
+  evaluator.refusal = "needs 100 bytes, 10 are free";
+  CHECK_THROWS_AS(tune(fake.catalog(), evaluator, fake.problem(), options), Error);
+}
+
+TEST_CASE("progress goes forward and ends with the result") {
+  struct Sink : ProgressSink {
+    void update(const Progress& progress) override { all.push_back(progress); }
+    std::vector<Progress> all;
+  } sink;
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 300);
+  FakeEvaluator evaluator(valley);
+  auto options = evaluator.options();
+  options.progress = &sink;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  int screened = 0;
+  double seconds = 0;
+  for (const auto& progress : sink.all) {
+    CHECK(progress.done <= progress.total);
+    CHECK(progress.seconds >= seconds);
+    CHECK(progress.seconds_left >= 0);
+    seconds = progress.seconds;
+    if (progress.phase != Phase::screen) continue;
+    CHECK(progress.done >= screened);
+    screened = progress.done;
+  }
+  CHECK(screened == 300);
+  CHECK(sink.all.front().phase == Phase::setup);
+  CHECK(sink.all.back().phase == Phase::done);
+  CHECK(sink.all.back().best_us == result.record->verdict.median_us);
+  CHECK(sink.all.back().compiled == 300);
+}
