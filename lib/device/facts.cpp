@@ -50,7 +50,9 @@ std::string slug_of(std::string_view name) {
 }
 
 std::string DeviceFacts::slug() const {
-  return slug_of(name);
+  if (kind == DeviceKind::cuda) return slug_of(name);
+  return fmt::format("{}-on-{}-core{}", slug_of(name), multiprocessors,
+                     multiprocessors == 1 ? "" : "s");
 }
 
 DeviceFacts facts_of_architecture(std::string_view arch) {

@@ -16,6 +16,17 @@ TEST_CASE("a device's folder is named after it") {
   REQUIRE(slug_of("../..") == "unknown");
 }
 
+TEST_CASE("a CPU's presets have a folder for each number of cores, a GPU's one") {
+  DeviceFacts facts;
+  facts.name = "AMD EPYC 7763";
+  facts.multiprocessors = 8;
+  REQUIRE(facts.slug() == "amd-epyc-7763-on-8-cores");
+  facts.multiprocessors = 1;
+  REQUIRE(facts.slug() == "amd-epyc-7763-on-1-core");
+  facts.kind = DeviceKind::cuda;
+  REQUIRE(facts.slug() == "amd-epyc-7763");
+}
+
 TEST_CASE("any name becomes a safe folder name, and a slug stays as it is") {
   std::mt19937 random(3);
   for (int i = 0; i < 5000; ++i) {
