@@ -1,6 +1,7 @@
 // All presets that could serve, and the rules that choose one record among them.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -13,6 +14,10 @@ namespace fftune {
 
 /// How a record's device relates to this one, best first.
 enum class DeviceMatch { exact, alias, same_arch_and_size, same_arch };
+
+/// How a preset's device relates to `device`; nothing if it cannot stand for it. An alias is one
+/// of the file's names for devices that behave the same; size is the number of multiprocessors.
+std::optional<DeviceMatch> device_match(const PresetDevice& preset, const DeviceFacts& device);
 
 struct PresetMatch {
   const PresetRecord* record = nullptr;  // lives as long as the library
@@ -32,20 +37,26 @@ class PresetLibrary {
   static PresetLibrary load(const std::vector<std::filesystem::path>& folders);
 
   /// The best legal record, or none. Device matches are tried in order; within one, folders in
-  /// order of precedence; within a folder the exact shape, then the nearest by distance(). Records
-  /// of another op, pass, dtype or options never match.
+  /// order of precedence; within a folder the exact shape, then the nearest by distance(), then
+  /// the device nearest in size. Records of another op, pass, dtype or options never match.
   std::optional<PresetMatch> find(const Problem& problem, const DeviceFacts& device,
-                                  const Legality& illegal) const;
+                                  const Legality& illegal, const std::string& token_size) const;
+
+  /// Why find() has none, for people: "no preset for NVIDIA A100 or another sm_80 device".
+  std::string absence(const Problem& problem, const DeviceFacts& device,
+                      const Legality& illegal) const;
 
   const std::vector<PresetFile>& files() const { return files_; }
   std::vector<std::string> complaints() const;
 
  private:
   std::vector<PresetFile> files_;
+  std::vector<std::size_t> folders_;  // of each file: its folder's place in the precedence
 };
 
 /// Sum over the sizes of |log2(a/b)|, the token count weighing half of the others: a plan depends
-/// on it through the number of tiles alone. Documented in docs/presets.md.
+/// on it through the number of tiles alone. Infinite if the problems do not have the same sizes.
+/// Documented in docs/presets.md.
 double distance(const Problem& a, const Problem& b, const std::string& token_size);
 
 }  // namespace fftune

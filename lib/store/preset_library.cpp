@@ -1,0 +1,181 @@
+#include "store/preset_library.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <system_error>
+#include <tuple>
+
+namespace fftune {
+namespace {
+
+constexpr double token_weight = 0.5;
+
+bool same_names(const Problem& a, const Problem& b) {
+  return std::equal(a.sizes.begin(), a.sizes.end(), b.sizes.begin(), b.sizes.end(),
+                    [](const auto& x, const auto& y) { return x.first == y.first; });
+}
+
+/// All but the shape.
+bool comparable(const Problem& a, const Problem& b) {
+  return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype && a.options == b.options &&
+         same_names(a, b);
+}
+
+struct Candidate {
+  const PresetFile* file;
+  const PresetRecord* record;
+  double distance;
+  double size_difference;  // |log2| of the multiprocessors' ratio
+};
+
+double log_ratio(double a, double b) {
+  return std::abs(std::log2(a / b));
+}
+
+std::string device_words(DeviceMatch match, const PresetDevice& preset, const DeviceFacts& device) {
+  const char* units = device.kind == DeviceKind::cpu ? "cores" : "multiprocessors";
+  switch (match) {
+    case DeviceMatch::exact:
+      return "exact device";
+    case DeviceMatch::alias:
+      return fmt::format("{} counts as {}", device.name, preset.name);
+    case DeviceMatch::same_arch_and_size:
+      return fmt::format("{}, the same architecture {} and {} {}", preset.name, device.arch,
+                         device.multiprocessors, units);
+    case DeviceMatch::same_arch:
+      break;
+  }
+  return fmt::format("{}, the same architecture {} with {} {} where this has {}", preset.name,
+                     device.arch, preset.multiprocessors, units, device.multiprocessors);
+}
+
+std::string shape_words(const Problem& record, const Problem& problem) {
+  std::string differing;
+  for (const auto& [name, value] : record.sizes)
+    if (problem.sizes.at(name) != value) differing += fmt::format(" {}={}", name, value);
+  return differing.empty() ? "exact shape" : "nearest shape" + differing;
+}
+
+}  // namespace
+
+std::optional<DeviceMatch> device_match(const PresetDevice& preset, const DeviceFacts& device) {
+  if (preset.kind != device.kind) return std::nullopt;
+  if (preset.slug == device.slug()) return DeviceMatch::exact;
+  for (const auto& alias : preset.aliases)
+    if (slug_of(alias) == slug_of(device.name)) return DeviceMatch::alias;
+  if (preset.arch != device.arch) return std::nullopt;
+  return preset.multiprocessors == device.multiprocessors ? DeviceMatch::same_arch_and_size
+                                                          : DeviceMatch::same_arch;
+}
+
+PresetLibrary PresetLibrary::load(const std::vector<std::filesystem::path>& folders) {
+  PresetLibrary library;
+  std::set<std::filesystem::path> seen;
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    std::error_code error;
+    const auto real = std::filesystem::weakly_canonical(folders[i], error);
+    if (!seen.insert(error ? folders[i] : real).second) continue;  // named twice
+    for (auto& file : read_preset_folder(folders[i])) {
+      library.files_.push_back(std::move(file));
+      library.folders_.push_back(i);
+    }
+  }
+  return library;
+}
+
+std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const DeviceFacts& device,
+                                               const Legality& illegal,
+                                               const std::string& token_size) const {
+  const auto folders = folders_.empty() ? 0 : folders_.back() + 1;
+  std::string first_refusal;
+  int refused = 0;
+  for (const auto match : {DeviceMatch::exact, DeviceMatch::alias, DeviceMatch::same_arch_and_size,
+                           DeviceMatch::same_arch})
+    for (std::size_t folder = 0; folder < folders; ++folder) {
+      std::vector<Candidate> candidates;
+      for (std::size_t i = 0; i < files_.size(); ++i) {
+        const auto& file = files_[i];
+        if (folders_[i] != folder || device_match(file.device, device) != match) continue;
+        for (const auto& record : file.records)
+          if (comparable(record.problem, problem))
+            candidates.push_back({&file, &record, distance(record.problem, problem, token_size),
+                                  log_ratio(file.device.multiprocessors, device.multiprocessors)});
+      }
+      // Stable: what is equally near is taken in the order of paths and problems.
+      std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+        return std::tie(a.distance, a.size_difference) < std::tie(b.distance, b.size_difference);
+      });
+      for (const auto& candidate : candidates) {
+        const auto& record = *candidate.record;
+        if (const auto refusal = illegal(record, problem); !refusal.empty()) {
+          if (refused++ == 0)
+            first_refusal = fmt::format("{}: {}: {}", candidate.file->path.string(),
+                                        record.problem.text(), refusal);
+          continue;
+        }
+        auto reason = fmt::format("{}: {}, {}", candidate.file->path.string(),
+                                  device_words(match, candidate.file->device, device),
+                                  shape_words(record.problem, problem));
+        if (refused > 0)
+          reason += fmt::format("; {} nearer {} illegal here, the first {}", refused,
+                                refused == 1 ? "record is" : "records are", first_refusal);
+        return PresetMatch{&record,
+                           candidate.file->path,
+                           match,
+                           record.problem.sizes == problem.sizes,
+                           candidate.distance,
+                           std::move(reason)};
+      }
+    }
+  return std::nullopt;
+}
+
+std::string PresetLibrary::absence(const Problem& problem, const DeviceFacts& device,
+                                   const Legality& illegal) const {
+  bool any_device = false;
+  int refused = 0;
+  std::string first_refusal;
+  for (const auto& file : files_) {
+    if (!device_match(file.device, device)) continue;
+    any_device = true;
+    for (const auto& record : file.records) {
+      if (!comparable(record.problem, problem)) continue;
+      if (const auto refusal = illegal(record, problem); !refusal.empty() && refused++ == 0)
+        first_refusal =
+            fmt::format("{}: {}: {}", file.path.string(), record.problem.text(), refusal);
+    }
+  }
+  if (refused > 0)
+    return fmt::format("{} illegal here, the first {}",
+                       refused == 1 ? "the only preset for this is"
+                                    : fmt::format("all {} presets for this are", refused),
+                       first_refusal);
+  std::string kind = fmt::format("{}/{} {}", problem.op, problem.pass, dtype_name(problem.dtype));
+  for (const auto& [name, value] : problem.options) kind += fmt::format(" {}={}", name, value);
+  if (any_device) return fmt::format("no preset of {} for this device or its like", kind);
+  return fmt::format("no preset for this device ({}) or another of its architecture ({})",
+                     device.name, device.arch);
+}
+
+std::vector<std::string> PresetLibrary::complaints() const {
+  std::vector<std::string> complaints;
+  for (const auto& file : files_)
+    complaints.insert(complaints.end(), file.complaints.begin(), file.complaints.end());
+  return complaints;
+}
+
+double distance(const Problem& a, const Problem& b, const std::string& token_size) {
+  if (!same_names(a, b)) return std::numeric_limits<double>::infinity();
+  double sum = 0;
+  for (const auto& [name, value] : a.sizes) {
+    const auto ratio = log_ratio(static_cast<double>(value), static_cast<double>(b.sizes.at(name)));
+    sum += name == token_size ? token_weight * ratio : ratio;
+  }
+  return sum;
+}
+
+}  // namespace fftune

@@ -1,0 +1,169 @@
+#include "store/preset_library.hpp"
+
+#include <cmath>
+#include <string>
+
+#include "store/example.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+DeviceFacts gpu(const std::string& name, const std::string& arch, int multiprocessors) {
+  DeviceFacts facts;
+  facts.kind = DeviceKind::cuda;
+  facts.name = name;
+  facts.arch = arch;
+  facts.multiprocessors = multiprocessors;
+  return facts;
+}
+
+PresetDevice named(const std::string& name, const std::string& arch, int multiprocessors,
+                   std::vector<std::string> aliases = {}) {
+  return {slug_of(name), name, DeviceKind::cuda, arch, multiprocessors, std::move(aliases)};
+}
+
+std::string legal(const PresetRecord&, const Problem&) {
+  return "";
+}
+
+const auto h200 = gpu("NVIDIA H200", "sm_90a", 132);
+
+std::optional<PresetMatch> find(const PresetLibrary& library, const Problem& problem,
+                                const DeviceFacts& facts = h200, const Legality& illegal = legal) {
+  return library.find(problem, facts, illegal, "m");
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a preset's device is exact, an alias, or one of the same architecture") {
+  const auto preset = named("NVIDIA H200", "sm_90a", 132, {"NVIDIA H200 NVL"});
+  REQUIRE(device_match(preset, h200) == DeviceMatch::exact);
+  REQUIRE(device_match(preset, gpu("NVIDIA H200 NVL", "sm_90a", 132)) == DeviceMatch::alias);
+  REQUIRE(device_match(preset, gpu("NVIDIA H100", "sm_90a", 132)) ==
+          DeviceMatch::same_arch_and_size);
+  REQUIRE(device_match(preset, gpu("NVIDIA H100 PCIe", "sm_90a", 114)) == DeviceMatch::same_arch);
+  REQUIRE_FALSE(device_match(preset, gpu("NVIDIA A100", "sm_80", 132)));
+  auto cpu = h200;
+  cpu.kind = DeviceKind::cpu;
+  REQUIRE_FALSE(device_match(preset, cpu));
+}
+
+TEST_CASE("the distance of shapes counts octaves, those of the token count by half") {
+  const auto problem = example::ffn(64);
+  REQUIRE(distance(problem, problem, "m") == 0);
+  REQUIRE(distance(problem, example::ffn(256), "m") == 1);
+  REQUIRE(distance(problem, problem.with_size("d", 512), "m") == 1);
+  REQUIRE(distance(problem.with_size("h", 8192), example::ffn(32), "m") == 2.5);
+  REQUIRE(distance(example::ffn(256), problem, "m") == distance(problem, example::ffn(256), "m"));
+  REQUIRE(std::isinf(distance(problem, problem.with_size("k", 1), "m")));
+}
+
+TEST_CASE("the exact shape comes before the nearest, and the nearest before the rest") {
+  const example::Folder folder;
+  merge_preset_records(folder.path(), example::device(), "ffn",
+                       {example::record(example::ffn(16)), example::record(example::ffn(1024)),
+                        example::record(example::ffn(16).with_size("d", 4096))});
+  const auto library = PresetLibrary::load({folder.path()});
+
+  const auto exact = find(library, example::ffn(1024));
+  REQUIRE(exact);
+  REQUIRE(exact->exact_shape);
+  REQUIRE(exact->record->problem == example::ffn(1024));
+  REQUIRE(exact->reason == exact->path.string() + ": exact device, exact shape");
+
+  const auto nearest = find(library, example::ffn(900));
+  REQUIRE(nearest);
+  REQUIRE_FALSE(nearest->exact_shape);
+  REQUIRE(nearest->distance == Approx(0.5 * std::log2(1024.0 / 900.0)));
+  REQUIRE(nearest->reason == nearest->path.string() + ": exact device, nearest shape m=1024");
+  REQUIRE(find(library, example::ffn(20).with_size("d", 4000))->record->problem.size("d") == 4096);
+}
+
+TEST_CASE("records of another op, pass, dtype or options never match") {
+  const example::Folder folder;
+  merge_preset_records(folder.path(), example::device(), "ffn",
+                       {example::record(example::ffn(16))});
+  const auto library = PresetLibrary::load({folder.path()});
+  REQUIRE(find(library, example::ffn(16)));
+  auto problem = example::ffn(16);
+  problem.op = "rope";
+  REQUIRE_FALSE(find(library, problem));
+  problem = example::ffn(16);
+  problem.pass = "bwd";
+  REQUIRE_FALSE(find(library, problem));
+  problem = example::ffn(16);
+  problem.options["act"] = "relu";
+  REQUIRE_FALSE(find(library, problem));
+  REQUIRE_FALSE(find(library, example::ffn(16, DType::fp16)));
+  REQUIRE(contains(library.absence(problem, h200, legal),
+                   "no preset of ffn/fwd bf16 act=relu for this device or its like"));
+}
+
+TEST_CASE("devices are tried from the exact to the like, folders in their order within each") {
+  const example::Folder first, second;
+  const auto put = [](const example::Folder& folder, const PresetDevice& device, double median) {
+    merge_preset_records(folder.path(), device, "ffn", {example::record(example::ffn(16), median)});
+  };
+  const auto median = [&] {
+    const auto library = PresetLibrary::load({first.path(), second.path(), first.path()});
+    const auto match = find(library, example::ffn(16));
+    return match ? match->record->verdict.median_us : 0.0;
+  };
+  REQUIRE(median() == 0);
+  put(first, named("NVIDIA A100", "sm_80", 108), 1);
+  REQUIRE(median() == 0);
+  put(first, named("NVIDIA GH200 small", "sm_90a", 78), 2);
+  REQUIRE(median() == 2);
+  put(first, named("NVIDIA H100 PCIe", "sm_90a", 114), 3);  // nearer in size
+  REQUIRE(median() == 3);
+  put(second, named("NVIDIA H100", "sm_90a", 132), 4);
+  REQUIRE(median() == 4);
+  put(second, named("NVIDIA GH200", "sm_90a", 144, {"NVIDIA H200"}), 5);
+  REQUIRE(median() == 5);
+  put(second, named("NVIDIA H200", "sm_90a", 132), 6);
+  REQUIRE(median() == 6);
+  put(first, named("NVIDIA H200", "sm_90a", 132), 7);
+  REQUIRE(median() == 7);
+}
+
+TEST_CASE("a record that is illegal here is passed over, and the reason says so") {
+  const example::Folder folder;
+  merge_preset_records(folder.path(), example::device(), "ffn",
+                       {example::record(example::ffn(16)), example::record(example::ffn(64))});
+  const auto library = PresetLibrary::load({folder.path()});
+  const auto not_16 = [](const PresetRecord& record, const Problem&) {
+    return record.problem.size("m") == 16 ? "bm=128 is too tall" : "";
+  };
+  const auto match = find(library, example::ffn(16), h200, not_16);
+  REQUIRE(match);
+  REQUIRE(match->record->problem == example::ffn(64));
+  REQUIRE(
+      contains(match->reason, "nearest shape m=64; 1 nearer record is illegal here, the first "));
+  REQUIRE(contains(match->reason, "m=16: bm=128 is too tall"));
+
+  const auto none = [](const PresetRecord&, const Problem&) { return std::string("no"); };
+  REQUIRE_FALSE(find(library, example::ffn(16), h200, none));
+  const auto absence = library.absence(example::ffn(16), h200, none);
+  REQUIRE(contains(absence, "all 2 presets for this are illegal here, the first "));
+}
+
+TEST_CASE("a library of damaged files serves the good ones and keeps the complaints") {
+  const example::Folder folder;
+  merge_preset_records(folder.path(), example::device(), "ffn",
+                       {example::record(example::ffn(16))});
+  example::write(folder.path() / "broken" / "ffn.json", "{\"schema\": 1");
+  const auto library =
+      PresetLibrary::load({folder.path() / "absent", folder.path(), folder.path()});
+  REQUIRE(library.files().size() == 2);
+  REQUIRE(library.complaints().size() == 1);
+  REQUIRE(find(library, example::ffn(16)));
+  REQUIRE(PresetLibrary::load({}).files().empty());
+  REQUIRE(contains(PresetLibrary::load({}).absence(example::ffn(16), h200, legal),
+                   "no preset for this device (NVIDIA H200) or another of its architecture"));
+}
