@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "registry/catalog.hpp"
 #include "store/preset_library.hpp"
@@ -19,5 +20,14 @@ struct Choice {
 /// `problem` must be canonical. Throws Error(unavailable) only if no family at all can serve it.
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
+
+/// Why the record's recipe cannot serve `problem` on the device, one line; empty if it can: its
+/// families cover the op's stages in order, each exactly once, and every variant is legal.
+std::string record_illegality(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                              const PresetRecord& record);
+
+/// The families of the record whose device sources are not those that it was tuned with.
+std::vector<std::string> stale_families(const Catalog& catalog, const Op& op,
+                                        const PresetRecord& record);
 
 }  // namespace fftune

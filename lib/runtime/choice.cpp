@@ -1,0 +1,76 @@
+#include "runtime/choice.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fftune {
+namespace {
+
+const Family* family_if_any(const Op& op, const std::string& name) {
+  for (const Family* family : op.families())
+    if (family->name() == name) return family;
+  return nullptr;
+}
+
+std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
+  std::vector<std::string> names;
+  for (const auto& stage : op.stages(problem)) names.push_back(stage.name);
+  return names;
+}
+
+}  // namespace
+
+std::string record_illegality(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                              const PresetRecord& record) {
+  std::vector<std::string> covered;
+  for (const auto& stage : record.stages) {
+    const Family* family = family_if_any(op, stage.variant.family);
+    if (family && family->stages() != stage.stages)
+      return fmt::format("family '{}' covers {}, not {}", family->name(),
+                         fmt::join(family->stages(), " and "), fmt::join(stage.stages, " and "));
+    covered.insert(covered.end(), stage.stages.begin(), stage.stages.end());
+  }
+  if (const auto names = stage_names(op, problem); covered != names)
+    return fmt::format("its stages are {}, where {} has {}", fmt::join(covered, ", "), op.name(),
+                       fmt::join(names, ", "));
+  for (const auto& stage : record.stages)
+    if (auto reason = illegality(op, problem, facts, stage.variant); !reason.empty()) return reason;
+  return "";
+}
+
+std::vector<std::string> stale_families(const Catalog& catalog, const Op& op,
+                                        const PresetRecord& record) {
+  std::vector<std::string> stale;
+  for (const auto& stage : record.stages) {
+    const Family& family = family_of(op, stage.variant.family);
+    if (catalog.sources->hash(family.sources()) != stage.source_hash)
+      stale.push_back(stage.variant.family);
+  }
+  return stale;
+}
+
+Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
+              const DeviceFacts& facts, const PresetLibrary& presets) {
+  const auto illegal = [&](const PresetRecord& record, const Problem& wanted) {
+    return record_illegality(op, wanted, facts, record);
+  };
+  Choice choice;
+  choice.preset = presets.find(problem, facts, illegal, std::string(op.token_size()));
+  if (!choice.preset) {
+    choice.recipe = default_recipe(op, problem, facts);
+    choice.reason = presets.absence(problem, facts, illegal) + ": default of the op";
+    return choice;
+  }
+  const auto& record = *choice.preset->record;
+  choice.recipe = record.recipe();
+  choice.reason = choice.preset->reason;
+  if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {
+    choice.stale = true;
+    choice.reason += fmt::format("; stale: the sources of {} have changed since it was tuned",
+                                 fmt::join(stale, " and "));
+  }
+  return choice;
+}
+
+}  // namespace fftune

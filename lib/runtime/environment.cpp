@@ -1,0 +1,112 @@
+#include "runtime/environment.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pwd.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+#include <system_error>
+
+namespace fftune {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Empty counts as not set.
+std::optional<std::string> variable(const char* name) {
+  const char* value = std::getenv(name);
+  if (!value || !*value) return std::nullopt;
+  return value;
+}
+
+/// The user's home; where there is none, a folder of this user's among the temporary ones.
+fs::path home_folder() {
+  if (const auto home = variable("HOME")) return *home;
+  std::vector<char> text(1 << 14);
+  passwd entry{};
+  passwd* found = nullptr;
+  if (::getpwuid_r(::getuid(), &entry, text.data(), text.size(), &found) == 0 && found &&
+      found->pw_dir && *found->pw_dir)
+    return found->pw_dir;
+  std::error_code error;
+  auto temporary = fs::temp_directory_path(error);
+  if (error) temporary = "/tmp";
+  return temporary / ("fftune-" + std::to_string(::getuid()));
+}
+
+/// XDG Base Directory Specification: a path that is not absolute is to be ignored.
+fs::path xdg_folder(const char* name, const char* below_home) {
+  const auto value = variable(name);
+  if (value && fs::path(*value).is_absolute()) return *value;
+  return home_folder() / below_home;
+}
+
+/// The file that this code is in: the tool, the shared library, or a program linked statically.
+fs::path own_file() {
+  Dl_info info{};
+  void* extra = nullptr;
+  const auto* here = reinterpret_cast<const void*>(&read_environment);
+  std::error_code error;
+  if (::dladdr1(here, &info, &extra, RTLD_DL_LINKMAP) != 0 && extra) {
+    // The main program has no name there, and its dli_fname is argv[0], which may be anything.
+    const auto* name = static_cast<const link_map*>(extra)->l_name;
+    if (name && *name) {
+      auto path = fs::canonical(name, error);
+      if (!error) return path;
+    }
+  }
+  return fs::read_symlink("/proc/self/exe", error);
+}
+
+/// The folder of the presets that are installed with us. FFTUNE_PRESET_DIR is relative to the
+/// prefix, which is one, two or three folders up (PREFIX/bin, PREFIX/lib, PREFIX/lib/<arch>), so
+/// that an installed tree may be moved.
+fs::path installed_presets() {
+  const fs::path below_prefix = FFTUNE_PRESET_DIR;
+  if (below_prefix.is_absolute()) return below_prefix;
+  fs::path folder = own_file().parent_path();
+  const auto usual = folder.parent_path() / below_prefix;
+  for (int up = 0; up < 3; ++up) {
+    folder = folder.parent_path();
+    std::error_code error;
+    if (fs::is_directory(folder / below_prefix, error)) return folder / below_prefix;
+  }
+  return usual;
+}
+
+std::vector<fs::path> preset_folders() {
+  std::vector<fs::path> folders;
+  const auto given = variable("FFTUNE_PRESETS").value_or("");
+  for (std::string_view rest = given; !rest.empty();) {
+    const auto part = rest.substr(0, rest.find(':'));
+    rest.remove_prefix(part.size() < rest.size() ? part.size() + 1 : rest.size());
+    if (!part.empty()) folders.emplace_back(part);
+  }
+  folders.push_back(xdg_folder("XDG_DATA_HOME", ".local/share") / "fftune" / "presets");
+  folders.push_back(installed_presets());
+  return folders;
+}
+
+}  // namespace
+
+Environment read_environment() {
+  Environment environment;
+  environment.preset_folders = preset_folders();
+  if (const auto cache = variable("FFTUNE_CACHE"))
+    environment.cache_folder = *cache;
+  else
+    environment.cache_folder = xdg_folder("XDG_CACHE_HOME", ".cache") / "fftune";
+  environment.state_folder = xdg_folder("XDG_STATE_HOME", ".local/state") / "fftune";
+  for (const char* name : {"CUDA_HOME", "CUDA_PATH"})
+    if (const auto folder = variable(name)) {
+      environment.cuda_folders.emplace_back(*folder);
+      environment.toolkit_folders.push_back(fs::path(*folder) / "lib64");
+    }
+  environment.toolkit_folders.emplace_back("/usr/local/cuda/lib64");
+  environment.no_color = variable("NO_COLOR").has_value();
+  return environment;
+}
+
+}  // namespace fftune
