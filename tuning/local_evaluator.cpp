@@ -58,12 +58,23 @@ struct LocalEvaluator::State {
       : backend(device), catalog(all), seed(random) {}
 
   void release() {
-    verifier.reset();
     extras.clear();
     sets.reset();
     workspace.reset();
     compiled.clear();
     pass_seconds.clear();
+  }
+
+  /// A verifier for the problem: the one before, where only the number of tokens differs.
+  void make_verifier(const Problem& before) {
+    const auto token = op->token_size();
+    const auto tokens = problem.size(token);
+    if (verifier && before.op == problem.op && before.with_size(token, tokens) == problem) {
+      verifier->retoken(tokens);
+      return;
+    }
+    verifier.reset();
+    verifier = std::make_unique<Verifier>(backend, *op, problem, seed);
   }
 
   /// Runs `body`; what it throws is a failure, and a device that stays broken is lost.
@@ -238,8 +249,8 @@ std::string LocalEvaluator::lost() const {
 Setup LocalEvaluator::begin(const Problem& problem) {
   auto& state = *state_;
   state.release();
+  const Problem before = std::exchange(state.problem, problem);
   state.op = &state.catalog.op(problem.op);
-  state.problem = problem;
   state.tensors = state.op->tensors(problem);
   state.stages = state.op->stages(problem);
   state.baselines = state.op->baselines(problem, facts());
@@ -252,7 +263,7 @@ Setup LocalEvaluator::begin(const Problem& problem) {
           ErrorKind::unavailable,
           fmt::format("{} needs {} bytes of memory on {}, {} are free: choose smaller sizes",
                       problem.text(), setup.bytes_per_set, facts().name, there));
-    state.verifier = std::make_unique<Verifier>(state.backend, *state.op, problem, state.seed);
+    state.make_verifier(before);
     const auto left = state.backend.free_bytes();
     setup.buffer_sets = set_count(state.stages, setup.bytes_per_set, facts().l2_bytes, left);
     if (setup.buffer_sets == 0)
@@ -265,7 +276,11 @@ Setup LocalEvaluator::begin(const Problem& problem) {
     state.sets->replicate();
     state.backend.synchronize();
   });
-  if (failure) setup.refusal = failure->text;
+  if (failure) {
+    setup.refusal = failure->text;
+    state.release();
+    state.verifier.reset();
+  }
   return setup;
 }
 

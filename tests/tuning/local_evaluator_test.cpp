@@ -1,0 +1,154 @@
+#include "tuning/local_evaluator.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "cpu/open.hpp"
+#include "odd_op.hpp"
+#include "support/catch.hpp"
+#include "support/host_backend.hpp"
+#include "tuning/tuner.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+const SourceSet no_sources{{}};
+
+Candidate way(int value) {
+  return {0, {{"odd", {{"way", value}}}}, ""};
+}
+
+}  // namespace
+
+TEST_CASE("whatever a candidate does on a real backend is a value") {
+  const OddOp op;
+  const Catalog catalog{{&op}, &no_sources};
+  const auto backend = open_cpu();
+  LocalEvaluator evaluator(*backend, catalog, 1);
+  const auto setup = evaluator.begin(ToyOp::problem(DType::f32, 7, 16, 24));
+  REQUIRE(setup.refusal.empty());
+  CHECK(setup.buffer_sets >= 2);
+
+  std::vector<Candidate> all;
+  for (int value = 0; value < odd_count; ++value) all.push_back(way(value));
+  std::size_t told = 0;
+  const auto compiled = evaluator.compile(all, [&](std::size_t, const Compiled&) {
+    ++told;
+    return true;
+  });
+  CHECK(told == all.size());
+  CHECK(compiled[odd_right].failure.empty());
+  CHECK(compiled[odd_no_program].failure == "no program can be made");
+  CHECK_FALSE(compiled[odd_not_compiled].failure.empty());
+
+  for (int value = 0; value < odd_count; ++value) {
+    const auto verified = evaluator.verify(way(value));
+    INFO(value << ": " << verified.failure);
+    CHECK(verified.passed == (value == odd_right || value == odd_slow));
+    CHECK(verified.passed == verified.failure.empty());
+    CHECK(verified.device_fault == (value == odd_faults));
+  }
+  CHECK(evaluator.lost().empty());
+
+  TimeRequest request;
+  request.samples = 5;
+  const auto timings = evaluator.time(all, request);
+  REQUIRE(timings.size() == all.size());
+  CHECK(timings[odd_right].samples_us.size() == 5);
+  CHECK(timings[odd_slow].samples_us.size() == 5);
+  CHECK(timings[odd_slow].samples_us[0] > 30000);
+  CHECK(timings[odd_right].samples_us[0] < 30000);
+  CHECK(timings[odd_throws].failure == "a function gave up");
+  CHECK(timings[odd_faults].device_fault);
+  CHECK(timings[odd_faults].samples_us.empty());
+}
+
+TEST_CASE("a slow candidate is abandoned at its first sample, and a round ends in time") {
+  const OddOp op;
+  const Catalog catalog{{&op}, &no_sources};
+  const auto backend = open_cpu();
+  LocalEvaluator evaluator(*backend, catalog, 1);
+  REQUIRE(evaluator.begin(ToyOp::problem(DType::f32, 7, 16, 24)).refusal.empty());
+  TimeRequest request;
+  request.samples = 100;
+  request.abandon_above_us = 10000;
+  const auto abandoned = evaluator.time({way(odd_slow)}, request);
+  CHECK(abandoned[0].abandoned);
+  CHECK(abandoned[0].samples_us.size() == 1);
+  TimeRequest brief;
+  brief.samples = 100;
+  brief.seconds = 0.001;
+  CHECK(evaluator.time({way(odd_slow)}, brief)[0].samples_us.size() == 1);
+}
+
+TEST_CASE("baselines have their own tensors behind the op's") {
+  const OddOp op;
+  const Catalog catalog{{&op}, &no_sources};
+  const auto backend = open_cpu();
+  LocalEvaluator evaluator(*backend, catalog, 1);
+  REQUIRE(evaluator.begin(ToyOp::problem(DType::f32, 3, 8, 8)).refusal.empty());
+  const auto timings =
+      evaluator.time({{0, {}, "unfused"}, {0, {}, "broken"}, {0, {}, "missing"}}, {});
+  CHECK(timings[0].failure.empty());
+  CHECK_FALSE(timings[0].samples_us.empty());
+  CHECK(timings[1].failure == "a function gave up");
+  CHECK(timings[2].failure == "there is no baseline 'missing'");
+}
+
+TEST_CASE("a problem that does not fit is refused with the bytes needed and there") {
+  const OddOp op;
+  const Catalog catalog{{&op}, &no_sources};
+  HostBackend backend;
+  backend.limit = 1 << 20;
+  LocalEvaluator evaluator(backend, catalog, 1);
+  const auto setup = evaluator.begin(ToyOp::problem(DType::f32, 100000, 16, 24));
+  CHECK(setup.refusal.find(std::to_string(setup.bytes_per_set)) != std::string::npos);
+  CHECK(setup.refusal.find("1048576") != std::string::npos);
+  CHECK(evaluator.begin(ToyOp::problem(DType::f32, 10, 16, 24)).refusal.empty());
+}
+
+TEST_CASE("another number of tokens does not compute the whole reference again") {
+  const ToyOp op;
+  const Catalog catalog{{&op}, &no_sources};
+  HostBackend backend;
+  LocalEvaluator evaluator(backend, catalog, 1);
+  REQUIRE(evaluator.begin(ToyOp::problem(DType::f32, 64, 16, 24)).refusal.empty());
+  const auto runs = op.reference_runs;
+  for (const std::int64_t m : {64, 33, 200}) {
+    REQUIRE(evaluator.begin(ToyOp::problem(DType::f32, m, 16, 24)).refusal.empty());
+    CHECK(evaluator.verify({0, {{"toy_fused", {{"block", 1}}}}, ""}).passed);
+    CHECK(evaluator.verify({1, {{"toy_second", {{"block", 2}}}}, ""}).passed);
+  }
+  CHECK(op.reference_runs == runs);
+  REQUIRE(evaluator.begin(ToyOp::problem(DType::f32, 64, 8, 24)).refusal.empty());
+  CHECK(op.reference_runs > runs);
+}
+
+TEST_CASE("a whole search on the CPU picks the only variant that is right and fast") {
+  const OddOp op;
+  const Catalog catalog{{&op}, &no_sources};
+  const auto backend = open_cpu();
+  LocalEvaluator evaluator(*backend, catalog, 1);
+  const auto problem = ToyOp::problem(DType::f32, 7, 64, 128);
+  const auto result = tune(catalog, evaluator, problem, {});
+  REQUIRE(result.record);
+  CHECK(result.record->stages[0].variant.id() == "odd/way=0");
+  CHECK(result.record->stages[0].measured == 2);
+  CHECK(result.record->stages[0].failed == odd_count - 2);
+  CHECK(result.record->verdict.complete);
+  CHECK(result.record->error < result.record->tolerance);
+  CHECK(result.record->verdict.unfused_ratio > 0.3);
+  CHECK(result.baselines.size() == 1);
+  CHECK(result.notes.size() == 1);
+  std::map<std::string, OutcomeKind> kinds;
+  for (const auto& outcome : result.outcomes) kinds[outcome.id] = outcome.kind;
+  CHECK(kinds["odd/way=1"] == OutcomeKind::verify_failed);
+  CHECK(kinds["odd/way=2"] == OutcomeKind::verify_failed);
+  CHECK(kinds["odd/way=3"] == OutcomeKind::verify_failed);
+  CHECK(kinds["odd/way=4"] == OutcomeKind::device_fault);
+  CHECK(kinds["odd/way=5"] == OutcomeKind::compile_failed);
+  CHECK(kinds["odd/way=6"] == OutcomeKind::compile_failed);
+  CHECK(result.seconds < 10);
+}
