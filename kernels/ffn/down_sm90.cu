@@ -11,7 +11,7 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                                                                   swapped ? bn : bm, consumers,
                                                                   ping_pong, 1))
     down_sm90(const __grid_constant__ tensor_map hidden, const __grid_constant__ tensor_map w_down,
-              const __grid_constant__ tensor_map y, int m, int h, int d, int group_m) {
+              const __grid_constant__ tensor_map y, int m, int d, int h, int group_m) {
   constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
                             swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
