@@ -4,13 +4,15 @@
 #include <map>
 #include <string>
 
+#include "kernels/ffn/ffn.hpp"
+
 namespace fftune {
 
 std::map<std::string, std::string> embedded_sources();  // generated from the kernel sources
 
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
-  static const Catalog catalog{{}, &sources};
+  static const Catalog catalog{{&ffn_op()}, &sources};
   return catalog;
 }
 

@@ -43,7 +43,7 @@ const std::vector<Layer>& layers() {
       {"lib/api/",
        "api/",
        {"fftune/", "core/", "device/", "registry/", "store/", "runtime/", "verify/"}},
-      {"kernels/", "kernels/", {"core/", "device/", "registry/"}},
+      {"kernels/", "kernels/", {"core/", "device/", "cpu/", "registry/"}},
       {"tuning/", "tuning/", mechanism},
       {"apps/",
        "apps/",
@@ -65,7 +65,7 @@ const std::vector<External>& externals() {
       {"spdlog", {"spdlog/"}, {"apps/", "tuning/"}},
       {"nlohmann/json", {"nlohmann/"}, {"lib/store/", "lib/api/", "apps/", "tuning/journal"}},
       {"the CUDA toolkit", {"cuda", "nvrtc", "cublas", "nvml"}, {"lib/cuda/"}},
-      {"BLAS", {"cblas", "openblas"}, {"lib/cpu/", "kernels/"}},
+      {"BLAS", {"cblas", "openblas"}, {"lib/cpu/"}},
   };
   return externals;
 }

@@ -1,0 +1,104 @@
+#include "kernels/ffn/baselines.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "kernels/common/activation.hpp"
+#include "kernels/common/cpu_vector.hpp"
+#include "kernels/ffn/ffn.hpp"
+#include "kernels/ffn/silu_mul.hpp"
+
+namespace fftune::ffn {
+namespace {
+
+LibraryGemm product(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k, std::size_t a,
+                    std::size_t b, std::size_t c) {
+  return {dtype, m, n, k, TensorArgument{a}, TensorArgument{b}, TensorArgument{c}};
+}
+
+/// hidden = act(gate) * up on the CPU, by all threads and in vectors.
+HostFunction gate_on_host(const Problem& problem, const DeviceFacts& facts, std::size_t gate_at,
+                          std::size_t up_at) {
+  const auto elements =
+      static_cast<std::size_t>(problem.size("m")) * static_cast<std::size_t>(problem.size("h"));
+  const auto activation = parse_activation(problem.option("act"));
+  const VectorKernels& kernels = vector_kernels(facts.arch);
+  return [=, dtype = problem.dtype, &kernels](const HostCall& call) {
+    constexpr std::size_t chunk = 4096;
+    const auto tasks = static_cast<int>((elements + chunk - 1) / chunk);
+    call.parallel.run(tasks, call.parallel.max_threads(), [&](int task) {
+      const std::size_t first = static_cast<std::size_t>(task) * chunk;
+      const std::size_t count = std::min(chunk, elements - first);
+      if (dtype == DType::f32) {
+        const auto* gate = static_cast<const float*>(call.tensors[gate_at]) + first;
+        const auto* up = static_cast<const float*>(call.tensors[up_at]) + first;
+        auto* out = static_cast<float*>(call.tensors[tensor::hidden]) + first;
+        return kernels.gated(activation, gate, up, out, count);
+      }
+      float gate[chunk], up[chunk];
+      kernels.widen(static_cast<const std::uint16_t*>(call.tensors[gate_at]) + first, gate, count);
+      kernels.widen(static_cast<const std::uint16_t*>(call.tensors[up_at]) + first, up, count);
+      kernels.gated(activation, gate, up, gate, count);
+      kernels.narrow(gate, static_cast<std::uint16_t*>(call.tensors[tensor::hidden]) + first,
+                     count);
+    });
+  };
+}
+
+/// Gate and up each by a product of its own.
+Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
+  const auto [m, d, h] = shape_of(problem);
+  const auto dtype = problem.dtype;
+  const std::size_t gate = tensor::count;
+  const std::size_t up = tensor::count + 1;
+  Baseline baseline;
+  baseline.name = "unfused";
+  baseline.extra = {{"gate", dtype, {m, h}, Role::intermediate, 1},
+                    {"up", dtype, {m, h}, Role::intermediate, 1}};
+  auto& program = baseline.program;
+  program.host_tensors = tensor::count + baseline.extra.size();
+  program.steps.emplace_back(product(dtype, m, h, d, tensor::x, tensor::w_gate, gate));
+  program.steps.emplace_back(product(dtype, m, h, d, tensor::x, tensor::w_up, up));
+  if (facts.kind == DeviceKind::cpu) {
+    baseline.summary = "three OpenBLAS products and a vectorised act * mul, all on all threads";
+    program.steps.emplace_back(gate_on_host(problem, facts, gate, up));
+  } else {
+    baseline.summary = "three cuBLASLt products and an act * mul kernel";
+    append_silu_mul(program, problem, TensorArgument{gate}, TensorArgument{up},
+                    TensorArgument{tensor::hidden});
+  }
+  program.steps.emplace_back(product(dtype, m, d, h, tensor::hidden, tensor::w_down, tensor::y));
+  return baseline;
+}
+
+/// Gate and up as one product with their weights stacked, which needs a copy of the weights.
+Baseline merged(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  const auto dtype = problem.dtype;
+  const std::size_t weights = tensor::count;
+  const std::size_t packed = tensor::count + 1;
+  Baseline baseline;
+  baseline.name = "merged";
+  baseline.summary = "cuBLASLt: gate and up as one product, an act * mul kernel, and down";
+  baseline.extra = {
+      {"w_gate_up", dtype, {2 * h, d}, Role::input, 1 / std::sqrt(static_cast<double>(d))},
+      {"gate_up", dtype, {m, 2 * h}, Role::intermediate, 1}};
+  auto& program = baseline.program;
+  program.steps.emplace_back(product(dtype, m, 2 * h, d, tensor::x, weights, packed));
+  append_silu_mul(program, problem, TensorArgument{packed}, std::nullopt,
+                  TensorArgument{tensor::hidden});
+  program.steps.emplace_back(product(dtype, m, d, h, tensor::hidden, tensor::w_down, tensor::y));
+  return baseline;
+}
+
+}  // namespace
+
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
+  if (facts.kind == DeviceKind::cpu) return {unfused(problem, facts)};
+  return {unfused(problem, facts), merged(problem)};
+}
+
+}  // namespace fftune::ffn

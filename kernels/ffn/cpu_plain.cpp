@@ -1,0 +1,113 @@
+// The CPU's fallback: plain loops over any sizes and types.
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+#include "kernels/common/activation.hpp"
+#include "kernels/ffn/families.hpp"
+#include "kernels/ffn/ffn.hpp"
+
+namespace fftune::ffn {
+namespace {
+
+constexpr std::size_t chunk = 256;  // of a row, in float on the stack
+constexpr std::size_t lanes = 8;    // partial sums, which a compiler may keep in vectors
+
+/// The products of rows of `x` [tokens, depth] and `w` [rows, depth], both of `dtype`.
+class Product {
+ public:
+  Product(DType dtype, const void* x, const void* w, std::size_t depth)
+      : dtype_(dtype), x_(x), w_(w), depth_(depth) {}
+
+  /// Row `token` of x times row `row` of w, summed in fp32 in a fixed order.
+  float at(std::size_t token, std::size_t row) const {
+    float partial[lanes] = {};
+    float a[chunk], b[chunk];
+    for (std::size_t k = 0; k < depth_; k += chunk) {
+      const std::size_t count = std::min(chunk, depth_ - k);
+      widen(x_, token * depth_ + k, {a, count});
+      widen(w_, row * depth_ + k, {b, count});
+      for (std::size_t i = 0; i < count; ++i) partial[i % lanes] += a[i] * b[i];
+    }
+    float sum = 0;
+    for (const float part : partial) sum += part;
+    return sum;
+  }
+
+ private:
+  void widen(const void* from, std::size_t at, std::span<float> to) const {
+    decode(dtype_, static_cast<const std::byte*>(from) + at * dtype_bytes(dtype_), to);
+  }
+
+  DType dtype_;
+  const void* x_;
+  const void* w_;
+  std::size_t depth_;
+};
+
+/// Fills out [tokens, rows] of `dtype` with value(token, row), some rows of weights a task.
+template <typename Value>
+void fill(const HostCall& call, DType dtype, void* out, std::size_t tokens, std::size_t rows,
+          const Value& value) {
+  constexpr std::size_t block = 8;
+  const auto tasks = static_cast<int>((rows + block - 1) / block);
+  call.parallel.run(tasks, call.parallel.max_threads(), [&](int task) {
+    const std::size_t first = static_cast<std::size_t>(task) * block;
+    const std::size_t count = std::min(block, rows - first);
+    for (std::size_t token = 0; token < tokens; ++token) {
+      float values[block];
+      for (std::size_t i = 0; i < count; ++i) values[i] = value(token, first + i);
+      auto* place = static_cast<std::byte*>(out) + (token * rows + first) * dtype_bytes(dtype);
+      encode(dtype, {values, count}, place);
+    }
+  });
+}
+
+class CpuPlain final : public Family {
+ public:
+  std::string_view name() const override { return "cpu_plain"; }
+  std::string_view summary() const override { return "plain loops for any sizes: the fallback"; }
+  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+  std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
+  bool is_fallback() const override { return true; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
+    return std::nullopt;
+  }
+  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
+  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+
+  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
+    const Shape shape = shape_of(problem);
+    const auto m = static_cast<std::size_t>(shape.m);
+    const auto d = static_cast<std::size_t>(shape.d);
+    const auto h = static_cast<std::size_t>(shape.h);
+    const auto dtype = problem.dtype;
+    const auto activation = parse_activation(problem.option("act"));
+    Program program;
+    program.host_tensors = tensor::count;
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      const Product gate(dtype, call.tensors[tensor::x], call.tensors[tensor::w_gate], d);
+      const Product up(dtype, call.tensors[tensor::x], call.tensors[tensor::w_up], d);
+      fill(call, dtype, call.tensors[tensor::hidden], m, h, [&](auto token, auto row) {
+        return static_cast<float>(activate(activation, gate.at(token, row))) * up.at(token, row);
+      });
+    }));
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      const Product down(dtype, call.tensors[tensor::hidden], call.tensors[tensor::w_down], h);
+      fill(call, dtype, call.tensors[tensor::y], m, d,
+           [&](auto token, auto row) { return down.at(token, row); });
+    }));
+    return program;
+  }
+
+  std::vector<std::string> sources() const override { return {"ffn/cpu_plain.cpp"}; }
+};
+
+}  // namespace
+
+const Family& cpu_plain_family() {
+  static const CpuPlain family;
+  return family;
+}
+
+}  // namespace fftune::ffn

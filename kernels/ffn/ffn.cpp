@@ -1,0 +1,108 @@
+#include "kernels/ffn/ffn.hpp"
+
+#include <cmath>
+
+#include "kernels/common/activation.hpp"
+#include "kernels/ffn/baselines.hpp"
+#include "kernels/ffn/families.hpp"
+#include "kernels/ffn/reference.hpp"
+
+namespace fftune {
+namespace ffn {
+namespace {
+
+class Ffn final : public Op {
+ public:
+  std::string_view name() const override { return "ffn"; }
+  std::string_view summary() const override {
+    return "gated feed-forward network: y = (act(x w_gate^T) * (x w_up^T)) w_down^T";
+  }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    return {
+        {.name = "m",
+         .help = "tokens",
+         .default_on_cuda = {1, 16, 64, 256, 1024, 4096, 16384},
+         .default_on_cpu = {1, 16, 128, 512}},
+        {.name = "d", .help = "embedding size", .default_on_cuda = {}, .default_on_cpu = {}},
+        {.name = "h", .help = "intermediate size", .default_on_cuda = {}, .default_on_cpu = {}}};
+  }
+  std::vector<OptionField> options() const override {
+    return {{"act", "activation of the gate", activation_names()}};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
+    return {DType::bf16, DType::fp16, DType::f32};
+  }
+  std::string_view token_size() const override { return "m"; }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    const auto [m, d, h] = shape_of(problem);
+    const auto dtype = problem.dtype;
+    // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
+    const double by_d = 1 / std::sqrt(static_cast<double>(d));
+    const double by_h = 1 / std::sqrt(static_cast<double>(h));
+    return {{"x", dtype, {m, d}, Role::input, 1},
+            {"w_gate", dtype, {h, d}, Role::input, by_d},
+            {"w_up", dtype, {h, d}, Role::input, by_d},
+            {"w_down", dtype, {d, h}, Role::input, by_h},
+            {"y", dtype, {m, d}, Role::output, 1},
+            {"hidden", dtype, {m, h}, Role::intermediate, 1}};
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const auto [m, d, h] = shape_of(problem);
+    const auto tensors = this->tensors(problem);
+    const auto bytes = [&](std::initializer_list<std::size_t> places) {
+      double sum = 0;
+      for (const auto place : places) sum += static_cast<double>(tensors[place].bytes());
+      return sum;
+    };
+    // A multiplication and an addition for each weight and token; the activation is not counted.
+    const double product_flops =
+        2.0 * static_cast<double>(m) * static_cast<double>(d) * static_cast<double>(h);
+    return {{.name = stage_gate_up,
+             .inputs = {"x", "w_gate", "w_up"},
+             .outputs = {"hidden"},
+             .reduction_length = d,
+             .flops = 2 * product_flops,
+             .bytes = bytes({tensor::x, tensor::w_gate, tensor::w_up, tensor::hidden})},
+            {.name = stage_down,
+             .inputs = {"hidden", "w_down"},
+             .outputs = {"y"},
+             .reduction_length = h,
+             .flops = product_flops,
+             .bytes = bytes({tensor::hidden, tensor::w_down, tensor::y})}};
+  }
+
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    ffn::reference(problem, stage, tensors, parallel);
+  }
+
+  std::vector<const Family*> families() const override {
+    return {&gate_up_decode_family(), &down_decode_family(),      &gate_up_sm90_family(),
+            &down_sm90_family(),      &gate_up_sm80_family(),     &down_sm80_family(),
+            &cpu_blas_family(),       &gate_up_fallback_family(), &down_fallback_family(),
+            &cpu_plain_family()};
+  }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return ffn::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+Shape shape_of(const Problem& problem) {
+  return {problem.size("m"), problem.size("d"), problem.size("h")};
+}
+
+}  // namespace ffn
+
+const Op& ffn_op() {
+  static const ffn::Ffn op;
+  return op;
+}
+
+}  // namespace fftune

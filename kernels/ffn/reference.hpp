@@ -1,0 +1,13 @@
+// The definition of ffn in float64.
+#pragma once
+
+#include "core/problem.hpp"
+#include "registry/op.hpp"
+
+namespace fftune::ffn {
+
+/// Computes `hidden` from x, w_gate and w_up (stage 0), or y from hidden and w_down (stage 1).
+void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+               Parallel& parallel);
+
+}  // namespace fftune::ffn

@@ -1,0 +1,118 @@
+#include <cmath>
+
+#include "core/error.hpp"
+#include "kernels/ffn/ffn.hpp"
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h) {
+  return canonical(ffn_op(), {"ffn", "", DType::bf16, {{"m", m}, {"d", d}, {"h", h}}, {}},
+                   DeviceKind::cuda);
+}
+
+}  // namespace
+
+TEST_CASE("ffn is in the catalog, and every source that its families name is embedded") {
+  const auto& catalog = builtin_catalog();
+  const Op& op = catalog.op("ffn");
+  REQUIRE(&op == &ffn_op());
+  REQUIRE(!op.families().empty());
+  for (const auto* family : op.families()) {
+    REQUIRE(!family->sources().empty());
+    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+    REQUIRE(&family_of(op, family->name()) == family);
+  }
+}
+
+TEST_CASE("defaults: pass fwd, silu; dtypes and tokens by device") {
+  const auto problem = problem_of(1, 8, 8);
+  REQUIRE(problem.pass == "fwd");
+  REQUIRE(problem.option("act") == "silu");
+  REQUIRE(ffn_op().dtypes(DeviceKind::cuda) == std::vector{DType::bf16, DType::fp16, DType::f32});
+  REQUIRE(ffn_op().dtypes(DeviceKind::cpu) == std::vector{DType::f32, DType::bf16});
+  const auto sizes = ffn_op().sizes();
+  REQUIRE(sizes[0].name == ffn_op().token_size());
+  REQUIRE(sizes[0].default_on_cuda == std::vector<std::int64_t>{1, 16, 64, 256, 1024, 4096, 16384});
+  REQUIRE(sizes[0].default_on_cpu == std::vector<std::int64_t>{1, 16, 128, 512});
+  for (const auto& wrong : {"swish", "SILU", ""})
+    REQUIRE_THROWS_AS(
+        canonical(ffn_op(),
+                  {"ffn", "", DType::bf16, {{"m", 1}, {"d", 8}, {"h", 8}}, {{"act", wrong}}},
+                  DeviceKind::cuda),
+        Error);
+}
+
+TEST_CASE("tensors are laid out as torch.nn.Linear's, and at the places that ffn.hpp says") {
+  using Shape = std::vector<std::int64_t>;
+  const auto tensors = ffn_op().tensors(problem_of(5, 16, 24));
+  REQUIRE(tensors.size() == ffn::tensor::count);
+  REQUIRE(tensor_index(tensors, "x") == ffn::tensor::x);
+  REQUIRE(tensor_index(tensors, "w_gate") == ffn::tensor::w_gate);
+  REQUIRE(tensor_index(tensors, "w_up") == ffn::tensor::w_up);
+  REQUIRE(tensor_index(tensors, "w_down") == ffn::tensor::w_down);
+  REQUIRE(tensor_index(tensors, "y") == ffn::tensor::y);
+  REQUIRE(tensor_index(tensors, "hidden") == ffn::tensor::hidden);
+  REQUIRE(tensors[ffn::tensor::x].shape == Shape{5, 16});
+  REQUIRE(tensors[ffn::tensor::w_gate].shape == Shape{24, 16});
+  REQUIRE(tensors[ffn::tensor::w_up].shape == Shape{24, 16});
+  REQUIRE(tensors[ffn::tensor::w_down].shape == Shape{16, 24});
+  REQUIRE(tensors[ffn::tensor::y].shape == Shape{5, 16});
+  REQUIRE(tensors[ffn::tensor::hidden].shape == Shape{5, 24});
+  REQUIRE(tensors[ffn::tensor::w_gate].scale == 0.25);
+  REQUIRE(tensors[ffn::tensor::w_down].scale == Approx(1 / std::sqrt(24.0)));
+  for (const auto& tensor : tensors) REQUIRE(tensor.dtype == DType::bf16);
+}
+
+TEST_CASE("stages chain, and their work is counted") {
+  const auto problem = problem_of(4096, 1024, 2048);
+  const auto stages = ffn_op().stages(problem);
+  REQUIRE(stages.size() == 2);
+  REQUIRE(stages[0].name == "gate_up");
+  REQUIRE(stages[1].name == "down");
+  REQUIRE(stages[0].outputs.front() == stages[1].inputs.front());
+  const double mdh = 4096.0 * 1024 * 2048;
+  REQUIRE(stages[0].flops == 4 * mdh);
+  REQUIRE(stages[1].flops == 2 * mdh);
+  REQUIRE(stages[0].reduction_length == 1024);
+  REQUIRE(stages[1].reduction_length == 2048);
+  REQUIRE(stages[0].bytes == 2.0 * (4096 * 1024 + 2 * 2048 * 1024 + 4096 * 2048));
+  REQUIRE(stages[1].bytes == 2.0 * (4096 * 2048 + 2048 * 1024 + 4096 * 1024));
+  const auto cost = cost_of(ffn_op(), problem);
+  REQUIRE(cost.flops == 6 * mdh);
+  REQUIRE(cost.bytes == 2.0 * (2.0 * 4096 * 1024 + 3.0 * 2048 * 1024));
+}
+
+TEST_CASE("sizes whose bytes pass 2^31 are counted right") {
+  const auto problem = problem_of(100000, 40000, 50000);
+  const auto tensors = ffn_op().tensors(problem);
+  REQUIRE(tensors[ffn::tensor::x].bytes() == 8'000'000'000u);
+  REQUIRE(tensors[ffn::tensor::hidden].bytes() == 10'000'000'000u);
+  REQUIRE(cost_of(ffn_op(), problem).flops == 1.2e15);
+  const auto largest = problem_of(2147483647, 2147483647, 2147483647);
+  REQUIRE(ffn_op().tensors(largest)[ffn::tensor::w_gate].bytes() ==
+          2ull * 2147483647ull * 2147483647ull);
+}
+
+TEST_CASE("baselines name tensors that exist") {
+  DeviceFacts cpu;
+  cpu.arch = "avx2";
+  for (const auto& facts : {cpu, facts_of_architecture("sm_90a")}) {
+    auto problem = problem_of(16, 64, 128);
+    if (facts.kind == DeviceKind::cpu) problem.dtype = DType::f32;
+    const auto baselines = ffn_op().baselines(problem, facts);
+    REQUIRE(baselines.size() == (facts.kind == DeviceKind::cpu ? 1 : 2));
+    REQUIRE(baselines[0].name == "unfused");
+    for (const auto& baseline : baselines) {
+      REQUIRE(!baseline.summary.empty());
+      const std::size_t count = ffn::tensor::count + baseline.extra.size();
+      for (const auto& step : baseline.program.steps)
+        if (const auto* gemm = std::get_if<LibraryGemm>(&step))
+          for (const auto& pointer : {gemm->a, gemm->b, gemm->c})
+            REQUIRE(std::get<TensorArgument>(pointer).tensor < count);
+    }
+  }
+}
