@@ -22,7 +22,7 @@ int passes_per_sample(double pass_seconds, int sets) {
 Replay& Runner::replay(int first_set, int passes) {
   auto& replay = replays_[{first_set, passes}];
   if (!replay)
-    replay = backend_.capture(passes, [&](int pass, void* stream) {
+    replay = backend_.capture(passes, [this, first_set](int pass, void* stream) {
       const auto set = static_cast<std::size_t>(first_set + pass) % pass_.tensors.size();
       for (const auto& executable : pass_.executables)
         executable->enqueue(pass_.tensors[set].data(), pass_.workspace, stream);

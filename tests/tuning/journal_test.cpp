@@ -80,7 +80,7 @@ TEST_CASE("what is written is read back by --resume, the last line of a variant 
     journal.add(problem, "hash", failed);
     CHECK(journal.known_count() == 0);
   }
-  CHECK(path.parent_path() == folder.path / "fake-device");
+  CHECK(path.parent_path() == folder.path / facts_of_test().slug());
   const auto journal = Journal::open(folder.path, facts_of_test(), "fake", true);
   CHECK(journal.path() == path);
   CHECK(journal.known_count() == 2);
@@ -165,7 +165,7 @@ TEST_CASE("garbage in a journal never throws and never becomes a time") {
 
 TEST_CASE("only the op's own journals are resumed, the newest of them") {
   const TemporaryFolder folder;
-  const auto own = folder.path / "fake-device";
+  const auto own = folder.path / facts_of_test().slug();
   std::filesystem::create_directories(own);
   for (const auto* name : {"fake-20260101T000000Z-9.jsonl", "fake-20260201T000000Z-1.jsonl",
                            "fake-x-20270101T000000Z-1.jsonl", "fake-20280101T000000Z-1.txt"})
@@ -221,7 +221,7 @@ TEST_CASE("a resumed sweep measures only what was not, and finds the same winner
   const auto uninterrupted = tune(fake.catalog(), whole, fake.problem(), whole.options());
 
   for (const int after : {5, 60, 150, 260}) {
-    std::filesystem::remove_all(folder.path / "fake-device");
+    std::filesystem::remove_all(folder.path / facts_of_test().slug());
     std::atomic<bool> cancel{false};
     FakeEvaluator first(truth);
     first.misbehaving = whole.misbehaving;
