@@ -11,10 +11,10 @@ namespace fftune {
 template <bool transposed>
 __device__ __forceinline__ void store_matrices(u32 shared, const u32 (&word)[4]) {
   if constexpr (transposed) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     shared),
-                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+        "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+        : "memory");
   } else {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                  "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])

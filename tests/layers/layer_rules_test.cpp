@@ -46,6 +46,8 @@ TEST_CASE("layers include downwards") {
   REQUIRE(broken("lib/verify/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 1);
   REQUIRE(broken("lib/include/fftune/fftune.hpp", "#include \"core/error.hpp\"\n") == 1);
   REQUIRE(broken("apps/fftune/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 0);
+  REQUIRE(broken("apps/fftune/a.cpp", "#include \"cuda/open.hpp\"\n") == 0);
+  REQUIRE(broken("apps/fftune/a.cpp", "#include \"cuda/driver.hpp\"\n") == 1);
 }
 
 TEST_CASE("kernels and tuning do not know each other, nor tuning the backends") {
@@ -94,6 +96,7 @@ TEST_CASE("the environment is read, and the process left, in one place") {
   REQUIRE(broken("lib/store/a.cpp", "auto x = secure_getenv(\"HOME\");") == 1);
   REQUIRE(broken("lib/store/a.cpp", "// std::getenv(\"HOME\")\n") == 0);
   REQUIRE(broken("apps/fftune/main.cpp", "std::exit(3);") == 0);
+  REQUIRE(broken("apps/fftune/interrupt.cpp", "_exit(130);") == 0);
   for (const char* call : {"exit(1);", "std::abort();", "_exit(1);", "std::quick_exit(1);"}) {
     CAPTURE(call);
     REQUIRE(broken("apps/fftune/tune.cpp", call) == 1);
