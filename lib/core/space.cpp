@@ -88,7 +88,8 @@ std::vector<std::string> Space::violations(const Config& config) const {
       violations.push_back(fmt::format("{}={} is not one of {}", parameter.name, value,
                                        fmt::join(parameter.values, ", ")));
   }
-  for (const auto& [name, value] : config.entries()) {
+  for (const auto& entry : config.entries()) {
+    const std::string& name = entry.first;  // clang 14 captures no structured binding
     const bool known = std::any_of(parameters_.begin(), parameters_.end(),
                                    [&](const Parameter& p) { return p.name == name; });
     if (!known) violations.push_back(fmt::format("there is no parameter '{}'", name));
