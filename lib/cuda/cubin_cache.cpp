@@ -1,0 +1,135 @@
+#include "cuda/cubin_cache.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "core/hash.hpp"
+#include "cuda/cubin_file.hpp"
+
+namespace fftune::cuda {
+namespace {
+
+class File {
+ public:
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  ~File() { close(); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  int get() const { return descriptor_; }
+  bool close() {
+    const int descriptor = std::exchange(descriptor_, -1);
+    return descriptor < 0 || ::close(descriptor) == 0;
+  }
+
+ private:
+  int descriptor_;
+};
+
+bool ours_alone(const struct stat& status) {
+  return status.st_uid == geteuid() && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+std::optional<std::string> read_file(int folder, const std::string& name) {
+  const File file(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat status {};
+  if (file.get() < 0 || fstat(file.get(), &status) != 0) return {};
+  if (!S_ISREG(status.st_mode) || !ours_alone(status)) return {};
+  std::string content(static_cast<std::size_t>(status.st_size), '\0');
+  std::size_t done = 0;
+  while (done < content.size()) {
+    const auto count = ::read(file.get(), content.data() + done, content.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return {};
+    done += static_cast<std::size_t>(count);
+  }
+  return content;
+}
+
+bool write_file(int folder, const std::string& name, std::string_view content) {
+  File file(openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file.get() < 0) return false;
+  while (!content.empty()) {
+    const auto count = ::write(file.get(), content.data(), content.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    content.remove_prefix(static_cast<std::size_t>(count));
+  }
+  if (content.empty() && fsync(file.get()) == 0 && file.close()) return true;
+  unlinkat(folder, name.c_str(), 0);
+  return false;
+}
+
+std::uint64_t random_number() {
+  std::random_device device;
+  return std::uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+std::string CubinCache::file_name(std::string_view key) {
+  return hex(fnv1a(key)) + ".cubin";
+}
+
+CubinCache::CubinCache(std::filesystem::path folder)
+    : folder_(std::move(folder)), token_(random_number()) {
+  if (folder_.empty()) return;
+  std::error_code error;
+  if (folder_.has_parent_path()) std::filesystem::create_directories(folder_.parent_path(), error);
+  if (mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
+    refuse(fmt::format("cannot be made: {}", std::strerror(errno)));
+    return;
+  }
+  descriptor_ = open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  struct stat status {};
+  if (descriptor_ < 0 || fstat(descriptor_, &status) != 0)
+    refuse(fmt::format("cannot be opened: {}", std::strerror(errno)));
+  else if (status.st_uid != geteuid())
+    refuse("belongs to another user");
+  else if (!ours_alone(status))
+    refuse("is writable by others: chmod 700 it");
+  else if (faccessat(descriptor_, ".", W_OK | X_OK, AT_EACCESS) != 0)
+    refuse(fmt::format("cannot be written: {}", std::strerror(errno)));
+}
+
+CubinCache::~CubinCache() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+void CubinCache::refuse(const std::string& reason) {
+  warning_ = fmt::format("kernels are not cached: {} {}", folder_.string(), reason);
+  if (descriptor_ >= 0) close(descriptor_);
+  descriptor_ = -1;
+}
+
+std::optional<CompiledKernel> CubinCache::load(std::string_view key) const {
+  if (descriptor_ < 0) return {};
+  const auto content = read_file(descriptor_, file_name(key));
+  return content ? decode_cubin_file(key, *content) : std::nullopt;
+}
+
+CompiledKernel CubinCache::publish(std::string_view key, CompiledKernel kernel) const {
+  if (descriptor_ < 0) return kernel;
+  const std::string name = file_name(key);
+  const std::string temporary = fmt::format(".{}.{}.{}", name, hex(token_), ++published_);
+  if (!write_file(descriptor_, temporary, encode_cubin_file(key, kernel))) return kernel;
+  if (renameat2(descriptor_, temporary.c_str(), descriptor_, name.c_str(), RENAME_NOREPLACE) == 0)
+    return kernel;
+  auto winner = errno == EEXIST ? load(key) : std::nullopt;
+  // A damaged entry is replaced; a file system without that flag knows the plain rename.
+  if (winner || renameat(descriptor_, temporary.c_str(), descriptor_, name.c_str()) != 0)
+    unlinkat(descriptor_, temporary.c_str(), 0);
+  return winner ? std::move(*winner) : std::move(kernel);
+}
+
+}  // namespace fftune::cuda

@@ -1,0 +1,57 @@
+// Compiled kernels on disk, shared by the processes of one user.
+//
+// An entry is a file named after the hash of its key. It is published whole (temporary file, fsync,
+// atomic rename) and carries a second hash of the key and a checksum, so that a damaged entry or a
+// collision is a miss and never a wrong kernel.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "device/backend.hpp"
+
+namespace fftune::cuda {
+
+struct CompiledKernel {
+  std::string lowered_name;  // the kernel's symbol in the image
+  std::string image;         // the cubin
+  KernelReport report;
+};
+
+class CubinCache {
+ public:
+  /// Uses `folder`, making it (mode 0700) if need be. It must belong to this user and be writable
+  /// by nobody else; if not, or if `folder` is empty, nothing is cached and warning() says why.
+  explicit CubinCache(std::filesystem::path folder);
+  ~CubinCache();
+  CubinCache(const CubinCache&) = delete;
+  CubinCache& operator=(const CubinCache&) = delete;
+
+  /// Why nothing is cached, one line; empty if all is well or no cache was asked for.
+  const std::string& warning() const { return warning_; }
+
+  /// The kernel published under `key` (any text), unless it is missing or damaged.
+  std::optional<CompiledKernel> load(std::string_view key) const;
+
+  /// Publishes `kernel` and returns it, or what another process published first. A cache that
+  /// cannot be written loses nothing but time.
+  CompiledKernel publish(std::string_view key, CompiledKernel kernel) const;
+
+  /// The file of `key`, in the folder.
+  static std::string file_name(std::string_view key);
+
+ private:
+  void refuse(const std::string& reason);
+
+  std::filesystem::path folder_;
+  int descriptor_ = -1;  // of the folder, checked once and used for every file since
+  std::string warning_;
+  std::uint64_t token_;  // with the count, a name for a temporary file that nobody else uses
+  mutable std::atomic<std::uint64_t> published_{0};
+};
+
+}  // namespace fftune::cuda

@@ -1,0 +1,218 @@
+#include "cuda/executable.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstring>
+
+#include "core/error.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace fftune::cuda {
+namespace {
+
+constexpr std::size_t alignment = 256;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+template <typename T>
+std::uint64_t bits_of(T value) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);  // at the front, where the driver reads the parameter
+  return bits;
+}
+
+Argument argument_of(const Pointer& pointer) {
+  return std::visit([](const auto& address) { return Argument(address); }, pointer);
+}
+
+}  // namespace
+
+WorkspaceLayout::WorkspaceLayout(const Program& program) : offsets(program.scratch.size()) {
+  for (const bool zeroed : {true, false}) {
+    for (std::size_t i = 0; i < program.scratch.size(); ++i) {
+      if (program.scratch[i].zeroed != zeroed) continue;
+      offsets[i] = bytes;
+      bytes += aligned(program.scratch[i].bytes);
+    }
+    if (zeroed) zeroed_bytes = bytes;
+  }
+  library_offset = bytes;
+  for (const auto& step : program.steps)
+    if (std::holds_alternative<LibraryGemm>(step)) bytes = library_offset + gemm_workspace_bytes;
+}
+
+CudaExecutable::CudaExecutable(std::shared_ptr<const Session> session, const Program& program,
+                               std::vector<std::shared_ptr<const LoadedKernel>> kernels,
+                               std::vector<std::unique_ptr<const GemmPlan>> gemms,
+                               CompileReport report)
+    : session_(std::move(session)),
+      layout_(program),
+      kernels_(std::move(kernels)),
+      gemms_(std::move(gemms)),
+      report_(std::move(report)) {
+  std::size_t gemm = 0;
+  for (const auto& step : program.steps) {
+    if (const auto* launch = std::get_if<KernelLaunch>(&step))
+      steps_.emplace_back(prepare(*launch));
+    else if (const auto* product = std::get_if<LibraryGemm>(&step))
+      steps_.emplace_back(Product{gemms_.at(gemm++).get(), prepare(argument_of(product->a)),
+                                  prepare(argument_of(product->b)),
+                                  prepare(argument_of(product->c))});
+  }
+}
+
+CudaExecutable::Value CudaExecutable::prepare(const Argument& argument) const {
+  if (const auto* tensor = std::get_if<TensorArgument>(&argument))
+    return {Value::Kind::tensor, tensor->tensor};
+  if (const auto* scratch = std::get_if<ScratchArgument>(&argument)) {
+    if (scratch->scratch >= layout_.offsets.size())
+      throw Error(ErrorKind::internal,
+                  fmt::format("a program with {} scratch areas names number {}",
+                              layout_.offsets.size(), scratch->scratch));
+    return {Value::Kind::workspace, layout_.offsets[scratch->scratch]};
+  }
+  if (const auto* number = std::get_if<std::int32_t>(&argument))
+    return {Value::Kind::constant, bits_of(*number)};
+  if (const auto* number = std::get_if<std::int64_t>(&argument))
+    return {Value::Kind::constant, bits_of(*number)};
+  if (const auto* number = std::get_if<float>(&argument))
+    return {Value::Kind::constant, bits_of(*number)};
+  return {};  // a tensor map, which has more to it
+}
+
+CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const {
+  if (launch.arguments.size() > most_arguments)
+    throw Error(ErrorKind::internal, fmt::format("a launch with {} arguments: at most {}",
+                                                 launch.arguments.size(), most_arguments));
+  const auto& kernel = *kernels_.at(launch.kernel);
+  const auto cluster_blocks = launch.cluster.x * launch.cluster.y * launch.cluster.z;
+  kernel.allow(launch.shared_bytes, cluster_blocks > 8);
+
+  Launch prepared;
+  prepared.function = kernel.function();
+  prepared.name = kernel.report().name.c_str();
+  CUlaunchConfig& config = prepared.config;
+  config.gridDimX = launch.grid.x;
+  config.gridDimY = launch.grid.y;
+  config.gridDimZ = launch.grid.z;
+  config.blockDimX = launch.block.x;
+  config.blockDimY = launch.block.y;
+  config.blockDimZ = launch.block.z;
+  config.sharedMemBytes = launch.shared_bytes;
+  if (cluster_blocks > 1) {
+    auto& attribute = prepared.attributes[config.numAttrs++];
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim.x = launch.cluster.x;
+    attribute.value.clusterDim.y = launch.cluster.y;
+    attribute.value.clusterDim.z = launch.cluster.z;
+  }
+  if (launch.programmatic) {
+    auto& attribute = prepared.attributes[config.numAttrs++];
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+  }
+  for (std::size_t i = 0; i < launch.arguments.size(); ++i) {
+    prepared.values.push_back(prepare(launch.arguments[i]));
+    if (const auto* map = std::get_if<TensorMapArgument>(&launch.arguments[i]))
+      prepared.maps.push_back(prepare(i, *map));
+  }
+  if (prepared.maps.size() > most_tensor_maps)
+    throw Error(ErrorKind::internal, fmt::format("a launch with {} tensor maps: at most {}",
+                                                 prepared.maps.size(), most_tensor_maps));
+  if (cluster_blocks > 1) {
+    int clusters = 0;
+    config.attrs = prepared.attributes.data();
+    const Driver& driver = session_->driver();
+    driver.accept(driver.occupancy_max_active_clusters(&clusters, prepared.function, &config),
+                  "cuOccupancyMaxActiveClusters");
+    config.attrs = nullptr;
+    if (clusters == 0)
+      throw Error(ErrorKind::unavailable,
+                  fmt::format("{}: no cluster of {} blocks fits this device", prepared.name,
+                              cluster_blocks));
+  }
+  return prepared;
+}
+
+CudaExecutable::TensorMap CudaExecutable::prepare(std::size_t place,
+                                                  const TensorMapArgument& argument) const {
+  TensorMap prepared;
+  prepared.argument = place;
+  prepared.address = prepare(argument_of(argument.matrix));
+  prepared.map = encode_tensor_map(session_->driver(), argument, session_->placeholder());
+  return prepared;
+}
+
+std::uint64_t CudaExecutable::resolve(const Value& value, void* const* tensors,
+                                      std::uint64_t workspace) {
+  switch (value.kind) {
+    case Value::Kind::tensor:
+      return device_address(tensors[value.number]);
+    case Value::Kind::workspace:
+      return workspace + value.number;
+    case Value::Kind::constant:
+      break;
+  }
+  return value.number;
+}
+
+void CudaExecutable::enqueue_launch(const Launch& launch, void* const* tensors,
+                                    std::uint64_t workspace, CUstream stream) const {
+  std::array<std::uint64_t, most_arguments> values;
+  std::array<void*, most_arguments> addresses;
+  for (std::size_t i = 0; i < launch.values.size(); ++i) {
+    values[i] = resolve(launch.values[i], tensors, workspace);
+    addresses[i] = &values[i];
+  }
+  const Driver& driver = session_->driver();
+  std::array<CUtensorMap, most_tensor_maps> maps;
+  for (std::size_t i = 0; i < launch.maps.size(); ++i) {
+    const auto& map = launch.maps[i];
+    maps[i] = map.map;
+    const auto address = resolve(map.address, tensors, workspace);
+    driver.check(driver.tensor_map_replace_address(&maps[i], reinterpret_cast<void*>(address)),
+                 "cuTensorMapReplaceAddress");
+    addresses[map.argument] = &maps[i];
+  }
+  CUlaunchConfig config = launch.config;
+  auto attributes = launch.attributes;
+  config.attrs = attributes.data();
+  config.hStream = stream;
+  const CUresult result =
+      driver.launch_kernel_ex(&config, launch.function, addresses.data(), nullptr);
+  if (result != CUDA_SUCCESS) driver.fail(result, fmt::format("launch of {}", launch.name).c_str());
+}
+
+void CudaExecutable::enqueue(void* const* tensors, void* workspace, void* stream) const {
+  const Driver& driver = session_->driver();
+  // A thread that has no context yet gets the primary one, as from the CUDA runtime; one that has a
+  // context keeps it.
+  CUcontext current = nullptr;
+  driver.check(driver.ctx_get_current(&current), "cuCtxGetCurrent");
+  if (current == nullptr)
+    driver.check(driver.ctx_set_current(session_->context()->handle()), "cuCtxSetCurrent");
+
+  const auto base = device_address(workspace);
+  if (layout_.bytes != 0 && (base == 0 || base % alignment != 0))
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("the workspace at {} must be {} bytes, aligned to {}", workspace,
+                            layout_.bytes, alignment));
+  if (layout_.zeroed_bytes != 0)
+    driver.check(driver.memset_d32_async(base, 0, layout_.zeroed_bytes / 4, as_stream(stream)),
+                 "cuMemsetD32Async of the scratch");
+  for (const auto& step : steps_) {
+    if (const auto* launch = std::get_if<Launch>(&step)) {
+      enqueue_launch(*launch, tensors, base, as_stream(stream));
+      continue;
+    }
+    const auto& product = std::get<Product>(step);
+    product.plan->enqueue(resolve(product.a, tensors, base), resolve(product.b, tensors, base),
+                          resolve(product.c, tensors, base), base + layout_.library_offset,
+                          as_stream(stream));
+  }
+}
+
+}  // namespace fftune::cuda

@@ -1,0 +1,85 @@
+// A compiled program, laid out so that enqueueing it is little more than the driver's launches.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "cuda/context.hpp"
+#include "cuda/gemm.hpp"
+#include "cuda/kernel_pool.hpp"
+#include "cuda/session.hpp"
+#include "device/backend.hpp"
+#include "device/program.hpp"
+
+namespace fftune::cuda {
+
+/// Where a program's scratch areas lie in its workspace: the zeroed ones first, so that one fill
+/// clears them all, then the others, then the vendor library's.
+struct WorkspaceLayout {
+  explicit WorkspaceLayout(const Program& program);
+
+  std::vector<std::size_t> offsets;  // in the order of Program::scratch
+  std::size_t zeroed_bytes = 0;
+  std::size_t library_offset = 0;
+  std::size_t bytes = 0;
+};
+
+class CudaExecutable final : public Executable {
+ public:
+  /// Throws Error(unavailable) if the driver refuses a kernel's attributes, Error(internal) for a
+  /// program that contradicts itself. `gemms` are the program's LibraryGemm steps in order.
+  CudaExecutable(std::shared_ptr<const Session> session, const Program& program,
+                 std::vector<std::shared_ptr<const LoadedKernel>> kernels,
+                 std::vector<std::unique_ptr<const GemmPlan>> gemms, CompileReport report);
+
+  const CompileReport& report() const override { return report_; }
+  std::size_t workspace_bytes() const override { return layout_.bytes; }
+  void enqueue(void* const* tensors, void* workspace, void* stream) const override;
+
+ private:
+  static constexpr std::size_t most_arguments = 48;
+  static constexpr std::size_t most_tensor_maps = 8;
+
+  struct Value {
+    enum class Kind : std::uint8_t { constant, tensor, workspace } kind = Kind::constant;
+    std::uint64_t number = 0;  // the bits, the tensor's place, or the offset
+  };
+  struct TensorMap {
+    std::size_t argument = 0;  // which one of the launch
+    Value address;
+    CUtensorMap map{};  // of a placeholder's address
+  };
+  struct Launch {
+    CUfunction function = nullptr;
+    CUlaunchConfig config{};
+    std::array<CUlaunchAttribute, 2> attributes{};
+    std::vector<Value> values;
+    std::vector<TensorMap> maps;
+    const char* name = nullptr;
+  };
+  struct Product {
+    const GemmPlan* plan = nullptr;
+    Value a, b, c;
+  };
+
+  Launch prepare(const KernelLaunch& launch) const;
+  Value prepare(const Argument& argument) const;
+  TensorMap prepare(std::size_t place, const TensorMapArgument& argument) const;
+  static std::uint64_t resolve(const Value& value, void* const* tensors, std::uint64_t workspace);
+  void enqueue_launch(const Launch& launch, void* const* tensors, std::uint64_t workspace,
+                      CUstream stream) const;
+
+  std::shared_ptr<const Session> session_;
+  WorkspaceLayout layout_;
+  std::vector<std::shared_ptr<const LoadedKernel>> kernels_;
+  std::vector<std::unique_ptr<const GemmPlan>> gemms_;
+  std::vector<std::variant<Launch, Product>> steps_;
+  CompileReport report_;
+};
+
+}  // namespace fftune::cuda

@@ -1,0 +1,150 @@
+#include "cuda/kernel_compiler.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/error.hpp"
+#include "cuda/compile_log.hpp"
+
+namespace fftune::cuda {
+namespace {
+
+/// One compilation; NVRTC keeps its source, log and image until it is destroyed.
+class Compilation {
+ public:
+  /// `headers` are the files that the source may include, by the names that it includes them by.
+  Compilation(const Nvrtc& nvrtc, const SourceSet& sources, const std::vector<std::string>& closure)
+      : nvrtc_(nvrtc) {
+    std::vector<const char*> texts;
+    std::vector<const char*> names;
+    for (std::size_t i = 1; i < closure.size(); ++i) {
+      names.push_back(closure[i].c_str());
+      texts.push_back(sources.text(closure[i]).c_str());
+    }
+    check(nvrtc.create_program(&program_, sources.text(closure[0]).c_str(), closure[0].c_str(),
+                               static_cast<int>(names.size()), texts.data(), names.data()),
+          "nvrtcCreateProgram");
+  }
+  ~Compilation() { nvrtc_.destroy_program(&program_); }
+  Compilation(const Compilation&) = delete;
+  Compilation& operator=(const Compilation&) = delete;
+
+  nvrtcResult run(const std::string& expression, const std::vector<std::string>& options) {
+    check(nvrtc_.add_name_expression(program_, expression.c_str()), "nvrtcAddNameExpression");
+    std::vector<const char*> words;
+    for (const auto& option : options) words.push_back(option.c_str());
+    return nvrtc_.compile_program(program_, static_cast<int>(words.size()), words.data());
+  }
+
+  std::string log() const {
+    std::size_t size = 0;  // with the terminating zero
+    if (nvrtc_.program_log_size(program_, &size) != NVRTC_SUCCESS || size < 2) return {};
+    std::string text(size, '\0');
+    if (nvrtc_.program_log(program_, text.data()) != NVRTC_SUCCESS) return {};
+    // The compiler's part and the assembler's each end with a zero.
+    std::replace(text.begin(), text.end(), '\0', '\n');
+    return text;
+  }
+
+  std::string lowered_name(const std::string& expression) const {
+    const char* name = nullptr;
+    check(nvrtc_.lowered_name(program_, expression.c_str(), &name), "nvrtcGetLoweredName");
+    return name;
+  }
+
+  std::string image() const {
+    std::size_t size = 0;
+    check(nvrtc_.cubin_size(program_, &size), "nvrtcGetCUBINSize");
+    std::string bytes(size, '\0');
+    check(nvrtc_.cubin(program_, bytes.data()), "nvrtcGetCUBIN");
+    return bytes;
+  }
+
+ private:
+  void check(nvrtcResult result, const char* call) const {
+    if (result != NVRTC_SUCCESS)
+      throw Error(ErrorKind::internal,
+                  fmt::format("NVRTC: {}: {}", call, nvrtc_.error_string(result)));
+  }
+
+  const Nvrtc& nvrtc_;
+  nvrtcProgram program_ = nullptr;
+};
+
+}  // namespace
+
+KernelCompiler::KernelCompiler(std::shared_ptr<const Nvrtc> nvrtc, std::string arch,
+                               const SourceSet& sources, const std::filesystem::path& cache_folder)
+    : nvrtc_(std::move(nvrtc)),
+      arch_(std::move(arch)),
+      sources_(sources),
+      cache_(cache_folder.empty() ? cache_folder : cache_folder / "cubin"),
+      options_{"--std=c++20", "--gpu-architecture=" + arch_, "--ptxas-options=-v",
+               "--device-as-default-execution-space", "--generate-line-info"} {
+  if (!nvrtc_->supports(arch_))
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("NVRTC {} does not compile for {}: install a newer CUDA Toolkit",
+                            nvrtc_->version(), arch_));
+}
+
+std::vector<std::string> KernelCompiler::warnings() const {
+  if (cache_.warning().empty()) return {};
+  return {cache_.warning()};
+}
+
+std::string KernelCompiler::cache_key(const KernelSource& source,
+                                      const std::vector<std::string>& closure) const {
+  std::string key = fmt::format("NVRTC {}\n{}\n{}\n", nvrtc_->version(), fmt::join(options_, " "),
+                                source.expression);
+  for (const auto& file : closure) {
+    const auto& text = sources_.text(file);
+    key += fmt::format("{} {}\n", file, text.size());
+    key += text;
+  }
+  return key;
+}
+
+CompileOutcome KernelCompiler::compile(const KernelSource& source) const {
+  const auto closure = sources_.closure(source.file);
+  const auto key = cache_key(source, closure);
+  CompileOutcome outcome;
+  if (auto kernel = cache_.load(key)) {
+    outcome.kernel = std::move(*kernel);
+    outcome.cached = true;
+    return outcome;
+  }
+  outcome = build(source, closure);
+  if (outcome.failure.empty()) outcome.kernel = cache_.publish(key, std::move(outcome.kernel));
+  return outcome;
+}
+
+CompileOutcome KernelCompiler::build(const KernelSource& source,
+                                     const std::vector<std::string>& closure) const {
+  CompileOutcome outcome;
+  outcome.kernel.report.name = source.expression;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    Compilation compilation(*nvrtc_, sources_, closure);
+    const auto result = compilation.run(source.expression, options_);
+    const auto log = compilation.log();
+    if (result == NVRTC_SUCCESS) {
+      outcome.kernel.lowered_name = compilation.lowered_name(source.expression);
+      outcome.kernel.image = compilation.image();
+      outcome.kernel.report = read_assembler_log(log, outcome.kernel.lowered_name);
+      outcome.kernel.report.name = source.expression;
+    } else {
+      outcome.failure = fmt::format("{}: {}", source.expression,
+                                    log.empty() ? nvrtc_->error_string(result) : first_error(log));
+    }
+  } catch (const Error& error) {
+    outcome.failure = fmt::format("{}: {}", source.expression, error.what());
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  outcome.seconds = elapsed.count();
+  return outcome;
+}
+
+}  // namespace fftune::cuda

@@ -1,0 +1,106 @@
+#include "cuda/kernel_pool.hpp"
+
+#include <fmt/format.h>
+
+#include "core/error.hpp"
+
+namespace fftune::cuda {
+namespace {
+
+std::size_t argument_bytes(const Argument& argument) {
+  if (std::holds_alternative<TensorMapArgument>(argument)) return sizeof(CUtensorMap);
+  const bool four_bytes =
+      std::holds_alternative<std::int32_t>(argument) || std::holds_alternative<float>(argument);
+  return four_bytes ? 4 : 8;
+}
+
+}  // namespace
+
+LoadedKernel::LoadedKernel(const SharedContext& context, CompiledKernel compiled)
+    : report_(std::move(compiled.report)) {
+  const Driver& driver = context->driver();
+  CUmodule module = nullptr;
+  driver.accept(driver.module_load_data(&module, compiled.image.data()), "cuModuleLoadData");
+  module_ = Owned<CUmodule>(context, module, driver.module_unload);
+  driver.accept(driver.module_get_function(&function_, module, compiled.lowered_name.c_str()),
+                "cuModuleGetFunction");
+  // Asking also loads the code now, were the driver to put it off to the first launch: that may be
+  // inside a capture.
+  attribute(CU_FUNC_ATTRIBUTE_NUM_REGS);
+}
+
+int LoadedKernel::attribute(CUfunction_attribute attribute) const {
+  int value = 0;
+  const Driver& driver = module_.context().driver();
+  driver.check(driver.func_get_attribute(&value, attribute, function_), "cuFuncGetAttribute");
+  return value;
+}
+
+void LoadedKernel::allow(std::uint32_t shared_bytes, bool large_cluster) const {
+  const std::lock_guard lock(mutex_);
+  const Driver& driver = module_.context().driver();
+  if (shared_bytes > allowed_shared_bytes_) {
+    driver.accept(
+        driver.func_set_attribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                  static_cast<int>(shared_bytes)),
+        "cuFuncSetAttribute of the dynamic shared memory");
+    allowed_shared_bytes_ = shared_bytes;
+  }
+  if (large_cluster)
+    driver.accept(driver.func_set_attribute(function_,
+                                            CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+                  "cuFuncSetAttribute of the cluster size");
+}
+
+std::string LoadedKernel::argument_failure(const std::vector<Argument>& arguments) const {
+  const Driver& driver = module_.context().driver();
+  if (driver.func_get_param_info == nullptr) return {};
+  for (std::size_t i = 0; i <= arguments.size(); ++i) {
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+    const bool exists = driver.func_get_param_info(function_, i, &offset, &bytes) == CUDA_SUCCESS;
+    const bool given = i < arguments.size();
+    if (exists != given)
+      return fmt::format("{} arguments given, but the kernel takes {}", arguments.size(),
+                         exists ? "more" : std::to_string(i));
+    if (given && bytes != argument_bytes(arguments[i]))
+      return fmt::format("argument {} (from 0) has {} bytes, but the kernel takes {}", i,
+                         argument_bytes(arguments[i]), bytes);
+  }
+  return {};
+}
+
+std::shared_ptr<KernelPool::Entry> KernelPool::entry(const KernelSource& source) {
+  const std::lock_guard lock(mutex_);
+  auto& entry = entries_[{source.file, source.expression}];
+  if (entry == nullptr) entry = std::make_shared<Entry>();
+  return entry;
+}
+
+LoadOutcome KernelPool::load(const KernelSource& source) {
+  const auto slot = entry(source);
+  const std::lock_guard lock(slot->mutex);
+  LoadOutcome outcome;
+  if (auto kernel = slot->kernel.lock()) {
+    outcome.report = kernel->report();
+    outcome.cached = true;
+    outcome.kernel = std::move(kernel);
+    return outcome;
+  }
+  auto compiled = compiler_.compile(source);
+  outcome.report = compiled.kernel.report;
+  outcome.seconds = compiled.seconds;
+  outcome.cached = compiled.cached;
+  outcome.failure = std::move(compiled.failure);
+  if (!outcome.failure.empty()) return outcome;
+  try {
+    outcome.kernel = std::make_shared<const LoadedKernel>(context_, std::move(compiled.kernel));
+    slot->kernel = outcome.kernel;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::device_fault) throw;
+    outcome.failure = fmt::format("{}: {}", source.expression, error.what());
+  }
+  return outcome;
+}
+
+}  // namespace fftune::cuda

@@ -1,0 +1,192 @@
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "core/error.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/nvrtc.hpp"
+#include "cuda/open.hpp"
+#include "cuda/temporary_folder.hpp"
+#include "support/catch.hpp"
+
+namespace fftune::cuda {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::test_kernels;
+
+/// Null where NVRTC is missing; the reason is in the log.
+std::unique_ptr<Compiler> compiler_for(const std::string& arch, const SourceSet& sources,
+                                       const std::filesystem::path& cache = {}) {
+  try {
+    return make_cuda_compiler(arch, sources, {cache, {}});
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unavailable) throw;
+    WARN(error.what());
+    return nullptr;
+  }
+}
+
+Program program_of(const char* file, const char* expression) {
+  Program program;
+  program.kernels.push_back({file, expression});
+  KernelLaunch launch;
+  launch.block = {128, 1, 1};
+  program.steps.emplace_back(launch);
+  return program;
+}
+
+}  // namespace
+
+TEST_CASE("a template kernel compiles for each architecture without a device") {
+  const auto sources = test_kernels();
+  for (const char* arch : {"sm_80", "sm_90a"}) {
+    const auto compiler = compiler_for(arch, sources);
+    if (compiler == nullptr) FFTUNE_SKIP("no NVRTC");
+    const auto report = compiler->compile(program_of("test/scale.cu", "scale<128>"));
+    CHECK(report.failure == "");
+    CHECK_FALSE(report.cached);
+    CHECK(report.seconds > 0);
+    REQUIRE(report.kernels.size() == 1);
+    CHECK(report.kernels[0].name == "scale<128>");
+    CHECK(report.kernels[0].registers >= 8);
+    CHECK(report.spill_bytes() == 0);
+  }
+}
+
+TEST_CASE("kernels for one architecture alone compile for it") {
+  const auto sources = test_kernels();
+  const auto compiler = compiler_for("sm_90a", sources);
+  if (compiler == nullptr) FFTUNE_SKIP("no NVRTC");
+  for (const auto& [file, expression] :
+       {std::pair("test/tma.cu", "tma<8>"), std::pair("test/cluster.cu", "cluster<2>"),
+        std::pair("test/count.cu", "count<float>"), std::pair("test/shared.cu", "shared<50000>"),
+        std::pair("test/shared.cu", "bounded<64>"), std::pair("test/fault.cu", "fault<64>")})
+    CHECK(compiler->compile(program_of(file, expression)).failure == "");
+}
+
+TEST_CASE("a kernel that does not compile is a result with its place") {
+  const auto sources = test_kernels();
+  const auto compiler = compiler_for("sm_80", sources);
+  if (compiler == nullptr) FFTUNE_SKIP("no NVRTC");
+  CHECK(compiler->compile(program_of("test/broken.cu", "broken<1>")).failure ==
+        "broken<1>: test/broken.cu:3: identifier \"nothing\" is undefined");
+  CHECK(
+      compiler->compile(program_of("test/scale.cu", "scaled_up<1>")).failure.find("scaled_up<1>") ==
+      0);
+  const auto too_much =
+      compiler->compile(program_of("test/shared.cu", "static_shared<60000>")).failure;
+  INFO(too_much);
+  CHECK(too_much.find("too much shared data") != std::string::npos);
+  CHECK(too_much.find('\n') == std::string::npos);
+}
+
+TEST_CASE("an impossible launch is a failure of the program") {
+  const auto sources = test_kernels();
+  const auto compiler = compiler_for("sm_80", sources);
+  if (compiler == nullptr) FFTUNE_SKIP("no NVRTC");
+  auto program = program_of("test/scale.cu", "scale<128>");
+  std::get<KernelLaunch>(program.steps[0]).shared_bytes = 1 << 20;
+  const auto report = compiler->compile(program);
+  CHECK(report.failure.find("scale<128>: 1048576 bytes of shared memory") == 0);
+  CHECK(report.kernels.size() == 1);
+}
+
+TEST_CASE("the second compilation comes from the disk") {
+  const TemporaryFolder folder;
+  const auto sources = test_kernels();
+  const auto program = program_of("test/scale.cu", "scale<64>");
+  const auto first = compiler_for("sm_80", sources, folder.path());
+  if (first == nullptr) FFTUNE_SKIP("no NVRTC");
+  const auto built = first->compile(program);
+  REQUIRE(built.failure == "");
+  CHECK_FALSE(built.cached);
+  const auto found = compiler_for("sm_80", sources, folder.path())->compile(program);
+  CHECK(found.cached);
+  CHECK(found.seconds == 0);
+  CHECK(found.kernels.at(0).registers == built.kernels.at(0).registers);
+  CHECK(found.kernels.at(0).name == "scale<64>");
+  CHECK_FALSE(compiler_for("sm_86", sources, folder.path())->compile(program).cached);
+  CHECK_FALSE(first->compile(program_of("test/scale.cu", "scale<32>")).cached);
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "cubin"))
+    std::ofstream(entry.path(), std::ios::trunc) << "damaged";
+  const auto rebuilt = first->compile(program);
+  CHECK_FALSE(rebuilt.cached);
+  CHECK(rebuilt.failure == "");
+  CHECK(first->compile(program).cached);
+}
+
+TEST_CASE("an edit of an included file misses the cache; a failure is not cached") {
+  const TemporaryFolder folder;
+  const auto compile = [&](const std::string& header) {
+    const SourceSet sources(std::map<std::string, std::string>{
+        {"a.cu",
+         "#include \"a.cuh\"\ntemplate <int n> __global__ void k(int* x) { *x = value; }\n"},
+        {"a.cuh", header}});
+    const auto compiler = compiler_for("sm_80", sources, folder.path());
+    return compiler ? compiler->compile(program_of("a.cu", "k<1>")) : CompileReport{};
+  };
+  const auto first = compile("constexpr int value = 1;\n");
+  if (first.kernels.empty()) FFTUNE_SKIP("no NVRTC");
+  CHECK_FALSE(compile("constexpr int value = 2;\n").cached);
+  CHECK(compile("constexpr int value = 1;\n").cached);
+  CHECK(compile("constexpr int other = 1;\n").failure != "");
+  CHECK(compile("constexpr int other = 1;\n").failure != "");
+}
+
+TEST_CASE("threads compile at once") {
+  const auto sources = test_kernels();
+  const auto compiler = compiler_for("sm_80", sources);
+  if (compiler == nullptr) FFTUNE_SKIP("no NVRTC");
+  std::vector<std::string> failures(4, "not run");
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < failures.size(); ++i)
+    threads.emplace_back([&, i] {
+      const auto expression = "scale<" + std::to_string(32 * (i + 1)) + ">";
+      failures[i] = compiler->compile(program_of("test/scale.cu", expression.c_str())).failure;
+    });
+  for (auto& thread : threads) thread.join();
+  for (const auto& failure : failures) CHECK(failure == "");
+}
+
+TEST_CASE("an architecture that NVRTC does not know is wrong input") {
+  const auto sources = test_kernels();
+  if (compiler_for("sm_80", sources) == nullptr) FFTUNE_SKIP("no NVRTC");
+  for (const char* arch : {"sm_13", "sm_", "sm_80b", "banana", ""})
+    CHECK_THROWS_AS(make_cuda_compiler(arch, sources, {}), Error);
+}
+
+TEST_CASE("a machine without NVRTC says what to install") {
+  try {
+    open_nvrtc_among({"libnvrtc-not-here.so.13"}, std::nullopt);
+    FAIL("opened a library that is not there");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::unavailable);
+    CHECK(std::string(error.what()).find("install") != std::string::npos);
+  }
+  try {
+    // A library that is no NVRTC is passed over.
+    open_nvrtc_among({"libc.so.6"}, std::nullopt);
+    FAIL("opened the C library");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::unavailable);
+  }
+}
+
+TEST_CASE("an NVRTC newer than the driver is passed over") {
+  try {
+    open_nvrtc({});
+  } catch (const Error&) {
+    FFTUNE_SKIP("no NVRTC");
+  }
+  try {
+    open_nvrtc({}, 11);
+    FAIL("took a compiler whose kernels the driver cannot load");
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()).find("newer than the driver") != std::string::npos);
+  }
+}
+
+}  // namespace fftune::cuda
