@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "core/error.hpp"
 #include "tuning/buffer_sets.hpp"
@@ -121,9 +122,16 @@ struct LocalEvaluator::State {
     return compiled.emplace(key, std::move(result)).first->second;
   }
 
-  CompileResult compile_variant(const Variant& variant) {
-    return compile_program(variant.id(), [&] {
-      return family_of(*op, variant.family).program(problem, backend.facts(), variant.config);
+  /// A launch that may start early overlaps the one before it. First in a candidate, that one would
+  /// be the same stage of the pass before, which no plan has: there it waits for its turn.
+  CompileResult compile_variant(const Variant& variant, bool first) {
+    return compile_program(variant.id() + (first ? " first" : ""), [&] {
+      auto program =
+          family_of(*op, variant.family).program(problem, backend.facts(), variant.config);
+      if (!first || program.steps.empty()) return program;
+      if (auto* launch = std::get_if<KernelLaunch>(&program.steps.front()))
+        launch->programmatic = false;
+      return program;
     });
   }
 
@@ -138,7 +146,8 @@ struct LocalEvaluator::State {
   /// Everything the candidate consists of, in order. Throws nothing.
   std::vector<CompileResult> compile_all(const Candidate& candidate) {
     std::vector<CompileResult> results;
-    for (const auto& variant : candidate.recipe) results.push_back(compile_variant(variant));
+    for (const auto& variant : candidate.recipe)
+      results.push_back(compile_variant(variant, results.empty()));
     if (!candidate.baseline.empty())
       results.push_back(compile_program(candidate.baseline,
                                         [&] { return baseline(candidate.baseline).program; }));

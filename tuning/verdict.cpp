@@ -17,9 +17,9 @@ namespace fftune {
 namespace {
 
 /// Combinations that are timed whole: sums of stage medians are off by what stages do to each
-/// other's caches, which is less than this.
-constexpr double combination_band = 1.15;
-constexpr std::size_t most_combinations = 10;
+/// other's caches, and by how far the second may start early, which is less than this.
+constexpr double combination_band = 1.25;
+constexpr std::size_t most_combinations = 16;
 constexpr int combination_samples = 9;
 constexpr int verdict_samples = 32;
 constexpr std::size_t most_runners_up = 3;
@@ -50,7 +50,23 @@ std::vector<std::size_t> deciders(const Searched& searched) {
   return indices;
 }
 
-/// The winner by the tie-break, the fastest, and the next by preference.
+/// The fastest of every family that has no choice yet: what a stage gives or takes in the company
+/// of the others shows only when they are timed together.
+void add_other_families(const Group& group, std::size_t place, GroupChoices& result) {
+  auto indices = group.timed();
+  std::sort(indices.begin(), indices.end(),
+            [&](auto a, auto b) { return group.median_us(a) < group.median_us(b); });
+  for (const auto index : indices) {
+    const auto& family = group.variants()[index].family;
+    const bool present = std::any_of(
+        result.choices.begin(), result.choices.end(),
+        [&](const auto& choice) { return group.variants()[choice.variant].family == family; });
+    if (!present) result.choices.push_back({place, index, group.median_us(index)});
+  }
+}
+
+/// The winner by the tie-break, the fastest, the next by preference, and the best of each other
+/// family.
 GroupChoices choices_of(const Searched& searched, std::size_t place, double tie_band,
                         std::size_t stage_count) {
   const Group& group = *searched.group;
@@ -67,6 +83,7 @@ GroupChoices choices_of(const Searched& searched, std::size_t place, double tie_
   order.resize(
       std::min<std::size_t>(order.size(), group.span().stage_count == stage_count ? 1 : 3));
   for (const auto at : order) result.choices.push_back({place, indices[at], all[at].median_us});
+  if (group.span().stage_count != stage_count) add_other_families(group, place, result);
   return result;
 }
 

@@ -1,12 +1,22 @@
 #include "kernels/ffn/mma_sync_family.hpp"
 
+#include <fmt/format.h>
+
 #include "kernels/gemm/mma_sync.hpp"
 
 namespace fftune::ffn {
 
 std::optional<std::string> MmaSyncFamily::refusal(const Problem& problem,
                                                   const DeviceFacts& facts) const {
-  return refuse_tensor_cores(problem, facts);
+  if (auto refusal = refuse_tensor_cores(problem, facts)) return refusal;
+  // Measured on an H200: 440 TFLOP/s at best, where wgmma reaches 700 to 800; up to 64 tokens the
+  // memory decides, and either may win.
+  constexpr std::int64_t most_tokens_beside_wgmma = 64;
+  if (facts.compute_capability == 90 && problem.size("m") > most_tokens_beside_wgmma)
+    return fmt::format(
+        "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
+        most_tokens_beside_wgmma);
+  return std::nullopt;
 }
 
 Space MmaSyncFamily::space(const Problem& problem, const DeviceFacts& facts) const {

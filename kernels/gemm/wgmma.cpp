@@ -29,9 +29,10 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
       "operands in 232 registers a thread, or 160 with three consumers",
       {"bm", "bn", "schedule", "consumers"},
       [=](const WgmmaTile& t) { return t.sums(products) <= (t.consumers == 3 ? 128 : 192); });
-  add("a third warpgroup pays only where two cannot hold the tile",
+  add("a third warpgroup pays only where two cannot hold the tile, and four leave a thread the 128 "
+      "registers that no wgmma of 256 columns fits",
       {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
-        return t.consumers < 3 || (t.rows() == 192 && t.sums(products) >= 64);
+        return t.consumers < 3 || (t.rows() == 192 && t.sums(products) >= 64 && t.columns() <= 192);
       });
   add("tiles of 64 x 64 or less leave the tensor cores waiting for shared memory unless tokens "
       "are few",
