@@ -75,13 +75,4 @@ __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Programmatic dependent launch: lets the next kernel of the stream start while this one runs; and
-// waits until the kernels before this one are complete and their writes visible.
-__device__ __forceinline__ void launch_dependents() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_dependencies() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
 }  // namespace fftune

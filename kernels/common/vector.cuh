@@ -28,6 +28,16 @@ __device__ __forceinline__ vector16 load_cached(const void* address) {
   return value;
 }
 
+// An operand that the kernel before this one writes, when this one may have started early.
+__device__ __forceinline__ vector16 load_dependent(const void* address) {
+  vector16 value;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "l"(address)
+               : "memory");
+  return value;
+}
+
 // From L2, where another block of this launch may just have written: L1 is not coherent between
 // SMs.
 __device__ __forceinline__ float4 load_coherent(const float* address) {

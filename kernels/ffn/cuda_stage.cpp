@@ -51,6 +51,10 @@ KernelSource kernel_source(CudaStage stage, const std::string& name, const Probl
   return {fmt::format("ffn/{}.cu", name), fmt::format("fftune::{}<{}>", name, arguments)};
 }
 
+bool may_start_early(CudaStage stage, const DeviceFacts& facts) {
+  return stage == CudaStage::down && facts.compute_capability >= 90;
+}
+
 std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts) {
   if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
   if (problem.pass != "fwd")

@@ -1,5 +1,7 @@
 #include "kernels/ffn/decode_family.hpp"
 
+#include <variant>
+
 #include <fmt/format.h>
 
 #include "kernels/gemm/decode.hpp"
@@ -31,6 +33,7 @@ Program DecodeFamily::program(const Problem& problem, const DeviceFacts& facts,
                     decode_template_arguments(gemm_of(stage_, problem), config)));
   decode_launch(program, gemm_of(stage_, problem), facts, config, tensor_arguments(stage_),
                 size_arguments(problem));
+  std::get<KernelLaunch>(program.steps.back()).programmatic = may_start_early(stage_, facts);
   return program;
 }
 

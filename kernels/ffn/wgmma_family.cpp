@@ -45,11 +45,8 @@ Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,
   Program program;
   program.kernels.push_back(kernel_source(stage_, std::string(name_), problem,
                                           wgmma_template_arguments(config, shape.products)));
-  // The first stage of a plan waits for whatever ran before it; only the second may start early,
-  // and fetch its weights while the first is still at work.
-  const bool programmatic = stage_ == CudaStage::down;
   wgmma_launch(program, shape, facts, config, operands_of(stage_, problem.dtype),
-               size_arguments(problem), programmatic);
+               size_arguments(problem), may_start_early(stage_, facts));
   return program;
 }
 

@@ -12,6 +12,7 @@
 // memory, in order.
 #pragma once
 
+#include "common/dependency.cuh"
 #include "common/mma.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/split_k.cuh"
@@ -56,7 +57,7 @@ class decode_gemm {
   };
 
   template <bool ragged>
-  static __device__ __forceinline__ void load(operands& to, const pointers& from, u32 k) {
+  static __device__ __forceinline__ void load_weights(operands& to, const pointers& from, u32 k) {
 #pragma unroll
     for (int step = 0; step < unroll; ++step) {
       const u32 at = k + step * 32;
@@ -69,10 +70,19 @@ class decode_gemm {
               valid ? load_streaming(from.b[product][group] + at) : vector16{};
         }
       }
+    }
+  }
+
+  template <bool ragged>
+  static __device__ __forceinline__ void load_tokens(operands& to, const pointers& from, u32 k) {
+#pragma unroll
+    for (int step = 0; step < unroll; ++step) {
+      const u32 at = k + step * 32;
+      const bool valid = !ragged || at < from.k_left;
 #pragma unroll
       for (int half = 0; half < tokens / 8; ++half) {
         to.a[step][half] =
-            valid && from.token_is_valid[half] ? load_cached(from.a[half] + at) : vector16{};
+            valid && from.token_is_valid[half] ? load_dependent(from.a[half] + at) : vector16{};
       }
     }
   }
@@ -185,17 +195,30 @@ class decode_gemm {
     const u32 first_group = groups * split / split_k, last_group = groups * (split + 1) / split_k;
     const u32 whole_groups = static_cast<u32>(arguments.k) / group_k;
 
+    launch_dependents();
     sums sum = {};
     operands operand;
+    // Weights are there from the start; the tokens may still be on their way from the kernel
+    // before.
+    bool waited = false;
+    const auto tokens_ready = [&waited] {
+      if (!waited) wait_for_dependencies();
+      waited = true;
+    };
     u32 group = first_group + warp;
     for (; group < smaller(last_group, whole_groups); group += warps) {
-      load<false>(operand, from, group * group_k);
+      load_weights<false>(operand, from, group * group_k);
+      tokens_ready();
+      load_tokens<false>(operand, from, group * group_k);
       multiply(sum, operand);
     }
     if (group < last_group) {  // the one group that k ends in
-      load<true>(operand, from, group * group_k);
+      load_weights<true>(operand, from, group * group_k);
+      tokens_ready();
+      load_tokens<true>(operand, from, group * group_k);
       multiply(sum, operand);
     }
+    tokens_ready();  // a warp without a group must not store before the kernels before are done
 
     float4 total[products] = {};
     add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);

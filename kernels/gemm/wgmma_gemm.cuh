@@ -17,6 +17,7 @@
 // wait for those.
 #pragma once
 
+#include "common/dependency.cuh"
 #include "common/wgmma.cuh"
 #include "gemm/wgmma_ring.cuh"
 #include "gemm/wgmma_store.cuh"

@@ -1,0 +1,23 @@
+// Programmatic dependent launch (sm_90): a kernel may start while the one before it in the stream
+// still runs. On older architectures these functions exist, so that sources need no conditions, and
+// do nothing: there every launch waits for the one before it.
+#pragma once
+
+namespace fftune {
+
+// Lets the next kernel of the stream start, where it was launched for that.
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the kernels before this one are complete and their writes visible. What they write
+// must not be read before it, nor through the read-only path (ld.global.nc) at all.
+__device__ __forceinline__ void wait_for_dependencies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+}  // namespace fftune
