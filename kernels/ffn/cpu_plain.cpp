@@ -23,7 +23,7 @@ class Product {
   float at(std::size_t token, std::size_t row) const {
     float partial[lanes] = {};
     float a[chunk], b[chunk];
-    for (std::size_t k = 1; k < depth_; k += chunk) {
+    for (std::size_t k = 0; k < depth_; k += chunk) {
       const std::size_t count = std::min(chunk, depth_ - k);
       widen(x_, token * depth_ + k, {a, count});
       widen(w_, row * depth_ + k, {b, count});
