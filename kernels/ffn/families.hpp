@@ -7,6 +7,8 @@ namespace fftune::ffn {
 
 const Family& cpu_blas_family();
 const Family& cpu_plain_family();
+const Family& cpu_stream_family();
+const Family& cpu_tiles_family();
 
 const Family& gate_up_decode_family();
 const Family& down_decode_family();
