@@ -74,10 +74,10 @@ class Owned {
 
  private:
   void reset() {
-    if (context_ == nullptr) return;
-    const Current current(*context_);
+    const SharedContext context = std::move(context_);  // outlives `current`, and may end here
+    if (context == nullptr) return;
+    const Current current(*context);
     destroy_(object_);  // an error here is an earlier one's echo
-    context_.reset();
   }
 
   SharedContext context_;
