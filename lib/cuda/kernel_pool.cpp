@@ -58,7 +58,9 @@ std::string LoadedKernel::argument_failure(const std::vector<Argument>& argument
   for (std::size_t i = 0; i <= arguments.size(); ++i) {
     std::size_t offset = 0;
     std::size_t bytes = 0;
-    const bool exists = driver.func_get_param_info(function_, i, &offset, &bytes) == CUDA_SUCCESS;
+    const CUresult result = driver.func_get_param_info(function_, i, &offset, &bytes);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE) return {};
+    const bool exists = result == CUDA_SUCCESS;
     const bool given = i < arguments.size();
     if (exists != given)
       return fmt::format("{} arguments given, but the kernel takes {}", arguments.size(),
