@@ -31,11 +31,12 @@ DeviceKind kind_of_device(const std::string& name) {
                           name));
 }
 
-std::vector<std::string> devices_named(const std::string& value) {
-  if (value.empty()) return {default_device()};
+std::vector<std::string> devices_named(const std::string& value, const Environment& environment) {
+  if (value.empty()) return {default_device(environment)};
   std::vector<std::string> names;
   if (value == "all") {
-    for (const DeviceListing& listing : list_devices().found) names.push_back(listing.spec);
+    for (const DeviceListing& listing : list_devices(environment).found)
+      names.push_back(listing.spec);
     return names;
   }
   names = parse_words(value, "--device");
@@ -43,9 +44,9 @@ std::vector<std::string> devices_named(const std::string& value) {
   return names;
 }
 
-DeviceFacts facts_of_device(const std::string& name) {
+DeviceFacts facts_of_device(const std::string& name, const Environment& environment) {
   kind_of_device(name);
-  const Devices devices = list_devices();
+  const Devices devices = list_devices(environment);
   std::vector<std::string> here;
   for (const DeviceListing& listing : devices.found) {
     if (listing.spec == name) return listing.facts;

@@ -15,13 +15,13 @@ namespace fftune::tool {
 void add_device_option(CLI::App& command, std::string& value, bool several);
 
 /// The devices named, in order: the default one if `value` is empty, every one there is for "all".
-std::vector<std::string> devices_named(const std::string& value);
+std::vector<std::string> devices_named(const std::string& value, const Environment& environment);
 
 /// What kind of device a name like "cuda:0" means; throws Error(invalid_input) if it means none.
 DeviceKind kind_of_device(const std::string& name);
 
 /// The facts of a device that is here, without opening it; throws like open_device().
-DeviceFacts facts_of_device(const std::string& name);
+DeviceFacts facts_of_device(const std::string& name, const Environment& environment);
 
 /// Opens it, and logs what a person should know of it.
 std::unique_ptr<Backend> open_named(const std::string& name, const Session& session);

@@ -1,0 +1,36 @@
+// Timing what the library would run beside what else a user could call.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "registry/catalog.hpp"
+#include "runtime/choice.hpp"
+#include "tuning/evaluator.hpp"
+#include "tuning/measure.hpp"
+
+namespace fftune::tool {
+
+struct BenchEntry {
+  std::string name;     // "fftune", "untuned", or the baseline's
+  std::string summary;  // its recipe, or what the baseline is
+  Summary microseconds;
+  std::string failure;  // one line; empty if it was timed
+};
+
+struct BenchResult {
+  Problem problem;
+  std::string rule;                 // why this recipe
+  std::string refusal;              // why nothing was run; empty if it was
+  std::vector<BenchEntry> entries;  // fftune first
+  double floor_us = 0;              // by the measured limits
+  std::string limit;                // "compute" or "memory"
+};
+
+/// Verifies each, then samples all in turn, on the same buffers and in the same way. Also the
+/// untuned default, where it is another recipe.
+BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
+                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request);
+
+}  // namespace fftune::tool

@@ -1,0 +1,162 @@
+#include "apps/fftune/check_report.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <set>
+#include <utility>
+
+#include "apps/fftune/numbers.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+std::string state_name(CheckState state) {
+  switch (state) {
+    case CheckState::passed:
+      return "passed";
+    case CheckState::failed:
+      return "FAILED";
+    case CheckState::skipped:
+      return "skipped";
+    case CheckState::not_run:
+      break;
+  }
+  return "not run";
+}
+
+Style state_style(CheckState state) {
+  switch (state) {
+    case CheckState::passed:
+      return Style::good;
+    case CheckState::failed:
+      return Style::bad;
+    case CheckState::skipped:
+    case CheckState::not_run:
+      break;
+  }
+  return Style::caution;
+}
+
+struct Row {
+  CheckState state = CheckState::passed;
+  double error = 0;
+  double tolerance = 0;
+  std::string rule;    // at the record's own tokens, or the most that were checked
+  std::string reason;  // of the first that did not pass
+};
+
+Row row_of(const CheckedRecord& record, const CheckOutcomes& outcomes,
+           const std::string& token_size) {
+  Row row;
+  const std::int64_t own = record.problem.size(token_size);
+  for (const std::int64_t count : record.tokens) {
+    const CheckOutcome& outcome = outcomes.at(record.problem.with_size(token_size, count));
+    if (count == own || row.rule.empty() || record.capped) row.rule = outcome.rule;
+    // The largest share of its own tolerance is the one to show.
+    if (outcome.error * row.tolerance >= row.error * outcome.tolerance) {
+      row.error = outcome.error;
+      row.tolerance = outcome.tolerance;
+    }
+    const bool worse = outcome.state == CheckState::failed ||
+                       (row.state == CheckState::passed && outcome.state != CheckState::passed);
+    if (!worse || row.state == CheckState::failed) continue;
+    row.state = outcome.state;
+    row.reason =
+        outcome.reason.empty() ? "" : fmt::format("{}={}: {}", token_size, count, outcome.reason);
+  }
+  return row;
+}
+
+void count(CheckState state, CheckCounts& counts) {
+  switch (state) {
+    case CheckState::passed:
+      ++counts.passed;
+      return;
+    case CheckState::failed:
+      ++counts.failed;
+      return;
+    case CheckState::skipped:
+      ++counts.skipped;
+      return;
+    case CheckState::not_run:
+      ++counts.not_run;
+  }
+}
+
+void print_each(const CheckOutcomes& outcomes, const Output& output) {
+  TextTable table({{"problem"},
+                   {"error", Align::right},
+                   {"tolerance", Align::right},
+                   {""},
+                   {"recipe"},
+                   {"rule"}});
+  for (const auto& [problem, outcome] : outcomes)
+    table.row({problem.text(),
+               error_text(outcome.error),
+               error_text(outcome.tolerance),
+               {state_name(outcome.state), state_style(outcome.state)},
+               outcome.recipe,
+               outcome.rule});
+  output.line("");
+  output.table(table);
+}
+
+}  // namespace
+
+CheckCounts print_checks(const std::vector<CheckedRecord>& records, const CheckOutcomes& outcomes,
+                         const Catalog& catalog, const Output& output) {
+  CheckCounts counts;
+  TextTable table({{"record"},
+                   {"checked at"},
+                   {"error", Align::right},
+                   {"tolerance", Align::right},
+                   {""},
+                   {"loaded here by, or why not"}});
+  for (const CheckedRecord& record : records) {
+    if (!record.skipped.empty()) {
+      ++counts.skipped;
+      table.row(
+          {record.problem.text(), "-", "-", "-", {"skipped", Style::caution}, record.skipped});
+      continue;
+    }
+    const std::string tokens(catalog.op(record.problem.op).token_size());
+    const Row row = row_of(record, outcomes, tokens);
+    count(row.state, counts);
+    table.row({record.problem.text(),
+               fmt::format("{}={}{}", tokens, fmt::join(record.tokens, ","),
+                           record.capped ? " (capped)" : ""),
+               error_text(row.error),
+               error_text(row.tolerance),
+               {state_name(row.state), state_style(row.state)},
+               row.reason.empty() ? row.rule : row.reason});
+  }
+  output.table(table);
+  if (output.verbose()) print_each(outcomes, output);
+  output.line(fmt::format("{} records: {} passed, {} failed, {} skipped{}", records.size(),
+                          counts.passed, counts.failed, counts.skipped,
+                          counts.not_run == 0 ? "" : fmt::format(", {} not run", counts.not_run)));
+  return counts;
+}
+
+Json checks_json(const std::vector<CheckedRecord>& records, const CheckOutcomes& outcomes) {
+  Json json = {{"records", Json::array()}, {"checks", Json::array()}};
+  for (const CheckedRecord& record : records)
+    json["records"].push_back({{"problem", to_json(record.problem)},
+                               {"tokens", record.tokens},
+                               {"capped", record.capped},
+                               {"skipped", record.skipped}});
+  for (const auto& [problem, outcome] : outcomes)
+    json["checks"].push_back({{"problem", to_json(problem)},
+                              {"state", state_name(outcome.state)},
+                              {"recipe", outcome.recipe},
+                              {"rule", outcome.rule},
+                              {"error", outcome.error},
+                              {"tolerance", outcome.tolerance},
+                              {"reason", outcome.reason},
+                              {"seconds", outcome.seconds}});
+  return json;
+}
+
+}  // namespace fftune::tool

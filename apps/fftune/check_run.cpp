@@ -1,0 +1,150 @@
+#include "apps/fftune/check_run.hpp"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/error.hpp"
+#include "runtime/choice.hpp"
+#include "runtime/plan.hpp"
+#include "verify/verifier.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Checks the numbers of tokens of one layer, so that its weights and reference serve them all.
+class LayerCheck {
+ public:
+  LayerCheck(const Op& op, const Problem& layer, std::set<std::int64_t> tokens,
+             const Catalog& catalog, Backend& backend, const PresetLibrary& presets,
+             CheckOutcomes& outcomes)
+      : op_(op),
+        layer_(layer),
+        tokens_(std::move(tokens)),
+        catalog_(catalog),
+        backend_(backend),
+        presets_(presets),
+        outcomes_(outcomes) {}
+
+  /// Returns false if the device failed and can do no more.
+  bool run(const CheckSettings& settings, const std::function<void()>& step) {
+    for (int seed = 0; seed < settings.seeds; ++seed) {
+      std::optional<Verifier> verifier;
+      for (const std::int64_t count : tokens_) {
+        if (settings.cancel->load()) return true;
+        const Problem problem = layer_.with_size(std::string(op_.token_size()), count);
+        CheckOutcome& outcome = outcomes_[problem];
+        const auto start = Clock::now();
+        const bool usable = outcome.state == CheckState::failed ||
+                            outcome.state == CheckState::skipped ||
+                            check(problem, static_cast<std::uint64_t>(seed), verifier, outcome);
+        outcome.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+        step();
+        if (!usable) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  /// One problem with one seed. A plan under test is a candidate: that it cannot be built or runs
+  /// into a fault is the outcome of its check, and the others follow.
+  bool check(const Problem& problem, std::uint64_t seed, std::optional<Verifier>& verifier,
+             CheckOutcome& outcome) {
+    try {
+      const Plan& plan = plan_of(problem, outcome);
+      if (!prepare(problem, seed, verifier, outcome)) return true;
+      const Verification result =
+          verifier->verify(0, op_.stages(problem).size(), plan.executables());
+      outcome.state = result.passed ? CheckState::passed : CheckState::failed;
+      outcome.reason =
+          result.failure.empty() ? "" : fmt::format("seed {}: {}", seed, result.failure);
+      if (result.error >= outcome.error) {
+        outcome.error = result.error;
+        outcome.tolerance = result.tolerance;
+      }
+      return true;
+    } catch (const Error& error) {
+      outcome.state = CheckState::failed;
+      outcome.reason = error.what();
+      return error.kind() != ErrorKind::device_fault;
+    }
+  }
+
+  const Plan& plan_of(const Problem& problem, CheckOutcome& outcome) {
+    const auto known = plans_.find(problem);
+    if (known != plans_.end()) return *known->second;
+    const Choice choice = choose(catalog_, op_, problem, backend_.facts(), presets_);
+    outcome.recipe = recipe_text(choice.recipe);
+    outcome.rule = choice.reason;
+    auto plan = std::make_unique<Plan>(backend_, op_, problem, choice.recipe);
+    return *plans_.emplace(problem, std::move(plan)).first->second;
+  }
+
+  /// Data and reference for the problem; false, and a skipped outcome, if they do not fit here.
+  bool prepare(const Problem& problem, std::uint64_t seed, std::optional<Verifier>& verifier,
+               CheckOutcome& outcome) {
+    try {
+      if (verifier)
+        verifier->retoken(problem.size(op_.token_size()));
+      else
+        verifier.emplace(backend_, op_, problem, seed);
+      return true;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::unavailable) throw;
+      verifier.reset();
+      outcome.state = CheckState::skipped;
+      outcome.reason = error.what();
+      return false;
+    }
+  }
+
+  const Op& op_;
+  Problem layer_;
+  std::set<std::int64_t> tokens_;
+  const Catalog& catalog_;
+  Backend& backend_;
+  const PresetLibrary& presets_;
+  CheckOutcomes& outcomes_;
+  std::map<Problem, std::unique_ptr<Plan>> plans_;
+};
+
+}  // namespace
+
+CheckOutcomes run_checks(const std::vector<CheckedRecord>& records, const Catalog& catalog,
+                         Backend& backend, const PresetLibrary& presets,
+                         const CheckSettings& settings) {
+  CheckOutcomes outcomes;
+  std::map<Problem, std::set<std::int64_t>> layers;
+  std::size_t total = 0;
+  for (const CheckedRecord& record : records) {
+    if (!record.skipped.empty()) continue;
+    const Op& op = catalog.op(record.problem.op);
+    for (const std::int64_t count : record.tokens) {
+      if (layers[layer_of(op, record.problem)].insert(count).second) ++total;
+      outcomes[record.problem.with_size(std::string(op.token_size()), count)] = {};
+    }
+  }
+  total *= static_cast<std::size_t>(settings.seeds);
+  std::size_t done = 0;
+  for (const auto& [layer, tokens] : layers) {
+    const auto step = [&, &name = layer] {
+      ++done;
+      if (settings.status->due())
+        settings.status->update(fmt::format("check {}/{}: {}", done, total, name.text()));
+    };
+    LayerCheck check(catalog.op(layer.op), layer, tokens, catalog, backend, presets, outcomes);
+    if (!check.run(settings, step) || settings.cancel->load()) break;
+  }
+  settings.status->clear();
+  return outcomes;
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,17 @@
+// Every command, each in the file of its name.
+#pragma once
+
+namespace fftune::tool {
+
+class CommandLine;
+
+void add_tune(CommandLine& line);
+void add_devices(CommandLine& line);
+void add_ops(CommandLine& line);
+void add_list(CommandLine& line);
+void add_check(CommandLine& line);
+void add_bench(CommandLine& line);
+void add_compile(CommandLine& line);
+void add_presets(CommandLine& line);
+
+}  // namespace fftune::tool

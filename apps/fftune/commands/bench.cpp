@@ -1,0 +1,158 @@
+// fftune bench OP: the library's plan beside the roofline and the pipelines a user would write.
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/bench_run.hpp"
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/device_option.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/json.hpp"
+#include "apps/fftune/numbers.hpp"
+#include "apps/fftune/preset_folders.hpp"
+#include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/status_line.hpp"
+#include "apps/fftune/values.hpp"
+#include "tuning/local_evaluator.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  ProblemOptions problem;
+  std::string device;
+  std::string presets;
+  std::string samples = "50";
+  std::string budget = "5s";
+  std::string seed = "0";
+  std::string progress;
+};
+
+void add_rows(TextTable& table, const std::string& token_size, const BenchResult& result) {
+  std::string tokens = fmt::format("{}", result.problem.size(token_size));
+  std::string dtype(dtype_name(result.problem.dtype));
+  if (!result.refusal.empty()) {
+    table.row({tokens, dtype, "-", "-", "-", "-", "-", {result.refusal, Style::bad}});
+    return;
+  }
+  const double own = result.entries.front().microseconds.median;
+  for (const BenchEntry& entry : result.entries) {
+    const double time = entry.microseconds.median;
+    if (!entry.failure.empty())
+      table.row({tokens, dtype, entry.name, "-", "-", "-", "-", {entry.failure, Style::bad}});
+    else
+      table.row({tokens, dtype, entry.name, microseconds_text(time),
+                 fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
+                             microseconds_text(entry.microseconds.high)),
+                 percent_text(time > 0 ? result.floor_us / time : 0),
+                 own > 0 ? ratio_text(time / own) : "-", entry.summary});
+    tokens.clear();
+    dtype.clear();
+  }
+  table.row({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
+             own > 0 ? ratio_text(result.floor_us / own) : "-",
+             "roofline: " + result.limit + " bound"});
+}
+
+Json result_json(const BenchResult& result) {
+  Json entries = Json::array();
+  for (const BenchEntry& entry : result.entries)
+    entries.push_back({{"name", entry.name},
+                       {"summary", entry.summary},
+                       {"median_us", entry.microseconds.median},
+                       {"low_us", entry.microseconds.low},
+                       {"high_us", entry.microseconds.high},
+                       {"samples", entry.microseconds.samples},
+                       {"failure", entry.failure}});
+  return {
+      {"problem", to_json(result.problem)}, {"rule", result.rule},   {"refusal", result.refusal},
+      {"floor_us", result.floor_us},        {"limit", result.limit}, {"entries", entries}};
+}
+
+/// Whether anything of it failed to run: the machine lacks memory, or a candidate is wrong.
+int code_of(const BenchResult& result) {
+  if (!result.refusal.empty()) return exit_lacking;
+  for (const BenchEntry& entry : result.entries)
+    if (!entry.failure.empty()) return exit_check_failed;
+  return exit_good;
+}
+
+int run(const Op& op, const Options& options, const Session& session) {
+  const std::string device = devices_named(options.device, session.environment).at(0);
+  TimeRequest request;
+  request.samples = static_cast<int>(parse_whole(options.samples, "--samples", 1, 1'000'000));
+  request.seconds = parse_duration(options.budget, "--budget");
+  const std::uint64_t seed = parse_seed(options.seed, "--seed");
+  StatusLine status(progress_mode(options.progress, session.output));
+  const auto problems = problems_of(op, options.problem, Sizes::required, kind_of_device(device));
+  const PresetLibrary presets = load_presets(options.presets, session);
+  const auto backend = open_named(device, session);
+  LocalEvaluator evaluator(*backend, session.catalog, seed);
+
+  const std::string token_size(op.token_size());
+  TextTable table({{token_size, Align::right},
+                   {"dtype"},
+                   {"what"},
+                   {"median µs", Align::right},
+                   {"95% interval", Align::right},
+                   {"roofline", Align::right},
+                   {"of fftune's", Align::right},
+                   {"how"}});
+  Json document = {{"device", to_json(backend->facts())}, {"problems", Json::array()}};
+  const Interrupt interrupt;
+  int code = exit_good;
+  for (const Problem& problem : problems) {
+    if (interrupt.requested() || !evaluator.lost().empty()) break;
+    status.update("bench " + problem.text(), true);
+    const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request);
+    add_rows(table, token_size, result);
+    document["problems"].push_back(result_json(result));
+    code = std::max(code, code_of(result));
+  }
+  status.clear();
+
+  session.output.heading(fmt::format("{} on {} ({})", op.name(), device, backend->facts().name));
+  session.output.table(table);
+  const Limits limits = backend->limits(problems.front().dtype);
+  session.output.line("floor by: " + limits.method);
+  document["limits"] = {{"bytes_per_second", limits.bytes_per_second},
+                        {"flops_per_second", limits.flops_per_second},
+                        {"method", limits.method}};
+  session.output.document(document);
+  if (!evaluator.lost().empty()) {
+    spdlog::error("{}", evaluator.lost());
+    return exit_lacking;
+  }
+  return interrupt.requested() ? exit_interrupted : code;
+}
+
+}  // namespace
+
+void add_bench(CommandLine& line) {
+  CLI::App& group = line.add_group(
+      line.root(), "bench", "the library's plan beside the roofline and the unfused pipelines");
+  for (const Op* op : line.catalog().ops) {
+    auto options = std::make_shared<Options>();
+    CLI::App& command =
+        line.add(group, std::string(op->name()), std::string(op->summary()),
+                 [op, options](const Session& session) { return run(*op, *options, session); });
+    add_problem_options(command, *op, Sizes::required, options->problem);
+    add_device_option(command, options->device, false);
+    add_presets_option(command, options->presets);
+    command.add_option("--samples", options->samples, "of each, taken in turn (default: 50)")
+        ->type_name("N");
+    command
+        .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
+        ->type_name("TIME");
+    command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+    add_progress_option(command, options->progress);
+  }
+}
+
+}  // namespace fftune::tool

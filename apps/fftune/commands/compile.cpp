@@ -1,0 +1,135 @@
+// fftune compile: every variant for architectures that need not be here.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/compile_report.hpp"
+#include "apps/fftune/compile_units.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/status_line.hpp"
+#include "apps/fftune/values.hpp"
+#include "core/error.hpp"
+#include "cuda/open.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::string archs;
+  std::string ops;
+  std::string family;
+  std::string sample = "0";
+  std::string jobs;
+  std::string progress;
+};
+
+std::vector<const Op*> ops_named(const std::string& text, const Catalog& catalog) {
+  if (text.empty()) return catalog.ops;
+  std::vector<const Op*> ops;
+  for (const std::string& name : parse_words(text, "--op")) ops.push_back(&catalog.op(name));
+  return ops;
+}
+
+void check_family(const std::string& family, const std::vector<const Op*>& ops) {
+  if (family.empty()) return;
+  std::vector<std::string> names;
+  for (const Op* op : ops)
+    for (const Family* each : op->families())
+      if (each->device_kind() == DeviceKind::cuda) names.emplace_back(each->name());
+  check_choice(family, "--family", names);
+}
+
+/// Compiles on `jobs` threads; a unit that was not begun before an interrupt has no result.
+std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<CompileUnit>& units,
+                                    int jobs, const std::atomic<bool>& cancel,
+                                    const std::string& arch, StatusLine& status) {
+  std::vector<UnitResult> results(units.size());
+  std::atomic<std::size_t> next{0};
+  std::atomic<std::size_t> done{0};
+  std::atomic<std::size_t> failed{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < units.size() && !cancel; i = next++) {
+      results[i] = {true, compiler.compile(units[i].program)};
+      if (!results[i].report.failure.empty()) ++failed;
+      ++done;
+      if (status.due())
+        status.update(fmt::format("compile {}: {}/{} programs, {} failed", arch, done.load(),
+                                  units.size(), failed.load()));
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int i = 1; i < jobs; ++i) threads.emplace_back(work);
+  work();
+  threads.clear();
+  status.clear();
+  return results;
+}
+
+int run(const Options& options, const Session& session) {
+  const auto archs =
+      options.archs.empty() ? known_architectures() : parse_words(options.archs, "--arch");
+  for (const std::string& arch : archs) check_choice(arch, "--arch", known_architectures());
+  const auto ops = ops_named(options.ops, session.catalog);
+  check_family(options.family, ops);
+  const auto sample = static_cast<std::size_t>(parse_whole(options.sample, "--sample", 0, 1 << 30));
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int jobs =
+      options.jobs.empty() ? cores : static_cast<int>(parse_whole(options.jobs, "--jobs", 1, 1024));
+  StatusLine status(progress_mode(options.progress, session.output));
+
+  const Interrupt interrupt;
+  const CudaOptions cuda{session.environment.cache_folder, session.environment.cuda_folders};
+  CompileSummary summary;
+  for (const std::string& arch : archs) {
+    const DeviceFacts facts = facts_of_architecture(arch);
+    const auto compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
+    for (const std::string& warning : compiler->warnings()) spdlog::warn("{}", warning);
+    for (const Op* op : ops) {
+      const auto units = compile_units(*op, facts, options.family, sample);
+      summary.add(arch, units,
+                  compile_all(*compiler, units, jobs, interrupt.requested(), arch, status));
+      if (interrupt.requested()) break;
+    }
+    if (interrupt.requested()) break;
+  }
+  summary.print(session.output);
+  if (interrupt.requested()) return exit_interrupted;
+  return summary.failures() == 0 ? exit_good : exit_check_failed;
+}
+
+}  // namespace
+
+void add_compile(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = line.add(
+      line.root(), "compile",
+      "compile every variant for architectures, no GPU needed: registers, spills, shared memory",
+      [options](const Session& session) { return run(*options, session); });
+  command
+      .add_option("--arch", options->archs,
+                  fmt::format("architectures, a list (default: all: {})",
+                              fmt::join(known_architectures(), ",")))
+      ->type_name("LIST");
+  command.add_option("--op", options->ops, "of these ops alone")->type_name("LIST");
+  command.add_option("--family", options->family, "of this family alone")->type_name("NAME");
+  command
+      .add_option("--sample", options->sample,
+                  "so many programs of each family, evenly spread, instead of all")
+      ->type_name("N");
+  command.add_option("--jobs", options->jobs, "threads that compile (default: one a core)")
+      ->type_name("N");
+  add_progress_option(command, options->progress);
+}
+
+}  // namespace fftune::tool

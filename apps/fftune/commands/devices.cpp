@@ -1,0 +1,139 @@
+// fftune devices: what is here, the facts that matter to tuning, and the presets that would load.
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "apps/fftune/check_cases.hpp"
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/json.hpp"
+#include "apps/fftune/numbers.hpp"
+#include "apps/fftune/preset_folders.hpp"
+#include "runtime/choice.hpp"
+#include "runtime/devices.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::string presets;
+};
+
+std::string match_text(DeviceMatch match) {
+  switch (match) {
+    case DeviceMatch::exact:
+      return "this device";
+    case DeviceMatch::alias:
+      return "an alias of this device";
+    case DeviceMatch::same_arch_and_size:
+      return "same architecture and size";
+    case DeviceMatch::same_arch:
+      break;
+  }
+  return "same architecture";
+}
+
+// File and relation -> how many of all presets' problems it would serve here.
+using Served = std::map<std::pair<std::string, DeviceMatch>, int>;
+
+Served served_by(const PresetLibrary& presets, const Catalog& catalog, const DeviceFacts& facts,
+                 int& unserved) {
+  Served served;
+  const auto records =
+      checked_records(presets, catalog, facts.kind, 0, [](const Problem&) { return true; });
+  for (const CheckedRecord& record : records) {
+    if (!record.skipped.empty()) continue;
+    const Choice choice =
+        choose(catalog, catalog.op(record.problem.op), record.problem, facts, presets);
+    if (choice.preset)
+      ++served[{choice.preset->path.string(), choice.preset->device}];
+    else
+      ++unserved;
+  }
+  return served;
+}
+
+void print_facts(const DeviceListing& device, const Output& output) {
+  const DeviceFacts& facts = device.facts;
+  const bool cpu = facts.kind == DeviceKind::cpu;
+  output.heading(fmt::format("{}: {}", device.spec, facts.name));
+  TextTable table({{"fact"}, {"value"}});
+  const auto fact = [&](const std::string& name, const std::string& value) {
+    if (!value.empty()) table.row({name, value});
+  };
+  fact(cpu ? "vector ISA" : "architecture", facts.arch);
+  if (!cpu)
+    fact("compute capability",
+         fmt::format("{}.{}", facts.compute_capability / 10, facts.compute_capability % 10));
+  fact(cpu ? "cores" : "SMs", fmt::format("{}", facts.multiprocessors));
+  if (!cpu) {
+    fact("registers per SM", fmt::format("{}", facts.registers_per_multiprocessor));
+    fact("shared memory per block", bytes_text(static_cast<double>(facts.shared_bytes_per_block)));
+    fact("shared memory per SM",
+         bytes_text(static_cast<double>(facts.shared_bytes_per_multiprocessor)));
+  }
+  fact(cpu ? "last-level cache" : "L2 cache", bytes_text(static_cast<double>(facts.l2_bytes)));
+  fact("memory", bytes_text(static_cast<double>(facts.memory_bytes)));
+  if (facts.memory_bandwidth > 0)
+    fact("memory bandwidth",
+         fmt::format("{:.0f} GB/s by the datasheet's formula", facts.memory_bandwidth / 1e9));
+  if (facts.clock_hz > 0) fact("clock", fmt::format("{:.0f} MHz at most", facts.clock_hz / 1e6));
+  fact("driver", facts.driver);
+  if (!cpu) fact("NVRTC", facts.toolkit);  // the CPU's details say more of its BLAS
+  for (const auto& [name, value] : facts.details) fact(name, value);
+  fact("presets folder", facts.slug());
+  output.table(table);
+}
+
+Json device_report(const DeviceListing& device, const PresetLibrary& presets,
+                   const Session& session) {
+  print_facts(device, session.output);
+  Json json = to_json(device.facts);
+  json["device"] = device.spec;
+  json["presets"] = Json::array();
+  int unserved = 0;
+  for (const auto& [key, count] : served_by(presets, session.catalog, device.facts, unserved)) {
+    const auto& [path, match] = key;
+    session.output.line(
+        fmt::format("would load {}: {} problems, {}", path, count, match_text(match)));
+    json["presets"].push_back({{"path", path}, {"problems", count}, {"match", match_text(match)}});
+  }
+  if (json["presets"].empty())
+    session.output.line("no preset serves this device: the ops' defaults would be used");
+  else if (unserved > 0)
+    session.output.line(
+        fmt::format("{} problems of other devices' presets would use the ops' defaults", unserved));
+  json["unserved_problems"] = unserved;
+  session.output.line("");
+  return json;
+}
+
+int run(const Options& options, const Session& session) {
+  const Devices devices = list_devices(session.environment);
+  const PresetLibrary presets = load_presets(options.presets, session);
+  Json document = {{"devices", Json::array()}, {"unavailable", devices.unavailable}};
+  for (const DeviceListing& device : devices.found)
+    document["devices"].push_back(device_report(device, presets, session));
+  for (const std::string& reason : devices.unavailable)
+    session.output.line("not available: " + reason);
+  session.output.document(document);
+  return exit_good;
+}
+
+}  // namespace
+
+void add_devices(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command =
+      line.add(line.root(), "devices",
+               "what is here: facts that matter to tuning, and which presets would load",
+               [options](const Session& session) { return run(*options, session); });
+  add_presets_option(command, options->presets);
+}
+
+}  // namespace fftune::tool

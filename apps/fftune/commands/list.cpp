@@ -1,0 +1,180 @@
+// fftune list OP: its families here, their parameters and feasible variants, and why others are
+// out.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/device_option.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/explain.hpp"
+#include "apps/fftune/json.hpp"
+#include "apps/fftune/problem_options.hpp"
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  ProblemOptions problem;
+  std::string device;
+  std::string arch;
+  bool explain = false;
+  bool variants = false;
+};
+
+struct Section {
+  Problem problem;
+  std::vector<FamilyView> families;
+};
+
+Json section_json(const Section& section) {
+  Json json = {{"problem", to_json(section.problem)}, {"families", Json::array()}};
+  for (const FamilyView& view : section.families) {
+    Json family = {{"family", view.family->name()},   {"summary", view.family->summary()},
+                   {"stages", view.family->stages()}, {"fallback", view.family->is_fallback()},
+                   {"refusal", view.refusal},         {"configurations", view.size},
+                   {"feasible", view.feasible.size()}};
+    for (const Parameter& parameter : view.parameters)
+      family["parameters"].push_back(
+          {{"name", parameter.name}, {"help", parameter.help}, {"values", parameter.values}});
+    for (const ConstraintEffect& effect : view.effects)
+      family["constraints"].push_back(
+          {{"reason", effect.reason}, {"alone_rules_out", effect.alone}});
+    if (view.refusal.empty())
+      family["untuned"] = Variant{std::string(view.family->name()), view.untuned}.id();
+    family["variants"] = Json::array();
+    for (const Config& config : view.feasible)
+      family["variants"].push_back(Variant{std::string(view.family->name()), config}.id());
+    json["families"].push_back(family);
+  }
+  return json;
+}
+
+void print_families(const std::vector<Section>& sections, const std::string& tokens,
+                    const Output& output) {
+  TextTable table({{"dtype"},
+                   {tokens, Align::right},
+                   {"family"},
+                   {"stages"},
+                   {"feasible", Align::right},
+                   {"of", Align::right},
+                   {"untuned, or why it is refused"}});
+  for (const Section& section : sections)
+    for (const FamilyView& view : section.families) {
+      const bool refused = !view.refusal.empty();
+      table.row({std::string(dtype_name(section.problem.dtype)),
+                 fmt::format("{}", section.problem.size(tokens)),
+                 std::string(view.family->name()),
+                 fmt::format("{}", fmt::join(view.family->stages(), "+")),
+                 refused ? "-" : fmt::format("{}", view.feasible.size()),
+                 refused ? "-" : fmt::format("{}", view.size),
+                 {refused ? view.refusal : view.untuned.text(),
+                  refused ? Style::caution : Style::plain}});
+    }
+  output.table(table);
+}
+
+// The parameters of each family where it first serves; values may differ from problem to problem.
+void print_parameters(const std::vector<Section>& sections, const Output& output) {
+  TextTable table({{"family"}, {"parameter"}, {"values"}, {"meaning"}});
+  std::set<const Family*> done;
+  for (const Section& section : sections)
+    for (const FamilyView& view : section.families) {
+      if (!view.refusal.empty() || !done.insert(view.family).second) continue;
+      for (const Parameter& parameter : view.parameters)
+        table.row({std::string(view.family->name()), parameter.name,
+                   fmt::format("{}", fmt::join(parameter.values, ",")), parameter.help});
+    }
+  output.line("");
+  output.table(table);
+}
+
+void print_effects(const Section& section, const Output& output) {
+  output.line("");
+  output.heading(section.problem.text());
+  for (const FamilyView& view : section.families) {
+    if (!view.refusal.empty()) {
+      output.line(fmt::format("{}: refused: {}", view.family->name(), view.refusal));
+      continue;
+    }
+    output.line(fmt::format("{}: {} of {} configurations are feasible", view.family->name(),
+                            view.feasible.size(), view.size));
+    if (view.effects.empty()) continue;
+    TextTable table({{"rules out alone", Align::right}, {"constraint"}});
+    for (const ConstraintEffect& effect : view.effects)
+      table.row({fmt::format("{}", effect.alone), effect.reason});
+    output.table(table);
+  }
+}
+
+void print_variants(const Section& section, const Output& output) {
+  output.line("");
+  output.heading(section.problem.text());
+  for (const FamilyView& view : section.families)
+    for (const Config& config : view.feasible)
+      output.line(Variant{std::string(view.family->name()), config}.id());
+}
+
+int run(const Op& op, const Options& options, const Session& session) {
+  if (!options.arch.empty() && !options.device.empty())
+    throw Error(ErrorKind::invalid_input,
+                "--arch and --device exclude each other: give the one to list for");
+  const std::string device =
+      options.arch.empty() ? devices_named(options.device, session.environment).at(0) : "";
+  const DeviceFacts facts = options.arch.empty() ? facts_of_device(device, session.environment)
+                                                 : facts_of_architecture(options.arch);
+  std::vector<Section> sections;
+  for (const Problem& problem : problems_of(op, options.problem, Sizes::optional, facts.kind)) {
+    Section section{problem, {}};
+    for (const Family* family : op.families())
+      if (family->device_kind() == facts.kind)
+        section.families.push_back(view_of(*family, problem, facts, options.explain));
+    sections.push_back(std::move(section));
+  }
+
+  const Output& output = session.output;
+  output.heading(fmt::format("{} on {} ({})", op.name(), facts.name, facts.arch));
+  print_families(sections, std::string(op.token_size()), output);
+  print_parameters(sections, output);
+  Json document = {{"op", op.name()}, {"device", to_json(facts)}, {"problems", Json::array()}};
+  for (const Section& section : sections) {
+    if (options.explain) print_effects(section, output);
+    if (options.variants) print_variants(section, output);
+    document["problems"].push_back(section_json(section));
+  }
+  output.document(document);
+  return exit_good;
+}
+
+}  // namespace
+
+void add_list(CommandLine& line) {
+  CLI::App& group = line.add_group(
+      line.root(), "list", "an op's families, parameters and feasible variants on a device");
+  for (const Op* op : line.catalog().ops) {
+    auto options = std::make_shared<Options>();
+    CLI::App& command =
+        line.add(group, std::string(op->name()), std::string(op->summary()),
+                 [op, options](const Session& session) { return run(*op, *options, session); });
+    add_problem_options(command, *op, Sizes::optional, options->problem);
+    add_device_option(command, options->device, false);
+    command
+        .add_option("--arch", options->arch,
+                    fmt::format("instead of a device, a typical one of an architecture: {}",
+                                fmt::join(known_architectures(), ", ")))
+        ->type_name("NAME");
+    command.add_flag("--explain", options->explain,
+                     "for each constraint its reason, and how many configurations it alone rules "
+                     "out");
+    command.add_flag("--variants", options->variants, "the id of every feasible variant");
+  }
+}
+
+}  // namespace fftune::tool

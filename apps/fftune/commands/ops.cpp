@@ -1,0 +1,127 @@
+// fftune ops: every op with its problem fields and the order of its buffers.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/json.hpp"
+#include "apps/fftune/problem_options.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+// Sizes that no two fields share and that are no product of others, so that a dimension of a
+// tensor tells which field it is.
+constexpr std::int64_t probe_sizes[] = {1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049};
+
+Problem probe(const Op& op, const std::string& pass, DType dtype) {
+  Problem problem{std::string(op.name()), pass, dtype, {}, {}};
+  std::size_t next = 0;
+  for (const SizeField& field : op.sizes())
+    problem.sizes[field.name] = probe_sizes[next++ % std::size(probe_sizes)];
+  for (const OptionField& field : op.options()) problem.options[field.name] = field.choices.at(0);
+  return problem;
+}
+
+std::vector<std::string> symbols(const Problem& problem, const TensorSpec& tensor) {
+  std::vector<std::string> dimensions;
+  for (const std::int64_t extent : tensor.shape) {
+    std::string symbol = fmt::format("{}", extent);
+    for (const auto& [name, size] : problem.sizes)
+      if (size == extent) symbol = name;
+    dimensions.push_back(symbol);
+  }
+  return dimensions;
+}
+
+std::vector<std::string> dtype_names(const Op& op, DeviceKind kind) {
+  std::vector<std::string> names;
+  for (const DType dtype : op.dtypes(kind)) names.emplace_back(dtype_name(dtype));
+  return names;
+}
+
+DType any_dtype(const Op& op) {
+  const auto on_cuda = op.dtypes(DeviceKind::cuda);
+  return on_cuda.empty() ? op.dtypes(DeviceKind::cpu).at(0) : on_cuda.front();
+}
+
+Json buffers_json(const Op& op, const std::string& pass) {
+  Json buffers = Json::array();
+  const Problem problem = probe(op, pass, any_dtype(op));
+  for (const TensorSpec& tensor : op.tensors(problem)) {
+    if (tensor.role == Role::intermediate) continue;
+    Json json = to_json(tensor);
+    json.erase("dtype");
+    json["shape"] = symbols(problem, tensor);
+    buffers.push_back(json);
+  }
+  return buffers;
+}
+
+Json op_json(const Op& op) {
+  Json json = {{"op", op.name()}, {"summary", op.summary()}, {"passes", Json::array()}};
+  json["dtypes"] = {{"cuda", dtype_names(op, DeviceKind::cuda)},
+                    {"cpu", dtype_names(op, DeviceKind::cpu)}};
+  json["token_size"] = op.token_size();
+  for (const SizeField& field : op.sizes())
+    json["sizes"].push_back({{"name", field.name},
+                             {"help", field.help},
+                             {"max", field.max},
+                             {"default_on_cuda", field.default_on_cuda},
+                             {"default_on_cpu", field.default_on_cpu}});
+  for (const OptionField& field : op.options())
+    json["options"].push_back(
+        {{"name", field.name}, {"help", field.help}, {"choices", field.choices}});
+  for (const std::string& pass : op.passes())
+    json["passes"].push_back({{"pass", pass}, {"buffers", buffers_json(op, pass)}});
+  for (const Family* family : op.families()) json["families"].push_back(family->name());
+  return json;
+}
+
+void print_op(const Op& op, const Output& output) {
+  output.heading(fmt::format("{}: {}", op.name(), op.summary()));
+  TextTable fields({{"field"}, {"values"}, {"meaning"}});
+  for (const SizeField& field : op.sizes())
+    fields.row({field.name, fmt::format("1 to {}", field.max), field.help});
+  for (const OptionField& field : op.options())
+    fields.row({field.name, fmt::format("{}", fmt::join(field.choices, ", ")), field.help});
+  fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cuda), ", ")),
+              "element type on a GPU"});
+  fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cpu), ", ")),
+              "element type on the CPU"});
+  output.table(fields);
+  for (const std::string& pass : op.passes()) {
+    const Problem problem = probe(op, pass, any_dtype(op));
+    output.line(fmt::format("\nbuffers of pass {}, in order:", pass));
+    TextTable buffers({{"buffer"}, {"role"}, {"shape"}});
+    for (const TensorSpec& tensor : op.tensors(problem))
+      if (tensor.role != Role::intermediate)
+        buffers.row({tensor.name, tensor.role == Role::input ? "input" : "output",
+                     fmt::format("[{}]", fmt::join(symbols(problem, tensor), ", "))});
+    output.table(buffers);
+  }
+}
+
+int run(const Session& session) {
+  Json document = Json::array();
+  for (const Op* op : session.catalog.ops) {
+    if (!document.empty()) session.output.line("");
+    document.push_back(op_json(*op));
+    print_op(*op, session.output);
+  }
+  session.output.document(document);
+  return exit_good;
+}
+
+}  // namespace
+
+void add_ops(CommandLine& line) {
+  line.add(line.root(), "ops", "every op: its problem's fields, and its buffers in order", run);
+}
+
+}  // namespace fftune::tool

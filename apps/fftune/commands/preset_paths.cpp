@@ -1,0 +1,40 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "apps/fftune/commands/presets.hpp"
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+std::vector<PresetFile> preset_files(const std::vector<std::string>& paths) {
+  std::vector<PresetFile> files;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    const auto status = std::filesystem::status(path, error);
+    if (!std::filesystem::exists(status))
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{} is not there: give a preset file, or a folder that holds "
+                              "<device>/<op>.json",
+                              path));
+    if (!std::filesystem::is_directory(status)) {
+      files.push_back(read_preset_file(path));
+      continue;
+    }
+    for (PresetFile& file : read_preset_folder(path)) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+std::vector<std::string> or_presets_folder(std::vector<std::string> paths) {
+  if (paths.empty()) paths.emplace_back("presets");
+  return paths;
+}
+
+std::string problem_without_op(const Problem& problem) {
+  const std::string text = problem.text();
+  return text.rfind(problem.op + "/", 0) == 0 ? text.substr(problem.op.size() + 1) : text;
+}
+
+}  // namespace fftune::tool

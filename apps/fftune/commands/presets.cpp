@@ -1,0 +1,17 @@
+// fftune presets validate|show|diff|merge: one file each.
+#include "apps/fftune/commands/presets.hpp"
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+
+namespace fftune::tool {
+
+void add_presets(CommandLine& line) {
+  CLI::App& group =
+      line.add_group(line.root(), "presets", "validate, show, compare and merge preset files");
+  add_presets_validate(line, group);
+  add_presets_show(line, group);
+  add_presets_diff(line, group);
+  add_presets_merge(line, group);
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,120 @@
+// fftune presets diff: what changed from one set of preset files to another.
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/presets.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/numbers.hpp"
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> paths;
+};
+
+// By the device's folder name and the problem.
+using Records = std::map<std::pair<std::string, Problem>, PresetRecord>;
+
+Records records_of(const std::string& path) {
+  Records records;
+  for (const PresetFile& file : preset_files({path})) {
+    for (const std::string& complaint : file.complaints)
+      spdlog::warn("{}; it is skipped", complaint);
+    for (const PresetRecord& record : file.records)
+      records[{file.device.slug, record.problem}] = record;
+  }
+  return records;
+}
+
+struct Change {
+  std::string device;
+  std::string problem;
+  std::string kind;  // "added", "removed", "winner", "time"
+  std::string before;
+  std::string after;
+  double before_us = 0;
+  double after_us = 0;
+};
+
+// Records that differ in provenance alone are equal: only what a user would notice counts.
+std::vector<Change> changes(const Records& before, const Records& after) {
+  std::vector<Change> found;
+  const auto text = [](const PresetRecord& record) { return recipe_text(record.recipe()); };
+  for (const auto& [key, record] : before) {
+    const auto other = after.find(key);
+    Change change{key.first, key.second.text(),        "removed", text(record),
+                  "",        record.verdict.median_us, 0};
+    if (other != after.end()) {
+      change.after = text(other->second);
+      change.after_us = other->second.verdict.median_us;
+      if (change.before == change.after && change.before_us == change.after_us) continue;
+      change.kind = change.before == change.after ? "time" : "winner";
+    }
+    found.push_back(std::move(change));
+  }
+  for (const auto& [key, record] : after)
+    if (before.find(key) == before.end())
+      found.push_back(
+          {key.first, key.second.text(), "added", "", text(record), 0, record.verdict.median_us});
+  return found;
+}
+
+int run(const Options& options, const Session& session) {
+  if (options.paths.size() != 2)
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("presets diff compares two files or folders, but {} were given: give "
+                            "the one before and the one after",
+                            options.paths.size()));
+  const auto found = changes(records_of(options.paths[0]), records_of(options.paths[1]));
+  TextTable table({{"device"},
+                   {"problem"},
+                   {"change"},
+                   {"before µs", Align::right},
+                   {"after µs", Align::right},
+                   {"faster", Align::right},
+                   {"winner before -> after"}});
+  Json document = Json::array();
+  for (const Change& change : found) {
+    const bool both = change.before_us > 0 && change.after_us > 0;
+    table.row(
+        {change.device, change.problem, change.kind, microseconds_text(change.before_us),
+         microseconds_text(change.after_us),
+         both ? ratio_text(change.before_us / change.after_us) : "-",
+         change.before == change.after ? change.after : change.before + " -> " + change.after});
+    document.push_back({{"device", change.device},
+                        {"problem", change.problem},
+                        {"change", change.kind},
+                        {"before", change.before},
+                        {"after", change.after},
+                        {"before_us", change.before_us},
+                        {"after_us", change.after_us}});
+  }
+  if (found.empty())
+    session.output.line("no differences");
+  else
+    session.output.table(table);
+  session.output.document(document);
+  return exit_good;
+}
+
+}  // namespace
+
+void add_presets_diff(CommandLine& line, CLI::App& group) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = line.add(
+      group, "diff", "records added, removed, or with another winner or time; exit 0 either way",
+      [options](const Session& session) { return run(*options, session); });
+  command.add_option("BEFORE_AFTER", options->paths, "two preset files or folders");
+}
+
+}  // namespace fftune::tool

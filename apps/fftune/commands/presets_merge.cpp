@@ -1,0 +1,58 @@
+// fftune presets merge: takes the records of files into a folder of presets.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/presets.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> paths;
+  std::string out = "presets";
+};
+
+int run(const Options& options, const Session& session) {
+  if (options.paths.empty())
+    throw Error(ErrorKind::invalid_input,
+                "presets merge has nothing to merge: give the files or folders to take from");
+  const std::vector<PresetFile> files = preset_files(options.paths);
+  // All or nothing of what was given: a person merging by hand wants to know before, not after.
+  for (const PresetFile& file : files)
+    if (!file.complaints.empty())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{}; nothing was merged: repair or leave out that file",
+                              file.complaints.front()));
+  Json document = Json::array();
+  for (const PresetFile& file : files) {
+    const auto path = merge_preset_records(options.out, file.device, file.op, file.records);
+    session.output.line(fmt::format("{}: {} records from {}", path.string(), file.records.size(),
+                                    file.path.string()));
+    document.push_back(
+        {{"path", path.string()}, {"from", file.path.string()}, {"records", file.records.size()}});
+  }
+  if (files.empty()) session.output.line("no preset files there");
+  session.output.document(document);
+  return exit_good;
+}
+
+}  // namespace
+
+void add_presets_merge(CommandLine& line, CLI::App& group) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = line.add(
+      group, "merge", "take records into a folder; they replace those of the same problem there",
+      [options](const Session& session) { return run(*options, session); });
+  command.add_option("PATH", options->paths, "preset files or folders to take from");
+  command.add_option("--out", options->out, "folder to merge into (default: presets)")
+      ->type_name("DIR");
+}
+
+}  // namespace fftune::tool

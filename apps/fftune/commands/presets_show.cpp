@@ -1,0 +1,75 @@
+// fftune presets show: the records of files as a table.
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/presets.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/numbers.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> paths;
+};
+
+void print_file(const PresetFile& file, const Output& output) {
+  output.heading(
+      fmt::format("{}: {} ({})", file.path.string(), file.device.name, file.device.arch));
+  TextTable table({{"problem"},
+                   {"winner"},
+                   {"median µs", Align::right},
+                   {"roofline", Align::right},
+                   {"limit"},
+                   {"vs unfused", Align::right},
+                   {"error", Align::right},
+                   {"date"}});
+  for (const PresetRecord& record : file.records) {
+    const Verdict& verdict = record.verdict;
+    table.row({problem_without_op(record.problem), recipe_text(record.recipe()),
+               microseconds_text(verdict.median_us), percent_text(verdict.roofline_fraction),
+               verdict.limit, verdict.unfused_ratio > 0 ? ratio_text(verdict.unfused_ratio) : "-",
+               error_text(record.error), record.provenance.date.substr(0, 10)});
+  }
+  output.table(table);
+  output.line("");
+}
+
+int run(const Options& options, const Session& session) {
+  Json document = Json::array();
+  for (const PresetFile& file : preset_files(or_presets_folder(options.paths))) {
+    for (const std::string& complaint : file.complaints)
+      spdlog::warn("{}; it is skipped", complaint);
+    if (!file.records.empty()) print_file(file, session.output);
+    Json records = Json::array();
+    for (const PresetRecord& record : file.records)
+      records.push_back(Json::parse(record_json(record)));
+    document.push_back({{"path", file.path.string()},
+                        {"device", file.device.name},
+                        {"arch", file.device.arch},
+                        {"op", file.op},
+                        {"records", records},
+                        {"complaints", file.complaints}});
+  }
+  if (document.empty()) session.output.line("no preset files there");
+  session.output.document(document);
+  return exit_good;
+}
+
+}  // namespace
+
+void add_presets_show(CommandLine& line, CLI::App& group) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command =
+      line.add(group, "show", "the records of preset files as tables",
+               [options](const Session& session) { return run(*options, session); });
+  command.add_option("PATH", options->paths, "preset files or folders (default: presets)");
+}
+
+}  // namespace fftune::tool

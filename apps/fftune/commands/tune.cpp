@@ -1,0 +1,192 @@
+// fftune OP: searches this device for the op's fastest variants, and writes presets.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/device_option.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/status_line.hpp"
+#include "apps/fftune/sweep_progress.hpp"
+#include "apps/fftune/sweep_report.hpp"
+#include "apps/fftune/values.hpp"
+#include "apps/fftune/writable.hpp"
+#include "tuning/journal.hpp"
+#include "tuning/local_evaluator.hpp"
+#include "tuning/strategy.hpp"
+#include "tuning/tuner.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  ProblemOptions problem;
+  std::string device;
+  std::string strategy;
+  std::string budget;
+  std::string out = "presets";
+  std::string seed = "0";
+  std::string max_variants = "0";
+  std::string progress;
+  bool resume = false;
+};
+
+struct Sweep {
+  std::string device;
+  std::vector<TuneResult> results;
+  std::set<std::string> files;
+  std::string journal;
+};
+
+TuneOptions tune_options(const Options& options) {
+  TuneOptions tuning;
+  tuning.strategy =
+      options.strategy.empty() ? std::string(strategies().front()->name()) : options.strategy;
+  strategy_named(tuning.strategy);
+  if (!options.budget.empty()) tuning.budget_seconds = parse_duration(options.budget, "--budget");
+  tuning.max_variants =
+      static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
+  tuning.seed = parse_seed(options.seed, "--seed");
+  return tuning;
+}
+
+/// Searches one device, and writes each record as soon as it is there.
+Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>& problems,
+            const Options& options, TuneOptions tuning, StatusLine& status,
+            const Session& session) {
+  const auto backend = open_named(device, session);
+  const PresetDevice preset = preset_device(backend->facts());
+  const std::string op_name(op.name());
+  require_mergeable(options.out, preset, op_name);
+  Journal journal =
+      Journal::open(session.environment.state_folder, backend->facts(), op_name, options.resume);
+  if (options.resume)
+    spdlog::info("resuming from {}: {} outcomes are known", journal.path().string(),
+                 journal.known_count());
+  SweepProgress progress(status, std::string(op.token_size()));
+  tuning.progress = &progress;
+  tuning.journal = &journal;
+
+  Sweep done{device, {}, {}, journal.path().string()};
+  LocalEvaluator evaluator(*backend, session.catalog, tuning.seed);
+  tune_all(session.catalog, evaluator, problems, tuning, [&](const TuneResult& result) {
+    if (result.record)
+      done.files.insert(
+          merge_preset_records(options.out, preset, op_name, {*result.record}).string());
+    else if (!result.stopped.empty())
+      spdlog::error("{}: {}", result.problem.text(), result.stopped);
+    done.results.push_back(result);
+  });
+  status.clear();
+  return done;
+}
+
+void print(const Sweep& done, const Op& op, const Output& output) {
+  output.heading(fmt::format("{} on {}", op.name(), done.device));
+  print_sweep(done.results, std::string(op.token_size()), output);
+  for (const std::string& file : done.files) output.line("wrote " + file);
+  if (output.verbose()) output.line("journal " + done.journal);
+}
+
+int code_of(const std::vector<TuneResult>& results) {
+  int code = exit_good;
+  for (const TuneResult& result : results) {
+    if (result.device_lost || was_refused(result)) return exit_lacking;
+    if (!result.record && !result.cancelled) code = exit_check_failed;
+  }
+  return code;
+}
+
+int run(const Op& op, const Options& options, const Session& session) {
+  TuneOptions tuning = tune_options(options);
+  StatusLine status(progress_mode(options.progress, session.output));
+  std::vector<std::pair<std::string, std::vector<Problem>>> plans;
+  for (const std::string& device : devices_named(options.device, session.environment))
+    plans.emplace_back(device,
+                       problems_of(op, options.problem, Sizes::required, kind_of_device(device)));
+
+  const Interrupt interrupt;
+  tuning.cancel = &interrupt.requested();
+  Json document = Json::array();
+  int code = exit_good;
+  for (const auto& [device, problems] : plans) {
+    if (interrupt.requested()) break;
+    const Sweep done = sweep(op, device, problems, options, tuning, status, session);
+    print(done, op, session.output);
+    document.push_back({{"device", device},
+                        {"problems", sweep_json(done.results)},
+                        {"files", done.files},
+                        {"journal", done.journal}});
+    code = std::max(code, code_of(done.results));
+  }
+  session.output.document(document);
+  if (!interrupt.requested()) return code;
+  spdlog::warn("interrupted: what was known is written; --resume goes on from there");
+  return exit_interrupted;
+}
+
+std::string strategy_help() {
+  std::vector<std::string> lines;
+  for (const Strategy* each : strategies())
+    lines.push_back(fmt::format("{}: {}", each->name(), each->summary()));
+  return fmt::format("{} (default: {})", fmt::join(lines, "; "), strategies().front()->name());
+}
+
+void add_search_options(CLI::App& command, Options& options) {
+  const char* group = "Search";
+  add_device_option(command, options.device, true);
+  command.add_option("--strategy", options.strategy, strategy_help())
+      ->type_name("NAME")
+      ->group(group);
+  command
+      .add_option("--budget", options.budget,
+                  "time for all problems of a device together, such as 500ms, 60s, 2m (default: by "
+                  "the size of the problems)")
+      ->type_name("TIME")
+      ->group(group);
+  command
+      .add_option("--max-variants", options.max_variants,
+                  "variants timed at most; 0 is no limit (default: 0)")
+      ->type_name("N")
+      ->group(group);
+  command.add_option("--seed", options.seed, "of the data and of random choices (default: 0)")
+      ->type_name("N")
+      ->group(group);
+  command
+      .add_flag("--resume", options.resume,
+                "go on with the newest journal of this device and op: what it knows is not done "
+                "again")
+      ->group(group);
+  command
+      .add_option("--out", options.out,
+                  "folder of presets that <device>/<op>.json is written in (default: presets)")
+      ->type_name("DIR");
+  add_progress_option(command, options.progress);
+}
+
+}  // namespace
+
+void add_tune(CommandLine& line) {
+  for (const Op* op : line.catalog().ops) {
+    auto options = std::make_shared<Options>();
+    CLI::App& command =
+        line.add(line.root(), std::string(op->name()),
+                 fmt::format("search this device and write presets: {}", op->summary()),
+                 [op, options](const Session& session) { return run(*op, *options, session); });
+    add_problem_options(command, *op, Sizes::required, options->problem);
+    add_search_options(command, *options);
+  }
+}
+
+}  // namespace fftune::tool

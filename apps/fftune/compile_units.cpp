@@ -1,0 +1,106 @@
+#include "apps/fftune/compile_units.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "apps/fftune/problem_options.hpp"
+#include "registry/variant.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+/// What the compiler sees of a program: kernels, and the launch shapes that it checks. Grids and
+/// arguments are the problem's.
+std::string compile_key(const Program& program) {
+  std::string key;
+  for (const KernelSource& kernel : program.kernels)
+    key += kernel.file + ":" + kernel.expression + ";";
+  for (const Step& step : program.steps)
+    if (const auto* launch = std::get_if<KernelLaunch>(&step))
+      key += fmt::format("{}:{}x{}x{},{}x{}x{},{};", launch->kernel, launch->block.x,
+                         launch->block.y, launch->block.z, launch->cluster.x, launch->cluster.y,
+                         launch->cluster.z, launch->shared_bytes);
+  return key;
+}
+
+std::size_t dynamic_shared_bytes(const Program& program) {
+  std::size_t bytes = 0;
+  for (const Step& step : program.steps)
+    if (const auto* launch = std::get_if<KernelLaunch>(&step))
+      bytes = std::max<std::size_t>(bytes, launch->shared_bytes);
+  return bytes;
+}
+
+class Units {
+ public:
+  void add(const std::string& family, const std::string& variant, const Problem& problem,
+           Program program) {
+    if (program.kernels.empty() || !seen_.insert(compile_key(program)).second) return;
+    const std::size_t shared = dynamic_shared_bytes(program);
+    units_.push_back({family, variant, problem.text(), std::move(program), shared});
+  }
+
+  /// First and last, and the rest evenly between them.
+  std::vector<CompileUnit> take(std::size_t sample) {
+    if (sample == 0 || units_.size() <= sample) return std::move(units_);
+    std::vector<CompileUnit> chosen;
+    for (std::size_t i = 0; i < sample; ++i)
+      chosen.push_back(std::move(units_[sample == 1 ? 0 : i * (units_.size() - 1) / (sample - 1)]));
+    return chosen;
+  }
+
+ private:
+  std::set<std::string> seen_;
+  std::vector<CompileUnit> units_;
+};
+
+std::vector<Problem> example_problems(const Op& op, const std::string& pass) {
+  ProblemOptions options;
+  options.pass = pass;
+  for (const DType dtype : op.dtypes(DeviceKind::cuda))
+    options.dtypes += (options.dtypes.empty() ? "" : ",") + std::string(dtype_name(dtype));
+  return problems_of(op, options, Sizes::optional, DeviceKind::cuda);
+}
+
+std::vector<Problem> example_problems(const Op& op) {
+  std::vector<Problem> problems;
+  for (const std::string& pass : op.passes())
+    for (Problem& problem : example_problems(op, pass)) problems.push_back(std::move(problem));
+  return problems;
+}
+
+}  // namespace
+
+std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
+                                       const std::string& family, std::size_t sample) {
+  const std::vector<Problem> problems = example_problems(op);
+  std::vector<CompileUnit> all;
+  const auto take = [&](Units& units) {
+    for (CompileUnit& unit : units.take(sample)) all.push_back(std::move(unit));
+  };
+  for (const Family* each : op.families()) {
+    const std::string name(each->name());
+    if (each->device_kind() != DeviceKind::cuda || (!family.empty() && name != family)) continue;
+    Units units;
+    for (const Problem& problem : problems) {
+      if (each->refusal(problem, facts)) continue;
+      for (const Config& config : each->space(problem, facts).feasible())
+        units.add(name, Variant{name, config}.id(), problem, each->program(problem, facts, config));
+    }
+    take(units);
+  }
+  Units baselines;
+  for (const Problem& problem : problems)
+    if (family.empty())
+      for (Baseline& baseline : op.baselines(problem, facts))
+        baselines.add("baselines", baseline.name, problem, std::move(baseline.program));
+  take(baselines);
+  return all;
+}
+
+}  // namespace fftune::tool
