@@ -1,0 +1,162 @@
+// Wrong input of every kind: the documented exit code, and one line that names the thing.
+#include <string>
+#include <vector>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+using fftune::testing::Finished;
+using fftune::testing::lines_in;
+using fftune::testing::Sandbox;
+
+namespace {
+
+struct Wrong {
+  std::string words;
+  int code;
+  std::vector<std::string> named;  // each must be in the line
+};
+
+void require_one_line(const Sandbox& sandbox, const Wrong& wrong) {
+  const Finished done = sandbox.fftune(wrong.words);
+  INFO("fftune " << wrong.words << "\n" << done.err);
+  CHECK(done.code == wrong.code);
+  CHECK(lines_in(done.err) == 1);
+  CHECK(done.err.rfind("fftune: ", 0) == 0);
+  for (const std::string& name : wrong.named) CHECK(done.err.find(name) != std::string::npos);
+  CHECK(done.out.empty());
+}
+
+}  // namespace
+
+TEST_CASE("a wrong command or option is named with what was meant") {
+  const Sandbox sandbox;
+  const std::vector<Wrong> all{
+      {"", 2, {"needs a command", "ffn"}},
+      {"ffm --d 32", 2, {"'ffm'", "did you mean ffn?"}},
+      {"zzzzzz", 2, {"'zzzzzz'", "give one of ffn"}},
+      {"ffn --dd 32 --h 64", 2, {"--dd", "did you mean --d?"}},
+      {"ffn --stratgy random", 2, {"--stratgy", "did you mean --strategy?"}},
+      {"ffn --zzzzzz", 2, {"--zzzzzz", "fftune ffn --help"}},
+      {"ffn stray --d 32 --h 64", 2, {"'stray'"}},
+      {"ffn --d", 2, {"--d", "fftune ffn --help"}},
+      {"ffn --d 32 --d 64 --h 64", 2, {"--d"}},
+      {"--zzzzzz", 2, {"--zzzzzz"}},
+      {"list", 2, {"fftune list needs a command", "ffn"}},
+      {"list ffm", 2, {"did you mean ffn?"}},
+      {"bench", 2, {"fftune bench needs a command"}},
+      {"presets", 2, {"fftune presets needs a command", "validate"}},
+      {"presets shaw", 2, {"did you mean show?"}},
+  };
+  for (const Wrong& wrong : all) require_one_line(sandbox, wrong);
+}
+
+TEST_CASE("a wrong size is named with its range") {
+  const Sandbox sandbox;
+  const std::vector<Wrong> all{
+      {"ffn --device cpu", 2, {"ffn needs --d"}},
+      {"ffn --d 32 --device cpu", 2, {"ffn needs --h"}},
+      {"ffn --d 0 --h 64 --device cpu", 2, {"--d 0", "from 1 to 2147483647"}},
+      {"ffn --d -5 --h 64 --device cpu", 2, {"--d -5", "from 1"}},
+      {"ffn --d 32 --h 2147483648 --device cpu", 2, {"--h 2147483648", "2147483647"}},
+      {"ffn --d 99999999999999999999 --h 64 --device cpu", 2, {"--d 99999999999999999999"}},
+      {"ffn --d wide --h 64 --device cpu", 2, {"--d 'wide'", "whole number"}},
+      {"ffn --d 1.5 --h 64 --device cpu", 2, {"--d '1.5'", "whole number"}},
+      {"ffn --d 1e3 --h 64 --device cpu", 2, {"--d '1e3'"}},
+      {"ffn --d 32,64 --h 64 --device cpu", 2, {"--d '32,64'"}},
+      {"ffn --d 32 --h 64 --m 0 --device cpu", 2, {"--m 0"}},
+      {"ffn --d 32 --h 64 --m 1,,4 --device cpu", 2, {"--m '1,,4'", "empty part"}},
+      {"ffn --d 32 --h 64 --m 1,x --device cpu", 2, {"--m 'x'"}},
+      {"bench ffn --d 0 --h 64 --device cpu", 2, {"--d 0"}},
+      {"list ffn --d 0 --device cpu", 2, {"--d 0"}},
+  };
+  for (const Wrong& wrong : all) require_one_line(sandbox, wrong);
+}
+
+TEST_CASE("a wrong word is named with the choices there are") {
+  const Sandbox sandbox;
+  const std::string ffn = "ffn --d 32 --h 64 --device cpu ";
+  const std::vector<Wrong> all{
+      {ffn + "--dtype fp8", 2, {"--dtype on the CPU 'fp8'", "f32, bf16"}},
+      {ffn + "--dtype fp16", 2, {"--dtype on the CPU 'fp16'"}},
+      {ffn + "--act swish", 2, {"--act 'swish'", "silu"}},
+      {ffn + "--act slu", 2, {"did you mean silu?"}},
+      {ffn + "--pass sideways", 2, {"--pass 'sideways'", "fwd"}},
+      {ffn + "--strategy best", 2, {"best", "halving"}},
+      {ffn + "--budget 10", 2, {"--budget '10'", "60s"}},
+      {ffn + "--budget 0s", 2, {"--budget '0s'"}},
+      {ffn + "--budget -3s", 2, {"--budget '-3s'"}},
+      {ffn + "--seed x", 2, {"--seed 'x'"}},
+      {ffn + "--max-variants -1", 2, {"--max-variants -1"}},
+      {ffn + "--progress loud", 2, {"--progress 'loud'", "plain"}},
+      {"ffn --d 32 --h 64 --device gpu", 2, {"--device 'gpu'", "cuda:0"}},
+      {"ffn --d 32 --h 64 --device cuda:x", 2, {"--device 'cuda:x'"}},
+      {"ffn --d 32 --h 64 --device cuda:99", 3, {"cuda:99"}},
+      {"list ffn --device cuda:99", 3, {"cuda:99"}},
+      {"list ffn --arch sm_99", 2, {"sm_99", "sm_80"}},
+      {"list ffn --arch sm_80 --device cpu", 2, {"--arch and --device"}},
+      {"check --seeds 0", 2, {"--seeds 0"}},
+      {"check --device cpu --max-flops -1", 2, {"--max-flops '-1'"}},
+      {"compile --arch sm_99", 2, {"--arch 'sm_99'", "sm_90a"}},
+      {"compile --op fnf", 2, {"fnf", "ffn"}},
+      {"compile --family gate_up_sm8", 2, {"did you mean gate_up_sm80?"}},
+      {"compile --jobs 0", 2, {"--jobs 0"}},
+      {"compile --sample x", 2, {"--sample 'x'"}},
+  };
+  for (const Wrong& wrong : all) require_one_line(sandbox, wrong);
+}
+
+TEST_CASE("a wrong file or folder is named") {
+  const Sandbox sandbox;
+  fftune::testing::write_text(sandbox.folder() / "file", "not a preset");
+  fftune::testing::write_text(sandbox.folder() / "empty" / "device" / "ffn.json", "");
+  const std::string ffn = "ffn --d 32 --h 64 --m 1 --device cpu ";
+  const std::vector<Wrong> all{
+      {ffn + "--out file", 2, {"--out file", "cannot be written"}},
+      {ffn + "--out /dev/null/presets", 2, {"--out /dev/null/presets", "cannot be written"}},
+      {"check --device cpu", 2, {"no presets to check", "--presets"}},
+      {"check --device cpu --presets nowhere", 2, {"--presets nowhere"}},
+      {"check --device cpu --presets file", 2, {"--presets file"}},
+      {"check --device cpu --report nowhere/report.xml", 2, {"--report nowhere/report.xml"}},
+      {"devices --presets nowhere", 2, {"--presets nowhere"}},
+      {"presets show nowhere.json", 2, {"nowhere.json"}},
+      {"presets validate", 2, {"presets is not there"}},
+      {"presets diff one", 2, {"1 were given"}},
+      {"presets diff one two", 2, {"one is not there"}},
+      {"presets merge", 2, {"nothing to merge"}},
+      {"presets merge empty", 2, {"empty/device/ffn.json", "nothing was merged"}},
+      {"presets merge empty --out file", 2, {"empty/device/ffn.json"}},
+  };
+  for (const Wrong& wrong : all) require_one_line(sandbox, wrong);
+}
+
+TEST_CASE("a problem that does not fit is refused with its bytes, and the others go on") {
+  const Sandbox sandbox;
+  const Finished done =
+      sandbox.fftune("ffn --d 2147483647 --h 2147483647 --m 1 --device cpu --progress none");
+  INFO(done.err << done.out);
+  CHECK(done.code == 3);
+  CHECK(lines_in(done.err) == 1);
+  CHECK(done.err.find("bytes") != std::string::npos);
+  CHECK(sandbox.preset_file().empty());
+
+  const Finished both = sandbox.fftune(
+      "ffn --d 32 --h 64 --m 1,2147483647 --device cpu --budget 4s --max-variants 4 "
+      "--progress none");
+  INFO(both.err << both.out);
+  CHECK(both.code == 3);
+  CHECK(both.err.find("m=2147483647") != std::string::npos);
+  CHECK_FALSE(sandbox.preset_file().empty());
+}
+
+TEST_CASE("a damaged preset file is found before the search, and left as it is") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1");
+  const std::string whole = fftune::testing::text_of(path);
+  for (const std::string& damaged : {std::string(), whole.substr(0, whole.size() / 2),
+                                     std::string("[1, 2]"), std::string("no JSON")}) {
+    fftune::testing::write_text(path, damaged);
+    require_one_line(sandbox, {"ffn --d 32 --h 64 --m 1 --device cpu", 2, {"ffn.json", "repair"}});
+    CHECK(fftune::testing::text_of(path) == damaged);
+  }
+}

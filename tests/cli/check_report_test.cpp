@@ -1,0 +1,58 @@
+#include "apps/fftune/check_report.hpp"
+
+#include <string>
+
+#include "support/catch.hpp"
+
+using namespace fftune;
+using namespace fftune::tool;
+
+namespace {
+
+Problem problem_at(std::int64_t tokens) {
+  return {"ffn", "fwd", DType::f32, {{"m", tokens}, {"d", 32}, {"h", 64}}, {{"act", "silu"}}};
+}
+
+CheckOutcome outcome_of(CheckState state, double error, const std::string& reason = "") {
+  CheckOutcome outcome;
+  outcome.state = state;
+  outcome.recipe = "a/b=1";
+  outcome.rule = "default";
+  outcome.error = error;
+  outcome.tolerance = 1e-3;
+  outcome.reason = reason;
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("a record fails with any of its problems") {
+  const Catalog& catalog = builtin_catalog();
+  const Output output({true, false, false}, true);  // with --json nothing is printed as text
+  const std::vector<CheckedRecord> records{{problem_at(4), {1, 4}, false, ""},
+                                           {problem_at(8), {1, 8}, false, ""},
+                                           {problem_at(16), {}, false, "no such dtype"},
+                                           {problem_at(32), {32}, false, ""}};
+  CheckOutcomes outcomes;
+  outcomes[problem_at(1)] = outcome_of(CheckState::passed, 1e-4);
+  outcomes[problem_at(4)] = outcome_of(CheckState::passed, 2e-4);
+  outcomes[problem_at(8)] = outcome_of(CheckState::failed, 1, "wrong");
+  outcomes[problem_at(32)] = outcome_of(CheckState::not_run, 0);
+  const CheckCounts counts = print_checks(records, outcomes, catalog, output);
+  CHECK(counts.passed == 1);
+  CHECK(counts.failed == 1);
+  CHECK(counts.skipped == 1);
+  CHECK(counts.not_run == 1);
+}
+
+TEST_CASE("JUnit's counts add up and its text is escaped") {
+  const std::vector<CheckedRecord> records{{problem_at(4), {4}, false, ""},
+                                           {problem_at(16), {}, false, "no <dtype>"}};
+  CheckOutcomes outcomes;
+  outcomes[problem_at(4)] = outcome_of(CheckState::failed, 1, "a < b & \"c\"\n\x01");
+  const std::string xml = junit_text("the 'device'", records, outcomes);
+  CHECK(xml.find("tests=\"2\" failures=\"1\" errors=\"0\" skipped=\"1\"") != std::string::npos);
+  CHECK(xml.find("a &lt; b &amp; &quot;c&quot;  ") != std::string::npos);
+  CHECK(xml.find("no &lt;dtype&gt;") != std::string::npos);
+  CHECK(xml.find("the &apos;device&apos;") != std::string::npos);
+}

@@ -1,0 +1,83 @@
+// What there is: ops, devices, variants, and compiling them for devices that are not here.
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+using fftune::testing::Finished;
+using fftune::testing::Sandbox;
+using Json = nlohmann::json;
+
+TEST_CASE("ops names every op's fields and buffers in order") {
+  const Finished done = Sandbox().fftune("ops --json");
+  REQUIRE(done.code == 0);
+  const Json ops = Json::parse(done.out);
+  REQUIRE(ops.at(0).at("op") == "ffn");
+  std::vector<std::string> buffers;
+  for (const Json& buffer : ops.at(0).at("passes").at(0).at("buffers"))
+    buffers.push_back(buffer.at("name").get<std::string>() + buffer.at("shape").dump());
+  CHECK(buffers == std::vector<std::string>{R"(x["m","d"])", R"(w_gate["h","d"])",
+                                            R"(w_up["h","d"])", R"(w_down["d","h"])",
+                                            R"(y["m","d"])"});
+  CHECK(Sandbox().fftune("ops").out.find("w_gate  input") != std::string::npos);
+}
+
+TEST_CASE("devices has the CPU, and says what is missing") {
+  const Finished done = Sandbox().fftune("devices --json");
+  REQUIRE(done.code == 0);
+  const Json document = Json::parse(done.out);
+  const Json& cpu = document.at("devices").back();
+  CHECK(cpu.at("device") == "cpu");
+  CHECK(cpu.at("multiprocessors").get<int>() >= 1);
+  CHECK(Sandbox().fftune("devices").code == 0);
+}
+
+TEST_CASE("list tells the feasible variants of a device that is not here, and why others are out") {
+  const Finished done =
+      Sandbox().fftune("list ffn --d 1024 --h 2048 --m 256 --arch sm_80 --explain --json");
+  REQUIRE(done.code == 0);
+  const Json document = Json::parse(done.out);
+  bool explained = false;
+  for (const Json& family : document.at("problems").at(0).at("families")) {
+    CHECK(family.at("feasible") == family.at("variants").size());
+    if (family.at("family") != "gate_up_sm80") continue;
+    CHECK(family.at("feasible").get<int>() >= 150);
+    for (const Json& constraint : family.at("constraints"))
+      explained = explained || constraint.at("alone_rules_out").get<int>() > 0;
+  }
+  CHECK(explained);
+}
+
+TEST_CASE("list names why a family refuses") {
+  const Finished done =
+      Sandbox().fftune("list ffn --d 1001 --h 2048 --m 16 --arch sm_80 --explain");
+  REQUIRE(done.code == 0);
+  CHECK(done.out.find("refused: ") != std::string::npos);
+  CHECK(done.out.find("1001") != std::string::npos);
+}
+
+TEST_CASE("list names every variant") {
+  const Finished done = Sandbox().fftune("list ffn --d 32 --h 64 --m 4 --device cpu --variants");
+  REQUIRE(done.code == 0);
+  CHECK(done.out.find("\ncpu_blas/") != std::string::npos);
+}
+
+TEST_CASE("compile gives the same sample twice, from the cache the second time") {
+  const Sandbox sandbox;
+  const std::string words = "compile --arch sm_80 --sample 2 --json";
+  const Finished first = sandbox.fftune(words);
+  if (first.code == 3) FFTUNE_SKIP("no NVRTC: " + first.err);
+  INFO(first.err);
+  REQUIRE(first.code == 0);
+  const Finished second = sandbox.fftune(words);
+  const Json before = Json::parse(first.out);
+  const Json after = Json::parse(second.out);
+  CHECK(before.at("failed") == 0);
+  REQUIRE(before.at("programs").size() == after.at("programs").size());
+  for (std::size_t i = 0; i < before.at("programs").size(); ++i) {
+    CHECK(before.at("programs")[i].at("variant") == after.at("programs")[i].at("variant"));
+    CHECK(before.at("programs")[i].at("kernels") == after.at("programs")[i].at("kernels"));
+    CHECK(after.at("programs")[i].at("cached") == true);
+  }
+}

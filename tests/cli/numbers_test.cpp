@@ -1,0 +1,24 @@
+#include "apps/fftune/numbers.hpp"
+
+#include <limits>
+
+#include "support/catch.hpp"
+
+using namespace fftune::tool;
+
+TEST_CASE("numbers read as people write them") {
+  CHECK(bytes_text(0) == "0 B");
+  CHECK(bytes_text(1023) == "1023 B");
+  CHECK(bytes_text(232448) == "227 KiB");
+  CHECK(bytes_text(150754820096.0) == "140.4 GiB");
+  CHECK(microseconds_text(0.5) == "0.500");
+  CHECK(microseconds_text(12.3456) == "12.35");
+  CHECK(microseconds_text(123456.7) == "123457");
+  CHECK(microseconds_text(0) == "-");
+  CHECK(microseconds_text(std::numeric_limits<double>::infinity()) == "-");
+  CHECK(percent_text(0.8314) == "83.1%");
+  CHECK(ratio_text(1.234) == "1.23x");
+  CHECK(seconds_text(45.4) == "45s");
+  CHECK(seconds_text(125) == "2m05s");
+  CHECK(seconds_text(3725) == "1h02m");
+}

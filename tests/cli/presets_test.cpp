@@ -1,0 +1,92 @@
+// Preset files: shown, compared, merged; and damaged ones named and skipped.
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+using fftune::testing::Finished;
+using fftune::testing::Sandbox;
+using fftune::testing::text_of;
+using fftune::testing::write_text;
+using Json = nlohmann::json;
+
+namespace {
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t place = text.find(from);
+  REQUIRE(place != std::string::npos);
+  return text.replace(place, from.size(), to);
+}
+
+}  // namespace
+
+TEST_CASE("records are shown, merged and compared") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1,4");
+  CHECK(sandbox.fftune("presets show").out.find("m=4") != std::string::npos);
+
+  CHECK(sandbox.fftune("presets merge presets --out copy").code == 0);
+  CHECK(text_of(sandbox.preset_file("copy")) == text_of(path));
+  CHECK(sandbox.fftune("presets diff presets copy").out == "no differences\n");
+
+  sandbox.tuned("2");
+  const Finished diff = sandbox.fftune("presets diff copy presets --json");
+  REQUIRE(diff.code == 0);
+  const Json changes = Json::parse(diff.out);
+  REQUIRE(changes.size() == 1);
+  CHECK(changes.at(0).at("change") == "added");
+  CHECK(changes.at(0).at("problem").get<std::string>().find("m=2") != std::string::npos);
+}
+
+TEST_CASE("a damaged file is named and skipped, and the others serve") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1");
+  const std::string whole = text_of(path);
+  const auto other = sandbox.folder() / "presets" / "another-device" / "ffn.json";
+  for (const std::string& damaged :
+       {std::string(), whole.substr(0, whole.size() / 2), std::string("no JSON"),
+        std::string("{\"schema\": 999}"), std::string("null")}) {
+    write_text(other, damaged);
+    const Finished checked = sandbox.fftune("check --device cpu --seeds 1 --progress none");
+    INFO(checked.err << checked.out);
+    CHECK(checked.code == 0);
+    CHECK(checked.err.find("another-device/ffn.json") != std::string::npos);
+    CHECK(fftune::testing::lines_in(checked.err) == 1);
+    CHECK(checked.out.find("1 passed") != std::string::npos);
+
+    const Finished valid = sandbox.fftune("presets validate");
+    CHECK(valid.code == 1);
+    CHECK(valid.out.find("another-device/ffn.json") != std::string::npos);
+    CHECK(sandbox.fftune("devices").code == 0);
+  }
+}
+
+TEST_CASE("a variant that does not exist or is illegal is named, and the fallback serves") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1");
+  const std::string whole = text_of(path);
+  const Json record =
+      Json::parse(sandbox.fftune("presets show --json").out).at(0).at("records").at(0);
+  const std::string family = record.at("stages").at(0).at("family").get<std::string>();
+  write_text(path, replaced(whole, "\"" + family + "\"", "\"no_such_family\""));
+
+  const Finished valid = sandbox.fftune("presets validate");
+  INFO(valid.out);
+  CHECK(valid.code == 1);
+  CHECK(valid.out.find("no_such_family") != std::string::npos);
+  const Finished checked = sandbox.fftune("check --device cpu --seeds 1");
+  INFO(checked.out << checked.err);
+  CHECK(checked.code == 0);
+}
+
+TEST_CASE("a record of a dtype that this device has not is skipped with the reason") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1");
+  write_text(path, replaced(text_of(path), "\"f32\"", "\"fp16\""));
+  const Finished checked = sandbox.fftune("check --device cpu --seeds 1");
+  INFO(checked.out << checked.err);
+  CHECK(checked.code == 0);
+  CHECK(checked.out.find("ffn has no fp16 on the CPU") != std::string::npos);
+  CHECK(checked.out.find("1 skipped") != std::string::npos);
+}

@@ -1,0 +1,81 @@
+#include "process.hpp"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+namespace fftune::testing {
+
+namespace {
+
+std::vector<char*> pointers(const std::vector<std::string>& words) {
+  std::vector<char*> result;
+  for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+void redirect(const std::filesystem::path& path, int descriptor) {
+  const int file = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_APPEND, 0600);
+  if (file < 0 || dup2(file, descriptor) < 0) _exit(126);
+}
+
+}  // namespace
+
+Process::Process(const std::vector<std::string>& words, const std::vector<std::string>& environment,
+                 std::filesystem::path folder)
+    : folder_(std::move(folder)) {
+  const auto arguments = pointers(words);
+  const auto variables = pointers(environment);
+  id_ = fork();
+  if (id_ != 0) return;
+  redirect(folder_ / "stdout", STDOUT_FILENO);
+  redirect(folder_ / "stderr", STDERR_FILENO);
+  if (chdir(folder_.c_str()) != 0) _exit(126);
+  execve(arguments[0], arguments.data(), variables.data());
+  _exit(127);
+}
+
+Process::~Process() {
+  if (!running()) return;
+  send(SIGKILL);
+  wait();
+}
+
+void Process::send(int signal) const {
+  kill(id_, signal);
+}
+
+std::string Process::err() const {
+  return text_of(folder_ / "stderr");
+}
+
+bool Process::running() {
+  if (!ended_) ended_ = waitpid(id_, &status_, WNOHANG) == id_;
+  return !ended_;
+}
+
+Finished Process::wait() {
+  if (!ended_) waitpid(id_, &status_, 0);
+  ended_ = true;
+  return {WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_),
+          text_of(folder_ / "stdout"), text_of(folder_ / "stderr")};
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+}  // namespace fftune::testing

@@ -1,0 +1,44 @@
+// Runs a program with its output in files.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace fftune::testing {
+
+struct Finished {
+  int code = -1;  // exit status; 128 + signal if one ended it
+  std::string out;
+  std::string err;
+};
+
+class Process {
+ public:
+  /// Starts words[0] with `environment` alone, in `folder`, where its output goes to files.
+  Process(const std::vector<std::string>& words, const std::vector<std::string>& environment,
+          std::filesystem::path folder);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  void send(int signal) const;
+  /// What it has written to stderr so far.
+  std::string err() const;
+  bool running();
+  Finished wait();
+
+ private:
+  std::filesystem::path folder_;
+  pid_t id_ = -1;
+  bool ended_ = false;
+  int status_ = 0;
+};
+
+/// The text of a file; empty if it is not there.
+std::string text_of(const std::filesystem::path& path);
+void write_text(const std::filesystem::path& path, const std::string& text);
+
+}  // namespace fftune::testing

@@ -1,0 +1,64 @@
+#include "sandbox.hpp"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+namespace fftune::testing {
+
+namespace {
+
+std::vector<std::string> command(const std::string& words) {
+  std::vector<std::string> result{FFTUNE_TOOL};
+  std::istringstream stream(words);
+  for (std::string word; stream >> word;) result.push_back(word == "''" ? "" : word);
+  return result;
+}
+
+}  // namespace
+
+Sandbox::Sandbox() {
+  std::string name = (std::filesystem::temp_directory_path() / "fftune-cli-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+  folder_ = name;
+}
+
+Sandbox::~Sandbox() {
+  std::error_code error;
+  std::filesystem::remove_all(folder_, error);
+}
+
+std::unique_ptr<Process> Sandbox::start(const std::string& words) const {
+  const std::vector<std::string> environment{
+      "HOME=" + folder_.string(), "FFTUNE_CACHE=" + (folder_ / "cache").string(),
+      "FFTUNE_PRESETS=" + (folder_ / "none").string(), "PATH=/usr/bin:/bin",
+      // The BLAS keeps its threads' memory to the end; a fault of the tool itself must still show.
+      "ASAN_OPTIONS=detect_leaks=0"};
+  return std::make_unique<Process>(command(words), environment, folder_);
+}
+
+Finished Sandbox::fftune(const std::string& words) const {
+  return start(words)->wait();
+}
+
+std::filesystem::path Sandbox::preset_file(const std::string& presets) const {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_ / presets, error))
+    if (entry.path().filename() == "ffn.json") return entry.path();
+  return {};
+}
+
+std::filesystem::path Sandbox::tuned(const std::string& tokens) const {
+  const Finished done =
+      fftune("ffn --d 32 --h 64 --device cpu --budget 4s --max-variants 6 --m " + tokens);
+  if (done.code != 0) throw std::runtime_error("tuning failed: " + done.err + done.out);
+  return preset_file();
+}
+
+std::size_t lines_in(const std::string& text) {
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+}  // namespace fftune::testing

@@ -1,0 +1,36 @@
+// The tool in a folder of its own: nothing of the user's is read or written.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "process.hpp"
+
+namespace fftune::testing {
+
+class Sandbox {
+ public:
+  Sandbox();
+  ~Sandbox();
+  Sandbox(const Sandbox&) = delete;
+  Sandbox& operator=(const Sandbox&) = delete;
+
+  const std::filesystem::path& folder() const { return folder_; }
+  /// "ffn --d 32": words between spaces; '' is an empty word.
+  Finished fftune(const std::string& words) const;
+  std::unique_ptr<Process> start(const std::string& words) const;
+
+  /// Tunes ffn d=32 h=64 at the given tokens on the CPU and returns the preset file's path.
+  std::filesystem::path tuned(const std::string& tokens) const;
+  /// The only <device>/ffn.json below `presets`, or an empty path.
+  std::filesystem::path preset_file(const std::string& presets = "presets") const;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+std::size_t lines_in(const std::string& text);
+
+}  // namespace fftune::testing

@@ -1,0 +1,100 @@
+// From a search to a preset to a check, on the CPU.
+#include <chrono>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+using fftune::testing::Finished;
+using fftune::testing::Sandbox;
+using fftune::testing::text_of;
+using Json = nlohmann::json;
+
+TEST_CASE("tune writes a preset that is valid and passes the check") {
+  const Sandbox sandbox;
+  const Finished tuned =
+      sandbox.fftune("ffn --d 32 --h 64 --m 1,4 --device cpu --budget 6s --max-variants 6 --json");
+  INFO(tuned.err);
+  REQUIRE(tuned.code == 0);
+  const Json document = Json::parse(tuned.out);
+  CHECK(document.at(0).at("problems").size() == 2);
+  const auto path = sandbox.preset_file();
+  REQUIRE_FALSE(path.empty());
+  CHECK(document.at(0).at("files").at(0).get<std::string>().find("ffn.json") != std::string::npos);
+
+  const Finished valid = sandbox.fftune("presets validate");
+  INFO(valid.out);
+  CHECK(valid.code == 0);
+  CHECK(valid.out.find("1 files, 2 readable records, 0 faults") != std::string::npos);
+
+  const Finished checked = sandbox.fftune("check --device cpu --report report.xml -v");
+  INFO(checked.out << checked.err);
+  CHECK(checked.code == 0);
+  CHECK(checked.out.find("2 records: 2 passed, 0 failed, 0 skipped") != std::string::npos);
+  const std::string report = text_of(sandbox.folder() / "report.xml");
+  CHECK(report.find("failures=\"0\"") != std::string::npos);
+  // 1 and 4 with their neighbours, each once: 1, 2, 3, 4, 5.
+  CHECK(report.find("tests=\"5\"") != std::string::npos);
+
+  const Finished filtered = sandbox.fftune("check --device cpu --m 4 --seeds 1 --json");
+  CHECK(filtered.code == 0);
+  CHECK(Json::parse(filtered.out).at("records").size() == 1);
+  CHECK(sandbox.fftune("check --device cpu --m 5").code == 2);
+  CHECK(sandbox.fftune("check --device cpu --op nothing").code == 2);
+}
+
+TEST_CASE("the table tells winner, time and roofline; quiet leaves stderr empty") {
+  const Sandbox sandbox;
+  const Finished done =
+      sandbox.fftune("ffn --d 32 --h 64 --m 2 --device cpu --budget 4s --max-variants 4 -q");
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  CHECK(done.err.empty());
+  for (const char* word : {"median µs", "roofline", "vs unfused", "winner", "wrote presets/"})
+    CHECK(done.out.find(word) != std::string::npos);
+}
+
+TEST_CASE("a second sweep adds to the file of the first") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1");
+  CHECK(sandbox.tuned("8") == path);
+  CHECK(Json::parse(sandbox.fftune("presets show --json").out).at(0).at("records").size() == 2);
+}
+
+TEST_CASE("bench puts the plan beside the floor and the baselines") {
+  const Sandbox sandbox;
+  const Finished done =
+      sandbox.fftune("bench ffn --d 32 --h 64 --m 2 --device cpu --samples 3 --budget 1s --json");
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  const Json problem = Json::parse(done.out).at("problems").at(0);
+  CHECK(problem.at("floor_us").get<double>() > 0);
+  REQUIRE(problem.at("entries").size() >= 2);
+  CHECK(problem.at("entries").at(0).at("name") == "fftune");
+  for (const Json& entry : problem.at("entries")) CHECK(entry.at("median_us").get<double>() > 0);
+}
+
+TEST_CASE("Ctrl-C ends a search with 130 and keeps what is known") {
+  using namespace std::chrono_literals;
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto search = sandbox.start(
+      "ffn --d 256 --h 512 --m 3,64,65,66 --device cpu --budget 10m --progress plain");
+  // It is at work once it tells a phase after the set-up.
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  while (search->err().find("screen") == std::string::npos && search->running() &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(20ms);
+  search->send(SIGINT);
+  const Finished done = search->wait();
+  INFO(done.err);
+  CHECK(done.code == 130);
+  CHECK(done.err.find("interrupted") != std::string::npos);
+  const Finished valid = sandbox.fftune("presets validate");
+  INFO(valid.out);
+  CHECK(valid.code == 0);
+  CHECK(valid.out.find("m=1") == std::string::npos);  // no note, no fault of the record before
+}
