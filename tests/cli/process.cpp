@@ -32,6 +32,9 @@ Process::Process(const std::vector<std::string>& words, const std::vector<std::s
     : folder_(std::move(folder)) {
   const auto arguments = pointers(words);
   const auto variables = pointers(environment);
+  // What a process before it wrote there must not be taken for its words.
+  std::filesystem::remove(folder_ / "stdout");
+  std::filesystem::remove(folder_ / "stderr");
   id_ = fork();
   if (id_ != 0) return;
   redirect(folder_ / "stdout", STDOUT_FILENO);

@@ -75,7 +75,9 @@ int run(const Options& options, const Session& session) {
                 fmt::format("presets diff compares two files or folders, but {} were given: give "
                             "the one before and the one after",
                             options.paths.size()));
-  const auto found = changes(records_of(options.paths[0]), records_of(options.paths[1]));
+  const Records before = records_of(options.paths[0]);
+  const Records after = records_of(options.paths[1]);
+  const auto found = changes(before, after);
   TextTable table({{"device"},
                    {"problem"},
                    {"change"},
