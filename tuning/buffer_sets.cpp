@@ -10,7 +10,7 @@ constexpr std::size_t alignment = 256;
 constexpr double cache_overflow = 2.5;
 constexpr int most_sets = 128;
 /// Beyond two sets, what they take together: filling more costs seconds.
-constexpr std::size_t most_bytes = std::size_t{2} << 30;
+constexpr std::size_t most_bytes = std::size_t{1} << 30;
 
 /// Values are drawn for this many elements; longer tensors repeat them. What a multiplier burns
 /// depends on the bits that toggle from one product to the next, not on so long a period.

@@ -12,6 +12,8 @@ namespace {
 /// A problem may have this many times its even share of what is left: what it does not use goes to
 /// those after it, and none starves them.
 constexpr double generosity = 1.5;
+/// What buffers, reference and finals take, however short the problem.
+constexpr double least_seconds = 5;
 
 /// What trying one variant is expected to take, in seconds.
 double weight(DeviceKind kind, double floor) {
@@ -40,7 +42,9 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
     double rest = 0;
     for (std::size_t j = i; j < problems.size(); ++j) rest += weights[j];
     const double left = std::max(budget - (now() - started), 0.1);
-    const double share = left * std::min(1.0, generosity * weights[i] / rest);
+    const double even = left / static_cast<double>(problems.size() - i);
+    const double share = std::max(left * std::min(1.0, generosity * weights[i] / rest),
+                                  std::min(even, least_seconds));
     TuneResult one;
     try {
       one = tune_in_place(catalog, evaluator, problems[i], own, {i, problems.size()}, share);

@@ -35,6 +35,17 @@ TEST_CASE("problems share a budget; each gets a part and the end is in time") {
   CHECK(evaluator.clock < 23);
 }
 
+TEST_CASE("a short problem beside a long one still gets time to be searched") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 60);
+  FakeEvaluator evaluator(slope);
+  evaluator.compile_seconds = 0.02;
+  auto options = evaluator.options();
+  options.budget_seconds = 30;
+  tune_all(fake.catalog(), evaluator, {fake.problem(1), fake.problem(1 << 20)}, options,
+           [&](const TuneResult& result) { CHECK(result.stopped.empty()); });
+}
+
 TEST_CASE("a winner is tried first on the next problem") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 100);

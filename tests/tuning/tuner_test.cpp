@@ -185,6 +185,27 @@ TEST_CASE("the budget is kept, and the record says that the search is not comple
     }
 }
 
+TEST_CASE("long variants under a budget still come to the finals") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 40);
+  // 0.15 s a pass, all within the screening band: forty in turn would take six seconds.
+  FakeEvaluator evaluator(
+      [](const Variant& v) { return 1.5e5 + 500 * static_cast<double>(v.config.at("p")); }, 0.02);
+  auto options = evaluator.options();
+  options.budget_seconds = 30;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  REQUIRE(result.record);
+  CHECK(evaluator.clock < 31);
+  CHECK(result.record->verdict.noise > 0);
+  int finalists = 0;
+  for (const auto& outcome : result.outcomes)
+    if (outcome.finalist) {
+      ++finalists;
+      CHECK(outcome.samples >= 4);
+    }
+  CHECK(finalists >= 3);
+}
+
 TEST_CASE("a limit of variants is kept and the decision is still made") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 300);

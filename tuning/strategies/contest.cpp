@@ -29,13 +29,27 @@ std::vector<std::size_t> within(const Search& search, std::vector<std::size_t> i
   return indices;
 }
 
+std::vector<std::size_t> affordable(const Search& search, std::vector<std::size_t> indices,
+                                    double seconds) {
+  double spent = 0;
+  std::size_t kept = 0;
+  while (kept < indices.size()) {
+    spent += search.median_us(indices[kept]) * 1e-6;
+    if (kept >= 3 && spent > seconds) break;
+    ++kept;
+  }
+  indices.resize(kept);
+  return indices;
+}
+
 std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& indices) {
   // Three times the tie band: a variant that noise put outside of it can come back in.
-  const auto finalists = within(search, indices, 1.06, 10);
+  const double seconds = std::min(search.seconds_left() * 0.7, 3.0);
+  const auto finalists = affordable(search, within(search, indices, 1.06, 10), seconds / 5);
   if (search.stopped() || finalists.size() < 2) return finalists;
   search.enter(Phase::finals, finalists.size());
   search.forget(finalists);
-  search.measure(finalists, 21, std::min(search.seconds_left() * 0.7, 3.0));
+  search.measure(finalists, 21, seconds);
   return finalists;
 }
 

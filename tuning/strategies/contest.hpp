@@ -14,6 +14,11 @@ namespace fftune {
 std::vector<std::size_t> within(const Search& search, std::vector<std::size_t> indices, double band,
                                 std::size_t count);
 
+/// The first of `indices` (fastest first) of which one sample each takes about `seconds`; at least
+/// three: a round is always finished, and must not take what the finals need.
+std::vector<std::size_t> affordable(const Search& search, std::vector<std::size_t> indices,
+                                    double seconds);
+
 /// The fastest of `indices` again, with fresh samples, interleaved; returns them.
 std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& indices);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "tuning/order.hpp"
 #include "tuning/strategies/contest.hpp"
@@ -46,9 +47,10 @@ std::vector<std::size_t> HalvingStrategy::run(Search& search) const {
   search.forget(contenders);
   for (const auto& round : rounds) {
     if (search.stopped() || contenders.size() < 2) break;
+    const double seconds = std::min(search.seconds_left() * round.share, longest_round_seconds);
+    contenders = affordable(search, std::move(contenders), seconds);
     search.enter(Phase::contend, contenders.size());
-    search.measure(contenders, round.samples,
-                   std::min(search.seconds_left() * round.share, longest_round_seconds));
+    search.measure(contenders, round.samples, seconds);
     const auto most = static_cast<double>(contenders.size()) * round.kept;
     contenders = within(search, contenders, round.band,
                         std::max<std::size_t>(static_cast<std::size_t>(std::ceil(most)), 10));
