@@ -61,6 +61,7 @@ class FakeEvaluator : public Evaluator {
     const auto id = candidate.id();
     clock += 0.002;
     ++verified[id];
+    if (cancel && *cancel) ++verified_after_cancel;
     if (behaves(id, Misbehaviour::wrong)) return {false, 0.5, 1e-3, false, "wrong by 0.5"};
     if (behaves(id, Misbehaviour::fault)) return {false, 0, 1e-3, true, "illegal address"};
     if (behaves(id, Misbehaviour::lose_device)) {
@@ -109,6 +110,7 @@ class FakeEvaluator : public Evaluator {
   std::map<std::string, int> begun, compiled, verified, sampled;
   std::atomic<bool>* cancel = nullptr;
   int cancel_after = 0;  // samples
+  int verified_after_cancel = 0;
 
  private:
   bool behaves(const std::string& id, Misbehaviour kind) const {
