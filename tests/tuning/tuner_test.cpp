@@ -8,22 +8,9 @@
 #include "fake_op.hpp"
 #include "near.hpp"
 #include "support/catch.hpp"
+#include "valley.hpp"
 
 using namespace fftune;
-
-namespace {
-
-/// One deep valley: p=137 takes 100 µs, and a variant |p-137| away takes that many µs more.
-double valley(const Variant& variant) {
-  return 100 + std::abs(static_cast<double>(variant.config.at("p")) - 137);
-}
-
-std::int64_t winner(const TuneResult& result, std::size_t stage = 0) {
-  REQUIRE(result.record);
-  return result.record->stages.at(stage).variant.config.at("p");
-}
-
-}  // namespace
 
 TEST_CASE("every strategy that tries all finds the best within the tie band, for ten seeds") {
   FakeCatalog fake(1);
@@ -249,100 +236,6 @@ TEST_CASE("an interruption at any moment returns what is known, and soon") {
     }
   }
   CHECK(uninterrupted > 0);
-}
-
-TEST_CASE("a family of several stages wins exactly when the whole is faster") {
-  for (const double fused_us : {150.0, 230.0}) {
-    FakeCatalog fake(2);
-    fake.op.add("fused", {"a", "b"}, 10);
-    fake.op.add("f", {"a"}, 10);
-    fake.op.add("g", {"b"}, 10);
-    FakeEvaluator evaluator([&](const Variant& variant) {
-      const auto p = static_cast<double>(variant.config.at("p"));
-      return (variant.family == "fused" ? fused_us : 100) + std::abs(p - 4) * 10;
-    });
-    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
-    REQUIRE(result.record);
-    CHECK(result.record->stages.size() == (fused_us < 200 ? 1 : 2));
-    CHECK(winner(result) == 4);
-    CHECK(result.record->verdict.median_us == near(std::min(fused_us, 200.0)));
-    std::vector<std::string> names;
-    for (const auto& stage : result.record->stages)
-      names.insert(names.end(), stage.stages.begin(), stage.stages.end());
-    CHECK(names == std::vector<std::string>{"a", "b"});
-  }
-}
-
-TEST_CASE("the whole is measured: stages that hinder each other lose to those that do not") {
-  FakeCatalog fake(2);
-  fake.op.add("f", {"a"}, 4);
-  fake.op.add("g", {"b"}, 4);
-  FakeEvaluator evaluator(
-      [](const Variant& v) { return 100 + 4 * static_cast<double>(v.config.at("p")); });
-  evaluator.whole_us = [](const Recipe& recipe) {
-    const bool both = recipe[0].config.at("p") == 0 && recipe[1].config.at("p") == 0;
-    return both ? 260.0
-                : 200.0 +
-                      4 * static_cast<double>(recipe[0].config.at("p") + recipe[1].config.at("p"));
-  };
-  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
-  CHECK(winner(result, 0) + winner(result, 1) == 1);
-  CHECK(result.record->verdict.median_us == near(204));
-}
-
-TEST_CASE("a recipe that is wrong as a whole is not chosen") {
-  FakeCatalog fake(2);
-  fake.op.add("f", {"a"}, 3);
-  fake.op.add("g", {"b"}, 3);
-  FakeEvaluator evaluator(
-      [](const Variant& v) { return 100 + 5 * static_cast<double>(v.config.at("p")); });
-  evaluator.misbehaving["f/p=0 + g/p=0"] = Misbehaviour::wrong;
-  const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
-  CHECK(winner(result, 0) + winner(result, 1) == 1);
-}
-
-TEST_CASE("fallbacks take part only where nothing else serves, and it is said") {
-  SECTION("not beside a family that works") {
-    FakeCatalog fake(1);
-    fake.op.add("f", {"a"}, 3);
-    fake.op.add("slow", {"a"}, 1).fallback = true;
-    FakeEvaluator evaluator(valley);
-    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
-    CHECK(result.record->stages[0].variant.family == "f");
-    CHECK(evaluator.compiled["slow/p=0"] == 0);
-    CHECK(result.notes.empty());
-  }
-  SECTION("for the stage that no other family takes") {
-    FakeCatalog fake(2);
-    fake.op.add("f", {"a"}, 3);
-    fake.op.add("g", {"b"}, 3).refused = "d must be a multiple of 8";
-    fake.op.add("slow_a", {"a"}, 1).fallback = true;
-    fake.op.add("slow_b", {"b"}, 1).fallback = true;
-    FakeEvaluator evaluator(valley);
-    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
-    REQUIRE(result.record);
-    CHECK(result.record->stages[0].variant.family == "f");
-    CHECK(result.record->stages[1].variant.family == "slow_b");
-    CHECK(evaluator.compiled["slow_a/p=0"] == 0);
-    REQUIRE(result.notes.size() == 1);
-    CHECK(result.notes[0].find("g: d must be a multiple of 8") != std::string::npos);
-  }
-  SECTION("where every other variant fails") {
-    FakeCatalog fake(1);
-    fake.op.add("f", {"a"}, 1);
-    fake.op.add("slow", {"a"}, 1).fallback = true;
-    FakeEvaluator evaluator(valley);
-    evaluator.misbehaving["f/p=0"] = Misbehaviour::wrong;
-    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
-    CHECK(result.record->stages[0].variant.family == "slow");
-    CHECK(result.notes.size() == 1);
-  }
-  SECTION("none at all is an error") {
-    FakeCatalog fake(1);
-    fake.op.add("f", {"a"}, 1).refused = "never";
-    FakeEvaluator evaluator(valley);
-    CHECK_THROWS_AS(tune(fake.catalog(), evaluator, fake.problem(), evaluator.options()), Error);
-  }
 }
 
 TEST_CASE("the record is filled") {
