@@ -20,13 +20,16 @@ class Ffn final : public Op {
   std::vector<std::string> passes() const override { return {"fwd"}; }
 
   std::vector<SizeField> sizes() const override {
-    return {
-        {.name = "m",
-         .help = "tokens",
-         .default_on_cuda = {1, 16, 64, 256, 1024, 4096, 16384},
-         .default_on_cpu = {1, 16, 128, 512}},
-        {.name = "d", .help = "embedding size", .default_on_cuda = {}, .default_on_cpu = {}},
-        {.name = "h", .help = "intermediate size", .default_on_cuda = {}, .default_on_cpu = {}}};
+    return {{.name = "m",
+             .help = "tokens",
+             .default_on_cuda = {1, 16, 64, 256, 1024, 4096, 16384},
+             .default_on_cpu = {1, 16, 128, 512}},
+            {.name = "d", .help = "embedding size", .default_on_cuda = {}, .default_on_cpu = {}},
+            {.name = "h",
+             .help = "intermediate size",
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 2048}};
   }
   std::vector<OptionField> options() const override {
     return {{"act", "activation of the gate", activation_names()}};
