@@ -14,3 +14,16 @@ function(fftune_target_defaults target)
     target_link_options(${target} PRIVATE -fsanitize=address,undefined)
   endif()
 endfunction()
+
+# Compiles the headers that most files include once for the whole target: half of a build's time.
+# Off, a file that forgets an include is found out.
+option(FFTUNE_PRECOMPILE "Precompile common headers" ON)
+# A source with options of its own, such as -mavx2, quietly reads the headers themselves.
+set(CMAKE_PCH_WARN_INVALID OFF)
+function(fftune_precompile target)
+  if(FFTUNE_PRECOMPILE)
+    target_precompile_headers(
+      ${target} PRIVATE <algorithm> <cstdint> <functional> <map> <memory> <optional> <string>
+      <string_view> <utility> <variant> <vector> <fmt/format.h>)
+  endif()
+endfunction()
