@@ -67,11 +67,17 @@ std::vector<std::string> dtype_names(const Op& op, DeviceKind kind) {
   return names;
 }
 
+/// From CLI11 2.3 on, -h and an option --h are the same word: the option matters more.
+void yield_short_help(CLI::App& command, const std::string& option) {
+  if (option == "h") command.set_help_flag("--help", "Print this help message and exit");
+}
+
 }  // namespace
 
 void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOptions& values) {
   for (const SizeField& field : op.sizes()) {
     const bool tokens = field.name == op.token_size();
+    yield_short_help(command, field.name);
     command
         .add_option("--" + field.name, values.sizes[field.name], size_help(field, tokens, sizes))
         ->type_name(tokens ? "LIST" : "N")
@@ -142,12 +148,14 @@ void add_problem_filter(CLI::App& command, const std::vector<const Op*>& ops,
   std::set<std::string> added;
   for (const Op* op : ops)
     for (const SizeField& field : op->sizes())
-      if (added.insert(field.name).second)
+      if (added.insert(field.name).second) {
+        yield_short_help(command, field.name);
         command
             .add_option("--" + field.name, values.sizes[field.name],
                         "of these sizes alone: " + field.help)
             ->type_name("LIST")
             ->group(filters);
+      }
 }
 
 bool admits(const ProblemFilter& filter, const std::vector<const Op*>& ops,
