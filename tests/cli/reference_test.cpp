@@ -11,7 +11,7 @@ TEST_CASE("docs/cli.md is current: the target cli_reference writes it") {
   CHECK(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/docs/cli.md") == done.out);
 }
 
-TEST_CASE("--help is good at every level, and documents the exit codes") {
+TEST_CASE("help is good at every level, and documents the exit codes") {
   const Sandbox sandbox;
   for (const char* words : {"--help", "-h", "ffn --help", "list ffn --help", "presets --help",
                             "presets diff -h", "check --help", "bench ffn --help"}) {
@@ -23,7 +23,7 @@ TEST_CASE("--help is good at every level, and documents the exit codes") {
   }
 }
 
-TEST_CASE("--version names fftune and its libraries") {
+TEST_CASE("the version page names fftune and its libraries") {
   const Finished done = Sandbox().fftune("--version");
   CHECK(done.code == 0);
   CHECK(done.out.rfind("fftune " FFTUNE_VERSION "\n", 0) == 0);

@@ -126,8 +126,8 @@ class FakeEvaluator : public Evaluator {
       us = whole_us(candidate.recipe);
     else
       for (const auto& variant : candidate.recipe) us += truth_(variant);
-    std::normal_distribution<double> normal(0, noise_);
-    return us * (1 + std::abs(normal(random_)));
+    std::normal_distribution<double> normal;
+    return us * (1 + noise_ * std::abs(normal(random_)));
   }
 
   DeviceFacts facts_;
