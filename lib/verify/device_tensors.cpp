@@ -80,7 +80,7 @@ std::string DeviceTensors::change(std::size_t tensor) {
   const std::size_t size = whole ? buffer.bytes() : window_bytes;
   const std::size_t stride = whole ? 0 : buffer.bytes() / windows;
   const std::size_t shift = whole ? 0 : calls_++ * window_bytes % (stride - window_bytes + 1);
-  staging_.resize(size);
+  staging_.resize(std::max(staging_.size(), size));
   for (std::size_t window = 0; window < (whole ? 1 : windows); ++window) {
     const std::size_t begin = window * stride + shift;
     backend_->read(staging_.data(), buffer.data() + begin, size);

@@ -1,0 +1,25 @@
+# cmake --install: the library and its headers, the presets, the tool, and what find_package reads.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS fftune EXPORT fftuneTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/lib/include/fftune DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/presets/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fftune/presets
+        OPTIONAL)
+if(TARGET fftune_tool)
+  install(TARGETS fftune_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/fftune)
+install(EXPORT fftuneTargets NAMESPACE fftune:: DESTINATION ${package_folder})
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/fftuneConfig.cmake.in
+                              ${PROJECT_BINARY_DIR}/fftuneConfig.cmake
+                              INSTALL_DESTINATION ${package_folder})
+# Before 1.0 a minor version may change the API.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/fftuneConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/fftuneConfig.cmake
+              ${PROJECT_BINARY_DIR}/fftuneConfigVersion.cmake
+        DESTINATION ${package_folder})

@@ -1,0 +1,66 @@
+// The edge of the C API: exceptions become status codes and one line for this thread.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "core/error.hpp"
+#include "fftune/fftune.h"
+
+namespace fftune {
+
+/// The line of fftune_last_error(): fixed memory, so that reporting a failure allocates nothing.
+inline std::array<char, 2048>& last_failure() {
+  thread_local std::array<char, 2048> line{};
+  return line;
+}
+
+/// Writes the line, one line even if a value in it is not, and returns `status`.
+template <typename... Values>
+fftune_status fail(fftune_status status, fmt::format_string<Values...> format, Values&&... values) {
+  auto& line = last_failure();
+  const auto end =
+      fmt::format_to_n(line.data(), line.size() - 1, format, std::forward<Values>(values)...).out;
+  *end = '\0';
+  for (char* c = line.data(); c != end; ++c)
+    if (*c == '\n' || *c == '\r') *c = ' ';
+  return status;
+}
+
+inline fftune_status status_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::invalid_input:
+      return FFTUNE_INVALID_INPUT;
+    case ErrorKind::unavailable:
+      return FFTUNE_UNAVAILABLE;
+    case ErrorKind::device_fault:
+      return FFTUNE_DEVICE_FAULT;
+    case ErrorKind::io:
+      return FFTUNE_IO_ERROR;
+    case ErrorKind::internal:
+      return FFTUNE_INTERNAL_ERROR;
+  }
+  return FFTUNE_INTERNAL_ERROR;
+}
+
+/// Runs `body`; no exception leaves it. `function` begins the line.
+template <typename Body>
+fftune_status guarded(const char* function, const Body& body) noexcept {
+  try {
+    return body();
+  } catch (const Error& error) {
+    return fail(status_of(error.kind()), "{}: {}", function, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(FFTUNE_UNAVAILABLE, "{}: out of host memory", function);
+  } catch (const std::exception& error) {
+    return fail(FFTUNE_INTERNAL_ERROR, "{}: {}", function, error.what());
+  } catch (...) {
+    return fail(FFTUNE_INTERNAL_ERROR, "{}: an unknown exception", function);
+  }
+}
+
+}  // namespace fftune

@@ -1,0 +1,83 @@
+// fftune in C++: the C API with owners and exceptions. Header-only, C++17.
+//
+//   fftune::library::Context context(0);
+//   auto plan = context.plan(R"({"op":"ffn","dtype":"bf16","m":4096,"d":1024,"h":2048})");
+//   plan.run({x, w_gate, w_up, w_down, y}, workspace, stream);
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "fftune/fftune.h"
+
+namespace fftune::library {
+
+/// A call failed; what() is fftune_last_error().
+class Exception : public std::runtime_error {
+ public:
+  explicit Exception(fftune_status status)
+      : std::runtime_error(fftune_last_error()), status_(status) {}
+  fftune_status status() const { return status_; }
+
+ private:
+  fftune_status status_;
+};
+
+inline void check(fftune_status status) {
+  if (status != FFTUNE_OK) throw Exception(status);
+}
+
+/// A problem on a device, ready to run. Outlives its context if need be.
+class Plan {
+ public:
+  explicit Plan(fftune_plan* owned) : plan_(owned, &fftune_plan_destroy) {}
+
+  /// Buffers as fftune_plan_run takes them: inputs, then outputs.
+  void run(std::initializer_list<void*> buffers, void* workspace, void* stream = nullptr) const {
+    run(buffers.begin(), buffers.size(), workspace, stream);
+  }
+  void run(void* const* buffers, std::size_t count, void* workspace, void* stream = nullptr) const {
+    check(fftune_plan_run(plan_.get(), buffers, count, workspace, stream));
+  }
+
+  std::size_t buffer_count() const { return fftune_plan_buffer_count(plan_.get()); }
+  std::size_t buffer_bytes(std::size_t index) const {
+    return fftune_plan_buffer_bytes(plan_.get(), index);
+  }
+  std::size_t workspace_bytes() const { return fftune_plan_workspace_bytes(plan_.get()); }
+  /// JSON; lives as long as the plan.
+  std::string_view describe() const { return fftune_plan_describe(plan_.get()); }
+  const fftune_plan* get() const { return plan_.get(); }
+
+ private:
+  std::unique_ptr<fftune_plan, decltype(&fftune_plan_destroy)> plan_;
+};
+
+/// A device with its presets.
+class Context {
+ public:
+  /// A CUDA ordinal, or -1 for the CPU; presets as fftune_context_create finds them.
+  explicit Context(int device, const char* preset_path = nullptr)
+      : context_(create(device, preset_path), &fftune_context_destroy) {}
+
+  Plan plan(const std::string& problem_json) const {
+    fftune_plan* plan = nullptr;
+    check(fftune_plan_create(context_.get(), problem_json.c_str(), &plan));
+    return Plan(plan);
+  }
+
+ private:
+  static fftune_context* create(int device, const char* preset_path) {
+    fftune_context* context = nullptr;
+    check(fftune_context_create(device, preset_path, &context));
+    return context;
+  }
+
+  std::unique_ptr<fftune_context, decltype(&fftune_context_destroy)> context_;
+};
+
+}  // namespace fftune::library
