@@ -1,0 +1,118 @@
+// Running plans on the CPU: the result, and every argument that is refused.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "api/layer.hpp"
+#include "core/dtype.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+TEST_CASE("y is what plain loops find, at any size") {
+  const auto context = cpu_context();
+  const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>> sizes{
+      {1, 1, 1}, {1, 7, 3}, {5, 24, 40}, {61, 64, 128}, {130, 33, 65}};
+  for (const auto& [m, d, h] : sizes) {
+    Layer layer(m, d, h);
+    const auto plan = context.plan(ffn_json(m, d, h));
+    HostWorkspace workspace(plan);
+    const auto buffers = layer.buffers();
+    plan.run(buffers.data(), buffers.size(), workspace.data());
+    INFO(plan.describe());
+    CHECK(relative_error(layer.y, layer.expected()) < 1e-5);
+  }
+}
+
+TEST_CASE("bf16 is within its rounding") {
+  Layer layer(61, 64, 128);
+  std::vector<std::vector<std::uint16_t>> halves;
+  std::vector<void*> buffers;
+  for (auto* values : {&layer.x, &layer.w_gate, &layer.w_up, &layer.w_down, &layer.y}) {
+    auto& half = halves.emplace_back(values->size());
+    encode(DType::bf16, *values, half.data());
+    decode(DType::bf16, half.data(), *values);  // so that the expected y is of the same inputs
+  }
+  for (auto& half : halves) buffers.push_back(half.data());
+  const auto plan = cpu_context().plan(ffn_json(61, 64, 128, ",\"dtype\":\"bf16\""));
+  HostWorkspace workspace(plan);
+  plan.run(buffers.data(), buffers.size(), workspace.data());
+  decode(DType::bf16, halves.back().data(), layer.y);
+  CHECK(relative_error(layer.y, layer.expected()) < 3.5e-3);
+}
+
+TEST_CASE("a plan outlives its context") {
+  Layer layer(4, 16, 24);
+  auto context = std::make_unique<library::Context>(-1);
+  const auto plan = context->plan(ffn_json(4, 16, 24));
+  context.reset();
+  HostWorkspace workspace(plan);
+  const auto buffers = layer.buffers();
+  plan.run(buffers.data(), buffers.size(), workspace.data());
+  CHECK(relative_error(layer.y, layer.expected()) < 1e-5);
+}
+
+TEST_CASE("a plan runs from several threads at once, to the same bits") {
+  Layer layer(64, 48, 96);
+  const auto context = cpu_context();
+  const auto plan = context.plan(ffn_json(64, 48, 96));
+  std::vector<std::vector<float>> results(4, std::vector<float>(layer.y.size()));
+  std::vector<std::thread> threads;
+  for (auto& result : results)
+    threads.emplace_back([&] {
+      HostWorkspace workspace(plan);
+      auto buffers = layer.buffers();
+      buffers.back() = result.data();
+      for (int i = 0; i < 5; ++i) plan.run(buffers.data(), buffers.size(), workspace.data());
+    });
+  for (auto& thread : threads) thread.join();
+  for (const auto& result : results) CHECK(result == results.front());
+  CHECK(relative_error(results.front(), layer.expected()) < 1e-5);
+}
+
+TEST_CASE("arguments that cannot be run are refused, and nothing is written") {
+  Layer layer(4, 16, 24);
+  const auto context = cpu_context();
+  const auto owner = context.plan(ffn_json(4, 16, 24));
+  const fftune_plan* const plan = owner.get();
+  HostWorkspace workspace(owner);
+  const auto good = layer.buffers();
+  const auto run = [&](const std::vector<void*>& buffers, std::size_t count, void* scratch) {
+    return fftune_plan_run(plan, buffers.data(), count, scratch, nullptr);
+  };
+
+  CHECK(fftune_plan_run(nullptr, good.data(), 5, workspace.data(), nullptr) ==
+        FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("plan is NULL"));
+  CHECK(fftune_plan_run(plan, nullptr, 5, workspace.data(), nullptr) == FFTUNE_INVALID_INPUT);
+  CHECK(last_error_says("buffers is NULL"));
+  for (const std::size_t count : {0U, 4U, 6U}) {
+    std::vector<void*> buffers = good;
+    buffers.push_back(layer.y.data());
+    CHECK(run(buffers, count, workspace.data()) == FFTUNE_INVALID_INPUT);
+    CHECK(last_error_says(std::to_string(count) + " buffers given, 5 needed: x, w_gate"));
+  }
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    auto buffers = good;
+    buffers[i] = nullptr;
+    CHECK(run(buffers, 5, workspace.data()) == FFTUNE_INVALID_INPUT);
+    CHECK(last_error_says("buffer " + std::to_string(i)));
+    CHECK(last_error_says("is NULL"));
+    buffers[i] = static_cast<char*>(good[i]) + 1;
+    CHECK(run(buffers, 5, workspace.data()) == FFTUNE_INVALID_INPUT);
+    CHECK(last_error_says("is not aligned to 4 bytes"));
+  }
+  if (owner.workspace_bytes() > 0) {
+    CHECK(run(good, 5, nullptr) == FFTUNE_INVALID_INPUT);
+    CHECK(last_error_says("workspace is NULL"));
+    CHECK(run(good, 5, static_cast<char*>(workspace.data()) + 128) == FFTUNE_INVALID_INPUT);
+    CHECK(last_error_says("is not aligned to 256 bytes"));
+  }
+  CHECK(layer.y == std::vector<float>(layer.y.size(), -1));
+  CHECK(run(good, 5, workspace.data()) == FFTUNE_OK);
+  CHECK(relative_error(layer.y, layer.expected()) < 1e-5);
+}

@@ -1,0 +1,29 @@
+# cmake --install, find_package, build, run: what a user of the library does. Any step that fails
+# fails the test with its output.
+function(step)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output
+                  ERROR_VARIABLE output)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${ARGV}\nfailed (${status}):\n${output}")
+  endif()
+  message(STATUS "${output}")
+endfunction()
+
+file(REMOVE_RECURSE ${PREFIX} ${CONSUMER})
+step(${CMAKE_COMMAND} --install ${BUILD} --prefix ${PREFIX})
+
+# A sanitized library wants a sanitized program.
+if(SANITIZE)
+  set(flags "-fsanitize=address,undefined")
+endif()
+step(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE} -B ${CONSUMER}
+     -DCMAKE_CXX_COMPILER=${COMPILER} "-DCMAKE_CXX_FLAGS=${flags}"
+     -DCMAKE_PREFIX_PATH=${PREFIX})
+step(${CMAKE_COMMAND} --build ${CONSUMER})
+step(${CONSUMER}/consumer)
+
+foreach(file include/fftune/fftune.h include/fftune/fftune.hpp bin/fftune)
+  if(NOT EXISTS ${PREFIX}/${file})
+    message(FATAL_ERROR "${file} was not installed")
+  endif()
+endforeach()
