@@ -98,23 +98,23 @@ TEST_CASE("a plan describes its problem, its variants and its buffers") {
 
 TEST_CASE("a preset of this device decides, exactly or by the nearest shape") {
   const PresetFolder folder;
-  const auto id = write_preset(folder, layer_problem(16), false);
-  const auto exact = description_of(folder, ffn_json(16, 64, 96));
+  const auto id = write_preset(folder, layer_problem(200), false);
+  const auto exact = description_of(folder, ffn_json(200, 64, 96));
   CHECK(exact.at("variants")[0].at("id") == id);
   CHECK(exact.at("preset").at("device_match") == "exact");
   CHECK(exact.at("preset").at("exact_shape") == true);
   CHECK(exact.at("stale") == false);
 
-  const auto nearest = description_of(folder, ffn_json(19, 64, 96));
+  const auto nearest = description_of(folder, ffn_json(210, 64, 96));
   CHECK(nearest.at("preset").at("exact_shape") == false);
-  CHECK(nearest.at("preset").at("problem").at("m") == 16);
+  CHECK(nearest.at("preset").at("problem").at("m") == 200);
   CHECK(nearest.at("preset").at("distance") > 0);
 }
 
 TEST_CASE("a preset of other kernel sources is used and called stale") {
   const PresetFolder folder;
-  const auto id = write_preset(folder, layer_problem(16), true);
-  const auto described = description_of(folder, ffn_json(16, 64, 96));
+  const auto id = write_preset(folder, layer_problem(200), true);
+  const auto described = description_of(folder, ffn_json(200, 64, 96));
   CHECK(described.at("variants")[0].at("id") == id);
   CHECK(described.at("stale") == true);
 }
