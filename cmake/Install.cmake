@@ -1,4 +1,5 @@
-# cmake --install: the library and its headers, the presets, the tool, and what find_package reads.
+# cmake --install: the library, its headers, what find_package reads, and the presets. The tool is
+# installed where it is defined.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS fftune EXPORT fftuneTargets
@@ -8,9 +9,6 @@ install(TARGETS fftune EXPORT fftuneTargets
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/lib/include/fftune DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/presets/ DESTINATION ${FFTUNE_PRESET_DIR}
         OPTIONAL)
-if(TARGET fftune_tool)
-  install(TARGETS fftune_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/fftune)
 install(EXPORT fftuneTargets NAMESPACE fftune:: DESTINATION ${package_folder})
