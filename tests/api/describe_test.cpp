@@ -1,4 +1,6 @@
 // What a plan says of itself, and that presets are obeyed.
+#include <unistd.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,8 +21,9 @@ namespace {
 struct PresetFolder {
   PresetFolder() { std::filesystem::remove_all(path); }
   ~PresetFolder() { std::filesystem::remove_all(path); }
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / "fftune-api-describe-presets";
+  // Of this process alone: ctest runs the cases side by side.
+  const std::filesystem::path path = std::filesystem::temp_directory_path() /
+                                     ("fftune-api-describe-presets-" + std::to_string(getpid()));
 };
 
 /// A preset of this CPU whose variant is not the default one, and its id.
