@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "kernels/common/activation.hpp"
@@ -22,8 +21,6 @@ namespace fftune::ffn {
 namespace {
 
 constexpr std::int64_t least_tokens = 5;
-const std::vector<std::int64_t> token_blocks{128, 512, 1024};
-const std::vector<std::int64_t> depth_blocks{256, 512, 1024, 2048};
 // Rows of a packed block lie this far apart beside their length, so that rows a power of two long
 // do not fall into one set of the cache.
 constexpr std::int64_t row_padding = 16;
@@ -86,73 +83,13 @@ struct Stage {
   std::int64_t extent = 0;       // rows of the weights
   std::int64_t depth = 0;
   const float* panels = nullptr;  // [panel][depth][width]
-
-  /// The weights and their row that row `i` of a tile stands for; beyond `extent` there is none.
-  std::pair<const void*, std::int64_t> row(std::int64_t tile, std::int64_t i,
-                                           std::int64_t tile_rows) const {
-    const std::int64_t half = tile_rows / 2;
-    if (i < half) return {first, tile * step + i};
-    return {second, tile * step + second_row + i - half};
-  }
-};
-
-/// Fetches the weights that a lane multiplies next into its caches, a few lines at a time, while it
-/// multiplies: the first use of a row would otherwise wait for memory.
-class Ahead {
- public:
-  /// Rows of `tiles`, from column k on, `depth` columns; shared out over `steps` calls of advance.
-  Ahead(const Tiles& plan, const Stage& stage, Range tiles, std::int64_t k, std::int64_t depth,
-        std::int64_t steps)
-      : plan_(plan), stage_(stage), tiles_(tiles), k_(k), depth_(depth), tile_(tiles.first) {
-    element_ = static_cast<std::int64_t>(dtype_bytes(plan.dtype));
-    const std::int64_t lines = tiles.size() * plan.rows * ceil_of(depth * element_, line);
-    lines_a_step_ = ceil_of(lines, steps);
-    begin_row();
-  }
-
-  void advance() {
-    for (std::int64_t i = 0; i < lines_a_step_ && at_ != nullptr; ++i) {
-      __builtin_prefetch(at_);
-      at_ += line;
-      if (at_ < end_) continue;
-      if (++row_ == plan_.rows) {
-        row_ = 0;
-        ++tile_;
-      }
-      begin_row();
-    }
-  }
-
- private:
-  static constexpr std::int64_t line = 64;  // bytes of a cache line, or a part of one
-
-  void begin_row() {
-    at_ = nullptr;
-    if (tile_ >= tiles_.last) return;
-    const auto [weights, row] = stage_.row(tile_, row_, plan_.rows);
-    if (row >= stage_.extent) return;
-    at_ = static_cast<const char*>(weights) + (row * stage_.depth + k_) * element_;
-    end_ = at_ + depth_ * element_;
-  }
-
-  const Tiles& plan_;
-  const Stage& stage_;
-  Range tiles_;
-  std::int64_t k_;
-  std::int64_t depth_;
-  std::int64_t element_ = 0;  // bytes
-  std::int64_t lines_a_step_ = 0;
-  std::int64_t tile_;
-  std::int64_t row_ = 0;
-  const char* at_ = nullptr;
-  const char* end_ = nullptr;
 };
 
 /// A task: tiles [tiles.first, tiles.last) of a stage by panels [panels.first, panels.last).
 class Task {
  public:
-  Task(const Tiles& plan, const Stage& stage, float* lane, Range tiles, Range panels, Range next)
-      : plan_(plan), stage_(stage), tiles_(tiles), panels_(panels), next_(next), packed_(lane) {
+  Task(const Tiles& plan, const Stage& stage, float* lane, Range tiles, Range panels)
+      : plan_(plan), stage_(stage), tiles_(tiles), panels_(panels), packed_(lane) {
     sums_ = packed_ + plan.packed_rows() * plan.packed_stride();
   }
 
@@ -175,26 +112,14 @@ class Task {
           pack(tile, k, depth, packed_tile(tile));
       else if (ragged(tiles_.last - 1))
         pack(tiles_.last - 1, k, depth, packed_);
-      Ahead ahead = after(k + depth);
       for (std::int64_t panel = panels_.first; panel < panels_.last; ++panel) {
-        multiply(panel, k, depth, ahead);
+        multiply(panel, k, depth);
         if (k + depth == stage_.depth) finish(panel);
       }
     }
   }
 
  private:
-  /// What comes after the columns below k: the next columns, or the lane's next task, probably.
-  Ahead after(std::int64_t k) const {
-    const bool same = k < stage_.depth;
-    const std::int64_t from = same ? k : 0;
-    return {plan_,
-            stage_,
-            same ? tiles_ : next_,
-            from,
-            std::min(plan_.depth_block, stage_.depth - from),
-            tiles_.size() * panels_.size()};
-  }
   float* packed_tile(std::int64_t tile) const {
     return packed_ + (tile - tiles_.first) * plan_.rows * plan_.packed_stride();
   }
@@ -202,8 +127,11 @@ class Task {
   bool ragged(std::int64_t tile) const { return (tile + 1) * stage_.step > stage_.extent; }
 
   void pack(std::int64_t tile, std::int64_t k, std::int64_t depth, float* to) const {
+    const std::int64_t half = plan_.rows / 2;
     for (std::int64_t i = 0; i < plan_.rows; ++i, to += plan_.packed_stride()) {
-      const auto [weights, row] = stage_.row(tile, i, plan_.rows);
+      const bool upper = i >= half;
+      const std::int64_t row = tile * stage_.step + (upper ? stage_.second_row + i - half : i);
+      const void* weights = upper ? stage_.second : stage_.first;
       if (row >= stage_.extent)
         std::memset(to, 0, count_of(depth) * sizeof(float));
       else if (plan_.dtype == DType::f32)
@@ -215,7 +143,7 @@ class Task {
     }
   }
 
-  void multiply(std::int64_t panel, std::int64_t k, std::int64_t depth, Ahead& ahead) const {
+  void multiply(std::int64_t panel, std::int64_t k, std::int64_t depth) const {
     const float* tokens = stage_.panels + (panel * stage_.depth + k) * plan_.width;
     float* out = sums(panel);
     for (std::int64_t tile = tiles_.first; tile < tiles_.last; ++tile) {
@@ -232,7 +160,6 @@ class Task {
         second = static_cast<const float*>(stage_.second) + (row + stage_.second_row) * stride + k;
       }
       plan_.vector->tile(first, second, count_of(stride), tokens, count_of(depth), k > 0, out);
-      ahead.advance();
       out += plan_.rows * plan_.width;
     }
   }
@@ -241,7 +168,6 @@ class Task {
   const Stage& stage_;
   Range tiles_;
   Range panels_;
-  Range next_;  // tiles
   float* packed_;
   float* sums_;
 };
@@ -255,16 +181,12 @@ void for_tasks(const Tiles& plan, const Stage& stage, std::int64_t panels, const
   const std::int64_t row_tasks = std::min(tiles, ceil_of(blocks, plan.threads) * plan.threads);
   const std::int64_t panel_tasks = std::min(panels, ceil_of(plan.threads, row_tasks));
   auto* lanes = reinterpret_cast<float*>(call.scratch[2]);
-  const auto tiles_of_task = [&](std::int64_t task) {
-    const std::int64_t index = task / panel_tasks;
-    return index < row_tasks ? part_of(tiles, row_tasks, index) : Range{};
-  };
   deal(call.parallel, plan.threads, row_tasks * panel_tasks,
        [&](std::size_t lane, std::int64_t task) {
          body(Task(plan, stage, lanes + static_cast<std::int64_t>(lane) * plan.lane_floats(),
-                   tiles_of_task(task), part_of(panels, panel_tasks, task % panel_tasks),
-                   tiles_of_task(task + plan.threads)),
-              tiles_of_task(task));
+                   part_of(tiles, row_tasks, task / panel_tasks),
+                   part_of(panels, panel_tasks, task % panel_tasks)),
+              part_of(tiles, row_tasks, task / panel_tasks));
        });
 }
 
@@ -377,9 +299,10 @@ class CpuTiles final : public Family {
     const std::int64_t deepest = std::max(shape.d, shape.h);
     return Space()
         .parameter("token_block", "tokens that go through both products at once",
-                   up_to(shape.m, token_blocks))
-        .parameter("row_block", "weight rows of a task", {24, 96})
-        .parameter("depth_block", "depth of a task's packed rows", up_to(deepest, depth_blocks))
+                   up_to(shape.m, {64, 128, 256, 512, 1024}))
+        .parameter("row_block", "weight rows of a task", {24, 48, 96, 192})
+        .parameter("depth_block", "depth of a task's packed rows",
+                   up_to(deepest, {128, 256, 512, 1024}))
         .parameter("pack", "1: weights are copied into the cache, 0: read where they are", {0, 1})
         .parameter("threads", "threads", thread_counts(shape, facts))
         .constraint("bf16 weights are widened as they are copied",
@@ -389,17 +312,15 @@ class CpuTiles final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    // f32 is read in place, as deep as its sums need no second visit for most layers. What is
-    // copied anyway is copied in blocks that leave the L1 cache to the panels.
-    const bool copied = problem.dtype != DType::f32;
+    // A panel 256 deep is half of a 32 KiB L1 cache (AVX2: 16 tokens in fp32), and the packed rows
+    // and the sums of 512 tokens share a 512 KiB L2.
     const Shape shape = shape_of(problem);
-    const auto tokens = up_to(std::min<std::int64_t>(shape.m, 512), token_blocks);
-    const auto depths = up_to(
-        std::min<std::int64_t>(std::max(shape.d, shape.h), copied ? 512 : 1024), depth_blocks);
+    const auto tokens = up_to(shape.m, {64, 128, 256, 512});
+    const auto depths = up_to(std::max(shape.d, shape.h), {128, 256});
     return {{"token_block", tokens.back()},
-            {"row_block", 24},
+            {"row_block", 96},
             {"depth_block", depths.back()},
-            {"pack", copied ? 1 : 0},
+            {"pack", 1},
             {"threads", facts.multiprocessors}};
   }
 
