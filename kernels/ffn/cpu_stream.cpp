@@ -15,7 +15,7 @@
 namespace fftune::ffn {
 namespace {
 
-constexpr std::int64_t most_tokens = 16;
+constexpr std::int64_t most_tokens = 8;
 constexpr std::int64_t token_group = 4;  // what VectorKernels::dot takes at once
 constexpr std::int64_t most_rows = 4;
 
@@ -107,7 +107,7 @@ class CpuStream final : public Family {
   std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
     if (problem.size("m") <= most_tokens) return std::nullopt;
-    return "it is for at most 16 tokens: more of them reuse a weight that tiles keep in registers";
+    return "it is for at most 8 tokens: more of them reuse a weight that tiles keep in registers";
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {

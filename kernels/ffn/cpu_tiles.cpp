@@ -13,6 +13,7 @@
 
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_vector.hpp"
+#include "kernels/ffn/cpu_tile_task.hpp"
 #include "kernels/ffn/cpu_work.hpp"
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/ffn.hpp"
@@ -21,42 +22,8 @@ namespace fftune::ffn {
 namespace {
 
 constexpr std::int64_t least_tokens = 5;
-// Rows of a packed block lie this far apart beside their length, so that rows a power of two long
-// do not fall into one set of the cache.
-constexpr std::int64_t row_padding = 16;
-
-std::size_t count_of(std::int64_t value) {
-  return static_cast<std::size_t>(value);
-}
-
-struct Tiles {
-  Shape shape;
-  DType dtype = DType::f32;
-  Activation activation = Activation::silu;
-  std::int64_t token_block = 0;  // tokens of a block, in whole panels
-  std::int64_t row_block = 0;    // weight rows of a task, in whole tiles
-  std::int64_t depth_block = 0;
-  bool pack = true;
-  int threads = 1;
-  const VectorKernels* vector = nullptr;
-  std::int64_t rows = 0;   // of a tile
-  std::int64_t width = 0;  // tokens of a tile and panel
-
-  std::int64_t panels() const { return ceil_of(shape.m, width); }
-  std::int64_t block_panels() const { return std::min(panels(), token_block / width); }
-  std::int64_t deepest() const { return std::max(shape.d, shape.h); }
-  std::int64_t packed_stride() const { return std::min(depth_block, deepest()) + row_padding; }
-  std::int64_t packed_rows() const { return pack ? row_block : rows; }
-  /// The sums of a task, kept from one block of the depth to the next.
-  std::int64_t sum_floats() const {
-    return row_block * width * (deepest() > depth_block ? block_panels() : 1);
-  }
-  /// A lane's packed rows, sums, and a tile's width of its rows of y.
-  std::int64_t lane_floats() const {
-    return packed_rows() * packed_stride() + sum_floats() + row_block * width;
-  }
-};
-
+const std::vector<std::int64_t> token_blocks{128, 512, 1024};
+const std::vector<std::int64_t> depth_blocks{256, 512, 1024, 2048};
 Tiles tiles_of(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const VectorKernels& vector = vector_kernels(facts.arch);
   const auto rows = static_cast<std::int64_t>(vector.tile_rows);
@@ -72,122 +39,6 @@ Tiles tiles_of(const Problem& problem, const DeviceFacts& facts, const Config& c
           .vector = &vector,
           .rows = rows,
           .width = width};
-}
-
-/// One of the two products: which weights a tile's rows are, and what becomes of its sums.
-struct Stage {
-  const void* first = nullptr;   // weights of the tile's first half of rows
-  const void* second = nullptr;  // and of its second half
-  std::int64_t step = 0;         // rows of `first` from one tile to the next
-  std::int64_t second_row = 0;   // of `second`, for the tile's row 0 of `first`
-  std::int64_t extent = 0;       // rows of the weights
-  std::int64_t depth = 0;
-  const float* panels = nullptr;  // [panel][depth][width]
-};
-
-/// A task: tiles [tiles.first, tiles.last) of a stage by panels [panels.first, panels.last).
-class Task {
- public:
-  Task(const Tiles& plan, const Stage& stage, float* lane, Range tiles, Range panels)
-      : plan_(plan), stage_(stage), tiles_(tiles), panels_(panels), packed_(lane) {
-    sums_ = packed_ + plan.packed_rows() * plan.packed_stride();
-  }
-
-  /// Where the rows of a panel's sums are: [tile][row][width].
-  float* sums(std::int64_t panel) const {
-    const std::int64_t kept = stage_.depth > plan_.depth_block ? panel - panels_.first : 0;
-    return sums_ + kept * tiles_.size() * plan_.rows * plan_.width;
-  }
-
-  /// Room for row_block * width floats.
-  float* spare() const { return sums_ + plan_.sum_floats(); }
-
-  /// Calls finish(panel) for each panel once its sums are complete.
-  template <typename Finish>
-  void run(const Finish& finish) {
-    for (std::int64_t k = 0; k < stage_.depth; k += plan_.depth_block) {
-      const std::int64_t depth = std::min(plan_.depth_block, stage_.depth - k);
-      if (plan_.pack)
-        for (std::int64_t tile = tiles_.first; tile < tiles_.last; ++tile)
-          pack(tile, k, depth, packed_tile(tile));
-      else if (ragged(tiles_.last - 1))
-        pack(tiles_.last - 1, k, depth, packed_);
-      for (std::int64_t panel = panels_.first; panel < panels_.last; ++panel) {
-        multiply(panel, k, depth);
-        if (k + depth == stage_.depth) finish(panel);
-      }
-    }
-  }
-
- private:
-  float* packed_tile(std::int64_t tile) const {
-    return packed_ + (tile - tiles_.first) * plan_.rows * plan_.packed_stride();
-  }
-  /// Whether some of the tile's rows are beyond the weights'.
-  bool ragged(std::int64_t tile) const { return (tile + 1) * stage_.step > stage_.extent; }
-
-  void pack(std::int64_t tile, std::int64_t k, std::int64_t depth, float* to) const {
-    const std::int64_t half = plan_.rows / 2;
-    for (std::int64_t i = 0; i < plan_.rows; ++i, to += plan_.packed_stride()) {
-      const bool upper = i >= half;
-      const std::int64_t row = tile * stage_.step + (upper ? stage_.second_row + i - half : i);
-      const void* weights = upper ? stage_.second : stage_.first;
-      if (row >= stage_.extent)
-        std::memset(to, 0, count_of(depth) * sizeof(float));
-      else if (plan_.dtype == DType::f32)
-        std::memcpy(to, static_cast<const float*>(weights) + row * stage_.depth + k,
-                    count_of(depth) * sizeof(float));
-      else
-        plan_.vector->widen(static_cast<const std::uint16_t*>(weights) + row * stage_.depth + k, to,
-                            count_of(depth));
-    }
-  }
-
-  void multiply(std::int64_t panel, std::int64_t k, std::int64_t depth) const {
-    const float* tokens = stage_.panels + (panel * stage_.depth + k) * plan_.width;
-    float* out = sums(panel);
-    for (std::int64_t tile = tiles_.first; tile < tiles_.last; ++tile) {
-      const float* first = nullptr;
-      const float* second = nullptr;
-      std::int64_t stride = plan_.packed_stride();
-      if (plan_.pack || ragged(tile)) {
-        first = plan_.pack ? packed_tile(tile) : packed_;
-        second = first + plan_.rows / 2 * stride;
-      } else {
-        stride = stage_.depth;
-        const std::int64_t row = tile * stage_.step;
-        first = static_cast<const float*>(stage_.first) + row * stride + k;
-        second = static_cast<const float*>(stage_.second) + (row + stage_.second_row) * stride + k;
-      }
-      plan_.vector->tile(first, second, count_of(stride), tokens, count_of(depth), k > 0, out);
-      out += plan_.rows * plan_.width;
-    }
-  }
-
-  const Tiles& plan_;
-  const Stage& stage_;
-  Range tiles_;
-  Range panels_;
-  float* packed_;
-  float* sums_;
-};
-
-/// Deals the tasks of a stage: as many as keep every thread busy, equal to within one tile.
-template <typename Body>
-void for_tasks(const Tiles& plan, const Stage& stage, std::int64_t panels, const HostCall& call,
-               const Body& body) {
-  const std::int64_t tiles = ceil_of(stage.extent, stage.step);
-  const std::int64_t blocks = ceil_of(tiles, plan.row_block / plan.rows);
-  const std::int64_t row_tasks = std::min(tiles, ceil_of(blocks, plan.threads) * plan.threads);
-  const std::int64_t panel_tasks = std::min(panels, ceil_of(plan.threads, row_tasks));
-  auto* lanes = reinterpret_cast<float*>(call.scratch[2]);
-  deal(call.parallel, plan.threads, row_tasks * panel_tasks,
-       [&](std::size_t lane, std::int64_t task) {
-         body(Task(plan, stage, lanes + static_cast<std::int64_t>(lane) * plan.lane_floats(),
-                   part_of(tiles, row_tasks, task / panel_tasks),
-                   part_of(panels, panel_tasks, task % panel_tasks)),
-              part_of(tiles, row_tasks, task / panel_tasks));
-       });
 }
 
 /// x's tokens [tokens.first, tokens.last) as panels [panel][d][width], the last filled with zeros.
@@ -299,10 +150,9 @@ class CpuTiles final : public Family {
     const std::int64_t deepest = std::max(shape.d, shape.h);
     return Space()
         .parameter("token_block", "tokens that go through both products at once",
-                   up_to(shape.m, {64, 128, 256, 512, 1024}))
-        .parameter("row_block", "weight rows of a task", {24, 48, 96, 192})
-        .parameter("depth_block", "depth of a task's packed rows",
-                   up_to(deepest, {128, 256, 512, 1024}))
+                   up_to(shape.m, token_blocks))
+        .parameter("row_block", "weight rows of a task", {24, 96})
+        .parameter("depth_block", "depth of a task's packed rows", up_to(deepest, depth_blocks))
         .parameter("pack", "1: weights are copied into the cache, 0: read where they are", {0, 1})
         .parameter("threads", "threads", thread_counts(shape, facts))
         .constraint("bf16 weights are widened as they are copied",
@@ -312,15 +162,17 @@ class CpuTiles final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    // A panel 256 deep is half of a 32 KiB L1 cache (AVX2: 16 tokens in fp32), and the packed rows
-    // and the sums of 512 tokens share a 512 KiB L2.
+    // f32 is read in place, as deep as its sums need no second visit for most layers. What is
+    // copied anyway is copied in blocks that leave the L1 cache to the panels.
+    const bool copied = problem.dtype != DType::f32;
     const Shape shape = shape_of(problem);
-    const auto tokens = up_to(shape.m, {64, 128, 256, 512});
-    const auto depths = up_to(std::max(shape.d, shape.h), {128, 256});
+    const auto tokens = up_to(std::min<std::int64_t>(shape.m, 512), token_blocks);
+    const auto depths = up_to(
+        std::min<std::int64_t>(std::max(shape.d, shape.h), copied ? 512 : 1024), depth_blocks);
     return {{"token_block", tokens.back()},
-            {"row_block", 96},
+            {"row_block", 24},
             {"depth_block", depths.back()},
-            {"pack", 1},
+            {"pack", copied ? 1 : 0},
             {"threads", facts.multiprocessors}};
   }
 
@@ -351,7 +203,8 @@ class CpuTiles final : public Family {
   }
 
   std::vector<std::string> sources() const override {
-    return {"ffn/cpu_tiles.cpp", vector_kernel_source};
+    return {"ffn/cpu_tiles.cpp", "ffn/cpu_tile_task.cpp", "ffn/cpu_tile_task.hpp",
+            vector_kernel_source};
   }
 };
 

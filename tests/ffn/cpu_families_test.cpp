@@ -46,8 +46,12 @@ TEST_CASE("every CPU family is right at ragged sizes, with every activation and 
   std::mt19937 random(1);
   for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
     for (const auto& act : activation_names())
-      for (const auto& [m, d, h] :
-           {std::tuple{1, 1, 1}, {1, 33, 71}, {7, 17, 13}, {17, 40, 101}, {37, 129, 65}}) {
+      for (const auto& [m, d, h] : {std::tuple{1, 1, 1},
+                                    {1, 33, 71},
+                                    {7, 17, 13},
+                                    {40, 5, 3},
+                                    {17, 40, 101},
+                                    {37, 129, 65}}) {
         const auto problem = problem_of(dtype, m, d, h, act);
         Verifier verifier(*backend, ffn_op(), problem, random());
         for (const auto* family : cpu_families()) {
