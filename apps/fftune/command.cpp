@@ -1,4 +1,5 @@
 #include "apps/fftune/command.hpp"
+#include <CLI/CLI.hpp>
 
 namespace fftune::tool {
 

@@ -1,7 +1,6 @@
 // A command: how it adds itself to the command line, and what it then does.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
 #include <utility>
@@ -9,6 +8,10 @@
 
 #include "apps/fftune/output.hpp"
 #include "apps/fftune/session.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace fftune::tool {
 

@@ -1,6 +1,7 @@
 #include "apps/fftune/compile_report.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
+#include <CLI/CLI.hpp>
 
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"

@@ -1,13 +1,16 @@
 // --device: which devices a command is for.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "apps/fftune/session.hpp"
 #include "device/backend.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace fftune::tool {
 

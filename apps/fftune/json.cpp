@@ -1,5 +1,6 @@
 #include "apps/fftune/json.hpp"
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 namespace fftune::tool {

@@ -1,7 +1,7 @@
 // Values of the library as JSON, for --json.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -1,13 +1,16 @@
 // --presets: the folders that presets are read from.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "apps/fftune/session.hpp"
 #include "store/preset_library.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace fftune::tool {
 

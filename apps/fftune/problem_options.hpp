@@ -1,13 +1,16 @@
 // An op's description as command-line options, and what was given as problems.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "registry/op.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace fftune::tool {
 

@@ -1,5 +1,6 @@
 #include "apps/fftune/status_line.hpp"
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "apps/fftune/terminal.hpp"

@@ -1,12 +1,15 @@
 // One line of status on stderr: drawn again in place on a terminal, now and then in a log.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <mutex>
 #include <string>
 
 #include "apps/fftune/output.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace fftune::tool {
 

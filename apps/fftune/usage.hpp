@@ -1,9 +1,13 @@
 // Wrong command lines, each as one line: what, where, and what to do.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
+
+namespace CLI {
+class App;
+class ParseError;
+}  // namespace CLI
 
 namespace fftune::tool {
 

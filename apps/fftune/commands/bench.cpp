@@ -1,6 +1,8 @@
 // fftune bench OP: the library's plan beside the roofline and the pipelines a user would write.
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <memory>
 #include <string>

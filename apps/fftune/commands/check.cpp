@@ -1,5 +1,7 @@
 // fftune check: validates on a device what the library would load for every preset's problem.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <fstream>
 #include <memory>

@@ -1,5 +1,7 @@
 // fftune devices: what is here, the facts that matter to tuning, and the presets that would load.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <map>
 #include <memory>

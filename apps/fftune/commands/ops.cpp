@@ -1,6 +1,8 @@
 // fftune ops: every op with its problem fields and the order of its buffers.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <string>
 #include <vector>

@@ -1,5 +1,6 @@
 // fftune presets validate|show|diff|merge: one file each.
 #include "apps/fftune/commands/presets.hpp"
+#include <CLI/CLI.hpp>
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/all.hpp"
 

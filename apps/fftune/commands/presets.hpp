@@ -1,12 +1,15 @@
 // The subcommands of fftune presets, and what they share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "apps/fftune/json.hpp"
 #include "store/preset_file.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace fftune::tool {
 

@@ -1,6 +1,8 @@
 // fftune presets diff: what changed from one set of preset files to another.
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <map>
 #include <memory>

@@ -1,5 +1,7 @@
 // fftune presets merge: takes the records of files into a folder of presets.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <memory>
 #include <string>

@@ -1,5 +1,7 @@
 // fftune presets validate: reads the files as the library would, and names all that it would skip.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <memory>
 #include <optional>
