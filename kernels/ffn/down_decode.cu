@@ -6,13 +6,13 @@
 
 namespace fftune {
 
-template <class T, int tokens, int rows, int warps, int unroll>
+template <class T, class Epilogue, int tokens, int rows, int warps, int unroll>
 __global__ void __launch_bounds__(warps * 32)
     down_decode(const T* hidden, const T* w_down, T* y, u32* counters, float* partials, int m,
                 int d, int h, int split_k) {
-  using gemm = decode_gemm<T, plain_epilogue, tokens, rows, warps, unroll>;
+  using gemm = decode_gemm<T, Epilogue, tokens, rows, warps, unroll>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  gemm::run({hidden, {w_down}, y, {counters, partials}, m, d, h, split_k}, shared_memory);
+  gemm::run({hidden, {w_down}, {y}, {counters, partials}, m, d, h, split_k}, shared_memory);
 }
 
 }  // namespace fftune

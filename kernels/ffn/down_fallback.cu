@@ -4,12 +4,12 @@
 
 namespace fftune {
 
-template <class T>
+template <class T, class Epilogue>
 __global__ void __launch_bounds__(256)
     down_fallback(const T* hidden, const T* w_down, T* y, int m, int d, int h) {
-  using gemm = fallback_gemm<T, plain_epilogue>;
+  using gemm = fallback_gemm<T, Epilogue>;
   __shared__ typename gemm::storage shared;
-  gemm::run(hidden, {w_down}, y, m, d, h, shared);
+  gemm::run(hidden, {w_down}, {y}, m, d, h, shared);
 }
 
 }  // namespace fftune

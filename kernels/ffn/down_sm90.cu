@@ -4,8 +4,9 @@
 namespace fftune {
 
 // The tile as plain numbers: see wgmma_tile. `shared_bytes` is what the host will launch with.
-template <class T, int bm, int bn, int stages, int consumers, bool ping_pong, bool swapped,
-          int cluster_m, int cluster_n, int split_k, int output_boxes, int shared_bytes>
+template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
+          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
+          int shared_bytes>
 __global__ void __launch_bounds__((consumers + 1) * 128,
                                   wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
                                                                   swapped ? bn : bm, consumers,
@@ -16,8 +17,8 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                             swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
-  wgmma_gemm<T, plain_epilogue, tile>::run({hidden, w_down, w_down, y}, {m, d, h, group_m},
-                                           shared_memory);
+  wgmma_gemm<T, Epilogue, tile>::run({hidden, w_down, w_down, wgmma_outputs(y)}, {m, d, h, group_m},
+                                     shared_memory);
 }
 
 }  // namespace fftune

@@ -1,5 +1,7 @@
 #include "kernels/ffn/silu_mul.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -20,7 +22,9 @@ void append_silu_mul(Program& program, const Problem& problem, const Pointer& ga
   constexpr std::int64_t threads = 256, most_grid_rows = 65535;
   const Shape shape = shape_of(problem);
   const auto elements = static_cast<std::int64_t>(16 / dtype_bytes(problem.dtype));
-  program.kernels.push_back(kernel_source(CudaStage::gate_up, "silu_mul", problem));
+  program.kernels.push_back(
+      {"ffn/silu_mul.cu", fmt::format("fftune::silu_mul<{}, {}>", element_type(problem.dtype),
+                                      activation_type(problem))});
   KernelLaunch launch;
   launch.kernel = program.kernels.size() - 1;
   launch.grid.x = static_cast<std::uint32_t>(ceil_div(shape.h, elements * threads));

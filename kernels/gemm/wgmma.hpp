@@ -31,15 +31,16 @@ std::int64_t wgmma_shared_bytes(const Config& config, int products);
 /// 214080", the last one the dynamic shared memory, which the kernel checks against its own sum.
 std::string wgmma_template_arguments(const Config& config, int products);
 
-/// The launch's matrices: a [m,k], b (one for each product) [n,k], c [m,n].
+/// The launch's matrices: a [m,k], b (one for each product) [n,k], c (one for each output of the
+/// epilogue) [m,n].
 struct WgmmaOperands {
   Pointer a;
   std::vector<Pointer> b;
-  Pointer c;
+  std::vector<Pointer> c;
   DType dtype = DType::bf16;
 };
 
-/// Appends the launch of the program's last kernel: the tensor maps of a, each b and c, then the
+/// Appends the launch of the program's last kernel: the tensor maps of a, each b and each c, then the
 /// three `sizes` and group_m. `programmatic`: it may start before the launch before it is complete.
 void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,
                   const Config& config, const WgmmaOperands& operands,

@@ -1,7 +1,7 @@
 // C = epilogue(A B1^T[, A B2^T]) with TMA and wgmma, for sm_90a.
 //
-// A [m, k], B [n, k], C [m, n], row-major, through tensor maps with 128-byte swizzled boxes of 64
-// elements of k.
+// A [m, k], B [n, k], a C [m, n] for each output, row-major, through tensor maps with 128-byte
+// swizzled boxes of 64 elements of k.
 //
 // Blocks are specialised by warpgroup. One thread of the producer warpgroup keeps a ring of k tiles
 // filled; the consumer warpgroups multiply. Cooperative: the consumers split every tile. Ping-pong:
@@ -35,7 +35,7 @@ class wgmma_gemm {
     const tensor_map& a;
     const tensor_map& b0;
     const tensor_map& b1;  // unused with one product
-    const tensor_map& c;
+    wgmma_outputs c;
   };
 
  private:

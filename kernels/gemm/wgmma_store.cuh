@@ -9,6 +9,30 @@
 
 namespace fftune {
 
+// Where the outputs of the epilogue go.
+struct wgmma_outputs {
+  const tensor_map& c;
+  const tensor_map& first_sums;  // unused with one output
+  const tensor_map& second_sums;
+
+  explicit __device__ __forceinline__ wgmma_outputs(const tensor_map& only)
+      : c(only), first_sums(only), second_sums(only) {}
+  __device__ __forceinline__ wgmma_outputs(const tensor_map& value, const tensor_map& first,
+                                           const tensor_map& second)
+      : c(value), first_sums(first), second_sums(second) {}
+
+  template <int output>
+  __device__ __forceinline__ const tensor_map& map() const {
+    if constexpr (output == 0) {
+      return c;
+    } else if constexpr (output == 1) {
+      return first_sums;
+    } else {
+      return second_sums;
+    }
+  }
+};
+
 template <class T, class Epilogue, wgmma_tile tile>
 struct wgmma_store {
   static constexpr int products = Epilogue::products;
@@ -74,34 +98,44 @@ struct wgmma_store {
     cluster_barrier();
   }
 
-  // Rounds the sums into shared memory, box by box through a ring of buffers, and starts the
+  // Rounds the outputs into shared memory, box by box through a ring of buffers, and starts the
   // stores. `next` is the buffer to use next; `token` and `feature` are the first of this
-  // consumer's output.
-  static __device__ __forceinline__ void store(const owned_sums& sum, u32 output,
-                                               const tensor_map& c, int token, int feature,
+  // consumer's outputs.
+  static __device__ __forceinline__ void store(const owned_sums& sum, u32 buffers,
+                                               const wgmma_outputs& to, int token, int feature,
                                                int barrier_id, u32& next) {
-    const int thread = threadIdx.x % 128;
 #pragma unroll
     for (int box = 0; box < layout::boxes; ++box) {
-      const u32 buffer = output + next * layout::box_bytes;
-      next = next + 1 == tile.output_boxes ? 0 : next + 1;
-      if (thread == 0) tma_store_wait_read<tile.output_boxes - 1>();
-      named_barrier_sync(barrier_id, 128);
-      if constexpr (tile.swapped) {
-        write_swapped(sum, buffer, box, thread);
-      } else {
-        write(sum, buffer, box, thread);
-      }
-      async_proxy_fence();
-      named_barrier_sync(barrier_id, 128);
-      if (thread == 0) {
-        tma_store(c, buffer, feature + box * layout::box_features, token);
-        tma_store_commit();
-      }
+      store_box<0>(sum, buffers, to, token, feature, box, barrier_id, next);
     }
   }
 
  private:
+  template <int output>
+  static __device__ __forceinline__ void store_box(const owned_sums& sum, u32 buffers,
+                                                   const wgmma_outputs& to, int token, int feature,
+                                                   int box, int barrier_id, u32& next) {
+    const int thread = threadIdx.x % 128;
+    const u32 buffer = buffers + next * layout::box_bytes;
+    next = next + 1 == tile.output_boxes ? 0 : next + 1;
+    if (thread == 0) tma_store_wait_read<tile.output_boxes - 1>();
+    named_barrier_sync(barrier_id, 128);
+    if constexpr (tile.swapped) {
+      write_swapped<output>(sum, buffer, box, thread);
+    } else {
+      write<output>(sum, buffer, box, thread);
+    }
+    async_proxy_fence();
+    named_barrier_sync(barrier_id, 128);
+    if (thread == 0) {
+      tma_store(to.template map<output>(), buffer, feature + box * layout::box_features, token);
+      tma_store_commit();
+    }
+    if constexpr (output + 1 < Epilogue::outputs) {
+      store_box<output + 1>(sum, buffers, to, token, feature, box, barrier_id, next);
+    }
+  }
+
   // This block's own sums of the columns that it finishes; a register array takes no index known
   // only at run time.
   static __device__ __forceinline__ float4 own(const float (&mine)[values], int at, u32 rank) {
@@ -117,6 +151,7 @@ struct wgmma_store {
   }
 
   // Two neighbouring accumulators through the epilogue.
+  template <int output>
   static __device__ __forceinline__ u32 finish(const owned_sums& sum, int part, int at) {
     float first[products], second[products];
 #pragma unroll
@@ -124,11 +159,12 @@ struct wgmma_store {
       first[product] = sum[product][part][at];
       second[product] = sum[product][part][at + 1];
     }
-    return pack<T>(Epilogue::apply(first), Epilogue::apply(second));
+    return pack<T>(output_of<Epilogue, output>(first), output_of<Epilogue, output>(second));
   }
 
   // consumer_rows tokens x box_features, under the swizzle of that width. stmatrix takes a row
   // address from each lane: 16 tokens x two 16-byte chunks.
+  template <int output>
   static __device__ __forceinline__ void write(const owned_sums& sum, u32 buffer, int box,
                                                int thread) {
     constexpr int steps = layout::box_features / 16;
@@ -140,8 +176,8 @@ struct wgmma_store {
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
         const int at = (box * steps + step) * 8;
-        const u32 word[4] = {finish(sum, part, at), finish(sum, part, at + 2),
-                             finish(sum, part, at + 4), finish(sum, part, at + 6)};
+        const u32 word[4] = {finish<output>(sum, part, at), finish<output>(sum, part, at + 2),
+                             finish<output>(sum, part, at + 4), finish<output>(sum, part, at + 6)};
         const int chunk = step * 2 + (lane >> 4);
         store_matrices<false>(buffer + row * layout::box_features * 2 + ((chunk ^ swizzle) << 4),
                               word);
@@ -151,6 +187,7 @@ struct wgmma_store {
 
   // box_tokens x 64 features; the accumulators hold features x tokens, which stmatrix transposes.
   // `part` is the box.
+  template <int output>
   static __device__ __forceinline__ void write_swapped(const owned_sums& sum, u32 buffer, int part,
                                                        int thread) {
     const int warp = thread / 32, lane = thread % 32;
@@ -159,13 +196,15 @@ struct wgmma_store {
 #pragma unroll
     for (int pair = 0; pair < pairs; ++pair) {
       const int row = pair * 16 + (lane & 7) + (lane >> 4) * 8;
-      const u32 word[4] = {finish(sum, part, pair * 8), finish(sum, part, pair * 8 + 2),
-                           finish(sum, part, pair * 8 + 4), finish(sum, part, pair * 8 + 6)};
+      const u32 word[4] = {
+          finish<output>(sum, part, pair * 8), finish<output>(sum, part, pair * 8 + 2),
+          finish<output>(sum, part, pair * 8 + 4), finish<output>(sum, part, pair * 8 + 6)};
       store_matrices<true>(buffer + row * 128 + ((chunk ^ (row & 7)) << 4), word);
     }
     if constexpr (layout::box_tokens % 16 != 0) {
       const int row = pairs * 16 + (lane & 7);
-      const u32 word[2] = {finish(sum, part, pairs * 8), finish(sum, part, pairs * 8 + 2)};
+      const u32 word[2] = {finish<output>(sum, part, pairs * 8),
+                           finish<output>(sum, part, pairs * 8 + 2)};
       store_matrices_transposed(buffer + row * 128 + ((chunk ^ (row & 7)) << 4), word);
     }
   }

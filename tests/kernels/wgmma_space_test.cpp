@@ -52,7 +52,7 @@ TEST_CASE("a wgmma launch fits the device and covers the output", "[kernels]") {
         program.kernels.push_back({});
         const WgmmaOperands operands{TensorArgument{0},
                                      std::vector<Pointer>(shape.products, TensorArgument{1}),
-                                     TensorArgument{2}, DType::bf16};
+                                     {TensorArgument{2}}, DType::bf16};
         wgmma_launch(program, shape, hopper(), config, operands, {m, 1024, 2048}, false);
         const auto& launch = std::get<KernelLaunch>(program.steps[0]);
         INFO(config.text());
