@@ -5,11 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_vector.hpp"
+#include "kernels/ffn/baseline_steps.hpp"
 #include "kernels/ffn/ffn.hpp"
-#include "kernels/ffn/silu_mul.hpp"
 
 namespace fftune::ffn {
 namespace {
@@ -48,6 +49,31 @@ HostFunction gate_on_host(const Problem& problem, const DeviceFacts& facts, std:
   };
 }
 
+/// y += bias + residual on the CPU, by all threads.
+HostFunction add_on_host(const Problem& problem) {
+  const Form form = form_of(problem);
+  const Places at = places_of(problem);
+  const auto dtype = problem.dtype;
+  const auto columns = static_cast<std::size_t>(problem.size("d"));
+  const auto rows = static_cast<int>(problem.size("m"));
+  return [=](const HostCall& call) {
+    const auto row_of = [&](std::size_t place, std::size_t row) {
+      return static_cast<std::byte*>(call.tensors[place]) + row * columns * dtype_bytes(dtype);
+    };
+    call.parallel.run(rows, call.parallel.max_threads(), [&](int row) {
+      std::vector<float> sum(columns), term(columns);
+      decode(dtype, row_of(at.y, row), sum);
+      const auto add = [&](const std::byte* from) {
+        decode(dtype, from, term);
+        for (std::size_t i = 0; i < columns; ++i) sum[i] += term[i];
+      };
+      if (form.bias) add(row_of(at.b_down, 0));
+      if (form.residual) add(row_of(at.residual, row));
+      encode(dtype, sum, row_of(at.y, row));
+    });
+  };
+}
+
 /// Gate and up each by a product of its own.
 Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
   const auto [m, d, h] = shape_of(problem);
@@ -74,6 +100,10 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
                     TensorArgument{at.hidden});
   }
   program.steps.emplace_back(product(dtype, m, d, h, at.hidden, tensor::w_down, at.y));
+  if (facts.kind == DeviceKind::cuda)
+    append_add_rows(program, problem);
+  else if (form_of(problem).adds())
+    program.steps.emplace_back(add_on_host(problem));
   return baseline;
 }
 
@@ -96,6 +126,7 @@ Baseline merged(const Problem& problem) {
   append_silu_mul(program, problem, TensorArgument{packed}, std::nullopt,
                   TensorArgument{at.hidden});
   program.steps.emplace_back(product(dtype, m, d, h, at.hidden, tensor::w_down, at.y));
+  append_add_rows(program, problem);
   return baseline;
 }
 

@@ -30,7 +30,7 @@ struct Blocks {
   std::int64_t inter = 0;   // intermediate features of a block; of y's where it is not fused
   int threads = 1;
   bool fused = false;
-  bool saves = false;  // gate and up are outputs too
+  Form form;
   const VectorKernels* vector = nullptr;
 
   std::int64_t token_blocks() const { return ceil_of(shape.m, tokens); }
@@ -40,7 +40,7 @@ struct Blocks {
   std::int64_t splits() const {
     return fused ? std::min(ceil_of(threads, token_blocks()), inter_blocks()) : 1;
   }
-  bool adds_to_y() const { return fused && splits() == 1 && dtype == DType::f32; }
+  bool sums_in_y() const { return fused && splits() == 1 && dtype == DType::f32 && !form.adds(); }
 
   /// Elements of f32 of one lane: gate, up or y of a block, and operands widened from bf16.
   std::int64_t lane_floats() const {
@@ -49,7 +49,7 @@ struct Blocks {
     return 2 * tokens * inter + widened;
   }
   std::int64_t partial_floats() const {
-    return fused && !adds_to_y() ? splits() * shape.m * shape.d : 0;
+    return fused && !sums_in_y() ? splits() * shape.m * shape.d : 0;
   }
 };
 
@@ -62,7 +62,7 @@ Blocks blocks_of(const Problem& problem, const DeviceFacts& facts, const Config&
           .inter = std::min(config.at("inter_block"), problem.size("h")),
           .threads = config.get("threads"),
           .fused = config.get("fused") == 1,
-          .saves = form_of(problem).saves,
+          .form = form_of(problem),
           .vector = &vector_kernels(facts.arch)};
 }
 
@@ -138,11 +138,29 @@ void gate_up_block(const Blocks& blocks, const HostCall& call, Lane& lane, Matri
     sgemm(tokens.size(), inter.size(), d, x,
           lane.weights(call.tensors[weights], inter.first, inter.size(), 0, d, d), 0, out,
           inter.size());
-  if (blocks.saves)
+  if (blocks.form.saves)
     for (const auto& [block, place] :
          {std::pair{lane.gate, blocks.places.gate}, {lane.up, blocks.places.up}})
       store_block(blocks, block, call.tensors[place], tokens, inter, blocks.shape.h);
   activate_block(blocks, lane, tokens.size() * inter.size());
+}
+
+/// Adds bias and residual to sums of y: `count` of them, from column `column` of row `token` on.
+void add_to_row(const Blocks& blocks, const HostCall& call, std::int64_t token, std::int64_t column,
+                std::int64_t count, float* sums) {
+  constexpr std::int64_t chunk = 256;
+  float wide[chunk];
+  const auto add = [&](bool adds, std::size_t place, std::int64_t at) {
+    const auto* from = adds ? static_cast<const std::byte*>(call.tensors[place]) : nullptr;
+    for (std::int64_t i = 0; adds && i < count; i += chunk) {
+      const auto part = static_cast<std::size_t>(std::min(chunk, count - i));
+      decode(blocks.dtype, from + static_cast<std::size_t>(at + i) * dtype_bytes(blocks.dtype),
+             {wide, part});
+      for (std::size_t j = 0; j < part; ++j) sums[static_cast<std::size_t>(i) + j] += wide[j];
+    }
+  };
+  add(blocks.form.bias, blocks.places.b_down, column);
+  add(blocks.form.residual, blocks.places.residual, token * blocks.shape.d + column);
 }
 
 /// scratch: lanes, then shares of y.
@@ -150,7 +168,7 @@ void run_fused(const Blocks& blocks, const HostCall& call) {
   const auto [m, d, h] = blocks.shape;
   const std::int64_t splits = blocks.splits();
   auto* y = static_cast<float*>(call.tensors[blocks.places.y]);
-  auto* partial = blocks.adds_to_y() ? y : reinterpret_cast<float*>(call.scratch[1]);
+  auto* partial = blocks.sums_in_y() ? y : reinterpret_cast<float*>(call.scratch[1]);
   deal(call.parallel, blocks.threads, blocks.token_blocks() * splits,
        [&, d = d, h = h, m = m](std::size_t index, std::int64_t task) {
          Lane lane(blocks, call.scratch[0], index);
@@ -168,11 +186,12 @@ void run_fused(const Blocks& blocks, const HostCall& call) {
                  block == own.first ? 0.0f : 1.0f, out, d);
          }
        });
-  if (blocks.adds_to_y()) return;
+  if (blocks.sums_in_y()) return;
   deal(call.parallel, blocks.threads, m, [&, m = m, d = d](std::size_t, std::int64_t row) {
     float* sum = partial + row * d;
     for (std::int64_t split = 1; split < splits; ++split)
       for (std::int64_t i = 0; i < d; ++i) sum[i] += sum[split * m * d + i];
+    add_to_row(blocks, call, row, 0, d, sum);
     if (blocks.dtype == DType::f32)
       std::copy_n(sum, d, y + row * d);
     else
@@ -209,6 +228,9 @@ void run_down(const Blocks& blocks, const HostCall& call) {
          const auto down =
              lane.weights(call.tensors[tensor::w_down], rows.first, rows.size(), 0, h, h);
          sgemm(tokens.size(), rows.size(), h, hidden, down, 0, lane.gate, rows.size());
+         for (std::int64_t i = 0; i < tokens.size(); ++i)
+           add_to_row(blocks, call, tokens.first + i, rows.first, rows.size(),
+                      lane.gate + i * rows.size());
          store_block(blocks, lane.gate, call.tensors[blocks.places.y], tokens, rows, d);
        });
 }

@@ -101,8 +101,18 @@ class CpuPlain final : public Family {
     }));
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const Product down(dtype, call.tensors[at.hidden], call.tensors[tensor::w_down], h);
-      fill(call, dtype, call.tensors[at.y], m, d,
-           [&](auto token, auto row) { return down.at(token, row); });
+      const auto added = [&](bool adds, std::size_t place, std::size_t index) {
+        float value = 0;
+        if (adds)
+          decode(dtype,
+                 static_cast<const std::byte*>(call.tensors[place]) + index * dtype_bytes(dtype),
+                 {&value, 1});
+        return value;
+      };
+      fill(call, dtype, call.tensors[at.y], m, d, [&](auto token, auto row) {
+        return down.at(token, row) + added(form.bias, at.b_down, row) +
+               added(form.residual, at.residual, token * d + row);
+      });
     }));
     return program;
   }

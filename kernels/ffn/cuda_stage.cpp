@@ -10,8 +10,10 @@ namespace {
 
 /// The policy of that name in gemm/epilogue.cuh.
 std::string epilogue_type(CudaStage stage, const Problem& problem) {
-  if (stage == CudaStage::down) return "fftune::plain_epilogue";
-  return fmt::format("fftune::{}_epilogue<{}>", form_of(problem).saves ? "saving" : "gated",
+  const Form form = form_of(problem);
+  if (stage == CudaStage::down)
+    return fmt::format("fftune::linear_epilogue<{}, {}>", form.bias, form.residual);
+  return fmt::format("fftune::{}_epilogue<{}>", form.saves ? "saving" : "gated",
                      activation_type(problem));
 }
 
@@ -41,7 +43,7 @@ std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem) 
   const std::vector<std::size_t> places =
       stage == CudaStage::gate_up
           ? std::vector{tensor::x, tensor::w_gate, tensor::w_up, at.hidden, at.gate, at.up}
-          : std::vector{at.hidden, tensor::w_down, at.y};
+          : std::vector{at.hidden, tensor::w_down, at.y, at.b_down, at.residual};
   std::vector<Argument> arguments;
   for (const std::size_t place : places)
     if (place == Places::none)

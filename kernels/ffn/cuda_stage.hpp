@@ -22,7 +22,7 @@ std::string stage_name(CudaStage stage);
 GemmShape gemm_of(CudaStage stage, const Problem& problem);
 
 /// The tensors in the order of every kernel's first parameters: x, w_gate, w_up, hidden, gate, up,
-/// or hidden, w_down, y; null for those that the problem's form does without.
+/// or hidden, w_down, y, b_down, residual; null for those that the problem's form does without.
 std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem);
 
 /// m, d, h: the size parameters of every kernel.
@@ -33,7 +33,8 @@ std::string element_type(DType dtype);
 std::string activation_type(const Problem& problem);
 
 /// The kernel `name` in ffn/<file>.cu with its element type, its epilogue and then `rest` as
-/// template arguments: "fftune::down_sm80<fftune::bf16, fftune::plain_epilogue, 64, ...>".
+/// template arguments: "fftune::down_sm80<fftune::bf16, fftune::linear_epilogue<false, false>, 64,
+/// ...>".
 KernelSource kernel_source(CudaStage stage, const std::string& file, const std::string& name,
                            const Problem& problem, const std::string& rest = "");
 

@@ -36,6 +36,14 @@ class Ffn final : public Op {
             {.name = "save",
              .help = "what is written for a backward pass: gate and up before the activation",
              .choices = {"none", "preact"},
+             .rare = true},
+            {.name = "bias",
+             .help = "what is added to every row of y: b_down",
+             .choices = {"none", "down"},
+             .rare = true},
+            {.name = "residual",
+             .help = "whether y is added to a residual of its size",
+             .choices = {"no", "yes"},
              .rare = true}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
@@ -53,9 +61,12 @@ class Ffn final : public Op {
     std::vector<TensorSpec> tensors{{"x", dtype, {m, d}, Role::input, 1},
                                     {"w_gate", dtype, {h, d}, Role::input, by_d},
                                     {"w_up", dtype, {h, d}, Role::input, by_d},
-                                    {"w_down", dtype, {d, h}, Role::input, by_h},
-                                    {"y", dtype, {m, d}, Role::output, 1}};
-    if (form_of(problem).saves) {
+                                    {"w_down", dtype, {d, h}, Role::input, by_h}};
+    const Form form = form_of(problem);
+    if (form.bias) tensors.push_back({"b_down", dtype, {d}, Role::input, 1});
+    if (form.residual) tensors.push_back({"residual", dtype, {m, d}, Role::input, 1});
+    tensors.push_back({"y", dtype, {m, d}, Role::output, 1});
+    if (form.saves) {
       tensors.push_back({"gate", dtype, {m, h}, Role::output, 1});
       tensors.push_back({"up", dtype, {m, h}, Role::output, 1});
     }
@@ -68,7 +79,10 @@ class Ffn final : public Op {
     StageSpec gate_up{
         .name = stage_gate_up, .inputs = {"x", "w_gate", "w_up"}, .outputs = {"hidden"}};
     StageSpec down{.name = stage_down, .inputs = {"hidden", "w_down"}, .outputs = {"y"}};
-    if (form_of(problem).saves) gate_up.outputs.insert(gate_up.outputs.end(), {"gate", "up"});
+    const Form form = form_of(problem);
+    if (form.saves) gate_up.outputs.insert(gate_up.outputs.end(), {"gate", "up"});
+    if (form.bias) down.inputs.push_back("b_down");
+    if (form.residual) down.inputs.push_back("residual");
     // A multiplication and an addition for each weight and token; the activation is not counted.
     const double product_flops =
         2.0 * static_cast<double>(m) * static_cast<double>(d) * static_cast<double>(h);
@@ -107,14 +121,19 @@ Shape shape_of(const Problem& problem) {
 }
 
 Form form_of(const Problem& problem) {
-  return {.saves = problem.has("save", "preact")};
+  return {.saves = problem.has("save", "preact"),
+          .bias = problem.has("bias", "down"),
+          .residual = problem.has("residual", "yes")};
 }
 
 Places places_of(const Problem& problem) {
   Places places;
+  const Form form = form_of(problem);
   std::size_t next = tensor::w_down + 1;
+  if (form.bias) places.b_down = next++;
+  if (form.residual) places.residual = next++;
   places.y = next++;
-  if (form_of(problem).saves) {
+  if (form.saves) {
     places.gate = next++;
     places.up = next++;
   }

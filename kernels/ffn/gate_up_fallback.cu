@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(256)
                      int d, int h) {
   using gemm = fallback_gemm<T, Epilogue>;
   __shared__ typename gemm::storage shared;
-  gemm::run(x, {w_gate, w_up}, {hidden, gate, up}, m, h, d, shared);
+  gemm::run(x, {w_gate, w_up}, {hidden, gate, up}, {}, m, h, d, shared);
 }
 
 }  // namespace fftune

@@ -42,8 +42,9 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                             swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
-  wgmma_gemm<T, Epilogue, tile>::run({x, w_gate, w_up, wgmma_outputs(hidden, gate, up)},
-                                     {m, h, d, group_m}, shared_memory);
+  wgmma_gemm<T, Epilogue, tile>::run(
+      {x, w_gate, w_up, wgmma_outputs(hidden, gate, up, hidden, nullptr)}, {m, h, d, group_m},
+      shared_memory);
 }
 
 }  // namespace fftune

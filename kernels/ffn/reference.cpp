@@ -66,9 +66,12 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
   } else {
     const double* hidden = tensors.at("hidden").data();
     const double* w_down = tensors.at("w_down").data();
-    std::vector<double> y(m * d);
+    const Form form = form_of(problem);
+    const double* bias = form.bias ? tensors.at("b_down").data() : nullptr;
+    std::vector<double> y = form.residual ? tensors.at("residual") : std::vector<double>(m * d);
     for_each_row(d, parallel, [&](std::size_t j) {
-      for (std::size_t i = 0; i < m; ++i) y[i * d + j] = dot(hidden + i * h, w_down + j * h, h);
+      for (std::size_t i = 0; i < m; ++i)
+        y[i * d + j] += dot(hidden + i * h, w_down + j * h, h) + (bias ? bias[j] : 0);
     });
     tensors["y"] = std::move(y);
   }

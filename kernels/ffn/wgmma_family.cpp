@@ -22,14 +22,18 @@ WgmmaOperands operands_of(CudaStage stage, const Problem& problem) {
     operands.a = TensorArgument{at.hidden};
     operands.b = {TensorArgument{tensor::w_down}};
     operands.c = {TensorArgument{at.y}};
+    const Form form = form_of(problem);
+    if (form.bias) operands.bias = TensorArgument{at.b_down};
+    if (form.residual) operands.residual = TensorArgument{at.residual};
   }
   return operands;
 }
 
 /// What the form adds to the name of the stage's kernel.
 std::string kernel_name(CudaStage stage, const Problem& problem) {
-  const bool saves = stage == CudaStage::gate_up && form_of(problem).saves;
-  return stage_name(stage) + (saves ? "_saving_sm90" : "_sm90");
+  const Form form = form_of(problem);
+  if (stage == CudaStage::gate_up) return form.saves ? "gate_up_saving_sm90" : "gate_up_sm90";
+  return form.adds() ? "down_adding_sm90" : "down_sm90";
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ struct decode_arguments {
   split_k_workspace workspace;
   int m, n, k;
   int split_k;  // gridDim.y
+  addends<T> more = {};
 };
 
 template <class T, class Epilogue, int tokens, int rows, int warps, int unroll>
@@ -177,8 +178,10 @@ class decode_gemm {
                                                     const float (&second)[products]) {
     if (token < arguments.m && column < arguments.n) {
       T* const place = arguments.c[output] + static_cast<i64>(token) * arguments.n + column;
-      *reinterpret_cast<u32*>(place) =
-          pack<T>(output_of<Epilogue, output>(first), output_of<Epilogue, output>(second));
+      float value = output_of<Epilogue, output>(first);
+      float next = output_of<Epilogue, output>(second);
+      arguments.more.template add<Epilogue>(value, next, token, column, arguments.n);
+      *reinterpret_cast<u32*>(place) = pack<T>(value, next);
     }
     if constexpr (output + 1 < outputs) {
       store_pair<output + 1>(arguments, token, column, first, second);

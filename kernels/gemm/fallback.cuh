@@ -33,10 +33,12 @@ class fallback_gemm {
   }
 
   template <int output = 0>
-  static __device__ __forceinline__ void store(T* const (&c)[most_outputs], i64 at,
+  static __device__ __forceinline__ void store(T* const (&c)[most_outputs], const addends<T>& more,
+                                               i64 row, i64 column, int n,
                                                const float (&sum)[products]) {
-    c[output][at] = from_float<T>(output_of<Epilogue, output>(sum));
-    if constexpr (output + 1 < outputs) store<output + 1>(c, at, sum);
+    const float value = output_of<Epilogue, output>(sum);
+    c[output][row * n + column] = from_float<T>(more.template add<Epilogue>(value, row, column, n));
+    if constexpr (output + 1 < outputs) store<output + 1>(c, more, row, column, n, sum);
   }
 
  public:
@@ -46,8 +48,8 @@ class fallback_gemm {
   };
 
   static __device__ __forceinline__ void run(const T* a, const T* const (&b)[products],
-                                             T* const (&c)[most_outputs], int m, int n, int k,
-                                             storage& shared) {
+                                             T* const (&c)[most_outputs], const addends<T>& more,
+                                             int m, int n, int k, storage& shared) {
     const u32 tiles_n = ceil_div(static_cast<u32>(n), static_cast<u32>(tile));
     const i64 first_m = static_cast<i64>(blockIdx.x / tiles_n) * tile;
     const i64 first_n = static_cast<i64>(blockIdx.x % tiles_n) * tile;
@@ -87,7 +89,7 @@ class fallback_gemm {
       for (int j = 0; j < per_thread; ++j) {
         const i64 at_m = first_m + row + i * side, at_n = first_n + column + j * side;
         if (at_m < m && at_n < n) {
-          store(c, at_m * n + at_n, sum[i][j]);
+          store(c, more, at_m, at_n, n, sum[i][j]);
         }
       }
     }

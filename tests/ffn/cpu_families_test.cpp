@@ -30,7 +30,11 @@ Problem problem_of(DType dtype, std::int64_t m, std::int64_t d, std::int64_t h,
 }
 
 /// The forms beside the plain one.
-const std::vector<std::map<std::string, std::string>> other_forms{{{"save", "preact"}}};
+const std::vector<std::map<std::string, std::string>> other_forms{
+    {{"save", "preact"}},
+    {{"bias", "down"}},
+    {{"residual", "yes"}},
+    {{"save", "preact"}, {"bias", "down"}, {"residual", "yes"}}};
 
 /// Verifies a configuration of a family: poisoned outputs, guards, the same bits twice, the error.
 void require_right(Backend& backend, Verifier& verifier, const Family& family,

@@ -126,10 +126,32 @@ TEST_CASE("sizes whose bytes pass 2^31 are counted right") {
           2ull * 2147483647ull * 2147483647ull);
 }
 
+TEST_CASE("a bias and a residual follow the inputs, and are read by the second stage") {
+  using Shape = std::vector<std::int64_t>;
+  Problem problem = problem_of(5, 16, 24);
+  problem.options["bias"] = "down";
+  problem.options["residual"] = "yes";
+  problem = canonical(ffn_op(), problem, DeviceKind::cuda);
+  const auto tensors = ffn_op().tensors(problem);
+  const auto places = ffn::places_of(problem);
+  std::vector<std::string> names;
+  for (const auto& tensor : tensors) names.push_back(tensor.name);
+  REQUIRE(names == std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "b_down", "residual",
+                                            "y", "hidden"});
+  REQUIRE(tensors[places.b_down].shape == Shape{16});
+  REQUIRE(tensors[places.residual].shape == Shape{5, 16});
+  REQUIRE(tensors[places.y].role == Role::output);
+  REQUIRE(places.count == tensors.size());
+  const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(problem_of(5, 16, 24));
+  REQUIRE(stages[1].bytes == plain[1].bytes + 2.0 * (16 + 5 * 16));
+}
+
 TEST_CASE("every form is served on every device, by families that are not fallbacks too") {
   for (const auto& arch : {"sm_80", "sm_89", "sm_90a"}) {
     Problem problem = problem_of(256, 64, 128);
     problem.options["save"] = "preact";
+    problem.options["bias"] = "down";
+    problem.options["residual"] = "yes";
     const auto facts = facts_of_architecture(arch);
     for (const auto& variant : default_recipe(ffn_op(), problem, facts))
       REQUIRE_FALSE(family_of(ffn_op(), variant.family).is_fallback());
