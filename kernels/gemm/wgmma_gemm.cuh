@@ -1,7 +1,7 @@
 // C = epilogue(A B1^T[, A B2^T]) with TMA and wgmma, for sm_90a.
 //
-// A [m, k], B [n, k], C [m, n], row-major, through tensor maps with 128-byte swizzled boxes of 64
-// elements of k.
+// A [m, k], B [n, k], a C [m, n] for each output, row-major, through tensor maps with 128-byte
+// swizzled boxes of 64 elements of k.
 //
 // Blocks are specialised by warpgroup. One thread of the producer warpgroup keeps a ring of k tiles
 // filled; the consumer warpgroups multiply. Cooperative: the consumers split every tile. Ping-pong:
@@ -35,7 +35,7 @@ class wgmma_gemm {
     const tensor_map& a;
     const tensor_map& b0;
     const tensor_map& b1;  // unused with one product
-    const tensor_map& c;
+    wgmma_outputs c;
   };
 
  private:
@@ -196,8 +196,9 @@ class wgmma_gemm {
     const k_range range = wgmma_k_range<tile>(shape.k, rank);
     const int k_tiles = range.last - range.first;
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
-    output += consumer * tile.output_boxes * layout::box_bytes;
-    u32 next_box = 0;
+    typename store::boxes boxes{
+        output + consumer * tile.output_boxes * layout::box_bytes,
+        output + layout::output_bytes + tile.stages * 16 + consumer * tile.output_boxes * 8};
     schedule work(shape);
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
@@ -212,6 +213,13 @@ class wgmma_gemm {
       const tile_position at = work.position(rank);
       int token = at.m * tile.bm, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
+      if constexpr (Epilogue::adds_residual) {
+        const int share = tile.split_k > 1 ? rank * layout::owned_columns : 0;
+        if (rank < layout::owners || tile.split_k == 1) {
+          store::fetch_residual(boxes, map.c, token + (tile.swapped ? share : 0),
+                                feature + (tile.swapped ? 0 : share));
+        }
+      }
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       main_loop(sum, pipe, k_tiles, first_row, rank);
       if constexpr (tile.ping_pong) {
@@ -223,9 +231,9 @@ class wgmma_gemm {
         store::exchange_sums(sum, total, pipe.slots, rank);
         if (rank >= layout::owners) return;
         (tile.swapped ? token : feature) += rank * layout::owned_columns;
-        store::store(total, output, map.c, token, feature, 1 + consumer, next_box);
+        store::store(total, boxes, map.c, token, feature, shape.n, 1 + consumer);
       } else {
-        store::store(sum, output, map.c, token, feature, 1 + consumer, next_box);
+        store::store(sum, boxes, map.c, token, feature, shape.n, 1 + consumer);
       }
     }
     if (threadIdx.x % 128 == 0) tma_store_wait();
@@ -245,6 +253,11 @@ class wgmma_gemm {
         barrier_init(pipe.full + stage * 8, 1);
         barrier_init(pipe.empty + stage * 8,
                      (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
+      }
+      if constexpr (Epilogue::adds_residual) {
+        for (int box = 0; box < layout::output_barriers; ++box) {
+          barrier_init(barriers + tile.stages * 16 + box * 8, 1);
+        }
       }
       barrier_init_fence();
     }

@@ -65,11 +65,14 @@ struct wgmma_layout {
   static constexpr int output_bytes = tile.consumers * tile.output_boxes * box_bytes;
   static_assert(tile.output_boxes >= 1 && tile.output_boxes <= boxes);
 
+  // A barrier for each buffer, which says that what is added to the output has arrived there.
+  static constexpr int output_barriers = tile.consumers * tile.output_boxes;
+
   static constexpr int threads = (tile.consumers + 1) * 128;
   static constexpr bool light =
       wgmma_blocks_per_multiprocessor(columns, rows, tile.consumers, tile.ping_pong, products) == 2;
-  static constexpr int shared_bytes =
-      1024 + larger(ring_bytes, exchange_bytes) + output_bytes + tile.stages * 16;
+  static constexpr int shared_bytes = 1024 + larger(ring_bytes, exchange_bytes) + output_bytes +
+                                      tile.stages * 16 + output_barriers * 8;
 };
 
 }  // namespace fftune

@@ -52,7 +52,7 @@ struct WgmmaTile {
                                                      products * parts() * owned_columns() * 2;
     const std::int64_t output =
         std::int64_t{consumers} * output_boxes * box_tokens() * box_features() * 2;
-    return 1024 + std::max(ring, exchange) + output + stages * 16;
+    return 1024 + std::max(ring, exchange) + output + stages * 16 + consumers * output_boxes * 8;
   }
 
   std::int64_t clusters(const GemmShape& shape) const {

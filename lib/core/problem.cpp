@@ -22,6 +22,11 @@ const std::string& Problem::option(std::string_view name) const {
   return entry->second;
 }
 
+bool Problem::has(std::string_view option, std::string_view value) const {
+  const auto entry = options.find(std::string(option));
+  return entry != options.end() && entry->second == value;
+}
+
 Problem Problem::with_size(std::string_view name, std::int64_t value) const {
   Problem copy = *this;
   copy.sizes[std::string(name)] = value;

@@ -24,10 +24,6 @@ std::uint64_t bits_of(T value) {
   return bits;
 }
 
-Argument argument_of(const Pointer& pointer) {
-  return std::visit([](const auto& address) { return Argument(address); }, pointer);
-}
-
 }  // namespace
 
 WorkspaceLayout::WorkspaceLayout(const Program& program) : offsets(program.scratch.size()) {

@@ -51,6 +51,11 @@ struct TensorMapArgument {
 using Argument = std::variant<TensorArgument, ScratchArgument, std::int32_t, std::int64_t, float,
                               TensorMapArgument>;
 
+/// The pointer as an argument.
+inline Argument argument_of(const Pointer& pointer) {
+  return std::visit([](const auto& place) { return Argument{place}; }, pointer);
+}
+
 /// Device memory that lives for one run, 256-byte aligned.
 struct Scratch {
   std::size_t bytes = 0;

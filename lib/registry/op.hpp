@@ -28,6 +28,9 @@ struct OptionField {
   std::string name;  // "act"
   std::string help;
   std::vector<std::string> choices;  // the first is the default
+  /// The canonical form leaves it out where it has its default: for what few problems ask for, so
+  /// that the text and the presets of the others do not speak of it.
+  bool rare = false;
 };
 
 enum class Role { input, output, intermediate };
@@ -101,8 +104,9 @@ struct Cost {
 };
 Cost cost_of(const Op& op, const Problem& problem);
 
-/// Fills in defaults and checks names, choices and ranges; throws Error(invalid_input) with one
-/// line that names the field. The canonical form is what presets store and compare.
+/// Fills in defaults, those of rare options excepted, and checks names, choices and ranges; throws
+/// Error(invalid_input) with one line that names the field. The canonical form is what presets
+/// store and compare.
 Problem canonical(const Op& op, Problem problem, DeviceKind kind);
 
 /// The place of a tensor in op.tensors(problem); throws Error(internal).
