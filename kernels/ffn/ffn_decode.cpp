@@ -62,6 +62,8 @@ class FfnDecode final : public Family {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto refusal = refuse_tensor_cores(problem, facts)) return refusal;
+    if (!form_of(problem).plain())
+      return "it keeps gate and up in registers, and adds nothing to y: the plain form alone";
     const Shape shape = shape_of(problem);
     if (shape.m > decode_max_tokens)
       return fmt::format("the kernel holds the tokens in one operand of mma.sync: m={} is over {}",
@@ -134,10 +136,11 @@ class FfnDecode final : public Family {
     const Layout layout(shape, config);
     Program program;
     program.kernels.push_back(
-        kernel_source(CudaStage::gate_up, std::string(name()), problem,
-                      fmt::format("{}, {}, {}, {}, {}, {}, {}, {}", layout.tokens, layout.rows,
-                                  layout.out_rows, layout.warps, layout.steps, layout.out_steps,
-                                  config.at("patient") == 1, config.at("late") == 1)));
+        {"ffn/ffn_decode.cu",
+         fmt::format("fftune::ffn_decode<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                     element_type(problem.dtype), activation_type(problem), layout.tokens,
+                     layout.rows, layout.out_rows, layout.warps, layout.steps, layout.out_steps,
+                     config.at("patient") == 1, config.at("late") == 1)});
     program.scratch.push_back({static_cast<std::size_t>(256 + shape.m * shape.h * 4), false});
     KernelLaunch launch;
     launch.grid.x = static_cast<std::uint32_t>(layout.blocks);
@@ -145,7 +148,7 @@ class FfnDecode final : public Family {
     launch.shared_bytes = static_cast<std::uint32_t>(layout.shared_bytes());
     launch.cooperative = true;
     for (const std::size_t tensor :
-         {tensor::x, tensor::w_gate, tensor::w_up, tensor::w_down, tensor::y})
+         {tensor::x, tensor::w_gate, tensor::w_up, tensor::w_down, places_of(problem).y})
       launch.arguments.emplace_back(TensorArgument{tensor});
     launch.arguments.emplace_back(ScratchArgument{0});
     for (const std::int64_t size : size_arguments(problem))
