@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
 
 namespace fftune {
 
@@ -12,7 +13,7 @@ std::map<std::string, std::string> embedded_sources();  // generated from the ke
 
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
-  static const Catalog catalog{{&ffn_op()}, &sources};
+  static const Catalog catalog{{&ffn_op(), &rmsnorm_op()}, &sources};
   return catalog;
 }
 

@@ -1,0 +1,33 @@
+#include "kernels/rmsnorm/cpu_layer.hpp"
+
+#include <cmath>
+#include <span>
+
+namespace fftune::rmsnorm {
+
+std::size_t factor_bytes(const Layer& layer) {
+  const bool ready = layer.weight_dtype == DType::f32 && layer.convention != Convention::gemma;
+  return ready ? 0 : static_cast<std::size_t>(layer.d) * sizeof(float);
+}
+
+const float* factors_of(const Layer& layer, const void* w, float* factors) {
+  if (factor_bytes(layer) == 0) return static_cast<const float*>(w);
+  const std::span<float> values(factors, static_cast<std::size_t>(layer.d));
+  decode(layer.weight_dtype, w, values);
+  if (layer.convention == Convention::gemma)
+    for (float& value : values) value += 1;
+  return factors;
+}
+
+float reciprocal_deviation(const Layer& layer, float squares) {
+  return 1 / std::sqrt(squares / static_cast<float>(layer.d) + layer.eps);
+}
+
+std::vector<std::int64_t> thread_counts(const DeviceFacts& facts) {
+  std::vector<std::int64_t> counts;
+  for (std::int64_t count = 1; count < facts.multiprocessors; count *= 2) counts.push_back(count);
+  counts.push_back(facts.multiprocessors);
+  return counts;
+}
+
+}  // namespace fftune::rmsnorm
