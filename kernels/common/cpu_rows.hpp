@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/dtype.hpp"
+#include "kernels/common/activation.hpp"
 
 namespace fftune {
 
@@ -28,6 +29,19 @@ struct RowKernels {
   /// dx = r (factor ⊙ dy - r x mean) + dsum, where dsum may be null; dw += r x ⊙ dy.
   void (*norm_gradient)(const void* x, const void* dy, const void* dsum, const float* factor,
                         float r, float mean, void* dx, float* dw, std::size_t count, bool streams);
+  /// y = act(x + bias)
+  void (*bias_act)(Activation activation, const void* x, const float* bias, void* y,
+                   std::size_t count, bool streams);
+  /// dx = dy ⊙ act'(x + bias); dbias += dx before it is rounded.
+  void (*bias_act_gradient)(Activation activation, const void* x, const float* bias, const void* dy,
+                            void* dx, float* dbias, std::size_t count, bool streams);
+  /// out = act(gate) ⊙ up
+  void (*act_mul)(Activation activation, const void* gate, const void* up, void* out,
+                  std::size_t count, bool streams);
+  /// dgate = dout ⊙ up ⊙ act'(gate), dup = dout ⊙ act(gate)
+  void (*act_mul_gradient)(Activation activation, const void* gate, const void* up,
+                           const void* dout, void* dgate, void* dup, std::size_t count,
+                           bool streams);
 };
 
 /// For a CPU's DeviceFacts::arch: "avx512", "avx2", or else for the compiler's own target; f32 and

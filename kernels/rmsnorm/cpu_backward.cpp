@@ -13,13 +13,6 @@
 namespace fftune::rmsnorm {
 namespace {
 
-constexpr std::int64_t columns_of_task = 1024;
-
-/// A part's first row; parts differ by one row at most.
-std::int64_t first_row(const Layer& layer, std::int64_t parts, std::int64_t part) {
-  return layer.m / parts * part + std::min(part, layer.m % parts);
-}
-
 /// The rows of a part: dx, and dw [d] of them alone.
 void differentiate(const Layer& layer, const RowKernels& kernels, const HostCall& call,
                    const float* factors, std::int64_t first, std::int64_t last, float* dw,
@@ -67,23 +60,10 @@ class CpuBackward final : public Family {
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return Space()
-        .parameter("threads", "threads at most", thread_counts(facts))
-        .parameter("parts", "parts of the rows for each thread", {1, 2, 4})
-        .parameter("streams", "dx is written around the caches: 1, or through them: 0", {0, 1})
-        .constraint("every part has a row",
-                    [m = problem.size("m")](const Config& c) {
-                      return c.at("threads") * c.at("parts") <= std::max<std::int64_t>(m, 1);
-                    },
-                    {"threads", "parts"});
+    return row_part_space(problem.size("m"), facts);
   }
-  // One part a thread: threads are equal, and each part costs a pass over dw.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    std::int64_t threads = 1;
-    for (const std::int64_t count : thread_counts(facts))
-      if (count <= std::min(default_threads(layer, facts), layer.m)) threads = count;
-    return {{"threads", threads}, {"parts", 1}, {"streams", exceeds_caches(layer, facts) ? 1 : 0}};
+    return default_row_part(problem.size("m"), row_bytes(layer_of(problem)), facts);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -103,21 +83,12 @@ class CpuBackward final : public Family {
           factors_of(layer, call.tensors[at.w], reinterpret_cast<float*>(call.scratch[0]));
       auto* const partial = reinterpret_cast<float*>(call.scratch[1]);
       call.parallel.run(static_cast<int>(parts), threads, [&](int part) {
-        differentiate(layer, kernels, call, factors, first_row(layer, parts, part),
-                      first_row(layer, parts, part + 1), partial + part * layer.d, streams);
+        differentiate(layer, kernels, call, factors, first_row_of_part(layer.m, parts, part),
+                      first_row_of_part(layer.m, parts, part + 1), partial + part * layer.d,
+                      streams);
       });
-      const auto tasks = static_cast<int>((layer.d + columns_of_task - 1) / columns_of_task);
-      call.parallel.run(tasks, threads, [&](int task) {
-        const std::int64_t begin = task * columns_of_task;
-        const auto count = static_cast<std::size_t>(std::min(columns_of_task, layer.d - begin));
-        float sum[columns_of_task] = {};
-        for (std::int64_t part = 0; part < parts; ++part)
-          for (std::size_t i = 0; i < count; ++i)
-            sum[i] += partial[part * layer.d + begin + static_cast<std::int64_t>(i)];
-        auto* const dw = static_cast<std::byte*>(call.tensors[at.dw]);
-        encode(layer.weight_dtype, {sum, count},
-               dw + static_cast<std::size_t>(begin) * dtype_bytes(layer.weight_dtype));
-      });
+      add_parts(call.parallel, threads, partial, parts, layer.d, layer.weight_dtype,
+                call.tensors[at.dw]);
     }));
     return program;
   }

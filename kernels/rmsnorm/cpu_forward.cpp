@@ -22,35 +22,10 @@ class CpuForward final : public Family {
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return Space()
-        .parameter("rows", "rows of a task", {1, 4, 16, 64, 256})
-        .parameter("threads", "threads at most", thread_counts(facts))
-        .parameter("streams", "results are written around the caches: 1, or through them: 0",
-                   {0, 1})
-        .constraint("a task has no more rows than there are",
-                    [m = problem.size("m")](const Config& c) {
-                      return c.at("rows") == 1 || c.at("rows") <= m;
-                    },
-                    {"rows"})
-        .constraint("no more threads than tasks",
-                    [m = problem.size("m")](const Config& c) {
-                      return c.at("threads") == 1 || (c.at("threads") - 1) * c.at("rows") < m;
-                    },
-                    {"rows", "threads"});
+    return row_task_space(problem.size("m"), facts);
   }
-  // Tasks of about 64 KB: long beside taking one, short beside all of the work.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    const std::int64_t row_bytes = layer.d * static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-    std::int64_t threads = 1;
-    for (const std::int64_t count : thread_counts(facts))
-      if (count <= std::min(default_threads(layer, facts), layer.m)) threads = count;
-    std::int64_t rows = 1;
-    while (rows < 256 && rows * row_bytes < 65536 &&
-           4 * rows * std::max<std::int64_t>(threads, 1) <= layer.m)
-      rows *= 4;
-    return {
-        {"rows", rows}, {"threads", threads}, {"streams", exceeds_caches(layer, facts) ? 1 : 0}};
+    return default_row_task(problem.size("m"), row_bytes(layer_of(problem)), facts);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,

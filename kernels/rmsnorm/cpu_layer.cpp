@@ -23,11 +23,4 @@ float reciprocal_deviation(const Layer& layer, float squares) {
   return 1 / std::sqrt(squares / static_cast<float>(layer.d) + layer.eps);
 }
 
-std::vector<std::int64_t> thread_counts(const DeviceFacts& facts) {
-  std::vector<std::int64_t> counts;
-  for (std::int64_t count = 1; count < facts.multiprocessors; count *= 2) counts.push_back(count);
-  counts.push_back(facts.multiprocessors);
-  return counts;
-}
-
 }  // namespace fftune::rmsnorm

@@ -1,11 +1,8 @@
 // Random problems against the float64 reference, on every family of a device.
-#include <algorithm>
 #include <random>
 
 #include "cpu/open.hpp"
 #include "rmsnorm/problems.hpp"
-#include "runtime/devices.hpp"
-#include "runtime/environment.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -44,13 +41,8 @@ TEST_CASE("large problems of every width are right on the CPU, by every variant"
 }
 
 TEST_CASE("500 random problems are right on the GPU", "[gpu]") {
-  const Environment environment = read_environment();
-  const auto devices = list_devices(environment);
-  const auto cuda =
-      std::find_if(devices.found.begin(), devices.found.end(),
-                   [](const auto& device) { return device.facts.kind == DeviceKind::cuda; });
-  if (cuda == devices.found.end()) FFTUNE_SKIP("there is no CUDA device here");
-  const auto backend = open_device(cuda->spec, *builtin_catalog().sources, environment);
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
   for (int i = 0; i < 500; ++i) {
     const Problem problem =

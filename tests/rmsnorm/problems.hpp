@@ -1,16 +1,14 @@
 // Problems of rmsnorm for tests.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <random>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "kernels/rmsnorm/rmsnorm.hpp"
-#include "registry/catalog.hpp"
-#include "support/catch.hpp"
-#include "verify/verifier.hpp"
+#include "support/verify_variants.hpp"
 
 namespace fftune::test {
 
@@ -43,36 +41,6 @@ Problem random_rmsnorm(DeviceKind kind, Random& random, std::int64_t most_elemen
                           {"save", pick({"nothing", "rstd"})},
                           {"weights", pick({"same", "f32"})},
                           {"eps", pick({"1e-6", "1e-5", "0.1"})}});
-}
-
-/// Every family that serves the problem on the backend's device, by its default and by `more`
-/// feasible configurations drawn at random: poisoned outputs, guards, the same bits twice, the
-/// error. Returns how many variants were verified.
-template <typename Random>
-int verify_variants(Backend& backend, const Op& op, const Problem& problem, Random& random,
-                    int more) {
-  const DeviceFacts& facts = backend.facts();
-  Verifier verifier(backend, op, problem, random());
-  int verified = 0;
-  for (const Family* family : op.families()) {
-    if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
-    const Space space = family->space(problem, facts);
-    std::vector<Config> configs{family->default_config(problem, facts)};
-    const auto feasible = more > 0 ? space.feasible() : std::vector<Config>{};
-    for (int i = 0; i < more && !feasible.empty(); ++i)
-      configs.push_back(feasible[random() % feasible.size()]);
-    for (const Config& config : configs) {
-      CAPTURE(problem.text(), family->name(), config.text());
-      REQUIRE(space.violations(config).empty());
-      const auto compiled = backend.compile(family->program(problem, facts, config));
-      REQUIRE(compiled.report.failure == "");
-      const auto result = verifier.verify(0, 1, {compiled.executable});
-      CAPTURE(result.failure, result.error, result.tolerance);
-      REQUIRE(result.passed);
-      ++verified;
-    }
-  }
-  return verified;
 }
 
 }  // namespace fftune::test
