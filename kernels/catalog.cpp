@@ -4,7 +4,9 @@
 #include <map>
 #include <string>
 
+#include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
 
 namespace fftune {
 
@@ -12,7 +14,7 @@ std::map<std::string, std::string> embedded_sources();  // generated from the ke
 
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
-  static const Catalog catalog{{&ffn_op()}, &sources};
+  static const Catalog catalog{{&ffn_op(), &rmsnorm_op(), &bias_gelu_op()}, &sources};
   return catalog;
 }
 

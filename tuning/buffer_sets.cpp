@@ -38,7 +38,9 @@ class NormalSource {
 void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source) {
   const auto elements = static_cast<std::size_t>(tensor.elements());
   std::vector<float> values(std::min(elements, drawn_elements));
-  for (auto& value : values) value = source.next() * static_cast<float>(tensor.scale);
+  const auto scale = static_cast<float>(tensor.scale);
+  const auto mean = static_cast<float>(tensor.mean);
+  for (auto& value : values) value = mean + source.next() * scale;
   std::vector<std::byte> encoded(values.size() * dtype_bytes(tensor.dtype));
   encode(tensor.dtype, values, encoded.data());
   backend.write(address, encoded.data(), encoded.size());

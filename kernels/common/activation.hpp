@@ -19,4 +19,7 @@ Activation parse_activation(std::string_view name);
 /// (Hendrycks and Gimpel 2016, arXiv 1606.08415); relu max(x,0); none x.
 double activate(Activation activation, double value);
 
+/// Its derivative; of relu at 0 it is 0.
+double activation_slope(Activation activation, double value);
+
 }  // namespace fftune

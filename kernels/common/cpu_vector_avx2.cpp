@@ -1,9 +1,13 @@
-// The inner loops of cpu_vector.hpp, compiled for avx2.
+// The inner loops of cpu_vector.hpp and cpu_rows.hpp, compiled for avx2.
 #include "kernels/common/cpu_vector.hpp"
+
+#include <immintrin.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#include "kernels/common/cpu_rows.hpp"
 
 namespace fftune {
 namespace {
@@ -13,11 +17,39 @@ constexpr std::size_t tile_rows = 6;  // by two vectors of tokens: what the regi
 
 #include "kernels/common/cpu_vector.inc"
 
+// Around the caches, to addresses at the vector's own alignment; and what makes such stores
+// visible.
+inline void stream(void* to, Vector value) {
+  _mm256_stream_ps(static_cast<float*>(to), reinterpret<__m256>(value));
+}
+inline void stream(void* to, Halves value) {
+  _mm_stream_si128(static_cast<__m128i*>(to), reinterpret<__m128i>(value));
+}
+inline void stream_fence() {
+  _mm_sfence();
+}
+
+// 16-bit integers to 32 bits, and back those that fit.
+inline Bits wider(Halves value) {
+  return reinterpret<Bits>(_mm256_cvtepu16_epi32(reinterpret<__m128i>(value)));
+}
+inline Halves narrower(Bits value) {
+  const auto all = reinterpret<__m256i>(value);
+  return reinterpret<Halves>(
+      _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+}
+
+#include "kernels/common/cpu_rows.inc"
+
 }  // namespace
 
 const VectorKernels& vector_kernels_avx2() {
   static constexpr VectorKernels kernels = vector_kernels_here();
   return kernels;
+}
+
+const RowKernels& row_kernels_avx2(DType dtype) {
+  return row_kernels_here(dtype);
 }
 
 }  // namespace fftune

@@ -1,9 +1,13 @@
-// The inner loops of cpu_vector.hpp, compiled for avx512.
+// The inner loops of cpu_vector.hpp and cpu_rows.hpp, compiled for avx512.
 #include "kernels/common/cpu_vector.hpp"
+
+#include <immintrin.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#include "kernels/common/cpu_rows.hpp"
 
 namespace fftune {
 namespace {
@@ -13,11 +17,37 @@ constexpr std::size_t tile_rows = 12;  // by two vectors of tokens: what the reg
 
 #include "kernels/common/cpu_vector.inc"
 
+// Around the caches, to addresses at the vector's own alignment; and what makes such stores
+// visible.
+inline void stream(void* to, Vector value) {
+  _mm512_stream_ps(static_cast<float*>(to), reinterpret<__m512>(value));
+}
+inline void stream(void* to, Halves value) {
+  _mm256_stream_si256(static_cast<__m256i*>(to), reinterpret<__m256i>(value));
+}
+inline void stream_fence() {
+  _mm_sfence();
+}
+
+// 16-bit integers to 32 bits, and back those that fit.
+inline Bits wider(Halves value) {
+  return __builtin_convertvector(value, Bits);
+}
+inline Halves narrower(Bits value) {
+  return __builtin_convertvector(value, Halves);
+}
+
+#include "kernels/common/cpu_rows.inc"
+
 }  // namespace
 
 const VectorKernels& vector_kernels_avx512() {
   static constexpr VectorKernels kernels = vector_kernels_here();
   return kernels;
+}
+
+const RowKernels& row_kernels_avx512(DType dtype) {
+  return row_kernels_here(dtype);
 }
 
 }  // namespace fftune

@@ -1,10 +1,12 @@
-// The inner loops of cpu_vector.hpp, compiled for the target of the build: four lanes, as SSE and
-// NEON have.
+// The inner loops of cpu_vector.hpp and cpu_rows.hpp, compiled for the target of the build: four
+// lanes, as SSE and NEON have.
 #include "kernels/common/cpu_vector.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#include "kernels/common/cpu_rows.hpp"
 
 namespace fftune {
 namespace {
@@ -14,11 +16,34 @@ constexpr std::size_t tile_rows = 6;  // by two vectors of tokens: what the regi
 
 #include "kernels/common/cpu_vector.inc"
 
+// No portable store goes around the caches.
+inline void stream(void* to, Vector value) {
+  std::memcpy(to, &value, sizeof value);
+}
+inline void stream(void* to, Halves value) {
+  std::memcpy(to, &value, sizeof value);
+}
+inline void stream_fence() {}
+
+// 16-bit integers to 32 bits, and back those that fit.
+inline Bits wider(Halves value) {
+  return __builtin_convertvector(value, Bits);
+}
+inline Halves narrower(Bits value) {
+  return __builtin_convertvector(value, Halves);
+}
+
+#include "kernels/common/cpu_rows.inc"
+
 }  // namespace
 
 const VectorKernels& vector_kernels_portable() {
   static constexpr VectorKernels kernels = vector_kernels_here();
   return kernels;
+}
+
+const RowKernels& row_kernels_portable(DType dtype) {
+  return row_kernels_here(dtype);
 }
 
 }  // namespace fftune

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cmath>
+#include <system_error>
+
 #include "core/error.hpp"
 
 namespace fftune {
@@ -27,6 +31,13 @@ bool Problem::has(std::string_view option, std::string_view value) const {
   return entry != options.end() && entry->second == value;
 }
 
+double Problem::number(std::string_view name) const {
+  const auto& text = option(name);
+  if (const auto number = parse_number(text)) return *number;
+  throw Error(ErrorKind::invalid_input,
+              fmt::format("option {}={} of '{}' is not a number", name, text, this->text()));
+}
+
 Problem Problem::with_size(std::string_view name, std::int64_t value) const {
   Problem copy = *this;
   copy.sizes[std::string(name)] = value;
@@ -38,6 +49,14 @@ std::string Problem::text() const {
   for (const auto& [name, value] : options) text += fmt::format(" {}={}", name, value);
   for (const auto& [name, value] : sizes) text += fmt::format(" {}={}", name, value);
   return text;
+}
+
+std::optional<double> parse_number(std::string_view text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end || !std::isfinite(value)) return std::nullopt;
+  return value;
 }
 
 }  // namespace fftune

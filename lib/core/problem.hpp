@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,11 +19,13 @@ struct Problem {
   std::map<std::string, std::int64_t> sizes;   // {"d": 1024, "h": 2048, "m": 4096}
   std::map<std::string, std::string> options;  // {"act": "silu"}
 
-  /// Throw Error(invalid_input) if there is no such size or option.
+  /// Throw Error(invalid_input) if there is no such size, option or number.
   std::int64_t size(std::string_view name) const;
   const std::string& option(std::string_view name) const;
   /// Whether the option is there and has this value.
   bool has(std::string_view option, std::string_view value) const;
+  /// The value of an option that is a number.
+  double number(std::string_view name) const;
 
   /// A copy with one size changed: the same layer at another number of tokens.
   Problem with_size(std::string_view name, std::int64_t value) const;
@@ -32,5 +35,8 @@ struct Problem {
 
   auto operator<=>(const Problem&) const = default;
 };
+
+/// The finite decimal number that all of `text` is, or nothing.
+std::optional<double> parse_number(std::string_view text);
 
 }  // namespace fftune

@@ -40,16 +40,25 @@ void check_sizes(const Op& op, const Problem& problem) {
       reject(op, fmt::format("size '{}' ({}) is missing", field.name, field.help));
 }
 
+/// The number in its shortest form, so that "1e-6" and "0.000001" are one problem.
+std::string canonical_number(const Op& op, const OptionField& field, const std::string& text) {
+  const auto number = parse_number(text);
+  if (!number || !(*number >= field.number->least && *number <= field.number->most))
+    reject(op, fmt::format("{}={} is out of range: use {}", field.name, text, choices_text(field)));
+  return fmt::format("{}", *number);
+}
+
 void check_options(const Op& op, Problem& problem) {
   const auto fields = op.options();
-  for (const auto& [name, value] : problem.options) {
+  for (auto& [name, value] : problem.options) {
     const auto field = std::find_if(fields.begin(), fields.end(),
                                     [&, &name = name](const auto& f) { return f.name == name; });
     if (field == fields.end())
       reject(op, fmt::format("there is no option '{}': options are {}", name, field_names(fields)));
-    if (!has(field->choices, value))
-      reject(op, fmt::format("{}={} is not a choice: use {}", name, value,
-                             fmt::join(field->choices, ", ")));
+    if (field->number)
+      value = canonical_number(op, *field, value);
+    else if (!has(field->choices, value))
+      reject(op, fmt::format("{}={} is not a choice: use {}", name, value, choices_text(*field)));
   }
   for (const auto& field : fields) {
     const auto& usual = field.choices.front();
@@ -59,6 +68,12 @@ void check_options(const Op& op, Problem& problem) {
 }
 
 }  // namespace
+
+std::string choices_text(const OptionField& field) {
+  if (field.number)
+    return fmt::format("a number from {} to {}", field.number->least, field.number->most);
+  return fmt::format("{}", fmt::join(field.choices, ", "));
+}
 
 std::int64_t TensorSpec::elements() const {
   std::int64_t elements = 1;

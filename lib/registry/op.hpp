@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,14 +25,27 @@ struct SizeField {
   std::int64_t example = 1024;  // a typical value, for listings and for compiling without a problem
 };
 
+/// The numbers that a numeric option may take, both ends included.
+struct NumberRange {
+  double least = 0;
+  double most = 0;
+};
+
 struct OptionField {
   std::string name;  // "act"
   std::string help;
   std::vector<std::string> choices;  // the first is the default
+  /// Any number within it may be given, and `choices` holds the default alone ("1e-06"). A number
+  /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
+  /// tuned with one serve every other.
+  std::optional<NumberRange> number = std::nullopt;
   /// The canonical form leaves it out where it has its default: for what few problems ask for, so
   /// that the text and the presets of the others do not speak of it.
   bool rare = false;
 };
+
+/// "no, yes", or "a number from 0 to 1": what may be given.
+std::string choices_text(const OptionField& field);
 
 enum class Role { input, output, intermediate };
 
@@ -41,6 +55,7 @@ struct TensorSpec {
   std::vector<std::int64_t> shape;  // row-major
   Role role = Role::input;
   double scale = 1;  // standard deviation of its random values where it is an input
+  double mean = 0;   // of its random values: 1 for factors such as a reciprocal deviation
 
   std::int64_t elements() const;
   std::size_t bytes() const;
@@ -80,7 +95,8 @@ class Op {
 
   /// The size that counts tokens ("m"): presets are tuned over a list of it, and row i of every
   /// tensor that has it as its first dimension depends on row i of the others alone. So a check
-  /// may repeat a few distinct rows.
+  /// may repeat a few distinct rows, unless an output lacks that dimension: what sums over the
+  /// tokens (a weight's gradient) is checked on rows that are all distinct.
   virtual std::string_view token_size() const = 0;
 
   /// Inputs, then outputs (together the C API's buffer order), then intermediates.
@@ -104,9 +120,9 @@ struct Cost {
 };
 Cost cost_of(const Op& op, const Problem& problem);
 
-/// Fills in defaults, those of rare options excepted, and checks names, choices and ranges; throws
-/// Error(invalid_input) with one line that names the field. The canonical form is what presets
-/// store and compare.
+/// Fills in defaults, those of rare options excepted, writes numbers in their shortest form, and
+/// checks names, choices and ranges; throws Error(invalid_input) with one line that names the
+/// field. The canonical form is what presets store and compare.
 Problem canonical(const Op& op, Problem problem, DeviceKind kind);
 
 /// The place of a tensor in op.tensors(problem); throws Error(internal).

@@ -19,9 +19,19 @@ bool same_names(const Problem& a, const Problem& b) {
                     [](const auto& x, const auto& y) { return x.first == y.first; });
 }
 
-/// All but the shape.
+/// Equal words; or two numbers, whatever they are, because a number decides nothing about speed
+/// (OptionField::number).
+bool comparable_options(const std::pair<const std::string, std::string>& a,
+                        const std::pair<const std::string, std::string>& b) {
+  return a.first == b.first &&
+         (a.second == b.second || (parse_number(a.second) && parse_number(b.second)));
+}
+
+/// All but the shape, and the options that are numbers.
 bool comparable(const Problem& a, const Problem& b) {
-  return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype && a.options == b.options &&
+  return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype &&
+         std::equal(a.options.begin(), a.options.end(), b.options.begin(), b.options.end(),
+                    comparable_options) &&
          same_names(a, b);
 }
 

@@ -93,7 +93,7 @@ void Truth::draw_inputs() {
     encoded_[i].clear();
     if (spec.role != Role::input) continue;
     encoded_[i].resize(spec.bytes());
-    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.shape.at(0), columns(i),
+    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, spec.shape.at(0), columns(i),
                 encoded_[i].data(), *parallel_);
   }
 }

@@ -64,11 +64,28 @@ TEST_CASE("each wrong field is named, with what to use") {
 
   problem = good;
   problem.options["residual"] = "yes";
-  REQUIRE(complaint(problem) == "quadruple: there is no option 'residual': options are act, bias");
+  REQUIRE(complaint(problem) ==
+          "quadruple: there is no option 'residual': options are act, bias, eps");
 
   problem = good;
   problem.options["act"] = "swish";
   REQUIRE(complaint(problem) == "quadruple: act=swish is not a choice: use silu, relu");
+}
+
+TEST_CASE("a number has one form, and a range") {
+  Problem problem = fake_problem(3, 64);
+  for (const char* text : {"1e-5", "0.00001", "1.0E-05"}) {
+    problem.options["eps"] = text;
+    const Problem whole = canonical(FakeOp({"only"}), problem, DeviceKind::cpu);
+    CHECK(whole.option("eps") == "1e-05");
+    CHECK(whole.number("eps") == 1e-5);
+  }
+  for (const char* text : {"", "small", "1e-5x", "-1e-9", "1.5", "nan", "inf", "1e400"}) {
+    problem.options["eps"] = text;
+    CHECK(complaint(problem) ==
+          "quadruple: eps=" + std::string(text) + " is out of range: use a number from 0 to 1");
+  }
+  CHECK_THROWS_AS(problem.number("act"), Error);
 }
 
 TEST_CASE("sizes are in range to the last one") {
@@ -107,6 +124,7 @@ TEST_CASE("any problem is either refused in one line or becomes canonical") {
     REQUIRE(whole.sizes == problem.sizes);
     REQUIRE(whole.options.size() == op.options().size());
     for (const auto& [name, value] : problem.options) REQUIRE(whole.option(name) == value);
+    REQUIRE(whole.number("eps") == 1e-6);
   }
   REQUIRE(accepted > 100);
 }

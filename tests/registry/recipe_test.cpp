@@ -96,7 +96,8 @@ TEST_CASE("where no family serves, the error names the stage and every refusal")
   } catch (const Error& error) {
     REQUIRE(error.kind() == ErrorKind::unavailable);
     REQUIRE(std::string(error.what()) ==
-            "no family can run stage 'down' of quadruple/fwd f32 act=silu bias=no m=1 n=8 on a "
+            "no family can run stage 'down' of quadruple/fwd f32 act=silu bias=no eps=1e-06 m=1 "
+            "n=8 on a "
             "CPU; down: not today");
   }
 }

@@ -105,6 +105,22 @@ TEST_CASE("records of another op, pass, dtype or options never match") {
                    "no preset of ffn/fwd bf16 act=relu for this device or its like"));
 }
 
+TEST_CASE("a record serves whatever number an option has, but no word in its place") {
+  const example::Folder folder;
+  auto problem = example::ffn(16);
+  problem.options["eps"] = "1e-06";
+  merge_preset_records(folder.path(), example::device(), "ffn", {example::record(problem)});
+  const auto library = PresetLibrary::load({folder.path()});
+  for (const char* eps : {"1e-06", "1e-05", "0"}) {
+    problem.options["eps"] = eps;
+    CHECK(find(library, problem));
+  }
+  for (const char* eps : {"", "small"}) {
+    problem.options["eps"] = eps;
+    CHECK_FALSE(find(library, problem));
+  }
+}
+
 TEST_CASE("devices are tried from the exact to the like, folders in their order within each") {
   const example::Folder first, second;
   const auto put = [](const example::Folder& folder, const PresetDevice& device, double median) {

@@ -82,7 +82,9 @@ class FakeOp : public Op {
     return {{"m", "tokens", 1 << 20, {1, 64}, {1, 16}}, {"n", "columns", 4096, {}, {}}};
   }
   std::vector<OptionField> options() const override {
-    return {{"act", "activation", {"silu", "relu"}}, {"bias", "add a bias", {"no", "yes"}}};
+    return {{"act", "activation", {"silu", "relu"}},
+            {"bias", "add a bias", {"no", "yes"}},
+            {"eps", "added to a divisor", {"1e-06"}, NumberRange{0, 1}}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     return kind == DeviceKind::cpu ? std::vector{DType::f32, DType::bf16}
@@ -129,7 +131,11 @@ class FakeOp : public Op {
 
 /// A problem of FakeOp that is canonical on the CPU.
 inline Problem fake_problem(std::int64_t m, std::int64_t n) {
-  return {"quadruple", "fwd", DType::f32, {{"m", m}, {"n", n}}, {{"act", "silu"}, {"bias", "no"}}};
+  return {"quadruple",
+          "fwd",
+          DType::f32,
+          {{"m", m}, {"n", n}},
+          {{"act", "silu"}, {"bias", "no"}, {"eps", "1e-06"}}};
 }
 
 }  // namespace fftune::testing

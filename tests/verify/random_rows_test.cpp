@@ -11,10 +11,10 @@ using namespace fftune;
 namespace {
 
 std::vector<float> draw(std::uint64_t seed, const char* name, std::int64_t rows,
-                        std::int64_t columns, double scale = 1) {
+                        std::int64_t columns, double scale = 1, double mean = 0) {
   HostThreads threads;
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
-  random_rows(seed, name, DType::f32, scale, rows, columns, values.data(), threads);
+  random_rows(seed, name, DType::f32, scale, mean, rows, columns, values.data(), threads);
   return values;
 }
 
@@ -47,6 +47,12 @@ TEST_CASE("a row depends on the seed, the name and its number alone") {
   CHECK(draw(6, "x", 7, 2500) != few);
   CHECK(draw(5, "y", 7, 2500) != few);
   CHECK(!std::equal(many.begin(), many.begin() + 2500, many.begin() + 2500));
+}
+
+TEST_CASE("a mean moves every value, and nothing else") {
+  const auto centred = draw(5, "x", 3, 1500, 0.1);
+  const auto moved = draw(5, "x", 3, 1500, 0.1, 2);
+  for (std::size_t i = 0; i < moved.size(); ++i) CHECK(moved[i] == 2.0f + centred[i]);
 }
 
 TEST_CASE("the drawn bits do not depend on the machine") {

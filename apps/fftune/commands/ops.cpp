@@ -65,6 +65,17 @@ Json buffers_json(const Op& op, const std::string& pass) {
   return buffers;
 }
 
+Json option_json(const OptionField& field) {
+  Json json = {{"name", field.name}, {"help", field.help}};
+  if (field.number)
+    json.update({{"default", field.choices.at(0)},
+                 {"least", field.number->least},
+                 {"most", field.number->most}});
+  else
+    json["choices"] = field.choices;
+  return json;
+}
+
 Json op_json(const Op& op) {
   Json json = {{"op", op.name()}, {"summary", op.summary()}, {"passes", Json::array()}};
   json["dtypes"] = {{"cuda", dtype_names(op, DeviceKind::cuda)},
@@ -76,9 +87,7 @@ Json op_json(const Op& op) {
                              {"max", field.max},
                              {"default_on_cuda", field.default_on_cuda},
                              {"default_on_cpu", field.default_on_cpu}});
-  for (const OptionField& field : op.options())
-    json["options"].push_back(
-        {{"name", field.name}, {"help", field.help}, {"choices", field.choices}});
+  for (const OptionField& field : op.options()) json["options"].push_back(option_json(field));
   for (const std::string& pass : op.passes())
     json["passes"].push_back({{"pass", pass}, {"buffers", buffers_json(op, pass)}});
   for (const Family* family : op.families()) json["families"].push_back(family->name());
@@ -91,7 +100,7 @@ void print_op(const Op& op, const Output& output) {
   for (const SizeField& field : op.sizes())
     fields.row({field.name, fmt::format("1 to {}", field.max), field.help});
   for (const OptionField& field : op.options())
-    fields.row({field.name, fmt::format("{}", fmt::join(field.choices, ", ")), field.help});
+    fields.row({field.name, choices_text(field), field.help});
   fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cuda), ", ")),
               "element type on a GPU"});
   fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cpu), ", ")),

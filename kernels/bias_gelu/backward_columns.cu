@@ -1,0 +1,85 @@
+// dx = dy ⊙ act'(x + bias) and dbias = the sum of dx over rows, before it is rounded. x + bias is
+// computed again, so that the forward pass keeps x alone.
+//
+// x, dy, dx [m, h], bias, dbias [h], partial [row blocks, h]. A thread adds up its own columns over
+// all the rows that it visits; the rows of a block meet in shared memory, and
+// backward_columns_bias adds up the blocks. Every sum has a fixed order.
+// Grid: column_blocks * row_blocks. Block: columns * rows.
+#include "common/column_grid.cuh"
+#include "common/column_sum.cuh"
+#include "common/curve.cuh"
+
+namespace fftune {
+
+template <class T, class B, class Curve, int vector, int columns, int rows, int unroll,
+          bool streams>
+__global__ void __launch_bounds__(columns* rows)
+    backward_columns(const T* x, const B* bias, const T* dy, T* dx, float* partial, i64 m, i64 h,
+                     int column_blocks) {
+  using grid = column_grid<T, vector, columns, rows, unroll>;
+  constexpr int count = grid::count;
+  __shared__ float row_sums[rows > 1 ? rows * grid::width : 1];
+  const grid at(column_blocks);
+  const bool inside = at.column < h;
+  const u64 policy = stream_policy<streams>();
+  float offset[count], sum[count] = {};
+  to_floats(load_shared_by_blocks<B, count>(bias + at.column, inside), offset);
+
+  const i64 step = static_cast<i64>(gridDim.x / static_cast<u32>(column_blocks)) * grid::height;
+  for (i64 first = at.row; first < m; first += step) {
+    packet<T, count> values[unroll], gradients[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const i64 row = first + u * rows;
+      const bool valid = inside && row < m;
+      values[u] = load_once<T, count>(x + row * h + at.column, valid, policy);
+      gradients[u] = load_once<T, count>(dy + row * h + at.column, valid, policy);
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const i64 row = first + u * rows;
+      if (!inside || row >= m) continue;
+      float value[count], gradient[count];
+      to_floats(values[u], value);
+      to_floats(gradients[u], gradient);
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
+        float result, slope;
+        Curve::value_and_slope(value[e] + offset[e], result, slope);
+        gradient[e] *= slope;
+        sum[e] += gradient[e];
+      }
+      store_once(dx + row * h + at.column, from_floats<T>(gradient), policy);
+    }
+  }
+
+  float* const block_partial = partial + static_cast<i64>(at.row_block) * h;
+  if constexpr (rows == 1) {
+#pragma unroll
+    for (int e = 0; e < count; ++e) {
+      if (inside) block_partial[at.column + e] = sum[e];
+    }
+  } else {
+    const int own = static_cast<int>(threadIdx.x) / columns * grid::width +
+                    static_cast<int>(threadIdx.x) % columns * count;
+#pragma unroll
+    for (int e = 0; e < count; ++e) row_sums[own + e] = sum[e];
+    __syncthreads();
+    const i64 begin = at.column - static_cast<int>(threadIdx.x) % columns * count;
+    for (int i = static_cast<int>(threadIdx.x); i < grid::width; i += columns * rows) {
+      float total = 0.0f;
+#pragma unroll
+      for (int row = 0; row < rows; ++row) total += row_sums[row * grid::width + i];
+      if (begin + i < h) block_partial[begin + i] = total;
+    }
+  }
+  launch_dependents();
+}
+
+template <class B>
+__global__ void __launch_bounds__(512)
+    backward_columns_bias(const float* partial, B* dbias, int rows, i64 columns) {
+  column_sum(partial, dbias, rows, columns);
+}
+
+}  // namespace fftune

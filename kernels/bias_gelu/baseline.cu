@@ -1,0 +1,63 @@
+// The steps of bias-gelu as kernels of their own, as a user's pipeline has them: what `bench`
+// compares with.
+// Block: 256. Grid: (ceil(h / 1024), min(m, 65535)) but where it says otherwise.
+#include "common/column_sum.cuh"
+#include "common/curve.cuh"
+
+namespace fftune {
+
+// Calls body(index, column) for each of this thread's elements.
+template <class Body>
+__device__ __forceinline__ void for_elements(i64 m, i64 h, const Body& body) {
+  const i64 first = static_cast<i64>(blockIdx.x) * 1024 + threadIdx.x;
+  for (i64 row = blockIdx.y; row < m; row += gridDim.y) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (first + e * 256 < h) body(row * h + first + e * 256, first + e * 256);
+    }
+  }
+}
+
+template <class T, class B>
+__global__ void __launch_bounds__(256)
+    baseline_add(const T* x, const B* bias, T* sum, i64 m, i64 h) {
+  for_elements(m, h, [&](i64 i, i64 column) {
+    sum[i] = from_float<T>(to_float(x[i]) + to_float(bias[column]));
+  });
+}
+
+template <class T, class Curve>
+__global__ void __launch_bounds__(256) baseline_activate(const T* sum, T* y, i64 m, i64 h) {
+  for_elements(m, h, [&](i64 i, i64) { y[i] = from_float<T>(Curve::value(to_float(sum[i]))); });
+}
+
+template <class T, class Curve>
+__global__ void __launch_bounds__(256)
+    baseline_slope(const T* sum, const T* dy, T* dx, i64 m, i64 h) {
+  for_elements(m, h, [&](i64 i, i64) {
+    float value, slope;
+    Curve::value_and_slope(to_float(sum[i]), value, slope);
+    dx[i] = from_float<T>(to_float(dy[i]) * slope);
+  });
+}
+
+// partial [chunks, h]. Grid: (ceil(h / 256), chunks).
+template <class T>
+__global__ void __launch_bounds__(256)
+    baseline_chunks(const T* dx, float* partial, i64 m, i64 h, i64 chunk) {
+  const i64 column = static_cast<i64>(blockIdx.x) * 256 + threadIdx.x;
+  if (column >= h) return;
+  const i64 begin = blockIdx.y * chunk;
+  const i64 end = begin + chunk < m ? begin + chunk : m;
+  float sum = 0.0f;
+  for (i64 row = begin; row < end; ++row) sum += to_float(dx[row * h + column]);
+  partial[blockIdx.y * h + column] = sum;
+}
+
+template <class B>
+__global__ void __launch_bounds__(512)
+    baseline_sum(const float* partial, B* dbias, int rows, i64 columns) {
+  column_sum(partial, dbias, rows, columns);
+}
+
+}  // namespace fftune

@@ -1,0 +1,123 @@
+#include "kernels/bias_gelu/bias_gelu.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace fftune {
+namespace bias_gelu {
+namespace {
+
+/// Calls body(column) for every column, in parallel.
+template <typename Body>
+void for_each_column(std::size_t columns, Parallel& parallel, const Body& body) {
+  constexpr std::size_t block = 64;  // of a row: a few cache lines
+  parallel.run(static_cast<int>((columns + block - 1) / block), parallel.max_threads(),
+               [&](int task) {
+                 const std::size_t first = static_cast<std::size_t>(task) * block;
+                 body(first, std::min(columns, first + block));
+               });
+}
+
+class BiasGelu final : public Op {
+ public:
+  std::string_view name() const override { return "bias-gelu"; }
+  std::string_view summary() const override { return "y = gelu(x + bias)"; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "m",
+             .help = "tokens",
+             .default_on_cuda = {1, 64, 4096, 16384},
+             .default_on_cpu = {1, 64, 4096}},
+            {.name = "h",
+             .help = "features of a token",
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 4096}};
+  }
+  std::vector<OptionField> options() const override {
+    return {{"act", "which gelu: with erf, or its form with tanh", {"gelu", "gelu-tanh"}},
+            {"biases", "element type of bias and dbias: the op's, or f32", {"same", "f32"}}};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
+    return {DType::bf16, DType::fp16, DType::f32};
+  }
+  std::string_view token_size() const override { return "m"; }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    const std::vector<std::int64_t> matrix{problem.size("m"), problem.size("h")};
+    const std::vector<std::int64_t> row{problem.size("h")};
+    const auto dtype = problem.dtype;
+    std::vector<TensorSpec> tensors{{"x", dtype, matrix, Role::input, 1},
+                                    {"bias", bias_dtype(problem), row, Role::input, 0.5}};
+    if (problem.pass == "fwd") {
+      tensors.push_back({"y", dtype, matrix, Role::output, 1});
+      return tensors;
+    }
+    tensors.push_back({"dy", dtype, matrix, Role::input, 1});
+    tensors.push_back({"dx", dtype, matrix, Role::output, 1});
+    tensors.push_back({"dbias", bias_dtype(problem), row, Role::output, 1});
+    return tensors;
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const bool backward = problem.pass == "bwd";
+    StageSpec stage;
+    stage.name = backward ? stage_backward : stage_forward;
+    for (const auto& tensor : tensors(problem)) {
+      (tensor.role == Role::input ? stage.inputs : stage.outputs).push_back(tensor.name);
+      stage.bytes += static_cast<double>(tensor.bytes());
+    }
+    stage.reduction_length = backward ? problem.size("m") : 1;
+    stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
+                  (backward ? 4 : 2);
+    return {stage};
+  }
+
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    const auto act = parse_activation(problem.option("act"));
+    const auto m = static_cast<std::size_t>(problem.size("m"));
+    const auto h = static_cast<std::size_t>(problem.size("h"));
+    const auto& x = tensors.at("x");
+    const auto& bias = tensors.at("bias");
+    const bool backward = problem.pass == "bwd";
+    std::vector<double> out(m * h);
+    std::vector<double> sums(h);
+    const double* const dy = backward ? tensors.at("dy").data() : nullptr;
+    for_each_column(h, parallel, [&](std::size_t first, std::size_t last) {
+      for (std::size_t row = 0; row < m; ++row)
+        for (std::size_t column = first; column < last; ++column) {
+          const std::size_t i = row * h + column;
+          const double z = x[i] + bias[column];
+          out[i] = backward ? dy[i] * activation_slope(act, z) : activate(act, z);
+          sums[column] += out[i];
+        }
+    });
+    tensors[backward ? "dx" : "y"] = std::move(out);
+    if (backward) tensors["dbias"] = std::move(sums);
+  }
+
+  std::vector<const Family*> families() const override {
+    return {&forward_columns_family(),   &backward_columns_family(), &forward_fallback_family(),
+            &backward_fallback_family(), &cpu_forward_family(),      &cpu_backward_family()};
+  }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return bias_gelu::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+DType bias_dtype(const Problem& problem) {
+  return problem.option("biases") == "f32" ? DType::f32 : problem.dtype;
+}
+
+}  // namespace bias_gelu
+
+const Op& bias_gelu_op() {
+  static const bias_gelu::BiasGelu op;
+  return op;
+}
+
+}  // namespace fftune

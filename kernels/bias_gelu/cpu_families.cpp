@@ -1,0 +1,154 @@
+// Rows in vectors on all threads; the backward pass by parts of the rows, each with its own sums.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/bias_gelu/bias_gelu.hpp"
+#include "kernels/common/cpu_rows.hpp"
+#include "kernels/common/cpu_task.hpp"
+
+namespace fftune::bias_gelu {
+namespace {
+
+/// A problem as the loops need it.
+struct Rows {
+  explicit Rows(const Problem& problem, const DeviceFacts& facts)
+      : m(problem.size("m")),
+        h(problem.size("h")),
+        dtype(problem.dtype),
+        bias(bias_dtype(problem)),
+        activation(parse_activation(problem.option("act"))),
+        kernels(&row_kernels(facts.arch, problem.dtype)) {}
+
+  std::size_t width() const { return static_cast<std::size_t>(h); }
+  std::int64_t bytes() const { return h * static_cast<std::int64_t>(dtype_bytes(dtype)); }
+  std::byte* row(void* matrix, std::int64_t index) const {
+    return static_cast<std::byte*>(matrix) + index * bytes();
+  }
+  /// The bias in float: `room` [h] is filled where it is not float already.
+  const float* bias_of(const HostCall& call) const {
+    const void* const given = call.tensors[tensor::bias];
+    if (bias == DType::f32) return static_cast<const float*>(given);
+    const std::span<float> room(reinterpret_cast<float*>(call.scratch[0]), width());
+    decode(bias, given, room);
+    return room.data();
+  }
+  Scratch bias_scratch() const { return {bias == DType::f32 ? 0 : width() * sizeof(float), false}; }
+
+  std::int64_t m;
+  std::int64_t h;
+  DType dtype;
+  DType bias;
+  Activation activation;
+  const RowKernels* kernels;
+};
+
+class CpuFamily : public Family {
+ public:
+  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+  bool is_fallback() const override { return true; }
+  std::vector<std::string> sources() const override {
+    return {"bias_gelu/cpu_families.cpp", row_kernel_sources[0], row_kernel_sources[1]};
+  }
+};
+
+class CpuForward final : public CpuFamily {
+ public:
+  std::string_view name() const override { return "cpu_forward"; }
+  std::string_view summary() const override { return "blocks of rows in vectors, on all threads"; }
+  std::vector<std::string> stages() const override { return {stage_forward}; }
+  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (problem.pass != "fwd") return "it computes the pass fwd, not bwd";
+    return std::nullopt;
+  }
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    return row_task_space(problem.size("m"), facts);
+  }
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    return default_row_task(problem.size("m"), Rows(problem, facts).bytes(), facts);
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Rows rows(problem, facts);
+    const std::int64_t of_task = config.at("rows");
+    const int threads = config.get("threads");
+    const bool streams = config.at("streams") != 0;
+    Program program;
+    program.host_tensors = tensor::forward_count;
+    program.scratch = {rows.bias_scratch()};
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      const float* const bias = rows.bias_of(call);
+      const auto tasks = static_cast<int>((rows.m + of_task - 1) / of_task);
+      call.parallel.run(tasks, threads, [&](int task) {
+        const std::int64_t last = std::min(rows.m, (task + 1) * of_task);
+        for (std::int64_t row = task * of_task; row < last; ++row)
+          rows.kernels->bias_act(rows.activation, rows.row(call.tensors[tensor::x], row), bias,
+                                 rows.row(call.tensors[tensor::y], row), rows.width(), streams);
+      });
+    }));
+    return program;
+  }
+};
+
+class CpuBackward final : public CpuFamily {
+ public:
+  std::string_view name() const override { return "cpu_backward"; }
+  std::string_view summary() const override {
+    return "parts of the rows in vectors, then the sum of their dbias";
+  }
+  std::vector<std::string> stages() const override { return {stage_backward}; }
+  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (problem.pass != "bwd") return "it computes the pass bwd, not fwd";
+    return std::nullopt;
+  }
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    return row_part_space(problem.size("m"), facts);
+  }
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    return default_row_part(problem.size("m"), Rows(problem, facts).bytes(), facts);
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Rows rows(problem, facts);
+    const std::int64_t parts = config.at("threads") * config.at("parts");
+    const int threads = config.get("threads");
+    const bool streams = config.at("streams") != 0;
+    Program program;
+    program.host_tensors = tensor::backward_count;
+    program.scratch = {rows.bias_scratch(),
+                       {static_cast<std::size_t>(parts) * rows.width() * sizeof(float), false}};
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      const float* const bias = rows.bias_of(call);
+      auto* const partial = reinterpret_cast<float*>(call.scratch[1]);
+      call.parallel.run(static_cast<int>(parts), threads, [&](int part) {
+        float* const sums = partial + part * rows.h;
+        std::fill_n(sums, rows.width(), 0.0f);
+        const std::int64_t last = first_row_of_part(rows.m, parts, part + 1);
+        for (std::int64_t row = first_row_of_part(rows.m, parts, part); row < last; ++row)
+          rows.kernels->bias_act_gradient(rows.activation, rows.row(call.tensors[tensor::x], row),
+                                          bias, rows.row(call.tensors[tensor::dy], row),
+                                          rows.row(call.tensors[tensor::dx], row), sums,
+                                          rows.width(), streams);
+      });
+      add_parts(call.parallel, threads, partial, parts, rows.h, rows.bias,
+                call.tensors[tensor::dbias]);
+    }));
+    return program;
+  }
+};
+
+}  // namespace
+
+const Family& cpu_forward_family() {
+  static const CpuForward family;
+  return family;
+}
+const Family& cpu_backward_family() {
+  static const CpuBackward family;
+  return family;
+}
+
+}  // namespace fftune::bias_gelu

@@ -1,0 +1,105 @@
+// Each column stays with one thread; the fallbacks are the same kernels element by element.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "kernels/bias_gelu/bias_gelu.hpp"
+#include "kernels/common/column_family.hpp"
+#include "kernels/common/device_types.hpp"
+#include "kernels/common/row_threads.hpp"
+
+namespace fftune::bias_gelu {
+namespace {
+
+constexpr const char* forward_file = "bias_gelu/forward_columns.cu";
+constexpr const char* backward_file = "bias_gelu/backward_columns.cu";
+
+std::string kernel_name(const Problem& problem, const char* name, const Config& config) {
+  return fmt::format("fftune::{}<{}, {}, {}, {}>", name, element_type(problem.dtype),
+                     element_type(bias_dtype(problem)), curve_type(problem.option("act")),
+                     column_template_arguments(config));
+}
+
+class Forward final : public ColumnFamily {
+ public:
+  Forward(std::string_view name, std::string_view summary, bool fallback)
+      : ColumnFamily(name, summary, stage_forward, {forward_file}, fallback) {}
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& given) const override {
+    const ColumnWork work = this->work(problem);
+    const Config config = resolved(work, facts, given);
+    Program program;
+    program.kernels.push_back({forward_file, kernel_name(problem, "forward_columns", config)});
+    program.steps.emplace_back(column_launch(
+        work, facts, config,
+        {TensorArgument{tensor::x}, TensorArgument{tensor::bias}, TensorArgument{tensor::y}}));
+    return program;
+  }
+
+ protected:
+  ColumnWork work(const Problem& problem) const override {
+    return {problem.size("m"), problem.size("h"), problem.dtype, "fwd", 2, false};
+  }
+};
+
+class Backward final : public ColumnFamily {
+ public:
+  Backward(std::string_view name, std::string_view summary, bool fallback)
+      : ColumnFamily(name, summary, stage_backward, {backward_file}, fallback) {}
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& given) const override {
+    constexpr std::int64_t columns_of_sum = 32, threads_of_sum = 512;  // of column_sum
+    const ColumnWork work = this->work(problem);
+    const Config config = resolved(work, facts, given);
+    const std::int64_t partial_rows = row_blocks(work, facts, config);
+    Program program;
+    program.scratch = {{static_cast<std::size_t>(partial_rows * work.h) * sizeof(float), false}};
+    program.kernels.push_back({backward_file, kernel_name(problem, "backward_columns", config)});
+    program.steps.emplace_back(column_launch(
+        work, facts, config,
+        {TensorArgument{tensor::x}, TensorArgument{tensor::bias}, TensorArgument{tensor::dy},
+         TensorArgument{tensor::dx}, ScratchArgument{0}}));
+
+    program.kernels.push_back({backward_file, fmt::format("fftune::backward_columns_bias<{}>",
+                                                          element_type(bias_dtype(problem)))});
+    KernelLaunch sum;
+    sum.kernel = 1;
+    sum.grid.x = static_cast<std::uint32_t>(quotient_up(work.h, columns_of_sum));
+    sum.block.x = threads_of_sum;
+    sum.programmatic = facts.compute_capability >= 90;
+    sum.arguments = {ScratchArgument{0}, TensorArgument{tensor::dbias},
+                     static_cast<std::int32_t>(partial_rows), work.h};
+    program.steps.emplace_back(std::move(sum));
+    return program;
+  }
+
+ protected:
+  ColumnWork work(const Problem& problem) const override {
+    return {problem.size("m"), problem.size("h"), problem.dtype, "bwd", 3, true};
+  }
+};
+
+}  // namespace
+
+const Family& forward_columns_family() {
+  static const Forward family("forward_columns", "16 bytes of several rows in flight a thread",
+                              false);
+  return family;
+}
+const Family& backward_columns_family() {
+  static const Backward family("backward_columns",
+                               "columns stay with a thread, which sums dbias on the way", false);
+  return family;
+}
+const Family& forward_fallback_family() {
+  static const Forward family("forward_fallback", "element by element: the fallback", true);
+  return family;
+}
+const Family& backward_fallback_family() {
+  static const Backward family("backward_fallback", "element by element: the fallback", true);
+  return family;
+}
+
+}  // namespace fftune::bias_gelu

@@ -1,0 +1,40 @@
+// y = act(x + bias): every byte is moved once.
+//
+// x, y [m, h], bias [h]. A thread has 16 bytes or less of `unroll` rows in flight, and the bias of
+// its columns in registers.
+// Grid: column_blocks * ceil(m / (rows * unroll)). Block: columns * rows.
+#include "common/column_grid.cuh"
+#include "common/curve.cuh"
+
+namespace fftune {
+
+template <class T, class B, class Curve, int vector, int columns, int rows, int unroll,
+          bool streams>
+__global__ void __launch_bounds__(columns* rows)
+    forward_columns(const T* x, const B* bias, T* y, i64 m, i64 h, int column_blocks) {
+  using grid = column_grid<T, vector, columns, rows, unroll>;
+  constexpr int count = grid::count;
+  const grid at(column_blocks);
+  if (at.column >= h) return;
+  const u64 policy = stream_policy<streams>();
+  packet<T, count> values[unroll];
+#pragma unroll
+  for (int u = 0; u < unroll; ++u) {
+    const i64 row = at.row + u * rows;
+    values[u] = load_once<T, count>(x + row * h + at.column, row < m, policy);
+  }
+  float offset[count];
+  to_floats(load_shared_by_blocks<B, count>(bias + at.column, true), offset);
+#pragma unroll
+  for (int u = 0; u < unroll; ++u) {
+    const i64 row = at.row + u * rows;
+    if (row >= m) return;
+    float value[count];
+    to_floats(values[u], value);
+#pragma unroll
+    for (int e = 0; e < count; ++e) value[e] = Curve::value(value[e] + offset[e]);
+    store_once(y + row * h + at.column, from_floats<T>(value), policy);
+  }
+}
+
+}  // namespace fftune

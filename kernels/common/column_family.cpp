@@ -1,0 +1,171 @@
+#include "kernels/common/column_family.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/common/row_threads.hpp"
+
+namespace fftune {
+namespace {
+
+std::int64_t element_bytes(const ColumnWork& work) {
+  return static_cast<std::int64_t>(dtype_bytes(work.dtype));
+}
+
+std::int64_t row_vectors(const ColumnWork& work, std::int64_t vector) {
+  return work.h * element_bytes(work) / vector;
+}
+
+std::int64_t block_threads(const Config& config) {
+  return config.at("columns") * config.at("rows");
+}
+
+/// Bytes of the sums by which the rows of a block meet.
+std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
+  return block_threads(config) * config.at("vector") / element_bytes(work) * 4;
+}
+
+void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
+  space.parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 4, 8, 16})
+      .constraint("the rows of a block meet in 48 KB of shared memory",
+                  [work](const Config& c) { return shared_bytes(work, c) <= 48 * 1024; },
+                  {"vector", "columns", "rows"})
+      .constraint("no more than 2048 threads of an SM run at once: more blocks only add sums",
+                  [](const Config& c) {
+                    return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
+                  },
+                  {"columns", "rows", "waves"})
+      .constraint("there are rows enough for that many blocks",
+                  [work, facts](const Config& c) {
+                    return c.at("waves") == 1 || (c.at("waves") / 2) * facts.multiprocessors *
+                                                         c.at("rows") * c.at("unroll") <
+                                                     work.m * column_blocks(work, c);
+                  },
+                  {"vector", "columns", "rows", "unroll", "waves"});
+}
+
+/// Many bytes in flight where there are many: 16 a thread and row, for four rows, is more than
+/// bandwidth times latency at half occupancy; with few, more threads end sooner than longer ones.
+Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t vector) {
+  const std::int64_t columns = std::min<std::int64_t>(256, power_of_two(row_vectors(work, vector)));
+  const std::int64_t rows = 256 / columns;
+  const std::int64_t threads = work.m * row_vectors(work, vector);
+  const std::int64_t most = work.tensors > 3 ? 2 : 4;
+  std::int64_t unroll = 1;
+  while (unroll < most && threads / (2 * unroll) >= 2048 * std::int64_t{facts.multiprocessors})
+    unroll *= 2;
+  Config config{
+      {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 1}};
+  if (!work.sums) return config;
+  // About 64 registers a thread leave room for four blocks of 256.
+  config.set("waves", 1);
+  for (const std::int64_t waves : {2, 4})
+    if (waves / 2 * facts.multiprocessors * rows * unroll < work.m * column_blocks(work, config))
+      config.set("waves", waves);
+  return config;
+}
+
+}  // namespace
+
+std::optional<std::string> ColumnFamily::refusal(const Problem& problem,
+                                                 const DeviceFacts& facts) const {
+  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
+  if (const auto pass = work(problem).pass; problem.pass != pass)
+    return fmt::format("the kernel computes the pass {}, not {}", pass, problem.pass);
+  if (facts.compute_capability < 80)
+    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
+                       facts.compute_capability / 10, facts.compute_capability % 10);
+  return std::nullopt;
+}
+
+Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) const {
+  if (fallback_) return {};
+  const ColumnWork work = this->work(problem);
+  const std::int64_t widest = widest_vector(work.h * element_bytes(work));
+  Space space;
+  space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+      .parameter("columns", "threads of a block side by side",
+                 {1, 2, 4, 8, 16, 32, 64, 128, 256, 512})
+      .parameter("rows", "rows of threads of a block", {1, 2, 4, 8, 16, 32, 64, 128, 256})
+      .parameter("unroll", "rows that a thread has in flight", {1, 2, 4, 8})
+      .parameter("streams", "lines are the first to leave L2: 1, or stay as others do: 0", {0, 1})
+      .constraint("an access is at least one element, and rows are aligned to it",
+                  [widest, least = element_bytes(work)](const Config& c) {
+                    return c.at("vector") >= least && c.at("vector") <= widest;
+                  },
+                  {"vector"})
+      .constraint("accesses narrower than half of what alignment allows only add instructions",
+                  [widest](const Config& c) { return 2 * c.at("vector") >= widest; }, {"vector"})
+      .constraint("a block has 64 to 512 threads",
+                  [](const Config& c) { return block_threads(c) >= 64 && block_threads(c) <= 512; },
+                  {"columns", "rows"})
+      .constraint("at most half of a row's threads have nothing to do",
+                  [work](const Config& c) {
+                    return c.at("columns") < 2 * row_vectors(work, c.at("vector"));
+                  },
+                  {"vector", "columns"})
+      .constraint("a warp's accesses are of whole lines where a row has them: 32 threads at least",
+                  [work](const Config& c) {
+                    return c.at("columns") >= 32 ||
+                           2 * c.at("columns") > row_vectors(work, c.at("vector"));
+                  },
+                  {"vector", "columns"})
+      .constraint("a thread's loads in flight fit in 64 registers",
+                  [work](const Config& c) {
+                    return c.at("unroll") * work.tensors * c.at("vector") / 4 <= 64;
+                  },
+                  {"vector", "unroll"})
+      .constraint("no more rows in flight than there are",
+                  [work](const Config& c) {
+                    return c.at("unroll") == 1 || c.at("rows") * c.at("unroll") <= work.m;
+                  },
+                  {"rows", "unroll"});
+  if (work.sums) add_sum_parameters(space, work, facts);
+  return space;
+}
+
+Config ColumnFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  if (fallback_) return {};
+  const ColumnWork work = this->work(problem);
+  Config config = defaults(work, facts, widest_vector(work.h * element_bytes(work)));
+  while (config.at("unroll") > 1 && config.at("rows") * config.at("unroll") > work.m)
+    config.set("unroll", config.at("unroll") / 2);
+  return config;
+}
+
+Config ColumnFamily::resolved(const ColumnWork& work, const DeviceFacts& facts,
+                              const Config& config) const {
+  return fallback_ ? defaults(work, facts, element_bytes(work)) : config;
+}
+
+std::string column_template_arguments(const Config& config) {
+  return fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
+                     config.at("rows"), config.at("unroll"), config.at("streams") != 0);
+}
+
+std::int64_t column_blocks(const ColumnWork& work, const Config& config) {
+  return quotient_up(row_vectors(work, config.at("vector")), config.at("columns"));
+}
+
+std::int64_t row_blocks(const ColumnWork& work, const DeviceFacts& facts, const Config& config) {
+  const std::int64_t needed = quotient_up(work.m, config.at("rows") * config.at("unroll"));
+  if (!work.sums) return needed;
+  return std::clamp<std::int64_t>(
+      config.at("waves") * facts.multiprocessors / column_blocks(work, config), 1, needed);
+}
+
+KernelLaunch column_launch(const ColumnWork& work, const DeviceFacts& facts, const Config& config,
+                           std::vector<Argument> arguments) {
+  const std::int64_t across = column_blocks(work, config);
+  KernelLaunch launch;
+  launch.grid.x = static_cast<std::uint32_t>(across * row_blocks(work, facts, config));
+  launch.block.x = static_cast<std::uint32_t>(block_threads(config));
+  launch.arguments = std::move(arguments);
+  launch.arguments.insert(launch.arguments.end(),
+                          {work.m, work.h, static_cast<std::int32_t>(across)});
+  return launch;
+}
+
+}  // namespace fftune

@@ -1,0 +1,38 @@
+// The second step of a sum over all rows of a matrix: adds up partial rows, in a fixed order.
+#pragma once
+
+#include "common/dependency.cuh"
+#include "common/float16.cuh"
+
+namespace fftune {
+
+constexpr int column_sum_columns = 32;
+constexpr int column_sum_lanes = 16;
+
+// out [columns] = the sum of the rows of partial [rows, columns]. A thread adds up every 16th row
+// of a column; the 16 sums of a column meet in shared memory.
+// Grid: ceil(columns / 32). Block: 512 threads. May start before the kernel that writes `partial`
+// is done.
+template <class W>
+__device__ __forceinline__ void column_sum(const float* partial, W* out, int rows, i64 columns) {
+  __shared__ float sums[column_sum_lanes][column_sum_columns];
+  const int column_in_block = static_cast<int>(threadIdx.x) % column_sum_columns;
+  const int lane = static_cast<int>(threadIdx.x) / column_sum_columns;
+  const i64 column = static_cast<i64>(blockIdx.x) * column_sum_columns + column_in_block;
+  wait_for_dependencies();
+  float sum = 0.0f;
+  if (column < columns) {
+    const float* const first = partial + column;
+#pragma unroll 8
+    for (int row = lane; row < rows; row += column_sum_lanes) sum += first[row * columns];
+  }
+  sums[lane][column_in_block] = sum;
+  __syncthreads();
+  if (lane != 0 || column >= columns) return;
+  sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < column_sum_lanes; ++i) sum += sums[i][column_in_block];
+  out[column] = from_float<W>(sum);
+}
+
+}  // namespace fftune

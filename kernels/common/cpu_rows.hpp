@@ -1,0 +1,59 @@
+// Row by row loops of the memory-bound ops on the CPU, compiled once for each vector instruction
+// set.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "core/dtype.hpp"
+#include "kernels/common/activation.hpp"
+
+namespace fftune {
+
+/// The same loops for one element type in one instruction set. `count` elements of a row; every
+/// array but those of float holds elements of that type. All arithmetic is in float, every sum has
+/// an order that `count` fixes, and results round to nearest even. `streams` writes around the
+/// caches, which a result wants that is far larger than they are; it is in memory, for other
+/// threads too, when the function returns.
+struct RowKernels {
+  /// The sum of x².
+  float (*squares)(const void* x, std::size_t count);
+  /// sum = x + other; returns the sum of squares of what was written.
+  float (*add)(const void* x, const void* other, void* sum, std::size_t count);
+  /// y = r x ⊙ factor; r x is rounded before it is multiplied where `rounds`.
+  void (*normalise)(const void* x, const float* factor, float r, bool rounds, void* y,
+                    std::size_t count, bool streams);
+  /// sums[0] = the sum of factor ⊙ dy ⊙ x, sums[1] = the sum of x².
+  void (*products)(const void* x, const void* dy, const float* factor, std::size_t count,
+                   float* sums);
+  /// dx = r (factor ⊙ dy - r x mean) + dsum, where dsum may be null; dw += r x ⊙ dy.
+  void (*norm_gradient)(const void* x, const void* dy, const void* dsum, const float* factor,
+                        float r, float mean, void* dx, float* dw, std::size_t count, bool streams);
+  /// y = act(x + bias)
+  void (*bias_act)(Activation activation, const void* x, const float* bias, void* y,
+                   std::size_t count, bool streams);
+  /// dx = dy ⊙ act'(x + bias); dbias += dx before it is rounded.
+  void (*bias_act_gradient)(Activation activation, const void* x, const float* bias, const void* dy,
+                            void* dx, float* dbias, std::size_t count, bool streams);
+  /// out = act(gate) ⊙ up
+  void (*act_mul)(Activation activation, const void* gate, const void* up, void* out,
+                  std::size_t count, bool streams);
+  /// dgate = dout ⊙ up ⊙ act'(gate), dup = dout ⊙ act(gate)
+  void (*act_mul_gradient)(Activation activation, const void* gate, const void* up,
+                           const void* dout, void* dgate, void* dup, std::size_t count,
+                           bool streams);
+};
+
+/// For a CPU's DeviceFacts::arch: "avx512", "avx2", or else for the compiler's own target; f32 and
+/// bf16.
+const RowKernels& row_kernels(std::string_view isa, DType dtype);
+
+/// The embedded sources whose change makes a choice among these loops stale.
+constexpr const char* row_kernel_sources[] = {"common/cpu_rows.inc", "common/cpu_vector.inc"};
+
+// Each is compiled for its instruction set, and there only on the processors that have it.
+const RowKernels& row_kernels_avx2(DType dtype);
+const RowKernels& row_kernels_avx512(DType dtype);
+const RowKernels& row_kernels_portable(DType dtype);
+
+}  // namespace fftune

@@ -1,0 +1,99 @@
+// Activations with their slopes, in fp32, for kernels that move bytes and have some 25 instructions
+// for an element: each is two special-function instructions and about ten others.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace fftune {
+
+__device__ __forceinline__ float approximate_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+__device__ __forceinline__ float approximate_reciprocal(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// max(value, 0), and NaN of NaN.
+__device__ __forceinline__ float positive_part(float value) {
+  float result;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// x Φ(x), Φ the normal distribution. Its tail is e^(-z²) times a polynomial in 1 / (1 + p z), z =
+// |x|/√2: Abramowitz and Stegun 1964, 7.1.26, within 7.5e-8 of Φ. Taken from the tail's side, the
+// result keeps its digits where Φ is near 0.
+struct gelu_curve {
+  static __device__ __forceinline__ void parts(float x, float& magnitude, float& tail,
+                                               float& exponential) {
+    constexpr float p_by_root_two = 0.3275911f * 0.70710678118654752f;
+    constexpr float root_half_log2_e = 0.84932180028801904f;
+    magnitude = fminf(fabsf(x), 14.0f);  // e^(-z²) is 0 in fp32 beyond
+    const float t = approximate_reciprocal(1.0f + p_by_root_two * magnitude);
+    const float scaled = root_half_log2_e * magnitude;
+    exponential = approximate_exp2(-scaled * scaled);
+    float polynomial = 0.5f * 1.061405429f;
+    polynomial = polynomial * t - 0.5f * 1.453152027f;
+    polynomial = polynomial * t + 0.5f * 1.421413741f;
+    polynomial = polynomial * t - 0.5f * 0.284496736f;
+    polynomial = polynomial * t + 0.5f * 0.254829592f;
+    tail = polynomial * t * exponential;
+  }
+  static __device__ __forceinline__ float value(float x) {
+    float magnitude, tail, exponential;
+    parts(x, magnitude, tail, exponential);
+    return positive_part(x) - magnitude * tail;
+  }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    constexpr float reciprocal_root_two_pi = 0.39894228040143268f;
+    float magnitude, tail, exponential;
+    parts(x, magnitude, tail, exponential);
+    value = positive_part(x) - magnitude * tail;
+    slope = (x > 0.0f ? 1.0f - tail : tail) + x * (exponential * reciprocal_root_two_pi);
+  }
+};
+
+// x/2 (1 + tanh u) = x sigmoid(2u), u = √(2/π) (x + 0.044715 x³)
+struct gelu_tanh_curve {
+  static constexpr float two_root_two_by_pi = 1.5957691216057308f;
+  static __device__ __forceinline__ float sigmoid(float x, float square) {
+    constexpr float scale = -two_root_two_by_pi * 1.4426950408889634f;
+    const float exponent = x * (scale + scale * 0.044715f * square);
+    return approximate_reciprocal(1.0f + approximate_exp2(exponent));
+  }
+  static __device__ __forceinline__ float value(float x) { return x * sigmoid(x, x * x); }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    const float square = x * x;
+    const float s = sigmoid(x, square);
+    value = x * s;
+    const float inner = two_root_two_by_pi + two_root_two_by_pi * 3.0f * 0.044715f * square;
+    slope = s + value * (1.0f - s) * inner;
+  }
+};
+
+struct silu_curve {  // x / (1 + e^-x)
+  static __device__ __forceinline__ float sigmoid(float x) {
+    return approximate_reciprocal(1.0f + approximate_exp2(x * -1.4426950408889634f));
+  }
+  static __device__ __forceinline__ float value(float x) { return x * sigmoid(x); }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    const float s = sigmoid(x);
+    value = x * s;
+    slope = s + value * (1.0f - s);
+  }
+};
+
+struct relu_curve {
+  static __device__ __forceinline__ float value(float x) { return positive_part(x); }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    value = positive_part(x);
+    slope = x > 0.0f ? 1.0f : 0.0f;
+  }
+};
+
+}  // namespace fftune

@@ -1,0 +1,20 @@
+// The names that device sources have for the host's types: template arguments of name expressions.
+#pragma once
+
+#include <string>
+
+#include "core/dtype.hpp"
+
+namespace fftune {
+
+/// Of common/float16.cuh: "float", "fftune::bf16", "fftune::fp16".
+inline std::string element_type(DType dtype) {
+  return dtype == DType::f32 ? "float" : "fftune::" + std::string(dtype_name(dtype));
+}
+
+/// Of common/curve.cuh; there is none of the identity.
+inline std::string curve_type(const std::string& activation) {
+  return activation == "gelu-tanh" ? "fftune::gelu_tanh_curve" : "fftune::" + activation + "_curve";
+}
+
+}  // namespace fftune

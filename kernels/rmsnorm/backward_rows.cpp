@@ -1,0 +1,144 @@
+// Both gradients in one pass over x and dy, rows in registers; then the sum of the blocks' dw.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/common/row_threads.hpp"
+#include "kernels/rmsnorm/cuda_layer.hpp"
+#include "kernels/rmsnorm/families.hpp"
+#include "kernels/rmsnorm/row_space.hpp"
+
+namespace fftune::rmsnorm {
+namespace {
+
+constexpr std::int64_t other_registers = 44;  // addresses, sums, one vector of each as floats
+constexpr std::int64_t static_shared_bytes = 48 * 1024;  // what a block has without opting in
+constexpr std::int64_t row_sum_bytes = 1024;
+
+/// x, dy and, with a residual, dsum as they are read; weights; and dw in fp32.
+std::int64_t registers_needed(const Layer& layer, const Config& config) {
+  const std::int64_t count = elements_of_vector(layer, config);
+  const std::int64_t elements = vectors_of_thread(layer, config) * count;
+  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+  const auto weight_bytes = static_cast<std::int64_t>(dtype_bytes(layer.weight_dtype));
+  return raw_registers(elements, element_bytes, count) * (layer.adds ? 3 : 2) +
+         raw_registers(elements, weight_bytes, count) + elements + other_registers;
+}
+
+/// Of the sums of dw by which the groups of a block meet.
+std::int64_t shared_bytes(const Layer& layer, const Config& config) {
+  if (config.at("groups") == 1) return row_sum_bytes;
+  return block_threads(config) * vectors_of_thread(layer, config) *
+             elements_of_vector(layer, config) * static_cast<std::int64_t>(sizeof(float)) +
+         row_sum_bytes;
+}
+
+/// Clusters to launch; each adds one row to the partial sums of dw.
+std::int64_t row_blocks(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  const std::int64_t sets = quotient_up(layer.m, config.at("groups"));
+  return std::min(sets, std::max<std::int64_t>(
+                            1, config.at("waves") * facts.multiprocessors / config.at("cluster")));
+}
+
+class BackwardRows final : public Family {
+ public:
+  std::string_view name() const override { return "backward_rows"; }
+  std::string_view summary() const override {
+    return "rows in registers, x and dy read once, dw summed on the way";
+  }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::vector<std::string> stages() const override { return {stage_backward}; }
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    const Layer layer = layer_of(problem);
+    if (auto refusal = refuse_cuda(layer, facts, true)) return refusal;
+    if (space(problem, facts).violations(default_config(problem, facts)).empty())
+      return std::nullopt;
+    return fmt::format("rows of d={} in {} do not fit in the registers of a block", layer.d,
+                       dtype_name(layer.dtype));
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    const Layer layer = layer_of(problem);
+    Space space;
+    add_row_parameters(space, layer, facts);
+    space
+        .parameter("waves", "blocks for each SM, which go on to further rows",
+                   {1, 2, 3, 4, 6, 8, 12})
+        .constraint("a thread keeps its part of a row, of the weights and of dw in registers",
+                    [layer, facts](const Config& c) {
+                      return registers_needed(layer, c) <=
+                             registers_of_thread(facts, block_threads(c));
+                    },
+                    {"vector", "group", "groups", "cluster"})
+        .constraint(
+            "the groups' sums of dw meet in 48 KB of shared memory",
+            [layer](const Config& c) { return shared_bytes(layer, c) <= static_shared_bytes; },
+            {"vector", "group", "groups", "cluster"})
+        .constraint("no more than 2048 threads of an SM run at once: more blocks only add sums",
+                    [](const Config& c) {
+                      return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
+                    },
+                    {"group", "groups", "waves"})
+        .constraint("there are rows enough for that many blocks",
+                    [layer, facts](const Config& c) {
+                      return c.at("waves") == 1 ||
+                             (c.at("waves") - 1) * facts.multiprocessors * c.at("groups") <
+                                 layer.m * c.at("cluster");
+                    },
+                    {"groups", "cluster", "waves"});
+    return space;
+  }
+
+  // Two vectors a thread: x, dy and dw then leave registers for about 1024 threads an SM, which
+  // have 64 KB of loads in flight. As many blocks as that are resident at once.
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    const Layer layer = layer_of(problem);
+    Config config = default_rows(layer, facts, 2, 2);
+    const std::int64_t resident = facts.registers_per_multiprocessor /
+                                  (registers_needed(layer, config) * block_threads(config));
+    const Space space = this->space(problem, facts);
+    config.set("waves", 1);
+    for (const std::int64_t waves : {2, 3, 4, 6, 8}) {
+      Config more = config;
+      more.set("waves", waves);
+      if (waves <= resident && space.violations(more).empty()) config = more;
+    }
+    return config;
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Layer layer = layer_of(problem);
+    const std::int64_t blocks = row_blocks(layer, facts, config);
+    Program program;
+    program.scratch = {{static_cast<std::size_t>(blocks * layer.d) * sizeof(float), false}};
+    program.kernels.push_back(
+        {"rmsnorm/backward_rows.cu",
+         fmt::format("fftune::backward_rows<{}, {}, {}, {}, {}, {}, {}>", template_arguments(layer),
+                     config.at("vector"), vectors_of_thread(layer, config), config.at("group"),
+                     config.at("groups"), config.at("cluster"), config.at("streams") != 0)});
+    KernelLaunch launch;
+    launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
+    launch.grid.x = static_cast<std::uint32_t>(blocks * config.at("cluster"));
+    launch.block.x = static_cast<std::uint32_t>(block_threads(config));
+    launch.arguments = backward_arguments(layer, ScratchArgument{0});
+    program.steps.emplace_back(std::move(launch));
+    append_weight_sum(program, layer, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight", 0,
+                      blocks);
+    return program;
+  }
+
+  std::vector<std::string> sources() const override { return {"rmsnorm/backward_rows.cu"}; }
+};
+
+}  // namespace
+
+const Family& backward_rows_family() {
+  static const BackwardRows family;
+  return family;
+}
+
+}  // namespace fftune::rmsnorm

@@ -1,0 +1,129 @@
+// y = x̂ ⊙ factor(w) with x̂ = x / sqrt(mean(x²) + eps) for rows that fit in registers: x is read
+// once, and all of a row's bytes are in flight together.
+//
+// x, residual, y, sum [rows, d], w [d], rstd [rows]. `group` threads of each of `cluster` blocks
+// share a row, a block has `groups` groups, and a group takes `unroll` rows at once. Vector i of a
+// thread is vector (i * cluster + rank) * group + lane of the row, so that neighbouring lanes touch
+// neighbouring bytes. Blocks go on to further rows until none is left. `keeps`: weights are
+// fetched once, before the rows, and stay in registers; else for every row, when its sum is known.
+// Grid: any number of clusters of (cluster, 1, 1). Block: group * groups.
+#include "common/packet.cuh"
+#include "common/rms_norm.cuh"
+#include "common/row_sum.cuh"
+
+namespace fftune {
+
+template <class T, class W, class Convention, bool adds, bool saves, int vector, int vectors,
+          int group, int groups, int unroll, int cluster, bool keeps, bool streams>
+__global__ void __launch_bounds__(group* groups)
+    forward_rows(const T* x, const T* residual, const W* w, T* y, T* sum, float* rstd, i64 rows,
+                 int d, float eps) {
+  constexpr int count = vector / static_cast<int>(sizeof(T));
+  using row_sums = row_sum<unroll, group, groups, cluster>;
+  __shared__ typename row_sums::memory shared;
+
+  const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int lane = static_cast<int>(threadIdx.x) % group;
+  const int first_column = (rank * group + lane) * count;
+  constexpr int column_step = cluster * group * count;
+  const u64 policy = stream_policy<streams>();
+
+  constexpr int chunk = keeps || vectors < 4 ? vectors : 4;  // vectors whose weights are at hand
+  packet<W, count> weights[chunk];
+  const auto fetch_weights = [&](int start) {
+#pragma unroll
+    for (int i = 0; i < chunk; ++i) {
+      const int column = first_column + (start + i) * column_step;
+      weights[i] = load_shared_by_blocks<W, count>(w + column, column < d);
+    }
+  };
+  if constexpr (keeps) fetch_weights(0);
+
+  const i64 step = static_cast<i64>(gridDim.x / cluster) * groups * unroll;
+  int turn = 0;
+  for (i64 base = static_cast<i64>(blockIdx.x / cluster) * groups * unroll; base < rows;
+       base += step, turn ^= 1) {
+    const i64 row = base + threadIdx.x / group;  // and every `groups` rows after it
+    packet<T, count> values[unroll][vectors];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        const int column = first_column + i * column_step;
+        const bool valid = row + u * groups < rows && column < d;
+        values[u][i] = load_once<T, count>(x + (row + u * groups) * d + column, valid, policy);
+      }
+    }
+    float squares[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      squares[u] = 0.0f;
+      if constexpr (adds) {
+        packet<T, count> others[vectors];
+#pragma unroll
+        for (int i = 0; i < vectors; ++i) {
+          const int column = first_column + i * column_step;
+          const bool valid = row + u * groups < rows && column < d;
+          others[i] =
+              load_once<T, count>(residual + (row + u * groups) * d + column, valid, policy);
+        }
+#pragma unroll
+        for (int i = 0; i < vectors; ++i) {
+          const int column = first_column + i * column_step;
+          float value[count], other[count];
+          to_floats(values[u][i], value);
+          to_floats(others[i], other);
+#pragma unroll
+          for (int e = 0; e < count; ++e) value[e] += other[e];
+          values[u][i] = from_floats<T>(value);  // what is normalised is what is written
+          if (row + u * groups < rows && column < d) {
+            store_once(sum + (row + u * groups) * d + column, values[u][i], policy);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        float value[count];
+        to_floats(values[u][i], value);
+#pragma unroll
+        for (int e = 0; e < count; ++e) squares[u] += value[e] * value[e];
+      }
+    }
+    row_sums::apply(squares, shared, turn);
+
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) forget_floats(values[u][i]);
+    }
+    if constexpr (keeps) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) forget_floats(weights[i]);
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const i64 own = row + u * groups;
+      if (own >= rows) continue;
+      const float r = reciprocal_deviation(squares[u], d, eps);
+      if (saves && first_column == 0) rstd[own] = r;
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        if (!keeps && i % chunk == 0) fetch_weights(i);
+        const int column = first_column + i * column_step;
+        if (column >= d) continue;
+        float value[count], weight[count];
+        to_floats(values[u][i], value);
+        to_floats(weights[i % chunk], weight);
+#pragma unroll
+        for (int e = 0; e < count; ++e) {
+          value[e] =
+              Convention::template normalised<T>(value[e] * r) * Convention::factor(weight[e]);
+        }
+        store_once(y + own * d + column, from_floats<T>(value), policy);
+      }
+    }
+  }
+  row_sums::finish();
+}
+
+}  // namespace fftune

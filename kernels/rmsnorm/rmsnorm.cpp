@@ -1,0 +1,158 @@
+#include "kernels/rmsnorm/rmsnorm.hpp"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/rmsnorm/baselines.hpp"
+#include "kernels/rmsnorm/families.hpp"
+
+namespace fftune {
+namespace rmsnorm {
+namespace {
+
+std::vector<TensorSpec> tensors_of(const Layer& layer) {
+  const std::vector<std::int64_t> rows{layer.m, layer.d};
+  const auto matrix = [&](const char* name, Role role) {
+    return TensorSpec{name, layer.dtype, rows, role, 1};
+  };
+  // What w is multiplied with is of order one; in gemma's convention it is the distance from 1.
+  TensorSpec w{"w", layer.weight_dtype, {layer.d}, Role::input, 1};
+  if (layer.convention == Convention::gemma) w.scale = 0.25;
+  TensorSpec rstd{"rstd", DType::f32, {layer.m}, Role::output, 0.125, 1};
+
+  std::vector<TensorSpec> tensors{matrix("x", Role::input)};
+  if (!layer.backward) {
+    if (layer.adds) tensors.push_back(matrix("residual", Role::input));
+    tensors.push_back(w);
+    tensors.push_back(matrix("y", Role::output));
+    if (layer.adds) tensors.push_back(matrix("sum", Role::output));
+    if (layer.saves) tensors.push_back(rstd);
+    return tensors;
+  }
+  tensors.push_back(w);
+  tensors.push_back(matrix("dy", Role::input));
+  if (layer.adds) tensors.push_back(matrix("dsum", Role::input));
+  rstd.role = Role::input;
+  if (layer.saves) tensors.push_back(rstd);
+  tensors.push_back(matrix("dx", Role::output));
+  tensors.push_back({"dw", layer.weight_dtype, {layer.d}, Role::output, 1});
+  return tensors;
+}
+
+class RmsNorm final : public Op {
+ public:
+  std::string_view name() const override { return "rmsnorm"; }
+  std::string_view summary() const override {
+    return "root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w";
+  }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "m",
+             .help = "tokens",
+             .default_on_cuda = {1, 64, 4096, 16384},
+             .default_on_cpu = {1, 64, 4096}},
+            {.name = "d",
+             .help = "features of a token",
+             .max = most_features,
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 4096}};
+  }
+  std::vector<OptionField> options() const override {
+    return {{"convention",
+             "where it rounds, and whether w is kept as its distance from 1",
+             {"llama", "gemma", "t5"}},
+            {"residual", "add a residual first, and write the sum too", {"no", "yes"}},
+            {"save", "what the forward pass keeps for the backward pass", {"nothing", "rstd"}},
+            {"weights", "element type of w and dw: the op's, or f32", {"same", "f32"}},
+            {"eps", "added to the mean square", {"1e-06"}, NumberRange{0, 1}}};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
+    return {DType::bf16, DType::fp16, DType::f32};
+  }
+  std::string_view token_size() const override { return "m"; }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(layer_of(problem));
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    StageSpec stage;
+    stage.name = layer.backward ? stage_backward : stage_forward;
+    for (const auto& tensor : tensors_of(layer)) {
+      (tensor.role == Role::input ? stage.inputs : stage.outputs).push_back(tensor.name);
+      stage.bytes += static_cast<double>(tensor.bytes());
+    }
+    // Behind dw are sums over tokens of what sums over features are behind.
+    stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
+    const double elements = static_cast<double>(layer.m) * static_cast<double>(layer.d);
+    stage.flops = elements * (layer.backward ? 12 : 4) + (layer.adds ? elements : 0);
+    return {stage};
+  }
+
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    rmsnorm::reference(layer_of(problem), tensors, parallel);
+  }
+
+  std::vector<const Family*> families() const override {
+    return {&forward_rows_family(),      &backward_rows_family(), &forward_fallback_family(),
+            &backward_fallback_family(), &cpu_forward_family(),   &cpu_backward_family()};
+  }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return rmsnorm::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+Layer layer_of(const Problem& problem) {
+  Layer layer;
+  layer.m = problem.size("m");
+  layer.d = problem.size("d");
+  layer.eps = static_cast<float>(problem.number("eps"));
+  const auto& convention = problem.option("convention");
+  layer.convention = convention == "gemma" ? Convention::gemma
+                     : convention == "t5"  ? Convention::t5
+                                           : Convention::llama;
+  layer.backward = problem.pass == "bwd";
+  layer.adds = problem.option("residual") == "yes";
+  layer.saves = problem.option("save") == "rstd";
+  layer.dtype = problem.dtype;
+  layer.weight_dtype = problem.option("weights") == "f32" ? DType::f32 : problem.dtype;
+  return layer;
+}
+
+Places places_of(const Layer& layer) {
+  Places places;
+  const auto tensors = tensors_of(layer);
+  const auto place = [&](const char* name) {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i].name == name) return i;
+    return absent;
+  };
+  places.x = place("x");
+  places.residual = place("residual");
+  places.w = place("w");
+  places.dy = place("dy");
+  places.dsum = place("dsum");
+  places.rstd = place("rstd");
+  places.y = place("y");
+  places.sum = place("sum");
+  places.dx = place("dx");
+  places.dw = place("dw");
+  places.count = tensors.size();
+  return places;
+}
+
+}  // namespace rmsnorm
+
+const Op& rmsnorm_op() {
+  static const rmsnorm::RmsNorm op;
+  return op;
+}
+
+}  // namespace fftune

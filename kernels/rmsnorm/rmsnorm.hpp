@@ -1,0 +1,72 @@
+// Root mean square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467):
+// y = x̂ ⊙ factor(w), x̂ = x / sqrt(mean(x²) + eps), the mean over a row of d features.
+//
+// Conventions: llama rounds x̂ to the dtype before it multiplies, and factor(w) = w; gemma rounds
+// nothing on the way, and factor(w) = 1 + w; t5 rounds nothing either, and factor(w) = w.
+//
+// With the residual added, sum = x + residual rounded to the dtype is written too and is what is
+// normalised. The backward pass then takes that sum in the place of x, and the gradient of the sum
+// that comes from beyond the layer: dx = dx of the norm + dsum is the gradient of both x and
+// residual. dw = the sum over rows of dy ⊙ x̂. Rounding counts as the identity: where the forward
+// pass rounds x̂, its gradient is taken, and multiplied, as if it had not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/problem.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// Defined in rmsnorm.cpp; listed in kernels/catalog.cpp.
+const Op& rmsnorm_op();
+
+namespace rmsnorm {
+
+constexpr const char* stage_forward = "forward";
+constexpr const char* stage_backward = "backward";
+
+constexpr std::int64_t most_features = 65536;
+
+enum class Convention { llama, gemma, t5 };
+
+/// A problem's sizes and options, read once.
+struct Layer {
+  std::int64_t m = 0;  // tokens
+  std::int64_t d = 0;  // features of a token
+  float eps = 0;
+  Convention convention = Convention::llama;
+  bool backward = false;
+  bool adds = false;   // the residual is added
+  bool saves = false;  // the forward pass writes rstd, and the backward pass reads it
+  DType dtype = DType::f32;
+  DType weight_dtype = DType::f32;
+};
+Layer layer_of(const Problem& problem);
+
+/// No tensor: one that the options leave out.
+constexpr std::size_t absent = static_cast<std::size_t>(-1);
+
+/// The places of the op's tensors. Forward: x, residual, w, y, sum, rstd. Backward: x (the sum
+/// where the residual was added), w, dy, dsum, rstd, dx, dw.
+struct Places {
+  std::size_t x = absent;         // [m, d]
+  std::size_t residual = absent;  // [m, d], if it is added
+  std::size_t w = absent;         // [d]
+  std::size_t dy = absent;        // [m, d]
+  std::size_t dsum = absent;      // [m, d], if the residual was added
+  std::size_t rstd = absent;      // [m], f32, if saved: 1 / sqrt(mean(x²) + eps)
+  std::size_t y = absent;         // [m, d]
+  std::size_t sum = absent;       // [m, d], if the residual is added
+  std::size_t dx = absent;        // [m, d]
+  std::size_t dw = absent;        // [d]
+  std::size_t count = 0;
+};
+Places places_of(const Layer& layer);
+
+/// The definition in float64, of either pass.
+void reference(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel);
+
+}  // namespace rmsnorm
+}  // namespace fftune

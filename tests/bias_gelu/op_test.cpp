@@ -1,0 +1,80 @@
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/bias_gelu/bias_gelu.hpp"
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+#include "verify/host_threads.hpp"
+
+using namespace fftune;
+
+namespace {
+
+Problem problem_of(const std::string& pass, const std::string& act, DType dtype = DType::f32) {
+  return canonical(bias_gelu_op(), {"bias-gelu", pass, dtype, {{"m", 2}, {"h", 3}}, {{"act", act}}},
+                   DeviceKind::cpu);
+}
+
+ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
+  HostThreads threads;
+  bias_gelu_op().reference(problem, 0, tensors, threads);
+  return tensors;
+}
+
+}  // namespace
+
+TEST_CASE("bias-gelu is in the catalog, and every source that its families name is embedded") {
+  const auto& catalog = builtin_catalog();
+  REQUIRE(&catalog.op("bias-gelu") == &bias_gelu_op());
+  for (const auto* family : bias_gelu_op().families())
+    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+}
+
+TEST_CASE("tensors are at the places that the header says") {
+  for (const std::string pass : {"fwd", "bwd"}) {
+    const auto tensors = bias_gelu_op().tensors(problem_of(pass, "gelu"));
+    CHECK(tensor_index(tensors, "x") == bias_gelu::tensor::x);
+    CHECK(tensor_index(tensors, "bias") == bias_gelu::tensor::bias);
+    if (pass == "fwd") {
+      CHECK(tensor_index(tensors, "y") == bias_gelu::tensor::y);
+      CHECK(tensors.size() == bias_gelu::tensor::forward_count);
+    } else {
+      CHECK(tensor_index(tensors, "dy") == bias_gelu::tensor::dy);
+      CHECK(tensor_index(tensors, "dx") == bias_gelu::tensor::dx);
+      CHECK(tensor_index(tensors, "dbias") == bias_gelu::tensor::dbias);
+      CHECK(tensors.size() == bias_gelu::tensor::backward_count);
+    }
+  }
+}
+
+TEST_CASE("slopes are the derivatives of the activations") {
+  for (const auto& name : activation_names()) {
+    const auto activation = parse_activation(name);
+    for (double x = -6.03; x < 6; x += 0.17) {
+      const double step = 1e-3;
+      const auto at = [&](double by) { return activate(activation, x + by * step); };
+      const double slope = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step);
+      CAPTURE(name, x);
+      CHECK(activation_slope(activation, x) == Approx(slope).margin(1e-9));
+    }
+  }
+}
+
+TEST_CASE("the reference is the formula, by hand") {
+  // Φ(1) = 0.841344746, φ(1) = 0.241970725.
+  const ReferenceTensors in{
+      {"x", {0.5, -1, 3, 0, 1, 0}}, {"bias", {0.5, 0, -2}}, {"dy", {2, 1, 1, 0, 1, 0}}};
+  const auto forward = run(problem_of("fwd", "gelu"), in);
+  CHECK(forward.at("y")[0] == Approx(0.841344746));
+  CHECK(forward.at("y")[1] == Approx(0.841344746 - 1));
+  CHECK(forward.at("y")[2] == Approx(0.841344746));
+  const auto backward = run(problem_of("bwd", "gelu"), in);
+  const double slope = 0.841344746 + 0.241970725;
+  CHECK(backward.at("dx")[0] == Approx(2 * slope));
+  CHECK(backward.at("dx")[1] == Approx(1 - slope));
+  CHECK(backward.at("dbias")[0] == Approx(2 * slope));
+  CHECK(backward.at("dbias")[1] == Approx(1));
+  const auto tanh = run(problem_of("fwd", "gelu-tanh"), in);
+  CHECK(tanh.at("y")[0] == Approx(0.5 * (1 + std::tanh(0.79788456 * 1.044715))));
+}
