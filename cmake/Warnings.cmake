@@ -4,7 +4,8 @@ function(fftune_target_defaults target)
   # GCC 12 and 13 see overlaps and overruns in the standard library's own strings and vectors that
   # are not there (GCC bugs 105651 and 107852).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
-    target_compile_options(${target} PRIVATE -Wno-restrict -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
+    target_compile_options(${target} PRIVATE -Wno-restrict -Wno-array-bounds
+                           -Wno-stringop-overflow -Wno-stringop-overread)
   endif()
   if(FFTUNE_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
