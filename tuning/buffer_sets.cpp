@@ -38,7 +38,8 @@ class NormalSource {
 void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source) {
   const auto elements = static_cast<std::size_t>(tensor.elements());
   std::vector<float> values(std::min(elements, drawn_elements));
-  for (auto& value : values) value = source.next() * static_cast<float>(tensor.scale);
+  for (auto& value : values)
+    value = static_cast<float>(tensor.mean) + source.next() * static_cast<float>(tensor.scale);
   std::vector<std::byte> encoded(values.size() * dtype_bytes(tensor.dtype));
   encode(tensor.dtype, values, encoded.data());
   backend.write(address, encoded.data(), encoded.size());

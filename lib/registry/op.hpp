@@ -41,6 +41,7 @@ struct TensorSpec {
   std::vector<std::int64_t> shape;  // row-major
   Role role = Role::input;
   double scale = 1;  // standard deviation of its random values where it is an input
+  double mean = 0;   // and their mean
 
   std::int64_t elements() const;
   std::size_t bytes() const;

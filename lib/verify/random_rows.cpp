@@ -21,19 +21,21 @@ constexpr std::uint64_t golden = 0x9e3779b97f4a7c15u;
 /// Standard deviation of the sum of four uniform integers in [0, 65535]: 2 sqrt((2^32 - 1) / 12).
 constexpr double deviation = 37837.22774;
 
-void random_values(std::uint64_t key, std::int64_t first, float scale, std::span<float> out) {
+void random_values(std::uint64_t key, std::int64_t first, float scale, float mean,
+                   std::span<float> out) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     const std::uint64_t bits = mix(key + golden * (static_cast<std::uint64_t>(first) + i + 1));
     const auto sum = static_cast<std::int32_t>((bits & 0xffffu) + ((bits >> 16) & 0xffffu) +
                                                ((bits >> 32) & 0xffffu) + (bits >> 48));
-    out[i] = static_cast<float>(sum - 131070) * scale;
+    out[i] = mean + static_cast<float>(sum - 131070) * scale;
   }
 }
 
 }  // namespace
 
 void random_rows(std::uint64_t seed, std::string_view name, DType dtype, double scale,
-                 std::int64_t rows, std::int64_t columns, void* out, Parallel& parallel) {
+                 std::int64_t rows, std::int64_t columns, void* out, Parallel& parallel,
+                 double mean) {
   const std::uint64_t tensor_key = mix(fnv1a(name) ^ mix(seed + golden));
   const auto unit = static_cast<float>(scale / deviation);
   const std::size_t element = dtype_bytes(dtype);
@@ -44,7 +46,7 @@ void random_rows(std::uint64_t seed, std::string_view name, DType dtype, double 
       for (std::int64_t column = 0; column < columns; column += std::ssize(values)) {
         const auto count = std::min<std::int64_t>(std::ssize(values), columns - column);
         const std::span<float> part(values.data(), static_cast<std::size_t>(count));
-        random_values(key, column, unit, part);
+        random_values(key, column, unit, static_cast<float>(mean), part);
         encode(dtype, part,
                static_cast<std::byte*>(out) +
                    static_cast<std::size_t>(row * columns + column) * element);
