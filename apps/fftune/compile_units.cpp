@@ -61,13 +61,7 @@ class Units {
   std::vector<CompileUnit> units_;
 };
 
-std::vector<Problem> example_problems(const Op& op, ProblemOptions options) {
-  for (const DType dtype : op.dtypes(DeviceKind::cuda))
-    options.dtypes += (options.dtypes.empty() ? "" : ",") + std::string(dtype_name(dtype));
-  return problems_of(op, options, Sizes::optional, DeviceKind::cuda);
-}
-
-/// The usual form of the op, and each rare one by itself; with `chosen` options those alone.
+/// The usual form of the op, and each rare one by itself; with chosen options those alone.
 std::vector<std::map<std::string, std::string>> forms_of(
     const Op& op, const std::map<std::string, std::string>& chosen) {
   std::vector<std::map<std::string, std::string>> forms{chosen};
@@ -78,15 +72,18 @@ std::vector<std::map<std::string, std::string>> forms_of(
   return forms;
 }
 
-std::vector<Problem> example_problems(const Op& op,
-                                      const std::map<std::string, std::string>& chosen) {
+std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen) {
+  ProblemOptions options = chosen;
+  if (options.dtypes.empty())
+    for (const DType dtype : op.dtypes(DeviceKind::cuda))
+      options.dtypes += (options.dtypes.empty() ? "" : ",") + std::string(dtype_name(dtype));
   std::vector<Problem> problems;
-  for (const auto& form : forms_of(op, chosen))
+  for (const auto& form : forms_of(op, chosen.options))
     for (const std::string& pass : op.passes()) {
-      ProblemOptions options;
       options.options = form;
       options.pass = pass;
-      for (Problem& problem : example_problems(op, options)) problems.push_back(std::move(problem));
+      for (Problem& problem : problems_of(op, options, Sizes::optional, DeviceKind::cuda))
+        problems.push_back(std::move(problem));
     }
   return problems;
 }
@@ -94,10 +91,9 @@ std::vector<Problem> example_problems(const Op& op,
 }  // namespace
 
 std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
-                                       const std::string& family,
-                                       const std::map<std::string, std::string>& options,
+                                       const std::string& family, const ProblemOptions& chosen,
                                        std::size_t sample) {
-  const std::vector<Problem> problems = example_problems(op, options);
+  const std::vector<Problem> problems = example_problems(op, chosen);
   std::vector<CompileUnit> all;
   const auto take = [&](Units& units) {
     for (CompileUnit& unit : units.take(sample)) all.push_back(std::move(unit));

@@ -4,6 +4,7 @@
 
 namespace fftune {
 
+using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
@@ -14,7 +15,7 @@ inline constexpr bool is_same = false;
 template <class Type>
 inline constexpr bool is_same<Type, Type> = true;
 
-static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
+static_assert(sizeof(u8) == 1 && sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer value, Integer divisor) {

@@ -243,7 +243,8 @@ class CpuBlas final : public Family {
   }
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
-  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
+  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (is_quantised(problem)) return no_fp8;
     return std::nullopt;
   }
 

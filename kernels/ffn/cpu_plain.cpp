@@ -17,8 +17,8 @@ constexpr std::size_t lanes = 8;    // partial sums, which a compiler may keep i
 /// The products of rows of `x` [tokens, depth] and `w` [rows, depth], both of `dtype`.
 class Product {
  public:
-  Product(DType dtype, const void* x, const void* w, std::size_t depth)
-      : dtype_(dtype), x_(x), w_(w), depth_(depth) {}
+  Product(DType dtype, const void* x, const void* w, std::size_t depth, float scale)
+      : dtype_(dtype), x_(x), w_(w), depth_(depth), scale_(scale) {}
 
   /// Row `token` of x times row `row` of w, summed in fp32 in a fixed order.
   float at(std::size_t token, std::size_t row) const {
@@ -32,7 +32,7 @@ class Product {
     }
     float sum = 0;
     for (const float part : partial) sum += part;
-    return sum;
+    return sum * scale_;
   }
 
  private:
@@ -44,7 +44,13 @@ class Product {
   const void* x_;
   const void* w_;
   std::size_t depth_;
+  float scale_;
 };
+
+/// The value of a scale; 1 of a problem that has none.
+float scale_of(const HostCall& call, std::size_t place) {
+  return place == Places::none ? 1.0f : *static_cast<const float*>(call.tensors[place]);
+}
 
 /// Fills out [tokens, rows] of `dtype` with value(token, row), some rows of weights a task.
 template <typename Value>
@@ -82,34 +88,39 @@ class CpuPlain final : public Family {
     const auto m = static_cast<std::size_t>(shape.m);
     const auto d = static_cast<std::size_t>(shape.d);
     const auto h = static_cast<std::size_t>(shape.h);
-    const auto dtype = problem.dtype;
+    const auto dtype = problem.dtype, wide = wide_dtype(problem);
     const auto activation = parse_activation(problem.option("act"));
     Program program;
     const Form form = form_of(problem);
     const Places at = places_of(problem);
     program.host_tensors = at.count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const Product gate(dtype, call.tensors[tensor::x], call.tensors[tensor::w_gate], d);
-      const Product up(dtype, call.tensors[tensor::x], call.tensors[tensor::w_up], d);
+      const float x_scale = scale_of(call, at.x_scale), out = scale_of(call, at.hidden_scale);
+      const Product gate(dtype, call.tensors[tensor::x], call.tensors[tensor::w_gate], d,
+                         x_scale * scale_of(call, at.w_gate_scale));
+      const Product up(dtype, call.tensors[tensor::x], call.tensors[tensor::w_up], d,
+                       x_scale * scale_of(call, at.w_up_scale));
       fill(call, dtype, call.tensors[at.hidden], m, h, [&](auto token, auto row) {
-        return static_cast<float>(activate(activation, gate.at(token, row))) * up.at(token, row);
+        return static_cast<float>(activate(activation, gate.at(token, row))) * up.at(token, row) /
+               out;
       });
       if (!form.saves) return;
       for (const auto& [product, place] : {std::pair{&gate, at.gate}, {&up, at.up}})
-        fill(call, dtype, call.tensors[place], m, h,
+        fill(call, wide, call.tensors[place], m, h,
              [product = product](auto token, auto row) { return product->at(token, row); });
     }));
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const Product down(dtype, call.tensors[at.hidden], call.tensors[tensor::w_down], h);
+      const Product down(dtype, call.tensors[at.hidden], call.tensors[tensor::w_down], h,
+                         scale_of(call, at.hidden_scale) * scale_of(call, at.w_down_scale));
       const auto added = [&](bool adds, std::size_t place, std::size_t index) {
         float value = 0;
         if (adds)
-          decode(dtype,
-                 static_cast<const std::byte*>(call.tensors[place]) + index * dtype_bytes(dtype),
+          decode(wide,
+                 static_cast<const std::byte*>(call.tensors[place]) + index * dtype_bytes(wide),
                  {&value, 1});
         return value;
       };
-      fill(call, dtype, call.tensors[at.y], m, d, [&](auto token, auto row) {
+      fill(call, wide, call.tensors[at.y], m, d, [&](auto token, auto row) {
         return down.at(token, row) + added(form.bias, at.b_down, row) +
                added(form.residual, at.residual, token * d + row);
       });

@@ -12,6 +12,9 @@
 
 namespace fftune::ffn {
 
+/// Why a family of f32 products refuses fp8.
+constexpr const char* no_fp8 = "its products are in f32, and fp8 has scales to apply to them";
+
 /// Why a family refuses every form but the plain one.
 constexpr const char* plain_alone =
     "it keeps gate and up in the cache, and adds nothing to y: the plain form alone";

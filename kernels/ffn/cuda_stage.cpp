@@ -53,6 +53,15 @@ std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem) 
   return arguments;
 }
 
+std::vector<Argument> scale_arguments(CudaStage stage, const Problem& problem) {
+  if (!is_quantised(problem)) return {};
+  const Places at = places_of(problem);
+  if (stage == CudaStage::down)
+    return {TensorArgument{at.hidden_scale}, TensorArgument{at.w_down_scale}};
+  return {TensorArgument{at.x_scale}, TensorArgument{at.w_gate_scale},
+          TensorArgument{at.w_up_scale}, TensorArgument{at.hidden_scale}};
+}
+
 std::vector<std::int64_t> size_arguments(const Problem& problem) {
   const Shape shape = shape_of(problem);
   return {shape.m, shape.d, shape.h};
@@ -81,12 +90,19 @@ std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts
 
 std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts) {
   if (auto refusal = refuse_cuda(problem, facts)) return refusal;
-  if (problem.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+  if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
+    return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
+                       dtype_name(problem.dtype));
+  return refuse_rows(problem);
+}
+
+std::optional<std::string> refuse_rows(const Problem& problem) {
   const Shape shape = shape_of(problem);
+  const auto elements = static_cast<std::int64_t>(16 / dtype_bytes(problem.dtype));
   for (const auto& [name, size] : {std::pair{"d", shape.d}, std::pair{"h", shape.h}})
-    if (size % 8 != 0)
-      return fmt::format("rows of {}={} are not 16-byte aligned: {} must be a multiple of 8", name,
-                         size, name);
+    if (size % elements != 0)
+      return fmt::format("rows of {}={} are not 16-byte aligned: {} must be a multiple of {}", name,
+                         size, name, elements);
   return std::nullopt;
 }
 

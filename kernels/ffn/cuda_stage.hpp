@@ -25,6 +25,10 @@ GemmShape gemm_of(CudaStage stage, const Problem& problem);
 /// or hidden, w_down, y, b_down, residual; null for those that the problem's form does without.
 std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem);
 
+/// The scales in the order of an fp8 kernel's parameters: x, w_gate, w_up, hidden, or hidden,
+/// w_down. Empty where the problem has none.
+std::vector<Argument> scale_arguments(CudaStage stage, const Problem& problem);
+
 /// m, d, h: the size parameters of every kernel.
 std::vector<std::int64_t> size_arguments(const Problem& problem);
 
@@ -45,6 +49,9 @@ bool may_start_early(CudaStage stage, const DeviceFacts& facts);
 
 /// Why a kernel of mma.sync and 16-byte rows cannot serve the problem, one line.
 std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts);
+
+/// Why rows of the problem's sizes and dtype cannot be loaded 16 bytes at a time.
+std::optional<std::string> refuse_rows(const Problem& problem);
 
 /// Why no CUDA kernel of this folder can serve it.
 std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts);

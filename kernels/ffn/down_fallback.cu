@@ -1,5 +1,6 @@
 // y = hidden Wd^T (+ bias) (+ residual) for any sizes, alignment and element type. Grid: ceil(m /
 // 64) * ceil(d / 64), in one dimension because only that one may pass 65,535. Block: 256 threads.
+#include "common/float8.cuh"
 #include "gemm/fallback.cuh"
 
 namespace fftune {
@@ -10,7 +11,19 @@ __global__ void __launch_bounds__(256)
                   int d, int h) {
   using gemm = fallback_gemm<T, Epilogue>;
   __shared__ typename gemm::storage shared;
-  gemm::run(hidden, {w_down}, {y}, {bias, residual}, m, d, h, shared);
+  gemm::run(hidden, {w_down}, y, {}, {bias, residual}, {}, m, d, h, shared);
+}
+
+// The same with elements of fp8: hidden and w_down; the rest is bf16.
+template <class T, class Epilogue>
+__global__ void __launch_bounds__(256)
+    down_fallback_fp8(const T* hidden, const T* w_down, bf16* y, const bf16* bias,
+                      const bf16* residual, const float* hidden_scale, const float* w_down_scale,
+                      int m, int d, int h) {
+  using gemm = fallback_gemm<T, Epilogue, bf16, bf16, tensor_scales>;
+  __shared__ typename gemm::storage shared;
+  gemm::run(hidden, {w_down}, y, {}, {bias, residual}, {hidden_scale, {w_down_scale}, nullptr}, m,
+            d, h, shared);
 }
 
 }  // namespace fftune

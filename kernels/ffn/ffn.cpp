@@ -1,6 +1,7 @@
 #include "kernels/ffn/ffn.hpp"
 
 #include <cmath>
+#include <utility>
 
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/baselines.hpp"
@@ -47,8 +48,8 @@ class Ffn final : public Op {
              .rare = true}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16, DType::fp8};
+    return {DType::bf16, DType::fp16, DType::f32, DType::fp8};
   }
   std::string_view token_size() const override { return "m"; }
 
@@ -58,17 +59,29 @@ class Ffn final : public Op {
     // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
     const double by_d = 1 / std::sqrt(static_cast<double>(d));
     const double by_h = 1 / std::sqrt(static_cast<double>(h));
-    std::vector<TensorSpec> tensors{{"x", dtype, {m, d}, Role::input, 1},
-                                    {"w_gate", dtype, {h, d}, Role::input, by_d},
-                                    {"w_up", dtype, {h, d}, Role::input, by_d},
-                                    {"w_down", dtype, {d, h}, Role::input, by_h}};
+    // Elements of fp8 are drawn well above their subnormals, and below 448; the scales undo that.
+    const bool quantised = is_quantised(problem);
+    const double up_by = quantised ? 16 : 1, hidden_by = quantised ? 4 : 1;
+    std::vector<TensorSpec> tensors{
+        {"x", dtype, {m, d}, Role::input, up_by},
+        {"w_gate", dtype, {h, d}, Role::input, quantised ? up_by : by_d},
+        {"w_up", dtype, {h, d}, Role::input, quantised ? up_by : by_d},
+        {"w_down", dtype, {d, h}, Role::input, quantised ? up_by : by_h}};
+    if (quantised)
+      for (const auto& [name, mean] : {std::pair{"x_scale", 1 / up_by},
+                                       {"w_gate_scale", by_d / up_by},
+                                       {"w_up_scale", by_d / up_by},
+                                       {"hidden_scale", 1 / hidden_by},
+                                       {"w_down_scale", by_h / up_by}})
+        tensors.push_back({name, DType::f32, {1}, Role::input, mean / 10, mean});
+    const DType wide = wide_dtype(problem);
     const Form form = form_of(problem);
-    if (form.bias) tensors.push_back({"b_down", dtype, {d}, Role::input, 1});
-    if (form.residual) tensors.push_back({"residual", dtype, {m, d}, Role::input, 1});
-    tensors.push_back({"y", dtype, {m, d}, Role::output, 1});
+    if (form.bias) tensors.push_back({"b_down", wide, {d}, Role::input, 1});
+    if (form.residual) tensors.push_back({"residual", wide, {m, d}, Role::input, 1});
+    tensors.push_back({"y", wide, {m, d}, Role::output, 1});
     if (form.saves) {
-      tensors.push_back({"gate", dtype, {m, h}, Role::output, 1});
-      tensors.push_back({"up", dtype, {m, h}, Role::output, 1});
+      tensors.push_back({"gate", wide, {m, h}, Role::output, 1});
+      tensors.push_back({"up", wide, {m, h}, Role::output, 1});
     }
     tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
     return tensors;
@@ -81,6 +94,11 @@ class Ffn final : public Op {
     StageSpec down{.name = stage_down, .inputs = {"hidden", "w_down"}, .outputs = {"y"}};
     const Form form = form_of(problem);
     if (form.saves) gate_up.outputs.insert(gate_up.outputs.end(), {"gate", "up"});
+    if (is_quantised(problem)) {
+      gate_up.inputs.insert(gate_up.inputs.end(),
+                            {"x_scale", "w_gate_scale", "w_up_scale", "hidden_scale"});
+      down.inputs.insert(down.inputs.end(), {"hidden_scale", "w_down_scale"});
+    }
     if (form.bias) down.inputs.push_back("b_down");
     if (form.residual) down.inputs.push_back("residual");
     // A multiplication and an addition for each weight and token; the activation is not counted.
@@ -121,6 +139,14 @@ Shape shape_of(const Problem& problem) {
   return {problem.size("m"), problem.size("d"), problem.size("h")};
 }
 
+bool is_quantised(const Problem& problem) {
+  return problem.dtype == DType::fp8;
+}
+
+DType wide_dtype(const Problem& problem) {
+  return is_quantised(problem) ? DType::bf16 : problem.dtype;
+}
+
 Form form_of(const Problem& problem) {
   return {.saves = problem.has("save", "preact"),
           .bias = problem.has("bias", "down"),
@@ -131,6 +157,10 @@ Places places_of(const Problem& problem) {
   Places places;
   const Form form = form_of(problem);
   std::size_t next = tensor::w_down + 1;
+  if (is_quantised(problem))
+    for (std::size_t* scale : {&places.x_scale, &places.w_gate_scale, &places.w_up_scale,
+                               &places.hidden_scale, &places.w_down_scale})
+      *scale = next++;
   if (form.bias) places.b_down = next++;
   if (form.residual) places.residual = next++;
   places.y = next++;

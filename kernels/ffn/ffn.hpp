@@ -23,6 +23,12 @@ constexpr std::size_t w_up = 2;    // [h, d]
 constexpr std::size_t w_down = 3;  // [d, h]
 }  // namespace tensor
 
+/// In fp8, x, the weights and hidden are elements of fp8, each tensor with an f32 scale: a number
+/// is its element times the scale. hidden's scale is given too, as static quantisation has it. What
+/// is neither a sum's operand nor a scale is bf16.
+bool is_quantised(const Problem& problem);
+DType wide_dtype(const Problem& problem);
+
 /// What a problem asks for beside the plain forward pass.
 struct Form {
   bool saves = false;     // gate and up are outputs too: save=preact
@@ -36,6 +42,11 @@ Form form_of(const Problem& problem);
 /// The places of those that the form moves.
 struct Places {
   static constexpr std::size_t none = ~std::size_t{0};
+  std::size_t x_scale = none;  // [1], as the others
+  std::size_t w_gate_scale = none;
+  std::size_t w_up_scale = none;
+  std::size_t hidden_scale = none;
+  std::size_t w_down_scale = none;
   std::size_t b_down = none;    // [d]
   std::size_t residual = none;  // [m, d]
   std::size_t y = 4;            // [m, d]

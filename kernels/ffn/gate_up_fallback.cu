@@ -1,6 +1,7 @@
 // hidden = act(x Wg^T) * (x Wu^T) for any sizes, alignment and element type. gate = x Wg^T
 // and up = x Wu^T are stored where the epilogue says so. Grid: ceil(m / 64) * ceil(h / 64), in one
 // dimension because only that one may pass 65,535. Block: 256 threads.
+#include "common/float8.cuh"
 #include "gemm/fallback.cuh"
 
 namespace fftune {
@@ -11,7 +12,19 @@ __global__ void __launch_bounds__(256)
                      int d, int h) {
   using gemm = fallback_gemm<T, Epilogue>;
   __shared__ typename gemm::storage shared;
-  gemm::run(x, {w_gate, w_up}, {hidden, gate, up}, {}, m, h, d, shared);
+  gemm::run(x, {w_gate, w_up}, hidden, {gate, up}, {}, {}, m, h, d, shared);
+}
+
+// The same with elements of fp8: x, weights and hidden; gate and up are bf16.
+template <class T, class Epilogue>
+__global__ void __launch_bounds__(256)
+    gate_up_fallback_fp8(const T* x, const T* w_gate, const T* w_up, T* hidden, bf16* gate,
+                         bf16* up, const float* x_scale, const float* w_gate_scale,
+                         const float* w_up_scale, const float* hidden_scale, int m, int d, int h) {
+  using gemm = fallback_gemm<T, Epilogue, T, bf16, tensor_scales>;
+  __shared__ typename gemm::storage shared;
+  gemm::run(x, {w_gate, w_up}, hidden, {gate, up}, {},
+            {x_scale, {w_gate_scale, w_up_scale}, hidden_scale}, m, h, d, shared);
 }
 
 }  // namespace fftune

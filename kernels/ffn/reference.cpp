@@ -42,7 +42,13 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
   const auto m = static_cast<std::size_t>(shape.m);
   const auto d = static_cast<std::size_t>(shape.d);
   const auto h = static_cast<std::size_t>(shape.h);
+  const auto scale = [&](const char* name) {
+    return is_quantised(problem) ? tensors.at(name).front() : 1.0;
+  };
   if (stage == 0) {
+    const double gate_scale = scale("x_scale") * scale("w_gate_scale");
+    const double up_scale = scale("x_scale") * scale("w_up_scale");
+    const double hidden_scale = scale("hidden_scale");
     const auto activation = parse_activation(problem.option("act"));
     const double* x = tensors.at("x").data();
     const double* w_gate = tensors.at("w_gate").data();
@@ -51,9 +57,11 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     std::vector<double> hidden(m * h), gates(saves ? m * h : 0), ups(gates.size());
     for_each_row(h, parallel, [&](std::size_t j) {
       for (std::size_t i = 0; i < m; ++i) {
-        const double gate = dot(x + i * d, w_gate + j * d, d);
-        const double up = dot(x + i * d, w_up + j * d, d);
-        hidden[i * h + j] = activate(activation, gate) * up;
+        const double gate = gate_scale * dot(x + i * d, w_gate + j * d, d);
+        const double up = up_scale * dot(x + i * d, w_up + j * d, d);
+        const double value = activate(activation, gate) * up / hidden_scale;
+        // In fp8 the op itself quantises hidden.
+        hidden[i * h + j] = is_quantised(problem) ? round_to(DType::fp8, value) : value;
         if (!saves) continue;
         gates[i * h + j] = gate;
         ups[i * h + j] = up;
@@ -64,6 +72,7 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     tensors["gate"] = std::move(gates);
     tensors["up"] = std::move(ups);
   } else {
+    const double y_scale = scale("hidden_scale") * scale("w_down_scale");
     const double* hidden = tensors.at("hidden").data();
     const double* w_down = tensors.at("w_down").data();
     const Form form = form_of(problem);
@@ -71,7 +80,7 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     std::vector<double> y = form.residual ? tensors.at("residual") : std::vector<double>(m * d);
     for_each_row(d, parallel, [&](std::size_t j) {
       for (std::size_t i = 0; i < m; ++i)
-        y[i * d + j] += dot(hidden + i * h, w_down + j * h, h) + (bias ? bias[j] : 0);
+        y[i * d + j] += y_scale * dot(hidden + i * h, w_down + j * h, h) + (bias ? bias[j] : 0);
     });
     tensors["y"] = std::move(y);
   }

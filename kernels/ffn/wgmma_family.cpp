@@ -12,6 +12,8 @@ WgmmaOperands operands_of(CudaStage stage, const Problem& problem) {
   const Places at = places_of(problem);
   WgmmaOperands operands;
   operands.dtype = problem.dtype;
+  operands.c_dtype = stage == CudaStage::gate_up ? problem.dtype : wide_dtype(problem);
+  operands.scales = scale_arguments(stage, problem);
   if (stage == CudaStage::gate_up) {
     operands.a = TensorArgument{tensor::x};
     operands.b = {TensorArgument{tensor::w_gate}, TensorArgument{tensor::w_up}};
@@ -31,6 +33,7 @@ WgmmaOperands operands_of(CudaStage stage, const Problem& problem) {
 
 /// What the form adds to the name of the stage's kernel.
 std::string kernel_name(CudaStage stage, const Problem& problem) {
+  if (is_quantised(problem)) return stage_name(stage) + "_fp8_sm90";
   const Form form = form_of(problem);
   if (stage == CudaStage::gate_up) return form.saves ? "gate_up_saving_sm90" : "gate_up_sm90";
   return form.adds() ? "down_adding_sm90" : "down_sm90";
@@ -40,7 +43,12 @@ std::string kernel_name(CudaStage stage, const Problem& problem) {
 
 std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
                                                 const DeviceFacts& facts) const {
-  if (auto refusal = refuse_tensor_cores(problem, facts)) return refusal;
+  if (auto refusal =
+          is_quantised(problem) ? refuse_cuda(problem, facts) : refuse_tensor_cores(problem, facts))
+    return refusal;
+  if (auto refusal = refuse_rows(problem)) return refusal;
+  if (is_quantised(problem) && !form_of(problem).plain())
+    return "in fp8 it saves and adds nothing: the plain form alone";
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
@@ -48,11 +56,13 @@ std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
 }
 
 Space WgmmaFamily::space(const Problem& problem, const DeviceFacts& facts) const {
-  return wgmma_space(gemm_of(stage_, problem), facts);
+  return is_quantised(problem) ? wgmma_fp8_space(gemm_of(stage_, problem), facts)
+                               : wgmma_space(gemm_of(stage_, problem), facts);
 }
 
 Config WgmmaFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  return wgmma_default(gemm_of(stage_, problem), facts);
+  return is_quantised(problem) ? wgmma_fp8_default(gemm_of(stage_, problem), facts)
+                               : wgmma_default(gemm_of(stage_, problem), facts);
 }
 
 Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,

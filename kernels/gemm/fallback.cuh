@@ -1,7 +1,7 @@
 // C = epilogue(A B1^T[, A B2^T]) for any sizes, any alignment and any element type: the kernel of
 // last resort.
 //
-// Each output of the epilogue has a C of its own.
+// Each output of the epilogue has a C of its own: c, then `sums`.
 //
 // A 64 x 64 tile a block of 256 threads, 16 of k at a time through shared memory, 4 x 4 sums a
 // thread with fp32 FMA. Every load and store is one element, so nothing has to be a multiple of
@@ -9,10 +9,12 @@
 #pragma once
 
 #include "gemm/epilogue.cuh"
+#include "gemm/scales.cuh"
 
 namespace fftune {
 
-template <class T, class Epilogue>
+// Elements are T; the epilogue's first output is Out, and all else that is stored or added Wide.
+template <class T, class Epilogue, class Out = T, class Wide = T, class Scales = no_scales>
 class fallback_gemm {
   static constexpr int products = Epilogue::products, outputs = Epilogue::outputs;
   static constexpr int tile = 64, bk = 16, side = 16, per_thread = tile / side;
@@ -32,13 +34,13 @@ class fallback_gemm {
     }
   }
 
-  template <int output = 0>
-  static __device__ __forceinline__ void store(T* const (&c)[most_outputs], const addends<T>& more,
-                                               i64 row, i64 column, int n,
-                                               const float (&sum)[products]) {
-    const float value = output_of<Epilogue, output>(sum);
-    c[output][row * n + column] = from_float<T>(more.template add<Epilogue>(value, row, column, n));
-    if constexpr (output + 1 < outputs) store<output + 1>(c, more, row, column, n, sum);
+  template <int output = 1>
+  static __device__ __forceinline__ void store_sums(Wide* const (&sums)[most_outputs - 1], i64 at,
+                                                    const float (&sum)[products]) {
+    if constexpr (output < outputs) {
+      sums[output - 1][at] = from_float<Wide>(output_of<Epilogue, output>(sum));
+      store_sums<output + 1>(sums, at, sum);
+    }
   }
 
  public:
@@ -47,9 +49,10 @@ class fallback_gemm {
     operand b[products];
   };
 
-  static __device__ __forceinline__ void run(const T* a, const T* const (&b)[products],
-                                             T* const (&c)[most_outputs], const addends<T>& more,
-                                             int m, int n, int k, storage& shared) {
+  static __device__ __forceinline__ void run(const T* a, const T* const (&b)[products], Out* c,
+                                             Wide* const (&sums)[most_outputs - 1],
+                                             const addends<Wide>& more, const Scales& scales, int m,
+                                             int n, int k, storage& shared) {
     const u32 tiles_n = ceil_div(static_cast<u32>(n), static_cast<u32>(tile));
     const i64 first_m = static_cast<i64>(blockIdx.x / tiles_n) * tile;
     const i64 first_n = static_cast<i64>(blockIdx.x % tiles_n) * tile;
@@ -89,7 +92,18 @@ class fallback_gemm {
       for (int j = 0; j < per_thread; ++j) {
         const i64 at_m = first_m + row + i * side, at_n = first_n + column + j * side;
         if (at_m < m && at_n < n) {
-          store(c, more, at_m, at_n, n, sum[i][j]);
+          float(&own)[products] = sum[i][j];
+          if constexpr (Scales::present) {
+#pragma unroll
+            for (int product = 0; product < products; ++product) {
+              own[product] *= scales.of_product(product);
+            }
+          }
+          float value = output_of<Epilogue, 0>(own);
+          if constexpr (Scales::present) value *= scales.of_output();
+          const i64 at = at_m * n + at_n;
+          c[at] = from_float<Out>(more.template add<Epilogue>(value, at_m, at_n, n));
+          store_sums(sums, at, own);
         }
       }
     }

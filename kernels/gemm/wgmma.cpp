@@ -144,10 +144,10 @@ void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& f
   const WgmmaTile t(config);
   const auto box = [](int value) { return static_cast<std::uint32_t>(value); };
   const auto map = [&](Pointer matrix, std::int64_t rows, std::int64_t columns, int box_rows,
-                       int box_columns) {
-    return TensorMapArgument{matrix,  operands.dtype, rows,
-                             columns, box(box_rows),  box(box_columns)};
+                       int box_columns, DType dtype) {
+    return TensorMapArgument{matrix, dtype, rows, columns, box(box_rows), box(box_columns)};
   };
+  const int bk = static_cast<int>(128 / dtype_bytes(operands.dtype));
   const std::int64_t clusters = t.clusters(shape);
   const std::int64_t resident = std::max(facts.multiprocessors / t.cluster_blocks(), 1);
   KernelLaunch launch;
@@ -158,17 +158,20 @@ void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& f
   launch.cluster.x = box(t.cluster_blocks());
   launch.shared_bytes = static_cast<std::uint32_t>(t.shared_bytes(shape.products));
   launch.programmatic = programmatic;
-  launch.arguments.emplace_back(map(operands.a, shape.m, shape.k, t.bm / t.cluster_n, 64));
+  launch.arguments.emplace_back(
+      map(operands.a, shape.m, shape.k, t.bm / t.cluster_n, bk, operands.dtype));
   for (const Pointer& b : operands.b)
-    launch.arguments.emplace_back(map(b, shape.n, shape.k, t.bn / t.cluster_m, 64));
+    launch.arguments.emplace_back(map(b, shape.n, shape.k, t.bn / t.cluster_m, bk, operands.dtype));
   for (const Pointer& c : operands.c)
-    launch.arguments.emplace_back(map(c, shape.m, shape.n, t.box_tokens(), t.box_features()));
+    launch.arguments.emplace_back(
+        map(c, shape.m, shape.n, t.box_tokens(), t.box_features(), operands.c_dtype));
   if (operands.residual || operands.bias) {
     launch.arguments.emplace_back(map(operands.residual.value_or(operands.c.front()), shape.m,
-                                      shape.n, t.box_tokens(), t.box_features()));
+                                      shape.n, t.box_tokens(), t.box_features(), operands.c_dtype));
     launch.arguments.push_back(operands.bias ? argument_of(*operands.bias)
                                              : Argument{std::int64_t{0}});
   }
+  launch.arguments.insert(launch.arguments.end(), operands.scales.begin(), operands.scales.end());
   for (const std::int64_t size : sizes)
     launch.arguments.emplace_back(static_cast<std::int32_t>(size));
   launch.arguments.emplace_back(std::int32_t{t.group_m});

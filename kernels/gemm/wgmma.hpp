@@ -25,6 +25,11 @@ Config wgmma_default(const GemmShape& shape, const DeviceFacts& facts);
 /// An estimate of the clock cycles a configuration takes, good enough to rank.
 double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config);
 
+/// The same for fp8, whose k tiles of 128 are added up in registers beside the sums. Their cost is
+/// that of a product of half the k: a k tile has the same bytes and takes the same instructions.
+Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts);
+Config wgmma_fp8_default(const GemmShape& shape, const DeviceFacts& facts);
+
 /// Dynamic shared memory of a block, in bytes: wgmma_layout::shared_bytes.
 std::int64_t wgmma_shared_bytes(const Config& config, int products);
 
@@ -40,12 +45,15 @@ struct WgmmaOperands {
   std::vector<Pointer> c;
   std::optional<Pointer> bias = std::nullopt;      // [n], added to every row of c
   std::optional<Pointer> residual = std::nullopt;  // [m,n], added to c
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;                       // of a and b
+  DType c_dtype = DType::bf16;                     // of c and what is added to it
+  std::vector<Argument> scales = {};  // of fp8, in the order of the kernel's parameters
 };
 
 /// Appends the launch of the program's last kernel: the tensor maps of a, each b and each c, then,
 /// where anything is added, the map of the residual (or c again) and the bias (or null), then the
-/// three `sizes` and group_m. `programmatic`: it may start before the launch before it is complete.
+/// scales, the three `sizes` and group_m. `programmatic`: it may start before the launch before it
+/// is complete.
 void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,
                   const Config& config, const WgmmaOperands& operands,
                   const std::vector<std::int64_t>& sizes, bool programmatic);

@@ -19,14 +19,16 @@
 
 #include "common/dependency.cuh"
 #include "common/wgmma.cuh"
+#include "gemm/scales.cuh"
 #include "gemm/wgmma_ring.cuh"
 #include "gemm/wgmma_store.cuh"
 
 namespace fftune {
 
-template <class T, class Epilogue, wgmma_tile tile>
+template <class T, class Epilogue, wgmma_tile tile, class Out = T, class Scales = no_scales>
 class wgmma_gemm {
   static constexpr int products = Epilogue::products;
+  static constexpr int bk = 128 / sizeof(T);  // elements of a k tile
 
  public:
   using layout = wgmma_layout<tile, products>;
@@ -36,12 +38,13 @@ class wgmma_gemm {
     const tensor_map& b0;
     const tensor_map& b1;  // unused with one product
     wgmma_outputs c;
+    Scales scales = {};
   };
 
  private:
   using ring = wgmma_ring<tile.stages, layout::stage_bytes>;
   using schedule = wgmma_schedule<tile>;
-  using store = wgmma_store<T, Epilogue, tile>;
+  using store = wgmma_store<Out, Epilogue, tile>;
   using sums = typename store::sums;
 
   // Registers move from the producer, which needs few, to the consumers, whose accumulators need
@@ -83,14 +86,14 @@ class wgmma_gemm {
       }
     }
     __device__ __forceinline__ void load_a(u32 slot, u32 full, int k, tile_position at) const {
-      load<tile.cluster_n>(slot + j * a_share * layout::bk * 2, map.a, full, k,
+      load<tile.cluster_n>(slot + j * a_share * layout::row_bytes, map.a, full, k,
                            at.m * tile.bm + j * a_share, row_blocks, l2_policy::evict_normal);
     }
     __device__ __forceinline__ void load_b(u32 slot, u32 full, int k, tile_position at) const {
 #pragma unroll
       for (int product = 0; product < products; ++product) {
         load<tile.cluster_m>(
-            slot + layout::a_bytes + product * layout::b_bytes + i * b_share * layout::bk * 2,
+            slot + layout::a_bytes + product * layout::b_bytes + i * b_share * layout::row_bytes,
             product == 0 ? map.b0 : map.b1, full, k, at.n * tile.bn + i * b_share, column_blocks,
             b_policy);
       }
@@ -99,7 +102,7 @@ class wgmma_gemm {
 
   static __device__ __forceinline__ void produce(const maps& map, const wgmma_gemm_shape& shape,
                                                  ring pipe, u32 rank) {
-    const k_range range = wgmma_k_range<tile>(shape.k, rank);
+    const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
     const loader source(map, rank);
     schedule work(shape);
     // The ring is empty: fill it with weights, then wait for the activations to be there.
@@ -110,7 +113,7 @@ class wgmma_gemm {
       for (int slot = 0; slot < early; ++slot) {
         barrier_arrive_expect(pipe.full + slot * 8, layout::stage_bytes);
         source.load_b(pipe.slots + slot * layout::stage_bytes, pipe.full + slot * 8,
-                      (range.first + slot) * layout::bk, at);
+                      (range.first + slot) * bk, at);
       }
     }
     wait_for_dependencies();
@@ -124,9 +127,9 @@ class wgmma_gemm {
         } else {
           barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
           barrier_arrive_expect(full, layout::stage_bytes);
-          source.load_b(slot, full, tile_k * layout::bk, at);
+          source.load_b(slot, full, tile_k * bk, at);
         }
-        source.load_a(slot, full, tile_k * layout::bk, at);
+        source.load_a(slot, full, tile_k * bk, at);
       }
     }
     // A block may not exit while peers still multicast into it or signal its barriers.
@@ -155,7 +158,7 @@ class wgmma_gemm {
     const u64 b = wgmma_descriptor(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < layout::bk / 16; ++step) {
+    for (int step = 0; step < layout::row_bytes / 32; ++step) {
 #pragma unroll
       for (int part = 0; part < layout::parts; ++part) {
 #pragma unroll
@@ -173,6 +176,67 @@ class wgmma_gemm {
       }
     }
     wgmma_commit();
+  }
+
+  // One k tile of fp8. The tensor cores keep 13 bits of such a sum below its largest addend, so
+  // that no sum may grow over more than a k tile of 128: it is added to the fp32 sums in registers.
+  static __device__ __forceinline__ void multiply_and_promote(sums& sum, u32 slot, u32 first_row) {
+    const u64 a = wgmma_descriptor(slot + (tile.swapped ? 0 : first_row * 128));
+    const u64 b = wgmma_descriptor(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
+#pragma unroll
+    for (int part = 0; part < layout::parts; ++part) {
+#pragma unroll
+      for (int product = 0; product < products; ++product) {
+        float partial[store::values];
+        const int row_offset = part * 64 * 128 >> 4,
+                  product_offset = product * layout::b_bytes >> 4;
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < layout::row_bytes / 32; ++step) {
+          if constexpr (tile.swapped) {
+            wgmma<T, tile.bm>(partial, b + product_offset + row_offset + step * 2, a + step * 2,
+                              step > 0);
+          } else {
+            wgmma<T, tile.bn>(partial, a + row_offset + step * 2, b + product_offset + step * 2,
+                              step > 0);
+          }
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < store::values; ++i) sum[product][part][i] += partial[i];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void promoting_loop(sums& sum, ring& pipe, int k_tiles,
+                                                        u32 first_row, u32 rank) {
+#pragma unroll
+    for (int product = 0; product < products; ++product) {
+#pragma unroll
+      for (int i = 0; i < layout::parts * store::values; ++i) {
+        sum[product][i / store::values][i % store::values] = 0;
+      }
+    }
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
+      barrier_wait(pipe.full_barrier(), pipe.parity);
+      multiply_and_promote(sum, pipe.slot(), first_row);
+      release(pipe.empty_barrier(), rank);
+    }
+  }
+
+  // Turns sums of elements into those that the epilogue takes: the output's own scale goes to the
+  // last product, which every epilogue is linear in.
+  static __device__ __forceinline__ void scale(sums& sum, const Scales& scales) {
+#pragma unroll
+    for (int product = 0; product < products; ++product) {
+      float factor = scales.of_product(product);
+      if (product == products - 1) factor *= scales.of_output();
+#pragma unroll
+      for (int i = 0; i < layout::parts * store::values; ++i) {
+        sum[product][i / store::values][i % store::values] *= factor;
+      }
+    }
   }
 
   static __device__ __forceinline__ void main_loop(sums& sum, ring& pipe, int k_tiles,
@@ -193,7 +257,7 @@ class wgmma_gemm {
 
   static __device__ __forceinline__ void consume(const maps& map, const wgmma_gemm_shape& shape,
                                                  ring pipe, u32 base, u32 rank, int consumer) {
-    const k_range range = wgmma_k_range<tile>(shape.k, rank);
+    const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
     const int k_tiles = range.last - range.first;
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
     typename store::boxes boxes{
@@ -221,11 +285,16 @@ class wgmma_gemm {
         }
       }
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
-      main_loop(sum, pipe, k_tiles, first_row, rank);
+      if constexpr (Scales::present) {
+        promoting_loop(sum, pipe, k_tiles, first_row, rank);
+      } else {
+        main_loop(sum, pipe, k_tiles, first_row, rank);
+      }
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
         pipe.skip(k_tiles);
       }
+      if constexpr (Scales::present) scale(sum, map.scales);
       if constexpr (tile.split_k > 1) {
         typename store::owned_sums total;
         store::exchange_sums(sum, total, base + layout::exchange_at, base + layout::sums_barrier_at,

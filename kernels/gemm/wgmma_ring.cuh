@@ -59,14 +59,14 @@ struct wgmma_schedule {
   }
 };
 
-// The k tiles [first, last) of a block.
+// The k tiles [first, last) of a block; a tile has `bk` elements.
 struct k_range {
   int first, last;
 };
 
-template <wgmma_tile tile>
+template <wgmma_tile tile, u32 bk>
 __device__ __forceinline__ k_range wgmma_k_range(int k, u32 rank) {
-  const u32 tiles = ceil_div(static_cast<u32>(k), 64u);
+  const u32 tiles = ceil_div(static_cast<u32>(k), bk);
   if constexpr (tile.split_k == 1) return {0, static_cast<int>(tiles)};
   return {static_cast<int>(tiles * rank / tile.split_k),
           static_cast<int>(tiles * (rank + 1) / tile.split_k)};

@@ -5,6 +5,7 @@
 #include "common/store_matrix.cuh"
 #include "common/tma.cuh"
 #include "gemm/epilogue.cuh"
+#include "gemm/wgmma_bytes.cuh"
 #include "gemm/wgmma_outputs.cuh"
 #include "gemm/wgmma_tile.cuh"
 
@@ -108,7 +109,11 @@ struct wgmma_store {
       if (thread == 0) tma_store_wait_read<tile.output_boxes - 1>();
       named_barrier_sync(barrier_id, 128);
     }
-    if constexpr (tile.swapped) {
+    if constexpr (sizeof(T) == 1) {
+      wgmma_write_bytes<layout, tile.swapped>(buffer, box, thread, [&](int part, int at) {
+        return finish_bytes<output>(sum, part, at);
+      });
+    } else if constexpr (tile.swapped) {
       write_swapped<output>(sum, buffer, box, thread, to.bias, feature + box * layout::box_features,
                             n);
     } else {
@@ -173,6 +178,17 @@ struct wgmma_store {
       return pack<T>(value, next);
     }
     return pack<T>(output_of<Epilogue, output>(first), output_of<Epilogue, output>(second));
+  }
+
+  template <int output>
+  static __device__ __forceinline__ u16 finish_bytes(const owned_sums& sum, int part, int at) {
+    float first[products], second[products];
+#pragma unroll
+    for (int product = 0; product < products; ++product) {
+      first[product] = sum[product][part][at];
+      second[product] = sum[product][part][at + 1];
+    }
+    return pack_fp8(output_of<Epilogue, output>(first), output_of<Epilogue, output>(second));
   }
 
   // Four 8x8 matrices from the accumulators at `at` on, added to what is at their place already.

@@ -29,7 +29,7 @@ __host__ __device__ constexpr int wgmma_blocks_per_multiprocessor(int columns, i
 
 template <wgmma_tile tile, int products>
 struct wgmma_layout {
-  static constexpr int bk = 64;  // 128 bytes, the widest swizzle
+  static constexpr int row_bytes = 128;  // of a k tile: the widest swizzle
   // Rows: the 64-row side. Columns: the other.
   static constexpr int rows = tile.swapped ? tile.bn : tile.bm;
   static constexpr int columns = tile.swapped ? tile.bm : tile.bn;
@@ -42,8 +42,8 @@ struct wgmma_layout {
   static_assert(tile.split_k == 1 || tile.cluster_m * tile.cluster_n == 1);
   static_assert(tile.bn % (8 * tile.cluster_m) == 0 && tile.bm % (8 * tile.cluster_n) == 0);
 
-  static constexpr int a_bytes = tile.bm * bk * 2;
-  static constexpr int b_bytes = tile.bn * bk * 2;
+  static constexpr int a_bytes = tile.bm * row_bytes;
+  static constexpr int b_bytes = tile.bn * row_bytes;
   static constexpr int stage_bytes = a_bytes + products * b_bytes;
   static constexpr int ring_bytes = tile.stages * stage_bytes;
 

@@ -17,19 +17,21 @@ std::string_view dtype_name(DType dtype) {
       return "bf16";
     case DType::fp16:
       return "fp16";
+    case DType::fp8:
+      return "fp8";
   }
   throw Error(ErrorKind::internal, "dtype_name: a value outside the enumeration");
 }
 
 DType parse_dtype(std::string_view name) {
-  for (DType dtype : {DType::f32, DType::bf16, DType::fp16})
+  for (DType dtype : {DType::f32, DType::bf16, DType::fp16, DType::fp8})
     if (name == dtype_name(dtype)) return dtype;
   throw Error(ErrorKind::invalid_input,
-              "unknown dtype '" + std::string(name) + "': use f32, bf16 or fp16");
+              "unknown dtype '" + std::string(name) + "': use f32, bf16, fp16 or fp8");
 }
 
 std::size_t dtype_bytes(DType dtype) {
-  return dtype == DType::f32 ? 4 : 2;
+  return dtype == DType::f32 ? 4 : dtype == DType::fp8 ? 1 : 2;
 }
 
 double dtype_unit_roundoff(DType dtype) {
@@ -40,6 +42,8 @@ double dtype_unit_roundoff(DType dtype) {
       return std::ldexp(1.0, -8);
     case DType::fp16:
       return std::ldexp(1.0, -11);
+    case DType::fp8:
+      return std::ldexp(1.0, -4);
   }
   throw Error(ErrorKind::internal, "dtype_unit_roundoff: a value outside the enumeration");
 }
@@ -84,9 +88,38 @@ float float_from_fp16(std::uint16_t bits) {
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
 
+std::uint8_t fp8_from_float(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto sign = static_cast<std::uint8_t>((bits >> 24) & 0x80u);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | 0x7fu;
+  if (magnitude >= 0x43e00000u) return sign | 0x7eu;  // 448 and beyond
+  // Below 2^-6 the result is subnormal: a multiple of 2^-9, which lrint rounds to even.
+  if (magnitude < 0x3c800000u)
+    return sign | static_cast<std::uint8_t>(std::lrint(std::bit_cast<float>(magnitude) * 512.0f));
+  const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+  return sign | static_cast<std::uint8_t>((rounded - 0x3c000000u) >> 20);
+}
+
+float float_from_fp8(std::uint8_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x80u) << 24;
+  const std::uint32_t magnitude = bits & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (magnitude < 8) {
+    const float value = static_cast<float>(magnitude) * 0x1p-9f;
+    return sign ? -value : value;
+  }
+  return std::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000u));
+}
+
 void encode(DType dtype, std::span<const float> values, void* out) {
   if (dtype == DType::f32) {
     std::memcpy(out, values.data(), values.size_bytes());
+    return;
+  }
+  if (dtype == DType::fp8) {
+    auto* bytes = static_cast<std::uint8_t*>(out);
+    for (std::size_t i = 0; i < values.size(); ++i) bytes[i] = fp8_from_float(values[i]);
     return;
   }
   auto* halves = static_cast<std::uint16_t*>(out);
@@ -97,6 +130,11 @@ void encode(DType dtype, std::span<const float> values, void* out) {
 void decode(DType dtype, const void* in, std::span<float> values) {
   if (dtype == DType::f32) {
     std::memcpy(values.data(), in, values.size_bytes());
+    return;
+  }
+  if (dtype == DType::fp8) {
+    const auto* bytes = static_cast<const std::uint8_t*>(in);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = float_from_fp8(bytes[i]);
     return;
   }
   const auto* halves = static_cast<const std::uint16_t*>(in);
@@ -113,6 +151,8 @@ double round_to(DType dtype, double value) {
       return float_from_bf16(bf16_from_float(single));
     case DType::fp16:
       return float_from_fp16(fp16_from_float(single));
+    case DType::fp8:
+      return float_from_fp8(fp8_from_float(single));
   }
   throw Error(ErrorKind::internal, "round_to: a value outside the enumeration");
 }

@@ -8,22 +8,26 @@
 
 namespace fftune {
 
-enum class DType { f32, bf16, fp16 };
+/// fp8 is e4m3 (OCP 8-bit floating point, 2023): 4 exponent bits, 3 of mantissa, no infinity.
+enum class DType { f32, bf16, fp16, fp8 };
 
-/// "f32", "bf16", "fp16".
+/// "f32", "bf16", "fp16", "fp8".
 std::string_view dtype_name(DType dtype);
 /// Throws Error(invalid_input) for an unknown name.
 DType parse_dtype(std::string_view name);
 /// Bytes of one element.
 std::size_t dtype_bytes(DType dtype);
 /// Unit roundoff: half the distance from 1 to the next number (2^-24, 2^-8 with 7 stored mantissa
-/// bits for bf16, 2^-11 for fp16).
+/// bits for bf16, 2^-11 for fp16, 2^-4 for fp8).
 double dtype_unit_roundoff(DType dtype);
 
 std::uint16_t bf16_from_float(float value);
 float float_from_bf16(std::uint16_t bits);
 std::uint16_t fp16_from_float(float value);
 float float_from_fp16(std::uint16_t bits);
+/// What is beyond the largest number becomes that, 448, as the GPU's conversion does it.
+std::uint8_t fp8_from_float(float value);
+float float_from_fp8(std::uint8_t bits);
 
 /// Rounds each value to `dtype` and stores it at `out` (values.size() elements of that type).
 void encode(DType dtype, std::span<const float> values, void* out);

@@ -98,8 +98,9 @@ std::string CpuProgram::check(const Program& program) {
     if (std::holds_alternative<HostFunction>(step) && program.host_tensors == 0)
       return fmt::format("step {} is a host function, but Program::host_tensors is not set", i);
     if (const auto* gemm = std::get_if<LibraryGemm>(&step))
-      if (gemm->dtype == DType::fp16)
-        return fmt::format("step {} is a product in fp16: the CPU's are in f32 and bf16", i);
+      if (gemm->dtype != DType::f32 && gemm->dtype != DType::bf16)
+        return fmt::format("step {} is a product in {}: the CPU's are in f32 and bf16", i,
+                           dtype_name(gemm->dtype));
   }
   return "";
 }

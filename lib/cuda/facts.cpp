@@ -130,6 +130,8 @@ double datasheet_flops(const DeviceFacts& facts, DType dtype) {
     default:
       break;
   }
+  // From 8.9 on the tensor cores multiply fp8, at twice the rate; before, it is converted.
+  if (dtype == DType::fp8 && facts.compute_capability >= 89) per_clock *= 2;
   return per_clock * facts.multiprocessors * facts.clock_hz;
 }
 

@@ -20,6 +20,8 @@ cudaDataType_t type_of(DType dtype) {
       return CUDA_R_16BF;
     case DType::fp16:
       return CUDA_R_16F;
+    case DType::fp8:
+      throw Error(ErrorKind::unavailable, "a library product in fp8 would need its scales");
     case DType::f32:
       break;
   }

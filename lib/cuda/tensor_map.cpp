@@ -13,6 +13,8 @@ CUtensorMapDataType type_of(DType dtype) {
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case DType::fp16:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case DType::fp8:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
     case DType::f32:
       break;
   }

@@ -30,7 +30,7 @@ DType dtype_at(FieldReader& fields) {
   try {
     return parse_dtype(fields.text("dtype"));
   } catch (const Error&) {
-    fields.expected("dtype", "\"f32\", \"bf16\" or \"fp16\"", fields.at("dtype"));
+    fields.expected("dtype", "\"f32\", \"bf16\", \"fp16\" or \"fp8\"", fields.at("dtype"));
   }
 }
 

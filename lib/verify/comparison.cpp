@@ -73,9 +73,10 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
   partial.outliers += found;
   // Poison is a NaN and so an outlier: only here can there be any.
   std::int64_t first = none;
-  const std::int64_t unwritten = dtype_bytes(dtype) == 4
-                                     ? count_poison<std::uint32_t>(out, count, first)
-                                     : count_poison<std::uint16_t>(out, count, first);
+  const std::size_t bytes = dtype_bytes(dtype);
+  const std::int64_t unwritten = bytes == 4   ? count_poison<std::uint32_t>(out, count, first)
+                                 : bytes == 2 ? count_poison<std::uint16_t>(out, count, first)
+                                              : count_poison<std::uint8_t>(out, count, first);
   if (unwritten > 0 && partial.unwritten == 0) partial.first_unwritten = index + first;
   partial.unwritten += unwritten;
 }

@@ -14,6 +14,10 @@ constexpr double safety_factor = 1.4;
 /// What PyTorch's compiled bf16 pipeline reaches; no variant may be worse.
 constexpr double bf16_cap = 3.5e-3;
 
+/// The tensor cores' sums of fp8 products keep 13 bits below their largest addend, so that 128 of
+/// them are off by up to this part of their usual size.
+constexpr double fp8_sum_error = 6e-4;
+
 }  // namespace
 
 double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,
@@ -24,8 +28,14 @@ double tolerance(DType dtype, double rounding_error, std::int64_t reduction_leng
   // usual size of an element: a few of them may cancel to almost nothing together.
   const double cancellation = 1 + 64 / static_cast<double>(elements);
   const double sum_error =
-      std::ldexp(1.0, -24) * (std::sqrt(static_cast<double>(reduction_length)) + 8) * cancellation;
-  const double error = rounding_error + 2 * sum_error;
+      (std::ldexp(1.0, -24) * (std::sqrt(static_cast<double>(reduction_length)) + 8) +
+       (dtype == DType::fp8 ? fp8_sum_error : 0)) *
+      cancellation;
+  // An op that quantises to fp8 rounds within its definition, so that what a kernel errs there is
+  // the elements that round the other way: a share of sum_error / spacing, each off by a spacing.
+  const double flips =
+      dtype == DType::fp8 ? std::sqrt(2 * sum_error * dtype_unit_roundoff(dtype)) : 0;
+  const double error = rounding_error + 2 * sum_error + flips;
   const double bound = safety_factor * error;
   // The cap yields only where rounding alone exceeds it: an output of a handful of elements.
   return dtype == DType::bf16 ? std::min(bound, std::max(bf16_cap, error)) : bound;

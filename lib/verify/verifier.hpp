@@ -47,7 +47,8 @@ class Verifier {
   std::unique_ptr<State> state_;
 };
 
-/// The tolerance for the relative error of an output of `elements` distinct elements, behind each
+/// The tolerance for the relative error of an output of `elements` distinct elements in a run that
+/// rounds to `dtype` (of several the coarsest), behind each
 /// of which are sums of `reduction_length` terms in all, where a reference that rounds as the
 /// kernels do errs by `rounding_error`. Derived in docs/precision.md.
 double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,

@@ -77,7 +77,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
   const Sandbox sandbox;
   const std::string ffn = "ffn --d 32 --h 64 --device cpu ";
   const std::vector<Wrong> all{
-      {ffn + "--dtype fp8", 2, {"--dtype on the CPU 'fp8'", "f32, bf16"}},
+      {ffn + "--dtype fp9", 2, {"--dtype on the CPU 'fp9'", "f32, bf16, fp8"}},
       {ffn + "--dtype fp16", 2, {"--dtype on the CPU 'fp16'"}},
       {ffn + "--act swish", 2, {"--act 'swish'", "silu"}},
       {ffn + "--act slu", 2, {"did you mean silu?"}},
@@ -100,6 +100,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"compile --arch sm_99", 2, {"--arch 'sm_99'", "sm_90a"}},
       {"compile --op fnf", 2, {"fnf", "ffn"}},
       {"compile --family gate_up_sm8", 2, {"did you mean gate_up_sm80?"}},
+      {"compile --dtype fp9", 2, {"--dtype 'fp9'", "fp8"}},
       {"compile --option save", 2, {"--option save", "NAME=VALUE"}},
       {"compile --option keep=all", 2, {"keep", "save"}},
       {"compile --option save=all", 2, {"--save 'all'", "preact"}},

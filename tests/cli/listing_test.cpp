@@ -20,7 +20,13 @@ TEST_CASE("ops names every op's fields and buffers in order") {
   CHECK(buffers == std::vector<std::string>{R"(x["m","d"])", R"(w_gate["h","d"])",
                                             R"(w_up["h","d"])", R"(w_down["d","h"])",
                                             R"(y["m","d"])"});
-  CHECK(Sandbox().fftune("ops").out.find("w_gate  input") != std::string::npos);
+  const Json& with = ops.at(0).at("passes").at(0).at("buffers_with");
+  CHECK(with.at("save=preact").back().at("name") == "up");
+  CHECK(with.contains("dtype=fp8"));
+  CHECK_FALSE(with.contains("save=none"));
+  const std::string text = Sandbox().fftune("ops").out;
+  CHECK(text.find("w_gate  input") != std::string::npos);
+  CHECK(text.find("with residual=yes: x, w_gate, w_up, w_down, residual, y") != std::string::npos);
 }
 
 TEST_CASE("devices has the CPU, and says what is missing") {

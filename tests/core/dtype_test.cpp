@@ -46,8 +46,35 @@ TEST_CASE("rounding goes to the nearest half, ties to even") {
   REQUIRE(fp16_from_float(-1e-30f) == 0x8000);
 }
 
+TEST_CASE("every fp8 number survives a round trip, and what is beyond 448 becomes 448") {
+  for (unsigned bits = 0; bits < 0x100; ++bits) {
+    const auto byte = static_cast<std::uint8_t>(bits);
+    const float value = float_from_fp8(byte);
+    REQUIRE(std::isnan(value) == ((bits & 0x7f) == 0x7f));
+    REQUIRE(fp8_from_float(value) == byte);
+    if (std::isnan(value) || (bits & 0x7f) >= 0x7e || bits > 0x7f) continue;
+    const float next = float_from_fp8(static_cast<std::uint8_t>(bits + 1));
+    const float middle = (value + next) / 2;
+    REQUIRE(fp8_from_float(middle) == (bits % 2 == 0 ? bits : bits + 1));  // ties to even
+    REQUIRE(fp8_from_float(std::nextafter(middle, 0.0f)) == bits);
+    REQUIRE(fp8_from_float(std::nextafter(middle, 1e3f)) == bits + 1);
+  }
+  REQUIRE(float_from_fp8(0x01) == 0x1p-9f);
+  REQUIRE(float_from_fp8(0x38) == 1.0f);
+  REQUIRE(float_from_fp8(0x7e) == 448.0f);
+  for (const float large : {449.0f, 1e9f, HUGE_VALF}) REQUIRE(fp8_from_float(large) == 0x7e);
+  REQUIRE(fp8_from_float(-500.0f) == 0xfe);
+  const float values[] = {1.0f, -3.0f, 1000.0f};
+  std::uint8_t bytes[3];
+  encode(DType::fp8, values, bytes);
+  float back[3];
+  decode(DType::fp8, bytes, back);
+  REQUIRE((back[0] == 1.0f && back[1] == -3.0f && back[2] == 448.0f));
+  REQUIRE(round_to(DType::fp8, 1.05) == 1.0);
+}
+
 TEST_CASE("names of element types") {
-  for (const DType dtype : {DType::f32, DType::bf16, DType::fp16})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::fp16, DType::fp8})
     REQUIRE(parse_dtype(dtype_name(dtype)) == dtype);
   REQUIRE_THROWS_AS(parse_dtype("float"), Error);
 }

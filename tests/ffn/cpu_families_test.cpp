@@ -99,7 +99,7 @@ TEST_CASE("every form is right in every variant of the families that have it") {
           for (const auto& config : family->space(problem, backend->facts()).feasible())
             require_right(*backend, verifier, *family, problem, config);
         }
-        REQUIRE(served == 2);
+        REQUIRE(served == (dtype == DType::fp8 ? 1 : 2));
       }
 }
 

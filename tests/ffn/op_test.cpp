@@ -32,8 +32,9 @@ TEST_CASE("defaults: pass fwd, silu; dtypes and tokens by device") {
   const auto problem = problem_of(1, 8, 8);
   REQUIRE(problem.pass == "fwd");
   REQUIRE(problem.option("act") == "silu");
-  REQUIRE(ffn_op().dtypes(DeviceKind::cuda) == std::vector{DType::bf16, DType::fp16, DType::f32});
-  REQUIRE(ffn_op().dtypes(DeviceKind::cpu) == std::vector{DType::f32, DType::bf16});
+  REQUIRE(ffn_op().dtypes(DeviceKind::cuda) ==
+          std::vector{DType::bf16, DType::fp16, DType::f32, DType::fp8});
+  REQUIRE(ffn_op().dtypes(DeviceKind::cpu) == std::vector{DType::f32, DType::bf16, DType::fp8});
   const auto sizes = ffn_op().sizes();
   REQUIRE(sizes[0].name == ffn_op().token_size());
   REQUIRE(sizes[0].default_on_cuda == std::vector<std::int64_t>{1, 16, 64, 256, 1024, 4096, 16384});
@@ -144,6 +145,49 @@ TEST_CASE("a bias and a residual follow the inputs, and are read by the second s
   REQUIRE(places.count == tensors.size());
   const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(problem_of(5, 16, 24));
   REQUIRE(stages[1].bytes == plain[1].bytes + 2.0 * (16 + 5 * 16));
+}
+
+TEST_CASE("in fp8 every quantised tensor has a scale after the weights, and y is bf16") {
+  Problem problem = problem_of(5, 16, 32);
+  problem.dtype = DType::fp8;
+  problem.options["save"] = "preact";
+  const auto tensors = ffn_op().tensors(problem);
+  const auto places = ffn::places_of(problem);
+  REQUIRE(tensors.size() == places.count);
+  for (const auto& [name, place] : {std::pair{"x_scale", places.x_scale},
+                                    {"w_gate_scale", places.w_gate_scale},
+                                    {"w_up_scale", places.w_up_scale},
+                                    {"hidden_scale", places.hidden_scale},
+                                    {"w_down_scale", places.w_down_scale}}) {
+    REQUIRE(tensor_index(tensors, name) == place);
+    REQUIRE(tensors[place].dtype == DType::f32);
+    REQUIRE(tensors[place].elements() == 1);
+    REQUIRE(tensors[place].mean > 0);
+  }
+  REQUIRE(places.x_scale == ffn::tensor::w_down + 1);
+  for (const auto place : {ffn::tensor::x, ffn::tensor::w_gate, ffn::tensor::w_down, places.hidden})
+    REQUIRE(tensors[place].dtype == DType::fp8);
+  for (const auto place : {places.y, places.gate, places.up})
+    REQUIRE(tensors[place].dtype == DType::bf16);
+  REQUIRE(ffn_op().stages(problem)[1].bytes == 5.0 * 32 + 16 * 32 + 2 * 4 + 2 * 5 * 16);
+}
+
+TEST_CASE("fp8 is for wgmma and the fallbacks, and the others say why") {
+  Problem problem = problem_of(8, 64, 128);
+  problem.dtype = DType::fp8;
+  const auto hopper = facts_of_architecture("sm_90a"), ampere = facts_of_architecture("sm_80");
+  const auto recipe = default_recipe(ffn_op(), problem, hopper);
+  REQUIRE(recipe.size() == 2);
+  REQUIRE(recipe[0].family == "gate_up_sm90");
+  REQUIRE(recipe[1].family == "down_sm90");
+  REQUIRE(default_recipe(ffn_op(), problem, ampere)[0].family == "gate_up_fallback");
+  for (const auto* name : {"gate_up_decode", "down_decode", "gate_up_sm80", "down_sm80"})
+    REQUIRE(family_of(ffn_op(), name).refusal(problem, ampere)->find("fp8") != std::string::npos);
+  problem.options["save"] = "preact";
+  REQUIRE(default_recipe(ffn_op(), problem, hopper)[0].family == "gate_up_fallback");
+  problem.options.erase("save");
+  problem.sizes["d"] = 72;  // 16-byte rows in bf16, not in fp8
+  REQUIRE(family_of(ffn_op(), "gate_up_sm90").refusal(problem, hopper));
 }
 
 TEST_CASE("every form is served on every device, by families that are not fallbacks too") {

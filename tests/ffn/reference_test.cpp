@@ -49,6 +49,20 @@ TEST_CASE("bias and residual are added to y") {
   REQUIRE(tensors.at("y") == std::vector<double>{122, 196, 138, 194});
 }
 
+TEST_CASE("in fp8 scales turn elements into numbers, and hidden is rounded in units of its own") {
+  Pool pool(1);
+  auto problem = problem_of(1, 2, 1, "none");
+  problem.dtype = DType::fp8;
+  ReferenceTensors tensors{{"x", {2, 3}},          {"w_gate", {1, -1}},   {"w_up", {4, 5}},
+                           {"w_down", {7, -2}},    {"x_scale", {0.5}},    {"w_gate_scale", {2}},
+                           {"w_up_scale", {0.25}}, {"hidden_scale", {8}}, {"w_down_scale", {3}}};
+  ffn::reference(problem, 0, tensors, pool);
+  // gate -1 * 1, up 23 * 0.125, so hidden is -2.875 / 8 = -0.359375, halfway between two elements.
+  REQUIRE(tensors.at("hidden") == std::vector<double>{-0.375});
+  ffn::reference(problem, 1, tensors, pool);
+  REQUIRE(tensors.at("y") == std::vector<double>{24 * -0.375 * 7, 24 * -0.375 * -2});
+}
+
 TEST_CASE("the activation is the gate's, not up's") {
   Pool pool(1);
   ReferenceTensors tensors{{"x", {1}}, {"w_gate", {-3}}, {"w_up", {5}}};

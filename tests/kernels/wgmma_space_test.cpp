@@ -43,6 +43,42 @@ TEST_CASE("every product has a wgmma default, and it is feasible", "[kernels]") 
       }
 }
 
+TEST_CASE("every product has a wgmma default in fp8, and its sums fit the registers", "[kernels]") {
+  for (const std::int64_t m : {1, 17, 64, 256, 4096, 100000})
+    for (const auto& [d, h] : {std::pair{16, 16}, {1024, 2048}, {4096, 14336}, {112, 16}})
+      for (const auto& shape : shapes_of(m, d, h)) {
+        CAPTURE(m, d, h, shape.products);
+        const Config config = wgmma_fp8_default(shape, hopper());
+        const Space space = wgmma_fp8_space(shape, hopper());
+        CHECK(space.violations(config).empty());
+        const WgmmaTile tile(config);
+        CHECK(tile.sums(shape.products) + tile.columns() / 2 <= 192);
+      }
+  const auto feasible = wgmma_fp8_space({4096, 14336, 4096, 2}, hopper()).feasible();
+  CHECK(feasible.size() >= 50);
+}
+
+TEST_CASE("an fp8 launch loads k tiles of 128 elements, and takes its scales", "[kernels]") {
+  const GemmShape shape{300, 1024, 2048, 1};
+  WgmmaOperands operands{TensorArgument{0}, {TensorArgument{1}}, {TensorArgument{2}}};
+  operands.dtype = DType::fp8;
+  operands.scales = {TensorArgument{3}, TensorArgument{4}};
+  Program program;
+  program.kernels.push_back({});
+  wgmma_launch(program, shape, hopper(), wgmma_fp8_default(shape, hopper()), operands, {1, 2, 3},
+               false);
+  const auto& arguments = std::get<KernelLaunch>(program.steps[0]).arguments;
+  REQUIRE(arguments.size() == 3 + 2 + 3 + 1);
+  for (const std::size_t at : {0, 1}) {
+    const auto& map = std::get<TensorMapArgument>(arguments[at]);
+    CHECK(map.dtype == DType::fp8);
+    CHECK(map.box_columns == 128);
+    CHECK(map.columns == 2048);
+  }
+  CHECK(std::get<TensorMapArgument>(arguments[2]).dtype == DType::bf16);
+  CHECK(std::get<TensorArgument>(arguments[3]).tensor == 3);
+}
+
 TEST_CASE("a wgmma launch maps each output, and what is added to it", "[kernels]") {
   const GemmShape shape{300, 1024, 2048, 1};
   const Config config = wgmma_default(shape, hopper());

@@ -38,7 +38,7 @@ TEST_CASE("a bad record is named and skipped, and the good ones are kept") {
       {"\"m\": 32", "\"m\": 32, \"m\": 33", "problem.m: is there twice"},
       {"\"op\": \"ffn\"", "\"op\": \"rope\"", "problem.op: expected \"ffn\", the file's op"},
       {"\"pass\": \"fwd\", ", "", "problem.pass: is missing"},
-      {"\"bf16\"", "\"bf17\"", "problem.dtype: expected \"f32\", \"bf16\" or \"fp16\""},
+      {"\"bf16\"", "\"bf17\"", "problem.dtype: expected \"f32\", \"bf16\", \"fp16\" or \"fp8\""},
       {"[\"gate_up\"]", "[]", "stages[0].stages: expected at least one stage"},
       {"[\"gate_up\"]", "[7]", "stages[0].stages[0]: expected a string"},
       {"[\"down\"]", "[\"gate_up\"]", "stages: \"gate_up\" is covered twice"},

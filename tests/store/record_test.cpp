@@ -141,7 +141,7 @@ TEST_CASE("a problem that is wrong is refused by the name of its field") {
       {R"({"op": 3})", "op: expected a string, found 3"},
       {R"({"op": "ffn", "pass": null})", "pass: expected a string, found null"},
       {R"({"op": "ffn", "dtype": "int8"})",
-       R"(dtype: expected "f32", "bf16" or "fp16", found "int8")"},
+       R"(dtype: expected "f32", "bf16", "fp16" or "fp8", found "int8")"},
       {R"({"op": "ffn", "dtype": 16})", "dtype: expected"},
       {R"({"op": "ffn", "m": 1.5})", "m: expected a size, which is an integer"},
       {R"({"op": "ffn", "m": true})", "m: expected a size, which is an integer"},

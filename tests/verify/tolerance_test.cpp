@@ -21,6 +21,9 @@ TEST_CASE("the tolerance is 1.4 times rounding and twice the sum's error") {
   const double u = std::ldexp(1.0, -24);
   CHECK(close(tolerance(DType::f32, 1e-7, 1024, many), 1.4 * (1e-7 + 2 * u * (32 + 8))));
   CHECK(close(tolerance(DType::fp16, 2e-4, 4096, many), 1.4 * (2e-4 + 2 * u * (64 + 8))));
+  const double fp8_sum = u * (64 + 8) + 6e-4;
+  CHECK(close(tolerance(DType::fp8, 2e-2, 4096, many),
+              1.4 * (2e-2 + 2 * fp8_sum + std::sqrt(2 * fp8_sum / 16))));
   CHECK(close(tolerance(DType::bf16, 2.3e-3, 3072, many),
               1.4 * (2.3e-3 + 2 * u * (std::sqrt(3072.0) + 8))));
 }

@@ -31,6 +31,7 @@ struct Options {
   std::string archs;
   std::string ops;
   std::string family;
+  std::string dtypes;
   std::string options;
   std::string sample = "0";
   std::string jobs;
@@ -109,8 +110,10 @@ int run(const Options& options, const Session& session) {
   for (const std::string& arch : archs) check_choice(arch, "--arch", known_architectures());
   const auto ops = ops_named(options.ops, session.catalog);
   check_family(options.family, ops);
-  const auto chosen = options_named(options.options);
-  check_options(chosen, ops);
+  ProblemOptions chosen;
+  chosen.dtypes = options.dtypes;
+  chosen.options = options_named(options.options);
+  check_options(chosen.options, ops);
   const auto sample = static_cast<std::size_t>(parse_whole(options.sample, "--sample", 0, 1 << 30));
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int jobs =
@@ -152,6 +155,7 @@ void add_compile(CommandLine& line) {
       ->type_name("LIST");
   command.add_option("--op", options->ops, "of these ops alone")->type_name("LIST");
   command.add_option("--family", options->family, "of this family alone")->type_name("NAME");
+  command.add_option("--dtype", options->dtypes, "in these element types alone")->type_name("LIST");
   command
       .add_option("--option", options->options,
                   "with these options of the op alone, a list of NAME=VALUE (default: the usual "

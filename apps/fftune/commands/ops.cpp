@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/fftune/command.hpp"
@@ -52,9 +53,40 @@ DType any_dtype(const Op& op) {
   return on_cuda.empty() ? op.dtypes(DeviceKind::cpu).at(0) : on_cuda.front();
 }
 
-Json buffers_json(const Op& op, const std::string& pass) {
+/// A problem with other buffers than the usual one: "dtype=fp8", "save=preact".
+struct Form {
+  std::string text;
+  Problem problem;
+};
+
+std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
+  std::vector<std::string> names;
+  for (const TensorSpec& tensor : op.tensors(problem))
+    if (tensor.role != Role::intermediate) names.push_back(tensor.name);
+  return names;
+}
+
+/// What single dtypes and options do to the buffers of a pass, those that change them.
+std::vector<Form> other_forms(const Op& op, const std::string& pass) {
+  const Problem usual = probe(op, pass, any_dtype(op));
+  std::vector<Form> forms;
+  const auto add = [&](std::string text, Problem problem) {
+    if (buffer_names(op, problem) != buffer_names(op, usual))
+      forms.push_back({std::move(text), std::move(problem)});
+  };
+  for (const DType dtype : op.dtypes(DeviceKind::cuda))
+    add(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
+  for (const OptionField& field : op.options())
+    for (const std::string& choice : field.choices) {
+      Problem problem = usual;
+      problem.options[field.name] = choice;
+      add(fmt::format("{}={}", field.name, choice), std::move(problem));
+    }
+  return forms;
+}
+
+Json buffers_json(const Op& op, const Problem& problem) {
   Json buffers = Json::array();
-  const Problem problem = probe(op, pass, any_dtype(op));
   for (const TensorSpec& tensor : op.tensors(problem)) {
     if (tensor.role == Role::intermediate) continue;
     Json json = to_json(tensor);
@@ -88,8 +120,14 @@ Json op_json(const Op& op) {
                              {"default_on_cuda", field.default_on_cuda},
                              {"default_on_cpu", field.default_on_cpu}});
   for (const OptionField& field : op.options()) json["options"].push_back(option_json(field));
-  for (const std::string& pass : op.passes())
-    json["passes"].push_back({{"pass", pass}, {"buffers", buffers_json(op, pass)}});
+  for (const std::string& pass : op.passes()) {
+    Json forms = Json::object();
+    for (const Form& form : other_forms(op, pass))
+      forms[form.text] = buffers_json(op, form.problem);
+    json["passes"].push_back({{"pass", pass},
+                              {"buffers", buffers_json(op, probe(op, pass, any_dtype(op)))},
+                              {"buffers_with", forms}});
+  }
   for (const Family* family : op.families()) json["families"].push_back(family->name());
   return json;
 }
@@ -115,6 +153,9 @@ void print_op(const Op& op, const Output& output) {
         buffers.row({tensor.name, tensor.role == Role::input ? "input" : "output",
                      fmt::format("[{}]", fmt::join(symbols(problem, tensor), ", "))});
     output.table(buffers);
+    for (const Form& form : other_forms(op, pass))
+      output.line(
+          fmt::format("with {}: {}", form.text, fmt::join(buffer_names(op, form.problem), ", ")));
   }
 }
 
