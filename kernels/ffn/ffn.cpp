@@ -122,10 +122,11 @@ class Ffn final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&gate_up_decode_family(),   &down_decode_family(),   &gate_up_sm90_family(),
-            &down_sm90_family(),        &gate_up_sm80_family(),  &down_sm80_family(),
-            &cpu_stream_family(),       &cpu_tiles_family(),     &cpu_blas_family(),
-            &gate_up_fallback_family(), &down_fallback_family(), &cpu_plain_family()};
+    return {&ffn_decode_family(),   &gate_up_decode_family(),   &down_decode_family(),
+            &gate_up_sm90_family(), &down_sm90_family(),        &gate_up_sm80_family(),
+            &down_sm80_family(),    &cpu_stream_family(),       &cpu_tiles_family(),
+            &cpu_blas_family(),     &gate_up_fallback_family(), &down_fallback_family(),
+            &cpu_plain_family()};
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return ffn::baselines(problem, facts);

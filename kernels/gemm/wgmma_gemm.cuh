@@ -256,13 +256,13 @@ class wgmma_gemm {
   }
 
   static __device__ __forceinline__ void consume(const maps& map, const wgmma_gemm_shape& shape,
-                                                 ring pipe, u32 output, u32 rank, int consumer) {
+                                                 ring pipe, u32 base, u32 rank, int consumer) {
     const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
     const int k_tiles = range.last - range.first;
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
     typename store::boxes boxes{
-        output + consumer * tile.output_boxes * layout::box_bytes,
-        output + layout::output_bytes + tile.stages * 16 + consumer * tile.output_boxes * 8};
+        base + layout::output_at + consumer * tile.output_boxes * layout::box_bytes,
+        base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
     schedule work(shape);
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
@@ -297,7 +297,8 @@ class wgmma_gemm {
       if constexpr (Scales::present) scale(sum, map.scales);
       if constexpr (tile.split_k > 1) {
         typename store::owned_sums total;
-        store::exchange_sums(sum, total, pipe.slots, rank);
+        store::exchange_sums(sum, total, base + layout::exchange_at, base + layout::sums_barrier_at,
+                             rank);
         if (rank >= layout::owners) return;
         (tile.swapped ? token : feature) += rank * layout::owned_columns;
         store::store(total, boxes, map.c, token, feature, shape.n, 1 + consumer);
@@ -312,9 +313,7 @@ class wgmma_gemm {
   static __device__ __forceinline__ void run(const maps& map, const wgmma_gemm_shape& shape,
                                              unsigned char* memory) {
     const u32 base = (shared_address(memory) + 1023) & ~1023u;  // swizzle atoms are 1024 bytes
-    const u32 output = base + larger(layout::ring_bytes, layout::exchange_bytes);
-    const u32 barriers = output + layout::output_bytes;
-    ring pipe{base, barriers, barriers + tile.stages * 8};
+    ring pipe{base, base + layout::barriers_at, base + layout::barriers_at + tile.stages * 8};
     const u32 rank = layout::cluster_blocks == 1 ? 0 : cluster_rank();
     const int group = threadIdx.x / 128;
     if (threadIdx.x == 0) {
@@ -325,12 +324,21 @@ class wgmma_gemm {
       }
       if constexpr (Epilogue::adds_residual) {
         for (int box = 0; box < layout::output_barriers; ++box) {
-          barrier_init(barriers + tile.stages * 16 + box * 8, 1);
+          barrier_init(base + layout::output_barriers_at + box * 8, 1);
+        }
+      }
+      if constexpr (tile.split_k > 1) {
+        barrier_init(base + layout::sums_barrier_at, 1);
+        if (rank < layout::owners) {
+          barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
         }
       }
       barrier_init_fence();
     }
-    if constexpr (layout::cluster_blocks > 1) {
+    if constexpr (tile.split_k > 1) {
+      __syncthreads();
+      cluster_arrive();  // a split's blocks need each other only for the sums: they wait there
+    } else if constexpr (layout::cluster_blocks > 1) {
       cluster_barrier();
     } else {
       __syncthreads();
@@ -342,12 +350,12 @@ class wgmma_gemm {
       if (threadIdx.x == tile.consumers * 128) produce(map, shape, pipe, rank);
       if constexpr (tile.split_k > 1) {
         __syncwarp();
-        store::skip_exchange();
+        cluster_wait();
       }
     } else {
       if constexpr (!layout::light)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers));
-      consume(map, shape, pipe, output, rank, group);
+      consume(map, shape, pipe, base, rank, group);
     }
   }
 };

@@ -22,31 +22,31 @@ struct wgmma_store {
   using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes>;
 
   // Gives every owner its columns of all the blocks' sums, added in the order of the blocks.
-  // `exchange` is shared memory that all blocks of the cluster have finished with once they reach
-  // the first barrier here. Every thread of the cluster comes here; those outside of the consumers
-  // through skip_exchange.
+  // `exchange` is shared memory for this alone, and `arrived` a barrier that expects all of it: so
+  // no block waits for another but for its sums.
   static __device__ __forceinline__ void exchange_sums(const sums& mine, owned_sums& total,
-                                                       u32 exchange, u32 rank) {
+                                                       u32 exchange, u32 arrived, u32 rank) {
     constexpr int vectors = products * layout::parts * owned / 4;
     const u32 thread = threadIdx.x;
-    cluster_barrier();
+    cluster_wait();  // the other blocks have started, and their barriers are there
 #pragma unroll
     for (int owner = 0; owner < layout::owners; ++owner) {
       if (owner == static_cast<int>(rank)) continue;
       const u32 from = rank < owner ? rank : rank - 1;  // an owner has no slot for itself
       const u32 to =
           cluster_address(exchange, owner) + (from * vectors * tile.consumers * 128 + thread) * 16;
+      const u32 barrier = cluster_address(arrived, owner);
 #pragma unroll
       for (int vector = 0; vector < vectors; ++vector) {
         const float* value =
             &mine[vector / (layout::parts * owned / 4)][vector / (owned / 4) % layout::parts]
                  [owner * owned + vector % (owned / 4) * 4];
-        store_cluster(to + vector * tile.consumers * 128 * 16,
-                      make_float4(value[0], value[1], value[2], value[3]));
+        store_cluster_async(to + vector * tile.consumers * 128 * 16,
+                            make_float4(value[0], value[1], value[2], value[3]), barrier);
       }
     }
-    cluster_barrier();
     if (rank >= layout::owners) return;
+    barrier_wait(arrived, 0);
 #pragma unroll
     for (int vector = 0; vector < vectors; ++vector) {
       const int product = vector / (layout::parts * owned / 4),
@@ -70,11 +70,6 @@ struct wgmma_store {
       total[product][part][at + 2] = sum.z;
       total[product][part][at + 3] = sum.w;
     }
-  }
-
-  static __device__ __forceinline__ void skip_exchange() {
-    cluster_barrier();
-    cluster_barrier();
   }
 
   // Starts to fetch what is added to this consumer's first boxes, for store() to find; in time if
