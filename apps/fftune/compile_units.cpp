@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 #include <variant>
@@ -60,26 +61,43 @@ class Units {
   std::vector<CompileUnit> units_;
 };
 
-std::vector<Problem> example_problems(const Op& op, const std::string& pass) {
-  ProblemOptions options;
-  options.pass = pass;
+std::vector<Problem> example_problems(const Op& op, ProblemOptions options) {
   for (const DType dtype : op.dtypes(DeviceKind::cuda))
     options.dtypes += (options.dtypes.empty() ? "" : ",") + std::string(dtype_name(dtype));
   return problems_of(op, options, Sizes::optional, DeviceKind::cuda);
 }
 
-std::vector<Problem> example_problems(const Op& op) {
+/// The usual form of the op, and each rare one by itself; with `chosen` options those alone.
+std::vector<std::map<std::string, std::string>> forms_of(
+    const Op& op, const std::map<std::string, std::string>& chosen) {
+  std::vector<std::map<std::string, std::string>> forms{chosen};
+  if (!chosen.empty()) return forms;
+  for (const OptionField& field : op.options())
+    for (std::size_t i = 1; field.rare && i < field.choices.size(); ++i)
+      forms.push_back({{field.name, field.choices[i]}});
+  return forms;
+}
+
+std::vector<Problem> example_problems(const Op& op,
+                                      const std::map<std::string, std::string>& chosen) {
   std::vector<Problem> problems;
-  for (const std::string& pass : op.passes())
-    for (Problem& problem : example_problems(op, pass)) problems.push_back(std::move(problem));
+  for (const auto& form : forms_of(op, chosen))
+    for (const std::string& pass : op.passes()) {
+      ProblemOptions options;
+      options.options = form;
+      options.pass = pass;
+      for (Problem& problem : example_problems(op, options)) problems.push_back(std::move(problem));
+    }
   return problems;
 }
 
 }  // namespace
 
 std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
-                                       const std::string& family, std::size_t sample) {
-  const std::vector<Problem> problems = example_problems(op);
+                                       const std::string& family,
+                                       const std::map<std::string, std::string>& options,
+                                       std::size_t sample) {
+  const std::vector<Problem> problems = example_problems(op, options);
   std::vector<CompileUnit> all;
   const auto take = [&](Units& units) {
     for (CompileUnit& unit : units.take(sample)) all.push_back(std::move(unit));

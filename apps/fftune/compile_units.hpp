@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,14 @@ struct CompileUnit {
   std::size_t dynamic_shared_bytes = 0;  // the most of any launch
 };
 
-/// For the op's example sizes, at every default number of tokens and in every dtype, all variants
-/// of every CUDA family that serves, and the baselines; each set of kernels and launch shapes once.
-/// `family`: of that one alone, empty: of all. `sample`: so many of each family, evenly spread in
-/// its space; 0: all.
+/// For the op's example sizes, at every default number of tokens, in every dtype and with every
+/// rare option by itself, all variants of every CUDA family that serves, and the baselines; each
+/// set of kernels and launch shapes once. `family`: of that one alone, empty: of all. `options`:
+/// the op's, by name, with these values alone; empty: as above. `sample`: so many of each family,
+/// evenly spread in its space; 0: all.
 std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
-                                       const std::string& family, std::size_t sample);
+                                       const std::string& family,
+                                       const std::map<std::string, std::string>& options,
+                                       std::size_t sample);
 
 }  // namespace fftune::tool

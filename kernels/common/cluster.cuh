@@ -16,6 +16,18 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
+// Its two halves. Every thread of the cluster calls both, once each.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
 // The address in block `rank` of the cluster that corresponds to this block's shared-memory
 // address.
 __device__ __forceinline__ u32 cluster_address(u32 shared, u32 rank) {
@@ -43,6 +55,18 @@ __device__ __forceinline__ void store_cluster(u32 address, float4 value) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
                "f"(value.y), "f"(value.z), "f"(value.w)
                : "memory");
+#endif
+}
+
+// The same without waiting; the bytes count towards the mbarrier at address `barrier` of the block
+// that is written to (both by cluster_address).
+__device__ __forceinline__ void store_cluster_async(u32 address, float4 value, u32 barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
 #endif
 }
 

@@ -61,4 +61,12 @@ __device__ __forceinline__ void unpack(u32 pair, float& first, float& second) {
   second = to_float(T{static_cast<u16>(pair >> 16)});
 }
 
+template <class T>
+__device__ __forceinline__ void add_pair(float& first, float& second, u32 pair) {
+  float more_first, more_second;
+  unpack<T>(pair, more_first, more_second);
+  first += more_first;
+  second += more_second;
+}
+
 }  // namespace fftune

@@ -5,11 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_vector.hpp"
+#include "kernels/ffn/baseline_steps.hpp"
 #include "kernels/ffn/ffn.hpp"
-#include "kernels/ffn/silu_mul.hpp"
 
 namespace fftune::ffn {
 namespace {
@@ -22,6 +23,7 @@ LibraryGemm product(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
 /// hidden = act(gate) * up on the CPU, by all threads and in vectors.
 HostFunction gate_on_host(const Problem& problem, const DeviceFacts& facts, std::size_t gate_at,
                           std::size_t up_at) {
+  const std::size_t out_at = places_of(problem).hidden;
   const auto elements =
       static_cast<std::size_t>(problem.size("m")) * static_cast<std::size_t>(problem.size("h"));
   const auto activation = parse_activation(problem.option("act"));
@@ -35,15 +37,39 @@ HostFunction gate_on_host(const Problem& problem, const DeviceFacts& facts, std:
       if (dtype == DType::f32) {
         const auto* gate = static_cast<const float*>(call.tensors[gate_at]) + first;
         const auto* up = static_cast<const float*>(call.tensors[up_at]) + first;
-        auto* out = static_cast<float*>(call.tensors[tensor::hidden]) + first;
+        auto* out = static_cast<float*>(call.tensors[out_at]) + first;
         return kernels.gated(activation, gate, up, out, count);
       }
       float gate[chunk], up[chunk];
       kernels.widen(static_cast<const std::uint16_t*>(call.tensors[gate_at]) + first, gate, count);
       kernels.widen(static_cast<const std::uint16_t*>(call.tensors[up_at]) + first, up, count);
       kernels.gated(activation, gate, up, gate, count);
-      kernels.narrow(gate, static_cast<std::uint16_t*>(call.tensors[tensor::hidden]) + first,
-                     count);
+      kernels.narrow(gate, static_cast<std::uint16_t*>(call.tensors[out_at]) + first, count);
+    });
+  };
+}
+
+/// y += bias + residual on the CPU, by all threads.
+HostFunction add_on_host(const Problem& problem) {
+  const Form form = form_of(problem);
+  const Places at = places_of(problem);
+  const auto dtype = problem.dtype;
+  const auto columns = static_cast<std::size_t>(problem.size("d"));
+  const auto rows = static_cast<int>(problem.size("m"));
+  return [=](const HostCall& call) {
+    const auto row_of = [&](std::size_t place, std::size_t row) {
+      return static_cast<std::byte*>(call.tensors[place]) + row * columns * dtype_bytes(dtype);
+    };
+    call.parallel.run(rows, call.parallel.max_threads(), [&](int row) {
+      std::vector<float> sum(columns), term(columns);
+      decode(dtype, row_of(at.y, row), sum);
+      const auto add = [&](const std::byte* from) {
+        decode(dtype, from, term);
+        for (std::size_t i = 0; i < columns; ++i) sum[i] += term[i];
+      };
+      if (form.bias) add(row_of(at.b_down, 0));
+      if (form.residual) add(row_of(at.residual, row));
+      encode(dtype, sum, row_of(at.y, row));
     });
   };
 }
@@ -52,14 +78,17 @@ HostFunction gate_on_host(const Problem& problem, const DeviceFacts& facts, std:
 Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
   const auto [m, d, h] = shape_of(problem);
   const auto dtype = problem.dtype;
-  const std::size_t gate = tensor::count;
-  const std::size_t up = tensor::count + 1;
+  const Places at = places_of(problem);
+  const bool saves = form_of(problem).saves;
+  const std::size_t gate = saves ? at.gate : at.count;
+  const std::size_t up = saves ? at.up : at.count + 1;
   Baseline baseline;
   baseline.name = "unfused";
-  baseline.extra = {{"gate", dtype, {m, h}, Role::intermediate, 1},
-                    {"up", dtype, {m, h}, Role::intermediate, 1}};
+  if (!saves)
+    baseline.extra = {{"gate", dtype, {m, h}, Role::intermediate, 1},
+                      {"up", dtype, {m, h}, Role::intermediate, 1}};
   auto& program = baseline.program;
-  program.host_tensors = tensor::count + baseline.extra.size();
+  program.host_tensors = at.count + baseline.extra.size();
   program.steps.emplace_back(product(dtype, m, h, d, tensor::x, tensor::w_gate, gate));
   program.steps.emplace_back(product(dtype, m, h, d, tensor::x, tensor::w_up, up));
   if (facts.kind == DeviceKind::cpu) {
@@ -68,18 +97,24 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
   } else {
     baseline.summary = "three cuBLASLt products and an act * mul kernel";
     append_silu_mul(program, problem, TensorArgument{gate}, TensorArgument{up},
-                    TensorArgument{tensor::hidden});
+                    TensorArgument{at.hidden});
   }
-  program.steps.emplace_back(product(dtype, m, d, h, tensor::hidden, tensor::w_down, tensor::y));
+  program.steps.emplace_back(product(dtype, m, d, h, at.hidden, tensor::w_down, at.y));
+  if (facts.kind == DeviceKind::cuda)
+    append_add_rows(program, problem);
+  else if (form_of(problem).adds())
+    program.steps.emplace_back(add_on_host(problem));
   return baseline;
 }
 
-/// Gate and up as one product with their weights stacked, which needs a copy of the weights.
+/// Gate and up as one product with their weights stacked, which needs a copy of the weights. What
+/// it saves for a backward pass is that product, packed.
 Baseline merged(const Problem& problem) {
   const auto [m, d, h] = shape_of(problem);
   const auto dtype = problem.dtype;
-  const std::size_t weights = tensor::count;
-  const std::size_t packed = tensor::count + 1;
+  const Places at = places_of(problem);
+  const std::size_t weights = at.count;
+  const std::size_t packed = at.count + 1;
   Baseline baseline;
   baseline.name = "merged";
   baseline.summary = "cuBLASLt: gate and up as one product, an act * mul kernel, and down";
@@ -89,8 +124,9 @@ Baseline merged(const Problem& problem) {
   auto& program = baseline.program;
   program.steps.emplace_back(product(dtype, m, 2 * h, d, tensor::x, weights, packed));
   append_silu_mul(program, problem, TensorArgument{packed}, std::nullopt,
-                  TensorArgument{tensor::hidden});
-  program.steps.emplace_back(product(dtype, m, d, h, tensor::hidden, tensor::w_down, tensor::y));
+                  TensorArgument{at.hidden});
+  program.steps.emplace_back(product(dtype, m, d, h, at.hidden, tensor::w_down, at.y));
+  append_add_rows(program, problem);
   return baseline;
 }
 

@@ -23,12 +23,14 @@ constexpr std::int64_t most_lane_bytes = std::int64_t{256} << 20;
 
 struct Blocks {
   Shape shape;
+  Places places;
   DType dtype = DType::f32;
   Activation activation = Activation::silu;
   std::int64_t tokens = 0;  // of a block
   std::int64_t inter = 0;   // intermediate features of a block; of y's where it is not fused
   int threads = 1;
   bool fused = false;
+  Form form;
   const VectorKernels* vector = nullptr;
 
   std::int64_t token_blocks() const { return ceil_of(shape.m, tokens); }
@@ -38,7 +40,7 @@ struct Blocks {
   std::int64_t splits() const {
     return fused ? std::min(ceil_of(threads, token_blocks()), inter_blocks()) : 1;
   }
-  bool adds_to_y() const { return fused && splits() == 1 && dtype == DType::f32; }
+  bool sums_in_y() const { return fused && splits() == 1 && dtype == DType::f32 && !form.adds(); }
 
   /// Elements of f32 of one lane: gate, up or y of a block, and operands widened from bf16.
   std::int64_t lane_floats() const {
@@ -47,18 +49,20 @@ struct Blocks {
     return 2 * tokens * inter + widened;
   }
   std::int64_t partial_floats() const {
-    return fused && !adds_to_y() ? splits() * shape.m * shape.d : 0;
+    return fused && !sums_in_y() ? splits() * shape.m * shape.d : 0;
   }
 };
 
 Blocks blocks_of(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   return {.shape = shape_of(problem),
+          .places = places_of(problem),
           .dtype = problem.dtype,
           .activation = parse_activation(problem.option("act")),
           .tokens = std::min(config.at("token_block"), problem.size("m")),
           .inter = std::min(config.at("inter_block"), problem.size("h")),
           .threads = config.get("threads"),
           .fused = config.get("fused") == 1,
+          .form = form_of(problem),
           .vector = &vector_kernels(facts.arch)};
 }
 
@@ -114,6 +118,19 @@ void activate_block(const Blocks& blocks, Lane& lane, std::int64_t elements) {
   blocks.vector->widen(rounded, lane.gate, count);
 }
 
+/// Copies a block of f32 into rows of a tensor with `columns` columns.
+void store_block(const Blocks& blocks, const float* block, void* tensor, Range rows, Range columns,
+                 std::int64_t stride) {
+  for (std::int64_t row = rows.first; row < rows.last; ++row, block += columns.size()) {
+    const std::int64_t at = row * stride + columns.first;
+    if (blocks.dtype == DType::f32)
+      std::copy_n(block, columns.size(), static_cast<float*>(tensor) + at);
+    else
+      blocks.vector->narrow(block, static_cast<std::uint16_t*>(tensor) + at,
+                            static_cast<std::size_t>(columns.size()));
+  }
+}
+
 void gate_up_block(const Blocks& blocks, const HostCall& call, Lane& lane, MatrixView x,
                    Range tokens, Range inter) {
   const std::int64_t d = blocks.shape.d;
@@ -121,15 +138,37 @@ void gate_up_block(const Blocks& blocks, const HostCall& call, Lane& lane, Matri
     sgemm(tokens.size(), inter.size(), d, x,
           lane.weights(call.tensors[weights], inter.first, inter.size(), 0, d, d), 0, out,
           inter.size());
+  if (blocks.form.saves)
+    for (const auto& [block, place] :
+         {std::pair{lane.gate, blocks.places.gate}, {lane.up, blocks.places.up}})
+      store_block(blocks, block, call.tensors[place], tokens, inter, blocks.shape.h);
   activate_block(blocks, lane, tokens.size() * inter.size());
+}
+
+/// Adds bias and residual to sums of y: `count` of them, from column `column` of row `token` on.
+void add_to_row(const Blocks& blocks, const HostCall& call, std::int64_t token, std::int64_t column,
+                std::int64_t count, float* sums) {
+  constexpr std::int64_t chunk = 256;
+  float wide[chunk];
+  const auto add = [&](bool adds, std::size_t place, std::int64_t at) {
+    const auto* from = adds ? static_cast<const std::byte*>(call.tensors[place]) : nullptr;
+    for (std::int64_t i = 0; adds && i < count; i += chunk) {
+      const auto part = static_cast<std::size_t>(std::min(chunk, count - i));
+      decode(blocks.dtype, from + static_cast<std::size_t>(at + i) * dtype_bytes(blocks.dtype),
+             {wide, part});
+      for (std::size_t j = 0; j < part; ++j) sums[static_cast<std::size_t>(i) + j] += wide[j];
+    }
+  };
+  add(blocks.form.bias, blocks.places.b_down, column);
+  add(blocks.form.residual, blocks.places.residual, token * blocks.shape.d + column);
 }
 
 /// scratch: lanes, then shares of y.
 void run_fused(const Blocks& blocks, const HostCall& call) {
   const auto [m, d, h] = blocks.shape;
   const std::int64_t splits = blocks.splits();
-  auto* y = static_cast<float*>(call.tensors[tensor::y]);
-  auto* partial = blocks.adds_to_y() ? y : reinterpret_cast<float*>(call.scratch[1]);
+  auto* y = static_cast<float*>(call.tensors[blocks.places.y]);
+  auto* partial = blocks.sums_in_y() ? y : reinterpret_cast<float*>(call.scratch[1]);
   deal(call.parallel, blocks.threads, blocks.token_blocks() * splits,
        [&, d = d, h = h, m = m](std::size_t index, std::int64_t task) {
          Lane lane(blocks, call.scratch[0], index);
@@ -147,30 +186,19 @@ void run_fused(const Blocks& blocks, const HostCall& call) {
                  block == own.first ? 0.0f : 1.0f, out, d);
          }
        });
-  if (blocks.adds_to_y()) return;
+  if (blocks.sums_in_y()) return;
   deal(call.parallel, blocks.threads, m, [&, m = m, d = d](std::size_t, std::int64_t row) {
     float* sum = partial + row * d;
     for (std::int64_t split = 1; split < splits; ++split)
       for (std::int64_t i = 0; i < d; ++i) sum[i] += sum[split * m * d + i];
+    add_to_row(blocks, call, row, 0, d, sum);
     if (blocks.dtype == DType::f32)
       std::copy_n(sum, d, y + row * d);
     else
-      blocks.vector->narrow(sum, static_cast<std::uint16_t*>(call.tensors[tensor::y]) + row * d,
+      blocks.vector->narrow(sum,
+                            static_cast<std::uint16_t*>(call.tensors[blocks.places.y]) + row * d,
                             static_cast<std::size_t>(d));
   });
-}
-
-/// Copies a block of f32 into rows of a tensor with `columns` columns.
-void store_block(const Blocks& blocks, const float* block, void* tensor, Range rows, Range columns,
-                 std::int64_t stride) {
-  for (std::int64_t row = rows.first; row < rows.last; ++row, block += columns.size()) {
-    const std::int64_t at = row * stride + columns.first;
-    if (blocks.dtype == DType::f32)
-      std::copy_n(block, columns.size(), static_cast<float*>(tensor) + at);
-    else
-      blocks.vector->narrow(block, static_cast<std::uint16_t*>(tensor) + at,
-                            static_cast<std::size_t>(columns.size()));
-  }
 }
 
 void run_gate_up(const Blocks& blocks, const HostCall& call) {
@@ -183,7 +211,7 @@ void run_gate_up(const Blocks& blocks, const HostCall& call) {
          const Range inter = part_of(h, inter_blocks, task % inter_blocks);
          const auto x = lane.tokens(call.tensors[tensor::x], tokens.first, tokens.size(), d);
          gate_up_block(blocks, call, lane, x, tokens, inter);
-         store_block(blocks, lane.gate, call.tensors[tensor::hidden], tokens, inter, h);
+         store_block(blocks, lane.gate, call.tensors[blocks.places.hidden], tokens, inter, h);
        });
 }
 
@@ -196,11 +224,14 @@ void run_down(const Blocks& blocks, const HostCall& call) {
          const Range tokens = part_of(m, blocks.token_blocks(), task / row_blocks);
          const Range rows = part_of(d, row_blocks, task % row_blocks);
          const auto hidden =
-             lane.tokens(call.tensors[tensor::hidden], tokens.first, tokens.size(), h);
+             lane.tokens(call.tensors[blocks.places.hidden], tokens.first, tokens.size(), h);
          const auto down =
              lane.weights(call.tensors[tensor::w_down], rows.first, rows.size(), 0, h, h);
          sgemm(tokens.size(), rows.size(), h, hidden, down, 0, lane.gate, rows.size());
-         store_block(blocks, lane.gate, call.tensors[tensor::y], tokens, rows, d);
+         for (std::int64_t i = 0; i < tokens.size(); ++i)
+           add_to_row(blocks, call, tokens.first + i, rows.first, rows.size(),
+                      lane.gate + i * rows.size());
+         store_block(blocks, lane.gate, call.tensors[blocks.places.y], tokens, rows, d);
        });
 }
 
@@ -254,7 +285,7 @@ class CpuBlas final : public Family {
       return static_cast<std::size_t>(floats) * sizeof(float);
     };
     Program program;
-    program.host_tensors = tensor::count;
+    program.host_tensors = blocks.places.count;
     program.scratch = {{bytes(blocks.threads * blocks.lane_floats()), false},
                        {bytes(blocks.partial_floats()), false}};
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <utility>
 
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/families.hpp"
@@ -84,18 +85,34 @@ class CpuPlain final : public Family {
     const auto dtype = problem.dtype;
     const auto activation = parse_activation(problem.option("act"));
     Program program;
-    program.host_tensors = tensor::count;
+    const Form form = form_of(problem);
+    const Places at = places_of(problem);
+    program.host_tensors = at.count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const Product gate(dtype, call.tensors[tensor::x], call.tensors[tensor::w_gate], d);
       const Product up(dtype, call.tensors[tensor::x], call.tensors[tensor::w_up], d);
-      fill(call, dtype, call.tensors[tensor::hidden], m, h, [&](auto token, auto row) {
+      fill(call, dtype, call.tensors[at.hidden], m, h, [&](auto token, auto row) {
         return static_cast<float>(activate(activation, gate.at(token, row))) * up.at(token, row);
       });
+      if (!form.saves) return;
+      for (const auto& [product, place] : {std::pair{&gate, at.gate}, {&up, at.up}})
+        fill(call, dtype, call.tensors[place], m, h,
+             [product = product](auto token, auto row) { return product->at(token, row); });
     }));
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const Product down(dtype, call.tensors[tensor::hidden], call.tensors[tensor::w_down], h);
-      fill(call, dtype, call.tensors[tensor::y], m, d,
-           [&](auto token, auto row) { return down.at(token, row); });
+      const Product down(dtype, call.tensors[at.hidden], call.tensors[tensor::w_down], h);
+      const auto added = [&](bool adds, std::size_t place, std::size_t index) {
+        float value = 0;
+        if (adds)
+          decode(dtype,
+                 static_cast<const std::byte*>(call.tensors[place]) + index * dtype_bytes(dtype),
+                 {&value, 1});
+        return value;
+      };
+      fill(call, dtype, call.tensors[at.y], m, d, [&](auto token, auto row) {
+        return down.at(token, row) + added(form.bias, at.b_down, row) +
+               added(form.residual, at.residual, token * d + row);
+      });
     }));
     return program;
   }

@@ -21,6 +21,7 @@ constexpr std::int64_t most_rows = 4;
 
 struct Stream {
   Shape shape;
+  Places places;
   DType dtype = DType::f32;
   Activation activation = Activation::silu;
   std::int64_t rows = 1;        // weight rows of a step
@@ -78,7 +79,7 @@ void gate_up(const Stream& stream, const HostCall& call, const float* x, float* 
 
 void down(const Stream& stream, const HostCall& call, const float* hidden) {
   const auto [m, d, h] = stream.shape;
-  void* y = call.tensors[tensor::y];
+  void* y = call.tensors[stream.places.y];
   for_groups(stream, call.parallel, d,
              [&, d = d, h = h](std::int64_t row, std::int64_t count, std::int64_t token,
                                std::int64_t tokens) {
@@ -106,6 +107,7 @@ class CpuStream final : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (!form_of(problem).plain()) return plain_alone;
     if (problem.size("m") <= most_tokens) return std::nullopt;
     return "it is for at most 8 tokens: more of them reuse a weight that tiles keep in registers";
   }
@@ -123,6 +125,7 @@ class CpuStream final : public Family {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Stream stream{.shape = shape_of(problem),
+                        .places = places_of(problem),
                         .dtype = problem.dtype,
                         .activation = parse_activation(problem.option("act")),
                         .rows = config.at("rows"),
@@ -134,7 +137,7 @@ class CpuStream final : public Family {
     const auto hidden_floats = tokens * static_cast<std::size_t>(stream.shape.h);
     const bool wide = stream.dtype == DType::f32;
     Program program;
-    program.host_tensors = tensor::count;
+    program.host_tensors = stream.places.count;
     program.scratch = {{wide ? 0 : x_floats * sizeof(float), false},
                        {hidden_floats * sizeof(float), false}};
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {

@@ -23,6 +23,7 @@ inline std::size_t count_of(std::int64_t value) {
 
 struct Tiles {
   Shape shape;
+  Places places;
   DType dtype = DType::f32;
   Activation activation = Activation::silu;
   std::int64_t token_block = 0;  // tokens of a block, in whole panels

@@ -29,6 +29,7 @@ Tiles tiles_of(const Problem& problem, const DeviceFacts& facts, const Config& c
   const auto rows = static_cast<std::int64_t>(vector.tile_rows);
   const auto width = static_cast<std::int64_t>(vector.tile_columns);
   return {.shape = shape_of(problem),
+          .places = places_of(problem),
           .dtype = problem.dtype,
           .activation = parse_activation(problem.option("act")),
           .token_block = ceil_of(config.at("token_block"), width) * width,
@@ -119,14 +120,14 @@ void down(const Tiles& plan, const HostCall& call, Range tokens, std::int64_t pa
       const std::int64_t at = token * d + row;
       if (plan.dtype == DType::f32)
         return plan.vector->transpose(task.sums(panel), count_of(width),
-                                      static_cast<float*>(call.tensors[tensor::y]) + at,
+                                      static_cast<float*>(call.tensors[plan.places.y]) + at,
                                       count_of(d), count_of(rows), count_of(count));
       float* wide = task.spare();
       plan.vector->transpose(task.sums(panel), count_of(width), wide, count_of(rows),
                              count_of(rows), count_of(count));
       for (std::int64_t i = 0; i < count; ++i)
         plan.vector->narrow(wide + i * rows,
-                            static_cast<std::uint16_t*>(call.tensors[tensor::y]) + at + i * d,
+                            static_cast<std::uint16_t*>(call.tensors[plan.places.y]) + at + i * d,
                             count_of(rows));
     });
   });
@@ -141,6 +142,7 @@ class CpuTiles final : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (!form_of(problem).plain()) return plain_alone;
     if (problem.size("m") >= least_tokens) return std::nullopt;
     return "fewer than 5 tokens leave most of a tile's vectors empty";
   }
@@ -182,7 +184,7 @@ class CpuTiles final : public Family {
     const std::int64_t block_tokens = plan.block_panels() * plan.width;
     const auto bytes = [](std::int64_t floats) { return count_of(floats) * sizeof(float); };
     Program program;
-    program.host_tensors = tensor::count;
+    program.host_tensors = plan.places.count;
     program.scratch = {{bytes(block_tokens * plan.shape.d), false},
                        {bytes(block_tokens * plan.shape.h), false},
                        {bytes(plan.threads * plan.lane_floats()), false}};

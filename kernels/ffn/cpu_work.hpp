@@ -12,6 +12,10 @@
 
 namespace fftune::ffn {
 
+/// Why a family refuses every form but the plain one.
+constexpr const char* plain_alone =
+    "it keeps gate and up in the cache, and adds nothing to y: the plain form alone";
+
 constexpr std::int64_t ceil_of(std::int64_t value, std::int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }

@@ -8,17 +8,25 @@
 namespace fftune::ffn {
 namespace {
 
-/// The device type of that name in common/float16.cuh.
+/// The policy of that name in gemm/epilogue.cuh.
+std::string epilogue_type(CudaStage stage, const Problem& problem) {
+  const Form form = form_of(problem);
+  if (stage == CudaStage::down)
+    return fmt::format("fftune::linear_epilogue<{}, {}>", form.bias, form.residual);
+  return fmt::format("fftune::{}_epilogue<{}>", form.saves ? "saving" : "gated",
+                     activation_type(problem));
+}
+
+}  // namespace
+
 std::string element_type(DType dtype) {
   return dtype == DType::f32 ? "float" : fmt::format("fftune::{}", dtype_name(dtype));
 }
 
-/// The device type of that name in common/activation.cuh.
-std::string activation_type(const std::string& act) {
+std::string activation_type(const Problem& problem) {
+  const std::string& act = problem.option("act");
   return act == "gelu-tanh" ? "fftune::gelu_tanh" : "fftune::" + act;
 }
-
-}  // namespace
 
 std::string stage_name(CudaStage stage) {
   return stage == CudaStage::gate_up ? stage_gate_up : stage_down;
@@ -30,12 +38,19 @@ GemmShape gemm_of(CudaStage stage, const Problem& problem) {
                                      : GemmShape{shape.m, shape.d, shape.h, 1};
 }
 
-std::vector<Argument> tensor_arguments(CudaStage stage) {
-  if (stage == CudaStage::gate_up)
-    return {TensorArgument{tensor::x}, TensorArgument{tensor::w_gate}, TensorArgument{tensor::w_up},
-            TensorArgument{tensor::hidden}};
-  return {TensorArgument{tensor::hidden}, TensorArgument{tensor::w_down},
-          TensorArgument{tensor::y}};
+std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem) {
+  const Places at = places_of(problem);
+  const std::vector<std::size_t> places =
+      stage == CudaStage::gate_up
+          ? std::vector{tensor::x, tensor::w_gate, tensor::w_up, at.hidden, at.gate, at.up}
+          : std::vector{at.hidden, tensor::w_down, at.y, at.b_down, at.residual};
+  std::vector<Argument> arguments;
+  for (const std::size_t place : places)
+    if (place == Places::none)
+      arguments.emplace_back(std::int64_t{0});
+    else
+      arguments.emplace_back(TensorArgument{place});
+  return arguments;
 }
 
 std::vector<std::int64_t> size_arguments(const Problem& problem) {
@@ -43,12 +58,11 @@ std::vector<std::int64_t> size_arguments(const Problem& problem) {
   return {shape.m, shape.d, shape.h};
 }
 
-KernelSource kernel_source(CudaStage stage, const std::string& name, const Problem& problem,
-                           const std::string& rest) {
-  std::string arguments = element_type(problem.dtype);
-  if (stage == CudaStage::gate_up) arguments += ", " + activation_type(problem.option("act"));
+KernelSource kernel_source(CudaStage stage, const std::string& file, const std::string& name,
+                           const Problem& problem, const std::string& rest) {
+  std::string arguments = element_type(problem.dtype) + ", " + epilogue_type(stage, problem);
   if (!rest.empty()) arguments += ", " + rest;
-  return {fmt::format("ffn/{}.cu", name), fmt::format("fftune::{}<{}>", name, arguments)};
+  return {fmt::format("ffn/{}.cu", file), fmt::format("fftune::{}<{}>", name, arguments)};
 }
 
 bool may_start_early(CudaStage stage, const DeviceFacts& facts) {

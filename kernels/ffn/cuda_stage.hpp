@@ -21,17 +21,22 @@ std::string stage_name(CudaStage stage);
 /// gate_up is [m,d] by two [h,d], down is [m,h] by [d,h].
 GemmShape gemm_of(CudaStage stage, const Problem& problem);
 
-/// The tensors in the order of every kernel's first parameters: x, w_gate, w_up, hidden, or
-/// hidden, w_down, y.
-std::vector<Argument> tensor_arguments(CudaStage stage);
+/// The tensors in the order of every kernel's first parameters: x, w_gate, w_up, hidden, gate, up,
+/// or hidden, w_down, y, b_down, residual; null for those that the problem's form does without.
+std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem);
 
 /// m, d, h: the size parameters of every kernel.
 std::vector<std::int64_t> size_arguments(const Problem& problem);
 
-/// The kernel `name` in ffn/<name>.cu with its types and then `rest` as template arguments:
-/// "fftune::down_sm80<fftune::bf16, 64, ...>".
-KernelSource kernel_source(CudaStage stage, const std::string& name, const Problem& problem,
-                           const std::string& rest = "");
+/// The device's types of a problem: "fftune::bf16", "fftune::silu".
+std::string element_type(DType dtype);
+std::string activation_type(const Problem& problem);
+
+/// The kernel `name` in ffn/<file>.cu with its element type, its epilogue and then `rest` as
+/// template arguments: "fftune::down_sm80<fftune::bf16, fftune::linear_epilogue<false, false>, 64,
+/// ...>".
+KernelSource kernel_source(CudaStage stage, const std::string& file, const std::string& name,
+                           const Problem& problem, const std::string& rest = "");
 
 /// Whether the stage's launch may be programmatic: the first stage of a plan waits for whatever ran
 /// before it; the second may start early and fetch its weights while the first is still at work,

@@ -29,9 +29,9 @@ Program DecodeFamily::program(const Problem& problem, const DeviceFacts& facts,
                               const Config& config) const {
   Program program;
   program.kernels.push_back(
-      kernel_source(stage_, std::string(name_), problem,
+      kernel_source(stage_, std::string(name_), std::string(name_), problem,
                     decode_template_arguments(gemm_of(stage_, problem), config)));
-  decode_launch(program, gemm_of(stage_, problem), facts, config, tensor_arguments(stage_),
+  decode_launch(program, gemm_of(stage_, problem), facts, config, tensor_arguments(stage_, problem),
                 size_arguments(problem));
   std::get<KernelLaunch>(program.steps.back()).programmatic = may_start_early(stage_, facts);
   return program;

@@ -1,11 +1,12 @@
-// y = hidden Wd^T on sm_90a: TMA and wgmma.
+// y = hidden Wd^T (+ bias) (+ residual) on sm_90a: TMA and wgmma.
 #include "gemm/wgmma_gemm.cuh"
 
 namespace fftune {
 
 // The tile as plain numbers: see wgmma_tile. `shared_bytes` is what the host will launch with.
-template <class T, int bm, int bn, int stages, int consumers, bool ping_pong, bool swapped,
-          int cluster_m, int cluster_n, int split_k, int output_boxes, int shared_bytes>
+template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
+          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
+          int shared_bytes>
 __global__ void __launch_bounds__((consumers + 1) * 128,
                                   wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
                                                                   swapped ? bn : bm, consumers,
@@ -16,8 +17,31 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                             swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
-  wgmma_gemm<T, plain_epilogue, tile>::run({hidden, w_down, w_down, y}, {m, d, h, group_m},
-                                           shared_memory);
+  wgmma_gemm<T, Epilogue, tile>::run({hidden, w_down, w_down, wgmma_outputs(y)}, {m, d, h, group_m},
+                                     shared_memory);
+}
+
+// The same, which adds what the epilogue says. `residual` has the boxes of y, and is y itself where
+// there is none; `bias` is null where there is none.
+template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
+          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
+          int shared_bytes>
+__global__ void __launch_bounds__((consumers + 1) * 128,
+                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
+                                                                  swapped ? bn : bm, consumers,
+                                                                  ping_pong, 1))
+    down_adding_sm90(const __grid_constant__ tensor_map hidden,
+                     const __grid_constant__ tensor_map w_down,
+                     const __grid_constant__ tensor_map y,
+                     const __grid_constant__ tensor_map residual, const T* bias, int m, int d,
+                     int h, int group_m) {
+  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
+                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
+  static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
+  extern __shared__ unsigned char shared_memory[];
+  wgmma_gemm<T, Epilogue, tile>::run(
+      {hidden, w_down, w_down, wgmma_outputs(y, y, y, residual, bias)}, {m, d, h, group_m},
+      shared_memory);
 }
 
 }  // namespace fftune

@@ -21,11 +21,11 @@ Program FallbackFamily::program(const Problem& problem, const DeviceFacts&, cons
   constexpr std::int64_t tile = 64;  // of fallback_gemm, as are its 256 threads
   const GemmShape shape = gemm_of(stage_, problem);
   Program program;
-  program.kernels.push_back(kernel_source(stage_, std::string(name_), problem));
+  program.kernels.push_back(kernel_source(stage_, std::string(name_), std::string(name_), problem));
   KernelLaunch launch;
   launch.grid.x = static_cast<std::uint32_t>(ceil_div(shape.m, tile) * ceil_div(shape.n, tile));
   launch.block.x = 256;
-  launch.arguments = tensor_arguments(stage_);
+  launch.arguments = tensor_arguments(stage_, problem);
   for (const std::int64_t size : size_arguments(problem))
     launch.arguments.emplace_back(static_cast<std::int32_t>(size));
   program.steps.emplace_back(std::move(launch));

@@ -10,6 +10,7 @@ const Family& cpu_plain_family();
 const Family& cpu_stream_family();
 const Family& cpu_tiles_family();
 
+const Family& ffn_decode_family();
 const Family& gate_up_decode_family();
 const Family& down_decode_family();
 const Family& gate_up_sm90_family();

@@ -32,7 +32,19 @@ class Ffn final : public Op {
              .example = 2048}};
   }
   std::vector<OptionField> options() const override {
-    return {{"act", "activation of the gate", activation_names()}};
+    return {{"act", "activation of the gate", activation_names()},
+            {.name = "save",
+             .help = "what is written for a backward pass: gate and up before the activation",
+             .choices = {"none", "preact"},
+             .rare = true},
+            {.name = "bias",
+             .help = "what is added to every row of y: b_down",
+             .choices = {"none", "down"},
+             .rare = true},
+            {.name = "residual",
+             .help = "whether y is added to a residual of its size",
+             .choices = {"no", "yes"},
+             .rare = true}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
@@ -46,37 +58,44 @@ class Ffn final : public Op {
     // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
     const double by_d = 1 / std::sqrt(static_cast<double>(d));
     const double by_h = 1 / std::sqrt(static_cast<double>(h));
-    return {{"x", dtype, {m, d}, Role::input, 1},
-            {"w_gate", dtype, {h, d}, Role::input, by_d},
-            {"w_up", dtype, {h, d}, Role::input, by_d},
-            {"w_down", dtype, {d, h}, Role::input, by_h},
-            {"y", dtype, {m, d}, Role::output, 1},
-            {"hidden", dtype, {m, h}, Role::intermediate, 1}};
+    std::vector<TensorSpec> tensors{{"x", dtype, {m, d}, Role::input, 1},
+                                    {"w_gate", dtype, {h, d}, Role::input, by_d},
+                                    {"w_up", dtype, {h, d}, Role::input, by_d},
+                                    {"w_down", dtype, {d, h}, Role::input, by_h}};
+    const Form form = form_of(problem);
+    if (form.bias) tensors.push_back({"b_down", dtype, {d}, Role::input, 1});
+    if (form.residual) tensors.push_back({"residual", dtype, {m, d}, Role::input, 1});
+    tensors.push_back({"y", dtype, {m, d}, Role::output, 1});
+    if (form.saves) {
+      tensors.push_back({"gate", dtype, {m, h}, Role::output, 1});
+      tensors.push_back({"up", dtype, {m, h}, Role::output, 1});
+    }
+    tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
+    return tensors;
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const auto [m, d, h] = shape_of(problem);
-    const auto tensors = this->tensors(problem);
-    const auto bytes = [&](std::initializer_list<std::size_t> places) {
-      double sum = 0;
-      for (const auto place : places) sum += static_cast<double>(tensors[place].bytes());
-      return sum;
-    };
+    StageSpec gate_up{
+        .name = stage_gate_up, .inputs = {"x", "w_gate", "w_up"}, .outputs = {"hidden"}};
+    StageSpec down{.name = stage_down, .inputs = {"hidden", "w_down"}, .outputs = {"y"}};
+    const Form form = form_of(problem);
+    if (form.saves) gate_up.outputs.insert(gate_up.outputs.end(), {"gate", "up"});
+    if (form.bias) down.inputs.push_back("b_down");
+    if (form.residual) down.inputs.push_back("residual");
     // A multiplication and an addition for each weight and token; the activation is not counted.
     const double product_flops =
         2.0 * static_cast<double>(m) * static_cast<double>(d) * static_cast<double>(h);
-    return {{.name = stage_gate_up,
-             .inputs = {"x", "w_gate", "w_up"},
-             .outputs = {"hidden"},
-             .reduction_length = d,
-             .flops = 2 * product_flops,
-             .bytes = bytes({tensor::x, tensor::w_gate, tensor::w_up, tensor::hidden})},
-            {.name = stage_down,
-             .inputs = {"hidden", "w_down"},
-             .outputs = {"y"},
-             .reduction_length = h,
-             .flops = product_flops,
-             .bytes = bytes({tensor::hidden, tensor::w_down, tensor::y})}};
+    gate_up.reduction_length = d;
+    gate_up.flops = 2 * product_flops;
+    down.reduction_length = h;
+    down.flops = product_flops;
+    const auto tensors = this->tensors(problem);
+    for (StageSpec* stage : {&gate_up, &down})
+      for (const auto& names : {stage->inputs, stage->outputs})
+        for (const auto& name : names)
+          stage->bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+    return {gate_up, down};
   }
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
@@ -85,10 +104,11 @@ class Ffn final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&gate_up_decode_family(),   &down_decode_family(),   &gate_up_sm90_family(),
-            &down_sm90_family(),        &gate_up_sm80_family(),  &down_sm80_family(),
-            &cpu_stream_family(),       &cpu_tiles_family(),     &cpu_blas_family(),
-            &gate_up_fallback_family(), &down_fallback_family(), &cpu_plain_family()};
+    return {&ffn_decode_family(),   &gate_up_decode_family(),   &down_decode_family(),
+            &gate_up_sm90_family(), &down_sm90_family(),        &gate_up_sm80_family(),
+            &down_sm80_family(),    &cpu_stream_family(),       &cpu_tiles_family(),
+            &cpu_blas_family(),     &gate_up_fallback_family(), &down_fallback_family(),
+            &cpu_plain_family()};
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return ffn::baselines(problem, facts);
@@ -99,6 +119,28 @@ class Ffn final : public Op {
 
 Shape shape_of(const Problem& problem) {
   return {problem.size("m"), problem.size("d"), problem.size("h")};
+}
+
+Form form_of(const Problem& problem) {
+  return {.saves = problem.has("save", "preact"),
+          .bias = problem.has("bias", "down"),
+          .residual = problem.has("residual", "yes")};
+}
+
+Places places_of(const Problem& problem) {
+  Places places;
+  const Form form = form_of(problem);
+  std::size_t next = tensor::w_down + 1;
+  if (form.bias) places.b_down = next++;
+  if (form.residual) places.residual = next++;
+  places.y = next++;
+  if (form.saves) {
+    places.gate = next++;
+    places.up = next++;
+  }
+  places.hidden = next++;
+  places.count = next;
+  return places;
 }
 
 }  // namespace ffn

@@ -5,7 +5,7 @@
 namespace fftune {
 
 // The tile as plain numbers: see wgmma_tile. `shared_bytes` is what the host will launch with.
-template <class T, class Activation, int bm, int bn, int stages, int consumers, bool ping_pong,
+template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
           bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
           int shared_bytes>
 __global__ void __launch_bounds__((consumers + 1) * 128,
@@ -19,8 +19,32 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                             swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
-  wgmma_gemm<T, gated_epilogue<Activation>, tile>::run({x, w_gate, w_up, hidden},
-                                                       {m, h, d, group_m}, shared_memory);
+  wgmma_gemm<T, Epilogue, tile>::run({x, w_gate, w_up, wgmma_outputs(hidden)}, {m, h, d, group_m},
+                                     shared_memory);
+}
+
+// The same, which stores gate = x Wg^T and up = x Wu^T too. A kernel of its own, so that the plain
+// form passes no map in vain.
+template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
+          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
+          int shared_bytes>
+__global__ void __launch_bounds__((consumers + 1) * 128,
+                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
+                                                                  swapped ? bn : bm, consumers,
+                                                                  ping_pong, 2))
+    gate_up_saving_sm90(const __grid_constant__ tensor_map x,
+                        const __grid_constant__ tensor_map w_gate,
+                        const __grid_constant__ tensor_map w_up,
+                        const __grid_constant__ tensor_map hidden,
+                        const __grid_constant__ tensor_map gate,
+                        const __grid_constant__ tensor_map up, int m, int d, int h, int group_m) {
+  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
+                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
+  static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
+  extern __shared__ unsigned char shared_memory[];
+  wgmma_gemm<T, Epilogue, tile>::run(
+      {x, w_gate, w_up, wgmma_outputs(hidden, gate, up, hidden, nullptr)}, {m, h, d, group_m},
+      shared_memory);
 }
 
 }  // namespace fftune

@@ -30,10 +30,10 @@ Config MmaSyncFamily::default_config(const Problem& problem, const DeviceFacts& 
 Program MmaSyncFamily::program(const Problem& problem, const DeviceFacts& facts,
                                const Config& config) const {
   Program program;
-  program.kernels.push_back(
-      kernel_source(stage_, std::string(name_), problem, mma_sync_template_arguments(config)));
-  mma_sync_launch(program, gemm_of(stage_, problem), facts, config, tensor_arguments(stage_),
-                  size_arguments(problem));
+  program.kernels.push_back(kernel_source(stage_, std::string(name_), std::string(name_), problem,
+                                          mma_sync_template_arguments(config)));
+  mma_sync_launch(program, gemm_of(stage_, problem), facts, config,
+                  tensor_arguments(stage_, problem), size_arguments(problem));
   return program;
 }
 

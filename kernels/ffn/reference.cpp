@@ -47,21 +47,31 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     const double* x = tensors.at("x").data();
     const double* w_gate = tensors.at("w_gate").data();
     const double* w_up = tensors.at("w_up").data();
-    std::vector<double> hidden(m * h);
+    const bool saves = form_of(problem).saves;
+    std::vector<double> hidden(m * h), gates(saves ? m * h : 0), ups(gates.size());
     for_each_row(h, parallel, [&](std::size_t j) {
       for (std::size_t i = 0; i < m; ++i) {
         const double gate = dot(x + i * d, w_gate + j * d, d);
         const double up = dot(x + i * d, w_up + j * d, d);
         hidden[i * h + j] = activate(activation, gate) * up;
+        if (!saves) continue;
+        gates[i * h + j] = gate;
+        ups[i * h + j] = up;
       }
     });
     tensors["hidden"] = std::move(hidden);
+    if (!saves) return;
+    tensors["gate"] = std::move(gates);
+    tensors["up"] = std::move(ups);
   } else {
     const double* hidden = tensors.at("hidden").data();
     const double* w_down = tensors.at("w_down").data();
-    std::vector<double> y(m * d);
+    const Form form = form_of(problem);
+    const double* bias = form.bias ? tensors.at("b_down").data() : nullptr;
+    std::vector<double> y = form.residual ? tensors.at("residual") : std::vector<double>(m * d);
     for_each_row(d, parallel, [&](std::size_t j) {
-      for (std::size_t i = 0; i < m; ++i) y[i * d + j] = dot(hidden + i * h, w_down + j * h, h);
+      for (std::size_t i = 0; i < m; ++i)
+        y[i * d + j] += dot(hidden + i * h, w_down + j * h, h) + (bias ? bias[j] : 0);
     });
     tensors["y"] = std::move(y);
   }

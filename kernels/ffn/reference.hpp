@@ -6,7 +6,8 @@
 
 namespace fftune::ffn {
 
-/// Computes `hidden` from x, w_gate and w_up (stage 0), or y from hidden and w_down (stage 1).
+/// Computes `hidden` (and gate and up, where they are saved) from x, w_gate and w_up (stage 0), or
+/// y from hidden and w_down (stage 1).
 void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                Parallel& parallel);
 

@@ -8,16 +8,32 @@
 namespace fftune::ffn {
 namespace {
 
-WgmmaOperands operands_of(CudaStage stage, DType dtype) {
-  if (stage == CudaStage::gate_up)
-    return {TensorArgument{tensor::x},
-            {TensorArgument{tensor::w_gate}, TensorArgument{tensor::w_up}},
-            TensorArgument{tensor::hidden},
-            dtype};
-  return {TensorArgument{tensor::hidden},
-          {TensorArgument{tensor::w_down}},
-          TensorArgument{tensor::y},
-          dtype};
+WgmmaOperands operands_of(CudaStage stage, const Problem& problem) {
+  const Places at = places_of(problem);
+  WgmmaOperands operands;
+  operands.dtype = problem.dtype;
+  if (stage == CudaStage::gate_up) {
+    operands.a = TensorArgument{tensor::x};
+    operands.b = {TensorArgument{tensor::w_gate}, TensorArgument{tensor::w_up}};
+    operands.c = {TensorArgument{at.hidden}};
+    if (form_of(problem).saves)
+      operands.c.insert(operands.c.end(), {TensorArgument{at.gate}, TensorArgument{at.up}});
+  } else {
+    operands.a = TensorArgument{at.hidden};
+    operands.b = {TensorArgument{tensor::w_down}};
+    operands.c = {TensorArgument{at.y}};
+    const Form form = form_of(problem);
+    if (form.bias) operands.bias = TensorArgument{at.b_down};
+    if (form.residual) operands.residual = TensorArgument{at.residual};
+  }
+  return operands;
+}
+
+/// What the form adds to the name of the stage's kernel.
+std::string kernel_name(CudaStage stage, const Problem& problem) {
+  const Form form = form_of(problem);
+  if (stage == CudaStage::gate_up) return form.saves ? "gate_up_saving_sm90" : "gate_up_sm90";
+  return form.adds() ? "down_adding_sm90" : "down_sm90";
 }
 
 }  // namespace
@@ -43,10 +59,11 @@ Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,
                              const Config& config) const {
   const GemmShape shape = gemm_of(stage_, problem);
   Program program;
-  program.kernels.push_back(kernel_source(stage_, std::string(name_), problem,
+  program.kernels.push_back(kernel_source(stage_, std::string(name_), kernel_name(stage_, problem),
+                                          problem,
                                           wgmma_template_arguments(config, shape.products)));
-  wgmma_launch(program, shape, facts, config, operands_of(stage_, problem.dtype),
-               size_arguments(problem), may_start_early(stage_, facts));
+  wgmma_launch(program, shape, facts, config, operands_of(stage_, problem), size_arguments(problem),
+               may_start_early(stage_, facts));
   return program;
 }
 

@@ -1,5 +1,6 @@
 // C = epilogue(A B1^T[, A B2^T]) for a handful of tokens: A [m, k] with m <= tokens <= 16, B [n,
-// k], C [m, n], row-major; k and n multiples of 8 and all pointers 16-byte aligned.
+// k], a C [m, n] for each output, row-major; k and n multiples of 8 and all pointers 16-byte
+// aligned.
 //
 // The weights B are most of the bytes, and each is needed once: they go from memory straight into
 // the registers of mma.sync, 16 bytes a load, without shared memory or ldmatrix. That works because
@@ -23,15 +24,16 @@ template <class T, int products>
 struct decode_arguments {
   const T* a;
   const T* b[products];
-  T* c;
+  T* c[most_outputs];
   split_k_workspace workspace;
   int m, n, k;
   int split_k;  // gridDim.y
+  addends<T> more = {};
 };
 
 template <class T, class Epilogue, int tokens, int rows, int warps, int unroll>
 class decode_gemm {
-  static constexpr int products = Epilogue::products;
+  static constexpr int products = Epilogue::products, outputs = Epilogue::outputs;
   static constexpr int threads = warps * 32;
   static constexpr int row_groups = rows / 8;
   static constexpr int group_k = 32 * unroll;
@@ -41,6 +43,7 @@ class decode_gemm {
   static_assert(rows % 8 == 0 && row_groups <= warps, "one row group a warp in the closing sum");
 
   using sums = float[products][row_groups][4];
+  using arguments_type = decode_arguments<T, products>;
 
   // One warp's operands for one group of k.
   struct operands {
@@ -111,8 +114,8 @@ class decode_gemm {
     }
   }
 
-  static __device__ __forceinline__ pointers
-  make_pointers(const decode_arguments<T, products>& arguments, int first_row, int lane) {
+  static __device__ __forceinline__ pointers make_pointers(const arguments_type& arguments,
+                                                           int first_row, int lane) {
     pointers result;
     const int lane_k = lane % 4 * 8;
 #pragma unroll
@@ -169,13 +172,19 @@ class decode_gemm {
     }
   }
 
-  static __device__ __forceinline__ void store_pair(const decode_arguments<T, products>& arguments,
-                                                    int token, int column,
-                                                    const float (&first)[products],
+  template <int output = 0>
+  static __device__ __forceinline__ void store_pair(const arguments_type& arguments, int token,
+                                                    int column, const float (&first)[products],
                                                     const float (&second)[products]) {
     if (token < arguments.m && column < arguments.n) {
-      T* const place = arguments.c + static_cast<i64>(token) * arguments.n + column;
-      *reinterpret_cast<u32*>(place) = pack<T>(Epilogue::apply(first), Epilogue::apply(second));
+      T* const place = arguments.c[output] + static_cast<i64>(token) * arguments.n + column;
+      float value = output_of<Epilogue, output>(first);
+      float next = output_of<Epilogue, output>(second);
+      arguments.more.template add<Epilogue>(value, next, token, column, arguments.n);
+      *reinterpret_cast<u32*>(place) = pack<T>(value, next);
+    }
+    if constexpr (output + 1 < outputs) {
+      store_pair<output + 1>(arguments, token, column, first, second);
     }
   }
 
@@ -183,7 +192,7 @@ class decode_gemm {
   // The closing sums of the warps, or the exchange of a cluster.
   static constexpr int shared_bytes = products * row_groups * larger(warps * values * 128, 512);
 
-  static __device__ __forceinline__ void run(const decode_arguments<T, products>& arguments,
+  static __device__ __forceinline__ void run(const arguments_type& arguments,
                                              unsigned char* shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first_row = static_cast<int>(blockIdx.x) * rows;

@@ -1,7 +1,7 @@
 // C = epilogue(A B1^T[, A B2^T]) with mma.sync, for sm_80 and newer.
 //
-// A [m, k], B [n, k], C [m, n], row-major; k and n multiples of 8 and all pointers 16-byte aligned,
-// m >= 1.
+// A [m, k], B [n, k], a C [m, n] for each output, row-major; k and n multiples of 8 and all
+// pointers 16-byte aligned, m >= 1.
 //
 // A block owns a bm x bn tile of C (of both products, when there are two) and walks k in tiles of
 // bk. A ring of `stages` tiles in shared memory is filled by cp.async, stages - 1 tiles ahead of
@@ -26,16 +26,17 @@ template <class T, int products>
 struct gemm_arguments {
   const T* a;
   const T* b[products];
-  T* c;
+  T* c[most_outputs];
   split_k_workspace workspace;  // unused when split_k is 1
   int m, n, k;
   int split_k;  // gridDim.y
   int group_m;
+  addends<T> more = {};
 };
 
 template <class T, class Epilogue, int bm, int bn, int bk, int warps_m, int warps_n, int stages>
 class mma_sync_gemm {
-  static constexpr int products = Epilogue::products;
+  static constexpr int products = Epilogue::products, outputs = Epilogue::outputs;
   static constexpr int warp_m = bm / warps_m, warp_n = bn / warps_n;
   static constexpr int m_fragments = warp_m / 16, n_fragments = warp_n / 8;
   static constexpr int k_steps = bk / 16;
@@ -187,15 +188,47 @@ class mma_sync_gemm {
     __syncthreads();  // the ring is reused for the output
   }
 
-  // Where a tile goes in C, and how much of it there is.
+  // Where a tile goes in each C, what is added to it, and how much of it there is.
   struct output_tile {
-    T* origin;
+    T* origin[outputs];
+    addends<T> more;
     int rows, columns, pitch;
   };
 
+  // Calls body(global element, shared address) for this thread's 16-byte chunks of the tile.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_chunk(const output_tile& tile,
+                                                        unsigned char* shared, const Body& body) {
+    constexpr int row_chunks = bn / 8;
+    for (int chunk = threadIdx.x; chunk < bm * row_chunks; chunk += threads) {
+      const int row = chunk / row_chunks, column = chunk % row_chunks * 8;
+      if (row < tile.rows && column < tile.columns) {
+        body(static_cast<i64>(row) * tile.pitch + column,
+             reinterpret_cast<vector16*>(shared + row * output_row_bytes + column * 2));
+      }
+    }
+  }
+
+  template <int output = 0>
   static __device__ __forceinline__ void store_tile(const sums& sum, const output_tile& tile,
                                                     unsigned char* shared) {
     const place here;
+    if constexpr (Epilogue::adds_residual) {  // through the cells that the output will take
+      for_each_chunk(tile, shared, [&](i64 at, vector16* chunk) {
+        *chunk = load_dependent(tile.more.residual + at);
+      });
+      __syncthreads();
+    }
+    u32 bias[n_fragments] = {};
+    if constexpr (Epilogue::adds_bias) {
+#pragma unroll
+      for (int j = 0; j < n_fragments; ++j) {
+        const int column = here.warp_column + j * 8 + here.lane % 4 * 2;
+        if (column < tile.columns) {
+          bias[j] = *reinterpret_cast<const u32*>(tile.more.bias + column);
+        }
+      }
+    }
 #pragma unroll
     for (int i = 0; i < m_fragments; ++i) {
 #pragma unroll
@@ -208,23 +241,28 @@ class mma_sync_gemm {
           for (int product = 0; product < products; ++product) {
             operand[product] = sum[product][i][j][element];
           }
-          value[element] = Epilogue::apply(operand);
+          value[element] = output_of<Epilogue, output>(operand);
         }
         unsigned char* const cell = shared +
                                     (here.warp_row + i * 16 + here.lane / 4) * output_row_bytes +
                                     (here.warp_column + j * 8 + here.lane % 4 * 2) * 2;
-        *reinterpret_cast<u32*>(cell) = pack<T>(value[0], value[1]);
-        *reinterpret_cast<u32*>(cell + 8 * output_row_bytes) = pack<T>(value[2], value[3]);
+        u32* const words[2] = {reinterpret_cast<u32*>(cell),
+                               reinterpret_cast<u32*>(cell + 8 * output_row_bytes)};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float &first = value[half * 2], &second = value[half * 2 + 1];
+          if constexpr (Epilogue::adds_bias) add_pair<T>(first, second, bias[j]);
+          if constexpr (Epilogue::adds_residual) add_pair<T>(first, second, *words[half]);
+          *words[half] = pack<T>(first, second);
+        }
       }
     }
     __syncthreads();
-    constexpr int row_chunks = bn / 8;
-    for (int chunk = here.thread; chunk < bm * row_chunks; chunk += threads) {
-      const int row = chunk / row_chunks, column = chunk % row_chunks * 8;
-      if (row < tile.rows && column < tile.columns) {
-        store(tile.origin + static_cast<i64>(row) * tile.pitch + column,
-              *reinterpret_cast<const vector16*>(shared + row * output_row_bytes + column * 2));
-      }
+    for_each_chunk(tile, shared,
+                   [&](i64 at, const vector16* chunk) { store(tile.origin[output] + at, *chunk); });
+    if constexpr (output + 1 < outputs) {
+      __syncthreads();  // this output has left shared memory
+      store_tile<output + 1>(sum, tile, shared);
     }
   }
 
@@ -248,7 +286,17 @@ class mma_sync_gemm {
       const int rows = smaller(bm, static_cast<int>(arguments.m - first_m));
       const int columns = smaller(bn, static_cast<int>(arguments.n - first_n));
       if (here.thread == 0) {
-        output = {arguments.c + first_m * arguments.n + first_n, rows, columns, arguments.n};
+#pragma unroll
+        for (int i = 0; i < outputs; ++i) {
+          output.origin[i] = arguments.c[i] + first_m * arguments.n + first_n;
+        }
+        if constexpr (Epilogue::adds_bias) output.more.bias = arguments.more.bias + first_n;
+        if constexpr (Epilogue::adds_residual) {
+          output.more.residual = arguments.more.residual + first_m * arguments.n + first_n;
+        }
+        output.rows = rows;
+        output.columns = columns;
+        output.pitch = arguments.n;
       }
 
       // Balanced shares of the k tiles. In 32 bits: k < 2^31, bk >= 32 and under 64 splits.

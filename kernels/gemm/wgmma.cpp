@@ -161,8 +161,14 @@ void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& f
   launch.arguments.emplace_back(map(operands.a, shape.m, shape.k, t.bm / t.cluster_n, 64));
   for (const Pointer& b : operands.b)
     launch.arguments.emplace_back(map(b, shape.n, shape.k, t.bn / t.cluster_m, 64));
-  launch.arguments.emplace_back(
-      map(operands.c, shape.m, shape.n, t.box_tokens(), t.box_features()));
+  for (const Pointer& c : operands.c)
+    launch.arguments.emplace_back(map(c, shape.m, shape.n, t.box_tokens(), t.box_features()));
+  if (operands.residual || operands.bias) {
+    launch.arguments.emplace_back(map(operands.residual.value_or(operands.c.front()), shape.m,
+                                      shape.n, t.box_tokens(), t.box_features()));
+    launch.arguments.push_back(operands.bias ? argument_of(*operands.bias)
+                                             : Argument{std::int64_t{0}});
+  }
   for (const std::int64_t size : sizes)
     launch.arguments.emplace_back(static_cast<std::int32_t>(size));
   launch.arguments.emplace_back(std::int32_t{t.group_m});

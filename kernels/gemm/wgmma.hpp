@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,15 +32,19 @@ std::int64_t wgmma_shared_bytes(const Config& config, int products);
 /// 214080", the last one the dynamic shared memory, which the kernel checks against its own sum.
 std::string wgmma_template_arguments(const Config& config, int products);
 
-/// The launch's matrices: a [m,k], b (one for each product) [n,k], c [m,n].
+/// The launch's matrices: a [m,k], b (one for each product) [n,k], c (one for each output of the
+/// epilogue) [m,n].
 struct WgmmaOperands {
   Pointer a;
   std::vector<Pointer> b;
-  Pointer c;
+  std::vector<Pointer> c;
+  std::optional<Pointer> bias = std::nullopt;      // [n], added to every row of c
+  std::optional<Pointer> residual = std::nullopt;  // [m,n], added to c
   DType dtype = DType::bf16;
 };
 
-/// Appends the launch of the program's last kernel: the tensor maps of a, each b and c, then the
+/// Appends the launch of the program's last kernel: the tensor maps of a, each b and each c, then,
+/// where anything is added, the map of the residual (or c again) and the bias (or null), then the
 /// three `sizes` and group_m. `programmatic`: it may start before the launch before it is complete.
 void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,
                   const Config& config, const WgmmaOperands& operands,

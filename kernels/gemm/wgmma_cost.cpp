@@ -24,7 +24,7 @@ Config with_deepest_ring(const Space& space, Config config) {
 double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config) {
   // Rates of one multiprocessor per clock: bytes of shared memory, and its parts of the L2's and
   // the memory's bandwidth. wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
-  constexpr double shared_rate = 128, l2_rate = 48, start_cycles = 2500;
+  constexpr double shared_rate = 128, l2_rate = 40, start_cycles = 2500;
   constexpr double split_cycles =
       700;  // for each block of a cluster that shares k, measured on an H200
   constexpr double epilogue_rate = 24;  // bytes of output a clock, through shared memory

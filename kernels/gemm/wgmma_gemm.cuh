@@ -1,7 +1,7 @@
 // C = epilogue(A B1^T[, A B2^T]) with TMA and wgmma, for sm_90a.
 //
-// A [m, k], B [n, k], C [m, n], row-major, through tensor maps with 128-byte swizzled boxes of 64
-// elements of k.
+// A [m, k], B [n, k], a C [m, n] for each output, row-major, through tensor maps with 128-byte
+// swizzled boxes of 64 elements of k.
 //
 // Blocks are specialised by warpgroup. One thread of the producer warpgroup keeps a ring of k tiles
 // filled; the consumer warpgroups multiply. Cooperative: the consumers split every tile. Ping-pong:
@@ -35,7 +35,7 @@ class wgmma_gemm {
     const tensor_map& a;
     const tensor_map& b0;
     const tensor_map& b1;  // unused with one product
-    const tensor_map& c;
+    wgmma_outputs c;
   };
 
  private:
@@ -192,12 +192,13 @@ class wgmma_gemm {
   }
 
   static __device__ __forceinline__ void consume(const maps& map, const wgmma_gemm_shape& shape,
-                                                 ring pipe, u32 output, u32 rank, int consumer) {
+                                                 ring pipe, u32 base, u32 rank, int consumer) {
     const k_range range = wgmma_k_range<tile>(shape.k, rank);
     const int k_tiles = range.last - range.first;
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
-    output += consumer * tile.output_boxes * layout::box_bytes;
-    u32 next_box = 0;
+    typename store::boxes boxes{
+        base + layout::output_at + consumer * tile.output_boxes * layout::box_bytes,
+        base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
     schedule work(shape);
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
@@ -212,6 +213,13 @@ class wgmma_gemm {
       const tile_position at = work.position(rank);
       int token = at.m * tile.bm, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
+      if constexpr (Epilogue::adds_residual) {
+        const int share = tile.split_k > 1 ? rank * layout::owned_columns : 0;
+        if (rank < layout::owners || tile.split_k == 1) {
+          store::fetch_residual(boxes, map.c, token + (tile.swapped ? share : 0),
+                                feature + (tile.swapped ? 0 : share));
+        }
+      }
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       main_loop(sum, pipe, k_tiles, first_row, rank);
       if constexpr (tile.ping_pong) {
@@ -220,12 +228,13 @@ class wgmma_gemm {
       }
       if constexpr (tile.split_k > 1) {
         typename store::owned_sums total;
-        store::exchange_sums(sum, total, pipe.slots, rank);
+        store::exchange_sums(sum, total, base + layout::exchange_at, base + layout::sums_barrier_at,
+                             rank);
         if (rank >= layout::owners) return;
         (tile.swapped ? token : feature) += rank * layout::owned_columns;
-        store::store(total, output, map.c, token, feature, 1 + consumer, next_box);
+        store::store(total, boxes, map.c, token, feature, shape.n, 1 + consumer);
       } else {
-        store::store(sum, output, map.c, token, feature, 1 + consumer, next_box);
+        store::store(sum, boxes, map.c, token, feature, shape.n, 1 + consumer);
       }
     }
     if (threadIdx.x % 128 == 0) tma_store_wait();
@@ -235,9 +244,7 @@ class wgmma_gemm {
   static __device__ __forceinline__ void run(const maps& map, const wgmma_gemm_shape& shape,
                                              unsigned char* memory) {
     const u32 base = (shared_address(memory) + 1023) & ~1023u;  // swizzle atoms are 1024 bytes
-    const u32 output = base + larger(layout::ring_bytes, layout::exchange_bytes);
-    const u32 barriers = output + layout::output_bytes;
-    ring pipe{base, barriers, barriers + tile.stages * 8};
+    ring pipe{base, base + layout::barriers_at, base + layout::barriers_at + tile.stages * 8};
     const u32 rank = layout::cluster_blocks == 1 ? 0 : cluster_rank();
     const int group = threadIdx.x / 128;
     if (threadIdx.x == 0) {
@@ -246,9 +253,23 @@ class wgmma_gemm {
         barrier_init(pipe.empty + stage * 8,
                      (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
       }
+      if constexpr (Epilogue::adds_residual) {
+        for (int box = 0; box < layout::output_barriers; ++box) {
+          barrier_init(base + layout::output_barriers_at + box * 8, 1);
+        }
+      }
+      if constexpr (tile.split_k > 1) {
+        barrier_init(base + layout::sums_barrier_at, 1);
+        if (rank < layout::owners) {
+          barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
+        }
+      }
       barrier_init_fence();
     }
-    if constexpr (layout::cluster_blocks > 1) {
+    if constexpr (tile.split_k > 1) {
+      __syncthreads();
+      cluster_arrive();  // a split's blocks need each other only for the sums: they wait there
+    } else if constexpr (layout::cluster_blocks > 1) {
       cluster_barrier();
     } else {
       __syncthreads();
@@ -260,12 +281,12 @@ class wgmma_gemm {
       if (threadIdx.x == tile.consumers * 128) produce(map, shape, pipe, rank);
       if constexpr (tile.split_k > 1) {
         __syncwarp();
-        store::skip_exchange();
+        cluster_wait();
       }
     } else {
       if constexpr (!layout::light)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers));
-      consume(map, shape, pipe, output, rank, group);
+      consume(map, shape, pipe, base, rank, group);
     }
   }
 };

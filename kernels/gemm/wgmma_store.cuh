@@ -5,6 +5,7 @@
 #include "common/store_matrix.cuh"
 #include "common/tma.cuh"
 #include "gemm/epilogue.cuh"
+#include "gemm/wgmma_outputs.cuh"
 #include "gemm/wgmma_tile.cuh"
 
 namespace fftune {
@@ -17,33 +18,34 @@ struct wgmma_store {
   static constexpr int owned = layout::owned_columns / 2;
   using sums = float[products][layout::parts][values];
   using owned_sums = float[products][layout::parts][owned];
+  using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes>;
 
   // Gives every owner its columns of all the blocks' sums, added in the order of the blocks.
-  // `exchange` is shared memory that all blocks of the cluster have finished with once they reach
-  // the first barrier here. Every thread of the cluster comes here; those outside of the consumers
-  // through skip_exchange.
+  // `exchange` is shared memory for this alone, and `arrived` a barrier that expects all of it: so
+  // no block waits for another but for its sums.
   static __device__ __forceinline__ void exchange_sums(const sums& mine, owned_sums& total,
-                                                       u32 exchange, u32 rank) {
+                                                       u32 exchange, u32 arrived, u32 rank) {
     constexpr int vectors = products * layout::parts * owned / 4;
     const u32 thread = threadIdx.x;
-    cluster_barrier();
+    cluster_wait();  // the other blocks have started, and their barriers are there
 #pragma unroll
     for (int owner = 0; owner < layout::owners; ++owner) {
       if (owner == static_cast<int>(rank)) continue;
       const u32 from = rank < owner ? rank : rank - 1;  // an owner has no slot for itself
       const u32 to =
           cluster_address(exchange, owner) + (from * vectors * tile.consumers * 128 + thread) * 16;
+      const u32 barrier = cluster_address(arrived, owner);
 #pragma unroll
       for (int vector = 0; vector < vectors; ++vector) {
         const float* value =
             &mine[vector / (layout::parts * owned / 4)][vector / (owned / 4) % layout::parts]
                  [owner * owned + vector % (owned / 4) * 4];
-        store_cluster(to + vector * tile.consumers * 128 * 16,
-                      make_float4(value[0], value[1], value[2], value[3]));
+        store_cluster_async(to + vector * tile.consumers * 128 * 16,
+                            make_float4(value[0], value[1], value[2], value[3]), barrier);
       }
     }
-    cluster_barrier();
     if (rank >= layout::owners) return;
+    barrier_wait(arrived, 0);
 #pragma unroll
     for (int vector = 0; vector < vectors; ++vector) {
       const int product = vector / (layout::parts * owned / 4),
@@ -69,39 +71,67 @@ struct wgmma_store {
     }
   }
 
-  static __device__ __forceinline__ void skip_exchange() {
-    cluster_barrier();
-    cluster_barrier();
+  // Starts to fetch what is added to this consumer's first boxes, for store() to find; in time if
+  // it is called before the main loop. `token` and `feature` are as in store().
+  static __device__ __forceinline__ void fetch_residual(const boxes& ring, const wgmma_outputs& to,
+                                                        int token, int feature) {
+    if (threadIdx.x % 128 != 0) return;
+    tma_store_wait_read<0>();
+#pragma unroll
+    for (int box = 0; box < tile.output_boxes; ++box) {
+      ring.fetch((ring.index + box) % tile.output_boxes, to.residual,
+                 feature + box * layout::box_features, token);
+    }
   }
 
-  // Rounds the sums into shared memory, box by box through a ring of buffers, and starts the
-  // stores. `next` is the buffer to use next; `token` and `feature` are the first of this
-  // consumer's output.
-  static __device__ __forceinline__ void store(const owned_sums& sum, u32 output,
-                                               const tensor_map& c, int token, int feature,
-                                               int barrier_id, u32& next) {
-    const int thread = threadIdx.x % 128;
+  // Rounds the outputs into shared memory, box by box through a ring of buffers, and starts the
+  // stores. `token` and `feature` are the first of this consumer's outputs, `n` the features of C.
+  static __device__ __forceinline__ void store(const owned_sums& sum, boxes& ring,
+                                               const wgmma_outputs& to, int token, int feature,
+                                               int n, int barrier_id) {
 #pragma unroll
     for (int box = 0; box < layout::boxes; ++box) {
-      const u32 buffer = output + next * layout::box_bytes;
-      next = next + 1 == tile.output_boxes ? 0 : next + 1;
-      if (thread == 0) tma_store_wait_read<tile.output_boxes - 1>();
-      named_barrier_sync(barrier_id, 128);
-      if constexpr (tile.swapped) {
-        write_swapped(sum, buffer, box, thread);
-      } else {
-        write(sum, buffer, box, thread);
-      }
-      async_proxy_fence();
-      named_barrier_sync(barrier_id, 128);
-      if (thread == 0) {
-        tma_store(c, buffer, feature + box * layout::box_features, token);
-        tma_store_commit();
-      }
+      store_box<0>(sum, ring, to, token, feature, n, box, barrier_id);
     }
   }
 
  private:
+  template <int output>
+  static __device__ __forceinline__ void store_box(const owned_sums& sum, boxes& ring,
+                                                   const wgmma_outputs& to, int token, int feature,
+                                                   int n, int box, int barrier_id) {
+    const int thread = threadIdx.x % 128;
+    const u32 place = ring.take(), buffer = ring.buffer(place);
+    if constexpr (Epilogue::adds_residual) {
+      ring.wait(place);
+    } else {
+      if (thread == 0) tma_store_wait_read<tile.output_boxes - 1>();
+      named_barrier_sync(barrier_id, 128);
+    }
+    if constexpr (tile.swapped) {
+      write_swapped<output>(sum, buffer, box, thread, to.bias, feature + box * layout::box_features,
+                            n);
+    } else {
+      write<output>(sum, buffer, box, thread, to.bias, feature + box * layout::box_features, n);
+    }
+    async_proxy_fence();
+    named_barrier_sync(barrier_id, 128);
+    if (thread == 0) {
+      tma_store(to.template map<output>(), buffer, feature + box * layout::box_features, token);
+      tma_store_commit();
+      if constexpr (Epilogue::adds_residual) {
+        if (box + tile.output_boxes < layout::boxes) {
+          tma_store_wait_read<0>();
+          ring.fetch(place, to.residual, feature + (box + tile.output_boxes) * layout::box_features,
+                     token);
+        }
+      }
+    }
+    if constexpr (output + 1 < Epilogue::outputs) {
+      store_box<output + 1>(sum, ring, to, token, feature, n, box, barrier_id);
+    }
+  }
+
   // This block's own sums of the columns that it finishes; a register array takes no index known
   // only at run time.
   static __device__ __forceinline__ float4 own(const float (&mine)[values], int at, u32 rank) {
@@ -116,21 +146,53 @@ struct wgmma_store {
     return value;
   }
 
+  // Two neighbouring elements of the bias, or one of them twice.
+  static __device__ __forceinline__ u32 bias_pair(const void* bias, int feature, int n) {
+    if constexpr (!Epilogue::adds_bias) return 0;
+    return feature < n ? *reinterpret_cast<const u32*>(static_cast<const T*>(bias) + feature) : 0;
+  }
+  static __device__ __forceinline__ u32 bias_twice(const void* bias, int feature, int n) {
+    if constexpr (!Epilogue::adds_bias) return 0;
+    return feature < n ? static_cast<const T*>(bias)[feature].bits * 0x10001u : 0;
+  }
+
   // Two neighbouring accumulators through the epilogue.
-  static __device__ __forceinline__ u32 finish(const owned_sums& sum, int part, int at) {
+  template <int output>
+  static __device__ __forceinline__ u32 finish(const owned_sums& sum, int part, int at, u32 bias,
+                                               u32 residual) {
     float first[products], second[products];
 #pragma unroll
     for (int product = 0; product < products; ++product) {
       first[product] = sum[product][part][at];
       second[product] = sum[product][part][at + 1];
     }
-    return pack<T>(Epilogue::apply(first), Epilogue::apply(second));
+    if constexpr (Epilogue::adds_bias || Epilogue::adds_residual) {
+      float value = output_of<Epilogue, output>(first), next = output_of<Epilogue, output>(second);
+      if constexpr (Epilogue::adds_bias) add_pair<T>(value, next, bias);
+      if constexpr (Epilogue::adds_residual) add_pair<T>(value, next, residual);
+      return pack<T>(value, next);
+    }
+    return pack<T>(output_of<Epilogue, output>(first), output_of<Epilogue, output>(second));
+  }
+
+  // Four 8x8 matrices from the accumulators at `at` on, added to what is at their place already.
+  template <int output>
+  static __device__ __forceinline__ void write_matrices(const owned_sums& sum, int part, int at,
+                                                        u32 place, const u32 (&bias)[4]) {
+    u32 old[4] = {};
+    if constexpr (Epilogue::adds_residual) reload_matrices<tile.swapped>(place, old);
+    const u32 word[4] = {finish<output>(sum, part, at, bias[0], old[0]),
+                         finish<output>(sum, part, at + 2, bias[1], old[1]),
+                         finish<output>(sum, part, at + 4, bias[2], old[2]),
+                         finish<output>(sum, part, at + 6, bias[3], old[3])};
+    store_matrices<tile.swapped>(place, word);
   }
 
   // consumer_rows tokens x box_features, under the swizzle of that width. stmatrix takes a row
   // address from each lane: 16 tokens x two 16-byte chunks.
+  template <int output>
   static __device__ __forceinline__ void write(const owned_sums& sum, u32 buffer, int box,
-                                               int thread) {
+                                               int thread, const void* bias, int feature, int n) {
     constexpr int steps = layout::box_features / 16;
     const int warp = thread / 32, lane = thread % 32;
 #pragma unroll
@@ -139,34 +201,41 @@ struct wgmma_store {
       const int swizzle = layout::box_features == 64 ? row & 7 : row >> 1 & 3;
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
-        const int at = (box * steps + step) * 8;
-        const u32 word[4] = {finish(sum, part, at), finish(sum, part, at + 2),
-                             finish(sum, part, at + 4), finish(sum, part, at + 6)};
+        const int column = feature + step * 16 + (lane & 3) * 2;
+        const u32 low = bias_pair(bias, column, n), high = bias_pair(bias, column + 8, n);
         const int chunk = step * 2 + (lane >> 4);
-        store_matrices<false>(buffer + row * layout::box_features * 2 + ((chunk ^ swizzle) << 4),
-                              word);
+        write_matrices<output>(sum, part, (box * steps + step) * 8,
+                               buffer + row * layout::box_features * 2 + ((chunk ^ swizzle) << 4),
+                               {low, low, high, high});
       }
     }
   }
 
   // box_tokens x 64 features; the accumulators hold features x tokens, which stmatrix transposes.
   // `part` is the box.
+  template <int output>
   static __device__ __forceinline__ void write_swapped(const owned_sums& sum, u32 buffer, int part,
-                                                       int thread) {
+                                                       int thread, const void* bias, int feature,
+                                                       int n) {
     const int warp = thread / 32, lane = thread % 32;
     constexpr int pairs = layout::box_tokens / 16;
     const int chunk = warp * 2 + (lane >> 3 & 1);
+    const int first = feature + warp * 16 + (lane >> 2);
+    const u32 low = bias_twice(bias, first, n), high = bias_twice(bias, first + 8, n);
 #pragma unroll
     for (int pair = 0; pair < pairs; ++pair) {
       const int row = pair * 16 + (lane & 7) + (lane >> 4) * 8;
-      const u32 word[4] = {finish(sum, part, pair * 8), finish(sum, part, pair * 8 + 2),
-                           finish(sum, part, pair * 8 + 4), finish(sum, part, pair * 8 + 6)};
-      store_matrices<true>(buffer + row * 128 + ((chunk ^ (row & 7)) << 4), word);
+      write_matrices<output>(sum, part, pair * 8, buffer + row * 128 + ((chunk ^ (row & 7)) << 4),
+                             {low, high, low, high});
     }
     if constexpr (layout::box_tokens % 16 != 0) {
       const int row = pairs * 16 + (lane & 7);
-      const u32 word[2] = {finish(sum, part, pairs * 8), finish(sum, part, pairs * 8 + 2)};
-      store_matrices_transposed(buffer + row * 128 + ((chunk ^ (row & 7)) << 4), word);
+      const u32 place = buffer + row * 128 + ((chunk ^ (row & 7)) << 4);
+      u32 word[2] = {};
+      if constexpr (Epilogue::adds_residual) reload_matrices_transposed(place, word);
+      word[0] = finish<output>(sum, part, pairs * 8, low, word[0]);
+      word[1] = finish<output>(sum, part, pairs * 8 + 2, high, word[1]);
+      store_matrices_transposed(place, word);
     }
   }
 };

@@ -65,11 +65,20 @@ struct wgmma_layout {
   static constexpr int output_bytes = tile.consumers * tile.output_boxes * box_bytes;
   static_assert(tile.output_boxes >= 1 && tile.output_boxes <= boxes);
 
+  // A barrier for each buffer, which says that what is added to the output has arrived there.
+  static constexpr int output_barriers = tile.consumers * tile.output_boxes;
+
   static constexpr int threads = (tile.consumers + 1) * 128;
   static constexpr bool light =
       wgmma_blocks_per_multiprocessor(columns, rows, tile.consumers, tile.ping_pong, products) == 2;
-  static constexpr int shared_bytes =
-      1024 + larger(ring_bytes, exchange_bytes) + output_bytes + tile.stages * 16;
+  // Places in shared memory: the ring, what the others' sums are sent to, the output, then
+  // barriers: full and empty of each stage, those of the output, and that of the sums.
+  static constexpr int exchange_at = ring_bytes;
+  static constexpr int output_at = exchange_at + exchange_bytes;
+  static constexpr int barriers_at = output_at + output_bytes;
+  static constexpr int output_barriers_at = barriers_at + tile.stages * 16;
+  static constexpr int sums_barrier_at = output_barriers_at + output_barriers * 8;
+  static constexpr int shared_bytes = 1024 + sums_barrier_at + 8;
 };
 
 }  // namespace fftune

@@ -1,7 +1,6 @@
 // The host's twin of wgmma_tile.cuh: the same names and the same arithmetic.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/config.hpp"
@@ -52,7 +51,7 @@ struct WgmmaTile {
                                                      products * parts() * owned_columns() * 2;
     const std::int64_t output =
         std::int64_t{consumers} * output_boxes * box_tokens() * box_features() * 2;
-    return 1024 + std::max(ring, exchange) + output + stages * 16;
+    return 1024 + ring + exchange + output + stages * 16 + consumers * output_boxes * 8 + 8;
   }
 
   std::int64_t clusters(const GemmShape& shape) const {

@@ -33,6 +33,11 @@ double Problem::number(std::string_view name) const {
               fmt::format("option {}={} of '{}' is not a number", name, text, this->text()));
 }
 
+bool Problem::has(std::string_view option, std::string_view value) const {
+  const auto entry = options.find(std::string(option));
+  return entry != options.end() && entry->second == value;
+}
+
 Problem Problem::with_size(std::string_view name, std::int64_t value) const {
   Problem copy = *this;
   copy.sizes[std::string(name)] = value;

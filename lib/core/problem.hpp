@@ -24,6 +24,8 @@ struct Problem {
   const std::string& option(std::string_view name) const;
   /// The value of an option that is a number.
   double number(std::string_view name) const;
+  /// Whether the option is there and has this value.
+  bool has(std::string_view option, std::string_view value) const;
 
   /// A copy with one size changed: the same layer at another number of tokens.
   Problem with_size(std::string_view name, std::int64_t value) const;

@@ -24,10 +24,6 @@ std::uint64_t bits_of(T value) {
   return bits;
 }
 
-Argument argument_of(const Pointer& pointer) {
-  return std::visit([](const auto& address) { return Argument(address); }, pointer);
-}
-
 }  // namespace
 
 WorkspaceLayout::WorkspaceLayout(const Program& program) : offsets(program.scratch.size()) {
@@ -114,6 +110,11 @@ CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const
     attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;
   }
+  if (launch.cooperative) {
+    auto& attribute = prepared.attributes[config.numAttrs++];
+    attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attribute.value.cooperative = 1;
+  }
   for (std::size_t i = 0; i < launch.arguments.size(); ++i) {
     prepared.values.push_back(prepare(launch.arguments[i]));
     if (const auto* map = std::get_if<TensorMapArgument>(&launch.arguments[i]))
@@ -159,6 +160,20 @@ std::uint64_t CudaExecutable::resolve(const Value& value, void* const* tensors,
   return value.number;
 }
 
+CUresult CudaExecutable::start(const Launch& launch, void** addresses, CUstream stream) const {
+  const Driver& driver = session_->driver();
+  CUlaunchConfig config = launch.config;
+  // Without attributes the older call takes the driver less time.
+  if (config.numAttrs == 0)
+    return driver.launch_kernel(launch.function, config.gridDimX, config.gridDimY, config.gridDimZ,
+                                config.blockDimX, config.blockDimY, config.blockDimZ,
+                                config.sharedMemBytes, stream, addresses, nullptr);
+  auto attributes = launch.attributes;
+  config.attrs = attributes.data();
+  config.hStream = stream;
+  return driver.launch_kernel_ex(&config, launch.function, addresses, nullptr);
+}
+
 void CudaExecutable::enqueue_launch(const Launch& launch, void* const* tensors,
                                     std::uint64_t workspace, CUstream stream) const {
   std::array<std::uint64_t, most_arguments> values;
@@ -177,12 +192,7 @@ void CudaExecutable::enqueue_launch(const Launch& launch, void* const* tensors,
                  "cuTensorMapReplaceAddress");
     addresses[map.argument] = &maps[i];
   }
-  CUlaunchConfig config = launch.config;
-  auto attributes = launch.attributes;
-  config.attrs = attributes.data();
-  config.hStream = stream;
-  const CUresult result =
-      driver.launch_kernel_ex(&config, launch.function, addresses.data(), nullptr);
+  const CUresult result = start(launch, addresses.data(), stream);
   if (result != CUDA_SUCCESS) driver.fail(result, fmt::format("launch of {}", launch.name).c_str());
 }
 

@@ -57,7 +57,7 @@ class CudaExecutable final : public Executable {
   struct Launch {
     CUfunction function = nullptr;
     CUlaunchConfig config{};
-    std::array<CUlaunchAttribute, 2> attributes{};
+    std::array<CUlaunchAttribute, 3> attributes{};
     std::vector<Value> values;
     std::vector<TensorMap> maps;
     const char* name = nullptr;
@@ -71,6 +71,7 @@ class CudaExecutable final : public Executable {
   Value prepare(const Argument& argument) const;
   TensorMap prepare(std::size_t place, const TensorMapArgument& argument) const;
   static std::uint64_t resolve(const Value& value, void* const* tensors, std::uint64_t workspace);
+  CUresult start(const Launch& launch, void** addresses, CUstream stream) const;
   void enqueue_launch(const Launch& launch, void* const* tensors, std::uint64_t workspace,
                       CUstream stream) const;
 

@@ -51,6 +51,11 @@ struct TensorMapArgument {
 using Argument = std::variant<TensorArgument, ScratchArgument, std::int32_t, std::int64_t, float,
                               TensorMapArgument>;
 
+/// The pointer as an argument.
+inline Argument argument_of(const Pointer& pointer) {
+  return std::visit([](const auto& place) { return Argument{place}; }, pointer);
+}
+
 /// Device memory that lives for one run, 256-byte aligned.
 struct Scratch {
   std::size_t bytes = 0;
@@ -66,6 +71,8 @@ struct KernelLaunch {
   /// Programmatic dependent launch (compute capability 9.0): its blocks may start before the launch
   /// before it is complete; the kernel itself waits where it needs that.
   bool programmatic = false;
+  /// Blocks wait for each other: the launch fails unless all of them are resident at once.
+  bool cooperative = false;
   std::vector<Argument> arguments;  // in the order of the kernel's parameters
 };
 

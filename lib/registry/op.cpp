@@ -60,7 +60,11 @@ void check_options(const Op& op, Problem& problem) {
     else if (!has(field->choices, value))
       reject(op, fmt::format("{}={} is not a choice: use {}", name, value, choices_text(*field)));
   }
-  for (const auto& field : fields) problem.options.try_emplace(field.name, field.choices.front());
+  for (const auto& field : fields) {
+    const auto& usual = field.choices.front();
+    const auto entry = problem.options.try_emplace(field.name, usual).first;
+    if (field.rare && entry->second == usual) problem.options.erase(entry);
+  }
 }
 
 }  // namespace

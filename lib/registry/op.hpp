@@ -35,6 +35,9 @@ struct OptionField {
   std::string name;  // "act"
   std::string help;
   std::vector<std::string> choices;  // the first is the default
+  /// The canonical form leaves it out where it has its default: for what few problems ask for, so
+  /// that the text and the presets of the others do not speak of it.
+  bool rare = false;
   /// Any number within it may be given, and `choices` holds the default alone ("1e-06"). A number
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
@@ -117,9 +120,9 @@ struct Cost {
 };
 Cost cost_of(const Op& op, const Problem& problem);
 
-/// Fills in defaults, writes numbers in their shortest form, and checks names, choices and ranges;
-/// throws Error(invalid_input) with one line that names the field. The canonical form is what
-/// presets store and compare.
+/// Fills in defaults, those of rare options excepted, writes numbers in their shortest form, and
+/// checks names, choices and ranges; throws Error(invalid_input) with one line that names the
+/// field. The canonical form is what presets store and compare.
 Problem canonical(const Op& op, Problem problem, DeviceKind kind);
 
 /// The place of a tensor in op.tensors(problem); throws Error(internal).

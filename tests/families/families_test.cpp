@@ -1,8 +1,9 @@
 // One list for every family that exists: its default and its extreme variants are right, in every
-// dtype. Small sizes, so that it also runs under compute-sanitizer.
+// dtype and form. Small sizes, so that it also runs under compute-sanitizer.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,15 +19,28 @@ using namespace fftune;
 
 namespace {
 
-/// The first small problem of this pass and dtype that the family does not refuse.
+using Options = std::map<std::string, std::string>;
+
+/// The usual form of the op, and each rare one by itself.
+std::vector<Options> forms_of(const Op& op) {
+  std::vector<Options> forms{{}};
+  for (const auto& field : op.options())
+    for (std::size_t i = 1; field.rare && i < field.choices.size(); ++i)
+      forms.push_back({{field.name, field.choices[i]}});
+  return forms;
+}
+
+/// The first small problem of this pass, dtype and form that the family does not refuse.
 std::optional<Problem> small_problem(const Op& op, const Family& family, const std::string& pass,
-                                     DType dtype, const DeviceFacts& facts) {
+                                     DType dtype, const Options& options,
+                                     const DeviceFacts& facts) {
   for (const std::int64_t tokens : {33, 5, 128, 1})
     for (const std::int64_t extent : {72, 128, 37, 512}) {
       Problem problem;
       problem.op = op.name();
       problem.pass = pass;
       problem.dtype = dtype;
+      problem.options = options;
       // Unlike extents, so that one taken for another is seen.
       std::int64_t next = extent;
       for (const auto& size : op.sizes()) {
@@ -60,6 +74,21 @@ std::size_t first_stage(const Op& op, const Family& family, const Problem& probl
   return static_cast<std::size_t>(std::distance(stages.begin(), first));
 }
 
+void verify_few(Backend& backend, const Op& op, const Family& family, const Problem& problem) {
+  const DeviceFacts& facts = backend.facts();
+  const std::size_t first = first_stage(op, family, problem);
+  Verifier verifier(backend, op, problem, 1);
+  for (const auto& config : few_configs(family, problem, facts)) {
+    CAPTURE(problem.text(), Variant{std::string(family.name()), config}.id());
+    const auto compiled = backend.compile(family.program(problem, facts, config));
+    CAPTURE(compiled.report.failure);
+    REQUIRE(compiled.executable);
+    const auto result = verifier.verify(first, family.stages().size(), {compiled.executable});
+    CAPTURE(result.failure, result.error, result.tolerance);
+    CHECK(result.passed);
+  }
+}
+
 /// Verifies a few variants of every family for this device; returns how many families there were.
 int verify_families(Backend& backend) {
   const DeviceFacts& facts = backend.facts();
@@ -69,23 +98,13 @@ int verify_families(Backend& backend) {
       if (family->device_kind() != facts.kind) continue;
       bool served = false;
       for (const auto& pass : op->passes())
-        for (const DType dtype : op->dtypes(facts.kind)) {
-          const auto problem = small_problem(*op, *family, pass, dtype, facts);
-          if (!problem) continue;
-          served = true;
-          const std::size_t first = first_stage(*op, *family, *problem);
-          Verifier verifier(backend, *op, *problem, 1);
-          for (const auto& config : few_configs(*family, *problem, facts)) {
-            CAPTURE(problem->text(), Variant{std::string(family->name()), config}.id());
-            const auto compiled = backend.compile(family->program(*problem, facts, config));
-            CAPTURE(compiled.report.failure);
-            REQUIRE(compiled.executable);
-            const auto result =
-                verifier.verify(first, family->stages().size(), {compiled.executable});
-            CAPTURE(result.failure, result.error, result.tolerance);
-            CHECK(result.passed);
+        for (const DType dtype : op->dtypes(facts.kind))
+          for (const Options& form : forms_of(*op)) {
+            const auto problem = small_problem(*op, *family, pass, dtype, form, facts);
+            if (!problem) continue;
+            served = true;
+            verify_few(backend, *op, *family, *problem);
           }
-        }
       if (!served) {
         WARN(family->name() << " serves no small problem on " << facts.name);
         continue;

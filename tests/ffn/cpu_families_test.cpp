@@ -1,4 +1,5 @@
 #include <cstring>
+#include <map>
 #include <random>
 #include <set>
 #include <vector>
@@ -22,10 +23,18 @@ std::vector<const Family*> cpu_families() {
 }
 
 Problem problem_of(DType dtype, std::int64_t m, std::int64_t d, std::int64_t h,
-                   const std::string& act = "silu") {
-  return canonical(ffn_op(), {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, {{"act", act}}},
+                   std::map<std::string, std::string> options = {}) {
+  return canonical(ffn_op(),
+                   {"ffn", "fwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)},
                    DeviceKind::cpu);
 }
+
+/// The forms beside the plain one.
+const std::vector<std::map<std::string, std::string>> other_forms{
+    {{"save", "preact"}},
+    {{"bias", "down"}},
+    {{"residual", "yes"}},
+    {{"save", "preact"}, {"bias", "down"}, {"residual", "yes"}}};
 
 /// Verifies a configuration of a family: poisoned outputs, guards, the same bits twice, the error.
 void require_right(Backend& backend, Verifier& verifier, const Family& family,
@@ -52,7 +61,7 @@ TEST_CASE("every CPU family is right at ragged sizes, with every activation and 
                                     {40, 5, 3},
                                     {17, 40, 101},
                                     {37, 129, 65}}) {
-        const auto problem = problem_of(dtype, m, d, h, act);
+        const auto problem = problem_of(dtype, m, d, h, {{"act", act}});
         Verifier verifier(*backend, ffn_op(), problem, random());
         for (const auto* family : cpu_families()) {
           if (family->refusal(problem, backend->facts())) continue;
@@ -74,6 +83,24 @@ TEST_CASE("every feasible variant of the CPU families runs right") {
           require_right(*backend, verifier, *family, problem, config);
       }
     }
+}
+
+TEST_CASE("every form is right in every variant of the families that have it") {
+  const auto backend = open_cpu();
+  for (const auto& form : other_forms)
+    for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))
+      for (const auto& [m, d, h] : {std::tuple{3, 30, 70}, {70, 24, 150}}) {
+        const auto problem = problem_of(dtype, m, d, h, form);
+        Verifier verifier(*backend, ffn_op(), problem, 11);
+        int served = 0;
+        for (const auto* family : cpu_families()) {
+          if (family->refusal(problem, backend->facts())) continue;
+          ++served;
+          for (const auto& config : family->space(problem, backend->facts()).feasible())
+            require_right(*backend, verifier, *family, problem, config);
+        }
+        REQUIRE(served == 2);
+      }
 }
 
 TEST_CASE("the blocks of large problems are right too") {
@@ -152,7 +179,7 @@ TEST_CASE("the CPU baseline computes the same function") {
       const auto workspace = backend->allocate(program->workspace_bytes());
       program->enqueue(tensors.data(), workspace->data(), nullptr);
       results.emplace_back(9 * 40);
-      decode(dtype, tensors[ffn::tensor::y], results.back());
+      decode(dtype, tensors[ffn::Places().y], results.back());
     }
     for (std::size_t i = 0; i < results[0].size(); ++i)
       REQUIRE(results[0][i] == Approx(results[1][i]).margin(dtype == DType::f32 ? 1e-5 : 0.03));

@@ -49,22 +49,51 @@ TEST_CASE("defaults: pass fwd, silu; dtypes and tokens by device") {
 TEST_CASE("tensors are laid out as torch.nn.Linear's, and at the places that ffn.hpp says") {
   using Shape = std::vector<std::int64_t>;
   const auto tensors = ffn_op().tensors(problem_of(5, 16, 24));
-  REQUIRE(tensors.size() == ffn::tensor::count);
+  REQUIRE(tensors.size() == ffn::Places().count);
   REQUIRE(tensor_index(tensors, "x") == ffn::tensor::x);
   REQUIRE(tensor_index(tensors, "w_gate") == ffn::tensor::w_gate);
   REQUIRE(tensor_index(tensors, "w_up") == ffn::tensor::w_up);
   REQUIRE(tensor_index(tensors, "w_down") == ffn::tensor::w_down);
-  REQUIRE(tensor_index(tensors, "y") == ffn::tensor::y);
-  REQUIRE(tensor_index(tensors, "hidden") == ffn::tensor::hidden);
+  REQUIRE(tensor_index(tensors, "y") == ffn::Places().y);
+  REQUIRE(tensor_index(tensors, "hidden") == ffn::Places().hidden);
   REQUIRE(tensors[ffn::tensor::x].shape == Shape{5, 16});
   REQUIRE(tensors[ffn::tensor::w_gate].shape == Shape{24, 16});
   REQUIRE(tensors[ffn::tensor::w_up].shape == Shape{24, 16});
   REQUIRE(tensors[ffn::tensor::w_down].shape == Shape{16, 24});
-  REQUIRE(tensors[ffn::tensor::y].shape == Shape{5, 16});
-  REQUIRE(tensors[ffn::tensor::hidden].shape == Shape{5, 24});
+  REQUIRE(tensors[ffn::Places().y].shape == Shape{5, 16});
+  REQUIRE(tensors[ffn::Places().hidden].shape == Shape{5, 24});
   REQUIRE(tensors[ffn::tensor::w_gate].scale == 0.25);
   REQUIRE(tensors[ffn::tensor::w_down].scale == Approx(1 / std::sqrt(24.0)));
   for (const auto& tensor : tensors) REQUIRE(tensor.dtype == DType::bf16);
+}
+
+TEST_CASE("the training form adds gate and up to the outputs, and its bytes") {
+  using Shape = std::vector<std::int64_t>;
+  Problem problem = problem_of(5, 16, 24);
+  REQUIRE_FALSE(problem.options.contains("save"));  // presets that know nothing of it still match
+  problem.options["save"] = "none";
+  REQUIRE(canonical(ffn_op(), problem, DeviceKind::cuda) == problem_of(5, 16, 24));
+  problem.options["save"] = "preact";
+  problem = canonical(ffn_op(), problem, DeviceKind::cuda);
+  REQUIRE(problem.text() == "ffn/fwd bf16 act=silu save=preact d=16 h=24 m=5");
+
+  const auto tensors = ffn_op().tensors(problem);
+  const auto places = ffn::places_of(problem);
+  REQUIRE(tensors.size() == places.count);
+  REQUIRE(tensor_index(tensors, "y") == places.y);
+  REQUIRE(tensor_index(tensors, "gate") == places.gate);
+  REQUIRE(tensor_index(tensors, "up") == places.up);
+  REQUIRE(tensor_index(tensors, "hidden") == places.hidden);
+  for (const auto place : {places.gate, places.up}) {
+    REQUIRE(tensors[place].shape == Shape{5, 24});
+    REQUIRE(tensors[place].role == Role::output);
+  }
+  const double more = 2 * 2.0 * 5 * 24;
+  const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(problem_of(5, 16, 24));
+  REQUIRE(stages[0].bytes == plain[0].bytes + more);
+  REQUIRE(stages[1].bytes == plain[1].bytes);
+  REQUIRE(cost_of(ffn_op(), problem).bytes ==
+          cost_of(ffn_op(), problem_of(5, 16, 24)).bytes + more);
 }
 
 TEST_CASE("stages chain, and their work is counted") {
@@ -90,11 +119,44 @@ TEST_CASE("sizes whose bytes pass 2^31 are counted right") {
   const auto problem = problem_of(100000, 40000, 50000);
   const auto tensors = ffn_op().tensors(problem);
   REQUIRE(tensors[ffn::tensor::x].bytes() == 8'000'000'000u);
-  REQUIRE(tensors[ffn::tensor::hidden].bytes() == 10'000'000'000u);
+  REQUIRE(tensors[ffn::Places().hidden].bytes() == 10'000'000'000u);
   REQUIRE(cost_of(ffn_op(), problem).flops == 1.2e15);
   const auto largest = problem_of(2147483647, 2147483647, 2147483647);
   REQUIRE(ffn_op().tensors(largest)[ffn::tensor::w_gate].bytes() ==
           2ull * 2147483647ull * 2147483647ull);
+}
+
+TEST_CASE("a bias and a residual follow the inputs, and are read by the second stage") {
+  using Shape = std::vector<std::int64_t>;
+  Problem problem = problem_of(5, 16, 24);
+  problem.options["bias"] = "down";
+  problem.options["residual"] = "yes";
+  problem = canonical(ffn_op(), problem, DeviceKind::cuda);
+  const auto tensors = ffn_op().tensors(problem);
+  const auto places = ffn::places_of(problem);
+  std::vector<std::string> names;
+  for (const auto& tensor : tensors) names.push_back(tensor.name);
+  REQUIRE(names == std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "b_down", "residual",
+                                            "y", "hidden"});
+  REQUIRE(tensors[places.b_down].shape == Shape{16});
+  REQUIRE(tensors[places.residual].shape == Shape{5, 16});
+  REQUIRE(tensors[places.y].role == Role::output);
+  REQUIRE(places.count == tensors.size());
+  const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(problem_of(5, 16, 24));
+  REQUIRE(stages[1].bytes == plain[1].bytes + 2.0 * (16 + 5 * 16));
+}
+
+TEST_CASE("every form is served on every device, by families that are not fallbacks too") {
+  for (const auto& arch : {"sm_80", "sm_89", "sm_90a"}) {
+    Problem problem = problem_of(256, 64, 128);
+    problem.options["save"] = "preact";
+    problem.options["bias"] = "down";
+    problem.options["residual"] = "yes";
+    const auto facts = facts_of_architecture(arch);
+    for (const auto& variant : default_recipe(ffn_op(), problem, facts))
+      REQUIRE_FALSE(family_of(ffn_op(), variant.family).is_fallback());
+    REQUIRE(fallback_recipe(ffn_op(), problem, facts).size() == 2);
+  }
 }
 
 TEST_CASE("baselines name tensors that exist") {
@@ -104,11 +166,16 @@ TEST_CASE("baselines name tensors that exist") {
     auto problem = problem_of(16, 64, 128);
     if (facts.kind == DeviceKind::cpu) problem.dtype = DType::f32;
     const auto baselines = ffn_op().baselines(problem, facts);
+    std::vector<std::pair<Baseline, std::size_t>> all;
     REQUIRE(baselines.size() == (facts.kind == DeviceKind::cpu ? 1 : 2));
     REQUIRE(baselines[0].name == "unfused");
-    for (const auto& baseline : baselines) {
+    problem.options["save"] = "preact";
+    for (const auto& baseline : ffn_op().baselines(problem, facts))
+      all.emplace_back(baseline, ffn::places_of(problem).count);
+    for (const auto& baseline : baselines) all.emplace_back(baseline, ffn::Places().count);
+    for (const auto& [baseline, own] : all) {
       REQUIRE(!baseline.summary.empty());
-      const std::size_t count = ffn::tensor::count + baseline.extra.size();
+      const std::size_t count = own + baseline.extra.size();
       for (const auto& step : baseline.program.steps)
         if (const auto* gemm = std::get_if<LibraryGemm>(&step))
           for (const auto& pointer : {gemm->a, gemm->b, gemm->c})

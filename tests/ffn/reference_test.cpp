@@ -27,6 +27,28 @@ TEST_CASE("the reference of a 1x2x1 layer, by hand") {
   REQUIRE(tensors.at("y") == std::vector<double>{-161, 46});
 }
 
+TEST_CASE("the training form keeps both products as they are") {
+  Pool pool(1);
+  auto problem = problem_of(1, 2, 1, "relu");
+  problem.options["save"] = "preact";
+  ReferenceTensors tensors{{"x", {2, 3}}, {"w_gate", {1, -1}}, {"w_up", {4, 5}}};
+  ffn::reference(problem, 0, tensors, pool);
+  REQUIRE(tensors.at("gate") == std::vector<double>{-1});
+  REQUIRE(tensors.at("up") == std::vector<double>{23});
+  REQUIRE(tensors.at("hidden") == std::vector<double>{0});
+}
+
+TEST_CASE("bias and residual are added to y") {
+  Pool pool(1);
+  auto problem = problem_of(2, 2, 1, "none");
+  problem.options["bias"] = "down";
+  problem.options["residual"] = "yes";
+  ReferenceTensors tensors{
+      {"hidden", {3, 5}}, {"w_down", {7, -2}}, {"b_down", {100, 200}}, {"residual", {1, 2, 3, 4}}};
+  ffn::reference(problem, 1, tensors, pool);
+  REQUIRE(tensors.at("y") == std::vector<double>{122, 196, 138, 194});
+}
+
 TEST_CASE("the activation is the gate's, not up's") {
   Pool pool(1);
   ReferenceTensors tensors{{"x", {1}}, {"w_gate", {-3}}, {"w_up", {5}}};

@@ -1,6 +1,8 @@
 // The spaces of the GEMM engines: large enough, legal, and never empty.
 #include <algorithm>
 
+#include "kernels/ffn/families.hpp"
+#include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/decode.hpp"
 #include "kernels/gemm/mma_sync.hpp"
 #include "support/catch.hpp"
@@ -100,4 +102,27 @@ TEST_CASE("splits meet in a cluster from sm_90 on, in a zeroed workspace before"
       CHECK_FALSE(program.scratch[1].zeroed);
     }
   }
+}
+
+TEST_CASE("one launch for both stages is for few tokens, and for weights that registers hold",
+          "[kernels]") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto refusal = [&](std::int64_t m, std::int64_t d, std::int64_t h) {
+    Problem problem;
+    problem.op = "ffn";
+    problem.pass = "fwd";
+    problem.dtype = DType::bf16;
+    problem.sizes = {{"m", m}, {"d", d}, {"h", h}};
+    return ffn::ffn_decode_family()
+        .refusal(canonical(ffn_op(), problem, facts.kind), facts)
+        .value_or("");
+  };
+  const auto refused_for = [&](std::int64_t m, std::int64_t d, std::int64_t h, const char* word) {
+    return refusal(m, d, h).find(word) != std::string::npos;
+  };
+  CHECK(refusal(1, 1024, 2048).empty());
+  CHECK(refusal(8, 1024, 2048).empty());
+  CHECK(refused_for(16, 1024, 2048, "intermediate"));
+  CHECK(refused_for(17, 1024, 2048, "m=17"));
+  CHECK(refused_for(1, 4096, 14336, "registers"));
 }

@@ -43,6 +43,35 @@ TEST_CASE("every product has a wgmma default, and it is feasible", "[kernels]") 
       }
 }
 
+TEST_CASE("a wgmma launch maps each output, and what is added to it", "[kernels]") {
+  const GemmShape shape{300, 1024, 2048, 1};
+  const Config config = wgmma_default(shape, hopper());
+  const auto arguments_of = [&](const WgmmaOperands& operands) {
+    Program program;
+    program.kernels.push_back({});
+    wgmma_launch(program, shape, hopper(), config, operands, {300, 1024, 2048}, false);
+    return std::get<KernelLaunch>(program.steps[0]).arguments;
+  };
+  WgmmaOperands operands{TensorArgument{0}, {TensorArgument{1}}, {TensorArgument{2}}};
+  const auto plain = arguments_of(operands);
+  operands.c = {TensorArgument{2}, TensorArgument{3}, TensorArgument{4}};
+  CHECK(arguments_of(operands).size() == plain.size() + 2);
+  operands.c.resize(1);
+  operands.bias = TensorArgument{5};
+  auto adding = arguments_of(operands);
+  REQUIRE(adding.size() == plain.size() + 2);
+  const auto matrix = [&](std::size_t at) {
+    return std::get<TensorArgument>(std::get<TensorMapArgument>(adding[at]).matrix).tensor;
+  };
+  CHECK(matrix(3) == 2);  // there is no residual: y's map fills its place
+  CHECK(std::get<TensorArgument>(adding[4]).tensor == 5);
+  operands.bias.reset();
+  operands.residual = TensorArgument{6};
+  adding = arguments_of(operands);
+  CHECK(matrix(3) == 6);
+  CHECK(std::get<std::int64_t>(adding[4]) == 0);
+}
+
 TEST_CASE("a wgmma launch fits the device and covers the output", "[kernels]") {
   for (const std::int64_t m : {1, 64, 300, 4096})
     for (const auto& shape : shapes_of(m, 1024, 2048))
@@ -52,7 +81,10 @@ TEST_CASE("a wgmma launch fits the device and covers the output", "[kernels]") {
         program.kernels.push_back({});
         const WgmmaOperands operands{TensorArgument{0},
                                      std::vector<Pointer>(shape.products, TensorArgument{1}),
-                                     TensorArgument{2}, DType::bf16};
+                                     {TensorArgument{2}},
+                                     {},
+                                     {},
+                                     DType::bf16};
         wgmma_launch(program, shape, hopper(), config, operands, {m, 1024, 2048}, false);
         const auto& launch = std::get<KernelLaunch>(program.steps[0]);
         INFO(config.text());

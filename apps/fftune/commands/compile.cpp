@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -30,6 +31,7 @@ struct Options {
   std::string archs;
   std::string ops;
   std::string family;
+  std::string options;
   std::string sample = "0";
   std::string jobs;
   std::string progress;
@@ -49,6 +51,30 @@ void check_family(const std::string& family, const std::vector<const Op*>& ops) 
     for (const Family* each : op->families())
       if (each->device_kind() == DeviceKind::cuda) names.emplace_back(each->name());
   check_choice(family, "--family", names);
+}
+
+/// "act=gelu,save=preact" as names and values; the op says which there are.
+std::map<std::string, std::string> options_named(const std::string& text) {
+  std::map<std::string, std::string> options;
+  if (text.empty()) return options;
+  for (const std::string& word : parse_words(text, "--option")) {
+    const std::size_t equals = word.find('=');
+    if (equals == word.npos)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--option {}: write NAME=VALUE, as in act=gelu", word));
+    options[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+  return options;
+}
+
+void check_options(const std::map<std::string, std::string>& options,
+                   const std::vector<const Op*>& ops) {
+  for (const auto& [name, value] : options)
+    for (const Op* op : ops) {
+      std::vector<std::string> names;
+      for (const OptionField& field : op->options()) names.push_back(field.name);
+      check_choice(name, fmt::format("--option of {}", op->name()), names);
+    }
 }
 
 /// Compiles on `jobs` threads; a unit that was not begun before an interrupt has no result.
@@ -83,6 +109,8 @@ int run(const Options& options, const Session& session) {
   for (const std::string& arch : archs) check_choice(arch, "--arch", known_architectures());
   const auto ops = ops_named(options.ops, session.catalog);
   check_family(options.family, ops);
+  const auto chosen = options_named(options.options);
+  check_options(chosen, ops);
   const auto sample = static_cast<std::size_t>(parse_whole(options.sample, "--sample", 0, 1 << 30));
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int jobs =
@@ -97,7 +125,7 @@ int run(const Options& options, const Session& session) {
     const auto compiler = make_cuda_compiler(arch, *session.catalog.sources, cuda);
     for (const std::string& warning : compiler->warnings()) spdlog::warn("{}", warning);
     for (const Op* op : ops) {
-      const auto units = compile_units(*op, facts, options.family, sample);
+      const auto units = compile_units(*op, facts, options.family, chosen, sample);
       summary.add(arch, units,
                   compile_all(*compiler, units, jobs, interrupt.requested(), arch, status));
       if (interrupt.requested()) break;
@@ -124,6 +152,11 @@ void add_compile(CommandLine& line) {
       ->type_name("LIST");
   command.add_option("--op", options->ops, "of these ops alone")->type_name("LIST");
   command.add_option("--family", options->family, "of this family alone")->type_name("NAME");
+  command
+      .add_option("--option", options->options,
+                  "with these options of the op alone, a list of NAME=VALUE (default: the usual "
+                  "ones, and each rare one by itself)")
+      ->type_name("LIST");
   command
       .add_option("--sample", options->sample,
                   "so many programs of each family, evenly spread, instead of all")

@@ -1,4 +1,5 @@
-// The launch side of silu_mul.cu: the step between the products of an unfused pipeline.
+// The elementwise launches of an unfused pipeline, between its library products: silu_mul.cu and
+// add_rows.cu.
 #pragma once
 
 #include <optional>
@@ -12,5 +13,8 @@ namespace fftune::ffn {
 /// `up`, `gate` is [m,2h], each row gate and then up.
 void append_silu_mul(Program& program, const Problem& problem, const Pointer& gate,
                      const std::optional<Pointer>& up, const Pointer& out);
+
+/// Appends y [m,d] += bias [d] + residual [m,d], those that the problem's form has, if any.
+void append_add_rows(Program& program, const Problem& problem);
 
 }  // namespace fftune::ffn
