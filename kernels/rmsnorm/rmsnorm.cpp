@@ -66,7 +66,10 @@ class RmsNorm final : public Op {
             {"residual", "add a residual first, and write the sum too", {"no", "yes"}},
             {"save", "what the forward pass keeps for the backward pass", {"nothing", "rstd"}},
             {"weights", "element type of w and dw: the op's, or f32", {"same", "f32"}},
-            {"eps", "added to the mean square", {"1e-06"}, NumberRange{0, 1}}};
+            {.name = "eps",
+             .help = "added to the mean square",
+             .choices = {"1e-06"},
+             .number = NumberRange{0, 1}}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};

@@ -35,13 +35,13 @@ struct OptionField {
   std::string name;  // "act"
   std::string help;
   std::vector<std::string> choices;  // the first is the default
+  /// The canonical form leaves it out where it has its default: for what few problems ask for, so
+  /// that the text and the presets of the others do not speak of it.
+  bool rare = false;
   /// Any number within it may be given, and `choices` holds the default alone ("1e-06"). A number
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
   std::optional<NumberRange> number = std::nullopt;
-  /// The canonical form leaves it out where it has its default: for what few problems ask for, so
-  /// that the text and the presets of the others do not speak of it.
-  bool rare = false;
 };
 
 /// "no, yes", or "a number from 0 to 1": what may be given.

@@ -102,8 +102,8 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"compile --family gate_up_sm8", 2, {"did you mean gate_up_sm80?"}},
       {"compile --dtype fp9", 2, {"--dtype 'fp9'", "fp8"}},
       {"compile --option save", 2, {"--option save", "NAME=VALUE"}},
-      {"compile --option keep=all", 2, {"keep", "save"}},
-      {"compile --option save=all", 2, {"--save 'all'", "preact"}},
+      {"compile --op ffn --option keep=all", 2, {"keep", "save"}},
+      {"compile --op ffn --option save=all", 2, {"--save 'all'", "preact"}},
       {"compile --jobs 0", 2, {"--jobs 0"}},
       {"compile --sample x", 2, {"--sample 'x'"}},
   };

@@ -84,7 +84,10 @@ class FakeOp : public Op {
   std::vector<OptionField> options() const override {
     return {{"act", "activation", {"silu", "relu"}},
             {"bias", "add a bias", {"no", "yes"}},
-            {"eps", "added to a divisor", {"1e-06"}, NumberRange{0, 1}}};
+            {.name = "eps",
+             .help = "added to a divisor",
+             .choices = {"1e-06"},
+             .number = NumberRange{0, 1}}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     return kind == DeviceKind::cpu ? std::vector{DType::f32, DType::bf16}

@@ -1,0 +1,156 @@
+#include "kernels/act_mul/act_mul.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace fftune {
+namespace act_mul {
+namespace {
+
+class ActMul final : public Op {
+ public:
+  std::string_view name() const override { return "act-mul"; }
+  std::string_view summary() const override { return "out = act(gate) * up"; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "m",
+             .help = "tokens",
+             .default_on_cuda = {1, 64, 4096, 16384},
+             .default_on_cpu = {1, 64, 4096}},
+            {.name = "h",
+             .help = "features of a token in out",
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 4096}};
+  }
+  std::vector<OptionField> options() const override {
+    return {{"act", "activation of the gate", {"silu", "gelu", "gelu-tanh", "relu"}},
+            {"packed", "gate and up are the halves of each row of one tensor", {"no", "yes"}}};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
+    return {DType::bf16, DType::fp16, DType::f32};
+  }
+  std::string_view token_size() const override { return "m"; }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    const std::int64_t m = problem.size("m");
+    const std::int64_t h = problem.size("h");
+    const auto tensor = [&](const char* name, Role role, std::int64_t columns) {
+      return TensorSpec{name, problem.dtype, {m, columns}, role, 1};
+    };
+    const bool both = packed(problem);
+    std::vector<TensorSpec> tensors;
+    if (both) {
+      tensors.push_back(tensor("gate_up", Role::input, 2 * h));
+    } else {
+      tensors.push_back(tensor("gate", Role::input, h));
+      tensors.push_back(tensor("up", Role::input, h));
+    }
+    if (problem.pass == "fwd") {
+      tensors.push_back(tensor("out", Role::output, h));
+      return tensors;
+    }
+    tensors.push_back(tensor("dout", Role::input, h));
+    if (both) {
+      tensors.push_back(tensor("dgate_up", Role::output, 2 * h));
+    } else {
+      tensors.push_back(tensor("dgate", Role::output, h));
+      tensors.push_back(tensor("dup", Role::output, h));
+    }
+    return tensors;
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const bool backward = problem.pass == "bwd";
+    StageSpec stage;
+    stage.name = backward ? stage_backward : stage_forward;
+    for (const auto& tensor : tensors(problem)) {
+      (tensor.role == Role::input ? stage.inputs : stage.outputs).push_back(tensor.name);
+      stage.bytes += static_cast<double>(tensor.bytes());
+    }
+    stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
+                  (backward ? 5 : 2);
+    return {stage};
+  }
+
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    const auto act = parse_activation(problem.option("act"));
+    const auto m = static_cast<std::size_t>(problem.size("m"));
+    const auto h = static_cast<std::size_t>(problem.size("h"));
+    const bool both = packed(problem);
+    const bool backward = problem.pass == "bwd";
+    // Where element (row, column) of gate and of up is, in the tensors and in their gradients.
+    const std::size_t stride = both ? 2 * h : h;
+    const std::size_t second = both ? h : 0;
+    const auto& gate = tensors.at(both ? "gate_up" : "gate");
+    const auto& up = tensors.at(both ? "gate_up" : "up");
+    std::vector<double> out(backward ? 0 : m * h);
+    std::vector<double> dgate(backward ? m * stride : 0);
+    std::vector<double> dup(backward && !both ? m * h : 0);
+    std::vector<double>& dup_home = both ? dgate : dup;
+    const double* const dout = backward ? tensors.at("dout").data() : nullptr;
+    parallel.run(static_cast<int>(m), parallel.max_threads(), [&](int task) {
+      const auto row = static_cast<std::size_t>(task);
+      for (std::size_t column = 0; column < h; ++column) {
+        const std::size_t i = row * h + column;
+        const std::size_t at = row * stride + column;
+        const double g = gate[at];
+        const double u = up[at + second];
+        if (backward) {
+          dgate[at] = dout[i] * u * activation_slope(act, g);
+          dup_home[at + second] = dout[i] * activate(act, g);
+        } else {
+          out[i] = activate(act, g) * u;
+        }
+      }
+    });
+    if (!backward) {
+      tensors["out"] = std::move(out);
+    } else {
+      tensors[both ? "dgate_up" : "dgate"] = std::move(dgate);
+      if (!both) tensors["dup"] = std::move(dup);
+    }
+  }
+
+  std::vector<const Family*> families() const override {
+    return {&forward_columns_family(),   &backward_columns_family(), &forward_fallback_family(),
+            &backward_fallback_family(), &cpu_rows_family(),         &cpu_gradient_rows_family()};
+  }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return act_mul::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+bool packed(const Problem& problem) {
+  return problem.option("packed") == "yes";
+}
+
+Places places_of(const Problem& problem) {
+  const bool both = packed(problem);
+  Places places;
+  std::size_t next = 0;
+  places.gate = next++;
+  places.up = both ? places.gate : next++;
+  if (problem.pass == "fwd") {
+    places.out = next++;
+  } else {
+    places.dout = next++;
+    places.dgate = next++;
+    places.dup = both ? places.dgate : next++;
+  }
+  places.count = next;
+  return places;
+}
+
+}  // namespace act_mul
+
+const Op& act_mul_op() {
+  static const act_mul::ActMul op;
+  return op;
+}
+
+}  // namespace fftune

@@ -1,0 +1,58 @@
+// The steps of act-mul as kernels of their own, as a user's pipeline has them: what `bench`
+// compares with. Tensors as in forward_columns and backward_columns; others are [m, h].
+// Block: 256. Grid: (ceil(h / 1024), min(m, 65535)).
+#include "common/curve.cuh"
+#include "common/float16.cuh"
+
+namespace fftune {
+
+// Calls body(index in [m, h], index of gate, index of up) for each of this thread's elements.
+template <bool packed, class Body>
+__device__ __forceinline__ void for_elements(i64 m, i64 h, const Body& body) {
+  const i64 first = static_cast<i64>(blockIdx.x) * 1024 + threadIdx.x;
+  const i64 stride = packed ? 2 * h : h;
+  for (i64 row = blockIdx.y; row < m; row += gridDim.y) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const i64 column = first + e * 256;
+      const i64 gate = row * stride + column;
+      if (column < h) body(row * h + column, gate, packed ? gate + h : gate);
+    }
+  }
+}
+
+template <class T, class Curve, bool packed>
+__global__ void __launch_bounds__(256)
+    baseline_activate(const T* gate, T* activated, i64 m, i64 h) {
+  for_elements<packed>(m, h, [&](i64 i, i64 at, i64) {
+    activated[i] = from_float<T>(Curve::value(to_float(gate[at])));
+  });
+}
+
+template <class T, class Curve, bool packed>
+__global__ void __launch_bounds__(256)
+    baseline_multiply(const T* factor, const T* up, T* product, i64 m, i64 h) {
+  for_elements<packed>(m, h, [&](i64 i, i64, i64 at) {
+    product[i] = from_float<T>(to_float(factor[i]) * to_float(up[at]));
+  });
+}
+
+template <class T, class Curve, bool packed>
+__global__ void __launch_bounds__(256)
+    baseline_up_gradient(const T* activated, const T* dout, T* dup, i64 m, i64 h) {
+  for_elements<packed>(m, h, [&](i64 i, i64, i64 at) {
+    dup[at] = from_float<T>(to_float(activated[i]) * to_float(dout[i]));
+  });
+}
+
+template <class T, class Curve, bool packed>
+__global__ void __launch_bounds__(256)
+    baseline_gate_gradient(const T* gate, const T* product, T* dgate, i64 m, i64 h) {
+  for_elements<packed>(m, h, [&](i64 i, i64 at, i64) {
+    float value, slope;
+    Curve::value_and_slope(to_float(gate[at]), value, slope);
+    dgate[at] = from_float<T>(to_float(product[i]) * slope);
+  });
+}
+
+}  // namespace fftune

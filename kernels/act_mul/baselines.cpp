@@ -1,0 +1,51 @@
+// What a user would write without fftune: one plain kernel for each step of the formula.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "kernels/act_mul/act_mul.hpp"
+#include "kernels/common/device_types.hpp"
+#include "kernels/common/row_threads.hpp"
+
+namespace fftune::act_mul {
+
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
+  if (facts.kind == DeviceKind::cpu) return {};
+  const std::int64_t m = problem.size("m");
+  const std::int64_t h = problem.size("h");
+  const Places at = places_of(problem);
+  const TensorArgument activated{at.count};
+  const TensorArgument product{at.count + 1};
+  const std::string types = fmt::format("<{}, {}, {}>", element_type(problem.dtype),
+                                        curve_type(problem.option("act")), packed(problem));
+  Baseline baseline;
+  baseline.name = "unfused";
+  const auto append = [&](const std::string& name, std::vector<Argument> arguments) {
+    arguments.insert(arguments.end(), {m, h});
+    baseline.program.kernels.push_back({"act_mul/baseline.cu", "fftune::" + name + types});
+    KernelLaunch launch;
+    launch.kernel = baseline.program.kernels.size() - 1;
+    launch.grid = {static_cast<std::uint32_t>(quotient_up(h, 1024)),
+                   static_cast<std::uint32_t>(std::min<std::int64_t>(m, 65535)), 1};
+    launch.block.x = 256;
+    launch.arguments = std::move(arguments);
+    baseline.program.steps.emplace_back(std::move(launch));
+  };
+  baseline.extra = {{"activated", problem.dtype, {m, h}, Role::intermediate, 1}};
+  append("baseline_activate", {TensorArgument{at.gate}, activated});
+  if (problem.pass == "fwd") {
+    baseline.summary = "a plain kernel each for the activation and for the product";
+    append("baseline_multiply", {activated, TensorArgument{at.up}, TensorArgument{at.out}});
+    return {baseline};
+  }
+  baseline.summary = "a plain kernel each for act(gate), dup, dout * up and dgate";
+  baseline.extra.push_back({"product", problem.dtype, {m, h}, Role::intermediate, 1});
+  append("baseline_up_gradient", {activated, TensorArgument{at.dout}, TensorArgument{at.dup}});
+  append("baseline_multiply", {TensorArgument{at.dout}, TensorArgument{at.up}, product});
+  append("baseline_gate_gradient", {TensorArgument{at.gate}, product, TensorArgument{at.dgate}});
+  return {baseline};
+}
+
+}  // namespace fftune::act_mul

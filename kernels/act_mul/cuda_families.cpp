@@ -1,0 +1,76 @@
+// Each column stays with one thread; the fallbacks are the same kernels element by element.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "kernels/act_mul/act_mul.hpp"
+#include "kernels/common/column_family.hpp"
+#include "kernels/common/device_types.hpp"
+
+namespace fftune::act_mul {
+namespace {
+
+constexpr const char* forward_file = "act_mul/forward_columns.cu";
+constexpr const char* backward_file = "act_mul/backward_columns.cu";
+
+class Columns final : public ColumnFamily {
+ public:
+  Columns(std::string_view name, std::string_view summary, bool backward, bool fallback)
+      : ColumnFamily(name, summary, backward ? stage_backward : stage_forward,
+                     {backward ? backward_file : forward_file}, fallback),
+        backward_(backward) {}
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& given) const override {
+    const ColumnWork work = this->work(problem);
+    const Config config = resolved(work, facts, given);
+    const Places at = places_of(problem);
+    std::vector<Argument> arguments{TensorArgument{at.gate}, TensorArgument{at.up}};
+    if (backward_)
+      arguments.insert(arguments.end(),
+                       {TensorArgument{at.dout}, TensorArgument{at.dgate}, TensorArgument{at.dup}});
+    else
+      arguments.emplace_back(TensorArgument{at.out});
+    Program program;
+    program.kernels.push_back(
+        {backward_ ? backward_file : forward_file,
+         fmt::format("fftune::{}<{}, {}, {}, {}>",
+                     backward_ ? "backward_columns" : "forward_columns",
+                     element_type(problem.dtype), curve_type(problem.option("act")),
+                     packed(problem), column_template_arguments(config))});
+    program.steps.emplace_back(column_launch(work, facts, config, std::move(arguments)));
+    return program;
+  }
+
+ protected:
+  ColumnWork work(const Problem& problem) const override {
+    return {problem.size("m"),         problem.size("h"), problem.dtype,
+            backward_ ? "bwd" : "fwd", backward_ ? 5 : 3, false};
+  }
+
+ private:
+  bool backward_;
+};
+
+}  // namespace
+
+const Family& forward_columns_family() {
+  static const Columns family("forward_columns", "16 bytes of several rows in flight a thread",
+                              false, false);
+  return family;
+}
+const Family& backward_columns_family() {
+  static const Columns family("backward_columns", "16 bytes of several rows in flight a thread",
+                              true, false);
+  return family;
+}
+const Family& forward_fallback_family() {
+  static const Columns family("forward_fallback", "element by element: the fallback", false, true);
+  return family;
+}
+const Family& backward_fallback_family() {
+  static const Columns family("backward_fallback", "element by element: the fallback", true, true);
+  return family;
+}
+
+}  // namespace fftune::act_mul

@@ -1,0 +1,77 @@
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/act_mul/act_mul.hpp"
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+#include "verify/host_threads.hpp"
+
+using namespace fftune;
+
+namespace {
+
+Problem problem_of(const std::string& pass, const std::string& packed) {
+  return canonical(act_mul_op(),
+                   {"act-mul", pass, DType::f32, {{"m", 2}, {"h", 2}}, {{"packed", packed}}},
+                   DeviceKind::cpu);
+}
+
+ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
+  HostThreads threads;
+  act_mul_op().reference(problem, 0, tensors, threads);
+  return tensors;
+}
+
+}  // namespace
+
+TEST_CASE("act-mul is in the catalog, and every source that its families name is embedded") {
+  const auto& catalog = builtin_catalog();
+  REQUIRE(&catalog.op("act-mul") == &act_mul_op());
+  for (const auto* family : act_mul_op().families())
+    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+}
+
+TEST_CASE("places are those of the tensors") {
+  for (const std::string pass : {"fwd", "bwd"})
+    for (const std::string packed : {"no", "yes"}) {
+      const auto problem = problem_of(pass, packed);
+      const auto tensors = act_mul_op().tensors(problem);
+      const auto places = act_mul::places_of(problem);
+      CAPTURE(problem.text());
+      const bool both = packed == "yes";
+      CHECK(tensors.size() == places.count);
+      CHECK(tensor_index(tensors, both ? "gate_up" : "gate") == places.gate);
+      CHECK(tensor_index(tensors, both ? "gate_up" : "up") == places.up);
+      CHECK(tensors[places.gate].shape.back() == (both ? 4 : 2));
+      if (pass == "fwd") {
+        CHECK(tensor_index(tensors, "out") == places.out);
+        continue;
+      }
+      CHECK(tensor_index(tensors, "dout") == places.dout);
+      CHECK(tensor_index(tensors, both ? "dgate_up" : "dgate") == places.dgate);
+      CHECK(tensor_index(tensors, both ? "dgate_up" : "dup") == places.dup);
+    }
+}
+
+TEST_CASE("the reference is the formula, and packing moves values alone") {
+  const double s = 1 / (1 + std::exp(-1.0));  // of silu at 1
+  const ReferenceTensors apart{
+      {"gate", {1, 0, -1, 1}}, {"up", {2, 3, 4, 5}}, {"dout", {1, 2, 3, 4}}};
+  const ReferenceTensors together{{"gate_up", {1, 0, 2, 3, -1, 1, 4, 5}}, {"dout", {1, 2, 3, 4}}};
+  const auto out = run(problem_of("fwd", "no"), apart).at("out");
+  CHECK(out[0] == Approx(2 * s));
+  CHECK(out[1] == 0);
+  CHECK(out[2] == Approx(-4 * (1 - s)));
+  CHECK(run(problem_of("fwd", "yes"), together).at("out") == out);
+
+  const auto backward = run(problem_of("bwd", "no"), apart);
+  const auto& dgate = backward.at("dgate");
+  const auto& dup = backward.at("dup");
+  CHECK(dgate[0] == Approx(2 * s * (1 + 1 - s)));
+  CHECK(dgate[1] == Approx(2 * 3 * 0.5));
+  CHECK(dup[3] == Approx(4 * s));
+  CHECK(
+      run(problem_of("bwd", "yes"), together).at("dgate_up") ==
+      std::vector<double>{dgate[0], dgate[1], dup[0], dup[1], dgate[2], dgate[3], dup[2], dup[3]});
+}
