@@ -126,6 +126,7 @@ void LocalEvaluator::State::compute_intermediates() {
       if (const auto result = verifier->verify(0, stages.size(), all); !result.passed)
         throw Error(ErrorKind::unavailable, result.failure);
       reserve_workspace(all);
+      announce(0, untuned, 0);
       for (const auto& executable : all)
         executable->enqueue(sets->tensors(0).data(), workspace ? workspace->data() : nullptr,
                             backend.stream());

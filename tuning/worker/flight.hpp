@@ -10,8 +10,8 @@
 namespace fftune {
 
 struct Launch {
-  std::uint64_t number = 0;  // counts launches
-  std::size_t candidate = 0; // its place in the request
+  std::uint64_t number = 0;     // counts launches
+  std::size_t candidate = 0;    // its place in the request
   double expected_seconds = 0;  // 0: unknown
 };
 

@@ -160,9 +160,12 @@ Setup read_setup(const json& message) {
 }
 
 json message_of(const Compiled& compiled) {
-  return {{"registers", compiled.registers},       {"spill_bytes", compiled.spill_bytes},
-          {"shared_bytes", compiled.shared_bytes}, {"seconds", finite(compiled.seconds)},
-          {"cached", compiled.cached},             {"warnings", compiled.warnings},
+  return {{"registers", compiled.registers},
+          {"spill_bytes", compiled.spill_bytes},
+          {"shared_bytes", compiled.shared_bytes},
+          {"seconds", finite(compiled.seconds)},
+          {"cached", compiled.cached},
+          {"warnings", compiled.warnings},
           {"failure", compiled.failure}};
 }
 
