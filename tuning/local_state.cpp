@@ -121,8 +121,8 @@ void LocalEvaluator::State::compute_intermediates() {
       untuned.recipe = fallback ? fallback_recipe(*op, problem, backend.facts())
                                 : default_recipe(*op, problem, backend.facts());
       if (is_avoided(untuned)) throw Error(ErrorKind::unavailable, "it is to be avoided");
-      const auto all = executables(untuned);
       announce(0, untuned, 0);
+      const auto all = executables(untuned);
       if (const auto result = verifier->verify(0, stages.size(), all); !result.passed)
         throw Error(ErrorKind::unavailable, result.failure);
       reserve_workspace(all);

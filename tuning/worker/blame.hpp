@@ -11,15 +11,17 @@ struct Death {
   std::string cause;    // one line
   bool hung = false;    // killed by the watchdog
   bool device = false;  // the device's context was lost, not the process
+  bool killed = false;  // by SIGKILL, which no variant sends: perhaps for want of memory
 };
 
 class Blame {
  public:
   /// The candidate was in flight. One that hung or that the device itself reports is guilty at
-  /// once. Otherwise memory that another one spoilt may be the cause, or a stray signal: only the
-  /// second death in a row is its own.
+  /// once. Otherwise memory that another one spoilt may be the cause: only the second death in a
+  /// row is its own, and the third where somebody else's signal did it.
   void add(const std::string& id, const Death& death) {
-    if (++deaths_[id] > 1 || death.hung || death.device) guilty_.emplace(id, death);
+    if (++deaths_[id] > (death.killed ? 2 : 1) || death.hung || death.device)
+      guilty_.emplace(id, death);
   }
   /// It was run, and nobody died.
   void clear(const std::string& id) { deaths_.erase(id); }

@@ -201,6 +201,7 @@ Keeper::Trouble Keeper::end(Death death, std::size_t candidates) {
     trouble.candidate = launch->candidate;
   if (!trouble.candidate && candidates == 1) trouble.candidate = 0;
   const auto how = worker_->end();
+  death.killed = worker_->was_killed();
   if (death.cause.empty()) death.cause = "the process that ran it " + how;
   worker_.reset();
   ++deaths_;
@@ -213,9 +214,10 @@ Keeper::Trouble Keeper::end(Death death, std::size_t candidates) {
 double Keeper::allowed(const std::string& call, const std::optional<Launch>& launch) const {
   if (call == "open" || call == "limits") return watchdog_.setup_seconds;
   if (!launch) return call == "begin" ? watchdog_.setup_seconds : watchdog_.compile_seconds;
-  if (launch->expected_seconds > 0 || call == "begin")
-    return watchdog_.allowed(launch->expected_seconds);
-  return watchdog_.allowed(begin_seconds_);
+  // Nothing is known yet of the untuned recipe, which is compiled as well.
+  if (call == "begin") return watchdog_.compile_seconds;
+  return watchdog_.allowed(launch->expected_seconds > 0 ? launch->expected_seconds
+                                                        : begin_seconds_);
 }
 
 }  // namespace fftune

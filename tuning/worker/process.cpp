@@ -118,7 +118,9 @@ bool WorkerProcess::wait(double seconds) {
 
 std::string WorkerProcess::end() {
   // One that ended by itself has its own status to tell.
-  if (!wait(closed() ? collecting_seconds : 0)) {
+  if (wait(closed() ? collecting_seconds : 0)) {
+    was_killed_ = WIFSIGNALED(status_) && WTERMSIG(status_) == SIGKILL;
+  } else {
     ::kill(id_, SIGKILL);
     // A process in the middle of a system call of a sick driver may take its time to die.
     wait(60);

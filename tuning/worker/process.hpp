@@ -36,6 +36,8 @@ class WorkerProcess {
   /// Kills it, if it has not ended, and says how it ended, with the last line that it printed:
   /// "killed by SIGSEGV (Segmentation fault)", "exited with code 3: out of luck".
   std::string end();
+  /// Whether a signal SIGKILL ended it before end() could.
+  bool was_killed() const { return was_killed_; }
   pid_t id() const { return id_; }
 
  private:
@@ -48,6 +50,7 @@ class WorkerProcess {
   std::optional<LineChannel> channel_;
   pid_t id_ = -1;
   bool ended_ = false;
+  bool was_killed_ = false;
   int status_ = 0;
 };
 

@@ -25,6 +25,7 @@
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "tuning/journal.hpp"
+#include "tuning/quarantine.hpp"
 #include "tuning/strategy.hpp"
 #include "tuning/tuner.hpp"
 
@@ -43,6 +44,7 @@ struct Options {
   std::string progress;
   bool resume = false;
   bool in_process = false;
+  bool retry_quarantined = false;
 };
 
 struct Sweep {
@@ -61,6 +63,7 @@ TuneOptions tune_options(const Options& options) {
   tuning.max_variants =
       static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
   tuning.seed = parse_seed(options.seed, "--seed");
+  tuning.retry_quarantined = options.retry_quarantined;
   return tuning;
 }
 
@@ -75,11 +78,13 @@ Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>&
   require_mergeable(options.out, preset, op_name);
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume);
   if (options.resume)
-    spdlog::info("resuming from {}: {} outcomes are known", journal.path().string(),
-                 journal.known_count());
+    spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
+                 journal.path().string(), journal.known_count(), journal.interrupted().size());
+  Quarantine quarantine(session.environment.state_folder, facts);
   SweepProgress progress(status, std::string(op.token_size()));
   tuning.progress = &progress;
   tuning.journal = &journal;
+  tuning.quarantine = &quarantine;
 
   Sweep done{device, {}, {}, journal.path().string()};
   tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
@@ -169,6 +174,10 @@ void add_search_options(CLI::App& command, Options& options) {
       .add_flag("--resume", options.resume,
                 "go on with the newest journal of this device and op: what it knows is not done "
                 "again")
+      ->group(group);
+  command
+      .add_flag("--retry-quarantined", options.retry_quarantined,
+                "try again what took a worker process down in an earlier sweep")
       ->group(group);
   command
       .add_flag("--in-process", options.in_process,
