@@ -122,6 +122,7 @@ Ended Keeper::ask(const json& call, const std::vector<std::string>& ids, const T
     return Ended::answered;
   }
   if (trouble->candidate) {
+    unexplained_ = 0;
     blame_.add(ids[*trouble->candidate], trouble->death);
     return Ended::died;
   }
