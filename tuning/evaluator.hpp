@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct Compiled {
   bool cached = false;
   std::vector<std::string> warnings;
   std::string failure;  // one line; empty on success
+  bool fatal = false;   // the process that compiled it died of it
 };
 
 struct Verified {
@@ -52,6 +54,8 @@ struct Verified {
   double tolerance = 0;
   bool device_fault = false;  // the device itself reported the failure
   std::string failure;        // one line; empty if passed
+  bool wrote_beyond = false;  // it wrote outside of its tensors
+  bool fatal = false;         // the process or the device's context that ran it died of it
 };
 
 struct TimeRequest {
@@ -67,6 +71,7 @@ struct Timing {
   bool abandoned = false;
   bool device_fault = false;
   std::string failure;  // one line; empty on success
+  bool fatal = false;   // the process or the device's context that ran it died of it
 };
 
 class Evaluator {
@@ -91,6 +96,10 @@ class Evaluator {
   /// Compiles where that has not been done. One Timing for each candidate, in order.
   virtual std::vector<Timing> time(const std::vector<Candidate>& candidates,
                                    const TimeRequest& request) = 0;
+
+  /// Variants and whole candidates, by id, that begin() is not to run in making ready: they are
+  /// known to take a process down.
+  virtual void avoid(std::set<std::string>) {}
 
   /// Why the device can do no more work (a sticky fault); empty while it can.
   virtual std::string lost() const = 0;

@@ -7,6 +7,7 @@
 
 #include "tuning/journal.hpp"
 #include "tuning/measure.hpp"
+#include "tuning/quarantine.hpp"
 
 namespace fftune {
 namespace {
@@ -41,19 +42,38 @@ Group::Group(Session& session, GroupSpec spec)
     auto& entry = entries_[i];
     const auto& family = family_of(session.op(), spec_.variants[i].family);
     entry.source_hash = session.catalog().sources->hash(family.sources());
-    const auto id = spec_.variants[i].id();
-    if (const auto* journal = session.options().journal)
-      if (auto known =
-              journal->known(session.problem(), entry.source_hash, spec_.span.first_stage, id)) {
-        entry.outcome = *known;
-        entry.outcome.finalist = false;
-        entry.from_journal = true;
-        if (known->kind == OutcomeKind::measured) entry.samples = {known->median_us};
-      }
     entry.outcome.first_stage = spec_.span.first_stage;
-    entry.outcome.id = id;
+    entry.outcome.id = spec_.variants[i].id();
+    recall(i);
     update_best(i);
   }
+}
+
+/// Takes what earlier runs knew of it, from the journal and the quarantine.
+void Group::recall(std::size_t index) {
+  auto& entry = entries_[index];
+  const auto& options = session_.options();
+  if (options.journal) {
+    const auto known = options.journal->known(session_.problem(), entry.source_hash,
+                                              spec_.span.first_stage, entry.outcome.id);
+    // What is quarantined may have been let out since.
+    const bool crashed = known && known->kind == OutcomeKind::crashed;
+    if (known && known->kind != OutcomeKind::quarantined &&
+        !(crashed && options.retry_quarantined)) {
+      entry.outcome = *known;
+      entry.outcome.finalist = false;
+      entry.from_journal = true;
+      if (known->kind == OutcomeKind::measured) entry.samples = {known->median_us};
+      return;
+    }
+  }
+  if (!options.quarantine || options.retry_quarantined) return;
+  const auto found =
+      options.quarantine->find(session_.problem().op, entry.outcome.id, entry.source_hash);
+  if (!found) return;
+  entry.outcome.kind = OutcomeKind::quarantined;
+  entry.outcome.reason = "quarantined on " + found->date + ": " + found->cause;
+  session_.record(entry.source_hash, entry.outcome);
 }
 
 Candidate Group::candidate(std::size_t index) const {
@@ -105,19 +125,21 @@ void Group::take_compiled(std::size_t index, const Compiled& compiled) {
   entry.outcome.cached = compiled.cached;
   session_.count_compiled();
   if (!compiled.failure.empty())
-    fail(index, OutcomeKind::compile_failed, compiled.failure);
+    fail(index, compiled.fatal ? OutcomeKind::crashed : OutcomeKind::compile_failed,
+         compiled.failure, compiled.fatal);
   else if (compiled.spill_bytes > 0)
     fail(index, OutcomeKind::spilled,
          "spills " + std::to_string(compiled.spill_bytes) + " bytes a thread from registers");
 }
 
-void Group::fail(std::size_t index, OutcomeKind kind, const std::string& reason) {
+void Group::fail(std::size_t index, OutcomeKind kind, const std::string& reason, bool fatal) {
   auto& entry = entries_[index];
   entry.outcome.kind = kind;
   entry.outcome.reason = reason;
   entry.samples.clear();
   update_best(index);
   session_.record(entry.source_hash, entry.outcome);
+  if (fatal) session_.quarantine(entry.source_hash, entry.outcome, true);
 }
 
 bool Group::ready(std::size_t index) {
@@ -131,12 +153,16 @@ bool Group::ready(std::size_t index) {
     if (entry.outcome.failed()) return false;
   }
   if (entry.verified) return true;
+  session_.launch({candidate(index)});
   const Verified verified = session_.evaluator().verify(candidate(index));
   entry.verified = true;
   entry.outcome.error = verified.error;
   if (verified.passed) return true;
-  fail(index, verified.device_fault ? OutcomeKind::device_fault : OutcomeKind::verify_failed,
-       verified.failure);
+  fail(index,
+       verified.device_fault ? OutcomeKind::device_fault
+       : verified.fatal      ? OutcomeKind::crashed
+                             : OutcomeKind::verify_failed,
+       verified.failure, verified.fatal);
   return false;
 }
 
@@ -151,7 +177,10 @@ void Group::screen(std::size_t index, double abandon_us) {
     request.abandon_above_us = abandon_us;
     take_timing(index, session_.evaluator().time({candidate(index)}, request).front());
     ++tried_;
-    if (!entry.outcome.failed()) session_.record(entry.source_hash, entry.outcome);
+    if (!entry.outcome.failed()) {
+      session_.record(entry.source_hash, entry.outcome);
+      session_.quarantine(entry.source_hash, entry.outcome, false);
+    }
   }
   count_screen(index);
 }
@@ -159,8 +188,11 @@ void Group::screen(std::size_t index, double abandon_us) {
 void Group::take_timing(std::size_t index, const Timing& timing) {
   auto& entry = entries_[index];
   if (!timing.failure.empty())
-    return fail(index, timing.device_fault ? OutcomeKind::device_fault : OutcomeKind::launch_failed,
-                timing.failure);
+    return fail(index,
+                timing.device_fault ? OutcomeKind::device_fault
+                : timing.fatal      ? OutcomeKind::crashed
+                                    : OutcomeKind::launch_failed,
+                timing.failure, timing.fatal);
   if (timing.samples_us.empty()) return;
   if (std::exchange(entry.stale, false)) entry.samples.clear();
   entry.samples.insert(entry.samples.end(), timing.samples_us.begin(), timing.samples_us.end());
@@ -189,6 +221,7 @@ void Group::measure(const std::vector<std::size_t>& indices, int samples, double
       round_us += std::max(std::isfinite(median) ? median : 0, shortest_sample_us);
     }
     if (candidates.empty()) return;
+    if (taken == 0) session_.launch(candidates);
     const double left = seconds - (session_.seconds() - began);
     if (taken > 0 && left <= 0) return;
     TimeRequest request;

@@ -75,7 +75,8 @@ class Group : public Search {
   Candidate candidate(std::size_t index) const;
   void take_compiled(std::size_t index, const Compiled& compiled);
   void take_timing(std::size_t index, const Timing& timing);
-  void fail(std::size_t index, OutcomeKind kind, const std::string& reason);
+  void recall(std::size_t index);
+  void fail(std::size_t index, OutcomeKind kind, const std::string& reason, bool fatal = false);
   /// Compiles and verifies; false if that failed, now or before.
   bool ready(std::size_t index);
   /// To be called when the median of one has changed.

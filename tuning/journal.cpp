@@ -151,10 +151,13 @@ void Journal::read_back(const DeviceFacts& facts) {
     try {
       if (line.contains("fftune")) {
         ours = line == header(facts);
+      } else if (line.contains("launch")) {
+        interrupted_ = line.at("launch").get<std::set<std::string>>();
       } else {
         auto outcome = outcome_from_json(line);
         const Key key{line.at("problem").get<std::string>(), line.at("sources").get<std::string>(),
                       outcome.first_stage, outcome.id};
+        interrupted_.erase(outcome.id);
         if (ours) known_[key] = std::move(outcome);
       }
     } catch (const json::exception&) {
@@ -170,6 +173,10 @@ std::optional<Outcome> Journal::known(const Problem& problem, const std::string&
   const auto found = known_.find({problem.text(), source_hash, first_stage, id});
   if (found == known_.end()) return {};
   return found->second;
+}
+
+void Journal::launch(const Problem& problem, const std::vector<std::string>& ids) {
+  if (file_) write_line(compact({{"launch", ids}, {"problem", problem.text()}}));
 }
 
 void Journal::add(const Problem& problem, const std::string& source_hash, const Outcome& outcome) {

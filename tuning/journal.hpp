@@ -7,8 +7,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "core/problem.hpp"
 #include "device/facts.hpp"
@@ -29,11 +31,16 @@ class Journal {
   std::optional<Outcome> known(const Problem& problem, const std::string& source_hash,
                                std::size_t first_stage, const std::string& id) const;
 
+  /// Notes that these are about to run, as one line that is flushed before they do: whatever
+  /// happens next, it is known what was in flight.
+  void launch(const Problem& problem, const std::vector<std::string>& ids);
   /// Appends one line and flushes it. A disk that takes no more is reported once, in the log, and
   /// ends the journal, not the sweep.
   void add(const Problem& problem, const std::string& source_hash, const Outcome& outcome);
 
   const std::filesystem::path& path() const { return path_; }
+  /// What was in flight when the resumed sweep was interrupted: launched last, without an outcome.
+  const std::set<std::string>& interrupted() const { return interrupted_; }
   /// How many outcomes were read back, and how many lines could not be.
   std::size_t known_count() const { return known_.size(); }
   std::size_t damaged_lines() const { return damaged_lines_; }
@@ -50,6 +57,7 @@ class Journal {
   std::filesystem::path path_;
   std::unique_ptr<std::FILE, Close> file_;
   std::map<Key, Outcome> known_;
+  std::set<std::string> interrupted_;
   std::size_t damaged_lines_ = 0;
 };
 

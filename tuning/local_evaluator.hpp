@@ -2,7 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "registry/catalog.hpp"
 #include "tuning/evaluator.hpp"
@@ -23,7 +27,16 @@ class LocalEvaluator : public Evaluator {
   Verified verify(const Candidate& candidate) override;
   std::vector<Timing> time(const std::vector<Candidate>& candidates,
                            const TimeRequest& request) override;
+  void avoid(std::set<std::string> ids) override;
   std::string lost() const override;
+
+  /// Called just before a candidate runs, with its place in the request and the seconds that this
+  /// run should take (0: unknown). Ahead of a measurement, so it must be quick.
+  using LaunchObserver =
+      std::function<void(std::size_t index, const Candidate&, double expected_seconds)>;
+  /// Called, by any thread, as the compilation of a candidate begins.
+  using CompileObserver = std::function<void(std::size_t index)>;
+  void observe(LaunchObserver launching, CompileObserver compiling);
 
  private:
   struct State;

@@ -10,13 +10,15 @@
 namespace fftune {
 namespace {
 
-constexpr std::array<std::pair<OutcomeKind, std::string_view>, 7> names{{
+constexpr std::array<std::pair<OutcomeKind, std::string_view>, 9> names{{
     {OutcomeKind::measured, "measured"},
     {OutcomeKind::compile_failed, "compile_failed"},
     {OutcomeKind::spilled, "spilled"},
     {OutcomeKind::verify_failed, "verify_failed"},
     {OutcomeKind::launch_failed, "launch_failed"},
     {OutcomeKind::device_fault, "device_fault"},
+    {OutcomeKind::crashed, "crashed"},
+    {OutcomeKind::quarantined, "quarantined"},
     {OutcomeKind::not_tried, "not_tried"},
 }};
 

@@ -14,6 +14,8 @@ enum class OutcomeKind {
   verify_failed,   // wrong, unwritten, out of bounds, or different from run to run
   launch_failed,   // could not be launched or timed
   device_fault,    // the device reported a fault while it ran
+  crashed,         // the process that ran it died, or was killed as it did not end
+  quarantined,     // crashed in an earlier sweep: not run
   not_tried,       // the budget or the user ended the search before its turn
 };
 

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "core/error.hpp"
 #include "tuning/journal.hpp"
+#include "tuning/quarantine.hpp"
 
 namespace fftune {
 
@@ -45,6 +47,11 @@ void Session::prepare() {
   tell();
   limits_ = evaluator_.limits(problem_.dtype);
   tell();
+  if (options_.quarantine && !options_.retry_quarantined) {
+    std::set<std::string> ids;
+    for (const auto& entry : options_.quarantine->of(problem_.op)) ids.insert(entry.id);
+    evaluator_.avoid(std::move(ids));
+  }
   const Setup setup = evaluator_.begin(problem_);
   if (!setup.refusal.empty()) throw Error(ErrorKind::unavailable, setup.refusal);
   prepared_ = seconds();
@@ -91,6 +98,21 @@ std::string Session::stop_reason() const {
 void Session::record(const std::string& source_hash, const Outcome& outcome) {
   if (outcome.failed()) ++progress_.failed;
   if (options_.journal) options_.journal->add(problem_, source_hash, outcome);
+}
+
+void Session::launch(const std::vector<Candidate>& candidates) {
+  if (!options_.journal) return;
+  std::vector<std::string> ids;
+  for (const auto& candidate : candidates) ids.push_back(candidate.id());
+  options_.journal->launch(problem_, ids);
+}
+
+void Session::quarantine(const std::string& source_hash, const Outcome& outcome, bool fatal) {
+  if (!options_.quarantine) return;
+  if (fatal)
+    options_.quarantine->add(problem_.op, outcome.id, source_hash, outcome.reason);
+  else
+    options_.quarantine->release(problem_.op, outcome.id, source_hash);
 }
 
 void Session::tell() {

@@ -51,6 +51,10 @@ class Session {
 
   /// Counts an outcome, and writes it to the journal under the hash of its family's sources.
   void record(const std::string& source_hash, const Outcome& outcome);
+  /// Writes to the journal that these are about to run.
+  void launch(const std::vector<Candidate>& candidates);
+  /// Quarantines a variant that crashed, or lets one out that did not; whole recipes are not kept.
+  void quarantine(const std::string& source_hash, const Outcome& outcome, bool fatal);
   void count_compiled() { ++progress_.compiled; }
   /// For the estimate of the time left: of `total` variants one more was reached.
   void expect(std::size_t total) { expected_ = total; }

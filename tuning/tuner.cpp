@@ -173,6 +173,7 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
       result.outcomes.push_back(searched.group->outcome(i));
   conclude(session, tuning.searched(), result);
 
+  session.launch({});  // nothing is in flight any more
   result.stopped = stopped_by(session, tuning);
   result.cancelled = session.cancelled();
   result.device_lost = !evaluator.lost().empty();

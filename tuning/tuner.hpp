@@ -17,6 +17,7 @@
 namespace fftune {
 
 class Journal;
+class Quarantine;
 
 struct TuneOptions {
   std::string strategy = "halving";
@@ -28,8 +29,10 @@ struct TuneOptions {
   Recipe try_first;        // e.g. the winner of a neighbouring problem; the illegal are left out
   const std::atomic<bool>* cancel = nullptr;  // set: finish the current variant and return
   ProgressSink* progress = nullptr;
-  Journal* journal = nullptr;   // gets every outcome; one that resumes also gives known ones
-  std::function<double()> now;  // monotonic seconds; the steady clock if empty
+  Journal* journal = nullptr;        // gets every outcome; one that resumes also gives known ones
+  Quarantine* quarantine = nullptr;  // gets what crashes; what is in it is not run,
+  bool retry_quarantined = false;    // unless this is set
+  std::function<double()> now;       // monotonic seconds; the steady clock if empty
 };
 
 struct TuneResult {

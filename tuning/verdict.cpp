@@ -165,6 +165,7 @@ std::vector<Whole> verified_wholes(Session& session, const std::vector<Searched>
       whole.candidate.recipe.push_back(group.variants()[part.variant]);
       whole.registers += group.outcome(part.variant).registers;
     }
+    session.launch({whole.candidate});
     whole.verified = session.evaluator().verify(whole.candidate);
     session.progress().done++;
     session.tell();
@@ -174,8 +175,9 @@ std::vector<Whole> verified_wholes(Session& session, const std::vector<Searched>
     }
     Outcome outcome;
     outcome.id = whole.candidate.id();
-    outcome.kind =
-        whole.verified.device_fault ? OutcomeKind::device_fault : OutcomeKind::verify_failed;
+    outcome.kind = whole.verified.device_fault ? OutcomeKind::device_fault
+                   : whole.verified.fatal      ? OutcomeKind::crashed
+                                               : OutcomeKind::verify_failed;
     outcome.reason = whole.verified.failure;
     outcome.error = whole.verified.error;
     session.record("", outcome);
@@ -190,6 +192,7 @@ void time_wholes(Session& session, std::vector<Whole>& wholes, TuneResult& resul
   std::vector<Candidate> candidates;
   for (const auto& whole : wholes) candidates.push_back(whole.candidate);
   TimeRequest request;
+  session.launch(candidates);
   request.samples = combination_samples;
   request.seconds = std::clamp(session.seconds_left() * 0.4, 0.1, 3.0);
   const auto timings = session.evaluator().time(candidates, request);
@@ -209,7 +212,9 @@ void time_wholes(Session& session, std::vector<Whole>& wholes, TuneResult& resul
       outcome.low_us = summary.low;
       outcome.high_us = summary.high;
     } else {
-      outcome.kind = timing.device_fault ? OutcomeKind::device_fault : OutcomeKind::launch_failed;
+      outcome.kind = timing.device_fault ? OutcomeKind::device_fault
+                     : timing.fatal      ? OutcomeKind::crashed
+                                         : OutcomeKind::launch_failed;
       outcome.reason = timing.failure;
     }
     session.record("", outcome);
@@ -233,6 +238,7 @@ bool time_winner(Session& session, const Whole& winner, Verdict& verdict, TuneRe
          session.op().baselines(session.problem(), session.evaluator().facts()))
       candidates.push_back({0, {}, baseline.name});
   TimeRequest request;
+  session.launch(candidates);
   request.samples = verdict_samples;
   request.seconds = session.cancelled() ? 0.3 : std::clamp(session.seconds_left() * 0.5, 0.3, 3.0);
   const auto timings = session.evaluator().time(candidates, request);

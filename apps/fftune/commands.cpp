@@ -13,7 +13,8 @@ const std::vector<AddCommand>& commands() {
       add_check,    //
       add_bench,    //
       add_compile,  //
-      add_presets,
+      add_presets,  //
+      add_worker,   // hidden
   };
   return table;
 }

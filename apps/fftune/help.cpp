@@ -21,7 +21,7 @@ constexpr std::size_t left_width = 26;
 using Entry = std::pair<std::string, std::string>;  // left and right column
 
 std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
-  return app.get_subcommands([](const CLI::App*) { return true; });
+  return app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); });
 }
 
 // Words of `text` in lines that start at column `indent`.

@@ -15,7 +15,8 @@ namespace {
 
 std::vector<std::string> subcommand_names(const CLI::App& command) {
   std::vector<std::string> names;
-  for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; }))
+  for (const CLI::App* sub :
+       command.get_subcommands([](const CLI::App* each) { return !each->get_group().empty(); }))
     names.push_back(sub->get_name());
   return names;
 }

@@ -222,10 +222,10 @@ Verification Verifier::verify(std::size_t first_stage, std::size_t stage_count,
     verification.failure = state.check_repetition(first_stage, end);
   }
   // A write out of bounds is the cause where there is one, whatever else it spoilt.
-  if (auto damage = state.tensors.damage(); !damage.empty())
-    verification.failure = std::move(damage);
-  else if (auto change = state.check_inputs(first_stage, end); !change.empty())
-    verification.failure = std::move(change);
+  auto damage = state.tensors.damage();
+  if (damage.empty()) damage = state.check_inputs(first_stage, end);
+  verification.wrote_beyond = !damage.empty();
+  if (verification.wrote_beyond) verification.failure = std::move(damage);
   verification.passed = verification.failure.empty();
   if (!verification.passed) state.tensors.restore();
   return verification;

@@ -13,9 +13,10 @@ namespace fftune {
 
 struct Verification {
   bool passed = false;
-  double error = 0;      // ‖out − ref‖ / ‖ref‖, the largest over the outputs
-  double tolerance = 0;  // derived: docs/precision.md
-  std::string failure;   // one line; empty if passed
+  double error = 0;           // ‖out − ref‖ / ‖ref‖, the largest over the outputs
+  double tolerance = 0;       // derived: docs/precision.md
+  std::string failure;        // one line; empty if passed
+  bool wrote_beyond = false;  // into a guard region or an input, so perhaps elsewhere too
 };
 
 /// Verifies executables against the reference of one problem. Building one draws the inputs and

@@ -1,4 +1,6 @@
 // From a search to a preset to a check, on the CPU.
+#include <sys/resource.h>
+
 #include <chrono>
 #include <csignal>
 #include <nlohmann/json.hpp>
@@ -97,4 +99,85 @@ TEST_CASE("Ctrl-C ends a search with 130 and keeps what is known") {
   INFO(valid.out);
   CHECK(valid.code == 0);
   CHECK(valid.out.find("m=1") == std::string::npos);  // no note, no fault of the record before
+}
+
+TEST_CASE("a sweep in this process finds what one in a worker finds, and leaves no worker behind") {
+  const Sandbox sandbox;
+  for (const char* more : {"", " --in-process"}) {
+    CAPTURE(more);
+    const Finished done = sandbox.fftune(
+        std::string("ffn --d 32 --h 64 --m 2 --device cpu --budget 4s --max-variants 4 -v") + more);
+    INFO(done.err);
+    CHECK(done.code == 0);
+    const bool worked = done.err.find("a worker process is ready") != std::string::npos;
+    CHECK(worked == (*more == '\0'));
+  }
+  // Nothing is listed in quarantine on a device where all went well.
+  const Finished listed =
+      sandbox.fftune("list ffn --device cpu --d 32 --h 64 --m 2 --explain --json");
+  CHECK(Json::parse(listed.out).at("quarantined").empty());
+}
+
+TEST_CASE("list --explain names what is quarantined for the sources as they are") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const Json preset = Json::parse(text_of(sandbox.preset_file()));
+  const Json stage = preset.at("records").at(0).at("stages").at(0);
+  // As the sweep's journal spells the winner.
+  std::string id = stage.at("family").get<std::string>();
+  char mark = '/';
+  for (const auto& [name, value] : stage.at("parameters").items()) {
+    id += mark + name + "=" + std::to_string(value.get<long>());
+    mark = ',';
+  }
+  const auto state = sandbox.folder() / ".local/state/fftune";
+  const auto own = sandbox.preset_file().parent_path().filename();
+  Json line{{"op", "ffn"},      {"id", id},
+            {"driver", ""},     {"sources", stage.at("source_hash")},
+            {"date", "now"},    {"cause", "killed by SIGSEGV"},
+            {"released", false}};
+  Json stale = line;
+  stale["sources"] = "of another day";
+  stale["id"] = "cpu_plain/of=1";
+  fftune::testing::write_text(state / own / "quarantine.jsonl",
+                              line.dump() + "\n" + stale.dump() + "\n");
+  const Finished listed = sandbox.fftune("list ffn --device cpu --d 32 --h 64 --m 1 --explain");
+  INFO(listed.out);
+  CHECK(listed.out.find("killed by SIGSEGV") != std::string::npos);
+  CHECK(listed.out.find("cpu_plain/of=1") == std::string::npos);
+
+  // A sweep does not run it, until it is asked to.
+  const std::string sweep = "ffn --d 32 --h 64 --m 1 --device cpu --budget 4s -v --json";
+  const auto winner = [&](const Finished& done) {
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    return text_of(sandbox.preset_file());
+  };
+  winner(sandbox.fftune(sweep));
+  CHECK(sandbox.fftune("list ffn --device cpu --d 32 --h 64 --m 1 --explain").out.find(id) !=
+        std::string::npos);
+  winner(sandbox.fftune(sweep + " --retry-quarantined"));
+  CHECK(sandbox.fftune("list ffn --device cpu --d 32 --h 64 --m 1 --explain --json")
+            .out.find("SIGSEGV") == std::string::npos);
+}
+
+TEST_CASE("a disk that is full while a record is written leaves the old preset, and says so") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1");
+  const std::string before = text_of(path);
+  rlimit old{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
+  // Stands for the full disk: no file grows past what there is. Children inherit it.
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit tight = old;
+  tight.rlim_cur = before.size() + 100;
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &tight) == 0);
+  const Finished full =
+      sandbox.fftune("ffn --d 32 --h 64 --m 8 --device cpu --budget 4s --max-variants 4 -q");
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  INFO(full.err);
+  CHECK(full.code == 2);
+  CHECK(text_of(path) == before);
+  CHECK(full.err.find("free some space") != std::string::npos);
 }

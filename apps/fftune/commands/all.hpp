@@ -13,5 +13,6 @@ void add_check(CommandLine& line);
 void add_bench(CommandLine& line);
 void add_compile(CommandLine& line);
 void add_presets(CommandLine& line);
+void add_worker(CommandLine& line);
 
 }  // namespace fftune::tool

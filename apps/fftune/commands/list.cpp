@@ -18,6 +18,7 @@
 #include "apps/fftune/json.hpp"
 #include "apps/fftune/problem_options.hpp"
 #include "core/error.hpp"
+#include "tuning/quarantine.hpp"
 
 namespace fftune::tool {
 
@@ -35,6 +36,35 @@ struct Section {
   Problem problem;
   std::vector<FamilyView> families;
 };
+
+/// What of the op's variants is quarantined on the device for the sources as they are now.
+std::vector<Quarantined> quarantined_of(const Op& op, const DeviceFacts& facts,
+                                        const Session& session) {
+  auto all = Quarantine(session.environment.state_folder, facts).of(std::string(op.name()));
+  std::erase_if(all, [&](const Quarantined& entry) {
+    for (const Family* family : op.families())
+      if (entry.id.starts_with(std::string(family->name()) + "/"))
+        return session.catalog.sources->hash(family->sources()) != entry.source_hash;
+    return true;
+  });
+  return all;
+}
+
+void print_quarantined(const std::vector<Quarantined>& all, const Output& output) {
+  if (all.empty()) return;
+  output.line("");
+  output.heading("quarantined: not run unless --retry-quarantined is given");
+  TextTable table({{"since"}, {"variant"}, {"cause"}});
+  for (const Quarantined& entry : all) table.row({entry.date, entry.id, entry.cause});
+  output.table(table);
+}
+
+Json quarantined_json(const std::vector<Quarantined>& all) {
+  Json json = Json::array();
+  for (const Quarantined& entry : all)
+    json.push_back({{"variant", entry.id}, {"cause", entry.cause}, {"date", entry.date}});
+  return json;
+}
 
 Json section_json(const Section& section) {
   Json json = {{"problem", to_json(section.problem)}, {"families", Json::array()}};
@@ -151,6 +181,12 @@ int run(const Op& op, const Options& options, const Session& session) {
     if (options.variants) print_variants(section, output);
     document["problems"].push_back(section_json(section));
   }
+  // An architecture is no device: nothing has run on it.
+  if (options.explain && options.arch.empty()) {
+    const auto quarantined = quarantined_of(op, facts, session);
+    print_quarantined(quarantined, output);
+    document["quarantined"] = quarantined_json(quarantined);
+  }
   output.document(document);
   return exit_good;
 }
@@ -174,7 +210,7 @@ void add_list(CommandLine& line) {
         ->type_name("NAME");
     command.add_flag("--explain", options->explain,
                      "for each constraint its reason, and how many configurations it alone rules "
-                     "out");
+                     "out; and which variants are quarantined on the device, and why");
     command.add_flag("--variants", options->variants, "the id of every feasible variant");
   }
 }

@@ -19,12 +19,13 @@
 #include "apps/fftune/interrupt.hpp"
 #include "apps/fftune/problem_options.hpp"
 #include "apps/fftune/status_line.hpp"
+#include "apps/fftune/sweep_device.hpp"
 #include "apps/fftune/sweep_progress.hpp"
 #include "apps/fftune/sweep_report.hpp"
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "tuning/journal.hpp"
-#include "tuning/local_evaluator.hpp"
+#include "tuning/quarantine.hpp"
 #include "tuning/strategy.hpp"
 #include "tuning/tuner.hpp"
 
@@ -42,6 +43,8 @@ struct Options {
   std::string max_variants = "0";
   std::string progress;
   bool resume = false;
+  bool in_process = false;
+  bool retry_quarantined = false;
 };
 
 struct Sweep {
@@ -60,6 +63,7 @@ TuneOptions tune_options(const Options& options) {
   tuning.max_variants =
       static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
   tuning.seed = parse_seed(options.seed, "--seed");
+  tuning.retry_quarantined = options.retry_quarantined;
   return tuning;
 }
 
@@ -67,22 +71,23 @@ TuneOptions tune_options(const Options& options) {
 Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>& problems,
             const Options& options, TuneOptions tuning, StatusLine& status,
             const Session& session) {
-  const auto backend = open_named(device, session);
-  const PresetDevice preset = preset_device(backend->facts());
+  SweepDevice opened(device, tuning.seed, options.in_process, session);
+  const DeviceFacts& facts = opened.evaluator().facts();
+  const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
   require_mergeable(options.out, preset, op_name);
-  Journal journal =
-      Journal::open(session.environment.state_folder, backend->facts(), op_name, options.resume);
+  Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume);
   if (options.resume)
-    spdlog::info("resuming from {}: {} outcomes are known", journal.path().string(),
-                 journal.known_count());
+    spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
+                 journal.path().string(), journal.known_count(), journal.interrupted().size());
+  Quarantine quarantine(session.environment.state_folder, facts);
   SweepProgress progress(status, std::string(op.token_size()));
   tuning.progress = &progress;
   tuning.journal = &journal;
+  tuning.quarantine = &quarantine;
 
   Sweep done{device, {}, {}, journal.path().string()};
-  LocalEvaluator evaluator(*backend, session.catalog, tuning.seed);
-  tune_all(session.catalog, evaluator, problems, tuning, [&](const TuneResult& result) {
+  tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
     if (result.record)
       done.files.insert(
           merge_preset_records(options.out, preset, op_name, {*result.record}).string());
@@ -169,6 +174,15 @@ void add_search_options(CLI::App& command, Options& options) {
       .add_flag("--resume", options.resume,
                 "go on with the newest journal of this device and op: what it knows is not done "
                 "again")
+      ->group(group);
+  command
+      .add_flag("--retry-quarantined", options.retry_quarantined,
+                "try again what took a worker process down in an earlier sweep")
+      ->group(group);
+  command
+      .add_flag("--in-process", options.in_process,
+                "run variants in this process, for debuggers and profilers: one that crashes or "
+                "hangs takes the sweep with it")
       ->group(group);
   command
       .add_option("--out", options.out,

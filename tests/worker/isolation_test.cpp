@@ -1,0 +1,174 @@
+// Whatever a variant does costs that variant alone.
+#include <chrono>
+#include <map>
+#include <string>
+
+#include "core/error.hpp"
+#include "support/catch.hpp"
+#include "tuning/journal.hpp"
+#include "tuning/quarantine.hpp"
+#include "tuning/tuner.hpp"
+#include "tuning/worker/remote_evaluator.hpp"
+#include "worker/folder.hpp"
+#include "worker/misbehaving.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+const SourceSet no_sources{{}};
+
+WorkerCommand worker(const std::string& way) {
+  return {WORKER_OF_TESTS, "worker", way};
+}
+
+/// Hangs are told from a busy machine sooner than users would want.
+Watchdog impatient() {
+  Watchdog watchdog;
+  watchdog.multiple = 5;
+  watchdog.least_seconds = 0.4;
+  watchdog.most_seconds = 2;
+  watchdog.compile_seconds = 2;
+  return watchdog;
+}
+
+Candidate odd(int p) {
+  return {0, {{"odd", {{"p", p}}}}, ""};
+}
+
+/// What the reason must name.
+std::string word_for(const std::string& way) {
+  static const std::map<std::string, std::string> words{{"segfault", "SIGSEGV"},
+                                                        {"abort", "SIGABRT"},
+                                                        {"exit", "exited with code 3"},
+                                                        {"hang", "did not end within"},
+                                                        {"beyond", "guard"},
+                                                        {"crash_compile", "while it was compiled"}};
+  const auto found = words.find(way);
+  return found == words.end() ? "" : found->second;
+}
+
+OutcomeKind kind_for(const std::string& way) {
+  const bool dies = way == "segfault" || way == "abort" || way == "exit" || way == "hang" ||
+                    way == "trample" || way == "crash_compile";
+  if (way == "liar") return OutcomeKind::measured;
+  return dies ? OutcomeKind::crashed : OutcomeKind::verify_failed;
+}
+
+TuneOptions patient() {
+  TuneOptions options;
+  options.budget_seconds = 200;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a sweep of 200 variants, 40 of which misbehave, names each and picks the best") {
+  const auto way = GENERATE(from_range(ways()));
+  CAPTURE(way);
+  const MisbehavingOp op(way);
+  const Catalog catalog{{&op}, &no_sources};
+  RemoteEvaluator evaluator(worker(way), impatient());
+  const auto result = tune(catalog, evaluator, misbehaving_problem(), patient());
+  REQUIRE(result.record);
+  CHECK(result.record->stages[0].variant.id() == odd(misbehaving_best).id());
+  CHECK(result.stopped.empty());
+  REQUIRE(result.outcomes.size() >= misbehaving_variants);
+  for (int p = 0; p < misbehaving_variants; ++p) {
+    const auto& outcome = result.outcomes[static_cast<std::size_t>(p)];
+    const int place = static_cast<int>(Variant::parse(outcome.id).config.at("p"));
+    INFO(outcome.id << ": " << outcome_kind_name(outcome.kind) << ": " << outcome.reason);
+    CHECK(outcome.kind == (misbehaves(place) ? kind_for(way) : OutcomeKind::measured));
+    if (misbehaves(place)) CHECK(outcome.reason.find(word_for(way)) != std::string::npos);
+    if (misbehaves(place) && way != "liar") CHECK_FALSE(outcome.reason.empty());
+  }
+}
+
+TEST_CASE("all the ways in one sweep") {
+  const MisbehavingOp op("mixed");
+  const Catalog catalog{{&op}, &no_sources};
+  RemoteEvaluator evaluator(worker("mixed"), impatient());
+  const auto result = tune(catalog, evaluator, misbehaving_problem(), patient());
+  REQUIRE(result.record);
+  CHECK(result.record->stages[0].variant.id() == odd(misbehaving_best).id());
+  CHECK(evaluator.deaths() > 10);
+}
+
+TEST_CASE("a batch goes on without the one that died, and a new worker is there within 2 s") {
+  using Clock = std::chrono::steady_clock;
+  RemoteEvaluator evaluator(worker("exit"), impatient());
+  evaluator.avoid({odd(0).id()});
+  REQUIRE(evaluator.begin(misbehaving_problem()).refusal.empty());
+  const auto began = Clock::now();
+  const auto timings = evaluator.time({odd(1), odd(5), odd(2), odd(10)}, {});
+  const std::chrono::duration<double> spent = Clock::now() - began;
+  CHECK(timings[0].samples_us.size() == 3);
+  CHECK(timings[2].samples_us.size() == 3);
+  for (const int dead : {1, 3}) {
+    const auto& timing = timings[static_cast<std::size_t>(dead)];
+    CHECK(timing.fatal);
+    CHECK(timing.samples_us.empty());
+    CHECK(timing.failure.find("exited with code 3 while it was timed") != std::string::npos);
+  }
+  CHECK(evaluator.deaths() == 4);  // each is given a second chance
+  CHECK(spent.count() < 8);
+  CHECK(evaluator.lost().empty());
+  // What is known to kill is not run again.
+  CHECK(evaluator.verify(odd(5)).fatal);
+  CHECK(evaluator.deaths() == 4);
+}
+
+TEST_CASE("an untuned recipe that kills is avoided while the problem is made ready") {
+  RemoteEvaluator evaluator(worker("segfault"), impatient());
+  CHECK(evaluator.begin(misbehaving_problem()).refusal.empty());
+  CHECK(evaluator.deaths() == 2);
+  CHECK(evaluator.verify(odd(0)).failure.find("SIGSEGV") != std::string::npos);
+  CHECK(evaluator.deaths() == 2);
+  CHECK(evaluator.verify(odd(1)).passed);
+}
+
+TEST_CASE("a compilation that kills is found among those that ran beside it") {
+  RemoteEvaluator evaluator(worker("crash_compile"), impatient());
+  evaluator.avoid({odd(0).id()});
+  REQUIRE(evaluator.begin(misbehaving_problem()).refusal.empty());
+  std::map<std::size_t, int> told;
+  const auto compiled =
+      evaluator.compile({odd(1), odd(5), odd(2), odd(3)}, [&](std::size_t i, const Compiled&) {
+        ++told[i];
+        return true;
+      });
+  for (const std::size_t i : {0u, 2u, 3u}) CHECK(compiled[i].failure.empty());
+  CHECK(compiled[1].fatal);
+  for (const auto& [index, times] : told) CHECK(times == 1);
+  CHECK(told.size() == 4);
+}
+
+TEST_CASE("a worker that is none, or speaks nonsense, is an error that says so") {
+  CHECK_THROWS_AS(RemoteEvaluator({"/does/not/exist"}), Error);
+  CHECK_THROWS_AS(RemoteEvaluator({WORKER_OF_TESTS, "nonsense", "none"}), Error);
+  CHECK_THROWS_AS(RemoteEvaluator({"/bin/true"}), Error);
+}
+
+TEST_CASE("what killed a worker is not run in later sweeps, unless that is asked for") {
+  const Folder folder;
+  const MisbehavingOp op("exit");
+  const Catalog catalog{{&op}, &no_sources};
+  for (const std::string step : {"first", "later", "retry", "cured", "after"}) {
+    CAPTURE(step);
+    const std::string way = step == "cured" || step == "after" ? "none" : "exit";
+    RemoteEvaluator evaluator(worker(way), impatient());
+    Quarantine quarantine(folder.path(), evaluator.facts());
+    auto options = patient();
+    options.quarantine = &quarantine;
+    options.retry_quarantined = step == "retry" || step == "cured";
+    const auto result = tune(catalog, evaluator, misbehaving_problem(), options);
+    REQUIRE(result.record);
+    CHECK((evaluator.deaths() > 0) == (step == "first" || step == "retry"));
+    int quarantined = 0;
+    for (const auto& outcome : result.outcomes)
+      quarantined += outcome.kind == OutcomeKind::quarantined;
+    CHECK(quarantined == (step == "later" ? 40 : 0));
+    CHECK(quarantine.of("toy").size() == (way == "none" ? 0u : 40u));
+  }
+}

@@ -1,0 +1,112 @@
+// What goes between a supervisor and its worker comes out as it went in, or not at all.
+#include "tuning/worker/messages.hpp"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "support/catch.hpp"
+#include "tuning/worker/flight.hpp"
+#include "tuning/worker/line_channel.hpp"
+#include "tuning/worker/watchdog.hpp"
+
+using namespace fftune;
+using nlohmann::json;
+
+namespace {
+
+json again(const json& message) {
+  return json::parse(line_of(message));
+}
+
+}  // namespace
+
+TEST_CASE("values survive the way, infinities included") {
+  Candidate candidate{1, {{"a", {{"bm", 64}}}, {"b", {{"x", -1}}}}, ""};
+  CHECK(read_candidate(again(message_of(candidate))) == candidate);
+  const Problem problem{"ffn", "fwd", DType::bf16, {{"m", 7}, {"d", 1LL << 30}}, {{"act", "silu"}}};
+  CHECK(read_problem(again(message_of(problem))) == problem);
+  const auto request = read_time_request(again(message_of(TimeRequest{})));
+  CHECK(request.samples == TimeRequest{}.samples);
+  CHECK(request.seconds == std::numeric_limits<double>::infinity());
+  CHECK(request.abandon_above_us == std::numeric_limits<double>::infinity());
+  Timing timing{{1.5, 2.25}, true, false, "words \xff of a compiler"};
+  CHECK(read_timing(again(message_of(timing))).samples_us == timing.samples_us);
+  DeviceFacts facts;
+  facts.kind = DeviceKind::cuda;
+  facts.name = "NVIDIA H200";
+  facts.memory_bytes = 1LL << 37;
+  facts.details = {{"a", "b"}, {"c", "d"}};
+  const auto read = read_facts(again(message_of(facts)));
+  CHECK(read.slug() == facts.slug());
+  CHECK(read.memory_bytes == facts.memory_bytes);
+  CHECK(read.details == facts.details);
+}
+
+TEST_CASE("nonsense is refused") {
+  for (const char* text :
+       {R"({})", R"([])", R"(7)",
+        R"({"samples_us":[0],"abandoned":false,"device_fault":false,"failure":""})",
+        R"({"samples_us":[-1],"abandoned":false,"device_fault":false,"failure":""})",
+        R"({"samples_us":["x"],"abandoned":false,"device_fault":false,"failure":""})"})
+    CHECK_THROWS(read_timing(json::parse(text)));
+  json passed = message_of(Verified{true, 0.5, 1e-3, false, ""});
+  CHECK_THROWS(read_verified(passed));  // more error than is tolerated
+  passed["error"] = 1e-4;
+  CHECK(read_verified(passed).passed);
+  passed["failure"] = "but";
+  CHECK_THROWS(read_verified(passed));
+  json compiled = message_of(Compiled{});
+  for (const json& value : {json(-1), json(1e300), json(0.5), json("7")}) {
+    compiled["registers"] = value;
+    CHECK_THROWS(read_compiled(compiled));
+  }
+}
+
+TEST_CASE("lines arrive whole, however they were cut, and the end is seen") {
+  std::array<int, 2> ends;
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
+  LineChannel reader(ends[0]);
+  {
+    LineChannel writer(ends[1]);
+    CHECK_FALSE(reader.receive(0));
+    CHECK_FALSE(reader.closed());
+    const std::string text = "one\ntw";
+    REQUIRE(::send(ends[1], text.data(), text.size(), 0) == 6);
+    CHECK(reader.receive(1) == "one");
+    CHECK_FALSE(reader.receive(0));
+    CHECK(writer.send("o"));
+    CHECK(reader.receive(1) == "two");
+  }
+  CHECK_FALSE(reader.receive(1));
+  CHECK(reader.closed());
+  CHECK_FALSE(reader.send("to nobody"));
+}
+
+TEST_CASE("a launch is seen by the other process until it lands") {
+  Flight supervisor;
+  Flight worker(dup(supervisor.descriptor()));
+  CHECK_FALSE(supervisor.in_flight());
+  worker.launch(7, 0.25);
+  REQUIRE(supervisor.in_flight());
+  CHECK(supervisor.in_flight()->candidate == 7);
+  CHECK(supervisor.in_flight()->expected_seconds == 0.25);
+  const auto number = supervisor.in_flight()->number;
+  worker.launch(7, 0.25);
+  CHECK(supervisor.in_flight()->number != number);
+  worker.land();
+  CHECK_FALSE(supervisor.in_flight());
+}
+
+TEST_CASE("the watchdog's patience is a bounded multiple of what is expected") {
+  const Watchdog watchdog;
+  CHECK(watchdog.allowed(1e-4) == watchdog.least_seconds);
+  CHECK(watchdog.allowed(1) == 50);
+  CHECK(watchdog.allowed(10) == watchdog.most_seconds);
+  CHECK(watchdog.allowed(100) == 300);
+  CHECK(watchdog.allowed(0) == watchdog.most_seconds);
+}

@@ -1,0 +1,130 @@
+#include "worker/misbehaving.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "cpu/open.hpp"
+
+namespace fftune::test {
+namespace {
+
+/// A fault that no sanitizer's handler turns into something else.
+void segfault() {
+  std::signal(SIGSEGV, SIG_DFL);
+  std::raise(SIGSEGV);
+}
+
+void busy(std::chrono::steady_clock::time_point until) {
+  while (std::chrono::steady_clock::now() < until) {
+  }
+}
+
+/// Of one variant, in this process: how often it ran.
+int count_run(int p) {
+  static std::atomic<int> runs[misbehaving_variants];
+  return runs[p]++;
+}
+
+/// What it takes, and with it the true order: the best stands apart.
+int microseconds(int p) {
+  return p == misbehaving_best ? 300 : 600 + p;
+}
+
+void misbehave(const std::string& way, int runs, float* y, std::size_t count) {
+  if (way == "segfault") segfault();
+  if (way == "abort") std::abort();
+  if (way == "exit") _exit(3);
+  if (way == "hang")
+    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+  if (way == "trample") std::memset(y, 0x5a, 16 << 20);
+  if (way == "beyond") y[count + 3] = 1;
+  if (way == "wrong") y[1] += 1;
+  if (way == "nan") y[1] = std::numeric_limits<float>::quiet_NaN();
+  if (way == "unwritten") std::memset(&y[1], 0xff, sizeof *y);
+  if (way == "moody") y[1] *= 1 + 1e-6F * static_cast<float>(runs % 2);
+}
+
+class QuickBackend final : public Backend {
+ public:
+  explicit QuickBackend(std::unique_ptr<Backend> real) : real_(std::move(real)) {}
+  const DeviceFacts& facts() const override { return real_->facts(); }
+  CompileResult compile(const Program& program) override { return real_->compile(program); }
+  std::size_t free_bytes() const override { return real_->free_bytes(); }
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override { return real_->allocate(bytes); }
+  void write(void* to, const void* from, std::size_t bytes) override {
+    real_->write(to, from, bytes);
+  }
+  void read(void* to, const void* from, std::size_t bytes) override {
+    real_->read(to, from, bytes);
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    real_->copy(to, from, bytes);
+  }
+  void fill(void* to, std::uint8_t byte, std::size_t bytes) override {
+    real_->fill(to, byte, bytes);
+  }
+  void* stream() override { return real_->stream(); }
+  void synchronize() override { real_->synchronize(); }
+  std::unique_ptr<Replay> capture(int passes,
+                                  const std::function<void(int, void*)>& enqueue) override {
+    return real_->capture(passes, enqueue);
+  }
+  Limits limits(DType) override { return {1e10, 1e11, "made up"}; }
+
+ private:
+  std::unique_ptr<Backend> real_;
+};
+
+}  // namespace
+
+const std::vector<std::string>& ways() {
+  static const std::vector<std::string> all{"segfault",  "abort",  "exit",  "hang",
+                                            "trample",   "beyond", "wrong", "nan",
+                                            "unwritten", "moody",  "liar",  "crash_compile"};
+  return all;
+}
+
+Space MisbehavingFamily::space(const Problem&, const DeviceFacts&) const {
+  std::vector<std::int64_t> values;
+  for (int p = 0; p < misbehaving_variants; ++p) values.push_back(p);
+  return Space().parameter("p", "its place", values);
+}
+
+std::string MisbehavingFamily::way_of(int p) const {
+  if (!misbehaves(p) || way_ == "none") return "";
+  return way_ == "mixed" ? ways()[static_cast<std::size_t>(p / 5) % ways().size()] : way_;
+}
+
+Program MisbehavingFamily::program(const Problem& problem, const DeviceFacts&,
+                                   const Config& config) const {
+  const int p = config.get("p");
+  const auto way = way_of(p);
+  if (way == "crash_compile") segfault();
+  Program program;
+  program.host_tensors = 5;
+  program.steps.emplace_back(HostFunction([problem, way, p](const HostCall& call) {
+    const auto began = std::chrono::steady_clock::now();
+    const auto m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
+    const int runs = count_run(p);
+    toy_product(problem.dtype, m, h, d, call.tensors[0], call.tensors[1], call.tensors[4]);
+    toy_product(problem.dtype, m, d, h, call.tensors[4], call.tensors[2], call.tensors[3]);
+    misbehave(way, runs, static_cast<float*>(call.tensors[3]), static_cast<std::size_t>(m * d));
+    const bool lies = way == "liar";
+    const int us = lies ? (runs < 12 ? 300 : 1800) : microseconds(p);
+    busy(began + std::chrono::microseconds(us));
+  }));
+  return program;
+}
+
+std::unique_ptr<Backend> open_quick_cpu() {
+  return std::make_unique<QuickBackend>(open_cpu());
+}
+
+}  // namespace fftune::test

@@ -1,0 +1,86 @@
+// The toy op with one family of 200 variants, of which 40 misbehave in a way that the test chooses,
+// on the CPU's own backend.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/backend.hpp"
+#include "registry/catalog.hpp"
+#include "support/toy_op.hpp"
+
+namespace fftune::test {
+
+/// segfault, abort, exit, hang, trample (far out of bounds), beyond (just out of bounds), wrong,
+/// nan, unwritten, moody (different from run to run), liar (fast at first, then slow),
+/// crash_compile.
+const std::vector<std::string>& ways();
+
+constexpr int misbehaving_variants = 200;
+/// The fastest that keeps its word.
+constexpr int misbehaving_best = 77;
+/// Every fifth one, the untuned first.
+constexpr bool misbehaves(int p) {
+  return p % 5 == 0;
+}
+
+class MisbehavingFamily final : public Family {
+ public:
+  /// A way, or "none", or "mixed": each of the ways in turn.
+  explicit MisbehavingFamily(std::string way) : way_(std::move(way)) {}
+
+  std::string_view name() const override { return "odd"; }
+  std::string_view summary() const override { return "some of it misbehaves"; }
+  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+  std::vector<std::string> stages() const override { return {"first", "second"}; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
+    return {};
+  }
+  Space space(const Problem&, const DeviceFacts&) const override;
+  Config default_config(const Problem&, const DeviceFacts&) const override { return {{"p", 0}}; }
+  Program program(const Problem&, const DeviceFacts&, const Config&) const override;
+  std::vector<std::string> sources() const override { return {}; }
+
+ private:
+  std::string way_of(int p) const;
+
+  std::string way_;
+};
+
+class MisbehavingOp final : public Op {
+ public:
+  explicit MisbehavingOp(const std::string& way) : family_(way) {}
+  std::string_view name() const override { return toy_.name(); }
+  std::string_view summary() const override { return toy_.summary(); }
+  std::vector<std::string> passes() const override { return toy_.passes(); }
+  std::vector<SizeField> sizes() const override { return toy_.sizes(); }
+  std::vector<OptionField> options() const override { return toy_.options(); }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return toy_.dtypes(kind); }
+  std::string_view token_size() const override { return toy_.token_size(); }
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return toy_.tensors(problem);
+  }
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    return toy_.stages(problem);
+  }
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    toy_.reference(problem, stage, tensors, parallel);
+  }
+  std::vector<const Family*> families() const override { return {&family_}; }
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+
+ private:
+  ToyOp toy_;
+  MisbehavingFamily family_;
+};
+
+inline Problem misbehaving_problem() {
+  return ToyOp::problem(DType::f32, 2, 16, 16);
+}
+
+/// The CPU's backend, but for ceilings that need no measuring.
+std::unique_ptr<Backend> open_quick_cpu();
+
+}  // namespace fftune::test

@@ -1,0 +1,40 @@
+// The program of these tests that is not the test: a worker, or a sweep with its supervisor.
+//   worker WAY                  serves
+//   sweep WAY STATE RESULT      searches, always with --resume, and writes the winner to RESULT
+#include <fstream>
+#include <string>
+
+#include "tuning/journal.hpp"
+#include "tuning/quarantine.hpp"
+#include "tuning/tuner.hpp"
+#include "tuning/worker/remote_evaluator.hpp"
+#include "tuning/worker/serve.hpp"
+#include "worker/misbehaving.hpp"
+
+using namespace fftune;
+
+int main(int count, char** words) {
+  if (count < 3) return 2;
+  const std::string role = words[1], way = words[2];
+  const SourceSet sources{{}};
+  const test::MisbehavingOp op(way);
+  const Catalog catalog{{&op}, &sources};
+  if (role == "worker") return serve_worker(catalog, 1, test::open_quick_cpu);
+  if (role == "nonsense") {
+    LineChannel(worker_channel_descriptor).send("{\"reply\": \"done\", \"value\": 7}");
+    return 0;
+  }
+  if (count < 5) return 2;
+  RemoteEvaluator evaluator({"/proc/self/exe", "worker", way});
+  auto journal = Journal::open(words[3], evaluator.facts(), "toy", true);
+  Quarantine quarantine(words[3], evaluator.facts());
+  TuneOptions options;
+  options.journal = &journal;
+  options.quarantine = &quarantine;
+  options.budget_seconds = 60;
+  const auto result = tune(catalog, evaluator, test::misbehaving_problem(), options);
+  if (!result.record) return 1;
+  std::ofstream(words[4]) << result.record->stages[0].variant.id() << " "
+                          << result.record->stages[0].failed;
+  return 0;
+}

@@ -1,0 +1,71 @@
+#include "tuning/quarantine.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "support/catch.hpp"
+#include "worker/folder.hpp"
+
+using namespace fftune;
+using fftune::test::Folder;
+
+namespace {
+
+DeviceFacts facts_of(const std::string& driver) {
+  DeviceFacts facts;
+  facts.kind = DeviceKind::cuda;
+  facts.name = "Some Device";
+  facts.driver = driver;
+  return facts;
+}
+
+}  // namespace
+
+TEST_CASE("a variant stays in quarantine for its device, driver and sources alone") {
+  const Folder folder;
+  Quarantine(folder.path(), facts_of("1")).add("ffn", "f/p=1", "hash", "killed by SIGSEGV");
+  const Quarantine later(folder.path(), facts_of("1"));
+  REQUIRE(later.find("ffn", "f/p=1", "hash"));
+  CHECK(later.find("ffn", "f/p=1", "hash")->cause == "killed by SIGSEGV");
+  CHECK_FALSE(later.find("ffn", "f/p=1", "other"));
+  CHECK_FALSE(later.find("rope", "f/p=1", "hash"));
+  CHECK_FALSE(later.find("ffn", "f/p=2", "hash"));
+  CHECK(later.of("ffn").size() == 1);
+  CHECK(Quarantine(folder.path(), facts_of("2")).of("ffn").empty());
+}
+
+TEST_CASE("it is let out, and a torn line costs itself alone") {
+  const Folder folder;
+  Quarantine quarantine(folder.path(), facts_of("1"));
+  quarantine.add("ffn", "f/p=1", "hash", "hung");
+  std::ofstream(quarantine.path(), std::ios::app) << "{\"op\": \"ffn\", \"id";
+  quarantine.add("ffn", "f/p=2", "hash", "hung");
+  CHECK(Quarantine(folder.path(), facts_of("1")).of("ffn").size() == 2);
+  quarantine.release("ffn", "f/p=1", "hash");
+  CHECK_FALSE(quarantine.find("ffn", "f/p=1", "hash"));
+  CHECK(Quarantine(folder.path(), facts_of("1")).of("ffn").size() == 1);
+}
+
+TEST_CASE("sixteen processes write one quarantine and nothing is lost") {
+  const Folder folder;
+  for (int process = 0; process < 16; ++process) {
+    if (fork() != 0) continue;
+    Quarantine own(folder.path(), facts_of("1"));
+    for (int i = 0; i < 20; ++i)
+      own.add("ffn", "f/p=" + std::to_string(process * 20 + i), "hash", "hung");
+    _exit(0);
+  }
+  int status = 0;
+  while (wait(&status) > 0) CHECK(status == 0);
+  CHECK(Quarantine(folder.path(), facts_of("1")).of("ffn").size() == 320);
+}
+
+TEST_CASE("a quarantine that cannot be written ends nothing") {
+  const Folder folder;
+  std::ofstream(folder.path() / "file") << "";
+  Quarantine quarantine(folder.path() / "file", facts_of("1"));
+  quarantine.add("ffn", "f/p=1", "hash", "hung");
+  CHECK(quarantine.find("ffn", "f/p=1", "hash"));
+}

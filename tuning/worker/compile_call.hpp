@@ -1,0 +1,39 @@
+// One call of RemoteEvaluator::compile: many candidates at once, and after a death those that were
+// being compiled one by one, as it may have been any of them.
+#pragma once
+
+#include <deque>
+#include <nlohmann/json_fwd.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tuning/evaluator.hpp"
+#include "tuning/worker/keeper.hpp"
+
+namespace fftune {
+
+class CompileCall {
+ public:
+  CompileCall(Keeper& keeper, const std::vector<Candidate>& candidates,
+              const Evaluator::CompileSink& sink);
+  std::vector<Compiled> run();
+
+ private:
+  /// What is asked for next, by place: one suspect, or all that are left.
+  std::vector<std::size_t> next();
+  Ended ask(const std::vector<std::size_t>& places);
+  void hear(const std::vector<std::size_t>& places, const nlohmann::json& message);
+  void finish(std::size_t place, Compiled compiled);
+
+  Keeper& keeper_;
+  const std::vector<Candidate>& candidates_;
+  const Evaluator::CompileSink& sink_;
+  std::vector<Compiled> results_;
+  std::vector<bool> done_;
+  std::set<std::size_t> begun_;  // and not finished, in the call that is running
+  std::deque<std::size_t> suspects_;
+  bool stopped_ = false;
+};
+
+}  // namespace fftune

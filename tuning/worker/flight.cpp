@@ -1,0 +1,73 @@
+#include "tuning/worker/flight.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.hpp"
+
+namespace fftune {
+
+Flight::Flight() : descriptor_(::memfd_create("fftune flight", MFD_CLOEXEC)) {
+  if (descriptor_ < 0 || ::ftruncate(descriptor_, sizeof(Page)) != 0)
+    throw Error(ErrorKind::unavailable,
+                fmt::format("no memory can be shared with a worker: {}", std::strerror(errno)));
+  map();
+}
+
+Flight::Flight(int descriptor) : descriptor_(descriptor) {
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0 || status.st_size < static_cast<off_t>(sizeof(Page)))
+    throw Error(ErrorKind::internal, "a worker is started by its supervisor alone");
+  map();
+}
+
+Flight::~Flight() {
+  ::munmap(page_, sizeof(Page));
+  ::close(descriptor_);
+}
+
+void Flight::map() {
+  void* const memory =
+      ::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
+  if (memory == MAP_FAILED)
+    throw Error(ErrorKind::unavailable,
+                fmt::format("no memory can be shared with a worker: {}", std::strerror(errno)));
+  page_ = static_cast<Page*>(memory);  // zeros: nothing in flight
+}
+
+void Flight::write(bool flying, std::size_t candidate, double expected_seconds) {
+  page_->version.fetch_add(1);
+  page_->number.fetch_add(flying);
+  page_->candidate = candidate;
+  page_->expected_seconds = expected_seconds;
+  page_->flying = flying;
+  page_->version.fetch_add(1);
+}
+
+void Flight::launch(std::size_t candidate, double expected_seconds) {
+  write(true, candidate, expected_seconds);
+}
+
+void Flight::land() {
+  write(false, 0, 0);
+}
+
+std::optional<Launch> Flight::in_flight() const {
+  // A worker that died while it wrote leaves an odd version: what is there is then taken as it is.
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    const auto before = page_->version.load();
+    const Launch launch{page_->number, page_->candidate, page_->expected_seconds};
+    const bool flying = page_->flying;
+    if (attempt < 999 && (before % 2 != 0 || page_->version.load() != before)) continue;
+    if (!flying) return {};
+    return launch;
+  }
+  return {};
+}
+
+}  // namespace fftune

@@ -1,0 +1,92 @@
+// The keeper of a worker: starts it, makes it ready for the problem, watches what it runs, and
+// replaces it when it dies.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tuning/evaluator.hpp"
+#include "tuning/worker/blame.hpp"
+#include "tuning/worker/process.hpp"
+#include "tuning/worker/watchdog.hpp"
+
+namespace fftune {
+
+/// How a worker is started: a path with its arguments.
+using WorkerCommand = std::vector<std::string>;
+
+enum class Ended {
+  answered,
+  died,         // and somebody is to blame: ask again, without those that are guilty
+  unexplained,  // died, with nobody in flight
+  over,         // lost() says why
+};
+
+class Keeper {
+ public:
+  /// Takes what a message holds; what it throws makes the message nonsense, and the worker dead.
+  using Take = std::function<void(const nlohmann::json&)>;
+
+  /// Starts a worker. Throws what the worker threw in opening its device, and Error(unavailable) if
+  /// there is no worker.
+  Keeper(WorkerCommand command, const Watchdog& watchdog);
+
+  const DeviceFacts& facts() const { return facts_; }
+  const std::string& lost() const { return lost_; }
+  Blame& blame() { return blame_; }
+
+  /// Makes ready for a problem, now and in every worker to come.
+  Setup begin(const Problem& problem);
+  void avoid(std::set<std::string> ids) { avoided_ = std::move(ids); }
+
+  /// Makes the call, in a new worker if need be. `ids` names the candidates of it, by the places
+  /// that the worker speaks of. `take` gets the value of the answer, `listen` every message before
+  /// it. Throws Error if the worker answers with one.
+  Ended ask(const nlohmann::json& call, const std::vector<std::string>& ids, const Take& take,
+            const Take& listen = {});
+  /// Says a word in the middle of a call.
+  void tell(const nlohmann::json& message);
+  /// Ends the worker: the next call gets a new one.
+  void discard(const std::string& why);
+
+  int deaths() const { return deaths_; }
+
+ private:
+  struct Trouble {
+    Death death;
+    std::optional<std::size_t> candidate;
+  };
+
+  bool ensure();
+  bool start();
+  bool make_ready();
+  std::optional<Trouble> exchange(const nlohmann::json& call, std::size_t candidates,
+                                  const Take& take, const Take& listen);
+  std::optional<Trouble> await(const std::string& call, std::size_t candidates, const Take& take,
+                               const Take& listen);
+  Trouble end(Death death, std::size_t candidates);
+  double allowed(const std::string& call, const std::optional<Launch>& launch) const;
+
+  WorkerCommand command_;
+  Watchdog watchdog_;
+  std::optional<WorkerProcess> worker_;
+  DeviceFacts facts_;
+  bool opened_ = false;  // once: the facts are known
+  std::string lost_;
+  std::string last_cause_;
+  Blame blame_;
+  std::set<std::string> avoided_;
+  std::optional<Problem> problem_;
+  Setup setup_;
+  bool ready_ = false;
+  bool accepted_ = false;  // the problem, by a worker before
+  double begin_seconds_ = 0;
+  int unexplained_ = 0;  // deaths in a row
+  int deaths_ = 0;
+};
+
+}  // namespace fftune

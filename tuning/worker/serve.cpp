@@ -1,0 +1,144 @@
+#include "tuning/worker/serve.hpp"
+
+#include <fcntl.h>
+
+#include <limits>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "core/error.hpp"
+#include "tuning/local_evaluator.hpp"
+#include "tuning/worker/errors.hpp"
+#include "tuning/worker/flight.hpp"
+#include "tuning/worker/line_channel.hpp"
+#include "tuning/worker/messages.hpp"
+#include "tuning/worker/process.hpp"
+
+namespace fftune {
+namespace {
+
+using nlohmann::json;
+
+constexpr double forever = std::numeric_limits<double>::infinity();
+
+class Service {
+ public:
+  Service(LineChannel& channel, Flight& flight, LocalEvaluator& evaluator)
+      : channel_(channel), flight_(flight), evaluator_(evaluator) {
+    evaluator_.observe(
+        [this](std::size_t index, const Candidate& candidate, double expected_seconds) {
+          if (beginning_) send({{"reply", "trying"}, {"candidate", candidate.id()}});
+          flight_.launch(index, expected_seconds);
+        },
+        [this](std::size_t index) {
+          if (compiling_) send({{"reply", "begun"}, {"index", index}});
+        });
+  }
+
+  /// Throws Error or json::exception for a call that is none.
+  void answer(const json& call) {
+    beginning_ = call.at("call") == "begin";
+    compiling_ = call.at("call") == "compile";
+    json value = value_of(call);
+    const auto lost = evaluator_.lost();
+    // Nothing was launched after the one that lost the device: it stays for the supervisor to see.
+    if (lost.empty()) flight_.land();
+    send({{"reply", "done"}, {"value", std::move(value)}, {"lost", lost}});
+  }
+
+  void send(const json& message) {
+    const std::lock_guard lock(mutex_);
+    channel_.send(line_of(message));
+  }
+
+ private:
+  json value_of(const json& call) {
+    const auto name = call.at("call").get<std::string>();
+    if (name == "limits")
+      return message_of(evaluator_.limits(parse_dtype(call.at("dtype").get<std::string>())));
+    if (name == "begin") return begin(call);
+    if (name == "compile") return compile(read_candidates(call.at("candidates")));
+    if (name == "verify")
+      return message_of(evaluator_.verify(read_candidate(call.at("candidate"))));
+    if (name == "time") return time(call);
+    throw Error(ErrorKind::internal, "a worker was called for what it does not know");
+  }
+
+  json begin(const json& call) {
+    evaluator_.avoid(call.at("avoid").get<std::set<std::string>>());
+    return message_of(evaluator_.begin(read_problem(call.at("problem"))));
+  }
+
+  json compile(const std::vector<Candidate>& candidates) {
+    evaluator_.compile(candidates, [this](std::size_t index, const Compiled& compiled) {
+      send({{"reply", "compiled"}, {"index", index}, {"compiled", message_of(compiled)}});
+      // The only thing that is said to a worker in the middle of a call is to stop it.
+      return !channel_.receive(0) && !channel_.closed();
+    });
+    return nullptr;
+  }
+
+  json time(const json& call) {
+    json all = json::array();
+    for (const auto& timing : evaluator_.time(read_candidates(call.at("candidates")),
+                                              read_time_request(call.at("request"))))
+      all.push_back(message_of(timing));
+    return all;
+  }
+
+  LineChannel& channel_;
+  Flight& flight_;
+  LocalEvaluator& evaluator_;
+  std::mutex mutex_;  // one message at a time
+  bool beginning_ = false;
+  bool compiling_ = false;
+};
+
+json error_reply(const Error& error) {
+  return {{"reply", "error"}, {"kind", error_kind_name(error.kind())}, {"text", error.what()}};
+}
+
+json hello(const Backend& backend) {
+  return {{"reply", "done"},
+          {"value", {{"facts", message_of(backend.facts())}, {"warnings", backend.warnings()}}},
+          {"lost", ""}};
+}
+
+}  // namespace
+
+int serve_worker(const Catalog& catalog, std::uint64_t seed,
+                 const std::function<std::unique_ptr<Backend>()>& open) {
+  Flight flight(worker_flight_descriptor);
+  LineChannel channel(worker_channel_descriptor);
+  // Nothing that a worker may start is to hold the channel open.
+  ::fcntl(worker_channel_descriptor, F_SETFD, FD_CLOEXEC);
+  ::fcntl(worker_flight_descriptor, F_SETFD, FD_CLOEXEC);
+  std::unique_ptr<Backend> backend;
+  try {
+    backend = open();
+  } catch (const Error& error) {
+    channel.send(line_of(error_reply(error)));
+    return 0;
+  }
+  channel.send(line_of(hello(*backend)));
+  LocalEvaluator evaluator(*backend, catalog, seed);
+  Service service(channel, flight, evaluator);
+  while (!channel.closed()) {
+    const auto line = channel.receive(forever);
+    if (!line) continue;
+    const json call = json::parse(*line);
+    if (call.at("call") == "stop") continue;  // what it was to stop had ended
+    try {
+      service.answer(call);
+    } catch (const Error& error) {
+      flight.land();
+      service.send(error_reply(error));
+    }
+  }
+  return 0;
+}
+
+}  // namespace fftune

@@ -1,0 +1,24 @@
+// The loop of a worker process: an evaluator's calls read from the channel, answers written to it.
+// One line of JSON a message. Calls: {"call": "limits" | "begin" | "compile" | "verify" | "time",
+// …}. Each ends with {"reply": "done", "value": …, "lost": why the device can do no more} or
+// {"reply": "error", "kind": …, "text": …}. Before the end of a compile there may be
+// {"reply": "begun" | "compiled", "index": …}, and of a begin {"reply": "trying", "candidate": …}.
+// The first message is the worker's: done, with the device's facts and warnings.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "registry/catalog.hpp"
+#include "tuning/evaluator.hpp"
+
+namespace fftune {
+
+/// Serves on the descriptors that the supervisor left open, until it closes the channel; returns
+/// the exit code of the process. `open` opens the device; an Error that it throws goes to the
+/// supervisor.
+int serve_worker(const Catalog& catalog, std::uint64_t seed,
+                 const std::function<std::unique_ptr<Backend>()>& open);
+
+}  // namespace fftune
