@@ -27,7 +27,7 @@ class ColumnFamily : public Family {
   /// The texts are literals. A fallback has no parameters, and accesses of one element, for which
   /// any address will do.
   ColumnFamily(std::string_view name, std::string_view summary, const char* stage,
-               std::vector<std::string> sources, bool fallback)
+               const std::vector<std::string>& sources, bool fallback)
       : name_(name), summary_(summary), stage_(stage), sources_(sources), fallback_(fallback) {}
 
   std::string_view name() const override { return name_; }
