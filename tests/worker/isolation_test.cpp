@@ -44,6 +44,7 @@ std::string word_for(const std::string& way) {
                                                         {"exit", "exited with code 3"},
                                                         {"hang", "did not end within"},
                                                         {"beyond", "guard"},
+                                                        {"sticky", "illegal memory access"},
                                                         {"crash_compile", "while it was compiled"}};
   const auto found = words.find(way);
   return found == words.end() ? "" : found->second;
@@ -53,6 +54,7 @@ OutcomeKind kind_for(const std::string& way) {
   const bool dies = way == "segfault" || way == "abort" || way == "exit" || way == "hang" ||
                     way == "trample" || way == "crash_compile";
   if (way == "liar") return OutcomeKind::measured;
+  if (way == "sticky") return OutcomeKind::device_fault;
   return dies ? OutcomeKind::crashed : OutcomeKind::verify_failed;
 }
 
@@ -117,6 +119,19 @@ TEST_CASE("a batch goes on without the one that died, and a new worker is there 
   // What is known to kill is not run again.
   CHECK(evaluator.verify(odd(5)).fatal);
   CHECK(evaluator.deaths() == 4);
+}
+
+TEST_CASE("a lost device costs the variant that lost it, in a batch too") {
+  RemoteEvaluator evaluator(worker("sticky"), impatient());
+  evaluator.avoid({odd(0).id()});
+  REQUIRE(evaluator.begin(misbehaving_problem()).refusal.empty());
+  const auto timings = evaluator.time({odd(1), odd(5), odd(2)}, {});
+  CHECK(timings[0].samples_us.size() == 3);
+  CHECK(timings[1].device_fault);
+  CHECK(timings[1].fatal);
+  CHECK(timings[2].samples_us.size() == 3);
+  CHECK(evaluator.lost().empty());
+  CHECK(evaluator.deaths() == 1);
 }
 
 TEST_CASE("an untuned recipe that kills is avoided while the problem is made ready") {

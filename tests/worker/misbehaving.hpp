@@ -13,8 +13,8 @@
 namespace fftune::test {
 
 /// segfault, abort, exit, hang, trample (far out of bounds), beyond (just out of bounds), wrong,
-/// nan, unwritten, moody (different from run to run), liar (fast at first, then slow),
-/// crash_compile.
+/// nan, unwritten, moody (different from run to run), liar (fast at first, then slow), sticky (the
+/// device is lost), crash_compile.
 const std::vector<std::string>& ways();
 
 constexpr int misbehaving_variants = 200;
@@ -80,7 +80,8 @@ inline Problem misbehaving_problem() {
   return ToyOp::problem(DType::f32, 2, 16, 16);
 }
 
-/// The CPU's backend, but for ceilings that need no measuring.
+/// The CPU's backend, but that variants tell what they take, so that nothing else on the machine
+/// can change the order, and for ceilings that need no measuring.
 std::unique_ptr<Backend> open_quick_cpu();
 
 }  // namespace fftune::test

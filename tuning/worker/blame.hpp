@@ -8,10 +8,11 @@ namespace fftune {
 
 /// How a call to a worker ended without an answer.
 struct Death {
-  std::string cause;    // one line
-  bool hung = false;    // killed by the watchdog
-  bool device = false;  // the device's context was lost, not the process
-  bool killed = false;  // by SIGKILL, which no variant sends: perhaps for want of memory
+  std::string cause;       // one line
+  bool hung = false;       // killed by the watchdog
+  bool device = false;     // the device's context was lost, not the process
+  bool compiling = false;  // not running
+  bool killed = false;     // by SIGKILL, which no variant sends: perhaps for want of memory
 };
 
 class Blame {
@@ -20,8 +21,7 @@ class Blame {
   /// once. Otherwise memory that another one spoilt may be the cause: only the second death in a
   /// row is its own, and the third where somebody else's signal did it.
   void add(const std::string& id, const Death& death) {
-    if (++deaths_[id] > (death.killed ? 2 : 1) || death.hung || death.device)
-      guilty_.emplace(id, death);
+    if (++deaths_[id] > (death.killed ? 2 : 1) || death.hung || death.device) guilty_[id] = death;
   }
   /// It was run, and nobody died.
   void clear(const std::string& id) { deaths_.erase(id); }

@@ -41,7 +41,9 @@ std::vector<std::size_t> CompileCall::next() {
   std::vector<std::size_t> left;
   for (std::size_t place = 0; place < candidates_.size(); ++place) {
     if (done_[place] || stopped_) continue;
-    if (const auto* death = keeper_.blame().of(candidates_[place].id())) {
+    // One that died in running compiles: what it does when it runs is said to who runs it.
+    const auto* death = keeper_.blame().of(candidates_[place].id());
+    if (death && death->compiling) {
       Compiled compiled;
       compiled.failure = fmt::format("{} while it was compiled", death->cause);
       compiled.fatal = true;

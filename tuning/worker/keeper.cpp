@@ -116,13 +116,14 @@ bool Keeper::make_ready() {
 Ended Keeper::ask(const json& call, const std::vector<std::string>& ids, const Take& take,
                   const Take& listen) {
   if (!ensure()) return Ended::over;
-  const auto trouble = exchange(call, ids.size(), take, listen);
+  auto trouble = exchange(call, ids.size(), take, listen);
   if (!trouble) {
     unexplained_ = 0;
     return Ended::answered;
   }
   if (trouble->candidate) {
     unexplained_ = 0;
+    trouble->death.compiling = call.at("call") == "compile";
     blame_.add(ids[*trouble->candidate], trouble->death);
     return Ended::died;
   }
