@@ -147,7 +147,7 @@ TEST_CASE("list --explain names what is quarantined for the sources as they are"
   CHECK(listed.out.find("cpu_plain/of=1") == std::string::npos);
 
   // A sweep does not run it, until it is asked to.
-  const std::string sweep = "ffn --d 32 --h 64 --m 1 --device cpu --budget 4s -v --json";
+  const std::string sweep = "ffn --d 32 --h 64 --m 1 --device cpu --budget 30s -v --json";
   const auto winner = [&](const Finished& done) {
     INFO(done.err);
     REQUIRE(done.code == 0);

@@ -170,7 +170,9 @@ CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchC
 CUresult cuLaunchKernel(CUfunction, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                         unsigned bz, unsigned shared, CUstream stream, void** arguments, void**) {
   CUlaunchConfig config{gx, gy, gz, bx, by, bz, shared, stream, nullptr, 0};
-  // The delay before a timing takes one number whatever the test's kernels take.
+  // One thread alone is the delay before a timing, which takes one number whatever the test's
+  // kernels take.
+  if (bx != 1) return record(config, arguments);
   const std::vector<std::size_t> kept = state.parameter_bytes;
   state.parameter_bytes = {8};
   const auto result = record(config, arguments);
