@@ -220,10 +220,10 @@ void Group::measure(const std::vector<std::size_t>& indices, int samples, double
       const double median = median_us(index);
       round_us += std::max(std::isfinite(median) ? median : 0, shortest_sample_us);
     }
-    if (candidates.empty()) return;
+    if (candidates.empty()) break;
     if (taken == 0) session_.launch(candidates);
     const double left = seconds - (session_.seconds() - began);
-    if (taken > 0 && left <= 0) return;
+    if (taken > 0 && left <= 0) break;
     TimeRequest request;
     request.samples =
         std::clamp(static_cast<int>(portion_seconds * 1e6 / round_us), 1, samples - taken);
@@ -236,6 +236,10 @@ void Group::measure(const std::vector<std::size_t>& indices, int samples, double
     session_.progress().total = samples;
     session_.tell();
   }
+  // A sweep that resumes, and whoever reads the journal, gets the better figure.
+  for (const auto index : live)
+    if (!entries_[index].stale)
+      session_.record(entries_[index].source_hash, entries_[index].outcome);
 }
 
 void Group::forget(const std::vector<std::size_t>& indices) {
