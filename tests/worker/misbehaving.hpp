@@ -9,6 +9,7 @@
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
 #include "support/toy_op.hpp"
+#include "worker/misbehaving_kernels.hpp"
 
 namespace fftune::test {
 
@@ -50,7 +51,7 @@ class MisbehavingFamily final : public Family {
 
 class MisbehavingOp final : public Op {
  public:
-  explicit MisbehavingOp(const std::string& way) : family_(way) {}
+  explicit MisbehavingOp(const std::string& way) : family_(way), kernels_(way) {}
   std::string_view name() const override { return toy_.name(); }
   std::string_view summary() const override { return toy_.summary(); }
   std::vector<std::string> passes() const override { return toy_.passes(); }
@@ -68,12 +69,13 @@ class MisbehavingOp final : public Op {
                  Parallel& parallel) const override {
     toy_.reference(problem, stage, tensors, parallel);
   }
-  std::vector<const Family*> families() const override { return {&family_}; }
+  std::vector<const Family*> families() const override { return {&family_, &kernels_}; }
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 
  private:
   ToyOp toy_;
   MisbehavingFamily family_;
+  MisbehavingKernels kernels_;
 };
 
 inline Problem misbehaving_problem() {

@@ -1,9 +1,11 @@
 // The program of these tests that is not the test: a worker, or a sweep with its supervisor.
-//   worker WAY                  serves
+//   worker WAY                  serves on the CPU
+//   gpu WAY                     serves on the first GPU
 //   sweep WAY STATE RESULT      searches, always with --resume, and writes the winner to RESULT
 #include <fstream>
 #include <string>
 
+#include "cuda/open.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/quarantine.hpp"
 #include "tuning/tuner.hpp"
@@ -16,10 +18,11 @@ using namespace fftune;
 int main(int count, char** words) {
   if (count < 3) return 2;
   const std::string role = words[1], way = words[2];
-  const SourceSet sources{{}};
+  const auto& sources = test::misbehaving_sources();
   const test::MisbehavingOp op(way);
   const Catalog catalog{{&op}, &sources};
   if (role == "worker") return serve_worker(catalog, 1, test::open_quick_cpu);
+  if (role == "gpu") return serve_worker(catalog, 1, [&] { return open_cuda(0, sources, {}); });
   if (role == "nonsense") {
     LineChannel(worker_channel_descriptor).send("{\"reply\": \"done\", \"value\": 7}");
     return 0;
