@@ -1,10 +1,13 @@
 #include "tuning/group.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
+#include "tuning/estimate.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/measure.hpp"
 #include "tuning/quarantine.hpp"
@@ -246,6 +249,29 @@ void Group::forget(const std::vector<std::size_t>& indices) {
   for (const auto index : indices) entries_[index].stale = true;
 }
 
+double Group::estimate_us(std::size_t index) const {
+  const auto& variant = spec_.variants[index];
+  return estimated_us(family_of(session_.op(), variant.family), problem(), facts(), variant.config,
+                      floor_us_);
+}
+
+void Group::expect_gain(double gain) {
+  gain_ = gain;
+  spent_ = session_.seconds() - began_;
+  session_.progress().gain_left = gain;
+  session_.tell();
+}
+
+std::string Group::outlook() const {
+  if (!gain_) return "";
+  const auto left = static_cast<double>(entries_.size()) - screen_counted_;
+  const double each = screen_counted_ > 0 ? spent_ / screen_counted_ : 0;
+  return fmt::format(
+      "{} of {} variants of {} were tried: at most {:.1f}% is left, in about {:.1f} "
+      "more minutes",
+      screen_counted_, entries_.size(), name_, 100 * *gain_, left * each / 60);
+}
+
 double Group::median_us(std::size_t index) const {
   const auto& outcome = entries_[index].outcome;
   return outcome.kind == OutcomeKind::measured ? outcome.median_us : infinity;
@@ -285,6 +311,7 @@ void Group::enter(Phase phase, std::size_t total) {
                   : phase == Phase::screen ? screen_counted_
                                            : 0;
   progress.total = static_cast<int>(total);
+  progress.gain_left = gain_.value_or(-1);
   show_best();
   session_.tell();
 }

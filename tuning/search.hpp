@@ -26,6 +26,8 @@ class Search {
   /// problem) are first: there are favourites() of them.
   virtual const std::vector<Variant>& variants() const = 0;
   virtual std::size_t favourites() const = 0;
+  /// What a candidate should take by a model of the device, in µs: good enough to rank.
+  virtual double estimate_us(std::size_t index) const = 0;
 
   /// Compiles in parallel; a failure or a spill is recorded. Cheap for what is known already.
   virtual void compile(const std::vector<std::size_t>& indices) = 0;
@@ -48,6 +50,11 @@ class Search {
   virtual bool enough() const = 0;
   /// The strategy says that it leaves out variants which it would have tried, given time.
   virtual void cut_short() = 0;
+  /// The strategy expects that the best of those not tried is at most this much faster, a part of
+  /// 1, than the best that was: for the user to see.
+  virtual void expect_gain(double gain) = 0;
+  /// What a gain must be expected to reach for the search to go on for it, a part of 1.
+  virtual double least_gain() const = 0;
   /// Seconds until this group's share of the budget is spent; infinity without a budget.
   virtual double seconds_left() const = 0;
 

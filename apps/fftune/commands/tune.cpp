@@ -38,6 +38,7 @@ struct Options {
   std::string device;
   std::string strategy;
   std::string budget;
+  std::string min_gain = "1%";
   std::string out = "presets";
   std::string seed = "0";
   std::string max_variants = "0";
@@ -60,6 +61,7 @@ TuneOptions tune_options(const Options& options) {
       options.strategy.empty() ? std::string(strategies().front()->name()) : options.strategy;
   strategy_named(tuning.strategy);
   if (!options.budget.empty()) tuning.budget_seconds = parse_duration(options.budget, "--budget");
+  tuning.least_gain = parse_percent(options.min_gain, "--min-gain");
   tuning.max_variants =
       static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
   tuning.seed = parse_seed(options.seed, "--seed");
@@ -161,6 +163,13 @@ void add_search_options(CLI::App& command, Options& options) {
                   "time for all problems of a device together, such as 500ms, 60s, 2m (default: by "
                   "the size of the problems)")
       ->type_name("TIME")
+      ->group(group);
+  command
+      .add_option("--min-gain", options.min_gain,
+                  "guided ends when it expects less than this of the variants it has not tried; "
+                  "after an eighth of them in any case, or twice as much for half the gain "
+                  "(default: 1%)")
+      ->type_name("PERCENT")
       ->group(group);
   command
       .add_option("--max-variants", options.max_variants,
