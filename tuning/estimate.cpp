@@ -19,15 +19,18 @@ constexpr double most_blocks = 32;
 /// Shared memory that the system takes of each block.
 constexpr double kept_shared_bytes = 1024;
 
+double count_of(const Dim3& dim) {
+  return double(dim.x) * dim.y * dim.z;
+}
+
 struct Shape {
   double busy = 1;  // the part of the device's time in which it has enough to do
   double waves = 0;
 };
 
 Shape shape_of(const KernelLaunch& launch, const DeviceFacts& facts) {
-  const auto size = [](const Dim3& dim) { return double(dim.x) * dim.y * dim.z; };
-  const double blocks = std::max(size(launch.grid), 1.0);
-  const double threads = std::max(size(launch.block), 1.0);
+  const double blocks = std::max(count_of(launch.grid), 1.0);
+  const double threads = std::max(count_of(launch.block), 1.0);
   const double processors = std::max(facts.multiprocessors, 1);
   const double by_shared = static_cast<double>(facts.shared_bytes_per_multiprocessor) /
                            (launch.shared_bytes + kept_shared_bytes);
@@ -59,6 +62,18 @@ double estimated_us(const Family& family, const Problem& problem, const DeviceFa
     busy = std::min(busy, shape.busy);
   }
   return overhead + floor / std::max(busy, 1e-3);
+}
+
+std::vector<double> launch_traits(const Family& family, const Problem& problem,
+                                  const DeviceFacts& facts, const Config& config) {
+  if (facts.kind == DeviceKind::cuda)
+    for (const auto& step : family.program(problem, facts, config).steps)
+      if (const auto* launch = std::get_if<KernelLaunch>(&step)) {
+        const double threads = std::max(count_of(launch->block), 1.0);
+        return {std::log2(threads * std::max(count_of(launch->grid), 1.0)), std::log2(threads),
+                std::log2(1.0 + launch->shared_bytes)};
+      }
+  return {0, 0, 0};
 }
 
 }  // namespace fftune

@@ -1,6 +1,8 @@
 // What a variant should take, before anything was measured.
 #pragma once
 
+#include <vector>
+
 #include "registry/family.hpp"
 
 namespace fftune {
@@ -10,5 +12,10 @@ namespace fftune {
 /// computes. Positive; the floor itself for what runs on a CPU.
 double estimated_us(const Family& family, const Problem& problem, const DeviceFacts& facts,
                     const Config& config, double floor_us);
+
+/// What its first launch is like, as numbers that grow evenly where the device sees a doubling: all
+/// threads, those of a block, and a block's dynamic shared memory. Zeros for what runs on a CPU.
+std::vector<double> launch_traits(const Family& family, const Problem& problem,
+                                  const DeviceFacts& facts, const Config& config);
 
 }  // namespace fftune

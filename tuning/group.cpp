@@ -255,6 +255,12 @@ double Group::estimate_us(std::size_t index) const {
                       floor_us_);
 }
 
+std::vector<double> Group::traits(std::size_t index) const {
+  const auto& variant = spec_.variants[index];
+  return launch_traits(family_of(session_.op(), variant.family), problem(), facts(),
+                       variant.config);
+}
+
 void Group::expect_gain(double gain) {
   gain_ = gain;
   spent_ = session_.seconds() - began_;

@@ -53,6 +53,7 @@ class Group : public Search {
   const std::vector<Variant>& variants() const override { return spec_.variants; }
   std::size_t favourites() const override { return spec_.favourites; }
   double estimate_us(std::size_t index) const override;
+  std::vector<double> traits(std::size_t index) const override;
   void compile(const std::vector<std::size_t>& indices) override;
   void screen(std::size_t index, double abandon_us) override;
   void measure(const std::vector<std::size_t>& indices, int samples, double seconds) override;

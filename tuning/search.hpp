@@ -28,6 +28,8 @@ class Search {
   virtual std::size_t favourites() const = 0;
   /// What a candidate should take by a model of the device, in µs: good enough to rank.
   virtual double estimate_us(std::size_t index) const = 0;
+  /// Numbers by which candidates of all families can be compared: see launch_traits().
+  virtual std::vector<double> traits(std::size_t index) const = 0;
 
   /// Compiles in parallel; a failure or a spill is recorded. Cheap for what is known already.
   virtual void compile(const std::vector<std::size_t>& indices) = 0;

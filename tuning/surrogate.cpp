@@ -25,21 +25,26 @@ double scale_of(std::int64_t value) {
 
 }  // namespace
 
-Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<double>& estimates)
+Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<double>& estimates,
+                     const std::vector<std::vector<double>>& traits)
     : places_(variants.size()), open_(variants.size(), true), process_({}, 0) {
   struct Range {
     double least = std::numeric_limits<double>::infinity();
     double most = -std::numeric_limits<double>::infinity();
+    void include(double value) {
+      least = std::min(least, value);
+      most = std::max(most, value);
+    }
   };
+  std::vector<Range> trait_ranges(traits.empty() ? 0 : traits.front().size());
+  for (const auto& each : traits)
+    for (std::size_t t = 0; t < each.size(); ++t) trait_ranges[t].include(each[t]);
   std::map<std::string, std::pair<std::size_t, std::vector<Range>>> families;
   for (const auto& variant : variants) {
     auto& ranges = families[variant.family].second;
     ranges.resize(variant.config.entries().size());
-    for (std::size_t d = 0; d < ranges.size(); ++d) {
-      const double value = scale_of(variant.config.entries()[d].second);
-      ranges[d].least = std::min(ranges[d].least, value);
-      ranges[d].most = std::max(ranges[d].most, value);
-    }
+    for (std::size_t d = 0; d < ranges.size(); ++d)
+      ranges[d].include(scale_of(variant.config.entries()[d].second));
   }
   std::size_t parameters = 0;
   for (auto& [name, family] : families) {
@@ -58,6 +63,10 @@ Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<dou
       const double value = scale_of(variants[i].config.entries()[d].second) - ranges[d].least;
       place.values.push_back(width > 0 ? value / width : 0);
     }
+    for (std::size_t t = 0; t < traits[i].size(); ++t) {
+      const double width = trait_ranges[t].most - trait_ranges[t].least;
+      place.traits.push_back(width > 0 ? (traits[i][t] - trait_ranges[t].least) / width : 0);
+    }
     place.estimate = std::log(estimates[i]);
     sum += place.estimate;
     squares += place.estimate * place.estimate;
@@ -67,6 +76,7 @@ Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<dou
   const double deviation = std::sqrt(std::max(squares / count - mean * mean, 0.0));
   for (auto& place : places_)
     place.estimate = deviation > 1e-9 ? (place.estimate - mean) / deviation : 0;
+  scales_.traits.assign(trait_ranges.size(), 0.1);
   scales_.alone.assign(parameters, 0.1);
 }
 
@@ -76,6 +86,9 @@ GaussianProcess::Covariance Surrogate::covariance(const Scales& scales) const {
     const auto& b = places_[j];
     // All share an unknown level.
     double sum = 1 + scales.estimate * scales.estimate * a.estimate * b.estimate;
+    for (std::size_t t = 0; t < a.traits.size(); ++t)
+      sum += scales.traits[t] * scales.traits[t] *
+             std::exp(-std::abs(a.traits[t] - b.traits[t]) / own_reach);
     if (a.family != b.family) return sum;
     double distance = 0;
     for (std::size_t d = 0; d < a.values.size(); ++d) {
@@ -115,7 +128,7 @@ GaussianProcess Surrogate::process(const Scales& scales) const {
 }
 
 double Surrogate::merit(const Scales& scales) const {
-  // A scale is e times its usual size as often as it is a fifth of that.
+  // Nothing is known of a scale but its size, about.
   static const Scales usual;
   const auto ordinary = [](double value, double expected) {
     const double apart = std::log(value / expected);
@@ -125,6 +138,7 @@ double Surrogate::merit(const Scales& scales) const {
                ordinary(scales.family, usual.family) + ordinary(scales.together, usual.together) +
                ordinary(scales.reach, usual.reach) + 4 * ordinary(scales.noise, usual.noise);
   for (const double alone : scales.alone) sum += ordinary(alone, 0.1);
+  for (const double trait : scales.traits) sum += ordinary(trait, 0.1);
   return sum;
 }
 
@@ -147,6 +161,7 @@ void Surrogate::improve_scales() {
          {&scales_.estimate, &scales_.family, &scales_.together, &scales_.reach, &scales_.noise})
       improve(*scale);
     for (double& alone : scales_.alone) improve(alone);
+    for (double& trait : scales_.traits) improve(trait);
   }
 }
 

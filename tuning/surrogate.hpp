@@ -13,8 +13,10 @@ namespace fftune {
 
 class Surrogate {
  public:
-  /// `estimates`: of each variant, in any unit, positive.
-  Surrogate(const std::vector<Variant>& variants, const std::vector<double>& estimates);
+  /// `estimates`: of each variant, in any unit, positive. `traits`: of each variant as many
+  /// numbers, by which variants of different families can be compared.
+  Surrogate(const std::vector<Variant>& variants, const std::vector<double>& estimates,
+            const std::vector<std::vector<double>>& traits);
   Surrogate(const Surrogate&) = delete;
   Surrogate& operator=(const Surrogate&) = delete;
 
@@ -41,12 +43,14 @@ class Surrogate {
     double together = 0.1;  // by how much parameters act other than one by one
     double reach = 1;       // over what distance they do; 1: all values of a parameter
     double noise = 0.01;
-    std::vector<double> alone;  // by how much each parameter acts by itself
+    std::vector<double> alone;   // by how much each parameter acts by itself
+    std::vector<double> traits;  // and each trait
   };
   struct Place {
     std::size_t family = 0;
     std::size_t first = 0;       // place of its parameters in Scales::alone
-    std::vector<double> values;  // from 0 to 1
+    std::vector<double> values;  // of its parameters, from 0 to 1
+    std::vector<double> traits;  // from 0 to 1
     double estimate = 0;         // logarithm, of mean 0 and deviation 1
   };
 

@@ -114,6 +114,7 @@ class Reader {
                                                                                 : infinity);
     landscape.estimates.push_back(estimated_us(*family, problem_, facts_, variant.config,
                                                floor_us(stages, first_stage_, covered.size())));
+    landscape.traits.push_back(launch_traits(*family, problem_, facts_, variant.config));
     if (variant.config == defaults) favourites_[&landscape].push_back(landscape.variants.size());
     landscape.variants.push_back(std::move(variant));
   }
@@ -125,6 +126,7 @@ class Reader {
       std::swap(landscape.variants[to], landscape.variants[place]);
       std::swap(landscape.us[to], landscape.us[place]);
       std::swap(landscape.estimates[to], landscape.estimates[place]);
+      std::swap(landscape.traits[to], landscape.traits[place]);
     }
   }
 

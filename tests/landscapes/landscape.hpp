@@ -22,6 +22,7 @@ struct Landscape {
   std::vector<Variant> variants;
   std::vector<double> us;  // infinity for one that has no time
   std::vector<double> estimates;
+  std::vector<std::vector<double>> traits;
   std::size_t favourites = 0;  // the families' defaults, first
 
   double best() const;
@@ -43,6 +44,7 @@ class RecordedSearch final : public Search {
   const std::vector<Variant>& variants() const override { return landscape_.variants; }
   std::size_t favourites() const override { return landscape_.favourites; }
   double estimate_us(std::size_t index) const override { return landscape_.estimates[index]; }
+  std::vector<double> traits(std::size_t index) const override { return landscape_.traits[index]; }
   void compile(const std::vector<std::size_t>&) override {}
   void screen(std::size_t index, double abandon_us) override;
   void measure(const std::vector<std::size_t>& indices, int samples, double seconds) override;

@@ -18,17 +18,18 @@ namespace {
 
 /// A variant this much slower than the best, when briefly timed, is not timed further.
 constexpr double screening_band = 1.5;
-/// What is tried before anything is learned: this part of all, half of it of what should be fast,
-/// half anywhere.
+/// What is tried before anything is learned, as a part of all, and how much of that should be fast;
+/// the rest is from anywhere.
 constexpr double first_part = 0.04;
+constexpr double promising_part = 0.7;
 constexpr std::size_t least_first = 6;
 /// What is tried between two lessons, as a part of all: the fewer, the better each is chosen; the
 /// more, the better they fill the cores that compile them.
-constexpr double batch_part = 0.01;
+constexpr double batch_part = 0.007;
 constexpr std::size_t least_batch = 2;
 /// What may be tried before the descent, as a part of all, where a gain of one percent counts; with
 /// half the gain twice as much.
-constexpr double most_part = 0.11;
+constexpr double most_part = 0.1;
 constexpr double usual_gain = 0.01;
 /// A neighbour that is faster by less may be so by noise.
 constexpr double step = 0.003;
@@ -40,7 +41,7 @@ class Descent {
   explicit Descent(Search& search)
       : search_(search),
         estimates_(estimates_of(search)),
-        surrogate_(search.variants(), estimates_),
+        surrogate_(search.variants(), estimates_, traits_of(search)),
         tried_(search.variants().size()),
         last_(search.seconds_left() * reserve) {}
 
@@ -72,6 +73,12 @@ class Descent {
     return all;
   }
 
+  static std::vector<std::vector<double>> traits_of(const Search& search) {
+    std::vector<std::vector<double>> all;
+    for (std::size_t i = 0; i < search.variants().size(); ++i) all.push_back(search.traits(i));
+    return all;
+  }
+
   std::size_t part_of_all(double part, std::size_t least) const {
     const auto all = static_cast<double>(tried_.size());
     return std::max(least, static_cast<std::size_t>(std::lround(part * all)));
@@ -87,11 +94,12 @@ class Descent {
   /// The favourites, those of least estimate, and some from anywhere.
   std::vector<std::size_t> first() const {
     const std::size_t wanted = part_of_all(first_part, least_first);
+    const auto promising = static_cast<std::size_t>(promising_part * static_cast<double>(wanted));
     std::vector<std::size_t> order(tried_.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::stable_sort(order.begin() + static_cast<std::ptrdiff_t>(search_.favourites()), order.end(),
                      [&](std::size_t a, std::size_t b) { return estimates_[a] < estimates_[b]; });
-    order.resize(std::min(order.size(), search_.favourites() + wanted / 2));
+    order.resize(std::min(order.size(), search_.favourites() + promising));
     for (const auto index : shuffled(tried_.size(), search_.favourites(), search_.seed())) {
       if (order.size() >= search_.favourites() + wanted) break;
       if (std::find(order.begin(), order.end(), index) == order.end()) order.push_back(index);
