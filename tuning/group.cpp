@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "tuning/estimate.hpp"
@@ -157,7 +158,11 @@ bool Group::ready(std::size_t index) {
   }
   if (entry.verified) return true;
   session_.launch({candidate(index)});
-  const Verified verified = session_.evaluator().verify(candidate(index));
+  return take_verified(index, session_.evaluator().verify(candidate(index)));
+}
+
+bool Group::take_verified(std::size_t index, const Verified& verified) {
+  auto& entry = entries_[index];
   entry.verified = true;
   entry.outcome.error = verified.error;
   if (verified.passed) return true;
@@ -178,14 +183,57 @@ void Group::screen(std::size_t index, double abandon_us) {
     request.samples = screening_samples;
     request.seconds = screening_seconds;
     request.abandon_above_us = abandon_us;
-    take_timing(index, session_.evaluator().time({candidate(index)}, request).front());
-    ++tried_;
-    if (!entry.outcome.failed()) {
-      session_.record(entry.source_hash, entry.outcome);
-      session_.quarantine(entry.source_hash, entry.outcome, false);
-    }
+    take_screened(index, session_.evaluator().time({candidate(index)}, request).front());
   }
   count_screen(index);
+}
+
+void Group::take_screened(std::size_t index, const Timing& timing) {
+  const auto& entry = entries_[index];
+  take_timing(index, timing);
+  ++tried_;
+  if (entry.outcome.failed()) return;
+  session_.record(entry.source_hash, entry.outcome);
+  session_.quarantine(entry.source_hash, entry.outcome, false);
+}
+
+std::vector<std::size_t> Group::screen_all(const std::vector<std::size_t>& indices, double band,
+                                           int samples) {
+  std::vector<std::size_t> reached, wanted;
+  std::vector<Candidate> candidates;
+  for (const auto index : indices) {
+    if (entries_[index].outcome.kind != OutcomeKind::not_tried) {
+      count_screen(index);
+      reached.push_back(index);
+      continue;
+    }
+    wanted.push_back(index);
+    candidates.push_back(candidate(index));
+  }
+  std::set<std::size_t> running;  // of `candidates`
+  TrialCalls calls;
+  calls.begins = [&](std::size_t i) {
+    running.insert(i);
+    std::vector<Candidate> in_flight;
+    for (const auto each : running) in_flight.push_back(candidates[each]);
+    session_.launch(in_flight);
+  };
+  calls.request = [&] {
+    TimeRequest request;
+    request.samples = samples;
+    if (samples <= screening_samples) request.seconds = screening_seconds;
+    request.abandon_above_us = best_us_ * band;
+    return request;
+  };
+  calls.ends = [&](std::size_t i, const Verified& verified, const Timing& timing) {
+    running.erase(i);
+    if (take_verified(wanted[i], verified)) take_screened(wanted[i], timing);
+    count_screen(wanted[i]);
+    reached.push_back(wanted[i]);
+    return !stopped() && !enough();
+  };
+  session_.evaluator().try_each(candidates, calls);
+  return reached;
 }
 
 void Group::take_timing(std::size_t index, const Timing& timing) {

@@ -56,6 +56,9 @@ class Group : public Search {
   std::vector<double> traits(std::size_t index) const override;
   void compile(const std::vector<std::size_t>& indices) override;
   void screen(std::size_t index, double abandon_us) override;
+  std::size_t lanes() const override { return session_.evaluator().lanes(); }
+  std::vector<std::size_t> screen_all(const std::vector<std::size_t>& indices, double band,
+                                      int samples) override;
   void measure(const std::vector<std::size_t>& indices, int samples, double seconds) override;
   void forget(const std::vector<std::size_t>& indices) override;
   double median_us(std::size_t index) const override;
@@ -83,6 +86,9 @@ class Group : public Search {
 
   Candidate candidate(std::size_t index) const;
   void take_compiled(std::size_t index, const Compiled& compiled);
+  /// Whether it passed.
+  bool take_verified(std::size_t index, const Verified& verified);
+  void take_screened(std::size_t index, const Timing& timing);
   void take_timing(std::size_t index, const Timing& timing);
   void recall(std::size_t index);
   void fail(std::size_t index, OutcomeKind kind, const std::string& reason, bool fatal = false);

@@ -36,6 +36,12 @@ class Search {
   /// Verifies, then samples briefly, and stops early above `abandon_us`. Does nothing to a failed
   /// or known one.
   virtual void screen(std::size_t index, double abandon_us) = 0;
+  /// How many candidates are screened at the same time.
+  virtual std::size_t lanes() const = 0;
+  /// Screens these on all lanes, with so many samples each, stopping early above `band` times the
+  /// best; returns those that were reached before the search was to end.
+  virtual std::vector<std::size_t> screen_all(const std::vector<std::size_t>& indices, double band,
+                                              int samples) = 0;
   /// Adds `samples` interleaved samples to each that has not failed, in at most about `seconds`.
   virtual void measure(const std::vector<std::size_t>& indices, int samples, double seconds) = 0;
   /// Forgets the samples of these, so that a decision rests on fresh ones.

@@ -175,6 +175,7 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
     if (auto outlook = searched.group->outlook(); !outlook.empty())
       result.notes.push_back(std::move(outlook));
   conclude(session, tuning.searched(), result);
+  for (auto& remark : evaluator.remarks()) result.notes.push_back(std::move(remark));
 
   session.launch({});  // nothing is in flight any more
   result.stopped = stopped_by(session, tuning);

@@ -47,6 +47,10 @@ class RecordedSearch final : public Search {
   std::vector<double> traits(std::size_t index) const override { return landscape_.traits[index]; }
   void compile(const std::vector<std::size_t>&) override {}
   void screen(std::size_t index, double abandon_us) override;
+  std::size_t lanes() const override { return 1; }
+  std::vector<std::size_t> screen_all(const std::vector<std::size_t>&, double, int) override {
+    return {};
+  }
   void measure(const std::vector<std::size_t>& indices, int samples, double seconds) override;
   void forget(const std::vector<std::size_t>&) override {}
   double median_us(std::size_t index) const override { return seen_[index]; }

@@ -2,6 +2,7 @@
 // on the CPU's own backend.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -85,5 +86,9 @@ inline Problem misbehaving_problem() {
 /// The CPU's backend, but that variants tell what they take, so that nothing else on the machine
 /// can change the order, and for ceilings that need no measuring.
 std::unique_ptr<Backend> open_quick_cpu();
+
+/// The same, but that everything takes `pace(samples)` times as long by its own account after so
+/// many samples; it may also end the process.
+std::unique_ptr<Backend> open_paced_cpu(std::function<double(int samples)> pace);
 
 }  // namespace fftune::test

@@ -1,7 +1,11 @@
 // The program of these tests that is not the test: a worker, or a sweep with its supervisor.
 //   worker WAY                  serves on the CPU
+//   slow WAY, throttled WAY     the same, 1.3 times slower: always, or from some time on
+//   leaving WAY ID              the same for a while; whoever comes after it under this id cannot
 //   gpu WAY                     serves on the first GPU
 //   sweep WAY STATE RESULT      searches, always with --resume, and writes the winner to RESULT
+#include <unistd.h>
+
 #include <fstream>
 #include <string>
 
@@ -22,6 +26,22 @@ int main(int count, char** words) {
   const test::MisbehavingOp op(way);
   const Catalog catalog{{&op}, &sources};
   if (role == "worker") return serve_worker(catalog, 1, test::open_quick_cpu);
+  if (role == "slow")
+    return serve_worker(catalog, 1, [] { return test::open_paced_cpu([](int) { return 1.3; }); });
+  if (role == "throttled")
+    return serve_worker(catalog, 1, [] {
+      return test::open_paced_cpu([](int samples) { return samples < 60 ? 1 : 1.3; });
+    });
+  if (role == "leaving") {
+    if (std::ifstream(words[3])) return 1;
+    std::ofstream(words[3]) << "was here";
+    return serve_worker(catalog, 1, [] {
+      return test::open_paced_cpu([](int samples) {
+        if (samples > 60) _exit(1);
+        return 1;
+      });
+    });
+  }
   if (role == "gpu") return serve_worker(catalog, 1, [&] { return open_cuda(0, sources, {}); });
   if (role == "nonsense") {
     LineChannel(worker_channel_descriptor).send("{\"reply\": \"done\", \"value\": 7}");

@@ -52,7 +52,7 @@ class Descent {
       const double gain = surrogate_.gain_left();
       search_.expect_gain(gain);
       if (gain < search_.least_gain() || reached_.size() >= most_tried()) break;
-      attempt(surrogate_.propose(part_of_all(batch_part, least_batch)));
+      attempt(surrogate_.propose(std::max(part_of_all(batch_part, least_batch), search_.lanes())));
     }
     // Until no neighbour of the best is faster by what noise does not explain.
     for (double before = 0; !over() && search_.best_us() != before;) {
@@ -135,9 +135,7 @@ class Descent {
       ended_ = true;
       return 0;
     }
-    const auto tried = in_batches(search_, indices, 0, [&](std::size_t index) {
-      search_.screen(index, search_.best_us() * screening_band);
-    });
+    const auto tried = in_batches(search_, indices, 0, screening_band);
     for (const auto index : tried) {
       tried_[index] = true;
       reached_.push_back(index);

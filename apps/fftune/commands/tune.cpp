@@ -24,6 +24,7 @@
 #include "apps/fftune/sweep_report.hpp"
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
+#include "core/error.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/quarantine.hpp"
 #include "tuning/strategy.hpp"
@@ -69,11 +70,12 @@ TuneOptions tune_options(const Options& options) {
   return tuning;
 }
 
-/// Searches one device, and writes each record as soon as it is there.
-Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>& problems,
-            const Options& options, TuneOptions tuning, StatusLine& status,
-            const Session& session) {
-  SweepDevice opened(device, tuning.seed, options.in_process, session);
+/// Searches one device, or several of one model together, and writes each record as soon as it is
+/// there.
+Sweep sweep(const Op& op, const std::vector<std::string>& devices,
+            const std::vector<Problem>& problems, const Options& options, TuneOptions tuning,
+            StatusLine& status, const Session& session) {
+  SweepDevice opened(devices, tuning.seed, options.in_process, session);
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
@@ -88,7 +90,7 @@ Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>&
   tuning.journal = &journal;
   tuning.quarantine = &quarantine;
 
-  Sweep done{device, {}, {}, journal.path().string()};
+  Sweep done{fmt::format("{}", fmt::join(devices, ",")), {}, {}, journal.path().string()};
   tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
     if (result.record)
       done.files.insert(
@@ -120,20 +122,26 @@ int code_of(const std::vector<TuneResult>& results) {
 int run(const Op& op, const Options& options, const Session& session) {
   TuneOptions tuning = tune_options(options);
   StatusLine status(progress_mode(options.progress, session.output));
-  std::vector<std::pair<std::string, std::vector<Problem>>> plans;
-  for (const std::string& device : devices_named(options.device, session.environment))
-    plans.emplace_back(device,
-                       problems_of(op, options.problem, Sizes::required, kind_of_device(device)));
+  std::vector<std::pair<std::vector<std::string>, std::vector<Problem>>> plans;
+  for (const auto& devices : devices_by_model(options.device, session.environment)) {
+    if (options.in_process && devices.size() > 1)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--in-process takes one device at a time, not {}: leave it out, or "
+                              "give one",
+                              fmt::join(devices, ",")));
+    plans.emplace_back(devices, problems_of(op, options.problem, Sizes::required,
+                                            kind_of_device(devices.front())));
+  }
 
   const Interrupt interrupt;
   tuning.cancel = &interrupt.requested();
   Json document = Json::array();
   int code = exit_good;
-  for (const auto& [device, problems] : plans) {
+  for (const auto& [devices, problems] : plans) {
     if (interrupt.requested()) break;
-    const Sweep done = sweep(op, device, problems, options, tuning, status, session);
+    const Sweep done = sweep(op, devices, problems, options, tuning, status, session);
     print(done, op, session.output);
-    document.push_back({{"device", device},
+    document.push_back({{"device", done.device},
                         {"problems", sweep_json(done.results)},
                         {"files", done.files},
                         {"journal", done.journal}});
