@@ -1,5 +1,8 @@
 #include "apps/fftune/sweep_device.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "apps/fftune/device_option.hpp"
@@ -28,8 +31,12 @@ SweepDevice::SweepDevice(const std::vector<std::string>& names, std::uint64_t se
     evaluator_ = start_worker(names.front(), seed);
   } else {
     std::vector<SpreadEvaluator::Device> devices;
-    for (const std::string& name : names)
-      devices.push_back({name, [name, seed] { return start_worker(name, seed); }});
+    for (const std::string& name : names) {
+      // One that is named again works beside itself, and is told from itself by its place.
+      const bool again = std::count(names.begin(), names.end(), name) > 1;
+      devices.push_back({again ? fmt::format("{} #{}", name, devices.size() + 1) : name,
+                         [name, seed] { return start_worker(name, seed); }});
+    }
     evaluator_ = std::make_unique<SpreadEvaluator>(std::move(devices));
   }
 }
