@@ -174,8 +174,8 @@ void add_search_options(CLI::App& command, Options& options) {
       ->group(group);
   command
       .add_option("--min-gain", options.min_gain,
-                  "guided ends when it expects less than this of the variants it has not tried; "
-                  "after an eighth of them in any case, or twice as much for half the gain "
+                  "guided ends when it expects less than this of the variants it has not tried, or "
+                  "when a tenth of them was tried, twice as much for half the gain "
                   "(default: 1%)")
       ->type_name("PERCENT")
       ->group(group);
