@@ -7,12 +7,9 @@
 
 #include "apps/fftune/device_option.hpp"
 #include "tuning/local_evaluator.hpp"
-#include "tuning/spread_evaluator.hpp"
 #include "tuning/worker/remote_evaluator.hpp"
 
 namespace fftune::tool {
-
-namespace {
 
 std::unique_ptr<Evaluator> start_worker(const std::string& name, std::uint64_t seed) {
   // This very file, even where it has been replaced or moved since.
@@ -20,14 +17,12 @@ std::unique_ptr<Evaluator> start_worker(const std::string& name, std::uint64_t s
       WorkerCommand{"/proc/self/exe", "worker", "--device", name, "--seed", std::to_string(seed)});
 }
 
-}  // namespace
-
 SweepDevice::SweepDevice(const std::vector<std::string>& names, std::uint64_t seed, bool in_process,
-                         const Session& session) {
+                         const Session& session, std::vector<SpreadEvaluator::Device> others) {
   if (in_process) {
     backend_ = open_named(names.front(), session);
     evaluator_ = std::make_unique<LocalEvaluator>(*backend_, session.catalog, seed);
-  } else if (names.size() == 1) {
+  } else if (names.size() == 1 && others.empty()) {
     evaluator_ = start_worker(names.front(), seed);
   } else {
     std::vector<SpreadEvaluator::Device> devices;
@@ -37,6 +32,7 @@ SweepDevice::SweepDevice(const std::vector<std::string>& names, std::uint64_t se
       devices.push_back({again ? fmt::format("{} #{}", name, devices.size() + 1) : name,
                          [name, seed] { return start_worker(name, seed); }});
     }
+    for (auto& other : others) devices.push_back(std::move(other));
     evaluator_ = std::make_unique<SpreadEvaluator>(std::move(devices));
   }
 }

@@ -9,15 +9,19 @@
 #include "apps/fftune/session.hpp"
 #include "device/backend.hpp"
 #include "tuning/evaluator.hpp"
+#include "tuning/spread_evaluator.hpp"
 
 namespace fftune::tool {
 
+/// Throws what opening the device throws, in the worker.
+std::unique_ptr<Evaluator> start_worker(const std::string& name, std::uint64_t seed);
+
 class SweepDevice {
  public:
-  /// Several names are devices of one kind, over which variants are spread. Throws like
-  /// open_device(); in this process there is one device alone.
+  /// Several names are devices of one kind, over which variants are spread, as over `others` of
+  /// other hosts. Throws like open_device(); in this process there is one device alone.
   SweepDevice(const std::vector<std::string>& names, std::uint64_t seed, bool in_process,
-              const Session& session);
+              const Session& session, std::vector<SpreadEvaluator::Device> others = {});
 
   Evaluator& evaluator() { return *evaluator_; }
 

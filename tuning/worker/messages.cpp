@@ -166,7 +166,8 @@ json message_of(const Compiled& compiled) {
           {"seconds", finite(compiled.seconds)},
           {"cached", compiled.cached},
           {"warnings", compiled.warnings},
-          {"failure", compiled.failure}};
+          {"failure", compiled.failure},
+          {"fatal", compiled.fatal}};
 }
 
 Compiled read_compiled(const json& message) {
@@ -178,6 +179,7 @@ Compiled read_compiled(const json& message) {
   message.at("cached").get_to(compiled.cached);
   message.at("warnings").get_to(compiled.warnings);
   message.at("failure").get_to(compiled.failure);
+  message.at("fatal").get_to(compiled.fatal);
   return compiled;
 }
 
@@ -187,7 +189,8 @@ json message_of(const Verified& verified) {
           {"tolerance", finite(verified.tolerance)},
           {"device_fault", verified.device_fault},
           {"wrote_beyond", verified.wrote_beyond},
-          {"failure", verified.failure}};
+          {"failure", verified.failure},
+          {"fatal", verified.fatal}};
 }
 
 Verified read_verified(const json& message) {
@@ -198,6 +201,7 @@ Verified read_verified(const json& message) {
   message.at("device_fault").get_to(verified.device_fault);
   message.at("wrote_beyond").get_to(verified.wrote_beyond);
   message.at("failure").get_to(verified.failure);
+  message.at("fatal").get_to(verified.fatal);
   require(verified.passed == verified.failure.empty(), "a verdict with its reason");
   require(!verified.passed || verified.error <= verified.tolerance, "the error of what passed");
   return verified;
@@ -207,7 +211,8 @@ json message_of(const Timing& timing) {
   return {{"samples_us", timing.samples_us},
           {"abandoned", timing.abandoned},
           {"device_fault", timing.device_fault},
-          {"failure", timing.failure}};
+          {"failure", timing.failure},
+          {"fatal", timing.fatal}};
 }
 
 Timing read_timing(const json& message) {
@@ -218,6 +223,7 @@ Timing read_timing(const json& message) {
   message.at("abandoned").get_to(timing.abandoned);
   message.at("device_fault").get_to(timing.device_fault);
   message.at("failure").get_to(timing.failure);
+  message.at("fatal").get_to(timing.fatal);
   return timing;
 }
 

@@ -5,13 +5,12 @@
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "core/error.hpp"
 #include "tuning/local_evaluator.hpp"
-#include "tuning/worker/errors.hpp"
+#include "tuning/worker/answer.hpp"
 #include "tuning/worker/flight.hpp"
 #include "tuning/worker/line_channel.hpp"
 #include "tuning/worker/messages.hpp"
@@ -42,7 +41,11 @@ class Service {
   void answer(const json& call) {
     beginning_ = call.at("call") == "begin";
     compiling_ = call.at("call") == "compile";
-    json value = value_of(call);
+    json value = answer_to(call, evaluator_, [this](std::size_t index, const Compiled& compiled) {
+      send({{"reply", "compiled"}, {"index", index}, {"compiled", message_of(compiled)}});
+      // The only thing that is said to a worker in the middle of a call is to stop it.
+      return !channel_.receive(0) && !channel_.closed();
+    });
     const auto lost = evaluator_.lost();
     // Nothing was launched after the one that lost the device: it stays for the supervisor to see.
     if (lost.empty()) flight_.land();
@@ -55,40 +58,6 @@ class Service {
   }
 
  private:
-  json value_of(const json& call) {
-    const auto name = call.at("call").get<std::string>();
-    if (name == "limits")
-      return message_of(evaluator_.limits(parse_dtype(call.at("dtype").get<std::string>())));
-    if (name == "begin") return begin(call);
-    if (name == "compile") return compile(read_candidates(call.at("candidates")));
-    if (name == "verify")
-      return message_of(evaluator_.verify(read_candidate(call.at("candidate"))));
-    if (name == "time") return time(call);
-    throw Error(ErrorKind::internal, "a worker was called for what it does not know");
-  }
-
-  json begin(const json& call) {
-    evaluator_.avoid(call.at("avoid").get<std::set<std::string>>());
-    return message_of(evaluator_.begin(read_problem(call.at("problem"))));
-  }
-
-  json compile(const std::vector<Candidate>& candidates) {
-    evaluator_.compile(candidates, [this](std::size_t index, const Compiled& compiled) {
-      send({{"reply", "compiled"}, {"index", index}, {"compiled", message_of(compiled)}});
-      // The only thing that is said to a worker in the middle of a call is to stop it.
-      return !channel_.receive(0) && !channel_.closed();
-    });
-    return nullptr;
-  }
-
-  json time(const json& call) {
-    json all = json::array();
-    for (const auto& timing : evaluator_.time(read_candidates(call.at("candidates")),
-                                              read_time_request(call.at("request"))))
-      all.push_back(message_of(timing));
-    return all;
-  }
-
   LineChannel& channel_;
   Flight& flight_;
   LocalEvaluator& evaluator_;
@@ -96,10 +65,6 @@ class Service {
   bool beginning_ = false;
   bool compiling_ = false;
 };
-
-json error_reply(const Error& error) {
-  return {{"reply", "error"}, {"kind", error_kind_name(error.kind())}, {"text", error.what()}};
-}
 
 json hello(const Backend& backend) {
   return {{"reply", "done"},

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "apps/fftune/sweep_device.hpp"
 #include "apps/fftune/sweep_progress.hpp"
 #include "apps/fftune/sweep_report.hpp"
+#include "apps/fftune/team.hpp"
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
@@ -44,6 +46,7 @@ struct Options {
   std::string seed = "0";
   std::string max_variants = "0";
   std::string progress;
+  std::string launcher;
   bool resume = false;
   bool in_process = false;
   bool retry_quarantined = false;
@@ -74,8 +77,9 @@ TuneOptions tune_options(const Options& options) {
 /// there.
 Sweep sweep(const Op& op, const std::vector<std::string>& devices,
             const std::vector<Problem>& problems, const Options& options, TuneOptions tuning,
-            StatusLine& status, const Session& session) {
-  SweepDevice opened(devices, tuning.seed, options.in_process, session);
+            StatusLine& status, const Session& session,
+            std::vector<SpreadEvaluator::Device> others) {
+  SweepDevice opened(devices, tuning.seed, options.in_process, session, std::move(others));
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
@@ -119,6 +123,19 @@ int code_of(const std::vector<TuneResult>& results) {
   return code;
 }
 
+/// The devices of other ranks, on rank 0; nothing on those, once rank 0 has ended.
+std::optional<std::vector<SpreadEvaluator::Device>> other_devices(
+    const Options& options, const std::vector<std::string>& devices, std::uint64_t seed) {
+  check_choice(options.launcher, "--launcher", {"mpi"});
+  if (options.in_process)
+    throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
+  std::optional<Listener> listener;
+  const Place place = join_by_mpi([&] { return listener.emplace().invitation(); });
+  if (place.rank == 0) return gather_devices(*listener, place.count);
+  serve_devices(place, devices, seed);
+  return {};
+}
+
 int run(const Op& op, const Options& options, const Session& session) {
   TuneOptions tuning = tune_options(options);
   StatusLine status(progress_mode(options.progress, session.output));
@@ -133,13 +150,23 @@ int run(const Op& op, const Options& options, const Session& session) {
                                             kind_of_device(devices.front())));
   }
 
+  std::vector<SpreadEvaluator::Device> others;
+  if (!options.launcher.empty()) {
+    if (plans.size() != 1)
+      throw Error(ErrorKind::invalid_input,
+                  "--launcher needs devices of one model: name them by --device");
+    auto gathered = other_devices(options, plans.front().first, tuning.seed);
+    if (!gathered) return exit_good;
+    others = std::move(*gathered);
+  }
+
   const Interrupt interrupt;
   tuning.cancel = &interrupt.requested();
   Json document = Json::array();
   int code = exit_good;
   for (const auto& [devices, problems] : plans) {
     if (interrupt.requested()) break;
-    const Sweep done = sweep(op, devices, problems, options, tuning, status, session);
+    const Sweep done = sweep(op, devices, problems, options, tuning, status, session, others);
     print(done, op, session.output);
     document.push_back({{"device", done.device},
                         {"problems", sweep_json(done.results)},
@@ -195,6 +222,12 @@ void add_search_options(CLI::App& command, Options& options) {
   command
       .add_flag("--retry-quarantined", options.retry_quarantined,
                 "try again what took a worker process down in an earlier sweep")
+      ->group(group);
+  command
+      .add_option("--launcher", options.launcher,
+                  "mpi: run by mpirun, one process a host, as in mpirun --enable-recovery "
+                  "--map-by node; each gives its devices to the one search of rank 0")
+      ->type_name("NAME")
       ->group(group);
   command
       .add_flag("--in-process", options.in_process,

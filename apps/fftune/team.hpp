@@ -1,0 +1,33 @@
+// The processes of one search on several hosts: rank 0 leads, each of the others answers for the
+// devices of its host.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tuning/spread_evaluator.hpp"
+#include "tuning/worker/link.hpp"
+
+namespace fftune::tool {
+
+struct Place {
+  int rank = 0;
+  int count = 1;
+  std::string invitation;  // of rank 0, as all ranks know it
+};
+
+/// Finds the place of this process among those that mpirun started, and hands what `invite` gives
+/// on rank 0 to all. MPI is ended by then: what follows goes over connections of its own, so that
+/// the end of one rank is not that of all. Throws Error(unavailable) in a build without MPI.
+Place join_by_mpi(const std::function<std::string()>& invite);
+
+/// On rank 0: the devices of the other ranks, as they call; one that does not is a warning.
+std::vector<SpreadEvaluator::Device> gather_devices(Listener& listener, int ranks);
+
+/// On every other rank: answers for these devices until rank 0 ends. Throws Error(unavailable) if
+/// rank 0 is not reached.
+void serve_devices(const Place& place, const std::vector<std::string>& names, std::uint64_t seed);
+
+}  // namespace fftune::tool

@@ -1,0 +1,53 @@
+// The evaluator of a device of another host: its rank has a supervisor of its own for it and
+// answers calls over a channel, in the words of a worker (tuning/worker/serve.hpp).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tuning/evaluator.hpp"
+#include "tuning/worker/line_channel.hpp"
+
+namespace fftune {
+
+class LinkedEvaluator : public Evaluator {
+ public:
+  /// Waits for the device to be opened there; throws what that throws. `name`: of the rank and the
+  /// device, for people.
+  LinkedEvaluator(std::unique_ptr<LineChannel> channel, std::string name);
+
+  const DeviceFacts& facts() const override { return facts_; }
+  Limits limits(DType dtype) override;
+  Setup begin(const Problem& problem) override;
+  void avoid(std::set<std::string> ids) override { avoided_ = std::move(ids); }
+  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
+                                const CompileSink& sink) override;
+  Verified verify(const Candidate& candidate) override;
+  std::vector<Timing> time(const std::vector<Candidate>& candidates,
+                           const TimeRequest& request) override;
+  std::string lost() const override { return lost_; }
+
+ private:
+  using Take = std::function<void(const nlohmann::json&)>;
+
+  /// False if nobody answers any more: lost() says why. Throws Error if the answer is one.
+  bool ask(const nlohmann::json& call, const Take& take, const Take& listen = {});
+  bool await(const Take& take, const Take& listen);
+
+  std::unique_ptr<LineChannel> channel_;
+  std::string name_;
+  DeviceFacts facts_;
+  std::set<std::string> avoided_;
+  std::string lost_;
+};
+
+/// Opens a device and answers for it until the channel is closed: the other end of the above. The
+/// thread that calls it is the one that the device's worker lives with.
+void serve_link(LineChannel& channel, const std::function<std::unique_ptr<Evaluator>()>& open);
+
+}  // namespace fftune
