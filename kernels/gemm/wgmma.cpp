@@ -19,10 +19,8 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
   add("wgmma takes 64 rows for each warpgroup: tokens, or output features when swapped",
       {"bm", "bn", "schedule", "consumers"},
       [](const WgmmaTile& t) { return t.rows() % (64 * t.row_consumers()) == 0; });
-  add("the narrow side of the tile is one wgmma wide, and stores in boxes of 32 columns",
-      {"bm", "bn", "schedule"}, [](const WgmmaTile& t) {
-        return t.swapped() ? t.bm <= 128 && t.bn <= 128 : t.bm >= 64 && t.bn % 32 == 0;
-      });
+  add("the narrow side of the tile is one wgmma wide", {"bm", "bn", "schedule"},
+      [](const WgmmaTile& t) { return t.swapped() ? t.bm <= 128 && t.bn <= 128 : t.bm >= 64; });
   add("ping-pong is two warpgroups in turn", {"schedule", "consumers"},
       [](const WgmmaTile& t) { return !t.ping_pong() || t.consumers == 2; });
   add("more than 64 rows a warpgroup and accumulators of both products must fit beside the "
@@ -71,8 +69,13 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         std::move(reads));
   };
   const int processors = std::max(facts.multiprocessors, 1);
+  add("tiles of fewer than 64 features read the tokens more often, for the sake of processors that "
+      "would have no tile",
+      {"bm", "bn"}, [=](const WgmmaTile& t) {
+        return t.bn >= 64 || ceil_div(shape.m, t.bm) * ceil_div(shape.n, 64) < processors;
+      });
   add("more than half of a tile would be padding", {"bm", "bn"}, [=](const WgmmaTile& t) {
-    return (t.bm == 8 || t.bm < 2 * shape.m) && (t.bn == 64 || t.bn < 2 * shape.n);
+    return (t.bm == 8 || t.bm < 2 * shape.m) && (t.bn <= 64 || t.bn < 2 * shape.n);
   });
   add("every row of tiles reads the weights again: at most four, or tiles of 128 tokens", {"bm"},
       [=](const WgmmaTile& t) {
@@ -109,7 +112,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
 Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts) {
   Space space;
   space.parameter("bm", "tokens of a tile", {8, 16, 32, 64, 128, 192, 256})
-      .parameter("bn", "output features of a tile", {64, 96, 128, 192, 256})
+      .parameter("bn", "output features of a tile", {16, 32, 64, 96, 128, 192, 256})
       .parameter(
           "schedule",
           "0 cooperative: the consumers share a tile; 1 ping-pong: each owns one; 2 swapped: "

@@ -28,6 +28,8 @@ Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts) {
         return held <= (tile.consumers == 3 ? 112 : 192);
       },
       {"bm", "bn", "schedule", "consumers"});
+  space.constraint("a row of a box to store has 32 bytes or more",
+                   [](const Config& c) { return c.at("bn") >= 32; }, {"bn"});
   return space;
 }
 

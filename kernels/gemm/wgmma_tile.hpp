@@ -40,7 +40,9 @@ struct WgmmaTile {
     return columns() % (granule * split_k) == 0 ? split_k : 1;
   }
   int owned_columns() const { return columns() / owners(); }
-  int box_features() const { return swapped() || owned_columns() % 64 == 0 ? 64 : 32; }
+  int box_features() const {
+    return swapped() || owned_columns() % 64 == 0 ? 64 : owned_columns() % 32 == 0 ? 32 : 16;
+  }
   int box_tokens() const { return swapped() ? owned_columns() : consumer_rows(); }
   int boxes() const { return swapped() ? parts() : owned_columns() / box_features(); }
 
