@@ -160,20 +160,20 @@ class wgmma_gemm {
       for (int part = 0; part < layout::parts; ++part) {
         const int row_offset = (part * 64 * 128 >> 4) + step * 2;
         if constexpr (layout::side_by_side) {
-          wgmma<T, products * tile.bn>(
-              reinterpret_cast<float(&)[products * store::values]>(sum[part]), a + row_offset,
-              b + step * 2, step > 0 ? 1 : accumulate);
-          continue;
-        }
+          auto& both = reinterpret_cast<float(&)[products * store::values]>(sum[part]);
+          wgmma<T, products * tile.bn>(both, a + row_offset, b + step * 2,
+                                       step > 0 ? 1 : accumulate);
+        } else {
 #pragma unroll
-        for (int product = 0; product < products; ++product) {
-          const int product_offset = product * layout::b_bytes >> 4;
-          if constexpr (tile.swapped) {
-            wgmma<T, tile.bm>(sum[part][product], b + product_offset + row_offset, a + step * 2,
-                              step > 0 ? 1 : accumulate);
-          } else {
-            wgmma<T, tile.bn>(sum[part][product], a + row_offset, b + product_offset + step * 2,
-                              step > 0 ? 1 : accumulate);
+          for (int product = 0; product < products; ++product) {
+            const int product_offset = product * layout::b_bytes >> 4;
+            if constexpr (tile.swapped) {
+              wgmma<T, tile.bm>(sum[part][product], b + product_offset + row_offset, a + step * 2,
+                                step > 0 ? 1 : accumulate);
+            } else {
+              wgmma<T, tile.bn>(sum[part][product], a + row_offset, b + product_offset + step * 2,
+                                step > 0 ? 1 : accumulate);
+            }
           }
         }
       }

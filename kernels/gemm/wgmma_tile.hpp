@@ -35,6 +35,11 @@ struct WgmmaTile {
   /// Accumulators a thread.
   int sums(int products) const { return products * parts() * columns() / 2; }
 
+  /// The narrow side of one wgmma: both products' columns where they are side by side.
+  int instruction_columns(int products) const {
+    return swapped() || products * bn > 256 ? columns() : products * bn;
+  }
+
   int owners() const {
     const int granule = swapped() ? 8 : 32;
     return columns() % (granule * split_k) == 0 ? split_k : 1;
