@@ -48,8 +48,9 @@ struct wgmma_layout {
   static constexpr int ring_bytes = tile.stages * stage_bytes;
 
   // Both products in one instruction: their tiles of B lie one after the other, and so do their
-  // sums.
-  static constexpr bool side_by_side = !tile.swapped && products * tile.bn <= 256;
+  // sums. Three consumers leave ptxas the registers for 192 columns.
+  static constexpr bool side_by_side =
+      !tile.swapped && products * tile.bn <= (tile.consumers == 3 ? 192 : 256);
 
   // The blocks of a split each finish a share of the columns, if the shares are whole boxes; else
   // the first does all.

@@ -37,7 +37,8 @@ struct WgmmaTile {
 
   /// The narrow side of one wgmma: both products' columns where they are side by side.
   int instruction_columns(int products) const {
-    return swapped() || products * bn > 256 ? columns() : products * bn;
+    const int widest = consumers == 3 ? 192 : 256;
+    return swapped() || products * bn > widest ? columns() : products * bn;
   }
 
   int owners() const {
