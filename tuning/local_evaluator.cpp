@@ -124,6 +124,7 @@ Verified LocalEvaluator::verify(const Candidate& candidate) {
     verified.tolerance = result.tolerance;
     verified.failure = result.failure;
     verified.wrote_beyond = result.wrote_beyond;
+    verified.bits = result.bits;
   });
   if (failure) {
     verified.passed = false;
