@@ -113,6 +113,9 @@ class Evaluator {
   /// known to take a process down.
   virtual void avoid(std::set<std::string>) {}
 
+  /// Backend::disturbances().
+  virtual std::vector<std::string> disturbances() { return {}; }
+
   /// Why the device can do no more work (a sticky fault); empty while it can.
   virtual std::string lost() const = 0;
 };

@@ -301,6 +301,7 @@ void Group::enter(Phase phase, std::size_t total) {
   progress.total = static_cast<int>(total);
   show_best();
   session_.tell();
+  if (phase == Phase::finals) session_.settle();
 }
 
 void Group::count_compile(std::size_t index) {

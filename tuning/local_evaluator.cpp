@@ -45,6 +45,10 @@ Limits LocalEvaluator::limits(DType dtype) {
   return state_->backend.limits(dtype);
 }
 
+std::vector<std::string> LocalEvaluator::disturbances() {
+  return state_->backend.disturbances();
+}
+
 std::string LocalEvaluator::lost() const {
   return state_->lost;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "registry/op.hpp"
 #include "tuning/evaluator.hpp"
@@ -67,6 +68,10 @@ class Session {
     return found == required_bits_.end() ? "" : found->second;
   }
 
+  /// Waits until nothing disturbs the device, in all as long as the options' patience and the
+  /// budget last, and returns what disturbs it still.
+  std::vector<std::string> settle();
+
   /// For the estimate of the time left: of `total` variants one more was reached.
   void expect(std::size_t total) { expected_ = total; }
   void count_reached() { ++reached_; }
@@ -90,6 +95,7 @@ class Session {
   double prepared_ = 0;  // when the search proper began
   Limits limits_;
   std::map<Span, std::string> required_bits_;
+  double patience_seconds_;
   Progress progress_;
 };
 

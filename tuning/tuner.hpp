@@ -32,10 +32,12 @@ struct TuneOptions {
   std::map<Problem, std::vector<Variant>> only;  // of these, no other variants are tried
   const std::atomic<bool>* cancel = nullptr;     // set: finish the current variant and return
   ProgressSink* progress = nullptr;
-  Journal* journal = nullptr;        // gets every outcome; one that resumes also gives known ones
-  Quarantine* quarantine = nullptr;  // gets what crashes; what is in it is not run,
-  bool retry_quarantined = false;    // unless this is set
-  std::function<double()> now;       // monotonic seconds; the steady clock if empty
+  Journal* journal = nullptr;         // gets every outcome; one that resumes also gives known ones
+  Quarantine* quarantine = nullptr;   // gets what crashes; what is in it is not run,
+  bool retry_quarantined = false;     // unless this is set
+  double patience_seconds = 10;       // waited for a disturbed device to be left alone, at most
+  std::function<double()> now;        // monotonic seconds; the steady clock if empty
+  std::function<void(double)> sleep;  // for so many seconds; the thread sleeps if empty
 };
 
 struct TuneResult {

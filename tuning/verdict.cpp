@@ -10,9 +10,9 @@
 #include "tuning/combine.hpp"
 #include "tuning/decide.hpp"
 #include "tuning/enumerate.hpp"
-#include "tuning/measure.hpp"
 #include "tuning/same_bits.hpp"
 #include "tuning/stage_record.hpp"
+#include "tuning/time_winner.hpp"
 #include "tuning/wholes.hpp"
 
 namespace fftune {
@@ -22,7 +22,6 @@ namespace {
 /// other's caches, and by how far the second may start early, which is less than this.
 constexpr double combination_band = 1.25;
 constexpr std::size_t most_combinations = 16;
-constexpr int verdict_samples = 32;
 
 /// The fastest of every family that has no choice yet: what a stage gives or takes in the company
 /// of the others shows only when they are timed together.
@@ -78,43 +77,6 @@ Provenance provenance(const Session& session, const DeviceFacts& facts) {
   return provenance;
 }
 
-/// Times the winner with fresh samples beside the baselines; false if that failed.
-bool time_winner(Session& session, const Whole& winner, Verdict& verdict, TuneResult& result) {
-  std::vector<Candidate> candidates{winner.candidate};
-  if (session.options().baselines && !session.cancelled())
-    for (const auto& baseline :
-         session.op().baselines(session.problem(), session.evaluator().facts()))
-      candidates.push_back({0, {}, baseline.name});
-  TimeRequest request;
-  session.launch(candidates);
-  request.samples = verdict_samples;
-  request.seconds = session.cancelled() ? 0.3 : std::clamp(session.seconds_left() * 0.5, 0.3, 3.0);
-  const auto timings = session.evaluator().time(candidates, request);
-  const auto& own = timings.front();
-  if (!own.failure.empty() || own.samples_us.empty()) {
-    result.notes.push_back(fmt::format("{} could not be timed: {}", winner.candidate.id(),
-                                       own.failure.empty() ? "no samples" : own.failure));
-    return false;
-  }
-  const auto summary = summarise(own.samples_us);
-  verdict.median_us = summary.median;
-  verdict.interval_low_us = summary.low;
-  verdict.interval_high_us = summary.high;
-  verdict.noise = noise_floor(own.samples_us);
-  for (std::size_t i = 1; i < candidates.size(); ++i) {
-    if (!timings[i].failure.empty() || timings[i].samples_us.empty()) {
-      result.notes.push_back(fmt::format("the baseline '{}' could not be timed: {}",
-                                         candidates[i].baseline, timings[i].failure));
-      continue;
-    }
-    result.baselines.push_back({candidates[i].baseline, median(timings[i].samples_us)});
-  }
-  // "unfused" by name: what verdict.unfused_ratio speaks of.
-  for (const auto& baseline : result.baselines)
-    if (baseline.id == "unfused") verdict.unfused_ratio = baseline.median_us / verdict.median_us;
-  return true;
-}
-
 /// The present winner too, if it is there to be timed and not among them.
 void add_present(const std::optional<Combination>& present, std::vector<Combination>& all) {
   if (!present) return;
@@ -125,6 +87,15 @@ void add_present(const std::optional<Combination>& present, std::vector<Combinat
                       });
   };
   if (std::none_of(all.begin(), all.end(), same)) all.push_back(*present);
+}
+
+/// What the recipe took when it was last timed whole, if it was.
+Summary last_timing(const std::vector<Searched>& groups, const Whole& whole) {
+  if (std::isfinite(whole.median_us)) return {0, whole.median_us, whole.low_us, whole.high_us};
+  if (whole.combination.parts.size() != 1) return {};
+  const auto& part = whole.combination.parts.front();
+  const auto& outcome = groups[part.group].group->outcome(part.variant);
+  return {outcome.samples, outcome.median_us, outcome.low_us, outcome.high_us};
 }
 
 /// Whether the measurement could tell the best of every group, and the best recipe, from what was
@@ -192,7 +163,7 @@ void conclude(Session& session, const std::vector<Searched>& groups, TuneResult&
 
   PresetRecord record;
   record.problem = session.problem();
-  if (!time_winner(session, winner, record.verdict, result)) return;
+  if (!time_winner(session, winner, last_timing(groups, winner), record.verdict, result)) return;
   for (const auto& part : winner.combination.parts)
     record.stages.push_back(stage_record(session, groups[part.group], part.variant));
   const double floor = session.floor_us(0, stage_count);

@@ -97,12 +97,17 @@ class FakeEvaluator : public Evaluator {
     return all;
   }
 
+  std::vector<std::string> disturbances() override {
+    return disturbed ? disturbed(clock) : std::vector<std::string>{};
+  }
+
   std::string lost() const override { return lost_; }
 
   /// Options whose clock is this evaluator's.
   TuneOptions options() {
     TuneOptions options;
     options.now = [this] { return clock; };
+    options.sleep = [this](double seconds) { clock += seconds; };
     return options;
   }
 
@@ -113,7 +118,8 @@ class FakeEvaluator : public Evaluator {
   std::function<int(const std::string&)> registers;
   std::function<std::string(const std::string&)> bits;  // by id
   std::function<double(const std::string&)> stretch;    // of the next sample of an id
-  std::function<double(const Recipe&)> whole_us;        // of several variants; the sum if empty
+  std::function<std::vector<std::string>(double clock)> disturbed;
+  std::function<double(const Recipe&)> whole_us;  // of several variants; the sum if empty
   std::map<std::string, int> begun, compiled, verified, sampled;
   std::atomic<bool>* cancel = nullptr;
   int cancel_after = 0;  // samples
