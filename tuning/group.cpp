@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 #include <utility>
 
-#include "tuning/estimate.hpp"
+#include "tuning/decide.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/measure.hpp"
 #include "tuning/quarantine.hpp"
@@ -17,10 +16,6 @@ namespace fftune {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-/// A variant is screened by at most this many samples, and by one if that takes this long.
-constexpr int screening_samples = 3;
-constexpr double screening_seconds = 0.004;
 
 /// Samples are asked for in portions of about this long, so that an interruption is soon heard.
 constexpr double portion_seconds = 0.5;
@@ -32,6 +27,7 @@ constexpr double shortest_sample_us = 300;
 Group::Group(Session& session, GroupSpec spec)
     : session_(session),
       spec_(std::move(spec)),
+      required_bits_(session.required_bits(spec_.span)),
       floor_us_(session.floor_us(spec_.span.first_stage, spec_.span.stage_count)),
       deadline_(infinity),
       entries_(spec_.variants.size()),
@@ -62,7 +58,10 @@ void Group::recall(std::size_t index) {
                                               spec_.span.first_stage, entry.outcome.id);
     // What is quarantined may have been let out since.
     const bool crashed = known && known->kind == OutcomeKind::crashed;
+    // Whether its bits are the right ones is asked anew.
+    const bool other = known && known->bits != required_bits_ && !required_bits_.empty();
     if (known && known->kind != OutcomeKind::quarantined &&
+        known->kind != OutcomeKind::other_bits && !other &&
         !(crashed && options.retry_quarantined)) {
       entry.outcome = *known;
       entry.outcome.finalist = false;
@@ -165,75 +164,19 @@ bool Group::take_verified(std::size_t index, const Verified& verified) {
   auto& entry = entries_[index];
   entry.verified = true;
   entry.outcome.error = verified.error;
-  if (verified.passed) return true;
+  entry.outcome.bits = verified.bits;
+  if (verified.passed && (required_bits_.empty() || verified.bits == required_bits_)) return true;
+  if (verified.passed) {
+    fail(index, OutcomeKind::other_bits,
+         "its results differ in some bits from the present winner's");
+    return false;
+  }
   fail(index,
        verified.device_fault ? OutcomeKind::device_fault
        : verified.fatal      ? OutcomeKind::crashed
                              : OutcomeKind::verify_failed,
        verified.failure, verified.fatal);
   return false;
-}
-
-void Group::screen(std::size_t index, double abandon_us) {
-  auto& entry = entries_[index];
-  // Tried before, here or in the journal: what is known of it stands.
-  const bool done = entry.outcome.kind != OutcomeKind::not_tried;
-  if (!done && ready(index)) {
-    TimeRequest request;
-    request.samples = screening_samples;
-    request.seconds = screening_seconds;
-    request.abandon_above_us = abandon_us;
-    take_screened(index, session_.evaluator().time({candidate(index)}, request).front());
-  }
-  count_screen(index);
-}
-
-void Group::take_screened(std::size_t index, const Timing& timing) {
-  const auto& entry = entries_[index];
-  take_timing(index, timing);
-  ++tried_;
-  if (entry.outcome.failed()) return;
-  session_.record(entry.source_hash, entry.outcome);
-  session_.quarantine(entry.source_hash, entry.outcome, false);
-}
-
-std::vector<std::size_t> Group::screen_all(const std::vector<std::size_t>& indices, double band,
-                                           int samples) {
-  std::vector<std::size_t> reached, wanted;
-  std::vector<Candidate> candidates;
-  for (const auto index : indices) {
-    if (entries_[index].outcome.kind != OutcomeKind::not_tried) {
-      count_screen(index);
-      reached.push_back(index);
-      continue;
-    }
-    wanted.push_back(index);
-    candidates.push_back(candidate(index));
-  }
-  std::set<std::size_t> running;  // of `candidates`
-  TrialCalls calls;
-  calls.begins = [&](std::size_t i) {
-    running.insert(i);
-    std::vector<Candidate> in_flight;
-    for (const auto each : running) in_flight.push_back(candidates[each]);
-    session_.launch(in_flight);
-  };
-  calls.request = [&] {
-    TimeRequest request;
-    request.samples = samples;
-    if (samples <= screening_samples) request.seconds = screening_seconds;
-    request.abandon_above_us = best_us_ * band;
-    return request;
-  };
-  calls.ends = [&](std::size_t i, const Verified& verified, const Timing& timing) {
-    running.erase(i);
-    if (take_verified(wanted[i], verified)) take_screened(wanted[i], timing);
-    count_screen(wanted[i]);
-    reached.push_back(wanted[i]);
-    return !stopped() && !enough();
-  };
-  session_.evaluator().try_each(candidates, calls);
-  return reached;
 }
 
 void Group::take_timing(std::size_t index, const Timing& timing) {
@@ -297,18 +240,6 @@ void Group::forget(const std::vector<std::size_t>& indices) {
   for (const auto index : indices) entries_[index].stale = true;
 }
 
-double Group::estimate_us(std::size_t index) const {
-  const auto& variant = spec_.variants[index];
-  return estimated_us(family_of(session_.op(), variant.family), problem(), facts(), variant.config,
-                      floor_us_);
-}
-
-std::vector<double> Group::traits(std::size_t index) const {
-  const auto& variant = spec_.variants[index];
-  return launch_traits(family_of(session_.op(), variant.family), problem(), facts(),
-                       variant.config);
-}
-
 void Group::expect_gain(double gain) {
   gain_ = gain;
   spent_ = session_.seconds() - began_;
@@ -329,6 +260,13 @@ std::string Group::outlook() const {
 double Group::median_us(std::size_t index) const {
   const auto& outcome = entries_[index].outcome;
   return outcome.kind == OutcomeKind::measured ? outcome.median_us : infinity;
+}
+
+bool Group::undecided(const std::vector<std::size_t>& indices) const {
+  std::vector<Contestant> all;
+  for (const auto index : indices)
+    if (std::isfinite(median_us(index))) all.push_back(contestant(entries_[index].outcome));
+  return tied(all, session_.options().tie_band).unresolved > 0;
 }
 
 void Group::update_best(std::size_t index) {
@@ -368,6 +306,7 @@ void Group::enter(Phase phase, std::size_t total) {
   progress.gain_left = gain_.value_or(-1);
   show_best();
   session_.tell();
+  if (phase == Phase::finals) session_.settle();
 }
 
 void Group::count_compile(std::size_t index) {

@@ -121,6 +121,11 @@ std::vector<SpreadEvaluator::Member*> SpreadEvaluator::live() const {
   return all;
 }
 
+SpreadEvaluator::Member& SpreadEvaluator::first_opened() {
+  return **std::find_if(members_.begin(), members_.end(),
+                        [](const auto& member) { return member->evaluator != nullptr; });
+}
+
 std::string SpreadEvaluator::lost() const {
   const std::lock_guard lock(mutex_);
   for (const auto& member : members_)
@@ -172,7 +177,8 @@ void SpreadEvaluator::on_all(const std::function<void(Member&)>& work) {
 void SpreadEvaluator::on_reference(const std::function<void(Evaluator&)>& work) {
   for (;;) {
     const auto there = live();
-    Member& member = there.empty() ? *members_.front() : *there.front();
+    // One that is lost still says so of whatever it is asked.
+    Member& member = there.empty() ? first_opened() : *there.front();
     member.lane.start([&] { work(*member.evaluator); }).get();
     if (there.empty() || member.evaluator->lost().empty()) return;
     retire_if_lost(member);
@@ -184,6 +190,12 @@ Limits SpreadEvaluator::limits(DType dtype) {
   Limits limits;
   on_reference([&](Evaluator& evaluator) { limits = evaluator.limits(dtype); });
   return limits;
+}
+
+std::vector<std::string> SpreadEvaluator::disturbances() {
+  std::vector<std::string> found;
+  on_reference([&](Evaluator& evaluator) { found = evaluator.disturbances(); });
+  return found;
 }
 
 void SpreadEvaluator::avoid(std::set<std::string> ids) {
@@ -289,8 +301,10 @@ void SpreadEvaluator::try_each(const std::vector<Candidate>& candidates, const T
   // One that is lost puts back what it had: another turn, unless nobody is left for it.
   while (!trials.left.empty() && !trials.stopped && !live().empty()) {
     const auto reference = live().front();
-    if (sentinel_us_ <= 0)
+    if (sentinel_us_ <= 0) {
+      reference_ = reference->name;
       reference->lane.start([&] { sentinel_us_ = time_sentinel(*reference).value_or(0); }).get();
+    }
     if (sentinel_us_ <= 0) {
       retire_if_lost(*reference);
       sentinel_.reset();
@@ -309,8 +323,10 @@ void SpreadEvaluator::try_on(Member& member, Trials& trials) {
   while (before) {
     const double slower = *before / sentinel_us_;
     if (std::abs(slower - 1) > worth_telling && !std::exchange(member.told_pace, true))
-      remark(fmt::format("{} takes {:.2f} times as long as {}: its times are divided by that",
-                         member.name, slower, live().front()->name));
+      remark(
+          fmt::format("{} takes {:.2f} times as long as {} took at first: its times are divided "
+                      "by that",
+                      member.name, slower, reference_));
     std::vector<Trials::Done> pending;
     while (pending.size() < interval) {
       const auto index = trials.next();

@@ -38,6 +38,8 @@ class SpreadEvaluator : public Evaluator {
   Verified verify(const Candidate& candidate) override;
   std::vector<Timing> time(const std::vector<Candidate>& candidates,
                            const TimeRequest& request) override;
+  /// Of the reference: what is decided rests on it.
+  std::vector<std::string> disturbances() override;
   std::size_t lanes() const override { return live().size(); }
   void try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls) override;
   std::vector<std::string> remarks() override;
@@ -50,6 +52,7 @@ class SpreadEvaluator : public Evaluator {
 
   /// Those that can work on the problem, the first being the reference.
   std::vector<Member*> live() const;
+  Member& first_opened();
   /// Runs `work` on the reference, and on the next one if the reference is lost in it.
   void on_reference(const std::function<void(Evaluator&)>& work);
   /// On all that are live, each in its own thread; rethrows the first that was thrown.
@@ -70,6 +73,7 @@ class SpreadEvaluator : public Evaluator {
   std::string last_loss_;
   std::optional<Candidate> sentinel_;
   double sentinel_us_ = 0;  // on the reference, when it was first timed
+  std::string reference_;   // the name of that device
 };
 
 }  // namespace fftune

@@ -7,20 +7,19 @@
 #include <vector>
 
 #include "process.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace fftune::testing {
 
 class Sandbox {
  public:
-  Sandbox();
-  ~Sandbox();
-  Sandbox(const Sandbox&) = delete;
-  Sandbox& operator=(const Sandbox&) = delete;
-
-  const std::filesystem::path& folder() const { return folder_; }
+  const std::filesystem::path& folder() const { return folder_.path(); }
   /// "ffn --d 32": words between spaces; '' is an empty word.
   Finished fftune(const std::string& words) const;
   std::unique_ptr<Process> start(const std::string& words) const;
+  /// The tool by means of `program`, the words of another one, and with `more` in its environment.
+  std::unique_ptr<Process> start_by(std::vector<std::string> program, const std::string& words,
+                                    const std::vector<std::string>& more) const;
 
   /// Tunes ffn d=32 h=64 at the given tokens on the CPU and returns the preset file's path.
   std::filesystem::path tuned(const std::string& tokens) const;
@@ -28,7 +27,7 @@ class Sandbox {
   std::filesystem::path preset_file(const std::string& presets = "presets") const;
 
  private:
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 std::size_t lines_in(const std::string& text);

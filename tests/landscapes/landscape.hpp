@@ -56,6 +56,7 @@ class RecordedSearch final : public Search {
   double median_us(std::size_t index) const override { return seen_[index]; }
   double best_us() const override { return best_; }
   bool stopped() const override { return false; }
+  bool undecided(const std::vector<std::size_t>&) const override { return false; }
   bool enough() const override { return false; }
   void cut_short() override {}
   void expect_gain(double gain) override { gain_ = gain; }

@@ -69,6 +69,7 @@ const std::vector<External>& externals() {
        {"nlohmann/"},
        {"lib/store/", "lib/api/", "apps/", "tuning/journal", "tuning/quarantine",
         "tuning/worker/"}},
+      {"MPI", {"mpi.h"}, {"apps/fftune/team_mpi.cpp"}},
       {"the CUDA toolkit", {"cuda", "nvrtc", "cublas", "nvml"}, {"lib/cuda/"}},
       {"BLAS", {"cblas", "openblas"}, {"lib/cpu/"}},
   };

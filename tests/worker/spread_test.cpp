@@ -74,7 +74,7 @@ TEST_CASE("what a slow worker measured is scaled, and said to be") {
   SpreadEvaluator evaluator({device({"worker", "none"}), device({"slow", "none"})});
   const auto result = sweep(evaluator, "none");
   check_times(result);
-  CHECK(noted(result, "slow takes 1.30 times as long as worker"));
+  CHECK(noted(result, "slow takes 1.30 times as long as worker took"));
 }
 
 TEST_CASE("what a worker measured while its pace changed is measured again, and said to be") {

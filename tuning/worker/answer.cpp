@@ -16,6 +16,7 @@ json answer_to(const json& call, Evaluator& evaluator, const Evaluator::CompileS
   const auto name = call.at("call").get<std::string>();
   if (name == "limits")
     return message_of(evaluator.limits(parse_dtype(call.at("dtype").get<std::string>())));
+  if (name == "disturbances") return evaluator.disturbances();
   if (name == "begin") {
     evaluator.avoid(call.at("avoid").get<std::set<std::string>>());
     return message_of(evaluator.begin(read_problem(call.at("problem"))));

@@ -80,6 +80,12 @@ Limits LinkedEvaluator::limits(DType dtype) {
   return limits;
 }
 
+std::vector<std::string> LinkedEvaluator::disturbances() {
+  std::vector<std::string> found;
+  ask({{"call", "disturbances"}}, [&](const json& value) { value.get_to(found); });
+  return found;
+}
+
 Setup LinkedEvaluator::begin(const Problem& problem) {
   Setup setup;
   if (!ask({{"call", "begin"}, {"problem", message_of(problem)}, {"avoid", avoided_}},

@@ -30,6 +30,7 @@ class LinkedEvaluator : public Evaluator {
   Verified verify(const Candidate& candidate) override;
   std::vector<Timing> time(const std::vector<Candidate>& candidates,
                            const TimeRequest& request) override;
+  std::vector<std::string> disturbances() override;
   std::string lost() const override { return lost_; }
 
  private:

@@ -189,6 +189,7 @@ json message_of(const Verified& verified) {
           {"tolerance", finite(verified.tolerance)},
           {"device_fault", verified.device_fault},
           {"wrote_beyond", verified.wrote_beyond},
+          {"bits", verified.bits},
           {"failure", verified.failure},
           {"fatal", verified.fatal}};
 }
@@ -200,6 +201,7 @@ Verified read_verified(const json& message) {
   verified.tolerance = number(message.at("tolerance"), 0);
   message.at("device_fault").get_to(verified.device_fault);
   message.at("wrote_beyond").get_to(verified.wrote_beyond);
+  message.at("bits").get_to(verified.bits);
   message.at("failure").get_to(verified.failure);
   message.at("fatal").get_to(verified.fatal);
   require(verified.passed == verified.failure.empty(), "a verdict with its reason");
