@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/device_types.hpp"
 #include "kernels/ffn/cuda_stage.hpp"
 #include "kernels/ffn/ffn.hpp"
 

@@ -78,16 +78,4 @@ void append_weight_sum(Program& program, const Layer& layer, const DeviceFacts& 
   program.steps.emplace_back(std::move(launch));
 }
 
-std::optional<std::string> refuse_cuda(const Layer& layer, const DeviceFacts& facts,
-                                       bool backward) {
-  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
-  if (layer.backward != backward)
-    return fmt::format("the kernel computes the pass {}, not {}", backward ? "bwd" : "fwd",
-                       layer.backward ? "bwd" : "fwd");
-  if (facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
-                       facts.compute_capability / 10, facts.compute_capability % 10);
-  return std::nullopt;
-}
-
 }  // namespace fftune::rmsnorm

@@ -1,7 +1,6 @@
 // What rmsnorm's CUDA families share.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "device/facts.hpp"
@@ -27,8 +26,5 @@ std::vector<Argument> backward_arguments(const Layer& layer, const Argument& thi
 void append_weight_sum(Program& program, const Layer& layer, const DeviceFacts& facts,
                        const std::string& file, const std::string& name, std::size_t partial,
                        std::int64_t rows);
-
-/// Why no CUDA kernel of this folder can serve a pass, one line.
-std::optional<std::string> refuse_cuda(const Layer& layer, const DeviceFacts& facts, bool backward);
 
 }  // namespace fftune::rmsnorm

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
@@ -33,7 +34,7 @@ class Fallback : public Family {
   }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    return refuse_cuda(layer_of(problem), facts, backward_);
+    return refuse_cuda(problem, backward_ ? "bwd" : "fwd", facts);
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }

@@ -47,12 +47,7 @@ class ForwardRows final : public Family {
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    if (auto refusal = refuse_cuda(layer, facts, false)) return refusal;
-    if (space(problem, facts).violations(default_config(problem, facts)).empty())
-      return std::nullopt;
-    return fmt::format("rows of d={} in {} do not fit in the registers of a block", layer.d,
-                       dtype_name(layer.dtype));
+    return refuse_rows(*this, problem, "fwd", facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
