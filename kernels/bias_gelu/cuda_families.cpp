@@ -1,12 +1,10 @@
 // Each column stays with one thread; the fallbacks are the same kernels element by element.
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/column_family.hpp"
 #include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/kernel_step.hpp"
 
 namespace fftune::bias_gelu {
 namespace {
@@ -50,7 +48,6 @@ class Backward final : public ColumnFamily {
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
-    constexpr std::int64_t columns_of_sum = 32, threads_of_sum = 512;  // of column_sum
     const ColumnWork work = this->work(problem);
     const Config config = resolved(work, facts, given);
     const std::int64_t partial_rows = row_blocks(work, facts, config);
@@ -61,17 +58,8 @@ class Backward final : public ColumnFamily {
         work, facts, config,
         {TensorArgument{tensor::x}, TensorArgument{tensor::bias}, TensorArgument{tensor::dy},
          TensorArgument{tensor::dx}, ScratchArgument{0}}));
-
-    program.kernels.push_back({backward_file, fmt::format("fftune::backward_columns_bias<{}>",
-                                                          element_type(bias_dtype(problem)))});
-    KernelLaunch sum;
-    sum.kernel = 1;
-    sum.grid.x = static_cast<std::uint32_t>(quotient_up(work.h, columns_of_sum));
-    sum.block.x = threads_of_sum;
-    sum.programmatic = facts.compute_capability >= 90;
-    sum.arguments = {ScratchArgument{0}, TensorArgument{tensor::dbias},
-                     static_cast<std::int32_t>(partial_rows), work.h};
-    program.steps.emplace_back(std::move(sum));
+    append_column_sum(program, facts, backward_file, "backward_columns_bias", bias_dtype(problem),
+                      ScratchArgument{0}, TensorArgument{tensor::dbias}, partial_rows, work.h);
     return program;
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/kernel_step.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -121,8 +122,9 @@ class BackwardRows final : public Family {
     launch.block.x = static_cast<std::uint32_t>(block_threads(config));
     launch.arguments = backward_arguments(layer, ScratchArgument{0});
     program.steps.emplace_back(std::move(launch));
-    append_weight_sum(program, layer, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight", 0,
-                      blocks);
+    append_column_sum(program, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight",
+                      layer.weight_dtype, ScratchArgument{0}, TensorArgument{places_of(layer).dw},
+                      blocks, layer.d);
     return program;
   }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
+#include "kernels/common/kernel_step.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -100,7 +101,8 @@ Program backward_fallback_program(const Layer& layer, const DeviceFacts& facts) 
                        static_cast<std::int32_t>(layer.d),
                        chunk};
   program.steps.emplace_back(std::move(columns));
-  append_weight_sum(program, layer, facts, backward_file, "backward_fallback_weight", 1, chunks);
+  append_column_sum(program, facts, backward_file, "backward_fallback_weight", layer.weight_dtype,
+                    ScratchArgument{1}, TensorArgument{at.dw}, chunks, layer.d);
   return program;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/whole_stage.hpp"
 #include "kernels/rmsnorm/baselines.hpp"
 #include "kernels/rmsnorm/families.hpp"
 
@@ -83,12 +84,8 @@ class RmsNorm final : public Op {
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
-    StageSpec stage;
-    stage.name = layer.backward ? stage_backward : stage_forward;
-    for (const auto& tensor : tensors_of(layer)) {
-      (tensor.role == Role::input ? stage.inputs : stage.outputs).push_back(tensor.name);
-      stage.bytes += static_cast<double>(tensor.bytes());
-    }
+    StageSpec stage =
+        whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
     // Behind dw are sums over tokens of what sums over features are behind.
     stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
     const double elements = static_cast<double>(layer.m) * static_cast<double>(layer.d);
@@ -132,11 +129,7 @@ Layer layer_of(const Problem& problem) {
 Places places_of(const Layer& layer) {
   Places places;
   const auto tensors = tensors_of(layer);
-  const auto place = [&](const char* name) {
-    for (std::size_t i = 0; i < tensors.size(); ++i)
-      if (tensors[i].name == name) return i;
-    return absent;
-  };
+  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
   places.x = place("x");
   places.residual = place("residual");
   places.w = place("w");

@@ -111,9 +111,15 @@ Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   return problem;
 }
 
-std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name) {
+std::optional<std::size_t> find_tensor(const std::vector<TensorSpec>& tensors,
+                                       std::string_view name) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].name == name) return i;
+  return std::nullopt;
+}
+
+std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name) {
+  if (const auto place = find_tensor(tensors, name)) return *place;
   throw Error(ErrorKind::internal, fmt::format("no tensor '{}'", name));
 }
 

@@ -125,7 +125,10 @@ Cost cost_of(const Op& op, const Problem& problem);
 /// field. The canonical form is what presets store and compare.
 Problem canonical(const Op& op, Problem problem, DeviceKind kind);
 
-/// The place of a tensor in op.tensors(problem); throws Error(internal).
+/// The place of a tensor in op.tensors(problem), if it is there; tensor_index throws
+/// Error(internal) if not.
+std::optional<std::size_t> find_tensor(const std::vector<TensorSpec>& tensors,
+                                       std::string_view name);
 std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name);
 
 }  // namespace fftune
