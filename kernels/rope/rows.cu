@@ -1,0 +1,214 @@
+// y_i = m (x_i cos f_i ± x_p sin f_p or f_i) for the features of a head, p the partner of i: every
+// byte of q and k is moved once, and a thread's sines serve all heads that it goes through.
+//
+// q, k, q_out, k_out [tokens, heads, dim], rows of q and k q_row and k_row elements apart; angles
+// [positions, rotary], offsets [sequences + 1], starts [sequences]. A row, of one head of one
+// token, is shared by row_lanes threads: each has two accesses of `vector` bytes, which are rotated
+// with each other (the halves), or each within itself (interleaved), or copied (beyond `rotary`).
+// A block has `heads` rows of `tokens` tokens side by side; a thread has every `heads`th head of
+// its token, `unroll` at once and `passes` times that in all, those of q before those of k. What is
+// read of a row is in registers before any of it is written: out may be in place.
+// Grid: ceil(tokens / tokens of a block) * head_blocks. Block: row_lanes * heads * tokens.
+#include "common/packet.cuh"
+#include "common/sine.cuh"
+
+namespace fftune {
+
+struct rope_layout {
+  static constexpr int sbhd = 0, bshd = 1, thd = 2;
+};
+
+// Numbers by value: the frequencies of the pairs.
+template <int count>
+struct float_array {
+  float value[count];
+};
+
+// What the results are rounded from: float64 for f32, so that it is rounded once.
+template <class T>
+struct rope_arithmetic {
+  using type = float;
+};
+template <>
+struct rope_arithmetic<float> {
+  using type = double;
+};
+
+// How a row is shared.
+template <class T, int dim, int rotary, int vector>
+struct rope_row {
+  static constexpr int count = vector / static_cast<int>(sizeof(T));
+  static constexpr int rotating_lanes = rotary / 2 / count;
+  static constexpr int copies = (dim - rotary) / count;  // accesses beyond the rotated part
+  static constexpr int lanes = rotating_lanes + (copies + 1) / 2;
+};
+
+// The position of a token: its place in its sequence, of `length` but in thd, and the sequence's
+// start.
+template <int layout, bool starts>
+__device__ __forceinline__ int position_of(i64 token, int sequences, int length, const int* offsets,
+                                           const int* first) {
+  int sequence, position;
+  if constexpr (layout == rope_layout::sbhd) {
+    position = static_cast<int>(token / sequences);
+    sequence = static_cast<int>(token - static_cast<i64>(position) * sequences);
+  } else if constexpr (layout == rope_layout::bshd) {
+    sequence = static_cast<int>(token / length);
+    position = static_cast<int>(token - static_cast<i64>(sequence) * length);
+  } else {
+    int low = 0, high = sequences;  // the last sequence that begins at the token or before
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (offsets[middle] <= token) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    sequence = low;
+    position = static_cast<int>(token) - offsets[sequence];
+  }
+  if constexpr (starts) position += first[sequence];
+  return position;
+}
+
+// One element of each of a pair rotated; `transposed` is the backward pass.
+template <bool transposed, class Real>
+__device__ __forceinline__ void rotate(float& first, float& second, Real first_sine,
+                                       Real first_cosine, Real second_sine, Real second_cosine) {
+  const Real a = first, b = second;
+  if constexpr (transposed) {
+    first = static_cast<float>(a * first_cosine + b * second_sine);
+    second = static_cast<float>(b * second_cosine - a * first_sine);
+  } else {
+    first = static_cast<float>(a * first_cosine - b * first_sine);
+    second = static_cast<float>(b * second_cosine + a * second_sine);
+  }
+}
+
+template <class T, int layout, bool starts, bool table, bool transposed, bool interleaved, int dim,
+          int rotary, int vector, int heads, int tokens, int unroll, int passes, bool streams>
+__global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads* tokens)
+    rope_rows(const T* q, const T* k, T* q_out, T* k_out, const float* angles, const int* offsets,
+              const int* first_positions, float_array<rotary / 2> frequencies, i64 token_count,
+              int sequences, int length, int positions, int q_heads, int k_heads, i64 q_row,
+              i64 k_row, int head_blocks, float scale) {
+  using Real = typename rope_arithmetic<T>::type;
+  using row_of = rope_row<T, dim, rotary, vector>;
+  constexpr int count = row_of::count;
+  constexpr int rotating_lanes = row_of::rotating_lanes;
+  constexpr int row_lanes = row_of::lanes;
+  constexpr int kinds = table ? 2 : 1;  // of angles: each feature its own, or one for each pair
+  // Neighbours that are a pair are in one access, but where it is of one element.
+  constexpr bool adjacent = interleaved && count == 1;
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % row_lanes;
+  const int slot = thread / row_lanes % heads;
+  const u32 across = static_cast<u32>(head_blocks);
+  const i64 token = static_cast<i64>(blockIdx.x / across) * tokens + thread / (row_lanes * heads);
+  const int first_head = static_cast<int>(blockIdx.x % across) * (heads * unroll * passes) + slot;
+  const bool rotates = row_of::copies == 0 || lane < rotating_lanes;
+  const int first_column =
+      rotates ? lane * count * (adjacent ? 2 : 1) : rotary + (lane - rotating_lanes) * 2 * count;
+  const int second_column = rotates && !adjacent ? first_column + rotary / 2 : first_column + count;
+  const bool has_second = rotates || second_column < dim;
+  const u64 policy = stream_policy<streams>();
+
+  packet<T, count> values[unroll][2];
+  const auto load = [&](int pass) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int head = first_head + (pass * unroll + u) * heads;
+      const bool valid = token < token_count && head < q_heads + k_heads;
+      const T* const row = head < q_heads
+                               ? q + token * q_row + static_cast<i64>(head) * dim
+                               : k + token * k_row + static_cast<i64>(head - q_heads) * dim;
+      values[u][0] = load_once<T, count>(row + first_column, valid, policy);
+      values[u][1] = load_once<T, count>(row + second_column, valid && has_second, policy);
+    }
+  };
+  load(0);
+
+  // Of each of the thread's pairs; element 2p of its two accesses taken as one, or p of the first,
+  // is the first of pair p.
+  Real sine[kinds][count], cosine[kinds][count];
+  if (rotates && token < token_count) {
+    const int position =
+        position_of<layout, starts>(token, sequences, length, offsets, first_positions);
+    if constexpr (table) {
+      const int row = position < 0 ? 0 : position < positions ? position : positions - 1;
+      const float* const angle_row = angles + static_cast<i64>(row) * rotary;
+      float angle[2 * count];
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        float part[count];
+        to_floats(load_shared_by_blocks<float, count>(
+                      angle_row + (side == 0 ? first_column : second_column), true),
+                  part);
+#pragma unroll
+        for (int e = 0; e < count; ++e) angle[side * count + e] = part[e];
+      }
+#pragma unroll
+      for (int p = 0; p < count; ++p) {
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          sine_and_cosine(angle[interleaved ? 2 * p + side : p + side * count], sine[side][p],
+                          cosine[side][p]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int p = 0; p < count; ++p) {
+        int pair = first_column + p;
+        if constexpr (interleaved) {
+          pair = 2 * p < count ? first_column / 2 + p : second_column / 2 + p - count / 2;
+        }
+        sine_and_cosine(__fmul_rn(static_cast<float>(position), frequencies.value[pair]),
+                        sine[0][p], cosine[0][p]);
+      }
+    }
+#pragma unroll
+    for (int kind = 0; kind < kinds; ++kind) {
+#pragma unroll
+      for (int p = 0; p < count; ++p) {
+        sine[kind][p] *= scale;
+        cosine[kind][p] *= scale;
+      }
+    }
+  }
+
+#pragma unroll 1
+  for (int pass = 0;;) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int head = first_head + (pass * unroll + u) * heads;
+      if (token >= token_count || head >= q_heads + k_heads) break;
+      T* const row = head < q_heads ? q_out + (token * q_heads + head) * dim
+                                    : k_out + (token * k_heads + head - q_heads) * dim;
+      if (rotates) {
+        float value[2 * count], part[2][count];
+        to_floats(values[u][0], part[0]);
+        to_floats(values[u][1], part[1]);
+#pragma unroll
+        for (int e = 0; e < 2 * count; ++e) value[e] = part[e / count][e % count];
+#pragma unroll
+        for (int p = 0; p < count; ++p) {
+          rotate<transposed>(value[interleaved ? 2 * p : p],
+                             value[interleaved ? 2 * p + 1 : p + count], sine[0][p], cosine[0][p],
+                             sine[kinds - 1][p], cosine[kinds - 1][p]);
+        }
+#pragma unroll
+        for (int e = 0; e < 2 * count; ++e) part[e / count][e % count] = value[e];
+        values[u][0] = from_floats<T>(part[0]);
+        values[u][1] = from_floats<T>(part[1]);
+      }
+      store_once(row + first_column, values[u][0], policy);
+      if (has_second) store_once(row + second_column, values[u][1], policy);
+    }
+    if (++pass == passes) return;
+    load(pass);
+  }
+}
+
+}  // namespace fftune
