@@ -138,26 +138,13 @@ class CpuRows final : public Family {
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const std::int64_t tokens = layer_of(problem).tokens();
-    return Space()
-        .parameter("rows", "tokens of a task", {1, 4, 16, 64, 256})
-        .parameter("threads", "threads at most", thread_counts(facts))
-        .constraint(
-            "a task has no more tokens than there are",
-            [tokens](const Config& c) { return c.at("rows") == 1 || c.at("rows") <= tokens; },
-            {"rows"})
-        .constraint("no more threads than tasks",
-                    [tokens](const Config& c) {
-                      return c.at("threads") == 1 || (c.at("threads") - 1) * c.at("rows") < tokens;
-                    },
-                    {"rows", "threads"});
+    return task_space(layer_of(problem).tokens(), facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
     const std::int64_t row_bytes = (layer.heads + layer.kv_heads) * layer.dim *
                                    static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-    const Config config = default_row_task(layer.tokens(), row_bytes, facts);
-    return {{"rows", config.at("rows")}, {"threads", config.at("threads")}};
+    return default_task(layer.tokens(), row_bytes, facts);
   }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
