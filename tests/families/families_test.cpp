@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/devices.hpp"
 #include "runtime/environment.hpp"
@@ -52,7 +53,11 @@ std::optional<Problem> small_problem(const Op& op, const Family& family, const s
         if (size.name != op.token_size()) next += extent;
       }
       if (product > most_elements) continue;  // of a tensor with all of them
-      problem = canonical(op, problem, facts.kind);
+      try {
+        problem = canonical(op, problem, facts.kind);
+      } catch (const Error&) {
+        continue;  // extents that do not go together
+      }
       if (!family.refusal(problem, facts)) return problem;
     }
   return std::nullopt;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "cpu/open.hpp"
 #include "cuda/launch_limits.hpp"
 #include "support/verify_variants.hpp"
+#include "verify/host_threads.hpp"
 
 namespace fftune::test {
 
@@ -69,11 +71,36 @@ inline void verify_larger_on_cpu(const Op& op, DrawProblem problem, int count = 
 inline void verify_on_gpu(const Op& op, DrawProblem problem, int count = 500) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
   Draw draw(3);
-  for (int i = 0; i < count; ++i) {
-    const auto most = std::int64_t{1} << (i % 10 == 0 ? 20 : 14);
-    REQUIRE(verify_variants(*backend, op, problem(DeviceKind::cuda, draw, most), draw.random(), 1) >
-            0);
+  struct Case {
+    Problem problem;
+    DrawnVariant variant;
+    CompileResult compiled;
+  };
+  // Many at a time, because compiling them on one core is nearly all of the time that this takes.
+  constexpr int at_once = 50;
+  for (int first = 0; first < count; first += at_once) {
+    std::vector<Case> cases;
+    for (int i = first; i < std::min(first + at_once, count); ++i) {
+      const Problem drawn =
+          problem(DeviceKind::cuda, draw, std::int64_t{1} << (i % 10 == 0 ? 20 : 14));
+      const auto variants = draw_variants(facts, op, drawn, draw.random(), 1);
+      REQUIRE_FALSE(variants.empty());
+      for (const auto& variant : variants) cases.push_back({drawn, variant, {}});
+    }
+    HostThreads threads;
+    threads.run(static_cast<int>(cases.size()), threads.max_threads(), [&](int i) {
+      auto& each = cases[static_cast<std::size_t>(i)];
+      each.compiled =
+          backend->compile(each.variant.family->program(each.problem, facts, each.variant.config));
+    });
+    std::optional<Verifier> verifier;
+    for (const auto& each : cases) {
+      if (!verifier || verifier->problem() != each.problem)
+        verifier.emplace(*backend, op, each.problem, draw.random()());
+      verify_variant(*verifier, each.variant, each.compiled);
+    }
   }
 }
 
