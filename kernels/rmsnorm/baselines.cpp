@@ -53,8 +53,8 @@ Baseline unfused_forward(const Layer& layer) {
 }  // namespace
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
-  if (facts.kind == DeviceKind::cpu) return {};
   const Layer layer = layer_of(problem);
+  if (facts.kind == DeviceKind::cpu || layer.quantises()) return {};
   if (!layer.backward) return {unfused_forward(layer)};
   Baseline baseline;
   baseline.name = "unfused";

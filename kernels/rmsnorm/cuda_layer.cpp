@@ -40,6 +40,7 @@ std::vector<Argument> forward_arguments(const Layer& layer) {
           TensorArgument{at.y},
           tensor_or_null(at.sum),
           tensor_or_null(at.rstd),
+          tensor_or_null(at.scale),
           std::int64_t{layer.m},
           static_cast<std::int32_t>(layer.d),
           layer.eps};

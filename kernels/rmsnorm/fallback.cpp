@@ -57,7 +57,8 @@ Program forward_fallback_program(const Layer& layer) {
   Program program;
   program.kernels.push_back(
       {"rmsnorm/forward_fallback.cu",
-       fmt::format("fftune::forward_fallback<{}>", template_arguments(layer))});
+       fmt::format("fftune::forward_fallback<{}, {}>", template_arguments(layer),
+                   element_type(layer.out_dtype))});
   KernelLaunch launch;
   launch.grid.x = static_cast<std::uint32_t>(layer.m);
   launch.block.x = threads;

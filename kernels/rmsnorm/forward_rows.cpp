@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/device_types.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -65,6 +66,11 @@ class ForwardRows final : public Family {
                              registers_of_thread(facts, block_threads(c));
                     },
                     {"vector", "group", "groups", "cluster", "unroll", "keep"})
+        .constraint("what is quantised is stored by two bytes at least",
+                    [layer](const Config& c) {
+                      return !layer.quantises() || elements_of_vector(layer, c) >= 2;
+                    },
+                    {"vector"})
         .constraint("several rows in flight pay while a thread has at most 8 vectors of them",
                     [layer](const Config& c) {
                       return c.at("unroll") == 1 ||
@@ -110,8 +116,8 @@ class ForwardRows final : public Family {
     Program program;
     program.kernels.push_back(
         {"rmsnorm/forward_rows.cu",
-         fmt::format("fftune::forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                     template_arguments(layer), config.at("vector"),
+         fmt::format("fftune::forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                     template_arguments(layer), element_type(layer.out_dtype), config.at("vector"),
                      vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
                      config.at("unroll"), config.at("cluster"), config.at("keep") != 0,
                      config.at("streams") != 0)});

@@ -26,9 +26,10 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   if (!layer.backward) {
     if (layer.adds) tensors.push_back(matrix("residual", Role::input));
     tensors.push_back(w);
-    tensors.push_back(matrix("y", Role::output));
+    tensors.push_back({"y", layer.out_dtype, rows, Role::output, 1});
     if (layer.adds) tensors.push_back(matrix("sum", Role::output));
     if (layer.saves) tensors.push_back(rstd);
+    if (layer.quantises()) tensors.push_back({"scale", DType::f32, {layer.m}, Role::output, 1});
     return tensors;
   }
   tensors.push_back(w);
@@ -70,13 +71,23 @@ class RmsNorm final : public Op {
             {.name = "eps",
              .help = "added to the mean square",
              .choices = {"1e-06"},
-             .number = NumberRange{0, 1}}};
+             .number = NumberRange{0, 1}},
+            {"output",
+             "element type of y: the op's, or one quantised with a scale for each token",
+             {"same", "fp8", "i8"},
+             true}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
     return {DType::bf16, DType::fp16, DType::f32};
   }
   std::string_view token_size() const override { return "m"; }
+
+  std::string contradiction(const Problem& problem) const override {
+    if (problem.pass == "bwd" && problem.options.contains("output"))
+      return "output=" + problem.option("output") + " is of the pass fwd";
+    return "";
+  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     return tensors_of(layer_of(problem));
@@ -123,6 +134,9 @@ Layer layer_of(const Problem& problem) {
   layer.saves = problem.option("save") == "rstd";
   layer.dtype = problem.dtype;
   layer.weight_dtype = problem.option("weights") == "f32" ? DType::f32 : problem.dtype;
+  layer.out_dtype = problem.has("output", "fp8")  ? DType::fp8
+                    : problem.has("output", "i8") ? DType::i8
+                                                  : problem.dtype;
   return layer;
 }
 
@@ -138,6 +152,7 @@ Places places_of(const Layer& layer) {
   places.rstd = place("rstd");
   places.y = place("y");
   places.sum = place("sum");
+  places.scale = place("scale");
   places.dx = place("dx");
   places.dw = place("dw");
   places.count = tensors.size();

@@ -30,8 +30,8 @@ std::optional<std::string> refuse_rows(const Family& family, const Problem& prob
   if (auto refusal = refuse_cuda(problem, pass, facts)) return refusal;
   const Config config = family.default_config(problem, facts);
   if (family.space(problem, facts).violations(config).empty()) return std::nullopt;
-  return fmt::format("rows of d={} in {} do not fit in the registers of a block", problem.size("d"),
-                     dtype_name(problem.dtype));
+  return fmt::format("rows of d={} in {} do not suit a block's registers and accesses",
+                     problem.size("d"), dtype_name(problem.dtype));
 }
 
 std::int64_t elements_of_vector(const Layer& layer, const Config& config) {
