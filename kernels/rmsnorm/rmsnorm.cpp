@@ -83,12 +83,6 @@ class RmsNorm final : public Op {
   }
   std::string_view token_size() const override { return "m"; }
 
-  std::string contradiction(const Problem& problem) const override {
-    if (problem.pass == "bwd" && problem.options.contains("output"))
-      return "output=" + problem.option("output") + " is of the pass fwd";
-    return "";
-  }
-
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     return tensors_of(layer_of(problem));
   }
@@ -134,9 +128,9 @@ Layer layer_of(const Problem& problem) {
   layer.saves = problem.option("save") == "rstd";
   layer.dtype = problem.dtype;
   layer.weight_dtype = problem.option("weights") == "f32" ? DType::f32 : problem.dtype;
-  layer.out_dtype = problem.has("output", "fp8")  ? DType::fp8
-                    : problem.has("output", "i8") ? DType::i8
-                                                  : problem.dtype;
+  layer.out_dtype = problem.dtype;
+  if (!layer.backward && problem.has("output", "fp8")) layer.out_dtype = DType::fp8;
+  if (!layer.backward && problem.has("output", "i8")) layer.out_dtype = DType::i8;
   return layer;
 }
 

@@ -12,7 +12,8 @@
 //
 // Where the output is quantised, y = q scale with a scale for each token: q is y / scale rounded
 // once, from a y of which nothing was rounded, and scale the row's largest magnitude over that of
-// the type (448 of fp8, 127 of i8), or 1 for a row of nothing above 2^-100.
+// the type (448 of fp8, 127 of i8), or 1 for a row of nothing above 2^-100. To the backward pass
+// that is rounding too: it is the same for every output.
 #pragma once
 
 #include <cstddef>

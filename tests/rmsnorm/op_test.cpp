@@ -90,7 +90,7 @@ TEST_CASE("a quantised output has a scale for each token, and is rounded once") 
     CHECK(names(problem) == std::vector<std::string>{"x", "w", "y", "scale"});
     CHECK(dtype_name(rmsnorm_op().tensors(problem)[2].dtype) == type);
   }
-  CHECK_THROWS_WITH(problem_of("bwd", {{"output", "i8"}}), "rmsnorm: output=i8 is of the pass fwd");
+  CHECK(names(problem_of("bwd", {{"output", "i8"}})) == names(problem_of("bwd", {})));
 }
 
 TEST_CASE("the backward reference is the derivative of the forward one") {
