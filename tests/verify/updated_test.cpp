@@ -15,13 +15,16 @@ using namespace fftune::test;
 
 namespace {
 
-/// Op of the test: values below the row's threshold, an integer, become -inf, in place; below
-/// counts them. Rows are alike, or their place is added to the threshold.
+/// Op of the test: values below the row's threshold, an integer, become -inf, and the others twice
+/// what they were, in place; below counts the former. Rows are alike, or their place is added to
+/// the threshold.
 class Cut final : public Op {
  public:
   explicit Cut(bool alike = true) : alike_(alike) {}
   std::string_view name() const override { return "cut"; }
-  std::string_view summary() const override { return "values below a threshold become -inf"; }
+  std::string_view summary() const override {
+    return "values below a threshold become -inf, others double";
+  }
   std::vector<std::string> passes() const override { return {"fwd"}; }
   std::vector<SizeField> sizes() const override {
     return {{.name = "m", .help = "rows", .default_on_cuda = {}, .default_on_cpu = {}}};
@@ -51,7 +54,10 @@ class Cut final : public Op {
     for (std::size_t i = 0; i < x.size(); ++i) {
       const std::size_t row = i / width;
       const double place = alike_ ? 0 : 0.001 * static_cast<double>(row);
-      if (x[i] >= tensors.at("thresholds")[row] + place) continue;
+      if (x[i] >= tensors.at("thresholds")[row] + place) {
+        x[i] *= 2;
+        continue;
+      }
       x[i] = -std::numeric_limits<double>::infinity();
       ++below[row];
     }
@@ -77,7 +83,10 @@ std::shared_ptr<const Executable> cut(
       const double place = alike ? 0 : 0.001 * static_cast<double>(row);
       for (std::size_t i = 0; i < Cut::width; ++i) {
         float& value = x[static_cast<std::size_t>(row) * Cut::width + i];
-        if (!(value < static_cast<double>(thresholds[row]) + place)) continue;
+        if (value >= static_cast<double>(thresholds[row]) + place) {
+          value *= 2;
+          continue;
+        }
         value = -std::numeric_limits<float>::infinity();
         ++below[row];
       }
