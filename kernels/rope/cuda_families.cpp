@@ -13,6 +13,7 @@ namespace fftune::rope {
 namespace {
 
 constexpr const char* file = "rope/rows.cu";
+constexpr std::int64_t most_sine_bytes = 48 * 1024;  // what a block has without opting in
 constexpr std::int64_t other_registers = 48;  // addresses, the position, one pair of accesses
 
 std::int64_t element_bytes(const Layer& layer) {
@@ -24,6 +25,12 @@ std::int64_t widest(const Layer& layer) {
   const std::int64_t elements =
       std::gcd(std::gcd(layer.rotary / 2, layer.dim), std::gcd(layer.q_row, layer.k_row));
   return widest_vector(elements * element_bytes(layer));
+}
+
+/// Of one token, sines and cosines.
+std::int64_t sine_bytes(const Layer& layer) {
+  return (layer.table ? layer.rotary : layer.rotary / 2) * 2 *
+         (layer.dtype == DType::f32 ? std::int64_t{sizeof(double)} : std::int64_t{sizeof(float)});
 }
 
 /// Threads that share a row, as rope_row has it.
@@ -61,7 +68,9 @@ Config defaults(const Layer& layer, std::int64_t vector) {
   std::int64_t heads = 1;
   while (2 * heads * lanes <= 256 && heads * unroll < heads_needed && heads < 32) heads *= 2;
   std::int64_t tokens = 1;
-  while (2 * tokens * heads * lanes <= 256 && tokens < layer.tokens() && tokens < 128) tokens *= 2;
+  while (2 * tokens * heads * lanes <= 256 && tokens < layer.tokens() && tokens < 128 &&
+         2 * tokens * sine_bytes(layer) <= most_sine_bytes)
+    tokens *= 2;
   while (heads * tokens * lanes < 64 && tokens < 128) tokens *= 2;
   return {{"vector", vector}, {"heads", heads}, {"tokens", tokens},
           {"unroll", unroll}, {"passes", 1},    {"streams", 1}};
@@ -131,6 +140,11 @@ class Rows final : public Family {
                              block_threads(layer, c) < 128;
                     },
                     {"vector", "heads", "tokens"})
+        .constraint("a block's sines and cosines fit in 48 KB of shared memory",
+                    [layer](const Config& c) {
+                      return c.at("tokens") * sine_bytes(layer) <= most_sine_bytes;
+                    },
+                    {"tokens"})
         .constraint("accesses in flight and sines fit in a thread's registers",
                     [layer, facts](const Config& c) {
                       return registers_needed(layer, c) <=

@@ -1,14 +1,14 @@
 // y_i = m (x_i cos f_i ± x_p sin f_p or f_i) for the features of a head, p the partner of i: every
-// byte of q and k is moved once, and a thread's sines serve all heads that it goes through.
+// byte of q and k is moved once, and a block's sines serve all heads that it goes through.
 //
-// q, k, q_out, k_out [tokens, heads, dim], rows of q and k q_row and k_row elements apart; angles
-// [positions, rotary], offsets [sequences + 1], starts [sequences]. A row, of one head of one
-// token, is shared by row_lanes threads: each has two accesses of `vector` bytes, which are rotated
-// with each other (the halves), or each within itself (interleaved), or copied (beyond `rotary`).
-// A block has `heads` rows of `tokens` tokens side by side; a thread has every `heads`th head of
-// its token, `unroll` at once and `passes` times that in all, those of q before those of k. What is
-// read of a row is in registers before any of it is written: out may be in place.
-// Grid: ceil(tokens / tokens of a block) * head_blocks. Block: row_lanes * heads * tokens.
+// q, k, q_out, k_out [tokens, heads, dim], rows of q and k q_row and k_row elements apart;
+// angle_table [positions, rotary], offsets [sequences + 1], starts [sequences]. A row, of one head
+// of one token, is shared by row_lanes threads: each has two accesses of `vector` bytes, which are
+// rotated with each other (the halves), or each within itself (interleaved), or copied (beyond
+// `rotary`). A block has `heads` rows of `tokens` tokens side by side; a thread has every `heads`th
+// head of its token, `unroll` at once and `passes` times that in all, those of q before those of k.
+// What is read of a row is in registers before any of it is written: out may be in place. Grid:
+// ceil(tokens / tokens of a block) * head_blocks. Block: row_lanes * heads * tokens.
 #include "common/packet.cuh"
 #include "common/sine.cuh"
 
@@ -43,6 +43,13 @@ struct rope_row {
   static constexpr int lanes = rotating_lanes + (copies + 1) / 2;
 };
 
+// Divisions of 64 bits take many instructions, and few problems need them.
+__device__ __forceinline__ int quotient(i64 value, int divisor) {
+  if (value >> 32 == 0)
+    return static_cast<int>(static_cast<u32>(value) / static_cast<u32>(divisor));
+  return static_cast<int>(value / divisor);
+}
+
 // The position of a token: its place in its sequence, of `length` but in thd, and the sequence's
 // start.
 template <int layout, bool starts>
@@ -50,10 +57,10 @@ __device__ __forceinline__ int position_of(i64 token, int sequences, int length,
                                            const int* first) {
   int sequence, position;
   if constexpr (layout == rope_layout::sbhd) {
-    position = static_cast<int>(token / sequences);
+    position = quotient(token, sequences);
     sequence = static_cast<int>(token - static_cast<i64>(position) * sequences);
   } else if constexpr (layout == rope_layout::bshd) {
-    sequence = static_cast<int>(token / length);
+    sequence = quotient(token, length);
     position = static_cast<int>(token - static_cast<i64>(sequence) * length);
   } else {
     int low = 0, high = sequences;  // the last sequence that begins at the token or before
@@ -70,6 +77,18 @@ __device__ __forceinline__ int position_of(i64 token, int sequences, int length,
   }
   if constexpr (starts) position += first[sequence];
   return position;
+}
+
+// Neighbouring elements of shared memory, as many bytes at once as they are aligned to.
+template <int count, class Real>
+__device__ __forceinline__ void load_run(const Real* from, Real* to) {
+  constexpr int bytes = count * static_cast<int>(sizeof(Real));
+  struct alignas(bytes < 16 ? bytes : 16) elements {
+    Real value[count];
+  };
+  const elements run = *reinterpret_cast<const elements*>(from);
+#pragma unroll
+  for (int i = 0; i < count; ++i) to[i] = run.value[i];
 }
 
 // One element of each of a pair rotated; `transposed` is the backward pass.
@@ -89,16 +108,17 @@ __device__ __forceinline__ void rotate(float& first, float& second, Real first_s
 template <class T, int layout, bool starts, bool table, bool transposed, bool interleaved, int dim,
           int rotary, int vector, int heads, int tokens, int unroll, int passes, bool streams>
 __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads* tokens)
-    rope_rows(const T* q, const T* k, T* q_out, T* k_out, const float* angles, const int* offsets,
-              const int* first_positions, float_array<rotary / 2> frequencies, i64 token_count,
-              int sequences, int length, int positions, int q_heads, int k_heads, i64 q_row,
-              i64 k_row, int head_blocks, float scale) {
+    rope_rows(const T* q, const T* k, T* q_out, T* k_out, const float* angle_table,
+              const int* offsets, const int* first_positions, float_array<rotary / 2> frequencies,
+              i64 token_count, int sequences, int length, int positions, int q_heads, int k_heads,
+              i64 q_row, i64 k_row, int head_blocks, float scale) {
   using Real = typename rope_arithmetic<T>::type;
   using row_of = rope_row<T, dim, rotary, vector>;
   constexpr int count = row_of::count;
   constexpr int rotating_lanes = row_of::rotating_lanes;
   constexpr int row_lanes = row_of::lanes;
-  constexpr int kinds = table ? 2 : 1;  // of angles: each feature its own, or one for each pair
+  constexpr int kinds = table ? 2 : 1;  // each feature has an angle of its own, or each pair
+  constexpr int angles = table ? rotary : rotary / 2;  // of a token
   // Neighbours that are a pair are in one access, but where it is of one element.
   constexpr bool adjacent = interleaved && count == 1;
 
@@ -106,7 +126,9 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   const int lane = thread % row_lanes;
   const int slot = thread / row_lanes % heads;
   const u32 across = static_cast<u32>(head_blocks);
-  const i64 token = static_cast<i64>(blockIdx.x / across) * tokens + thread / (row_lanes * heads);
+  const i64 first_token = static_cast<i64>(blockIdx.x / across) * tokens;
+  const int slot_token = thread / (row_lanes * heads);
+  const i64 token = first_token + slot_token;
   const int first_head = static_cast<int>(blockIdx.x % across) * (heads * unroll * passes) + slot;
   const bool rotates = row_of::copies == 0 || lane < rotating_lanes;
   const int first_column =
@@ -130,51 +152,38 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   };
   load(0);
 
-  // Of each of the thread's pairs; element 2p of its two accesses taken as one, or p of the first,
-  // is the first of pair p.
-  Real sine[kinds][count], cosine[kinds][count];
-  if (rotates && token < token_count) {
+  // While those are on their way: all angles of the block's tokens, each by one thread.
+  alignas(16) __shared__ Real sines[tokens * angles], cosines[tokens * angles];
+  for (int i = thread; i < tokens * angles; i += row_lanes * heads * tokens) {
+    const i64 of = first_token + i / angles;
+    if (of >= token_count) break;
     const int position =
-        position_of<layout, starts>(token, sequences, length, offsets, first_positions);
+        position_of<layout, starts>(of, sequences, length, offsets, first_positions);
+    float angle;
     if constexpr (table) {
       const int row = position < 0 ? 0 : position < positions ? position : positions - 1;
-      const float* const angle_row = angles + static_cast<i64>(row) * rotary;
-      float angle[2 * count];
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        float part[count];
-        to_floats(load_shared_by_blocks<float, count>(
-                      angle_row + (side == 0 ? first_column : second_column), true),
-                  part);
-#pragma unroll
-        for (int e = 0; e < count; ++e) angle[side * count + e] = part[e];
-      }
-#pragma unroll
-      for (int p = 0; p < count; ++p) {
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-          sine_and_cosine(angle[interleaved ? 2 * p + side : p + side * count], sine[side][p],
-                          cosine[side][p]);
-        }
-      }
+      angle = angle_table[static_cast<i64>(row) * rotary + i % angles];
     } else {
-#pragma unroll
-      for (int p = 0; p < count; ++p) {
-        int pair = first_column + p;
-        if constexpr (interleaved) {
-          pair = 2 * p < count ? first_column / 2 + p : second_column / 2 + p - count / 2;
-        }
-        sine_and_cosine(__fmul_rn(static_cast<float>(position), frequencies.value[pair]),
-                        sine[0][p], cosine[0][p]);
-      }
+      angle = __fmul_rn(static_cast<float>(position), frequencies.value[i % angles]);
     }
+    Real sine, cosine;
+    sine_and_cosine(angle, sine, cosine);
+    sines[i] = sine * scale;
+    cosines[i] = cosine * scale;
+  }
+  __syncthreads();
+
+  // Those of the thread's pairs: of the features where each has its own, in the order of its two
+  // accesses, or else of the pairs. They lie in one or two runs.
+  constexpr int run = !table && interleaved && count > 1 ? count / 2 : count;
+  Real sine[kinds * count], cosine[kinds * count];
+  if (rotates) {
 #pragma unroll
-    for (int kind = 0; kind < kinds; ++kind) {
-#pragma unroll
-      for (int p = 0; p < count; ++p) {
-        sine[kind][p] *= scale;
-        cosine[kind][p] *= scale;
-      }
+    for (int e = 0; e < kinds * count; e += run) {
+      const int column = e == 0 ? first_column : second_column;
+      const int place = slot_token * angles + (!table && interleaved ? column / 2 : column);
+      load_run<run>(sines + place, sine + e);
+      load_run<run>(cosines + place, cosine + e);
     }
   }
 
@@ -194,9 +203,11 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
         for (int e = 0; e < 2 * count; ++e) value[e] = part[e / count][e % count];
 #pragma unroll
         for (int p = 0; p < count; ++p) {
-          rotate<transposed>(value[interleaved ? 2 * p : p],
-                             value[interleaved ? 2 * p + 1 : p + count], sine[0][p], cosine[0][p],
-                             sine[kinds - 1][p], cosine[kinds - 1][p]);
+          const int first = interleaved ? 2 * p : p;
+          const int second = interleaved ? 2 * p + 1 : p + count;
+          rotate<transposed>(value[first], value[second], sine[table ? first : p],
+                             cosine[table ? first : p], sine[table ? second : p],
+                             cosine[table ? second : p]);
         }
 #pragma unroll
         for (int e = 0; e < 2 * count; ++e) part[e / count][e % count] = value[e];
