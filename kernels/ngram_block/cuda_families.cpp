@@ -64,19 +64,19 @@ class BlockRows final : public Family {
                     {"cluster", "staged"});
   }
 
-  // Up to 1024 ids a trip to memory is most of the time, and shared memory saves one; beyond, the
-  // more threads the better, as long as there are SMs for them.
+  // One id a thread: a trip to memory is most of the time. Few places get further than their last
+  // id, which the caches have, so that a barrier for shared memory gains nothing. Long rows are for
+  // as many SMs as there are.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     if (fallback_) return {};
     const Rows rows = rows_of(problem);
     std::int64_t threads = 64;
-    while (threads < 1024 && 4 * threads <= rows.len) threads *= 2;
+    while (threads < 1024 && 2 * threads <= rows.len) threads *= 2;
     std::int64_t cluster = 1;
     if (facts.compute_capability >= 90)
       while (cluster < 8 && rows.len >= 16384 * cluster && rows.b * cluster < facts.multiprocessors)
         cluster *= 2;
-    const bool staged = cluster == 1 && can_stage(rows, facts);
-    return {{"threads", threads}, {"cluster", cluster}, {"staged", staged ? 1 : 0}};
+    return {{"threads", threads}, {"cluster", cluster}, {"staged", 0}};
   }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config& given) const override {
