@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include "core/error.hpp"
+#include "kernels/common/cuda_refusal.hpp"
+#include "kernels/common/device_types.hpp"
 #include "kernels/ffn/ffn.hpp"
 
 namespace fftune::ffn {
@@ -18,10 +20,6 @@ std::string epilogue_type(CudaStage stage, const Problem& problem) {
 }
 
 }  // namespace
-
-std::string element_type(DType dtype) {
-  return dtype == DType::f32 ? "float" : fmt::format("fftune::{}", dtype_name(dtype));
-}
 
 std::string activation_type(const Problem& problem) {
   const std::string& act = problem.option("act");
@@ -78,18 +76,8 @@ bool may_start_early(CudaStage stage, const DeviceFacts& facts) {
   return stage == CudaStage::down && facts.compute_capability >= 90;
 }
 
-std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts) {
-  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
-  if (problem.pass != "fwd")
-    return fmt::format("the kernel computes the pass fwd, not {}", problem.pass);
-  if (facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
-                       facts.compute_capability / 10, facts.compute_capability % 10);
-  return std::nullopt;
-}
-
 std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts) {
-  if (auto refusal = refuse_cuda(problem, facts)) return refusal;
+  if (auto refusal = refuse_cuda(problem, "fwd", facts)) return refusal;
   if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
                        dtype_name(problem.dtype));

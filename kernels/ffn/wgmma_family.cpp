@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/wgmma.hpp"
 
@@ -43,8 +44,8 @@ std::string kernel_name(CudaStage stage, const Problem& problem) {
 
 std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
                                                 const DeviceFacts& facts) const {
-  if (auto refusal =
-          is_quantised(problem) ? refuse_cuda(problem, facts) : refuse_tensor_cores(problem, facts))
+  if (auto refusal = is_quantised(problem) ? refuse_cuda(problem, "fwd", facts)
+                                           : refuse_tensor_cores(problem, facts))
     return refusal;
   if (auto refusal = refuse_rows(problem)) return refusal;
   if (is_quantised(problem) && !form_of(problem).plain())

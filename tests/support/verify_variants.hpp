@@ -24,34 +24,51 @@ inline std::unique_ptr<Backend> open_first_cuda() {
   return open_device(cuda->spec, *builtin_catalog().sources, environment);
 }
 
-/// Every family that serves the problem on the backend's device, by its default and by `more`
-/// feasible configurations drawn at random: poisoned outputs, guards, the same bits twice, the
-/// error. Returns how many variants were verified.
+/// A variant to verify.
+struct DrawnVariant {
+  const Family* family;
+  Config config;
+};
+
+/// Of every family that serves the problem, the default and `more` feasible configurations.
+template <typename Random>
+std::vector<DrawnVariant> draw_variants(const DeviceFacts& facts, const Op& op,
+                                        const Problem& problem, Random& random, int more) {
+  std::vector<DrawnVariant> variants;
+  for (const Family* family : op.families()) {
+    if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
+    const Space space = family->space(problem, facts);
+    variants.push_back({family, family->default_config(problem, facts)});
+    CAPTURE(problem.text(), family->name(), variants.back().config.text());
+    REQUIRE(space.violations(variants.back().config).empty());
+    const auto feasible = more > 0 ? space.feasible() : std::vector<Config>{};
+    for (int i = 0; i < more && !feasible.empty(); ++i)
+      variants.push_back({family, feasible[random() % feasible.size()]});
+  }
+  return variants;
+}
+
+/// Poisoned outputs, guards, the same bits twice, the error.
+inline void verify_variant(Verifier& verifier, const DrawnVariant& variant,
+                           const CompileResult& compiled) {
+  CAPTURE(verifier.problem().text(), variant.family->name(), variant.config.text());
+  REQUIRE(compiled.report.failure == "");
+  const auto result = verifier.verify(0, 1, {compiled.executable});
+  CAPTURE(result.failure, result.error, result.tolerance);
+  REQUIRE(result.passed);
+}
+
+/// Draws, compiles and verifies; returns how many variants there were.
 template <typename Random>
 int verify_variants(Backend& backend, const Op& op, const Problem& problem, Random& random,
                     int more) {
   const DeviceFacts& facts = backend.facts();
   Verifier verifier(backend, op, problem, random());
-  int verified = 0;
-  for (const Family* family : op.families()) {
-    if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
-    const Space space = family->space(problem, facts);
-    std::vector<Config> configs{family->default_config(problem, facts)};
-    const auto feasible = more > 0 ? space.feasible() : std::vector<Config>{};
-    for (int i = 0; i < more && !feasible.empty(); ++i)
-      configs.push_back(feasible[random() % feasible.size()]);
-    for (const Config& config : configs) {
-      CAPTURE(problem.text(), family->name(), config.text());
-      REQUIRE(space.violations(config).empty());
-      const auto compiled = backend.compile(family->program(problem, facts, config));
-      REQUIRE(compiled.report.failure == "");
-      const auto result = verifier.verify(0, 1, {compiled.executable});
-      CAPTURE(result.failure, result.error, result.tolerance);
-      REQUIRE(result.passed);
-      ++verified;
-    }
-  }
-  return verified;
+  const auto variants = draw_variants(facts, op, problem, random, more);
+  for (const auto& variant : variants)
+    verify_variant(verifier, variant,
+                   backend.compile(variant.family->program(problem, facts, variant.config)));
+  return static_cast<int>(variants.size());
 }
 
 }  // namespace fftune::test
