@@ -1,7 +1,8 @@
 // C = epilogue(A B1^T[, A B2^T]) with TMA and wgmma, for sm_90a.
 //
 // A [m, k], B [n, k], a C [m, n] for each output, row-major, through tensor maps with 128-byte
-// swizzled boxes of 64 elements of k.
+// swizzled boxes of 64 elements of k. Operands that lie transposed, [k, m] or [k, n], come in boxes
+// of 64 k x 64 elements of the other extent, side by side; wgmma reads either.
 //
 // Blocks are specialised by warpgroup. One thread of the producer warpgroup keeps a ring of k tiles
 // filled; the consumer warpgroups multiply. Cooperative: the consumers split every tile. Ping-pong:
@@ -19,32 +20,41 @@
 
 #include "common/dependency.cuh"
 #include "common/wgmma.cuh"
+#include "gemm/operands.cuh"
 #include "gemm/scales.cuh"
+#include "gemm/wgmma_gradient.cuh"
 #include "gemm/wgmma_ring.cuh"
 #include "gemm/wgmma_store.cuh"
 
 namespace fftune {
 
-template <class T, class Epilogue, wgmma_tile tile, class Out = T, class Scales = no_scales>
+template <class T, class Epilogue, wgmma_tile tile, class Out = T, class Scales = no_scales,
+          class Operands = forward_operands>
 class wgmma_gemm {
   static constexpr int products = Epilogue::products;
   static constexpr int bk = 128 / sizeof(T);  // elements of a k tile
+  static constexpr bool a_transposed = Operands::a_transposed,
+                        b_transposed = Operands::b_transposed;
+  static_assert(!tile.swapped || !(a_transposed || b_transposed));
+  static_assert(Operands::terms == 1 || products == 1);
+  using store = wgmma_store_of<Out, Epilogue, tile>;
 
  public:
-  using layout = wgmma_layout<tile, products>;
+  using layout = typename store::layout;
 
   struct maps {
     const tensor_map& a;
     const tensor_map& b0;
-    const tensor_map& b1;  // unused with one product
-    wgmma_outputs c;
+    const tensor_map& b1;  // of the second product or term
+    typename store::outputs c;
     Scales scales = {};
+    const tensor_map* a1 = nullptr;                 // of the second term or result
+    const typename store::outputs* c1 = nullptr;  // of the second result
   };
 
  private:
   using ring = wgmma_ring<tile.stages, layout::stage_bytes>;
   using schedule = wgmma_schedule<tile>;
-  using store = wgmma_store<Out, Epilogue, tile>;
   using sums = typename store::sums;
 
   // Registers move from the producer, which needs few, to the consumers, whose accumulators need
@@ -62,6 +72,38 @@ class wgmma_gemm {
     }
   }
 
+  // A tile, and of which result it is.
+  struct result_tile : tile_position {
+    bool second;
+  };
+
+  // The tiles of two results are below each other, in whole clusters.
+  static __device__ __forceinline__ u32 result_rows(const wgmma_gemm_shape& shape) {
+    return ceil_div(static_cast<u32>(shape.m), static_cast<u32>(tile.bm * tile.cluster_m)) *
+           tile.cluster_m;
+  }
+  static __device__ __forceinline__ schedule schedule_of(const wgmma_gemm_shape& shape) {
+    if constexpr (Operands::results == 1) return schedule(shape);
+    return schedule({static_cast<int>(2 * result_rows(shape) * tile.bm), shape.n, shape.k,
+                     shape.group_m});
+  }
+  static __device__ __forceinline__ result_tile position(const schedule& work,
+                                                         const wgmma_gemm_shape& shape, u32 rank) {
+    tile_position at = work.position(rank);
+    bool second = false;
+    if constexpr (Operands::results == 2) {
+      second = at.m >= result_rows(shape);
+      if (second) at.m -= result_rows(shape);
+    }
+    return {at, second};
+  }
+
+  // The k tiles of this block, over all terms.
+  static __device__ __forceinline__ k_range range_of(const wgmma_gemm_shape& shape, u32 rank) {
+    if constexpr (Operands::terms == 1) return wgmma_k_range<tile, bk>(shape.k, rank);
+    return wgmma_k_range<tile, bk>(ceil_div(shape.k, bk) * bk * Operands::terms, rank);
+  }
+
   // Fills slots with this block's shares: part j of its tile row's A, part i of its tile column's
   // B, for block (i, j).
   struct loader {
@@ -70,11 +112,17 @@ class wgmma_gemm {
     static constexpr l2_policy b_policy =
         tile.swapped ? l2_policy::evict_first : l2_policy::evict_normal;
     const maps& map;
+    int term_tiles;
     u32 i, j;
     u16 row_blocks, column_blocks;
 
-    __device__ __forceinline__ loader(const maps& all, u32 rank)
-        : map(all), i(0), j(0), row_blocks(1), column_blocks(1) {
+    __device__ __forceinline__ loader(const maps& all, int k, u32 rank)
+        : map(all),
+          term_tiles(ceil_div(k, bk)),
+          i(0),
+          j(0),
+          row_blocks(1),
+          column_blocks(1) {
       if constexpr (tile.split_k == 1) {
         i = rank / tile.cluster_n, j = rank % tile.cluster_n;
         row_blocks = static_cast<u16>(((1 << tile.cluster_n) - 1) << i * tile.cluster_n);
@@ -85,41 +133,69 @@ class wgmma_gemm {
         }
       }
     }
-    __device__ __forceinline__ void load_a(u32 slot, u32 full, int k, tile_position at) const {
-      load<tile.cluster_n>(slot + j * a_share * layout::row_bytes, map.a, full, k,
-                           at.m * tile.bm + j * a_share, row_blocks, l2_policy::evict_normal);
+    // `share` rows of an operand from `row` on, at [k, k + bk).
+    template <int sharers, bool transposed, int share>
+    static __device__ __forceinline__ void load_share(u32 to, const tensor_map& from, u32 full,
+                                                      int k, int row, u16 blocks,
+                                                      l2_policy policy) {
+      if constexpr (transposed) {
+        static_assert(share % 64 == 0);
+#pragma unroll
+        for (int slab = 0; slab < share / 64; ++slab) {
+          load<sharers>(to + slab * wgmma_slab_bytes, from, full, row + slab * 64, k, blocks,
+                        policy);
+        }
+      } else {
+        load<sharers>(to, from, full, k, row, blocks, policy);
+      }
     }
-    __device__ __forceinline__ void load_b(u32 slot, u32 full, int k, tile_position at) const {
+    // The k tiles of two terms follow each other.
+    __device__ __forceinline__ bool of_second_term(int k_tile) const {
+      return Operands::terms == 2 && k_tile >= term_tiles;
+    }
+    __device__ __forceinline__ int k_of(int k_tile) const {
+      return (of_second_term(k_tile) ? k_tile - term_tiles : k_tile) * bk;
+    }
+    __device__ __forceinline__ void load_a(u32 slot, u32 full, int k_tile,
+                                           const result_tile& at) const {
+      const bool second = of_second_term(k_tile) || (Operands::results == 2 && at.second);
+      load_share<tile.cluster_n, a_transposed, a_share>(
+          slot + j * a_share * layout::row_bytes, second ? *map.a1 : map.a, full, k_of(k_tile),
+          at.m * tile.bm + j * a_share, row_blocks, l2_policy::evict_normal);
+    }
+    __device__ __forceinline__ void load_b(u32 slot, u32 full, int k_tile,
+                                           const result_tile& at) const {
 #pragma unroll
       for (int product = 0; product < products; ++product) {
-        load<tile.cluster_m>(
+        load_share<tile.cluster_m, b_transposed, b_share>(
             slot + layout::a_bytes + product * layout::b_bytes + i * b_share * layout::row_bytes,
-            product == 0 ? map.b0 : map.b1, full, k, at.n * tile.bn + i * b_share, column_blocks,
-            b_policy);
+            product == 0 && !of_second_term(k_tile) ? map.b0 : map.b1, full, k_of(k_tile),
+            at.n * tile.bn + i * b_share, column_blocks, b_policy);
       }
     }
   };
 
   static __device__ __forceinline__ void produce(const maps& map, const wgmma_gemm_shape& shape,
                                                  ring pipe, u32 rank) {
-    const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
-    const loader source(map, rank);
-    schedule work(shape);
+    const k_range range = range_of(shape, rank);
+    const loader source(map, shape.k, rank);
+    schedule work = schedule_of(shape);
+    if constexpr (Operands::b_is_written) wait_for_dependencies();
     // The ring is empty: fill it with weights, then wait for the activations to be there.
     const int early =
         range.last - range.first < tile.stages ? range.last - range.first : tile.stages;
     if (work.pending()) {
-      const tile_position at = work.position(rank);
+      const result_tile at = position(work, shape, rank);
       for (int slot = 0; slot < early; ++slot) {
         barrier_arrive_expect(pipe.full + slot * 8, layout::stage_bytes);
         source.load_b(pipe.slots + slot * layout::stage_bytes, pipe.full + slot * 8,
-                      (range.first + slot) * bk, at);
+                      range.first + slot, at);
       }
     }
-    wait_for_dependencies();
+    if constexpr (!Operands::b_is_written) wait_for_dependencies();
     int fetched = early;
     for (; work.pending(); work.advance(1)) {
-      const tile_position at = work.position(rank);
+      const result_tile at = position(work, shape, rank);
       for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
         const u32 slot = pipe.slot(), full = pipe.full_barrier();
         if (fetched > 0) {
@@ -127,9 +203,9 @@ class wgmma_gemm {
         } else {
           barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
           barrier_arrive_expect(full, layout::stage_bytes);
-          source.load_b(slot, full, tile_k * bk, at);
+          source.load_b(slot, full, tile_k, at);
         }
-        source.load_a(slot, full, tile_k * bk, at);
+        source.load_a(slot, full, tile_k, at);
       }
     }
     // A block may not exit while peers still multicast into it or signal its barriers.
@@ -152,10 +228,20 @@ class wgmma_gemm {
     }
   }
 
+  template <bool transposed>
+  static __device__ __forceinline__ u64 descriptor(u32 shared) {
+    if constexpr (transposed) return wgmma_transposed_descriptor(shared);
+    return wgmma_descriptor(shared);
+  }
+
   static __device__ __forceinline__ void multiply(sums& sum, u32 slot, u32 first_row,
                                                   int accumulate) {
-    const u64 a = wgmma_descriptor(slot + (tile.swapped ? 0 : first_row * 128));
-    const u64 b = wgmma_descriptor(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
+    // Rows of a tile are 128 bytes apart, or in slabs of 64 rows of 64 * 128 bytes: the same places.
+    const u64 a = descriptor<a_transposed>(slot + (tile.swapped ? 0 : first_row * 128));
+    const u64 b = descriptor<b_transposed>(slot + layout::a_bytes +
+                                           (tile.swapped ? first_row * 128 : 0));
+    constexpr int a_step = a_transposed ? 16 * 128 >> 4 : 32 >> 4,
+                  b_step = b_transposed ? 16 * 128 >> 4 : 32 >> 4;
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < layout::row_bytes / 32; ++step) {
@@ -163,14 +249,15 @@ class wgmma_gemm {
       for (int part = 0; part < layout::parts; ++part) {
 #pragma unroll
         for (int product = 0; product < products; ++product) {
-          const int row_offset = (part * 64 * 128 >> 4) + step * 2,
+          const int part_offset = part * 64 * 128 >> 4,
                     product_offset = product * layout::b_bytes >> 4;
           if constexpr (tile.swapped) {
-            wgmma<T, tile.bm>(sum[product][part], b + product_offset + row_offset, a + step * 2,
-                              step > 0 ? 1 : accumulate);
+            wgmma<T, tile.bm>(sum[product][part], b + product_offset + part_offset + step * b_step,
+                              a + step * a_step, step > 0 ? 1 : accumulate);
           } else {
-            wgmma<T, tile.bn>(sum[product][part], a + row_offset, b + product_offset + step * 2,
-                              step > 0 ? 1 : accumulate);
+            wgmma<T, tile.bn, a_transposed, b_transposed>(
+                sum[product][part], a + part_offset + step * a_step,
+                b + product_offset + step * b_step, step > 0 ? 1 : accumulate);
           }
         }
       }
@@ -257,13 +344,13 @@ class wgmma_gemm {
 
   static __device__ __forceinline__ void consume(const maps& map, const wgmma_gemm_shape& shape,
                                                  ring pipe, u32 base, u32 rank, int consumer) {
-    const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
+    const k_range range = range_of(shape, rank);
     const int k_tiles = range.last - range.first;
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
     typename store::boxes boxes{
-        base + layout::output_at + consumer * tile.output_boxes * layout::box_bytes,
+        base + layout::output_at + consumer * layout::consumer_output_bytes,
         base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
-    schedule work(shape);
+    schedule work = schedule_of(shape);
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
         work.advance(1);
@@ -274,13 +361,14 @@ class wgmma_gemm {
     constexpr u32 turn = tile.ping_pong ? 2 : 1;
     alignas(16) sums sum;
     for (; work.pending(); work.advance(turn)) {
-      const tile_position at = work.position(rank);
+      const result_tile at = position(work, shape, rank);
+      const typename store::outputs& to = Operands::results == 2 && at.second ? *map.c1 : map.c;
       int token = at.m * tile.bm, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
-      if constexpr (Epilogue::adds_residual) {
+      if constexpr (store::fetches) {
         const int share = tile.split_k > 1 ? rank * layout::owned_columns : 0;
         if (rank < layout::owners || tile.split_k == 1) {
-          store::fetch_residual(boxes, map.c, token + (tile.swapped ? share : 0),
+          store::fetch_residual(boxes, to, token + (tile.swapped ? share : 0),
                                 feature + (tile.swapped ? 0 : share));
         }
       }
@@ -301,9 +389,9 @@ class wgmma_gemm {
                              rank);
         if (rank >= layout::owners) return;
         (tile.swapped ? token : feature) += rank * layout::owned_columns;
-        store::store(total, boxes, map.c, token, feature, shape.n, 1 + consumer);
+        store::store(total, boxes, to, token, feature, shape.n, 1 + consumer);
       } else {
-        store::store(sum, boxes, map.c, token, feature, shape.n, 1 + consumer);
+        store::store(sum, boxes, to, token, feature, shape.n, 1 + consumer);
       }
     }
     if (threadIdx.x % 128 == 0) tma_store_wait();
@@ -322,7 +410,7 @@ class wgmma_gemm {
         barrier_init(pipe.empty + stage * 8,
                      (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
       }
-      if constexpr (Epilogue::adds_residual) {
+      if constexpr (store::fetches) {
         for (int box = 0; box < layout::output_barriers; ++box) {
           barrier_init(base + layout::output_barriers_at + box * 8, 1);
         }

@@ -20,6 +20,8 @@ struct wgmma_store {
   using sums = float[products][layout::parts][values];
   using owned_sums = float[products][layout::parts][owned];
   using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes>;
+  using outputs = wgmma_outputs;
+  static constexpr bool fetches = Epilogue::adds_residual;  // boxes are filled before the main loop
 
   // Gives every owner its columns of all the blocks' sums, added in the order of the blocks.
   // `exchange` is shared memory for this alone, and `arrived` a barrier that expects all of it: so

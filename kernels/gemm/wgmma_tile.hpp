@@ -44,22 +44,26 @@ struct WgmmaTile {
   int box_tokens() const { return swapped() ? owned_columns() : consumer_rows(); }
   int boxes() const { return swapped() ? parts() : owned_columns() / box_features(); }
 
-  std::int64_t shared_bytes(int products) const {
+  std::int64_t shared_bytes(int products, int box_buffers = 1) const {
     const std::int64_t ring = std::int64_t{stages} * (bm + products * bn) * 128;
     const std::int64_t exchange = split_k == 1 ? 0
                                                : std::int64_t{split_k - 1} * consumers * 128 *
                                                      products * parts() * owned_columns() * 2;
     const std::int64_t output =
-        std::int64_t{consumers} * output_boxes * box_tokens() * box_features() * 2;
+        std::int64_t{consumers} * output_boxes * box_buffers * box_tokens() * box_features() * 2;
     return 1024 + ring + exchange + output + stages * 16 + consumers * output_boxes * 8 + 8;
   }
 
   std::int64_t clusters(const GemmShape& shape) const {
     return ceil_div(shape.m, std::int64_t{bm} * cluster_m) *
-           ceil_div(shape.n, std::int64_t{bn} * cluster_n);
+           ceil_div(shape.n, std::int64_t{bn} * cluster_n) * shape.results;
   }
   std::int64_t tiles(const GemmShape& shape) const {
-    return ceil_div(shape.m, bm) * ceil_div(shape.n, bn);
+    return ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
+  }
+  /// k tiles of a block, of all terms.
+  std::int64_t k_tiles(const GemmShape& shape) const {
+    return ceil_div(ceil_div(shape.k, 64) * shape.terms, split_k);
   }
 };
 

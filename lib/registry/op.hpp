@@ -42,6 +42,9 @@ struct OptionField {
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
   std::optional<NumberRange> number = std::nullopt;
+  /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
+  /// field for each.
+  std::string pass = {};
 };
 
 /// "no, yes", or "a number from 0 to 1": what may be given.
@@ -92,6 +95,10 @@ class Op {
   virtual std::vector<OptionField> options() const = 0;
   /// The first is the default.
   virtual std::vector<DType> dtypes(DeviceKind) const = 0;
+  /// Those of one pass, for an op that does not have all of them in every pass.
+  virtual std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view /*pass*/) const {
+    return dtypes(kind);
+  }
 
   /// The size that counts tokens ("m"): presets are tuned over a list of it, and row i of every
   /// tensor that has it as its first dimension depends on row i of the others alone. So a check
@@ -111,6 +118,9 @@ class Op {
   virtual std::vector<const Family*> families() const = 0;
   virtual std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const = 0;
 };
+
+/// The options of a pass.
+std::vector<OptionField> options_of(const Op& op, std::string_view pass);
 
 /// The whole op's floating-point operations and least bytes: stages' flops added up; inputs and
 /// outputs counted once, intermediates not at all.
