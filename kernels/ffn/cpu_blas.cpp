@@ -244,6 +244,7 @@ class CpuBlas final : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (problem.pass != "fwd") return forward_alone;
     if (is_quantised(problem)) return no_fp8;
     return std::nullopt;
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/common/activation.hpp"
+#include "kernels/ffn/cpu_work.hpp"
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/ffn.hpp"
 
@@ -77,7 +78,8 @@ class CpuPlain final : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
   bool is_fallback() const override { return true; }
-  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
+  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (problem.pass != "fwd") return forward_alone;
     return std::nullopt;
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
