@@ -16,8 +16,8 @@ std::map<std::string, std::string> embedded_sources();  // generated from the ke
 
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
-  static const Catalog catalog{{&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op()},
-                               &sources};
+  static const Catalog catalog{
+      {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op()}, &sources};
   return catalog;
 }
 

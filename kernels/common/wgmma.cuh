@@ -33,9 +33,10 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 shared) {
   return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{1} << 16) | ((shared & 0x3ffffu) >> 4);
 }
 
-// Descriptor of a tile of 64 k whose other extent is contiguous: slabs of 64 elements of that extent,
-// each [64 k][128 bytes] under the 128-byte swizzle, `slab_bytes` apart. 8-row atoms of k are 1024
-// bytes apart, so 16 of k are 2048 bytes (PTX ISA, "Strides" of the matrix descriptor, MN-major).
+// Descriptor of a tile of 64 k whose other extent is contiguous: slabs of 64 elements of that
+// extent, each [64 k][128 bytes] under the 128-byte swizzle, `slab_bytes` apart. 8-row atoms of k
+// are 1024 bytes apart, so 16 of k are 2048 bytes (PTX ISA, "Strides" of the matrix descriptor,
+// MN-major).
 constexpr int wgmma_slab_bytes = 64 * 128;
 __device__ __forceinline__ u64 wgmma_transposed_descriptor(u32 shared) {
   return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{wgmma_slab_bytes >> 4} << 16) |

@@ -70,8 +70,8 @@ std::vector<StageSpec> backward_stages(const Problem& problem) {
   const bool again = recomputes(problem);
   std::vector<StageSpec> stages;
   if (again)
-    stages.push_back({stage_gate_up, {"x", "w_gate", "w_up"}, {"hidden", "gate", "up"}, d,
-                      2 * product, 0});
+    stages.push_back(
+        {stage_gate_up, {"x", "w_gate", "w_up"}, {"hidden", "gate", "up"}, d, 2 * product, 0});
   stages.push_back(
       {stage_d_hidden, {"dy", "w_down", "gate", "up"}, {"d_gate", "d_up"}, d, product, 0});
   if (!again) stages.back().outputs.push_back("hidden");

@@ -16,8 +16,9 @@
 namespace fftune::ffn {
 
 /// The stages after gate_up, which is the first where gate and up are computed again.
-constexpr const char* stage_d_hidden = "d_hidden";    // dy, w_down, gate, up -> d_gate, d_up(, hidden)
-constexpr const char* stage_d_x = "d_x";              // d_gate, d_up, w_gate, w_up -> dx
+constexpr const char* stage_d_hidden =
+    "d_hidden";                           // dy, w_down, gate, up -> d_gate, d_up(, hidden)
+constexpr const char* stage_d_x = "d_x";  // d_gate, d_up, w_gate, w_up -> dx
 constexpr const char* stage_d_gate_up = "d_gate_up";  // d_gate, d_up, x -> dw_gate, dw_up
 constexpr const char* stage_d_down = "d_down";        // dy, hidden -> dw_down
 
@@ -41,6 +42,7 @@ Product d_down_product(const Problem& problem);
 
 /// The families of these stages, and gate_up's on the CPU.
 std::vector<const Family*> backward_families();
-const Family& cpu_gate_up_family();
+const Family& cpu_gate_up_blas_family();
+const Family& cpu_gate_up_plain_family();
 
 }  // namespace fftune::ffn

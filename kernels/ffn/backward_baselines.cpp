@@ -50,8 +50,12 @@ void append_gate_gradient(Program& program, const Problem& problem) {
   launch.kernel = program.kernels.size() - 1;
   launch.grid.x = static_cast<std::uint32_t>(ceil_div(elements, 256 * count));
   launch.block.x = 256;
-  launch.arguments = {TensorArgument{at.count},  TensorArgument{at.gate}, TensorArgument{at.up},
-                      TensorArgument{at.d_gate}, TensorArgument{at.d_up}, TensorArgument{at.hidden},
+  launch.arguments = {TensorArgument{at.count},
+                      TensorArgument{at.gate},
+                      TensorArgument{at.up},
+                      TensorArgument{at.d_gate},
+                      TensorArgument{at.d_up},
+                      TensorArgument{at.hidden},
                       elements};
   program.steps.emplace_back(std::move(launch));
 }

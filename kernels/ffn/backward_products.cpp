@@ -41,8 +41,7 @@ Product d_x_product(const Problem& problem) {
   const Shape shape = shape_of(problem);
   const Places at = places_of(problem);
   Product product = product_of(
-      problem,
-      {.m = shape.m, .n = shape.d, .k = shape.h, .b_transposed = true, .terms = 2});
+      problem, {.m = shape.m, .n = shape.d, .k = shape.h, .b_transposed = true, .terms = 2});
   product.a = {TensorArgument{at.d_gate}, TensorArgument{at.d_up}};
   product.b = {TensorArgument{at.w_gate}, TensorArgument{at.w_up}};
   product.c = {TensorArgument{at.dx}};
@@ -98,10 +97,23 @@ std::vector<const Family*> backward_families() {
   static const CpuPlainProduct hidden_plain(d_hidden, "cpu_d_hidden_plain"),
       x_plain(d_x, "cpu_d_x_plain"), gate_up_plain(d_gate_up, "cpu_d_gate_up_plain"),
       down_plain(d_down, "cpu_d_down_plain");
-  return {&hidden_sm90,          &x_sm90,       &gate_up_sm90,     &down_sm90,
-          &hidden_blas,          &x_blas,       &gate_up_blas,     &down_blas,
-          &cpu_gate_up_family(), &hidden_fallback, &x_fallback,    &gate_up_fallback,
-          &down_fallback,        &hidden_plain, &x_plain,          &gate_up_plain,
+  return {&hidden_sm90,
+          &x_sm90,
+          &gate_up_sm90,
+          &down_sm90,
+          &cpu_gate_up_blas_family(),
+          &hidden_blas,
+          &x_blas,
+          &gate_up_blas,
+          &down_blas,
+          &hidden_fallback,
+          &x_fallback,
+          &gate_up_fallback,
+          &down_fallback,
+          &cpu_gate_up_plain_family(),
+          &hidden_plain,
+          &x_plain,
+          &gate_up_plain,
           &down_plain};
 }
 

@@ -30,13 +30,13 @@ Product up_product(const Problem& problem) {
 }
 
 /// hidden = act(gate) ⊙ up, by rows.
-HostFunction gated_rows(const Problem& problem, const DeviceFacts& facts, int threads) {
+HostFunction gated_rows(const Problem& problem, const DeviceFacts& facts) {
   const Shape shape = shape_of(problem);
   const Places at = places_of(problem);
   const RowKernels* const loops = &row_kernels(facts.arch, problem.dtype);
   const auto activation = parse_activation(problem.option("act"));
   return [=, bytes = dtype_bytes(problem.dtype)](const HostCall& call) {
-    call.parallel.run(static_cast<int>(shape.m), threads, [&](int row) {
+    call.parallel.run(static_cast<int>(shape.m), call.parallel.max_threads(), [&](int row) {
       const auto of = [&](std::size_t place) {
         return static_cast<std::byte*>(call.tensors[place]) +
                static_cast<std::size_t>(row) * static_cast<std::size_t>(shape.h) * bytes;
@@ -47,14 +47,14 @@ HostFunction gated_rows(const Problem& problem, const DeviceFacts& facts, int th
   };
 }
 
+template <typename Products>
 class CpuGateUp final : public Family {
  public:
-  std::string_view name() const override { return "cpu_gate_up"; }
-  std::string_view summary() const override {
-    return "gate and up again, by blocks over OpenBLAS, then their activation";
-  }
+  explicit CpuGateUp(std::string_view name) : name_(name) {}
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return "gate and up again, then their activation"; }
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  bool is_fallback() const override { return true; }
+  bool is_fallback() const override { return gate_.is_fallback(); }
   std::vector<std::string> stages() const override { return {stage_gate_up}; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
     if (!recomputes(problem)) return "it computes gate and up again: the pass bwd with save=input";
@@ -73,7 +73,7 @@ class CpuGateUp final : public Family {
     Program program = gate_.program(problem, facts, config);
     Program up = up_.program(problem, facts, config);
     std::move(up.steps.begin(), up.steps.end(), std::back_inserter(program.steps));
-    program.steps.emplace_back(gated_rows(problem, facts, config.get("threads")));
+    program.steps.emplace_back(gated_rows(problem, facts));
     program.host_tensors = places_of(problem).count;
     return program;
   }
@@ -85,14 +85,19 @@ class CpuGateUp final : public Family {
   }
 
  private:
-  CpuBlasProduct gate_{{stage_gate_up, "bwd", gate_product}, "gate"};
-  CpuBlasProduct up_{{stage_gate_up, "bwd", up_product}, "up"};
+  std::string_view name_;
+  Products gate_{{stage_gate_up, "bwd", gate_product}, "gate"};
+  Products up_{{stage_gate_up, "bwd", up_product}, "up"};
 };
 
 }  // namespace
 
-const Family& cpu_gate_up_family() {
-  static const CpuGateUp family;
+const Family& cpu_gate_up_blas_family() {
+  static const CpuGateUp<CpuBlasProduct> family("cpu_gate_up_blas");
+  return family;
+}
+const Family& cpu_gate_up_plain_family() {
+  static const CpuGateUp<CpuPlainProduct> family("cpu_gate_up_plain");
   return family;
 }
 

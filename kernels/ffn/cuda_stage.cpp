@@ -42,9 +42,8 @@ GemmShape gemm_of(CudaStage stage, const Problem& problem) {
 std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem) {
   const Places at = places_of(problem);
   const std::vector<std::size_t> places =
-      stage == CudaStage::gate_up
-          ? std::vector{at.x, at.w_gate, at.w_up, at.hidden, at.gate, at.up}
-          : std::vector{at.hidden, at.w_down, at.y, at.b_down, at.residual};
+      stage == CudaStage::gate_up ? std::vector{at.x, at.w_gate, at.w_up, at.hidden, at.gate, at.up}
+                                  : std::vector{at.hidden, at.w_down, at.y, at.b_down, at.residual};
   std::vector<Argument> arguments;
   for (const std::size_t place : places)
     if (place == Places::none)

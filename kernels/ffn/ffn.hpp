@@ -32,7 +32,7 @@ DType wide_dtype(const Problem& problem);
 
 /// What a problem asks for beside the plain forward pass.
 struct Form {
-  bool saves = false;  // gate and up are stored too: save=preact, or in the pass bwd save=input
+  bool saves = false;     // gate and up are stored too: save=preact, or in the pass bwd save=input
   bool bias = false;      // y has a bias: bias=down
   bool residual = false;  // y is added to a residual: residual=yes
   bool accumulates = false;  // bwd: the weights' gradients are added to others: accumulate=yes

@@ -1,16 +1,16 @@
 // d_gate = dc * up * act'(gate), d_up = dc * act(gate), hidden = act(gate) * up, as a pipeline of
 // library products needs it between its GEMMs: what `bench` compares with.
 //
-// All are [elements]. A thread takes `count` of them. Grid: ceil(elements / (256 count)). Block: 256.
+// All are [elements]. A thread takes `count` of them. Grid: ceil(elements / (256 count)). Block:
+// 256.
 #include "common/curve.cuh"
 #include "common/packet.cuh"
 
 namespace fftune {
 
 template <class T, class Curve, int count>
-__global__ void __launch_bounds__(256)
-    gate_gradient(const T* dc, const T* gate, const T* up, T* d_gate, T* d_up, T* hidden,
-                  i64 elements) {
+__global__ void __launch_bounds__(256) gate_gradient(const T* dc, const T* gate, const T* up,
+                                                     T* d_gate, T* d_up, T* hidden, i64 elements) {
   const i64 at = (static_cast<i64>(blockIdx.x) * 256 + threadIdx.x) * count;
   if (at >= elements) return;
   const u64 policy = stream_policy<false>();

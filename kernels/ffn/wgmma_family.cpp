@@ -43,9 +43,8 @@ std::string kernel_name(CudaStage stage, const Problem& problem) {
 
 std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
                                                 const DeviceFacts& facts) const {
-  if (auto refusal =
-          is_quantised(problem) ? refuse_cuda(problem, facts, stage_)
-                                : refuse_tensor_cores(problem, facts, stage_))
+  if (auto refusal = is_quantised(problem) ? refuse_cuda(problem, facts, stage_)
+                                           : refuse_tensor_cores(problem, facts, stage_))
     return refusal;
   if (auto refusal = refuse_rows(problem)) return refusal;
   if (is_quantised(problem) && !form_of(problem).plain())

@@ -54,12 +54,11 @@ void run_block(const Blocks& blocks, const HostCall& call, const ProductBlock& b
     const std::int64_t step = blocks.widens() ? slice : shape.k;
     for (std::int64_t k = 0; k < shape.k; k += step, beta = 1) {
       const std::int64_t depth = std::min(step, shape.k - k);
-      const auto a =
-          view(blocks, call, blocks.product.a[static_cast<std::size_t>(term + result)],
-               shape.a_transposed, shape.m, block.row, block.rows, k, depth, wide_a);
-      const auto b = view(blocks, call, blocks.product.b[static_cast<std::size_t>(term)],
-                          shape.b_transposed, shape.n, block.column, block.columns, k, depth,
-                          wide_b);
+      const auto a = view(blocks, call, blocks.product.a[static_cast<std::size_t>(term + result)],
+                          shape.a_transposed, shape.m, block.row, block.rows, k, depth, wide_a);
+      const auto b =
+          view(blocks, call, blocks.product.b[static_cast<std::size_t>(term)], shape.b_transposed,
+               shape.n, block.column, block.columns, k, depth, wide_b);
       sgemm(block.rows, block.columns, depth, a, b, beta, lane, block.columns);
     }
   }
@@ -76,8 +75,8 @@ void run(const Blocks& blocks, const HostCall& call) {
     float* const own = reinterpret_cast<float*>(call.scratch[0]) + lane * blocks.lane_floats();
     for (std::int64_t task = next++; task < tasks; task = next++) {
       const std::int64_t place = task / shape.results;
-      ProductBlock block{place / across * blocks.rows, blocks.rows,
-                         place % across * blocks.columns, blocks.columns};
+      ProductBlock block{place / across * blocks.rows, blocks.rows, place % across * blocks.columns,
+                         blocks.columns};
       block.rows = std::min(block.rows, shape.m - block.row);
       block.columns = std::min(block.columns, shape.n - block.column);
       run_block(blocks, call, block, static_cast<int>(task % shape.results), own);
@@ -123,9 +122,9 @@ Config CpuBlasProduct::default_config(const Problem& problem, const DeviceFacts&
 
 Program CpuBlasProduct::program(const Problem& problem, const DeviceFacts& facts,
                                 const Config& config) const {
-  const Blocks blocks{product(problem), config.at("rows"), config.at("columns"),
-                      config.get("threads"), &vector_kernels(facts.arch),
-                      &row_kernels(facts.arch, DType::f32)};
+  const Blocks blocks{
+      product(problem),      config.at("rows"),           config.at("columns"),
+      config.get("threads"), &vector_kernels(facts.arch), &row_kernels(facts.arch, DType::f32)};
   Program program;
   program.host_tensors = tensors_of(blocks.product);
   program.scratch = {

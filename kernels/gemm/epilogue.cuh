@@ -38,8 +38,8 @@ struct saving_epilogue : gated_epilogue<Activation> {
   static constexpr int outputs = 3;
 };
 
-// Of a product dc in the backward pass of act(gate) * up, where gate and up are at hand: d_gate, d_up
-// and, where that was not stored, the product act(gate) * up itself.
+// Of a product dc in the backward pass of act(gate) * up, where gate and up are at hand: d_gate,
+// d_up and, where that was not stored, the product act(gate) * up itself.
 template <class Curve, bool hidden>
 struct gated_gradient {
   static constexpr int products = 1, outputs = hidden ? 3 : 2;

@@ -33,8 +33,8 @@ class fallback_gemm {
       const int in_tile = transposed ? i % tile : i / bk, at = transposed ? i / tile : i % bk;
       const i64 row = first_row + in_tile;
       const bool valid = row < rows && at < k - first_k;
-      const i64 place = transposed ? (static_cast<i64>(first_k) + at) * rows + row
-                                   : row * k + first_k + at;
+      const i64 place =
+          transposed ? (static_cast<i64>(first_k) + at) * rows + row : row * k + first_k + at;
       to[at][in_tile] = valid ? to_float(matrix[place]) : 0.0f;
     }
   }

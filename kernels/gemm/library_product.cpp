@@ -9,16 +9,17 @@ void append_library_product(Program& program, const Product& product) {
       const auto place = static_cast<std::size_t>(result);
       // What a gradient is added to is the same buffer, as a framework has it.
       const bool accumulates = term > 0 || !product.addends.empty();
-      program.steps.emplace_back(LibraryGemm{.dtype = product.dtype,
-                                             .m = shape.m,
-                                             .n = shape.n,
-                                             .k = shape.k,
-                                             .a = product.a[static_cast<std::size_t>(result + term)],
-                                             .b = product.b[static_cast<std::size_t>(term)],
-                                             .c = product.c[place],
-                                             .a_transposed = shape.a_transposed,
-                                             .b_transposed = shape.b_transposed,
-                                             .accumulates = accumulates});
+      program.steps.emplace_back(
+          LibraryGemm{.dtype = product.dtype,
+                      .m = shape.m,
+                      .n = shape.n,
+                      .k = shape.k,
+                      .a = product.a[static_cast<std::size_t>(result + term)],
+                      .b = product.b[static_cast<std::size_t>(term)],
+                      .c = product.c[place],
+                      .a_transposed = shape.a_transposed,
+                      .b_transposed = shape.b_transposed,
+                      .accumulates = accumulates});
     }
 }
 

@@ -21,8 +21,8 @@ std::optional<std::string> refuse_stage(const ProductStage& stage, const Problem
 std::optional<std::string> refuse_rows(const Product& product) {
   const auto elements = static_cast<std::int64_t>(16 / dtype_bytes(product.dtype));
   const GemmShape& shape = product.shape;
-  for (const std::int64_t row : {shape.a_transposed ? shape.m : shape.k,
-                                 shape.b_transposed ? shape.n : shape.k, shape.n})
+  for (const std::int64_t row :
+       {shape.a_transposed ? shape.m : shape.k, shape.b_transposed ? shape.n : shape.k, shape.n})
     if (row % elements != 0)
       return fmt::format("rows of {} elements are not 16-byte aligned: use multiples of {}", row,
                          elements);

@@ -22,8 +22,8 @@ Program FallbackProduct::program(const Problem& problem, const DeviceFacts&, con
        fmt::format("fftune::product_fallback<{}, {}, {}>", element_type(work.dtype),
                    epilogue_type(work), operands_type(work))});
   KernelLaunch launch;
-  launch.grid.x = static_cast<std::uint32_t>(ceil_div(shape.m, tile) * ceil_div(shape.n, tile) *
-                                             shape.results);
+  launch.grid.x =
+      static_cast<std::uint32_t>(ceil_div(shape.m, tile) * ceil_div(shape.n, tile) * shape.results);
   launch.block.x = 256;
   const auto pass = [&](const std::vector<Pointer>& pointers, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i)

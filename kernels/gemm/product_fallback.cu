@@ -42,8 +42,7 @@ __global__ void __launch_bounds__(256)
       if constexpr (Epilogue::outputs == 3) c2[at] = from_float<T>(result[2]);
     } else {
       const addends<T> more{bias, second ? more1 : more0};
-      (second ? c1 : c0)[at] =
-          from_float<T>(more.template add<Epilogue>(own[0], row, column, n));
+      (second ? c1 : c0)[at] = from_float<T>(more.template add<Epilogue>(own[0], row, column, n));
     }
   });
 }

@@ -69,9 +69,7 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
                   "must fit in the {} bytes of shared memory that a block can have",
                   products, limit),
       {"bm", "bn", "schedule", "consumers", "split_k", "stages", "output_boxes"},
-      [=](const WgmmaTile& t) {
-        return t.shared_bytes(products, shape.box_buffers) <= limit;
-      });
+      [=](const WgmmaTile& t) { return t.shared_bytes(products, shape.box_buffers) <= limit; });
   add("a ring of fewer k tiles than fit, by a third or more, only waits longer for memory",
       {"bm", "bn", "schedule", "consumers", "split_k", "stages", "output_boxes"},
       [=](const WgmmaTile& t) {
@@ -88,7 +86,8 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
   };
   const int processors = std::max(facts.multiprocessors, 1);
   add("more than half of a tile would be padding", {"bm", "bn"}, [=](const WgmmaTile& t) {
-    return (t.bm == (swaps(shape) ? 8 : 64) || t.bm < 2 * shape.m) && (t.bn == 64 || t.bn < 2 * shape.n);
+    return (t.bm == (swaps(shape) ? 8 : 64) || t.bm < 2 * shape.m) &&
+           (t.bn == 64 || t.bn < 2 * shape.n);
   });
   add("every row of tiles reads the weights again: at most four, or tiles of 128 tokens", {"bm"},
       [=](const WgmmaTile& t) {
@@ -111,9 +110,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
     return t.split_k == 1 || shape.k * shape.terms >= std::int64_t{128} * t.split_k;
   });
   add("a ring longer than the loop over k is never full", {"split_k", "stages"},
-      [=](const WgmmaTile& t) {
-        return t.stages == 2 || t.stages <= t.k_tiles(shape) + 1;
-      });
+      [=](const WgmmaTile& t) { return t.stages == 2 || t.stages <= t.k_tiles(shape) + 1; });
   add("without several waves the order of the tiles does not matter", {"bm", "bn", "group_m"},
       [=](const WgmmaTile& t) {
         return t.group_m == 8 || (t.tiles(shape) > processors && ceil_div(shape.m, t.bm) > 8);
@@ -165,7 +162,8 @@ KernelLaunch wgmma_geometry(const Program& program, const GemmShape& shape,
       (t.split_k > 1 ? clusters : std::min(clusters, resident)) * t.cluster_blocks());
   launch.block.x = static_cast<std::uint32_t>((t.consumers + 1) * 128);
   launch.cluster.x = static_cast<std::uint32_t>(t.cluster_blocks());
-  launch.shared_bytes = static_cast<std::uint32_t>(t.shared_bytes(shape.products, shape.box_buffers));
+  launch.shared_bytes =
+      static_cast<std::uint32_t>(t.shared_bytes(shape.products, shape.box_buffers));
   launch.programmatic = programmatic;
   return launch;
 }

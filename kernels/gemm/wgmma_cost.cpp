@@ -46,11 +46,10 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   const double tiles = static_cast<double>(t.tiles(shape)) * t.split_k;
   const auto waves =
       static_cast<double>(ceil_div(t.tiles(shape) * t.split_k, std::max(facts.multiprocessors, 1)));
-  const double bytes =
-      (double(shape.n) * shape.k * shape.products * shape.terms +
-       double(shape.m) * shape.k * shape.terms * shape.results +
-       double(shape.m) * shape.n * shape.results * shape.box_buffers) *
-      2;
+  const double bytes = (double(shape.n) * shape.k * shape.products * shape.terms +
+                        double(shape.m) * shape.k * shape.terms * shape.results +
+                        double(shape.m) * shape.n * shape.results * shape.box_buffers) *
+                       2;
   const double busy = std::min(tiles, processors) / processors;
   // A memory-bound kernel needs most of the device loading at once.
   const double memory = bytes / (memory_rate * std::min(1.0, busy * 1.15));

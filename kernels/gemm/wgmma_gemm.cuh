@@ -48,7 +48,7 @@ class wgmma_gemm {
     const tensor_map& b1;  // of the second product or term
     typename store::outputs c;
     Scales scales = {};
-    const tensor_map* a1 = nullptr;                 // of the second term or result
+    const tensor_map* a1 = nullptr;               // of the second term or result
     const typename store::outputs* c1 = nullptr;  // of the second result
   };
 
@@ -84,8 +84,8 @@ class wgmma_gemm {
   }
   static __device__ __forceinline__ schedule schedule_of(const wgmma_gemm_shape& shape) {
     if constexpr (Operands::results == 1) return schedule(shape);
-    return schedule({static_cast<int>(2 * result_rows(shape) * tile.bm), shape.n, shape.k,
-                     shape.group_m});
+    return schedule(
+        {static_cast<int>(2 * result_rows(shape) * tile.bm), shape.n, shape.k, shape.group_m});
   }
   static __device__ __forceinline__ result_tile position(const schedule& work,
                                                          const wgmma_gemm_shape& shape, u32 rank) {
@@ -117,12 +117,7 @@ class wgmma_gemm {
     u16 row_blocks, column_blocks;
 
     __device__ __forceinline__ loader(const maps& all, int k, u32 rank)
-        : map(all),
-          term_tiles(ceil_div(k, bk)),
-          i(0),
-          j(0),
-          row_blocks(1),
-          column_blocks(1) {
+        : map(all), term_tiles(ceil_div(k, bk)), i(0), j(0), row_blocks(1), column_blocks(1) {
       if constexpr (tile.split_k == 1) {
         i = rank / tile.cluster_n, j = rank % tile.cluster_n;
         row_blocks = static_cast<u16>(((1 << tile.cluster_n) - 1) << i * tile.cluster_n);
@@ -236,10 +231,11 @@ class wgmma_gemm {
 
   static __device__ __forceinline__ void multiply(sums& sum, u32 slot, u32 first_row,
                                                   int accumulate) {
-    // Rows of a tile are 128 bytes apart, or in slabs of 64 rows of 64 * 128 bytes: the same places.
+    // Rows of a tile are 128 bytes apart, or in slabs of 64 rows of 64 * 128 bytes: the same
+    // places.
     const u64 a = descriptor<a_transposed>(slot + (tile.swapped ? 0 : first_row * 128));
-    const u64 b = descriptor<b_transposed>(slot + layout::a_bytes +
-                                           (tile.swapped ? first_row * 128 : 0));
+    const u64 b =
+        descriptor<b_transposed>(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
     constexpr int a_step = a_transposed ? 16 * 128 >> 4 : 32 >> 4,
                   b_step = b_transposed ? 16 * 128 >> 4 : 32 >> 4;
     wgmma_fence();

@@ -37,8 +37,8 @@ struct wgmma_gradient_store {
     tma_store_wait_read<0>();
 #pragma unroll
     for (int box = 0; box < tile.output_boxes; ++box) {
-      fetch(ring, (ring.index + box) % tile.output_boxes, to,
-            feature + box * layout::box_features, token);
+      fetch(ring, (ring.index + box) % tile.output_boxes, to, feature + box * layout::box_features,
+            token);
     }
   }
 

@@ -11,10 +11,9 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   // A library call adds a bias and a residual to y in ways of its own: the plain product alone.
   if (!form.backward && (form.bias || form.residual)) return {};
   Baseline baseline;
-  baseline.name = "library";
-  baseline.summary = facts.kind == DeviceKind::cpu
-                         ? "OpenBLAS, one product after the other, all on all threads"
-                         : "cuBLASLt, one product after the other";
+  baseline.name = "unfused";
+  baseline.summary = facts.kind == DeviceKind::cpu ? "products of OpenBLAS, all on all threads"
+                                                   : "products of cuBLASLt";
   Program& program = baseline.program;
   program.host_tensors = places_of(problem).count;
   if (!form.backward) {

@@ -35,18 +35,18 @@ class CpuDBias final : public Family {
         return static_cast<std::byte*>(call.tensors[tensor]) +
                static_cast<std::size_t>(element) * dtype_bytes(dtype);
       };
-      call.parallel.run(
-          static_cast<int>(ceil_div(n, columns)), call.parallel.max_threads(), [&](int task) {
-            const std::int64_t first = task * columns;
-            const auto count = static_cast<std::size_t>(std::min(columns, n - first));
-            float sum[columns] = {}, row[columns];
-            if (adds) decode(dtype, place(at.dbias_before, first), {sum, count});
-            for (std::int64_t i = 0; i < m; ++i) {
-              decode(dtype, place(at.dy, i * n + first), {row, count});
-              for (std::size_t j = 0; j < count; ++j) sum[j] += row[j];
-            }
-            encode(dtype, {sum, count}, place(at.dbias, first));
-          });
+      call.parallel.run(static_cast<int>(ceil_div(n, columns)), call.parallel.max_threads(),
+                        [&](int task) {
+                          const std::int64_t first = task * columns;
+                          const auto count = static_cast<std::size_t>(std::min(columns, n - first));
+                          float sum[columns] = {}, row[columns];
+                          if (adds) decode(dtype, place(at.dbias_before, first), {sum, count});
+                          for (std::int64_t i = 0; i < m; ++i) {
+                            decode(dtype, place(at.dy, i * n + first), {row, count});
+                            for (std::size_t j = 0; j < count; ++j) sum[j] += row[j];
+                          }
+                          encode(dtype, {sum, count}, place(at.dbias, first));
+                        });
     }));
     return program;
   }

@@ -62,9 +62,13 @@ std::vector<const Family*> families() {
       dw_blas(dw_stage, "cpu_d_w_blas");
   static const CpuPlainProduct y_plain(y_stage, "cpu_plain"), dx_plain(dx_stage, "cpu_d_x_plain"),
       dw_plain(dw_stage, "cpu_d_w_plain");
-  return {&y_sm90,     &dx_sm90,     &dw_sm90,     &y_blas,          &dx_blas,
-          &dw_blas,    &y_fallback,  &dx_fallback, &dw_fallback,     &y_plain,
-          &dx_plain,   &dw_plain,    &d_bias_family(), &cpu_d_bias_family()};
+  return {&y_sm90,          &dx_sm90,
+          &dw_sm90,         &y_blas,
+          &dx_blas,         &dw_blas,
+          &y_fallback,      &dx_fallback,
+          &dw_fallback,     &y_plain,
+          &dx_plain,        &dw_plain,
+          &d_bias_family(), &cpu_d_bias_family()};
 }
 
 }  // namespace fftune::linear

@@ -77,7 +77,8 @@ struct KernelLaunch {
 };
 
 /// c [m,n] = a [m,k] · b [n,k]ᵀ (+ c), row-major, fp32 accumulation, by the vendor's BLAS with all
-/// the device's resources. An operand that is transposed lies as [k,m] or [k,n]. What a user would call; used by baselines and to measure the ceiling.
+/// the device's resources. An operand that is transposed lies as [k,m] or [k,n]. What a user would
+/// call; used by baselines and to measure the ceiling.
 struct LibraryGemm {
   DType dtype = DType::f32;
   std::int64_t m = 0;

@@ -72,7 +72,8 @@ void check_options(const Op& op, Problem& problem) {
 
 std::vector<OptionField> options_of(const Op& op, std::string_view pass) {
   auto fields = op.options();
-  std::erase_if(fields, [&](const auto& field) { return !field.pass.empty() && field.pass != pass; });
+  std::erase_if(fields,
+                [&](const auto& field) { return !field.pass.empty() && field.pass != pass; });
   return fields;
 }
 

@@ -140,8 +140,9 @@ void print_op(const Op& op, const Output& output) {
   for (const SizeField& field : op.sizes())
     fields.row({field.name, fmt::format("1 to {}", field.max), field.help});
   for (const OptionField& field : op.options())
-    fields.row({field.name, choices_text(field),
-                field.pass.empty() ? field.help : fmt::format("pass {}: {}", field.pass, field.help)});
+    fields.row(
+        {field.name, choices_text(field),
+         field.pass.empty() ? field.help : fmt::format("pass {}: {}", field.pass, field.help)});
   fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cuda), ", ")),
               "element type on a GPU"});
   fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cpu), ", ")),
