@@ -64,7 +64,7 @@ int verify_variants(Backend& backend, const Op& op, const Problem& problem, Rand
 inline void verify_recipe(Backend& backend, const Op& op, const Problem& problem,
                           const Recipe& recipe, std::uint64_t seed) {
   CAPTURE(problem.text(), recipe_text(recipe));
-  Executables executables;
+  Verifier::Executables executables;
   for (const Variant& variant : recipe) {
     const Family& family = family_of(op, variant.family);
     const auto compiled = backend.compile(family.program(problem, backend.facts(), variant.config));
