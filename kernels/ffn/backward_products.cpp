@@ -88,6 +88,8 @@ std::vector<const Family*> backward_families() {
       x_sm90(d_x, "d_x_sm90", "wgmma, d_gate w_gate and d_up w_up in one accumulator"),
       gate_up_sm90(d_gate_up, "d_gate_up_sm90", "wgmma, both products of x in one launch"),
       down_sm90(d_down, "d_down_sm90", "wgmma, dy and hidden read as their transposes");
+  static const MmaSyncProduct hidden_sm80(d_hidden, "d_hidden_sm80"), x_sm80(d_x, "d_x_sm80"),
+      gate_up_sm80(d_gate_up, "d_gate_up_sm80"), down_sm80(d_down, "d_down_sm80");
   static const FallbackProduct hidden_fallback(d_hidden, "d_hidden_fallback"),
       x_fallback(d_x, "d_x_fallback"), gate_up_fallback(d_gate_up, "d_gate_up_fallback"),
       down_fallback(d_down, "d_down_fallback");
@@ -97,23 +99,13 @@ std::vector<const Family*> backward_families() {
   static const CpuPlainProduct hidden_plain(d_hidden, "cpu_d_hidden_plain"),
       x_plain(d_x, "cpu_d_x_plain"), gate_up_plain(d_gate_up, "cpu_d_gate_up_plain"),
       down_plain(d_down, "cpu_d_down_plain");
-  return {&hidden_sm90,
-          &x_sm90,
-          &gate_up_sm90,
-          &down_sm90,
-          &cpu_gate_up_blas_family(),
-          &hidden_blas,
-          &x_blas,
-          &gate_up_blas,
-          &down_blas,
-          &hidden_fallback,
-          &x_fallback,
-          &gate_up_fallback,
-          &down_fallback,
-          &cpu_gate_up_plain_family(),
-          &hidden_plain,
-          &x_plain,
-          &gate_up_plain,
+  return {&hidden_sm90,      &x_sm90,          &gate_up_sm90,
+          &down_sm90,        &hidden_sm80,     &x_sm80,
+          &gate_up_sm80,     &down_sm80,       &cpu_gate_up_blas_family(),
+          &hidden_blas,      &x_blas,          &gate_up_blas,
+          &down_blas,        &hidden_fallback, &x_fallback,
+          &gate_up_fallback, &down_fallback,   &cpu_gate_up_plain_family(),
+          &hidden_plain,     &x_plain,         &gate_up_plain,
           &down_plain};
 }
 

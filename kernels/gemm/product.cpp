@@ -18,6 +18,23 @@ std::optional<std::string> refuse_stage(const ProductStage& stage, const Problem
   return std::nullopt;
 }
 
+std::vector<Argument> pointer_arguments(const Product& product) {
+  std::vector<Argument> arguments;
+  const auto pass = [&](const std::vector<Pointer>& pointers, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i)
+      arguments.push_back(i < pointers.size() ? argument_of(pointers[i])
+                                              : Argument{std::int64_t{0}});
+  };
+  pass(product.a, 2);
+  pass(product.b, 2);
+  pass(product.c, 3);
+  pass(product.bias ? std::vector{*product.bias} : std::vector<Pointer>{}, 1);
+  pass(product.gradient ? std::vector{product.gradient->gate, product.gradient->up}
+                        : product.addends,
+       2);
+  return arguments;
+}
+
 std::optional<std::string> refuse_rows(const Product& product) {
   const auto elements = static_cast<std::int64_t>(16 / dtype_bytes(product.dtype));
   const GemmShape& shape = product.shape;

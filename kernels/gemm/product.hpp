@@ -52,6 +52,10 @@ struct ProductStage {
 std::optional<std::string> refuse_stage(const ProductStage& stage, const Problem& problem,
                                         const DeviceFacts& facts, DeviceKind kind);
 
+/// The pointers in the order of the kernels of product_fallback.cu and product_sm80.cu: a0, a1, b0,
+/// b1, c0, c1, c2, bias, more0, more1; null for those that the product does without.
+std::vector<Argument> pointer_arguments(const Product& product);
+
 /// Why the rows of its matrices cannot be moved 16 bytes at a time.
 std::optional<std::string> refuse_rows(const Product& product);
 

@@ -25,17 +25,7 @@ Program FallbackProduct::program(const Problem& problem, const DeviceFacts&, con
   launch.grid.x =
       static_cast<std::uint32_t>(ceil_div(shape.m, tile) * ceil_div(shape.n, tile) * shape.results);
   launch.block.x = 256;
-  const auto pass = [&](const std::vector<Pointer>& pointers, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i)
-      launch.arguments.push_back(i < pointers.size() ? argument_of(pointers[i])
-                                                     : Argument{std::int64_t{0}});
-  };
-  pass(work.a, 2);
-  pass(work.b, 2);
-  pass(work.c, 3);
-  pass(work.bias ? std::vector<Pointer>{*work.bias} : std::vector<Pointer>{}, 1);
-  pass(work.gradient ? std::vector<Pointer>{work.gradient->gate, work.gradient->up} : work.addends,
-       2);
+  launch.arguments = pointer_arguments(work);
   for (const std::int64_t size : {shape.m, shape.n, shape.k})
     launch.arguments.emplace_back(static_cast<std::int32_t>(size));
   program.steps.emplace_back(std::move(launch));

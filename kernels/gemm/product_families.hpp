@@ -38,6 +38,20 @@ class WgmmaProduct final : public ProductFamily {
   std::vector<std::string> sources() const override;
 };
 
+/// gemm/mma_sync.cuh, for compute capability 8.0 and newer.
+class MmaSyncProduct final : public ProductFamily {
+ public:
+  MmaSyncProduct(const ProductStage& stage, std::string_view name)
+      : ProductFamily(stage, name, "mma.sync and cp.async, transposed operands by ldmatrix.trans") {
+  }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
+  Space space(const Problem&, const DeviceFacts&) const override;
+  Config default_config(const Problem&, const DeviceFacts&) const override;
+  Program program(const Problem&, const DeviceFacts&, const Config&) const override;
+  std::vector<std::string> sources() const override;
+};
+
 /// gemm/fallback.cuh, for any CUDA device, size and type.
 class FallbackProduct final : public ProductFamily {
  public:

@@ -20,9 +20,9 @@
 
 #include "common/dependency.cuh"
 #include "common/wgmma.cuh"
-#include "gemm/operands.cuh"
 #include "gemm/scales.cuh"
 #include "gemm/wgmma_gradient.cuh"
+#include "gemm/wgmma_loader.cuh"
 #include "gemm/wgmma_ring.cuh"
 #include "gemm/wgmma_store.cuh"
 
@@ -55,27 +55,13 @@ class wgmma_gemm {
  private:
   using ring = wgmma_ring<tile.stages, layout::stage_bytes>;
   using schedule = wgmma_schedule<tile>;
+  using loader = wgmma_loader<T, products, tile, layout, Operands>;
   using sums = typename store::sums;
 
   // Registers move from the producer, which needs few, to the consumers, whose accumulators need
   // many.
   static constexpr int producer_registers = tile.consumers == 3 ? 32 : 40;
   static constexpr int consumer_registers = tile.consumers == 3 ? 160 : 232;
-
-  template <int sharers>
-  static __device__ __forceinline__ void load(u32 to, const tensor_map& map, u32 barrier, int k,
-                                              int row, u16 blocks, l2_policy policy) {
-    if constexpr (sharers == 1) {
-      tma_load(to, map, barrier, k, row, policy);
-    } else {
-      tma_load_multicast(to, map, barrier, k, row, blocks, policy);
-    }
-  }
-
-  // A tile, and of which result it is.
-  struct result_tile : tile_position {
-    bool second;
-  };
 
   // The tiles of two results are below each other, in whole clusters.
   static __device__ __forceinline__ u32 result_rows(const wgmma_gemm_shape& shape) {
@@ -87,8 +73,9 @@ class wgmma_gemm {
     return schedule(
         {static_cast<int>(2 * result_rows(shape) * tile.bm), shape.n, shape.k, shape.group_m});
   }
-  static __device__ __forceinline__ result_tile position(const schedule& work,
-                                                         const wgmma_gemm_shape& shape, u32 rank) {
+  static __device__ __forceinline__ wgmma_result_tile position(const schedule& work,
+                                                               const wgmma_gemm_shape& shape,
+                                                               u32 rank) {
     tile_position at = work.position(rank);
     bool second = false;
     if constexpr (Operands::results == 2) {
@@ -104,83 +91,17 @@ class wgmma_gemm {
     return wgmma_k_range<tile, bk>(ceil_div(shape.k, bk) * bk * Operands::terms, rank);
   }
 
-  // Fills slots with this block's shares: part j of its tile row's A, part i of its tile column's
-  // B, for block (i, j).
-  struct loader {
-    static constexpr int a_share = tile.bm / tile.cluster_n, b_share = tile.bn / tile.cluster_m;
-    // Few tokens: a weight is read once in all, so it should leave the L2 first.
-    static constexpr l2_policy b_policy =
-        tile.swapped ? l2_policy::evict_first : l2_policy::evict_normal;
-    const maps& map;
-    int term_tiles;
-    u32 i, j;
-    u16 row_blocks, column_blocks;
-
-    __device__ __forceinline__ loader(const maps& all, int k, u32 rank)
-        : map(all), term_tiles(ceil_div(k, bk)), i(0), j(0), row_blocks(1), column_blocks(1) {
-      if constexpr (tile.split_k == 1) {
-        i = rank / tile.cluster_n, j = rank % tile.cluster_n;
-        row_blocks = static_cast<u16>(((1 << tile.cluster_n) - 1) << i * tile.cluster_n);
-        column_blocks = 0;
-#pragma unroll
-        for (int block = 0; block < tile.cluster_m; ++block) {
-          column_blocks |= static_cast<u16>(1 << (block * tile.cluster_n + j));
-        }
-      }
-    }
-    // `share` rows of an operand from `row` on, at [k, k + bk).
-    template <int sharers, bool transposed, int share>
-    static __device__ __forceinline__ void load_share(u32 to, const tensor_map& from, u32 full,
-                                                      int k, int row, u16 blocks,
-                                                      l2_policy policy) {
-      if constexpr (transposed) {
-        static_assert(share % 64 == 0);
-#pragma unroll
-        for (int slab = 0; slab < share / 64; ++slab) {
-          load<sharers>(to + slab * wgmma_slab_bytes, from, full, row + slab * 64, k, blocks,
-                        policy);
-        }
-      } else {
-        load<sharers>(to, from, full, k, row, blocks, policy);
-      }
-    }
-    // The k tiles of two terms follow each other.
-    __device__ __forceinline__ bool of_second_term(int k_tile) const {
-      return Operands::terms == 2 && k_tile >= term_tiles;
-    }
-    __device__ __forceinline__ int k_of(int k_tile) const {
-      return (of_second_term(k_tile) ? k_tile - term_tiles : k_tile) * bk;
-    }
-    __device__ __forceinline__ void load_a(u32 slot, u32 full, int k_tile,
-                                           const result_tile& at) const {
-      const bool second = of_second_term(k_tile) || (Operands::results == 2 && at.second);
-      load_share<tile.cluster_n, a_transposed, a_share>(
-          slot + j * a_share * layout::row_bytes, second ? *map.a1 : map.a, full, k_of(k_tile),
-          at.m * tile.bm + j * a_share, row_blocks, l2_policy::evict_normal);
-    }
-    __device__ __forceinline__ void load_b(u32 slot, u32 full, int k_tile,
-                                           const result_tile& at) const {
-#pragma unroll
-      for (int product = 0; product < products; ++product) {
-        load_share<tile.cluster_m, b_transposed, b_share>(
-            slot + layout::a_bytes + product * layout::b_bytes + i * b_share * layout::row_bytes,
-            product == 0 && !of_second_term(k_tile) ? map.b0 : map.b1, full, k_of(k_tile),
-            at.n * tile.bn + i * b_share, column_blocks, b_policy);
-      }
-    }
-  };
-
   static __device__ __forceinline__ void produce(const maps& map, const wgmma_gemm_shape& shape,
                                                  ring pipe, u32 rank) {
     const k_range range = range_of(shape, rank);
-    const loader source(map, shape.k, rank);
+    const loader source({map.a, map.b0, map.b1, map.a1}, shape.k, rank);
     schedule work = schedule_of(shape);
     if constexpr (Operands::b_is_written) wait_for_dependencies();
     // The ring is empty: fill it with weights, then wait for the activations to be there.
     const int early =
         range.last - range.first < tile.stages ? range.last - range.first : tile.stages;
     if (work.pending()) {
-      const result_tile at = position(work, shape, rank);
+      const wgmma_result_tile at = position(work, shape, rank);
       for (int slot = 0; slot < early; ++slot) {
         barrier_arrive_expect(pipe.full + slot * 8, layout::stage_bytes);
         source.load_b(pipe.slots + slot * layout::stage_bytes, pipe.full + slot * 8,
@@ -190,7 +111,7 @@ class wgmma_gemm {
     if constexpr (!Operands::b_is_written) wait_for_dependencies();
     int fetched = early;
     for (; work.pending(); work.advance(1)) {
-      const result_tile at = position(work, shape, rank);
+      const wgmma_result_tile at = position(work, shape, rank);
       for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
         const u32 slot = pipe.slot(), full = pipe.full_barrier();
         if (fetched > 0) {
@@ -357,7 +278,7 @@ class wgmma_gemm {
     constexpr u32 turn = tile.ping_pong ? 2 : 1;
     alignas(16) sums sum;
     for (; work.pending(); work.advance(turn)) {
-      const result_tile at = position(work, shape, rank);
+      const wgmma_result_tile at = position(work, shape, rank);
       const typename store::outputs& to = Operands::results == 2 && at.second ? *map.c1 : map.c;
       int token = at.m * tile.bm, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;

@@ -26,7 +26,9 @@ class DBias final : public Family {
   std::vector<std::string> stages() const override { return {stage_d_bias}; }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    return refuse_stage(stage, problem, facts, DeviceKind::cuda);
+    if (auto refusal = refuse_stage(stage, problem, facts, DeviceKind::cuda)) return refusal;
+    if (!form_of(problem).bias) return "there is no bias to have a gradient";
+    return std::nullopt;
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }

@@ -7,6 +7,7 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/backward.hpp"
 #include "support/gradients.hpp"
+#include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -37,6 +38,10 @@ void verify_all(Backend& backend, const Problem& problem, std::mt19937_64& rando
 
 const std::vector<std::map<std::string, std::string>> forms{
     {}, {{"save", "input"}}, {{"accumulate", "yes"}}, {{"save", "input"}, {"accumulate", "yes"}}};
+
+/// The gradients that accumulate, and what they are added to.
+const std::vector<std::pair<std::string, std::string>> accumulating{
+    {"dw_gate", "dw_gate_before"}, {"dw_up", "dw_up_before"}, {"dw_down", "dw_down_before"}};
 
 }  // namespace
 
@@ -147,12 +152,42 @@ TEST_CASE("the backward pass is right on a GPU at sizes that no tile divides", "
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(4);
-  for (const auto& [m, d, h] : {std::tuple{1, 8, 8}, {2, 72, 40}, {77, 136, 264}, {1001, 200, 520}})
+  for (const auto& [m, d, h] :
+       {std::tuple{1, 8, 8}, {2, 72, 40}, {50, 200, 136}, {77, 136, 264}, {1001, 200, 520}})
     verify_all(*backend, problem_of(m, d, h, DType::bf16, {}), random, 2);
   for (const auto& form : forms)
-    verify_all(*backend, problem_of(333, 136, 264, DType::bf16, form), random, 1);
+    for (const auto& [m, d, h] : {std::tuple{64, 104, 200}, {333, 136, 264}})
+      verify_all(*backend, problem_of(m, d, h, DType::bf16, form), random, 1);
   for (const auto& act : activation_names())
     verify_all(*backend, problem_of(130, 136, 72, DType::fp16, {{"act", act}}), random, 0);
   for (const auto& [m, d, h] : {std::tuple{1, 1, 1}, {3, 7, 5}, {70, 37, 129}})
     verify_all(*backend, problem_of(m, d, h, DType::f32, {}), random, 0);
+}
+
+TEST_CASE("the backward pass's baseline writes the same, and gradients accumulate in place") {
+  const auto backend = open_cpu();
+  for (const char* save : {"preact", "input"}) {
+    check_baselines(*backend, ffn_op(),
+                    problem_of(33, 40, 72, DType::f32, {{"save", save}}, DeviceKind::cpu), 1e-5);
+    check_baselines(*backend, ffn_op(),
+                    problem_of(33, 40, 72, DType::bf16, {{"save", save}}, DeviceKind::cpu), 2e-2);
+    check_in_place(*backend, ffn_op(),
+                   problem_of(33, 40, 72, DType::bf16, {{"save", save}, {"accumulate", "yes"}},
+                              DeviceKind::cpu),
+                   accumulating);
+  }
+}
+
+TEST_CASE("on a GPU too, the baseline writes the same, and gradients accumulate in place",
+          "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const char* save : {"preact", "input"}) {
+    check_baselines(*backend, ffn_op(), problem_of(333, 136, 264, DType::bf16, {{"save", save}}),
+                    2e-2);
+    for (const std::int64_t m : {40, 333})
+      check_in_place(*backend, ffn_op(),
+                     problem_of(m, 136, 264, DType::bf16, {{"save", save}, {"accumulate", "yes"}}),
+                     accumulating);
+  }
 }

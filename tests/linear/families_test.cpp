@@ -3,6 +3,7 @@
 
 #include "cpu/open.hpp"
 #include "kernels/linear/linear.hpp"
+#include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -56,13 +57,39 @@ TEST_CASE("linear is right on a GPU at sizes that no tile divides", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
-  for (const Sizes sizes : {Sizes{1, 8, 8}, {2, 72, 40}, {77, 136, 264}, {1001, 520, 328}})
+  for (const Sizes sizes :
+       {Sizes{1, 8, 8}, {2, 72, 40}, {50, 136, 200}, {77, 136, 264}, {1001, 520, 328}})
     for (const char* pass : {"fwd", "bwd"})
       verify_all(*backend, problem_of(pass, sizes, DType::bf16, {}), random, 2);
-  for (const Problem& problem : forms_of({333, 136, 264}, DType::bf16))
-    verify_all(*backend, problem, random, 1);
+  for (const Sizes sizes : {Sizes{64, 104, 200}, {333, 136, 264}})
+    for (const Problem& problem : forms_of(sizes, DType::bf16))
+      verify_all(*backend, problem, random, 1);
   for (const DType dtype : {DType::fp16, DType::f32})
     for (const Sizes sizes : {Sizes{3, 5, 7}, {129, 200, 96}})
       for (const Problem& problem : forms_of(sizes, dtype))
         verify_all(*backend, problem, random, 0);
+}
+
+TEST_CASE("linear's baselines write the same, and its gradients accumulate in place") {
+  const auto backend = open_cpu();
+  for (const char* pass : {"fwd", "bwd"})
+    check_baselines(*backend, linear_op(), problem_of(pass, {33, 40, 72}, DType::bf16, {}), 2e-2);
+  check_in_place(
+      *backend, linear_op(),
+      problem_of("bwd", {33, 40, 72}, DType::bf16, {{"bias", "yes"}, {"accumulate", "yes"}}),
+      {{"dw", "dw_before"}, {"dbias", "dbias_before"}});
+}
+
+TEST_CASE("on a GPU too, linear's baselines write the same, and gradients accumulate in place",
+          "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const char* pass : {"fwd", "bwd"})
+    check_baselines(*backend, linear_op(), problem_of(pass, {333, 136, 264}, DType::bf16, {}),
+                    2e-2);
+  for (const std::int64_t m : {40, 333})
+    check_in_place(
+        *backend, linear_op(),
+        problem_of("bwd", {m, 136, 264}, DType::bf16, {{"bias", "yes"}, {"accumulate", "yes"}}),
+        {{"dw", "dw_before"}, {"dbias", "dbias_before"}});
 }
