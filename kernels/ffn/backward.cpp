@@ -21,6 +21,7 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
                                   {"x", dtype, {m, d}, Role::input, 1}};
   if (!again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
+  for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
   tensors.push_back({"w_gate", dtype, {h, d}, Role::input, by_d});
   tensors.push_back({"w_up", dtype, {h, d}, Role::input, by_d});
   tensors.push_back({"w_down", dtype, {d, h}, Role::input, by_h});

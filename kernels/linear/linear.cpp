@@ -56,6 +56,7 @@ class Linear final : public Op {
     std::vector<TensorSpec> tensors;
     if (form.backward) tensors.push_back({"dy", dtype, {m, n}, Role::input, 1});
     tensors.push_back({"x", dtype, {m, k}, Role::input, 1});
+    tensors.back().kept = form.backward;
     tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
     if (!form.backward) {
       if (form.bias) tensors.push_back({"bias", dtype, {n}, Role::input, 1});

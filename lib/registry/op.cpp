@@ -101,6 +101,13 @@ Cost cost_of(const Op& op, const Problem& problem) {
   return cost;
 }
 
+std::size_t kept_bytes(const std::vector<TensorSpec>& tensors) {
+  std::size_t bytes = 0;
+  for (const auto& tensor : tensors)
+    if (tensor.kept) bytes += tensor.bytes();
+  return bytes;
+}
+
 Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   if (problem.op != op.name()) reject(op, fmt::format("the problem is of op '{}'", problem.op));
   if (problem.pass.empty()) problem.pass = op.passes().front();

@@ -57,8 +57,9 @@ struct TensorSpec {
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;  // row-major
   Role role = Role::input;
-  double scale = 1;  // standard deviation of its random values where it is an input
-  double mean = 0;   // of its random values: 1 for factors such as a reciprocal deviation
+  double scale = 1;   // standard deviation of its random values where it is an input
+  double mean = 0;    // of its random values: 1 for factors such as a reciprocal deviation
+  bool kept = false;  // of a backward pass: what the forward pass has to keep for it
 
   std::int64_t elements() const;
   std::size_t bytes() const;
@@ -129,6 +130,9 @@ struct Cost {
   double bytes = 0;
 };
 Cost cost_of(const Op& op, const Problem& problem);
+
+/// The bytes that the forward pass keeps for this problem of the pass bwd; else 0.
+std::size_t kept_bytes(const std::vector<TensorSpec>& tensors);
 
 /// Fills in defaults, those of rare options excepted, writes numbers in their shortest form, and
 /// checks names, choices and ranges; throws Error(invalid_input) with one line that names the

@@ -98,6 +98,8 @@ TEST_CASE("computing gate and up again costs two products more and keeps 2 m h e
   CHECK(cost_of(ffn_op(), kept).flops == 12.0 * 5 * 16 * 24);
   CHECK(cost_of(ffn_op(), again).flops == 16.0 * 5 * 16 * 24);
   CHECK(cost_of(ffn_op(), kept).bytes - cost_of(ffn_op(), again).bytes == 2 * 2.0 * 5 * 24);
+  CHECK(kept_bytes(ffn_op().tensors(kept)) == 2 * (5 * 16 + 2 * 5 * 24));
+  CHECK(kept_bytes(ffn_op().tensors(again)) == 2 * 5 * 16);
 }
 
 TEST_CASE("the gradients of ffn are its central differences, for every activation") {
