@@ -49,7 +49,7 @@ struct wgmma_gradient_store {
     for (int box = 0; box < layout::boxes; ++box) {
       const u32 place = ring.take(), buffer = ring.buffer(place);
       ring.wait(place);
-      write(sum, buffer, box, thread);
+      write(sum, buffer, box);
       async_proxy_fence();
       named_barrier_sync(barrier_id, 128);
       if (thread == 0) {
@@ -89,27 +89,40 @@ struct wgmma_gradient_store {
     for (int i = 0; i < buffers; ++i) word[i] = pack<T>(low[i], high[i]);
   }
 
-  // consumer_rows tokens x box_features of each buffer, under the swizzle of that width: the places
-  // are those of wgmma_store.
-  static __device__ __forceinline__ void write(const sums& sum, u32 buffer, int box, int thread) {
+  // The place of a thread's row and chunk for stmatrix in a box, as in wgmma_store.
+  static __device__ __forceinline__ u32 place_of(u32 buffer, int part, int step) {
+    const int thread = threadIdx.x % 128, lane = thread % 32;
+    const int row = part * 64 + thread / 32 * 16 + (lane & 15);
+    const int swizzle = layout::box_features == 64 ? row & 7 : row >> 1 & 3;
+    const int chunk = step * 2 + (lane >> 4);
+    return buffer + row * layout::box_features * 2 + ((chunk ^ swizzle) << 4);
+  }
+
+  // consumer_rows tokens x box_features of each buffer. All of gate and up is loaded first: the
+  // loads and stores keep their order, and would wait for each other.
+  static __device__ __forceinline__ void write(const sums& sum, u32 buffer, int box) {
     constexpr int steps = layout::box_features / 16;
-    const int warp = thread / 32, lane = thread % 32;
+    u32 gate[layout::parts][steps][4], up[layout::parts][steps][4];
 #pragma unroll
     for (int part = 0; part < layout::parts; ++part) {
-      const int row = part * 64 + warp * 16 + (lane & 15);
-      const int swizzle = layout::box_features == 64 ? row & 7 : row >> 1 & 3;
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
-        const int chunk = step * 2 + (lane >> 4);
-        const u32 place = buffer + row * layout::box_features * 2 + ((chunk ^ swizzle) << 4);
-        u32 gate[4], up[4], result[buffers][4];
-        reload_matrices<false>(place, gate);
-        reload_matrices<false>(place + layout::box_bytes, up);
+        const u32 place = place_of(buffer, part, step);
+        reload_matrices<false>(place, gate[part][step]);
+        reload_matrices<false>(place + layout::box_bytes, up[part][step]);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < layout::parts; ++part) {
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+        const u32 place = place_of(buffer, part, step);
         const float* const value = &sum[0][part][(box * steps + step) * 8];
+        u32 result[buffers][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           u32 word[buffers];
-          finish(value[i * 2], value[i * 2 + 1], gate[i], up[i], word);
+          finish(value[i * 2], value[i * 2 + 1], gate[part][step][i], up[part][step][i], word);
 #pragma unroll
           for (int output = 0; output < buffers; ++output) result[output][i] = word[output];
         }
