@@ -52,6 +52,19 @@ class MmaSyncProduct final : public ProductFamily {
   std::vector<std::string> sources() const override;
 };
 
+/// gemm/decode.cuh, for up to 16 rows of a, and b as it is: one sum of a forward pass.
+class DecodeProduct final : public ProductFamily {
+ public:
+  DecodeProduct(const ProductStage& stage, std::string_view name)
+      : ProductFamily(stage, name, "up to 16 tokens, at the speed of reading the weights once") {}
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
+  Space space(const Problem&, const DeviceFacts&) const override;
+  Config default_config(const Problem&, const DeviceFacts&) const override;
+  Program program(const Problem&, const DeviceFacts&, const Config&) const override;
+  std::vector<std::string> sources() const override;
+};
+
 /// gemm/fallback.cuh, for any CUDA device, size and type.
 class FallbackProduct final : public ProductFamily {
  public:

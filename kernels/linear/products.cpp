@@ -56,6 +56,7 @@ std::vector<const Family*> families() {
   static const WgmmaProduct y_sm90(y_stage, "product_sm90", "TMA, wgmma and clusters"),
       dx_sm90(dx_stage, "d_x_sm90", "wgmma, w read as its transpose by descriptors"),
       dw_sm90(dw_stage, "d_w_sm90", "wgmma, dy and x read as their transposes by descriptors");
+  static const DecodeProduct y_decode(y_stage, "product_decode");
   static const MmaSyncProduct y_sm80(y_stage, "product_sm80"), dx_sm80(dx_stage, "d_x_sm80"),
       dw_sm80(dw_stage, "d_w_sm80");
   static const FallbackProduct y_fallback(y_stage, "product_fallback"),
@@ -64,23 +65,9 @@ std::vector<const Family*> families() {
       dw_blas(dw_stage, "cpu_d_w_blas");
   static const CpuPlainProduct y_plain(y_stage, "cpu_plain"), dx_plain(dx_stage, "cpu_d_x_plain"),
       dw_plain(dw_stage, "cpu_d_w_plain");
-  return {&y_sm90,
-          &dx_sm90,
-          &dw_sm90,
-          &y_sm80,
-          &dx_sm80,
-          &dw_sm80,
-          &y_blas,
-          &dx_blas,
-          &dw_blas,
-          &y_fallback,
-          &dx_fallback,
-          &dw_fallback,
-          &y_plain,
-          &dx_plain,
-          &dw_plain,
-          &d_bias_family(),
-          &cpu_d_bias_family()};
+  return {&y_decode,    &y_sm90,  &dx_sm90,  &dw_sm90,  &y_sm80,          &dx_sm80,
+          &dw_sm80,     &y_blas,  &dx_blas,  &dw_blas,  &y_fallback,      &dx_fallback,
+          &dw_fallback, &y_plain, &dx_plain, &dw_plain, &d_bias_family(), &cpu_d_bias_family()};
 }
 
 }  // namespace fftune::linear

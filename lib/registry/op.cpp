@@ -53,9 +53,13 @@ void check_options(const Op& op, Problem& problem) {
   for (auto& [name, value] : problem.options) {
     const auto field = std::find_if(fields.begin(), fields.end(),
                                     [&, &name = name](const auto& f) { return f.name == name; });
-    if (field == fields.end())
-      reject(op, fmt::format("there is no option '{}' in pass {}: options are {}", name,
-                             problem.pass, field_names(fields)));
+    if (field == fields.end()) {
+      const auto all = op.options();
+      const bool elsewhere = std::any_of(
+          all.begin(), all.end(), [&, &name = name](const auto& f) { return f.name == name; });
+      reject(op, fmt::format("there is no option '{}'{}: options are {}", name,
+                             elsewhere ? " in pass " + problem.pass : "", field_names(fields)));
+    }
     if (field->number)
       value = canonical_number(op, *field, value);
     else if (!has(field->choices, value))
