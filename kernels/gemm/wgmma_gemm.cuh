@@ -243,8 +243,11 @@ class wgmma_gemm {
     }
   }
 
+  // Calls `fetch` once, after k tile `fetch_at`.
+  template <class Fetch>
   static __device__ __forceinline__ void main_loop(sums& sum, ring& pipe, int k_tiles,
-                                                   u32 first_row, u32 rank) {
+                                                   u32 first_row, u32 rank, int fetch_at,
+                                                   const Fetch& fetch) {
     u32 previous = 0;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
       barrier_wait(pipe.full_barrier(), pipe.parity);
@@ -254,6 +257,9 @@ class wgmma_gemm {
         release(previous, rank);
       }
       previous = pipe.empty_barrier();
+      if constexpr (store::fetch_after > 0) {
+        if (k_tile == fetch_at) fetch();
+      }
     }
     wgmma_wait<0>();
     release(previous, rank);
@@ -282,18 +288,20 @@ class wgmma_gemm {
       const typename store::outputs& to = Operands::results == 2 && at.second ? *map.c1 : map.c;
       int token = at.m * tile.bm, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
-      if constexpr (store::fetches) {
+      const auto fetch = [&] {
         const int share = tile.split_k > 1 ? rank * layout::owned_columns : 0;
         if (rank < layout::owners || tile.split_k == 1) {
           store::fetch_residual(boxes, to, token + (tile.swapped ? share : 0),
                                 feature + (tile.swapped ? 0 : share));
         }
-      }
+      };
+      if constexpr (store::fetches && store::fetch_after == 0) fetch();
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       if constexpr (Scales::present) {
         promoting_loop(sum, pipe, k_tiles, first_row, rank);
       } else {
-        main_loop(sum, pipe, k_tiles, first_row, rank);
+        main_loop(sum, pipe, k_tiles, first_row, rank, smaller(store::fetch_after, k_tiles) - 1,
+                  fetch);
       }
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);

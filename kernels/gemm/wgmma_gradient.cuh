@@ -25,7 +25,10 @@ struct wgmma_gradient_store {
   using owned_sums = sums;
   using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes * buffers>;
   using outputs = wgmma_gradient_maps;
+  // gate and up come into the buffers that the last tile's outputs leave: a few k tiles on, these
+  // are gone, and nobody waits.
   static constexpr bool fetches = true;
+  static constexpr int fetch_after = 4;
   static_assert(!tile.swapped && tile.split_k == 1);
 
   // Starts to fetch gate and up for this consumer's first boxes, for store() to find. What they

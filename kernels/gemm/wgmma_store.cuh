@@ -21,7 +21,9 @@ struct wgmma_store {
   using owned_sums = float[products][layout::parts][owned];
   using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes>;
   using outputs = wgmma_outputs;
-  static constexpr bool fetches = Epilogue::adds_residual;  // boxes are filled before the main loop
+  // Whether boxes are filled before they are stored, and after how many k tiles that begins.
+  static constexpr bool fetches = Epilogue::adds_residual;
+  static constexpr int fetch_after = 0;
 
   // Gives every owner its columns of all the blocks' sums, added in the order of the blocks.
   // `exchange` is shared memory for this alone, and `arrived` a barrier that expects all of it: so
