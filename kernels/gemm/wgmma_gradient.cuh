@@ -14,6 +14,9 @@ struct wgmma_gradient_maps {
   const tensor_map& d_gate;
   const tensor_map& d_up;
   const tensor_map& hidden;  // unused with two outputs
+
+  // The one that is used first.
+  __device__ __forceinline__ const tensor_map& first() const { return gate; }
 };
 
 template <class T, class Epilogue, wgmma_tile tile>
@@ -21,7 +24,7 @@ struct wgmma_gradient_store {
   static constexpr int buffers = Epilogue::outputs;  // of a box: gate, up, and hidden beside them
   using layout = wgmma_layout<tile, 1, buffers>;
   static constexpr int values = layout::columns / 2;
-  using sums = float[1][layout::parts][values];
+  using sums = float[layout::parts][1][values];
   using owned_sums = sums;
   using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes * buffers>;
   using outputs = wgmma_gradient_maps;
@@ -120,7 +123,7 @@ struct wgmma_gradient_store {
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
         const u32 place = place_of(buffer, part, step);
-        const float* const value = &sum[0][part][(box * steps + step) * 8];
+        const float* const value = &sum[part][0][(box * steps + step) * 8];
         u32 result[buffers][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
