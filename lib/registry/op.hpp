@@ -47,6 +47,9 @@ struct OptionField {
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
   std::optional<NumberRange> number = std::nullopt;
+  /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
+  /// field for each.
+  std::string pass = {};
 };
 
 /// "no, yes", or "a number from 0 to 1": what may be given.
@@ -68,6 +71,7 @@ struct TensorSpec {
   /// Fills all elements of an input that is no noise, such as ids or offsets: the same for the same
   /// seed. Empty: normal values.
   std::function<void(std::uint64_t seed, std::span<double> values)> draw = {};
+  bool kept = false;  // of a backward pass: what the forward pass has to keep for it
 
   std::int64_t elements() const;
   std::size_t bytes() const;
@@ -104,6 +108,10 @@ class Op {
   virtual std::vector<OptionField> options() const = 0;
   /// The first is the default.
   virtual std::vector<DType> dtypes(DeviceKind) const = 0;
+  /// Those of one pass, for an op that does not have all of them in every pass.
+  virtual std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view /*pass*/) const {
+    return dtypes(kind);
+  }
 
   /// The size that counts tokens ("m"): presets are tuned over a list of it, and row i of every
   /// tensor that has it as its first dimension depends on row i of the others alone. So a check
@@ -133,6 +141,9 @@ class Op {
   virtual std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const = 0;
 };
 
+/// The options of a pass.
+std::vector<OptionField> options_of(const Op& op, std::string_view pass);
+
 /// The whole op's floating-point operations and least bytes: stages' flops added up; inputs and
 /// outputs counted once, intermediates not at all. An op of one stage says it there.
 struct Cost {
@@ -140,6 +151,9 @@ struct Cost {
   double bytes = 0;
 };
 Cost cost_of(const Op& op, const Problem& problem);
+
+/// The bytes that the forward pass keeps for this problem of the pass bwd; else 0.
+std::size_t kept_bytes(const std::vector<TensorSpec>& tensors);
 
 /// Fills in defaults, those of rare options excepted, writes numbers in their shortest form, and
 /// checks names, choices and ranges; throws Error(invalid_input) with one line that names the
