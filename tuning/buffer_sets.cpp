@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/pattern.hpp"
+
 namespace fftune {
 namespace {
 
@@ -35,7 +37,12 @@ class NormalSource {
   std::uint64_t state_;
 };
 
-void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source) {
+void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source,
+                 std::uint64_t seed) {
+  if (const auto pattern = parse_pattern(tensor.pattern)) {
+    const auto marks = draw_pattern(*pattern, tensor.elements(), seed);
+    return backend.write(address, marks.data(), marks.size());
+  }
   const auto elements = static_cast<std::size_t>(tensor.elements());
   std::vector<float> values(std::min(elements, drawn_elements));
   const auto scale = static_cast<float>(tensor.scale);
@@ -89,7 +96,7 @@ BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors,
   NormalSource source(seed);
   for (std::size_t i = 0; i < tensors.size() && count > 0; ++i)
     if (tensors[i].role != Role::output)
-      fill_random(backend, tensors[i], addresses_.front()[i], source);
+      fill_random(backend, tensors[i], addresses_.front()[i], source, seed);
 }
 
 void BufferSets::replicate() {

@@ -89,7 +89,9 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
         .add_option("--" + field.name, values.options[field.name],
                     fmt::format("{}: {} (default: {})", field.help, choices_text(field),
                                 field.choices.at(0)))
-        ->type_name(field.number ? "NUMBER" : "WORD")
+        ->type_name(field.number    ? "NUMBER"
+                    : field.pattern ? "PATTERN"
+                                    : "WORD")
         ->group(group);
   command
       .add_option("--dtype", values.dtypes,
@@ -115,7 +117,8 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Siz
     const auto given = values.options.find(field.name);
     const bool absent = given == values.options.end() || given->second.empty();
     base.options[field.name] = absent ? field.choices.at(0) : given->second;
-    if (!field.number) check_choice(base.options[field.name], "--" + field.name, field.choices);
+    if (!field.number && !field.pattern)
+      check_choice(base.options[field.name], "--" + field.name, field.choices);
   }
   std::vector<std::int64_t> tokens;
   for (const SizeField& field : op.sizes()) {

@@ -8,6 +8,15 @@
 #include "core/error.hpp"
 
 namespace fftune {
+namespace {
+
+/// What is beyond the range becomes its end; not-a-number becomes 0.
+std::uint8_t u8_from_float(float value) {
+  if (!(value > 0)) return 0;
+  return value >= 255 ? 255 : static_cast<std::uint8_t>(std::lrint(value));
+}
+
+}  // namespace
 
 std::string_view dtype_name(DType dtype) {
   switch (dtype) {
@@ -19,6 +28,8 @@ std::string_view dtype_name(DType dtype) {
       return "fp16";
     case DType::fp8:
       return "fp8";
+    case DType::u8:
+      return "u8";
   }
   throw Error(ErrorKind::internal, "dtype_name: a value outside the enumeration");
 }
@@ -31,7 +42,7 @@ DType parse_dtype(std::string_view name) {
 }
 
 std::size_t dtype_bytes(DType dtype) {
-  return dtype == DType::f32 ? 4 : dtype == DType::fp8 ? 1 : 2;
+  return dtype == DType::f32 ? 4 : dtype == DType::fp8 || dtype == DType::u8 ? 1 : 2;
 }
 
 double dtype_unit_roundoff(DType dtype) {
@@ -44,6 +55,8 @@ double dtype_unit_roundoff(DType dtype) {
       return std::ldexp(1.0, -11);
     case DType::fp8:
       return std::ldexp(1.0, -4);
+    case DType::u8:
+      return 0;
   }
   throw Error(ErrorKind::internal, "dtype_unit_roundoff: a value outside the enumeration");
 }
@@ -117,9 +130,10 @@ void encode(DType dtype, std::span<const float> values, void* out) {
     std::memcpy(out, values.data(), values.size_bytes());
     return;
   }
-  if (dtype == DType::fp8) {
+  if (dtype == DType::fp8 || dtype == DType::u8) {
     auto* bytes = static_cast<std::uint8_t*>(out);
-    for (std::size_t i = 0; i < values.size(); ++i) bytes[i] = fp8_from_float(values[i]);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      bytes[i] = dtype == DType::fp8 ? fp8_from_float(values[i]) : u8_from_float(values[i]);
     return;
   }
   auto* halves = static_cast<std::uint16_t*>(out);
@@ -132,9 +146,10 @@ void decode(DType dtype, const void* in, std::span<float> values) {
     std::memcpy(values.data(), in, values.size_bytes());
     return;
   }
-  if (dtype == DType::fp8) {
+  if (dtype == DType::fp8 || dtype == DType::u8) {
     const auto* bytes = static_cast<const std::uint8_t*>(in);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = float_from_fp8(bytes[i]);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = dtype == DType::fp8 ? float_from_fp8(bytes[i]) : bytes[i];
     return;
   }
   const auto* halves = static_cast<const std::uint16_t*>(in);
@@ -153,6 +168,8 @@ double round_to(DType dtype, double value) {
       return float_from_fp16(fp16_from_float(single));
     case DType::fp8:
       return float_from_fp8(fp8_from_float(single));
+    case DType::u8:
+      return u8_from_float(single);
   }
   throw Error(ErrorKind::internal, "round_to: a value outside the enumeration");
 }

@@ -9,16 +9,17 @@
 namespace fftune {
 
 /// fp8 is e4m3 (OCP 8-bit floating point, 2023): 4 exponent bits, 3 of mantissa, no infinity.
-enum class DType { f32, bf16, fp16, fp8 };
+/// u8 is a byte, a whole number from 0 to 255: masks. No problem computes in it.
+enum class DType { f32, bf16, fp16, fp8, u8 };
 
-/// "f32", "bf16", "fp16", "fp8".
+/// "f32", "bf16", "fp16", "fp8", "u8".
 std::string_view dtype_name(DType dtype);
-/// Throws Error(invalid_input) for an unknown name.
+/// Of those a problem can have. Throws Error(invalid_input) for another name.
 DType parse_dtype(std::string_view name);
 /// Bytes of one element.
 std::size_t dtype_bytes(DType dtype);
 /// Unit roundoff: half the distance from 1 to the next number (2^-24, 2^-8 with 7 stored mantissa
-/// bits for bf16, 2^-11 for fp16, 2^-4 for fp8).
+/// bits for bf16, 2^-11 for fp16, 2^-4 for fp8; 0 for u8).
 double dtype_unit_roundoff(DType dtype);
 
 std::uint16_t bf16_from_float(float value);

@@ -22,6 +22,8 @@ cudaDataType_t type_of(DType dtype) {
       return CUDA_R_16F;
     case DType::fp8:
       throw Error(ErrorKind::unavailable, "a library product in fp8 would need its scales");
+    case DType::u8:
+      throw Error(ErrorKind::internal, "a library product of bytes");
     case DType::f32:
       break;
   }

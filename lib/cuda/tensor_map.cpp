@@ -14,6 +14,7 @@ CUtensorMapDataType type_of(DType dtype) {
     case DType::fp16:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::fp8:
+    case DType::u8:
       return CU_TENSOR_MAP_DATA_TYPE_UINT8;
     case DType::f32:
       break;

@@ -9,10 +9,13 @@
 #include <system_error>
 #include <tuple>
 
+#include "core/pattern.hpp"
+
 namespace fftune {
 namespace {
 
 constexpr double token_weight = 0.5;
+constexpr double pattern_weight = 0.5;
 
 bool same_names(const Problem& a, const Problem& b) {
   return std::equal(a.sizes.begin(), a.sizes.end(), b.sizes.begin(), b.sizes.end(),
@@ -20,14 +23,15 @@ bool same_names(const Problem& a, const Problem& b) {
 }
 
 /// Equal words; or two numbers, whatever they are, because a number decides nothing about speed
-/// (OptionField::number).
+/// (OptionField::number); or two patterns, which decide how near the problems are.
 bool comparable_options(const std::pair<const std::string, std::string>& a,
                         const std::pair<const std::string, std::string>& b) {
   return a.first == b.first &&
-         (a.second == b.second || (parse_number(a.second) && parse_number(b.second)));
+         (a.second == b.second || (parse_number(a.second) && parse_number(b.second)) ||
+          (parse_pattern(a.second) && parse_pattern(b.second)));
 }
 
-/// All but the shape, and the options that are numbers.
+/// All but the shape, and the options that are numbers or patterns.
 bool comparable(const Problem& a, const Problem& b) {
   return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype &&
          std::equal(a.options.begin(), a.options.end(), b.options.begin(), b.options.end(),
@@ -67,7 +71,11 @@ std::string shape_words(const Problem& record, const Problem& problem) {
   std::string differing;
   for (const auto& [name, value] : record.sizes)
     if (problem.sizes.at(name) != value) differing += fmt::format(" {}={}", name, value);
-  return differing.empty() ? "exact shape" : "nearest shape" + differing;
+  std::string pattern;
+  for (const auto& [name, value] : record.options)
+    if (parse_pattern(value) && problem.options.at(name) != value)
+      pattern += fmt::format(", nearest pattern {}={}", name, value);
+  return (differing.empty() ? "exact shape" : "nearest shape" + differing) + pattern;
 }
 
 }  // namespace
@@ -184,6 +192,13 @@ double distance(const Problem& a, const Problem& b, const std::string& token_siz
   for (const auto& [name, value] : a.sizes) {
     const auto ratio = log_ratio(static_cast<double>(value), static_cast<double>(b.sizes.at(name)));
     sum += name == token_size ? token_weight * ratio : ratio;
+  }
+  for (const auto& [name, value] : a.options) {
+    const auto other = b.options.find(name);
+    const auto pattern = parse_pattern(value);
+    if (!pattern || other == b.options.end()) continue;
+    if (const auto second = parse_pattern(other->second))
+      sum += pattern_weight * pattern_distance(*pattern, *second);
   }
   return sum;
 }
