@@ -34,7 +34,10 @@ struct gemm_arguments {
   addends<T> more = {};
 };
 
-template <class T, class Epilogue, int bm, int bn, int bk, int warps_m, int warps_n, int stages>
+// `Copy` brings the tiles of A: neighbouring rows, unless it knows better. `scatters`: the rows of
+// a tile of C go to places of their own.
+template <class T, class Epilogue, int bm, int bn, int bk, int warps_m, int warps_n, int stages,
+          class Copy = tile_copy<bm, bk, warps_m * warps_n * 32>, bool scatters = false>
 class mma_sync_gemm {
   static constexpr int products = Epilogue::products, outputs = Epilogue::outputs;
   static constexpr int warp_m = bm / warps_m, warp_n = bn / warps_n;
@@ -47,9 +50,9 @@ class mma_sync_gemm {
  public:
   static constexpr int threads = warps_m * warps_n * 32;
 
- private:
+ protected:
   using layout = tile_layout<bk>;
-  using a_copy = tile_copy<bm, bk, threads>;
+  using a_copy = Copy;
   using b_copy = tile_copy<bn, bk, threads>;
   static constexpr int stage_bytes = a_copy::bytes + products * b_copy::bytes;
   static constexpr int vectors = products * m_fragments * n_fragments;  // float4 sums of a thread
@@ -193,6 +196,12 @@ class mma_sync_gemm {
     T* origin[outputs];
     addends<T> more;
     int rows, columns, pitch;
+    const u32* places;  // of its rows from the origin on, where they are scattered
+
+    __device__ __forceinline__ i64 row_at(int row) const {
+      if constexpr (scatters) return static_cast<i64>(places[row]) * pitch;
+      return static_cast<i64>(row) * pitch;
+    }
   };
 
   // Calls body(global element, shared address) for this thread's 16-byte chunks of the tile.
@@ -203,7 +212,7 @@ class mma_sync_gemm {
     for (int chunk = threadIdx.x; chunk < bm * row_chunks; chunk += threads) {
       const int row = chunk / row_chunks, column = chunk % row_chunks * 8;
       if (row < tile.rows && column < tile.columns) {
-        body(static_cast<i64>(row) * tile.pitch + column,
+        body(tile.row_at(row) + column,
              reinterpret_cast<vector16*>(shared + row * output_row_bytes + column * 2));
       }
     }

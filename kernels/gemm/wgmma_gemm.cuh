@@ -28,7 +28,6 @@ namespace fftune {
 template <class T, class Epilogue, wgmma_tile tile, class Out = T, class Scales = no_scales>
 class wgmma_gemm {
   static constexpr int products = Epilogue::products;
-  static constexpr int bk = 128 / sizeof(T);  // elements of a k tile
 
  public:
   using layout = wgmma_layout<tile, products>;
@@ -41,7 +40,8 @@ class wgmma_gemm {
     Scales scales = {};
   };
 
- private:
+ protected:
+  static constexpr int bk = 128 / sizeof(T);  // elements of a k tile
   using ring = wgmma_ring<tile.stages, layout::stage_bytes>;
   using schedule = wgmma_schedule<tile>;
   using store = wgmma_store<Out, Epilogue, tile>;
@@ -246,11 +246,13 @@ class wgmma_gemm {
     }
   }
 
+  // `foreign`: ordinary copies filled the ring, which wgmma does not see without a fence.
   static __device__ __forceinline__ void main_loop(sums& sum, ring& pipe, int k_tiles,
-                                                   u32 first_row, u32 rank) {
+                                                   u32 first_row, u32 rank, bool foreign = false) {
     u32 previous = 0;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
       barrier_wait(pipe.full_barrier(), pipe.parity);
+      if (foreign) async_proxy_fence();
       multiply(sum, pipe.slot(), first_row, k_tile > 0);
       if (k_tile > 0) {
         wgmma_wait<1>();  // the group before this one has read its slot
