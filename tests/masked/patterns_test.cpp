@@ -111,7 +111,7 @@ TEST_CASE("a verification sees tokens that went through the wrong expert") {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
   const Op& op = masked_linear_op();
   const Problem problem = problem_of(op, DeviceKind::cpu, DType::f32, 500, {16, 16}, "random:0.5");
-  const Family& family = *op.families().back();
+  const Family& family = family_of(op, "cpu_plain");
   for (const bool swapped : {false, true}) {
     auto program = family.program(problem, backend->facts(), {});
     const auto right = std::get<HostFunction>(program.steps.front());
