@@ -6,21 +6,34 @@
 #include <string>
 #include <vector>
 
+#include "tuning/outcome.hpp"
+
 namespace fftune {
 
 struct Contestant {
   std::string id;
   double median_us = 0;
   int registers = 0;
+  double low_us = 0;  // 95% confidence interval of the median; 0 and 0: none is known
+  double high_us = 0;
 };
 
+Contestant contestant(const Outcome& outcome);
+
 /// The places of the contestants, most wanted first: those within the tie band of the fastest by
-/// fewer registers (more can be resident beside other work), then by id; then the rest by median,
-/// then id. So the same device gives the same answer twice, while the answer costs at most the
-/// band.
+/// fewer registers (more can be resident beside other work), then by id; then those that the
+/// measurement cannot tell from the fastest, their intervals meeting; then the rest; both by
+/// median, then id. So the same device gives the same answer twice, while the answer costs at most
+/// the band.
 std::vector<std::size_t> by_preference(const std::vector<Contestant>& contestants, double tie_band);
 
-/// How many of them are within the tie band of the fastest.
-std::size_t tied(const std::vector<Contestant>& contestants, double tie_band);
+/// How many of them, from the front of by_preference(), are tied with the fastest.
+struct TieSet {
+  std::size_t within_band = 0;
+  std::size_t unresolved = 0;  // beyond the band, but their interval meets that of the fastest
+
+  std::size_t size() const { return within_band + unresolved; }
+};
+TieSet tied(const std::vector<Contestant>& contestants, double tie_band);
 
 }  // namespace fftune

@@ -71,6 +71,27 @@ Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& f
   return enumeration;
 }
 
+std::vector<GroupSpec> enumerate_only(const Op& op, const Problem& problem,
+                                      const DeviceFacts& facts, const std::vector<Variant>& only) {
+  auto groups = enumerate(op, problem, facts, {}, false).groups;
+  for (auto& slow : enumerate(op, problem, facts, {}, true).groups) {
+    const auto same = std::find_if(groups.begin(), groups.end(),
+                                   [&](const GroupSpec& group) { return group.span == slow.span; });
+    if (same == groups.end())
+      groups.push_back(std::move(slow));
+    else
+      same->variants.insert(same->variants.end(), slow.variants.begin(), slow.variants.end());
+  }
+  for (auto& group : groups) {
+    std::erase_if(group.variants, [&](const Variant& variant) {
+      return std::find(only.begin(), only.end(), variant) == only.end();
+    });
+    group.favourites = group.variants.size();
+  }
+  std::erase_if(groups, [](const GroupSpec& group) { return group.variants.empty(); });
+  return groups;
+}
+
 bool covers(const std::vector<Span>& spans, std::size_t stage_count) {
   std::vector<bool> reached(stage_count + 1);
   reached[0] = true;

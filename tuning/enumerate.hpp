@@ -19,6 +19,10 @@ struct Enumeration {
 Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& facts,
                       const Recipe& try_first, bool fallbacks);
 
+/// What the op's families and fallback families have of `only`, all of it to be tried first.
+std::vector<GroupSpec> enumerate_only(const Op& op, const Problem& problem,
+                                      const DeviceFacts& facts, const std::vector<Variant>& only);
+
 /// Whether the spans can cover stages 0 to stage_count-1, each once.
 bool covers(const std::vector<Span>& spans, std::size_t stage_count);
 

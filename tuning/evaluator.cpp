@@ -1,9 +1,32 @@
 #include "tuning/evaluator.hpp"
 
+#include <algorithm>
+
 namespace fftune {
+namespace {
+
+/// A scheduler lets others run for some milliseconds, and a few of them in a row at worst.
+constexpr double longest_stall_us = 0.25e6;
+
+}  // namespace
 
 std::string Candidate::id() const {
   return baseline.empty() ? recipe_text(recipe) : baseline;
+}
+
+bool is_hopeless(const std::vector<double>& samples_us, double limit_us) {
+  int above = 0;
+  for (const double sample : samples_us) {
+    if (sample > limit_us + longest_stall_us) return true;
+    above += sample > limit_us;
+  }
+  return above > 1;
+}
+
+bool is_doubtful(const std::vector<double>& samples_us, double limit_us) {
+  return samples_us.size() < 3 && !is_hopeless(samples_us, limit_us) &&
+         std::any_of(samples_us.begin(), samples_us.end(),
+                     [&](double sample) { return sample > limit_us; });
 }
 
 }  // namespace fftune

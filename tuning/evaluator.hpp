@@ -56,13 +56,17 @@ struct Verified {
   std::string failure;        // one line; empty if passed
   bool wrote_beyond = false;  // it wrote outside of its tensors
   bool fatal = false;         // the process or the device's context that ran it died of it
+  /// Hash of what leaves its stages, on inputs that depend on the problem and the seed alone; those
+  /// that agree in every bit have the same. Empty if it did not pass.
+  std::string bits{};
 };
 
 struct TimeRequest {
   int samples = 3;  // of each candidate, taken in turn: one of each, then the next of each
   /// No new round is begun once the call has taken this long. The first is always finished.
   double seconds = std::numeric_limits<double>::infinity();
-  /// A candidate is sampled no further once a sample is above this.
+  /// A candidate is sampled no further once it is_hopeless(). One that is above this once and might
+  /// not be hopeless is sampled until that is known, whatever time it takes.
   double abandon_above_us = std::numeric_limits<double>::infinity();
 };
 
@@ -73,6 +77,14 @@ struct Timing {
   std::string failure;  // one line; empty on success
   bool fatal = false;   // the process or the device's context that ran it died of it
 };
+
+/// Whether samples show that a candidate is slower than the limit: two of them, as a busy machine
+/// can stall a pass; or one by far more than any stall.
+bool is_hopeless(const std::vector<double>& samples_us, double limit_us);
+
+/// Whether there must be more of them for a median that tells a stall from a slow candidate: one of
+/// fewer than three is above the limit.
+bool is_doubtful(const std::vector<double>& samples_us, double limit_us);
 
 class Evaluator {
  public:
@@ -100,6 +112,9 @@ class Evaluator {
   /// Variants and whole candidates, by id, that begin() is not to run in making ready: they are
   /// known to take a process down.
   virtual void avoid(std::set<std::string>) {}
+
+  /// Backend::disturbances().
+  virtual std::vector<std::string> disturbances() { return {}; }
 
   /// Why the device can do no more work (a sticky fault); empty while it can.
   virtual std::string lost() const = 0;

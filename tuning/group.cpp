@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "tuning/decide.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/measure.hpp"
 #include "tuning/quarantine.hpp"
@@ -28,6 +29,7 @@ constexpr double shortest_sample_us = 300;
 Group::Group(Session& session, GroupSpec spec)
     : session_(session),
       spec_(std::move(spec)),
+      required_bits_(session.required_bits(spec_.span)),
       floor_us_(session.floor_us(spec_.span.first_stage, spec_.span.stage_count)),
       deadline_(infinity),
       entries_(spec_.variants.size()),
@@ -58,7 +60,10 @@ void Group::recall(std::size_t index) {
                                               spec_.span.first_stage, entry.outcome.id);
     // What is quarantined may have been let out since.
     const bool crashed = known && known->kind == OutcomeKind::crashed;
+    // Whether its bits are the right ones is asked anew.
+    const bool other = known && known->bits != required_bits_ && !required_bits_.empty();
     if (known && known->kind != OutcomeKind::quarantined &&
+        known->kind != OutcomeKind::other_bits && !other &&
         !(crashed && options.retry_quarantined)) {
       entry.outcome = *known;
       entry.outcome.finalist = false;
@@ -157,7 +162,13 @@ bool Group::ready(std::size_t index) {
   const Verified verified = session_.evaluator().verify(candidate(index));
   entry.verified = true;
   entry.outcome.error = verified.error;
-  if (verified.passed) return true;
+  entry.outcome.bits = verified.bits;
+  if (verified.passed && (required_bits_.empty() || verified.bits == required_bits_)) return true;
+  if (verified.passed) {
+    fail(index, OutcomeKind::other_bits,
+         "its results differ in some bits from the present winner's");
+    return false;
+  }
   fail(index,
        verified.device_fault ? OutcomeKind::device_fault
        : verified.fatal      ? OutcomeKind::crashed
@@ -247,6 +258,13 @@ double Group::median_us(std::size_t index) const {
   return outcome.kind == OutcomeKind::measured ? outcome.median_us : infinity;
 }
 
+bool Group::undecided(const std::vector<std::size_t>& indices) const {
+  std::vector<Contestant> all;
+  for (const auto index : indices)
+    if (std::isfinite(median_us(index))) all.push_back(contestant(entries_[index].outcome));
+  return tied(all, session_.options().tie_band).unresolved > 0;
+}
+
 void Group::update_best(std::size_t index) {
   if (median_us(index) < best_us_)
     best_ = index;
@@ -283,6 +301,7 @@ void Group::enter(Phase phase, std::size_t total) {
   progress.total = static_cast<int>(total);
   show_best();
   session_.tell();
+  if (phase == Phase::finals) session_.settle();
 }
 
 void Group::count_compile(std::size_t index) {

@@ -10,14 +10,9 @@
 #include "tuning/outcome.hpp"
 #include "tuning/search.hpp"
 #include "tuning/session.hpp"
+#include "tuning/span.hpp"
 
 namespace fftune {
-
-struct Span {
-  std::size_t first_stage = 0;
-  std::size_t stage_count = 0;
-  auto operator<=>(const Span&) const = default;
-};
 
 /// What can be searched for one span.
 struct GroupSpec {
@@ -52,6 +47,7 @@ class Group : public Search {
   void measure(const std::vector<std::size_t>& indices, int samples, double seconds) override;
   void forget(const std::vector<std::size_t>& indices) override;
   double median_us(std::size_t index) const override;
+  bool undecided(const std::vector<std::size_t>& indices) const override;
   double best_us() const override { return best_us_; }
   bool stopped() const override;
   bool enough() const override { return !enough_({0, tried_}).empty(); }
@@ -88,6 +84,7 @@ class Group : public Search {
   Session& session_;
   GroupSpec spec_;
   std::string name_;
+  std::string required_bits_;  // of what may win; empty: any
   double floor_us_;
   double deadline_;
   std::vector<Entry> entries_;
@@ -98,6 +95,12 @@ class Group : public Search {
   int compile_counted_ = 0;
   int screen_counted_ = 0;
   bool cut_short_ = false;
+};
+
+/// A group after its search.
+struct Searched {
+  Group* group = nullptr;
+  std::vector<std::size_t> finalists;  // measured alike; empty if the search did not get that far
 };
 
 }  // namespace fftune

@@ -42,6 +42,7 @@ json outcome_to_json(const Outcome& outcome) {
              {"cached", outcome.cached},
              {"error", outcome.error}};
   if (outcome.spill_bytes) value["spill_bytes"] = outcome.spill_bytes;
+  if (!outcome.bits.empty()) value["bits"] = outcome.bits;
   if (!outcome.reason.empty()) value["reason"] = outcome.reason;
   if (outcome.samples)
     value["us"] = {{"samples", outcome.samples},
@@ -64,6 +65,7 @@ Outcome outcome_from_json(const json& value) {
   // A number that is not finite is written as null.
   if (value.at("error").is_number()) outcome.error = value.at("error").get<double>();
   outcome.spill_bytes = value.value("spill_bytes", 0);
+  outcome.bits = value.value("bits", "");
   outcome.reason = value.value("reason", "");
   outcome.finalist = value.value("finalist", false);
   if (value.contains("us")) {
@@ -187,11 +189,19 @@ void Journal::add(const Problem& problem, const std::string& source_hash, const 
   write_line(compact(line));
 }
 
+void Journal::sync() {
+  // Synced one by one, lines would take longer than the variants that they tell of.
+  const auto now = std::chrono::steady_clock::now();
+  if (now - synced_ < std::chrono::seconds(1)) return;
+  synced_ = now;
+  ::fdatasync(::fileno(file_.get()));
+}
+
 void Journal::write_line(const std::string& line) {
   const std::string text = line + '\n';
   if (std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() &&
       std::fflush(file_.get()) == 0)
-    return;
+    return sync();
   spdlog::warn("the sweep goes on without its journal {}: {}", path_.string(),
                std::strerror(errno));
   file_.reset();

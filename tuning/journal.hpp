@@ -2,6 +2,7 @@
 // interrupted sweep can be resumed and a report drawn.
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -53,12 +54,14 @@ class Journal {
 
   void read_back(const DeviceFacts& facts);
   void write_line(const std::string& line);
+  void sync();
 
   std::filesystem::path path_;
   std::unique_ptr<std::FILE, Close> file_;
   std::map<Key, Outcome> known_;
   std::set<std::string> interrupted_;
   std::size_t damaged_lines_ = 0;
+  std::chrono::steady_clock::time_point synced_{};
 };
 
 }  // namespace fftune

@@ -45,6 +45,10 @@ Limits LocalEvaluator::limits(DType dtype) {
   return state_->backend.limits(dtype);
 }
 
+std::vector<std::string> LocalEvaluator::disturbances() {
+  return state_->backend.disturbances();
+}
+
 std::string LocalEvaluator::lost() const {
   return state_->lost;
 }
@@ -124,6 +128,7 @@ Verified LocalEvaluator::verify(const Candidate& candidate) {
     verified.tolerance = result.tolerance;
     verified.failure = result.failure;
     verified.wrote_beyond = result.wrote_beyond;
+    verified.bits = result.bits;
   });
   if (failure) {
     verified.passed = false;

@@ -28,6 +28,7 @@ class LocalEvaluator : public Evaluator {
   std::vector<Timing> time(const std::vector<Candidate>& candidates,
                            const TimeRequest& request) override;
   void avoid(std::set<std::string> ids) override;
+  std::vector<std::string> disturbances() override;
   std::string lost() const override;
 
   /// Called just before a candidate runs, with its place in the request and the seconds that this

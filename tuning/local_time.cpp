@@ -1,4 +1,5 @@
 // How a LocalEvaluator takes samples of several candidates in turn.
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -34,7 +35,7 @@ std::vector<Timing> LocalEvaluator::time(const std::vector<Candidate>& candidate
   };
   const auto take = [&](std::size_t i, double seconds) {
     timings[i].samples_us.push_back(seconds * 1e6);
-    timings[i].abandoned = seconds * 1e6 > request.abandon_above_us;
+    timings[i].abandoned = is_hopeless(timings[i].samples_us, request.abandon_above_us);
     state.pass_seconds[candidates[i].id()] = seconds;
   };
 
@@ -42,6 +43,10 @@ std::vector<Timing> LocalEvaluator::time(const std::vector<Candidate>& candidate
     const double pass = state.pass_seconds.at(candidates[i].id());
     state.announce(i, candidates[i], pass * runners[i]->passes());
     return runners[i]->sample();
+  };
+
+  const auto doubtful = [&](const Timing& timing) {
+    return timing.failure.empty() && is_doubtful(timing.samples_us, request.abandon_above_us);
   };
 
   // One workspace serves all, and must not move once a sequence is captured.
@@ -81,7 +86,8 @@ std::vector<Timing> LocalEvaluator::time(const std::vector<Candidate>& candidate
       try_for(i, [&] { take(i, sample(i)); });
     }
     const std::chrono::duration<double> spent = Clock::now() - began;
-    if (spent.count() >= request.seconds) break;
+    if (spent.count() >= request.seconds && std::none_of(timings.begin(), timings.end(), doubtful))
+      break;
   }
   return timings;
 }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <limits>
 
+#include "tuning/order.hpp"
+
 namespace fftune {
 namespace {
 
@@ -28,6 +30,10 @@ std::size_t interval_rank(std::size_t n) {
   return 0;
 }
 
+/// Below this the resamples of a few blocks say less than the order statistics.
+constexpr std::size_t least_for_bootstrap = 16;
+constexpr std::size_t resamples = 400;
+
 }  // namespace
 
 double median(std::vector<double> samples) {
@@ -35,16 +41,41 @@ double median(std::vector<double> samples) {
   return middle(samples);
 }
 
-Summary summarise(std::vector<double> samples) {
+Summary summarise(const std::vector<double>& samples) {
   Summary summary;
   if (samples.empty()) return summary;
-  std::sort(samples.begin(), samples.end());
-  const std::size_t rank = std::max<std::size_t>(interval_rank(samples.size()), 1);
-  summary.samples = static_cast<int>(samples.size());
-  summary.median = middle(samples);
-  summary.low = samples[rank - 1];
-  summary.high = samples[samples.size() - rank];
+  auto sorted = samples;
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t rank = std::max<std::size_t>(interval_rank(sorted.size()), 1);
+  summary.samples = static_cast<int>(sorted.size());
+  summary.median = middle(sorted);
+  summary.low = sorted[rank - 1];
+  summary.high = sorted[sorted.size() - rank];
+  if (samples.size() < least_for_bootstrap) return summary;
+  const auto resampled = block_bootstrap(samples);
+  summary.low = std::min(summary.low, resampled.low);
+  summary.high = std::max(summary.high, resampled.high);
   return summary;
+}
+
+Interval block_bootstrap(const std::vector<double>& samples) {
+  const std::size_t count = samples.size();
+  // The length that balances bias and variance grows with the cube root (Lahiri 2003, section 7).
+  const auto block = static_cast<std::size_t>(std::ceil(std::cbrt(static_cast<double>(count))));
+  std::uint64_t state = count;
+  std::vector<double> medians;
+  std::vector<double> drawn(count);
+  for (std::size_t i = 0; i < resamples; ++i) {
+    std::size_t place = 0;
+    for (std::size_t k = 0; k < count; ++k, ++place) {
+      if (k % block == 0) place = next_random(state) % count;
+      drawn[k] = samples[place % count];
+    }
+    medians.push_back(median(drawn));
+  }
+  std::sort(medians.begin(), medians.end());
+  const std::size_t outside = resamples / 40;  // 2.5%
+  return {medians[outside], medians[resamples - 1 - outside]};
 }
 
 double noise_floor(const std::vector<double>& samples, int blocks) {

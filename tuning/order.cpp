@@ -4,23 +4,19 @@
 #include <utility>
 
 namespace fftune {
-namespace {
 
-/// SplitMix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195).
-std::uint64_t next(std::uint64_t& state) {
+std::uint64_t next_random(std::uint64_t& state) {
   std::uint64_t z = state += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
 
-}  // namespace
-
 std::vector<std::size_t> shuffled(std::size_t count, std::size_t fixed, std::uint64_t seed) {
   std::vector<std::size_t> order(count);
   std::iota(order.begin(), order.end(), std::size_t{0});
   for (std::size_t end = count; end > fixed + 1; --end)
-    std::swap(order[end - 1], order[fixed + next(seed) % (end - fixed)]);
+    std::swap(order[end - 1], order[fixed + next_random(seed) % (end - fixed)]);
   return order;
 }
 

@@ -11,4 +11,8 @@ namespace fftune {
 /// std::shuffle does not promise.
 std::vector<std::size_t> shuffled(std::size_t count, std::size_t fixed, std::uint64_t seed);
 
+/// The next of a sequence of random numbers; `state` is its seed, then its place (SplitMix64:
+/// Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195).
+std::uint64_t next_random(std::uint64_t& state);
+
 }  // namespace fftune

@@ -15,6 +15,7 @@ enum class OutcomeKind {
   launch_failed,   // could not be launched or timed
   device_fault,    // the device reported a fault while it ran
   crashed,         // the process that ran it died, or was killed as it did not end
+  other_bits,      // right, but not what --same-bits asks for
   quarantined,     // crashed in an earlier sweep: not run
   not_tried,       // the budget or the user ended the search before its turn
 };
@@ -36,6 +37,7 @@ struct Outcome {
   double compile_seconds = 0;
   bool cached = false;
   double error = 0;  // relative, against the reference
+  std::string bits;  // Verified::bits
 
   int samples = 0;
   double median_us = 0;

@@ -39,6 +39,9 @@ class Search {
 
   /// Median of the samples so far, in µs; infinity for one without, or failed.
   virtual double median_us(std::size_t index) const = 0;
+  /// Whether, beyond the tie band, there are some among them that their samples so far do not tell
+  /// from the fastest.
+  virtual bool undecided(const std::vector<std::size_t>& indices) const = 0;
   /// The least median so far; infinity if there is none.
   virtual double best_us() const = 0;
 

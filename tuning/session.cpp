@@ -1,9 +1,14 @@
 #include "tuning/session.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <chrono>
 #include <limits>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,6 +17,11 @@
 #include "tuning/quarantine.hpp"
 
 namespace fftune {
+namespace {
+
+constexpr double look_again_seconds = 0.25;
+
+}  // namespace
 
 std::function<double()> clock_of(const TuneOptions& options) {
   if (options.now) return options.now;
@@ -37,7 +47,8 @@ Session::Session(const Catalog& catalog, const Op& op, Evaluator& evaluator, con
       now_(clock_of(options)),
       started_(now_()),
       budget_seconds_(std::numeric_limits<double>::infinity()),
-      stop_(any_of({})) {
+      stop_(any_of({})),
+      patience_seconds_(options.patience_seconds) {
   progress_.problem = problem;
   progress_.problem_index = place.index;
   progress_.problem_count = place.count;
@@ -113,6 +124,22 @@ void Session::quarantine(const std::string& source_hash, const Outcome& outcome,
     options_.quarantine->add(problem_.op, outcome.id, source_hash, outcome.reason);
   else
     options_.quarantine->release(problem_.op, outcome.id, source_hash);
+}
+
+std::vector<std::string> Session::settle() {
+  auto found = evaluator_.disturbances();
+  if (found.empty() || patience_seconds_ <= 0) return found;
+  spdlog::warn("{}: {}: waiting for {:.3g} s at most", problem_.text(), fmt::join(found, ", "),
+               patience_seconds_);
+  while (!found.empty() && patience_seconds_ > 0 && stop_reason().empty()) {
+    if (options_.sleep)
+      options_.sleep(look_again_seconds);
+    else
+      std::this_thread::sleep_for(std::chrono::duration<double>(look_again_seconds));
+    patience_seconds_ -= look_again_seconds;
+    found = evaluator_.disturbances();
+  }
+  return found;
 }
 
 void Session::tell() {

@@ -3,12 +3,16 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "registry/op.hpp"
 #include "tuning/evaluator.hpp"
 #include "tuning/outcome.hpp"
 #include "tuning/progress.hpp"
+#include "tuning/span.hpp"
 #include "tuning/stop.hpp"
 #include "tuning/tuner.hpp"
 
@@ -56,6 +60,18 @@ class Session {
   /// Quarantines a variant that crashed, or lets one out that did not; whole recipes are not kept.
   void quarantine(const std::string& source_hash, const Outcome& outcome, bool fatal);
   void count_compiled() { ++progress_.compiled; }
+  /// From now on only what writes these bits may win the span.
+  void require_bits(const Span& span, std::string bits) { required_bits_[span] = std::move(bits); }
+  /// Empty: any.
+  std::string required_bits(const Span& span) const {
+    const auto found = required_bits_.find(span);
+    return found == required_bits_.end() ? "" : found->second;
+  }
+
+  /// Waits until nothing disturbs the device, in all as long as the options' patience and the
+  /// budget last, and returns what disturbs it still.
+  std::vector<std::string> settle();
+
   /// For the estimate of the time left: of `total` variants one more was reached.
   void expect(std::size_t total) { expected_ = total; }
   void count_reached() { ++reached_; }
@@ -78,6 +94,8 @@ class Session {
   std::size_t reached_ = 0;
   double prepared_ = 0;  // when the search proper began
   Limits limits_;
+  std::map<Span, std::string> required_bits_;
+  double patience_seconds_;
   Progress progress_;
 };
 

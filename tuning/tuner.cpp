@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "tuning/enumerate.hpp"
 #include "tuning/group.hpp"
+#include "tuning/same_bits.hpp"
 #include "tuning/session.hpp"
 #include "tuning/strategy.hpp"
 #include "tuning/sweep.hpp"
@@ -28,12 +29,27 @@ std::vector<Span> spans_of(const std::vector<GroupSpec>& groups) {
   return spans;
 }
 
+std::vector<GroupSpec> groups_of_only(const Session& session, const std::vector<Variant>& only) {
+  auto groups = enumerate_only(session.op(), session.problem(), session.evaluator().facts(), only);
+  if (!covers(spans_of(groups), session.op().stages(session.problem()).size()))
+    throw Error(ErrorKind::unavailable,
+                fmt::format("what is on record of {} is not feasible any more: search anew",
+                            session.problem().text()));
+  return groups;
+}
+
 /// The groups to search at first: fallbacks are slow, so they take part only where no other family
 /// serves.
 std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
   const auto& op = session.op();
+  const auto& options = session.options();
+  if (const auto only = options.only.find(session.problem()); only != options.only.end())
+    return groups_of_only(session, only->second);
   const auto& facts = session.evaluator().facts();
-  const auto& first = session.options().try_first;
+  auto first = options.try_first;
+  if (const auto present = options.same_bits_as.find(session.problem());
+      present != options.same_bits_as.end())
+    first.insert(first.end(), present->second.begin(), present->second.end());
   const std::size_t stage_count = op.stages(session.problem()).size();
   auto fast = enumerate(op, session.problem(), facts, first, false);
   if (covers(spans_of(fast.groups), stage_count)) return std::move(fast.groups);
@@ -157,9 +173,14 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
         default_budget_seconds(evaluator.facts().kind, session.floor_us(0, stage_count) / 1e6);
   session.set_budget(budget_seconds);
 
+  if (const auto present = options.same_bits_as.find(problem);
+      present != options.same_bits_as.end())
+    require_bits_of(present->second, session);
+
   Tuning tuning(session, strategy);
   tuning.search(std::move(groups));
-  if (!have_cover(tuning.searched(), stage_count) && session.stop_reason().empty()) {
+  if (!have_cover(tuning.searched(), stage_count) && session.stop_reason().empty() &&
+      !options.only.contains(problem)) {
     std::vector<Span> working;
     for (const auto& searched : tuning.searched())
       if (!searched.group->timed().empty()) working.push_back(searched.group->span());

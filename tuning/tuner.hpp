@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,12 +28,16 @@ struct TuneOptions {
   double tie_band = 0.02;  // relative: times this close to the best are equal
   bool baselines = true;   // time the op's baselines beside the winner
   Recipe try_first;        // e.g. the winner of a neighbouring problem; the illegal are left out
-  const std::atomic<bool>* cancel = nullptr;  // set: finish the current variant and return
+  std::map<Problem, Recipe> same_bits_as;  // winners of these must agree bit for bit with these
+  std::map<Problem, std::vector<Variant>> only;  // of these, no other variants are tried
+  const std::atomic<bool>* cancel = nullptr;     // set: finish the current variant and return
   ProgressSink* progress = nullptr;
-  Journal* journal = nullptr;        // gets every outcome; one that resumes also gives known ones
-  Quarantine* quarantine = nullptr;  // gets what crashes; what is in it is not run,
-  bool retry_quarantined = false;    // unless this is set
-  std::function<double()> now;       // monotonic seconds; the steady clock if empty
+  Journal* journal = nullptr;         // gets every outcome; one that resumes also gives known ones
+  Quarantine* quarantine = nullptr;   // gets what crashes; what is in it is not run,
+  bool retry_quarantined = false;     // unless this is set
+  double patience_seconds = 10;       // waited for a disturbed device to be left alone, at most
+  std::function<double()> now;        // monotonic seconds; the steady clock if empty
+  std::function<void(double)> sleep;  // for so many seconds; the thread sleeps if empty
 };
 
 struct TuneResult {

@@ -10,12 +10,6 @@
 
 namespace fftune {
 
-/// A group after its search.
-struct Searched {
-  Group* group = nullptr;
-  std::vector<std::size_t> finalists;  // measured alike; empty if the search did not get that far
-};
-
 /// Whether what was timed covers the op.
 bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count);
 

@@ -8,6 +8,7 @@
 #include "cuda/ceilings.hpp"
 #include "cuda/delay.hpp"
 #include "cuda/executable.hpp"
+#include "cuda/facts.hpp"
 #include "cuda/gemm.hpp"
 #include "cuda/launch_limits.hpp"
 
@@ -26,7 +27,8 @@ CudaBackend::CudaBackend(SharedContext context, std::shared_ptr<const Nvrtc> nvr
       facts_(std::move(facts)),
       options_(std::move(options)),
       compiler_(nvrtc_, facts_.arch, sources, options_.cache_folder),
-      pool_(context_, compiler_) {
+      pool_(context_, compiler_),
+      nvml_(Nvml::open(pci_bus(context_->driver(), context_->device()))) {
   const Current current(*context_);
   session_ = std::make_shared<const Session>(
       context_, facts_.clock_hz,
@@ -36,6 +38,10 @@ CudaBackend::CudaBackend(SharedContext context, std::shared_ptr<const Nvrtc> nvr
 }
 
 CudaBackend::~CudaBackend() = default;
+
+std::vector<std::string> CudaBackend::disturbances() {
+  return nvml_ ? cuda::disturbances(nvml_->read()) : std::vector<std::string>{};
+}
 
 CompileResult CudaBackend::compile(const Program& program) {
   const Current current(*context_);

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "cuda/cublaslt.hpp"
 #include "cuda/kernel_compiler.hpp"
 #include "cuda/kernel_pool.hpp"
+#include "cuda/nvml.hpp"
 #include "cuda/nvrtc.hpp"
 #include "cuda/open.hpp"
 #include "cuda/session.hpp"
@@ -39,6 +41,7 @@ class CudaBackend final : public Backend {
   void synchronize() override;
   std::unique_ptr<Replay> capture(
       int passes, const std::function<void(int pass, void* stream)>& enqueue) override;
+  std::vector<std::string> disturbances() override;
   Limits limits(DType dtype) override;
 
  private:
@@ -58,6 +61,7 @@ class CudaBackend final : public Backend {
   std::mutex products_mutex_;  // algorithms and ceilings are timed one at a time
   std::shared_ptr<const CublasLt> cublaslt_;
   std::map<DType, Limits> limits_;
+  std::optional<Nvml> nvml_;
 };
 
 }  // namespace fftune::cuda

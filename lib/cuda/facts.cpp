@@ -33,13 +33,7 @@ class Device {
     return static_cast<std::int64_t>(bytes);
   }
 
-  std::string pci_bus() const {
-    std::array<char, 32> text{};
-    driver_.check(
-        driver_.device_get_pci_bus_id(text.data(), static_cast<int>(text.size()), device_),
-        "cuDeviceGetPCIBusId");
-    return text.data();
-  }
+  CUdevice handle() const { return device_; }
 
  private:
   const Driver& driver_;
@@ -51,6 +45,13 @@ std::string version_text(int version) {  // 13000 is 13.0
 }
 
 }  // namespace
+
+std::string pci_bus(const Driver& driver, CUdevice device) {
+  std::array<char, 32> text{};
+  driver.check(driver.device_get_pci_bus_id(text.data(), static_cast<int>(text.size()), device),
+               "cuDeviceGetPCIBusId");
+  return text.data();
+}
 
 std::string architecture_name(int compute_capability) {
   return fmt::format("sm_{}{}", compute_capability, compute_capability >= 90 ? "a" : "");
@@ -87,7 +88,7 @@ DeviceFacts read_facts(const Driver& driver, int ordinal, const std::string& too
   facts.details = {
       {"compute capability",
        fmt::format("{}.{}", facts.compute_capability / 10, facts.compute_capability % 10)},
-      {"PCI bus", device.pci_bus()},
+      {"PCI bus", pci_bus(driver, device.handle())},
       {"core clock", fmt::format("{:.0f} MHz at most", facts.clock_hz / 1e6)},
       {"memory clock", fmt::format("{:.0f} MHz", static_cast<double>(memory_clock_khz) / 1e3)},
       {"memory bus", fmt::format("{} bits", bus_bits)},

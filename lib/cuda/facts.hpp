@@ -13,6 +13,9 @@ namespace fftune::cuda {
 /// answer.
 DeviceFacts read_facts(const Driver& driver, int ordinal, const std::string& toolkit);
 
+/// "0000:17:00.0". Throws Error(device_fault).
+std::string pci_bus(const Driver& driver, CUdevice device);
+
 /// What NVRTC calls a compute capability: "sm_80" for 80; "sm_90a" for 90, with the instructions of
 /// that architecture alone.
 std::string architecture_name(int compute_capability);

@@ -50,6 +50,11 @@ void FieldReader::expected_name(std::string_view key) const {
   complain(path(key), fmt::format("the key is not {}", name_rule));
 }
 
+bool FieldReader::has(std::string_view key) const {
+  return std::any_of(object_->begin(), object_->end(),
+                     [&](const auto& member) { return member.first == key; });
+}
+
 const JsonValue& FieldReader::at(std::string_view key) {
   for (const auto& [name, value] : *object_) {
     if (name != key) continue;

@@ -23,6 +23,8 @@ class FieldReader {
   /// `where` is the object's own path; empty for the outermost.
   FieldReader(const JsonValue& object, std::string where);
 
+  /// Whether the key is there: for the few that may be left out.
+  bool has(std::string_view key) const;
   const JsonValue& at(std::string_view key);
   const std::string& text(std::string_view key);
   const std::string& nonempty_text(std::string_view key);

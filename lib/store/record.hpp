@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace fftune {
 struct Timed {
   std::string id;  // of the variant, or of the recipe
   double median_us = 0;
+  std::string bits{};  // StageRecord::bits of this one; empty if unknown
 };
 
 /// The winner of one stage, or of the stages that one family covers.
@@ -23,7 +25,8 @@ struct StageRecord {
   Variant variant;
   std::string source_hash;  // SourceSet::hash(family.sources())
   double median_us = 0;
-  std::vector<Timed> ties;        // within the tie band of the best, the winner left out
+  std::string bits;               // hash of what it writes on the sweep's input; empty if unknown
+  std::vector<Timed> ties;        // not told from the best, the winner left out
   std::vector<Timed> runners_up;  // the next best, at most three
   int feasible = 0;
   int measured = 0;
@@ -39,7 +42,9 @@ struct Verdict {
   std::string limit;             // "compute" or "memory": the term that sets the floor
   double unfused_ratio = 0;      // the unfused pipeline's time over the median; 0 if not measured
   std::string strategy;
-  bool complete = true;  // false when the budget or the user ended the search early
+  bool complete = true;           // false when the budget or the user ended the search early
+  std::optional<bool> decided{};  // whether the ties are all within the tie band, beyond doubt
+  std::vector<std::string> disturbances{};  // of the measurement, by others on the device
 };
 
 struct Provenance {

@@ -34,11 +34,23 @@ DType dtype_at(FieldReader& fields) {
   }
 }
 
+/// A hash of 64 bits.
+std::string hash_at(FieldReader& fields, std::string_view key) {
+  const auto& hash = fields.text(key);
+  if (!matches(hash, "xxxxxxxxxxxxxxxx"))
+    fields.expected(key, "16 lower-case hexadecimal digits", {hash});
+  return hash;
+}
+
+std::string bits_at(FieldReader& fields) {
+  return fields.has("bits") ? hash_at(fields, "bits") : "";
+}
+
 std::vector<Timed> timed_at(FieldReader& fields, std::string_view key) {
   std::vector<Timed> entries;
   for (const auto& item : fields.array(key)) {
     FieldReader entry(item, fmt::format("{}[{}]", fields.path(key), entries.size()));
-    entries.push_back({entry.nonempty_text("id"), entry.number("median_us", true)});
+    entries.push_back({entry.nonempty_text("id"), entry.number("median_us", true), bits_at(entry)});
     entry.finish();
   }
   return entries;
@@ -57,10 +69,9 @@ StageRecord stage_from_json(const JsonValue& value, const std::string& where) {
     if (!integer) parameters.expected(name, "an integer", parameter);
     stage.variant.config.set(name, *integer);
   }
-  stage.source_hash = fields.text("source_hash");
-  if (!matches(stage.source_hash, "xxxxxxxxxxxxxxxx"))
-    fields.expected("source_hash", "16 lower-case hexadecimal digits", {stage.source_hash});
+  stage.source_hash = hash_at(fields, "source_hash");
   stage.median_us = fields.number("median_us", true);
+  stage.bits = bits_at(fields);
   stage.ties = timed_at(fields, "ties");
   stage.runners_up = timed_at(fields, "runners_up");
   stage.feasible = fields.count("feasible");
@@ -87,6 +98,8 @@ Verdict verdict_from_json(const JsonValue& value) {
   verdict.unfused_ratio = fields.number("unfused_ratio");
   verdict.strategy = fields.name("strategy");
   verdict.complete = fields.boolean("complete");
+  if (fields.has("decided")) verdict.decided = fields.boolean("decided");
+  if (fields.has("disturbances")) verdict.disturbances = fields.names("disturbances");
   fields.finish();
   return verdict;
 }

@@ -40,8 +40,11 @@ JsonValue array_of(const std::vector<std::string>& names) {
 
 JsonValue array_of(const std::vector<Timed>& entries) {
   JsonValue::Array array;
-  for (const auto& entry : entries)
-    array.push_back({Object{{"id", {entry.id}}, {"median_us", microseconds(entry.median_us)}}});
+  for (const auto& entry : entries) {
+    Object object{{"id", {entry.id}}, {"median_us", microseconds(entry.median_us)}};
+    if (!entry.bits.empty()) object.emplace_back("bits", JsonValue{entry.bits});
+    array.push_back({std::move(object)});
+  }
   return {std::move(array)};
 }
 
@@ -53,28 +56,34 @@ JsonValue to_json(const StageRecord& stage) {
   Object parameters;
   for (const auto& [name, value] : stage.variant.config.entries())
     parameters.emplace_back(name, whole(value));
-  return {Object{{"stages", array_of(stage.stages)},
-                 {"family", {stage.variant.family}},
-                 {"parameters", {std::move(parameters)}},
-                 {"source_hash", {stage.source_hash}},
-                 {"median_us", microseconds(stage.median_us)},
-                 {"ties", array_of(stage.ties)},
-                 {"runners_up", array_of(stage.runners_up)},
-                 {"feasible", whole(stage.feasible)},
-                 {"measured", whole(stage.measured)},
-                 {"failed", whole(stage.failed)}}};
+  Object object{{"stages", array_of(stage.stages)},
+                {"family", {stage.variant.family}},
+                {"parameters", {std::move(parameters)}},
+                {"source_hash", {stage.source_hash}},
+                {"median_us", microseconds(stage.median_us)}};
+  if (!stage.bits.empty()) object.emplace_back("bits", JsonValue{stage.bits});
+  object.emplace_back("ties", array_of(stage.ties));
+  object.emplace_back("runners_up", array_of(stage.runners_up));
+  object.emplace_back("feasible", whole(stage.feasible));
+  object.emplace_back("measured", whole(stage.measured));
+  object.emplace_back("failed", whole(stage.failed));
+  return {std::move(object)};
 }
 
 JsonValue to_json(const Verdict& verdict) {
-  return {Object{{"median_us", microseconds(verdict.median_us)},
-                 {"interval_low_us", microseconds(verdict.interval_low_us)},
-                 {"interval_high_us", microseconds(verdict.interval_high_us)},
-                 {"noise", rounded(verdict.noise, 4)},
-                 {"roofline_fraction", rounded(verdict.roofline_fraction, 3)},
-                 {"limit", {verdict.limit}},
-                 {"unfused_ratio", rounded(verdict.unfused_ratio, 3)},
-                 {"strategy", {verdict.strategy}},
-                 {"complete", {verdict.complete}}}};
+  Object object{{"median_us", microseconds(verdict.median_us)},
+                {"interval_low_us", microseconds(verdict.interval_low_us)},
+                {"interval_high_us", microseconds(verdict.interval_high_us)},
+                {"noise", rounded(verdict.noise, 4)},
+                {"roofline_fraction", rounded(verdict.roofline_fraction, 3)},
+                {"limit", {verdict.limit}},
+                {"unfused_ratio", rounded(verdict.unfused_ratio, 3)},
+                {"strategy", {verdict.strategy}},
+                {"complete", {verdict.complete}}};
+  if (verdict.decided) object.emplace_back("decided", JsonValue{*verdict.decided});
+  if (!verdict.disturbances.empty())
+    object.emplace_back("disturbances", array_of(verdict.disturbances));
+  return {std::move(object)};
 }
 
 JsonValue seed_of(std::uint64_t seed) {

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/hash.hpp"
+#include "verify/bits.hpp"
 #include "verify/comparison.hpp"
 #include "verify/device_tensors.hpp"
 #include "verify/host_threads.hpp"
@@ -44,6 +46,8 @@ struct Verifier::State {
   std::string check_values(std::size_t first, std::size_t end, Verification& verification);
   std::string check_repetition(std::size_t first, std::size_t end);
   std::string check_inputs(std::size_t first, std::size_t end);
+  /// Of the first run's results.
+  std::string bits(std::size_t first, std::size_t end);
 
   /// Calls visit(tensor) for what the stages [first, end) write, or read and do not write.
   template <typename Visit>
@@ -194,6 +198,17 @@ std::string Verifier::State::check_inputs(std::size_t first, std::size_t end) {
   return failure;
 }
 
+std::string Verifier::State::bits(std::size_t first, std::size_t end) {
+  std::uint64_t state = fnv1a_offset;
+  for_each_written(first, end, [&](std::size_t tensor) {
+    if (!leaves_run(tensor, end)) return;
+    const auto& result = results[tensor];
+    state = fnv1a(truth.tensors()[tensor].name, state);
+    state = fnv1a(hex(hash_of_bits(result.data(), result.size(), threads)), state);
+  });
+  return hex(state);
+}
+
 Verifier::Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed)
     : state_(std::make_unique<State>(backend, op, std::move(problem), seed)) {}
 
@@ -227,7 +242,10 @@ Verification Verifier::verify(std::size_t first_stage, std::size_t stage_count,
   verification.wrote_beyond = !damage.empty();
   if (verification.wrote_beyond) verification.failure = std::move(damage);
   verification.passed = verification.failure.empty();
-  if (!verification.passed) state.tensors.restore();
+  if (verification.passed)
+    verification.bits = state.bits(first_stage, end);
+  else
+    state.tensors.restore();
   return verification;
 }
 

@@ -16,6 +16,7 @@ struct Verification {
   double error = 0;           // ‖out − ref‖ / ‖ref‖, the largest over the outputs
   double tolerance = 0;       // derived: docs/precision.md
   std::string failure;        // one line; empty if passed
+  std::string bits;           // hash of what leaves the run, if it passed
   bool wrote_beyond = false;  // into a guard region or an input, so perhaps elsewhere too
 };
 

@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 
@@ -75,7 +76,7 @@ struct World {
   FakeOp op;
   Catalog catalog;
   DeviceFacts facts;
-  example::Folder folder;
+  testing::TemporaryFolder folder;
 
   World() {
     catalog.ops = {&op};

@@ -1,7 +1,5 @@
 #include "sandbox.hpp"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <sstream>
 #include <stdexcept>
@@ -19,24 +17,13 @@ std::vector<std::string> command(const std::string& words) {
 
 }  // namespace
 
-Sandbox::Sandbox() {
-  std::string name = (std::filesystem::temp_directory_path() / "fftune-cli-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-  folder_ = name;
-}
-
-Sandbox::~Sandbox() {
-  std::error_code error;
-  std::filesystem::remove_all(folder_, error);
-}
-
 std::unique_ptr<Process> Sandbox::start(const std::string& words) const {
   const std::vector<std::string> environment{
-      "HOME=" + folder_.string(), "FFTUNE_CACHE=" + (folder_ / "cache").string(),
-      "FFTUNE_PRESETS=" + (folder_ / "none").string(), "PATH=/usr/bin:/bin",
+      "HOME=" + folder().string(), "FFTUNE_CACHE=" + (folder() / "cache").string(),
+      "FFTUNE_PRESETS=" + (folder() / "none").string(), "PATH=/usr/bin:/bin",
       // The BLAS keeps its threads' memory to the end; a fault of the tool itself must still show.
       "ASAN_OPTIONS=detect_leaks=0"};
-  return std::make_unique<Process>(command(words), environment, folder_);
+  return std::make_unique<Process>(command(words), environment, folder());
 }
 
 Finished Sandbox::fftune(const std::string& words) const {
@@ -45,7 +32,7 @@ Finished Sandbox::fftune(const std::string& words) const {
 
 std::filesystem::path Sandbox::preset_file(const std::string& presets) const {
   std::error_code error;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_ / presets, error))
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder() / presets, error))
     if (entry.path().filename() == "ffn.json") return entry.path();
   return {};
 }

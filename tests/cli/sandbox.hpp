@@ -7,17 +7,13 @@
 #include <vector>
 
 #include "process.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace fftune::testing {
 
 class Sandbox {
  public:
-  Sandbox();
-  ~Sandbox();
-  Sandbox(const Sandbox&) = delete;
-  Sandbox& operator=(const Sandbox&) = delete;
-
-  const std::filesystem::path& folder() const { return folder_; }
+  const std::filesystem::path& folder() const { return folder_.path(); }
   /// "ffn --d 32": words between spaces; '' is an empty word.
   Finished fftune(const std::string& words) const;
   std::unique_ptr<Process> start(const std::string& words) const;
@@ -28,7 +24,7 @@ class Sandbox {
   std::filesystem::path preset_file(const std::string& presets = "presets") const;
 
  private:
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 std::size_t lines_in(const std::string& text);

@@ -8,8 +8,8 @@
 #include "cuda/kernels.hpp"
 #include "cuda/nvrtc.hpp"
 #include "cuda/open.hpp"
-#include "cuda/temporary_folder.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace fftune::cuda {
 namespace {

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "cuda/cubin_file.hpp"
-#include "cuda/temporary_folder.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace fftune::cuda {
 namespace {

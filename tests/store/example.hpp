@@ -1,8 +1,6 @@
 // Records to write, read, damage and look up.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -26,7 +24,8 @@ inline PresetRecord record(const Problem& problem, double median_us = 20.1234) {
   gate_up.variant = {"gate_up_sm80", {{"bm", 128}, {"bn", 64}, {"stages", 4}}};
   gate_up.source_hash = "0123456789abcdef";
   gate_up.median_us = 12.345678;
-  gate_up.ties = {{"gate_up_sm80/bm=64,bn=64,stages=4", 12.4}};
+  gate_up.ties = {{"gate_up_sm80/bm=64,bn=64,stages=4", 12.4, "00000000000000b1"}};
+  gate_up.bits = "00000000000000b1";
   gate_up.runners_up = {{"gate_up_sm80/bm=64,bn=128,stages=3", 13}, {"gate_up_simple", 99.999}};
   gate_up.feasible = 187;
   gate_up.measured = 140;
@@ -41,6 +40,8 @@ inline PresetRecord record(const Problem& problem, double median_us = 20.1234) {
   record.stages = {gate_up, down};
   record.verdict = {median_us, median_us - 0.05, median_us + 0.1, 0.00812, 0.61234,
                     "memory",  1.2345,           "halving",       true};
+  record.verdict.decided = true;
+  record.verdict.disturbances = {"2 other processes run on the device"};
   record.error = 2.0871e-3;
   record.tolerance = 3.5e-3;
   record.provenance = {"0.1.0", "NVIDIA H200",          "580.159",          "13.0",
@@ -61,24 +62,5 @@ inline void write(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::create_directories(path.parent_path());
   std::ofstream(path, std::ios::binary) << text;
 }
-
-/// A folder of its own, removed at the end.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "fftune-store-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace fftune::example

@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 
@@ -44,7 +45,7 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
 }  // namespace
 
 TEST_CASE("records are added to the file, and replaced where the problem is the same") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   const auto path = merge(folder.path() / "new" / "folder", {example::record(example::ffn(256))});
   REQUIRE(path == folder.path() / "new" / "folder" / "nvidia-h200" / "ffn.json");
   merge(folder.path() / "new" / "folder",
@@ -59,7 +60,7 @@ TEST_CASE("records are added to the file, and replaced where the problem is the 
 }
 
 TEST_CASE("a merge keeps the aliases that people wrote and takes the device's new facts") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   merge(folder.path(), {example::record(example::ffn(16))});
   auto device = example::device();
   device.aliases = {"A"};
@@ -73,7 +74,7 @@ TEST_CASE("a merge keeps the aliases that people wrote and takes the device's ne
 }
 
 TEST_CASE("sixteen processes write at once and no record is lost") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   constexpr int processes = 16;
   constexpr int each = 3;
   std::vector<pid_t> children;
@@ -94,8 +95,8 @@ TEST_CASE("a file that cannot be read whole is refused and left as it is") {
   const auto text =
       GENERATE(std::string(), std::string("{"),
                preset_text(example::device(), "ffn", {example::record(example::ffn(16), -1)}),
-               preset_text(example::device(), "rope", {}), std::string("{\"schema\": 2}"));
-  const example::Folder folder;
+               preset_text(example::device(), "rope", {}), std::string("{\"schema\": 3}"));
+  const testing::TemporaryFolder folder;
   const auto path = folder.path() / "nvidia-h200" / "ffn.json";
   example::write(path, text);
   try {
@@ -111,7 +112,7 @@ TEST_CASE("a file that cannot be read whole is refused and left as it is") {
 }
 
 TEST_CASE("a record that could not be read again is not written") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   auto record = example::record(example::ffn(16));
   record.verdict.median_us = 0.0 / (record.stages.empty() ? 1.0 : 0.0);  // NaN
   REQUIRE_THROWS_AS(merge(folder.path(), {record}), Error);
@@ -122,7 +123,7 @@ TEST_CASE("a record that could not be read again is not written") {
 }
 
 TEST_CASE("a folder that cannot be written is an error that says so") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   example::write(folder.path() / "file", "");
   try {
     merge(folder.path() / "file", {example::record(example::ffn(16))});
@@ -155,7 +156,7 @@ TEST_CASE("a folder that cannot be written is an error that says so") {
 }
 
 TEST_CASE("a full disk leaves the old file whole") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   const auto path = merge(folder.path(), {example::record(example::ffn(16))});
   const auto before = example::text(path);
   const auto child = start([&] {

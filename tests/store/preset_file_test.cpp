@@ -5,6 +5,7 @@
 #include "store/example.hpp"
 #include "store/preset_format.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 
@@ -95,7 +96,7 @@ TEST_CASE("a file that is no preset is a complaint") {
       {"null", "expected an object, found null"},
       {"{}", "schema: is missing"},
       {"{\"schema\": \"1\"}", "schema: expected an integer of at least 1, found \"1\""},
-      {"{\"schema\": 2, \"new\": {}}", "schema: 2 is newer than 1, the newest"},
+      {"{\"schema\": 3, \"new\": {}}", "schema: 3 is newer than 2, the newest"},
       {"{\"schema\": 1, \"schema\": 1}", "schema: is there twice"},
       {"{\"schema\": 1}", "device: is missing"},
       {changed("\"kind\": \"cuda\"", "\"kind\": \"tpu\"", 1), "device.kind: expected \"cuda\""},
@@ -117,7 +118,7 @@ TEST_CASE("a file that is no preset is a complaint") {
 }
 
 TEST_CASE("files that cannot be read are complaints") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   const auto pipe = folder.path() / "pipe.json";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   REQUIRE(read_preset_file(pipe).complaints.at(0).find("not a regular file") != std::string::npos);
@@ -128,7 +129,7 @@ TEST_CASE("files that cannot be read are complaints") {
 }
 
 TEST_CASE("a folder of presets is read in order, whatever is in it") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   REQUIRE(read_preset_folder(folder.path() / "absent").empty());
   REQUIRE(read_preset_folder(folder.path()).empty());
 

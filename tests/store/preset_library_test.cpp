@@ -5,6 +5,7 @@
 
 #include "store/example.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
 
@@ -65,7 +66,7 @@ TEST_CASE("the distance of shapes counts octaves, those of the token count by ha
 }
 
 TEST_CASE("the exact shape comes before the nearest, and the nearest before the rest") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   merge_preset_records(folder.path(), example::device(), "ffn",
                        {example::record(example::ffn(16)), example::record(example::ffn(1024)),
                         example::record(example::ffn(16).with_size("d", 4096))});
@@ -86,7 +87,7 @@ TEST_CASE("the exact shape comes before the nearest, and the nearest before the 
 }
 
 TEST_CASE("records of another op, pass, dtype or options never match") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   merge_preset_records(folder.path(), example::device(), "ffn",
                        {example::record(example::ffn(16))});
   const auto library = PresetLibrary::load({folder.path()});
@@ -106,7 +107,7 @@ TEST_CASE("records of another op, pass, dtype or options never match") {
 }
 
 TEST_CASE("a record serves whatever number an option has, but no word in its place") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   auto problem = example::ffn(16);
   problem.options["eps"] = "1e-06";
   merge_preset_records(folder.path(), example::device(), "ffn", {example::record(problem)});
@@ -149,8 +150,9 @@ TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
 }
 
 TEST_CASE("devices are tried from the exact to the like, folders in their order within each") {
-  const example::Folder first, second;
-  const auto put = [](const example::Folder& folder, const PresetDevice& device, double median) {
+  const testing::TemporaryFolder first, second;
+  const auto put = [](const testing::TemporaryFolder& folder, const PresetDevice& device,
+                      double median) {
     merge_preset_records(folder.path(), device, "ffn", {example::record(example::ffn(16), median)});
   };
   const auto median = [&] {
@@ -176,7 +178,7 @@ TEST_CASE("devices are tried from the exact to the like, folders in their order 
 }
 
 TEST_CASE("a record that is illegal here is passed over, and the reason says so") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   merge_preset_records(folder.path(), example::device(), "ffn",
                        {example::record(example::ffn(16)), example::record(example::ffn(64))});
   const auto library = PresetLibrary::load({folder.path()});
@@ -197,7 +199,7 @@ TEST_CASE("a record that is illegal here is passed over, and the reason says so"
 }
 
 TEST_CASE("a library of damaged files serves the good ones and keeps the complaints") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   merge_preset_records(folder.path(), example::device(), "ffn",
                        {example::record(example::ffn(16))});
   example::write(folder.path() / "broken" / "ffn.json", "{\"schema\": 1");

@@ -10,7 +10,7 @@ using namespace fftune;
 TEST_CASE("a preset file is laid out for people to review") {
   // The whole text: a change here is a change of the format that every preset then shows in a diff.
   const std::string expected = R"({
-  "schema": 1,
+  "schema": 2,
   "device": {
     "slug": "nvidia-h200",
     "name": "NVIDIA H200",
@@ -30,8 +30,9 @@ TEST_CASE("a preset file is laid out for people to review") {
           "parameters": {"bm": 128, "bn": 64, "stages": 4},
           "source_hash": "0123456789abcdef",
           "median_us": 12.35,
+          "bits": "00000000000000b1",
           "ties": [
-            {"id": "gate_up_sm80/bm=64,bn=64,stages=4", "median_us": 12.4}
+            {"id": "gate_up_sm80/bm=64,bn=64,stages=4", "median_us": 12.4, "bits": "00000000000000b1"}
           ],
           "runners_up": [
             {"id": "gate_up_sm80/bm=64,bn=128,stages=3", "median_us": 13.0},
@@ -63,7 +64,9 @@ TEST_CASE("a preset file is laid out for people to review") {
         "limit": "memory",
         "unfused_ratio": 1.234,
         "strategy": "halving",
-        "complete": true
+        "complete": true,
+        "decided": true,
+        "disturbances": ["2 other processes run on the device"]
       },
       "error": 0.00209,
       "tolerance": 0.0035,

@@ -61,9 +61,10 @@ TEST_CASE("the page on presets explains every field") {
   }
 }
 
-TEST_CASE("every field of the schema that is there is required") {
+TEST_CASE("every field of the schema is required, but for those that came after version 1") {
   auto root = schema();
-  example::for_each_value(root, [](JsonValue& value) {
+  const std::set<std::string> later{"bits", "decided", "disturbances"};
+  example::for_each_value(root, [&](JsonValue& value) {
     const auto* properties = value.find("properties");
     const auto* required = value.find("required");
     if (!required || !required->get_if<JsonValue::Array>()) return;
@@ -73,7 +74,7 @@ TEST_CASE("every field of the schema that is there is required") {
     REQUIRE(properties);
     for (const auto& [key, member] : *properties->get_if<JsonValue::Object>()) {
       CAPTURE(key);
-      REQUIRE(names.erase(key) == 1);
+      REQUIRE(names.erase(key) == (later.contains(key) ? 0 : 1));
     }
     REQUIRE(names.empty());
   });

@@ -88,7 +88,7 @@ class ToyFamily final : public Family {
   bool fallback_;
 };
 
-class ToyOp final : public Op {
+class ToyOp : public Op {
  public:
   std::string_view name() const override { return "toy"; }
   std::string_view summary() const override { return "y = x aᵀ bᵀ"; }

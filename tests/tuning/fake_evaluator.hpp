@@ -68,7 +68,9 @@ class FakeEvaluator : public Evaluator {
       lost_ = "illegal address";
       return {false, 0, 1e-3, true, "illegal address"};
     }
-    return {true, 1e-4, 1e-3, false, ""};
+    Verified passed{true, 1e-4, 1e-3, false, ""};
+    passed.bits = bits ? bits(id) : "00000000000000aa";
+    return passed;
   }
 
   std::vector<Timing> time(const std::vector<Candidate>& candidates,
@@ -84,12 +86,19 @@ class FakeEvaluator : public Evaluator {
         clock += std::max(us, 200.0) * 1e-6;
         ++sampled[id];
         all[i].samples_us.push_back(us);
-        all[i].abandoned = us > request.abandon_above_us;
+        all[i].abandoned = is_hopeless(all[i].samples_us, request.abandon_above_us);
         if (cancel && cancel_after > 0 && --cancel_after == 0) *cancel = true;
       }
-      if (clock - began >= request.seconds) break;
+      const bool doubt = std::any_of(all.begin(), all.end(), [&](const Timing& timing) {
+        return is_doubtful(timing.samples_us, request.abandon_above_us);
+      });
+      if (clock - began >= request.seconds && !doubt) break;
     }
     return all;
+  }
+
+  std::vector<std::string> disturbances() override {
+    return disturbed ? disturbed(clock) : std::vector<std::string>{};
   }
 
   std::string lost() const override { return lost_; }
@@ -98,6 +107,7 @@ class FakeEvaluator : public Evaluator {
   TuneOptions options() {
     TuneOptions options;
     options.now = [this] { return clock; };
+    options.sleep = [this](double seconds) { clock += seconds; };
     return options;
   }
 
@@ -106,6 +116,9 @@ class FakeEvaluator : public Evaluator {
   std::string refusal;
   std::map<std::string, Misbehaviour> misbehaving;  // by id
   std::function<int(const std::string&)> registers;
+  std::function<std::string(const std::string&)> bits;  // by id
+  std::function<double(const std::string&)> stretch;    // of the next sample of an id
+  std::function<std::vector<std::string>(double clock)> disturbed;
   std::function<double(const Recipe&)> whole_us;  // of several variants; the sum if empty
   std::map<std::string, int> begun, compiled, verified, sampled;
   std::atomic<bool>* cancel = nullptr;
@@ -127,6 +140,7 @@ class FakeEvaluator : public Evaluator {
     else
       for (const auto& variant : candidate.recipe) us += truth_(variant);
     std::normal_distribution<double> normal;
+    if (stretch) us *= stretch(candidate.id());
     return us * (1 + noise_ * std::abs(normal(random_)));
   }
 

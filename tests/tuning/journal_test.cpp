@@ -1,7 +1,6 @@
 #include "tuning/journal.hpp"
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -15,21 +14,12 @@
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
+using testing::TemporaryFolder;
 
 namespace {
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "fftune-journal-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()));
-    path = name;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
-  std::filesystem::path path;
-};
 
 DeviceFacts facts_of_test() {
   DeviceFacts facts;
@@ -68,7 +58,7 @@ TEST_CASE("what is written is read back by --resume, the last line of a variant 
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
   std::filesystem::path path;
   {
-    auto journal = Journal::open(folder.path, facts_of_test(), "fake", false);
+    auto journal = Journal::open(folder.path(), facts_of_test(), "fake", false);
     path = journal.path();
     journal.add(problem, "hash", measured("f/p=1", 100));
     journal.add(problem, "hash", measured("f/p=1", 90));
@@ -80,8 +70,8 @@ TEST_CASE("what is written is read back by --resume, the last line of a variant 
     journal.add(problem, "hash", failed);
     CHECK(journal.known_count() == 0);
   }
-  CHECK(path.parent_path() == folder.path / facts_of_test().slug());
-  const auto journal = Journal::open(folder.path, facts_of_test(), "fake", true);
+  CHECK(path.parent_path() == folder.path() / facts_of_test().slug());
+  const auto journal = Journal::open(folder.path(), facts_of_test(), "fake", true);
   CHECK(journal.path() == path);
   CHECK(journal.known_count() == 2);
   CHECK(journal.damaged_lines() == 0);
@@ -101,12 +91,12 @@ TEST_CASE("what is written is read back by --resume, the last line of a variant 
 TEST_CASE("another driver's outcomes are not taken") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
-  Journal::open(folder.path, facts_of_test(), "fake", false)
+  Journal::open(folder.path(), facts_of_test(), "fake", false)
       .add(problem, "hash", measured("f/p=1", 100));
   auto newer = facts_of_test();
   newer.driver = "2";
-  CHECK(Journal::open(folder.path, newer, "fake", true).known_count() == 0);
-  CHECK(Journal::open(folder.path, facts_of_test(), "fake", true).known_count() == 1);
+  CHECK(Journal::open(folder.path(), newer, "fake", true).known_count() == 0);
+  CHECK(Journal::open(folder.path(), facts_of_test(), "fake", true).known_count() == 1);
 }
 
 TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it can be continued") {
@@ -114,7 +104,7 @@ TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it c
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
   std::filesystem::path path;
   {
-    auto journal = Journal::open(folder.path, facts_of_test(), "fake", false);
+    auto journal = Journal::open(folder.path(), facts_of_test(), "fake", false);
     path = journal.path();
     for (int p = 0; p < 5; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
   }
@@ -124,13 +114,13 @@ TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it c
     write(path, text);
     const auto lines = std::count(text.begin(), text.end(), '\n');
     {
-      auto journal = Journal::open(folder.path, facts_of_test(), "fake", true);
+      auto journal = Journal::open(folder.path(), facts_of_test(), "fake", true);
       CHECK(journal.known_count() ==
             static_cast<std::size_t>(std::max<std::ptrdiff_t>(lines - 1, 0)));
       CHECK(journal.damaged_lines() == (text.empty() || text.back() == '\n' ? 0u : 1u));
       journal.add(problem, "h", measured("f/p=7", 9));
     }
-    const auto again = Journal::open(folder.path, facts_of_test(), "fake", true);
+    const auto again = Journal::open(folder.path(), facts_of_test(), "fake", true);
     CHECK(again.damaged_lines() == 0);
     CHECK(again.known(problem, "h", 1, "f/p=7"));
   }
@@ -141,7 +131,7 @@ TEST_CASE("garbage in a journal never throws and never becomes a time") {
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
   std::filesystem::path path;
   {
-    auto journal = Journal::open(folder.path, facts_of_test(), "fake", false);
+    auto journal = Journal::open(folder.path(), facts_of_test(), "fake", false);
     path = journal.path();
     for (int p = 0; p < 3; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
   }
@@ -152,7 +142,7 @@ TEST_CASE("garbage in a journal never throws and never becomes a time") {
     for (int hit = 0; hit < 4; ++hit)
       text[random() % text.size()] = static_cast<char>(random() % 256);
     write(path, text);
-    const auto journal = Journal::open(folder.path, facts_of_test(), "fake", true);
+    const auto journal = Journal::open(folder.path(), facts_of_test(), "fake", true);
     CHECK(journal.known_count() <= 3);
     for (int p = 0; p < 3; ++p)
       if (const auto known = journal.known(problem, "h", 1, "f/p=" + std::to_string(p));
@@ -160,29 +150,29 @@ TEST_CASE("garbage in a journal never throws and never becomes a time") {
         CHECK(known->median_us > 0);
   }
   write(path, "\n[]\n7\nnull\n{}\n\"x\"\n");
-  CHECK(Journal::open(folder.path, facts_of_test(), "fake", true).damaged_lines() == 6);
+  CHECK(Journal::open(folder.path(), facts_of_test(), "fake", true).damaged_lines() == 6);
 }
 
 TEST_CASE("only the op's own journals are resumed, the newest of them") {
   const TemporaryFolder folder;
-  const auto own = folder.path / facts_of_test().slug();
+  const auto own = folder.path() / facts_of_test().slug();
   std::filesystem::create_directories(own);
   for (const auto* name : {"fake-20260101T000000Z-9.jsonl", "fake-20260201T000000Z-1.jsonl",
                            "fake-x-20270101T000000Z-1.jsonl", "fake-20280101T000000Z-1.txt"})
     write(own / name, "");
-  CHECK(Journal::open(folder.path, facts_of_test(), "fake", true).path().filename() ==
+  CHECK(Journal::open(folder.path(), facts_of_test(), "fake", true).path().filename() ==
         "fake-20260201T000000Z-1.jsonl");
 }
 
 TEST_CASE("a folder that cannot be written is one clear error") {
   const TemporaryFolder folder;
-  write(folder.path / "file", "");
+  write(folder.path() / "file", "");
   try {
-    Journal::open(folder.path / "file", facts_of_test(), "fake", false);
+    Journal::open(folder.path() / "file", facts_of_test(), "fake", false);
     FAIL("opened below a file");
   } catch (const Error& error) {
     CHECK(error.kind() == ErrorKind::io);
-    CHECK(std::string(error.what()).find((folder.path / "file").string()) != std::string::npos);
+    CHECK(std::string(error.what()).find((folder.path() / "file").string()) != std::string::npos);
   }
 }
 
@@ -192,7 +182,7 @@ TEST_CASE("a disk that takes no more ends the journal, not the sweep") {
   fake.op.add("f", {"a"}, 10);
   FakeEvaluator evaluator([](const Variant&) { return 100.0; });
   auto options = evaluator.options();
-  auto journal = Journal::open(folder.path, evaluator.facts(), "fake", false);
+  auto journal = Journal::open(folder.path(), evaluator.facts(), "fake", false);
   options.journal = &journal;
   // A limit on the size of files stands in for the full disk.
   rlimit before{};
@@ -221,7 +211,7 @@ TEST_CASE("a resumed sweep measures only what was not, and finds the same winner
   const auto uninterrupted = tune(fake.catalog(), whole, fake.problem(), whole.options());
 
   for (const int after : {5, 60, 150, 260}) {
-    std::filesystem::remove_all(folder.path / facts_of_test().slug());
+    std::filesystem::remove_all(folder.path() / facts_of_test().slug());
     std::atomic<bool> cancel{false};
     FakeEvaluator first(truth);
     first.misbehaving = whole.misbehaving;
@@ -230,13 +220,13 @@ TEST_CASE("a resumed sweep measures only what was not, and finds the same winner
     auto options = first.options();
     options.cancel = &cancel;
     {
-      auto journal = Journal::open(folder.path, first.facts(), "fake", false);
+      auto journal = Journal::open(folder.path(), first.facts(), "fake", false);
       options.journal = &journal;
       CHECK(tune(fake.catalog(), first, fake.problem(), options).cancelled);
     }
     FakeEvaluator second(truth);
     second.misbehaving = whole.misbehaving;
-    auto journal = Journal::open(folder.path, second.facts(), "fake", true);
+    auto journal = Journal::open(folder.path(), second.facts(), "fake", true);
     auto resumed = second.options();
     resumed.journal = &journal;
     const auto result = tune(fake.catalog(), second, fake.problem(), resumed);

@@ -65,7 +65,7 @@ TEST_CASE("whatever a candidate does on a real backend is a value") {
   CHECK(timings[odd_faults].samples_us.empty());
 }
 
-TEST_CASE("a slow candidate is abandoned at its first sample, and a round ends in time") {
+TEST_CASE("a slow candidate is abandoned at its second sample, and a round ends in time") {
   const OddOp op;
   const Catalog catalog{{&op}, &no_sources};
   const auto backend = open_cpu();
@@ -76,7 +76,7 @@ TEST_CASE("a slow candidate is abandoned at its first sample, and a round ends i
   request.abandon_above_us = 10000;
   const auto abandoned = evaluator.time({way(odd_slow)}, request);
   CHECK(abandoned[0].abandoned);
-  CHECK(abandoned[0].samples_us.size() == 1);
+  CHECK(abandoned[0].samples_us.size() == 2);
   TimeRequest brief;
   brief.samples = 100;
   brief.seconds = 0.001;
@@ -141,7 +141,10 @@ TEST_CASE("a whole search on the CPU picks the only variant that is right and fa
   CHECK(result.record->error < result.record->tolerance);
   CHECK(result.record->verdict.unfused_ratio > 0.3);
   CHECK(result.baselines.size() == 1);
-  CHECK(result.notes.size() == 1);
+  // Of the broken baseline; and of a decision that a busy machine may have made hard.
+  CHECK(std::count_if(result.notes.begin(), result.notes.end(), [](const std::string& note) {
+          return !note.starts_with("undecided: ");
+        }) == 1);
   std::map<std::string, OutcomeKind> kinds;
   for (const auto& outcome : result.outcomes) kinds[outcome.id] = outcome.kind;
   CHECK(kinds["odd/way=1"] == OutcomeKind::verify_failed);

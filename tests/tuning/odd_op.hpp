@@ -67,25 +67,8 @@ class OddFamily final : public Family {
   }
 };
 
-class OddOp final : public Op {
+class OddOp final : public ToyOp {
  public:
-  std::string_view name() const override { return toy_.name(); }
-  std::string_view summary() const override { return toy_.summary(); }
-  std::vector<std::string> passes() const override { return toy_.passes(); }
-  std::vector<SizeField> sizes() const override { return toy_.sizes(); }
-  std::vector<OptionField> options() const override { return toy_.options(); }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return toy_.dtypes(kind); }
-  std::string_view token_size() const override { return toy_.token_size(); }
-  std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    return toy_.tensors(problem);
-  }
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    return toy_.stages(problem);
-  }
-  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
-                 Parallel& parallel) const override {
-    toy_.reference(problem, stage, tensors, parallel);
-  }
   std::vector<const Family*> families() const override { return {&family_}; }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     Baseline right{"unfused", "the same", {}, {}}, broken{"broken", "gives up", {}, {}};
@@ -100,7 +83,6 @@ class OddOp final : public Op {
   }
 
  private:
-  ToyOp toy_;
   OddFamily family_;
 };
 

@@ -33,6 +33,29 @@ TEST_CASE("a right result passes, stage by stage and as a whole") {
     }
 }
 
+TEST_CASE("results that agree in every bit are known by it, and one bit tells them apart") {
+  HostBackend backend;
+  const ToyOp op;
+  const auto problem = ToyOp::problem(DType::bf16, 300, 40, 24);
+  Verifier verifier(backend, op, problem, 7);
+  const auto bits = [&](const Spoil& spoil) {
+    const auto result = verifier.verify(1, 1, {toy_stage(problem, 1, spoil)});
+    INFO(result.failure);
+    CHECK(result.passed);
+    CHECK(result.bits.size() == 16);
+    return result.bits;
+  };
+  const auto plain = bits({});
+  CHECK(bits({}) == plain);
+  // The last bit of one element, in the middle and at the very end.
+  for (const std::size_t place : {std::size_t{5000}, std::size_t{300 * 40 - 1}})
+    CHECK(bits([place](void* const* t, void*) {
+            static_cast<std::uint16_t*>(t[toy_y])[place] ^= 1;
+          }) != plain);
+  Verifier other(backend, op, problem, 8);
+  CHECK(other.verify(1, 1, {toy_stage(problem, 1)}).bits != plain);
+}
+
 TEST_CASE("one element of each size passes: no sample is too small for its own tolerance") {
   for (const auto dtype : {DType::f32, DType::bf16, DType::fp16})
     for (std::uint64_t seed = 0; seed < 200; ++seed) {

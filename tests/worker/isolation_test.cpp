@@ -5,15 +5,16 @@
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/quarantine.hpp"
 #include "tuning/tuner.hpp"
 #include "tuning/worker/remote_evaluator.hpp"
-#include "worker/folder.hpp"
 #include "worker/misbehaving.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
+using fftune::testing::TemporaryFolder;
 
 namespace {
 
@@ -166,7 +167,7 @@ TEST_CASE("a worker that is none, or speaks nonsense, is an error that says so")
 }
 
 TEST_CASE("what killed a worker is not run in later sweeps, unless that is asked for") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const MisbehavingOp op("exit");
   const Catalog catalog{{&op}, &no_sources};
   for (const std::string step : {"first", "later", "retry", "cured", "after"}) {

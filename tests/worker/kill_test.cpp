@@ -13,13 +13,14 @@
 #include <thread>
 
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 #include "tuning/tuner.hpp"
 #include "tuning/worker/remote_evaluator.hpp"
-#include "worker/folder.hpp"
 #include "worker/misbehaving.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
+using fftune::testing::TemporaryFolder;
 using nlohmann::json;
 using std::chrono::milliseconds;
 
@@ -65,7 +66,7 @@ std::vector<pid_t> children() {
 }  // namespace
 
 TEST_CASE("a sweep that is killed at any moment and resumed ends as if it had not been") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto undisturbed = folder.path() / "undisturbed", result = folder.path() / "result";
   int status = -1;
   waitpid(start_sweep(folder.path() / "state-0", undisturbed), &status, 0);

@@ -57,7 +57,9 @@ TEST_CASE("nonsense is refused") {
   json passed = message_of(Verified{true, 0.5, 1e-3, false, ""});
   CHECK_THROWS(read_verified(passed));  // more error than is tolerated
   passed["error"] = 1e-4;
+  passed["bits"] = "00000000000000b1";
   CHECK(read_verified(passed).passed);
+  CHECK(read_verified(passed).bits == "00000000000000b1");
   passed["failure"] = "but";
   CHECK_THROWS(read_verified(passed));
   json compiled = message_of(Compiled{});

@@ -6,10 +6,10 @@
 #include <fstream>
 
 #include "support/catch.hpp"
-#include "worker/folder.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace fftune;
-using fftune::test::Folder;
+using fftune::testing::TemporaryFolder;
 
 namespace {
 
@@ -24,7 +24,7 @@ DeviceFacts facts_of(const std::string& driver) {
 }  // namespace
 
 TEST_CASE("a variant stays in quarantine for its device, driver and sources alone") {
-  const Folder folder;
+  const TemporaryFolder folder;
   Quarantine(folder.path(), facts_of("1")).add("ffn", "f/p=1", "hash", "killed by SIGSEGV");
   const Quarantine later(folder.path(), facts_of("1"));
   REQUIRE(later.find("ffn", "f/p=1", "hash"));
@@ -37,7 +37,7 @@ TEST_CASE("a variant stays in quarantine for its device, driver and sources alon
 }
 
 TEST_CASE("it is let out, and a torn line costs itself alone") {
-  const Folder folder;
+  const TemporaryFolder folder;
   Quarantine quarantine(folder.path(), facts_of("1"));
   quarantine.add("ffn", "f/p=1", "hash", "hung");
   std::ofstream(quarantine.path(), std::ios::app) << "{\"op\": \"ffn\", \"id";
@@ -49,7 +49,7 @@ TEST_CASE("it is let out, and a torn line costs itself alone") {
 }
 
 TEST_CASE("sixteen processes write one quarantine and nothing is lost") {
-  const Folder folder;
+  const TemporaryFolder folder;
   for (int process = 0; process < 16; ++process) {
     if (fork() != 0) continue;
     Quarantine own(folder.path(), facts_of("1"));
@@ -63,7 +63,7 @@ TEST_CASE("sixteen processes write one quarantine and nothing is lost") {
 }
 
 TEST_CASE("a quarantine that cannot be written ends nothing") {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::ofstream(folder.path() / "file") << "";
   Quarantine quarantine(folder.path() / "file", facts_of("1"));
   quarantine.add("ffn", "f/p=1", "hash", "hung");

@@ -11,6 +11,10 @@ namespace {
 /// while every core has several to compile.
 constexpr std::size_t compile_batch = 128;
 
+/// Of each finalist, and how many times as many again while some are not told apart.
+constexpr int final_samples = 21;
+constexpr int most_extensions = 2;
+
 }  // namespace
 
 std::vector<std::size_t> within(const Search& search, std::vector<std::size_t> indices, double band,
@@ -49,7 +53,12 @@ std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& 
   if (search.stopped() || finalists.size() < 2) return finalists;
   search.enter(Phase::finals, finalists.size());
   search.forget(finalists);
-  search.measure(finalists, 21, seconds);
+  search.measure(finalists, final_samples, seconds);
+  // More of the same tells apart what is close, up to what it is worth.
+  for (int more = 0; more < most_extensions && search.undecided(finalists); ++more) {
+    if (search.stopped()) break;
+    search.measure(finalists, final_samples, std::min(search.seconds_left() * 0.3, 3.0));
+  }
   return finalists;
 }
 

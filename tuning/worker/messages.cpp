@@ -187,6 +187,7 @@ json message_of(const Verified& verified) {
           {"tolerance", finite(verified.tolerance)},
           {"device_fault", verified.device_fault},
           {"wrote_beyond", verified.wrote_beyond},
+          {"bits", verified.bits},
           {"failure", verified.failure}};
 }
 
@@ -197,6 +198,7 @@ Verified read_verified(const json& message) {
   verified.tolerance = number(message.at("tolerance"), 0);
   message.at("device_fault").get_to(verified.device_fault);
   message.at("wrote_beyond").get_to(verified.wrote_beyond);
+  message.at("bits").get_to(verified.bits);
   message.at("failure").get_to(verified.failure);
   require(verified.passed == verified.failure.empty(), "a verdict with its reason");
   require(!verified.passed || verified.error <= verified.tolerance, "the error of what passed");

@@ -54,6 +54,16 @@ Limits RemoteEvaluator::limits(DType dtype) {
   }
 }
 
+std::vector<std::string> RemoteEvaluator::disturbances() {
+  const json call{{"call", "disturbances"}};
+  std::vector<std::string> all;
+  for (;;) {
+    const auto ended = keeper_.ask(call, {}, [&](const json& value) { value.get_to(all); });
+    if (ended == Ended::over) return {};
+    if (ended == Ended::answered) return all;
+  }
+}
+
 std::vector<Compiled> RemoteEvaluator::compile(const std::vector<Candidate>& candidates,
                                                const CompileSink& sink) {
   return CompileCall(keeper_, candidates, sink).run();

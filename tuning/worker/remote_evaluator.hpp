@@ -27,6 +27,7 @@ class RemoteEvaluator : public Evaluator {
   Verified verify(const Candidate& candidate) override;
   std::vector<Timing> time(const std::vector<Candidate>& candidates,
                            const TimeRequest& request) override;
+  std::vector<std::string> disturbances() override;
   std::string lost() const override { return keeper_.lost(); }
 
   /// How many worker processes have died so far.

@@ -59,6 +59,7 @@ class Service {
     const auto name = call.at("call").get<std::string>();
     if (name == "limits")
       return message_of(evaluator_.limits(parse_dtype(call.at("dtype").get<std::string>())));
+    if (name == "disturbances") return evaluator_.disturbances();
     if (name == "begin") return begin(call);
     if (name == "compile") return compile(read_candidates(call.at("candidates")));
     if (name == "verify")

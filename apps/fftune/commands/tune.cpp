@@ -17,7 +17,9 @@
 #include "apps/fftune/device_option.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/own_records.hpp"
 #include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/recorder.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/sweep_device.hpp"
 #include "apps/fftune/sweep_progress.hpp"
@@ -45,6 +47,9 @@ struct Options {
   bool resume = false;
   bool in_process = false;
   bool retry_quarantined = false;
+  std::string wait = "10s";
+  bool same_bits = false;
+  bool strict = false;
 };
 
 struct Sweep {
@@ -52,6 +57,7 @@ struct Sweep {
   std::vector<TuneResult> results;
   std::set<std::string> files;
   std::string journal;
+  int refused = 0;  // by --strict
 };
 
 TuneOptions tune_options(const Options& options) {
@@ -64,6 +70,7 @@ TuneOptions tune_options(const Options& options) {
       static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
   tuning.seed = parse_seed(options.seed, "--seed");
   tuning.retry_quarantined = options.retry_quarantined;
+  tuning.patience_seconds = parse_duration(options.wait, "--wait");
   return tuning;
 }
 
@@ -76,6 +83,7 @@ Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>&
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
   require_mergeable(options.out, preset, op_name);
+  if (options.same_bits) tuning.same_bits_as = present_winners(options.out, preset, problems);
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume);
   if (options.resume)
     spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
@@ -87,15 +95,17 @@ Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>&
   tuning.quarantine = &quarantine;
 
   Sweep done{device, {}, {}, journal.path().string()};
+  Recorder recorder(options.out, preset, options.strict);
   tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
     if (result.record)
-      done.files.insert(
-          merge_preset_records(options.out, preset, op_name, {*result.record}).string());
+      recorder.write(*result.record);
     else if (!result.stopped.empty())
       spdlog::error("{}: {}", result.problem.text(), result.stopped);
     done.results.push_back(result);
   });
   status.clear();
+  done.files = recorder.files();
+  done.refused = recorder.refused();
   return done;
 }
 
@@ -136,6 +146,7 @@ int run(const Op& op, const Options& options, const Session& session) {
                         {"files", done.files},
                         {"journal", done.journal}});
     code = std::max(code, code_of(done.results));
+    if (done.refused > 0) code = std::max<int>(code, exit_check_failed);
   }
   session.output.document(document);
   if (!interrupt.requested()) return code;
@@ -183,6 +194,21 @@ void add_search_options(CLI::App& command, Options& options) {
       .add_flag("--in-process", options.in_process,
                 "run variants in this process, for debuggers and profilers: one that crashes or "
                 "hangs takes the sweep with it")
+      ->group(group);
+  command
+      .add_flag(
+          "--same-bits", options.same_bits,
+          "only what agrees bit for bit with the winner on record in --out may win, so that a "
+          "faster preset changes no result")
+      ->group(group);
+  command
+      .add_option("--wait", options.wait,
+                  "for a disturbed device to be left alone, for each problem (default: 10s)")
+      ->type_name("TIME")
+      ->group(group);
+  command
+      .add_flag("--strict", options.strict,
+                "write no record that was measured while the device was disturbed")
       ->group(group);
   command
       .add_option("--out", options.out,

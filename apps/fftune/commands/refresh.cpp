@@ -1,0 +1,207 @@
+// fftune refresh: times again what stale records hold, and keeps or replaces their winners.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/device_option.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/json.hpp"
+#include "apps/fftune/numbers.hpp"
+#include "apps/fftune/own_records.hpp"
+#include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/recorder.hpp"
+#include "apps/fftune/status_line.hpp"
+#include "apps/fftune/sweep_device.hpp"
+#include "apps/fftune/sweep_progress.hpp"
+#include "apps/fftune/values.hpp"
+#include "apps/fftune/writable.hpp"
+#include "tuning/quarantine.hpp"
+#include "tuning/refresh.hpp"
+#include "tuning/tuner.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  ProblemFilter filter;
+  std::string device;
+  std::string out = "presets";
+  std::string seed = "0";
+  std::string wait = "10s";
+  std::string progress;
+  bool all = false;
+  bool strict = false;
+  bool in_process = false;
+};
+
+/// A record that is to be looked at again.
+struct Stale {
+  PresetRecord record;
+  std::string reason;
+};
+
+std::vector<Stale> stale_records(const Op& op, const Options& options, const PresetDevice& device,
+                                 const DeviceFacts& facts, const Session& session) {
+  std::vector<Stale> found;
+  for (auto& [problem, record] : own_records(options.out, device, std::string(op.name()))) {
+    if (!admits(options.filter, session.catalog.ops, problem)) continue;
+    const auto changes = changes_since(record, session.catalog, facts);
+    if (changes.empty() && !options.all) continue;
+    found.push_back(
+        {record, changes.empty() ? "asked for" : fmt::format("{}", fmt::join(changes, ", "))});
+  }
+  return found;
+}
+
+struct Refreshed {
+  Stale stale;
+  TuneResult result;
+};
+
+std::string verdict_text(const Refreshed& outcome) {
+  if (!outcome.result.record)
+    return outcome.result.stopped.empty() ? "nothing of it works: search anew"
+                                          : outcome.result.stopped;
+  const auto before = recipe_text(outcome.stale.record.recipe());
+  const auto now = recipe_text(outcome.result.record->recipe());
+  return now == before ? "kept" : "demoted for " + now;
+}
+
+void print(const std::vector<Refreshed>& outcomes, const Output& output) {
+  TextTable table({{"problem"},
+                   {"before µs", Align::right},
+                   {"now µs", Align::right},
+                   {"winner"},
+                   {"because of"}});
+  for (const Refreshed& outcome : outcomes) {
+    const auto& record = outcome.result.record;
+    table.row({outcome.stale.record.problem.text(),
+               microseconds_text(outcome.stale.record.verdict.median_us),
+               record ? microseconds_text(record->verdict.median_us) : "-",
+               {verdict_text(outcome), record ? Style::plain : Style::bad},
+               outcome.stale.reason});
+  }
+  output.table(table);
+}
+
+Json outcomes_json(const std::vector<Refreshed>& outcomes) {
+  Json all = Json::array();
+  for (const Refreshed& outcome : outcomes)
+    all.push_back(
+        {{"problem", Json::parse(problem_json(outcome.stale.record.problem))},
+         {"because", outcome.stale.reason},
+         {"before", Json::parse(record_json(outcome.stale.record))},
+         {"now", outcome.result.record ? Json::parse(record_json(*outcome.result.record)) : Json()},
+         {"verdict", verdict_text(outcome)},
+         {"seconds", outcome.result.seconds}});
+  return all;
+}
+
+TuneOptions tune_options(const Options& options) {
+  TuneOptions tuning;
+  // Few are left, and all of them were good once: none is screened out.
+  tuning.strategy = "exhaustive";
+  tuning.seed = parse_seed(options.seed, "--seed");
+  tuning.patience_seconds = parse_duration(options.wait, "--wait");
+  return tuning;
+}
+
+int run(const Options& options, const Session& session) {
+  TuneOptions tuning = tune_options(options);
+  const std::string name = devices_named(options.device, session.environment).at(0);
+  StatusLine status(progress_mode(options.progress, session.output));
+  SweepDevice device(name, tuning.seed, options.in_process, session);
+  const DeviceFacts& facts = device.evaluator().facts();
+  const PresetDevice preset = preset_device(facts);
+  Quarantine quarantine(session.environment.state_folder, facts);
+  tuning.quarantine = &quarantine;
+  const Interrupt interrupt;
+  tuning.cancel = &interrupt.requested();
+
+  Recorder recorder(options.out, preset, options.strict);
+  std::vector<Refreshed> outcomes;
+  std::size_t looked_at = 0;
+  for (const Op* op : session.catalog.ops) {
+    const auto stale = stale_records(*op, options, preset, facts, session);
+    looked_at += stale.size();
+    if (stale.empty() || interrupt.requested()) continue;
+    require_mergeable(options.out, preset, std::string(op->name()));
+    SweepProgress progress(status, std::string(op->token_size()));
+    tuning.progress = &progress;
+    std::vector<Problem> problems;
+    for (const Stale& each : stale) {
+      problems.push_back(each.record.problem);
+      tuning.only[each.record.problem] = stored_variants(each.record);
+    }
+    std::size_t next = 0;
+    tune_all(session.catalog, device.evaluator(), problems, tuning, [&](TuneResult result) {
+      const Stale& before = stale[next++];
+      if (result.record) {
+        result.record = refreshed(*result.record, before.record);
+        recorder.write(*result.record);
+      }
+      outcomes.push_back({before, std::move(result)});
+    });
+  }
+  status.clear();
+
+  session.output.heading(fmt::format("refresh on {} ({})", name, facts.name));
+  if (looked_at == 0)
+    session.output.line(fmt::format("no record of it in {} is stale", options.out));
+  else
+    print(outcomes, session.output);
+  for (const std::string& file : recorder.files()) session.output.line("wrote " + file);
+  session.output.document(
+      {{"device", name}, {"records", outcomes_json(outcomes)}, {"files", recorder.files()}});
+  if (!device.evaluator().lost().empty()) {
+    spdlog::error("{}", device.evaluator().lost());
+    return exit_lacking;
+  }
+  if (interrupt.requested()) return exit_interrupted;
+  const bool good = std::all_of(outcomes.begin(), outcomes.end(), [](const Refreshed& outcome) {
+    return outcome.result.record.has_value();
+  });
+  return good && recorder.refused() == 0 ? exit_good : exit_check_failed;
+}
+
+}  // namespace
+
+void add_refresh(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = line.add(
+      line.root(), "refresh",
+      "time again what a device's stale records hold: the winners, their ties and runners-up; a "
+      "record is stale when the kernel's sources, the driver or the toolkit are not those that it "
+      "was made with",
+      [options](const Session& session) { return run(*options, session); });
+  add_device_option(command, options->device, false);
+  command.add_flag("--all", options->all, "records that are not stale as well");
+  command
+      .add_option("--out", options->out,
+                  "folder of presets that is read and written (default: presets)")
+      ->type_name("DIR");
+  command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+  command
+      .add_option("--wait", options->wait,
+                  "for a disturbed device to be left alone, for each problem (default: 10s)")
+      ->type_name("TIME");
+  command.add_flag("--strict", options->strict,
+                   "write no record that was measured while the device was disturbed");
+  command.add_flag("--in-process", options->in_process, "run variants in this process");
+  add_progress_option(command, options->progress);
+  add_problem_filter(command, line.catalog().ops, options->filter);
+}
+
+}  // namespace fftune::tool

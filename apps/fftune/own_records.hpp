@@ -1,0 +1,22 @@
+// What a folder of presets has on record of a device itself.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <vector>
+
+#include "store/preset_file.hpp"
+
+namespace fftune::tool {
+
+/// The records in <folder>/<device>/<op>.json; none if there is no such file. Throws
+/// Error(invalid_input) for one that cannot be read whole.
+std::map<Problem, PresetRecord> own_records(const std::filesystem::path& folder,
+                                            const PresetDevice& device, const std::string& op);
+
+/// The present winners of the problems. Throws Error(invalid_input) for one that is not there.
+std::map<Problem, Recipe> present_winners(const std::filesystem::path& folder,
+                                          const PresetDevice& device,
+                                          const std::vector<Problem>& problems);
+
+}  // namespace fftune::tool

@@ -1,0 +1,14 @@
+// A hash of what a run wrote, so that runs which agree in every bit are known by it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/program.hpp"
+
+namespace fftune {
+
+/// The same for the same bytes on every machine, however many threads there are.
+std::uint64_t hash_of_bits(const std::byte* data, std::size_t bytes, Parallel& parallel);
+
+}  // namespace fftune

@@ -1,0 +1,91 @@
+// Records refreshed, kept to the same bits, and refused when disturbed: on the CPU.
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+using fftune::testing::Finished;
+using fftune::testing::Sandbox;
+using fftune::testing::text_of;
+using Json = nlohmann::json;
+
+namespace {
+
+void edit(const std::filesystem::path& path, const auto& change) {
+  Json file = Json::parse(text_of(path));
+  change(file);
+  std::ofstream(path) << file.dump(2);
+}
+
+}  // namespace
+
+TEST_CASE("refresh leaves what is fresh alone, and times again what is stale") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1,4");
+  const auto before = text_of(path);
+  const Finished fresh = sandbox.fftune("refresh --device cpu");
+  INFO(fresh.err);
+  CHECK(fresh.code == 0);
+  CHECK(fresh.out.find("no record of it in presets is stale") != std::string::npos);
+  CHECK(text_of(path) == before);
+
+  edit(path, [](Json& file) {
+    file["records"][1]["stages"][0]["source_hash"] = "0000000000000000";
+    file["records"][1]["stages"][0]["feasible"] = 12345;
+  });
+  const Finished done = sandbox.fftune("refresh --device cpu --json");
+  INFO(done.err);
+  CHECK(done.code == 0);
+  const Json records = Json::parse(done.out).at("records");
+  REQUIRE(records.size() == 1);
+  CHECK(records[0].at("because").get<std::string>().find("other sources of") == 0);
+  CHECK(records[0].at("now").at("stages").at(0).at("source_hash") != "0000000000000000");
+  CHECK(records[0].at("now").at("stages").at(0).at("feasible") == 12345);
+  CHECK(Json::parse(text_of(path)).at("records").size() == 2);
+  CHECK(sandbox.fftune("refresh --device cpu").out.find("is stale") != std::string::npos);
+  CHECK(Json::parse(sandbox.fftune("refresh --device cpu --all --m 4 --json").out)
+            .at("records")
+            .size() == 1);
+}
+
+TEST_CASE("a record of which nothing is feasible any more stays, and fails the refresh") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("2");
+  edit(path, [](Json& file) {
+    for (auto& stage : file["records"][0]["stages"]) {
+      stage["family"] = "gone";
+      stage["ties"] = Json::array();
+      stage["runners_up"] = Json::array();
+    }
+  });
+  const auto before = text_of(path);
+  const Finished done = sandbox.fftune("refresh --device cpu");
+  CHECK(done.code == 1);
+  CHECK(done.out.find("search anew") != std::string::npos);
+  CHECK(text_of(path) == before);
+}
+
+TEST_CASE("--same-bits keeps the class of the winner on record, and needs one") {
+  const Sandbox sandbox;
+  const std::string command = "ffn --d 32 --h 64 --device cpu --budget 4s --max-variants 8 --m ";
+  const Finished none = sandbox.fftune(command + "4 --same-bits");
+  CHECK(none.code == 2);
+  CHECK(none.err.find("presets has no record of ffn/fwd") != std::string::npos);
+
+  const auto path = sandbox.tuned("4");
+  const auto bits = [&] {
+    std::vector<std::string> all;
+    for (const auto& stage : Json::parse(text_of(path)).at("records").at(0).at("stages"))
+      all.push_back(stage.at("bits").get<std::string>());
+    return all;
+  };
+  const auto before = bits();
+  const Finished again = sandbox.fftune(command + "4 --same-bits");
+  INFO(again.err);
+  CHECK(again.code == 0);
+  // The same stages have the same bits; other stages, as whole.
+  const auto now = bits();
+  if (now.size() == before.size()) CHECK(now == before);
+}

@@ -1,0 +1,136 @@
+// Choosing under noise that the tests make: one-sided, as that of timings is.
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+
+#include "fake_evaluator.hpp"
+#include "fake_op.hpp"
+#include "support/catch.hpp"
+#include "tuning/decide.hpp"
+#include "valley.hpp"
+
+using namespace fftune;
+
+namespace {
+
+/// 200 variants: eight within 2% of the best, of which one has the fewest registers, a dozen from
+/// 4% on, then a long tail, in no order.
+double crowded(const Variant& variant) {
+  const auto p = variant.config.at("p");
+  const auto place = static_cast<double>(p * 77 % 200);
+  if (place < 8) return 100 + 0.2 * place;
+  if (place < 20) return 104 + 0.5 * (place - 8);
+  return 112 + 3 * (place - 20);
+}
+
+int registers_of(const std::string& id) {
+  return id == "f/p=13" ? 40 : 64;  // 13 * 77 mod 200 = 1
+}
+
+std::set<std::string> tie_set(const TuneResult& result) {
+  const auto& stage = result.record->stages.at(0);
+  std::set<std::string> ids{stage.variant.id()};
+  for (const auto& tie : stage.ties) ids.insert(tie.id);
+  return ids;
+}
+
+TuneResult tuned(FakeEvaluator& evaluator, const FakeCatalog& fake, std::uint64_t seed) {
+  auto options = evaluator.options();
+  options.seed = seed;
+  return tune(fake.catalog(), evaluator, fake.problem(), options);
+}
+
+}  // namespace
+
+TEST_CASE("ten sweeps pick the same, or one of the stated ties, under noise of 0 to 10%") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 200);
+  for (const double noise : {0.0, 0.002, 0.01, 0.03, 0.1}) {
+    INFO("noise " << noise);
+    std::vector<TuneResult> results;
+    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+      FakeEvaluator evaluator(crowded, noise, 100 + seed);
+      evaluator.registers = registers_of;
+      results.push_back(tuned(evaluator, fake, seed));
+      REQUIRE(results.back().record);
+    }
+    std::set<std::string> winners;
+    for (const auto& result : results) winners.insert(result.record->stages[0].variant.id());
+    for (const auto& result : results)
+      for (const auto& winner : winners) {
+        INFO(winner << " is not among the ties of " << result.record->stages[0].variant.id());
+        CHECK(tie_set(result).contains(winner));
+      }
+    if (noise <= 0.002) CHECK(winners == std::set<std::string>{"f/p=13"});
+    // What was picked is in truth as good as the best, or no worse than the noise hides.
+    for (const auto& id : winners) CHECK(crowded(Variant::parse(id)) <= 100 * (1.02 + noise / 2));
+  }
+}
+
+TEST_CASE("the record's interval covers the truth in at least 90% of 200 sweeps") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 12);
+  const auto truth = [](const Variant& v) {
+    return 100 + 10 * static_cast<double>(v.config.at("p"));
+  };
+  for (const double noise : {0.01, 0.1}) {
+    int covered = 0;
+    for (std::uint64_t seed = 0; seed < 200; ++seed) {
+      FakeEvaluator evaluator(truth, noise, seed);
+      const auto result = tuned(evaluator, fake, seed);
+      // The median of the half-normal distribution.
+      const double median = 100 * (1 + noise * 0.6744897501960817);
+      const auto& verdict = result.record->verdict;
+      covered += verdict.interval_low_us <= median && median <= verdict.interval_high_us;
+    }
+    INFO("noise " << noise);
+    CHECK(covered >= 180);
+    CHECK(covered < 200);
+  }
+}
+
+TEST_CASE(
+    "a verdict is decided where the noise is small, and undecided, with the reason, where not") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 200);
+  FakeEvaluator quiet(crowded, 0.002);
+  const auto sure = tuned(quiet, fake, 1);
+  CHECK(sure.record->verdict.decided == true);
+  CHECK(sure.record->verdict.noise < 0.02);
+  CHECK(tie_set(sure).size() == 8);
+  FakeEvaluator loud(crowded, 0.2);
+  const auto unsure = tuned(loud, fake, 1);
+  CHECK(unsure.record->verdict.decided == false);
+  bool said = false;
+  for (const auto& note : unsure.notes) said = said || note.starts_with("undecided: ");
+  CHECK(said);
+}
+
+TEST_CASE("what the measurement cannot tell from the fastest is tied with it, behind the band") {
+  const std::vector<Contestant> all{{"fastest", 100, 64, 98, 103},
+                                    {"close", 101.5, 40, 100, 102},
+                                    {"unsure", 105, 10, 102, 108},
+                                    {"slower", 104, 10, 103.5, 104.5}};
+  CHECK(by_preference(all, 0.02) == std::vector<std::size_t>{1, 0, 2, 3});
+  CHECK(tied(all, 0.02).within_band == 2);
+  CHECK(tied(all, 0.02).unresolved == 1);
+  // Without intervals the medians alone speak.
+  CHECK(tied({{"a", 100, 1}, {"b", 103, 1}}, 0.02).unresolved == 0);
+}
+
+TEST_CASE("one stall, however long, costs the best variant nothing") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 100);
+  FakeEvaluator evaluator(valley);
+  // The first sample of each variant, in a third of them: ten times as long.
+  std::map<std::string, int> seen;
+  evaluator.stretch = [&](const std::string& id) {
+    return ++seen[id] == 1 && id.back() % 3 == 0 ? 10.0 : 1.0;
+  };
+  auto options = evaluator.options();
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  // 99 is the best; its first sample was stalled, as its id ends on a 9, which is 57.
+  CHECK(winner(result) >= 97);
+  CHECK(seen["f/p=99"] > 20);
+}
