@@ -45,6 +45,14 @@ DeviceFacts without_tables(DeviceFacts facts, std::int64_t m) {
   return facts;
 }
 
+/// The product as the engine's space and cost may see it. Each expert's last tile is a part: with
+/// many tokens there are half a tile of rows more in the mean, which may start another wave.
+GemmShape in_tiles(GemmShape shape) {
+  constexpr std::int64_t half_a_tile = 64;
+  if (shape.m >= 512) shape.m += half_a_tile;
+  return shape;
+}
+
 class WgmmaFamily final : public Family {
  public:
   /// `name` and `summary` are string literals.
@@ -71,7 +79,7 @@ class WgmmaFamily final : public Family {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const StageProduct work = product_of(stage_, problem);
-    Space space = wgmma_space(work.shape, without_tables(facts, work.shape.m));
+    Space space = wgmma_space(in_tiles(work.shape), without_tables(facts, work.shape.m));
     if (!work.sorted_a)
       space.constraint("tokens are gathered by the block that needs them: none is shared",
                        [](const Config& config) { return config.at("cluster_n") == 1; },
@@ -80,7 +88,7 @@ class WgmmaFamily final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const GemmShape shape = product_of(stage_, problem).shape;
+    const GemmShape shape = in_tiles(product_of(stage_, problem).shape);
     const auto feasible = space(problem, facts).feasible();
     if (feasible.empty()) throw Error(ErrorKind::internal, "the space of grouped wgmma is empty");
     const Config* best = nullptr;
