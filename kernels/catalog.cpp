@@ -7,6 +7,7 @@
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/linear/linear.hpp"
 #include "kernels/masked/masked.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 
@@ -16,8 +17,8 @@ std::map<std::string, std::string> embedded_sources();  // generated from the ke
 
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
-  static const Catalog catalog{{&ffn_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(),
-                                &masked_linear_op(), &masked_ffn_op()},
+  static const Catalog catalog{{&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(),
+                                &act_mul_op(), &masked_linear_op(), &masked_ffn_op()},
                                &sources};
   return catalog;
 }

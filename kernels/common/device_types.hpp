@@ -12,7 +12,7 @@ inline std::string element_type(DType dtype) {
   return dtype == DType::f32 ? "float" : "fftune::" + std::string(dtype_name(dtype));
 }
 
-/// Of common/curve.cuh; there is none of the identity.
+/// Of common/curve.cuh.
 inline std::string curve_type(const std::string& activation) {
   return activation == "gelu-tanh" ? "fftune::gelu_tanh_curve" : "fftune::" + activation + "_curve";
 }

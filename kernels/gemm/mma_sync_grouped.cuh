@@ -60,6 +60,37 @@ class tile_gather {
   const char* source_;
 };
 
+// As mma_sync_producer, with gathered rows of A.
+template <int products, int bm, int bn, int bk, int threads>
+struct grouped_producer {
+  using a_copy = tile_gather<bm, bk, threads>;
+  using b_copy = tile_copy<bn, bk, threads>;
+  a_copy a;
+  b_copy b[2];  // the second is unused with one product
+  int k_left;   // elements of k from the start of the next tile to the end of this block's range
+
+  template <int share, int shares>
+  __device__ __forceinline__ void issue(u32 slot) const {
+    a.template issue<share * a_copy::steps / shares, (share + 1) * a_copy::steps / shares>(slot,
+                                                                                           k_left);
+#pragma unroll
+    for (int product = 0; product < products; ++product) {
+      b[product]
+          .template issue<share * b_copy::steps / shares, (share + 1) * b_copy::steps / shares>(
+              slot + a_copy::bytes + product * b_copy::bytes, k_left);
+    }
+  }
+
+  __device__ __forceinline__ void next_tile() {
+    a.next_tile();
+#pragma unroll
+    for (int product = 0; product < products; ++product) {
+      b[product].next_tile();
+    }
+    k_left -= bk;
+  }
+};
+
 template <class T, int products>
 struct grouped_arguments {
   const T* a;
@@ -74,12 +105,13 @@ struct grouped_arguments {
 
 template <class T, class Epilogue, bool sorted_a, bool sorted_c, int bm, int bn, int bk,
           int warps_m, int warps_n, int stages>
-class mma_sync_grouped_gemm : mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, warps_n, stages,
-                                            tile_gather<bm, bk, warps_m * warps_n * 32>, true> {
-  using engine = mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, warps_n, stages,
-                               tile_gather<bm, bk, warps_m * warps_n * 32>, true>;
+class mma_sync_grouped_gemm
+    : mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, warps_n, stages, forward_operands, true> {
+  using engine =
+      mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, warps_n, stages, forward_operands, true>;
+  using typename engine::a_layout;
   using typename engine::b_copy;
-  using typename engine::layout;
+  using typename engine::b_layout;
   using typename engine::output_tile;
   using typename engine::place;
   static constexpr int products = Epilogue::products;
@@ -131,23 +163,19 @@ class mma_sync_grouped_gemm : mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, wa
         output.places = rows_of_c;
       }
       __syncthreads();
-      const u32 k_tiles = ceil_div(static_cast<u32>(arguments.k), static_cast<u32>(bk));
-      const u32 split = blockIdx.y, split_k = arguments.split_k;
-      const u32 first_tile = k_tiles * split / split_k;
-      const u32 last_tile = k_tiles * (split + 1) / split_k;
-      const int first_k = static_cast<int>(first_tile * bk);
-      const int end_k = last_tile == k_tiles ? arguments.k : static_cast<int>(last_tile * bk);
+      const mma_sync_range range(arguments.k, bk, 1, arguments.split_k);
+      const int first_k = static_cast<int>(range.first * bk);
       const T* const b0 = group == 0 ? arguments.b[0][0] : arguments.b[1][0];
       const T* const b1 = group == 0 ? arguments.b[0][products - 1] : arguments.b[1][products - 1];
-      typename engine::producer source = {
+      grouped_producer<products, bm, bn, bk, threads> source = {
           tile_gather<bm, bk, threads>(arguments.a, rows_of_a, rows, arguments.k, first_k,
                                        here.thread),
           {b_copy(b0, first_n, columns, arguments.k, first_k, here.thread),
            b_copy(b1, first_n, columns, arguments.k, first_k, here.thread)},
-          end_k - first_k};
-      engine::main_loop(sum, source, static_cast<int>(last_tile - first_tile),
-                        shared_address(shared), layout::a_fragment(here.warp_row, here.lane),
-                        layout::b_fragment(here.warp_column, here.lane));
+          range.end_in_term(0) - first_k};
+      engine::main_loop(sum, source, range.tiles(), shared_address(shared),
+                        a_layout::a_fragment(here.warp_row, here.lane),
+                        b_layout::b_fragment(here.warp_column, here.lane));
     }
     if (arguments.split_k > 1) {
       if (!reduce_splits<threads>(reinterpret_cast<float4(&)[engine::vectors]>(sum), true,

@@ -79,16 +79,15 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
     for (schedule work(shape); work.pending(); work.advance(1)) {
       const tile_position at = work.position(rank);
       const grouped_rows own = rows.at(at.m);
-      const typename engine::maps map{from.a, own.group == 0 ? from.true_b0 : from.false_b0,
-                                      own.group == 0 ? from.true_b1 : from.false_b1,
-                                      wgmma_outputs(from.c)};
-      const loader source(map, rank);
+      const loader source({from.a, own.group == 0 ? from.true_b0 : from.false_b0,
+                           own.group == 0 ? from.true_b1 : from.false_b1, nullptr},
+                          shape.k, rank);
       const u32 bytes =
           sorted_a || own.consecutive ? layout::stage_bytes : layout::stage_bytes - layout::a_bytes;
       for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
         barrier_arrive_expect(pipe.full_barrier(), bytes);
-        source.load_b(pipe.slot(), pipe.full_barrier(), tile_k * engine::bk, at);
+        source.load_b(pipe.slot(), pipe.full_barrier(), tile_k, {at, false});
       }
     }
     // A block may not exit while peers still multicast into it or signal its barriers.
@@ -107,7 +106,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
     for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
       barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
       if constexpr (!sorted_a) barrier_arrive(pipe.full_barrier(), gatherers);  // in their place
-      engine::template load<tile.cluster_n>(
+      loader::template load<tile.cluster_n>(
           pipe.slot() + share * loader::a_share * layout::row_bytes, from.a, pipe.full_barrier(),
           tile_k * engine::bk, row + share * loader::a_share, row_blocks, l2_policy::evict_normal);
     }
@@ -235,7 +234,8 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
         find_targets(rows, own, skipped, tile_rows, 1 + consumer);
       }
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
-      engine::main_loop(sum, pipe, k_tiles, first_row, rank, gathered);
+      engine::main_loop(
+          sum, pipe, k_tiles, first_row, rank, 0, [] {}, gathered);
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
         pipe.skip(k_tiles);

@@ -86,6 +86,7 @@ std::string describe(const Plan& plan, const DeviceFacts& facts, const Choice& c
                          {"fallback", runs_fallbacks_alone(plan)},
                          {"buffers", buffers_of(plan, alignments)},
                          {"workspace_bytes", plan.workspace_bytes()},
+                         {"kept_bytes", kept_bytes(plan.tensors())},
                          {"preset_complaints", complaints}};
   // A path or a device may name itself in bytes that are not UTF-8.
   return description.dump(2, ' ', false, Json::error_handler_t::replace);

@@ -10,8 +10,8 @@
 namespace fftune {
 namespace {
 
-template <typename Names>
-bool has(const Names& names, std::string_view name) {
+template <typename Names, typename Name>
+bool has(const Names& names, const Name& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -57,12 +57,17 @@ std::string canonical_pattern(const Op& op, const OptionField& field, const std:
 }
 
 void check_options(const Op& op, Problem& problem) {
-  const auto fields = op.options();
+  const auto fields = options_of(op, problem.pass);
   for (auto& [name, value] : problem.options) {
     const auto field = std::find_if(fields.begin(), fields.end(),
                                     [&, &name = name](const auto& f) { return f.name == name; });
-    if (field == fields.end())
-      reject(op, fmt::format("there is no option '{}': options are {}", name, field_names(fields)));
+    if (field == fields.end()) {
+      const auto all = op.options();
+      const bool elsewhere = std::any_of(
+          all.begin(), all.end(), [&, &name = name](const auto& f) { return f.name == name; });
+      reject(op, fmt::format("there is no option '{}'{}: options are {}", name,
+                             elsewhere ? " in pass " + problem.pass : "", field_names(fields)));
+    }
     if (field->number)
       value = canonical_number(op, *field, value);
     else if (field->pattern)
@@ -78,6 +83,13 @@ void check_options(const Op& op, Problem& problem) {
 }
 
 }  // namespace
+
+std::vector<OptionField> options_of(const Op& op, std::string_view pass) {
+  auto fields = op.options();
+  std::erase_if(fields,
+                [&](const auto& field) { return !field.pass.empty() && field.pass != pass; });
+  return fields;
+}
 
 std::string choices_text(const OptionField& field) {
   if (field.number)
@@ -106,18 +118,27 @@ Cost cost_of(const Op& op, const Problem& problem) {
   return cost;
 }
 
+std::size_t kept_bytes(const std::vector<TensorSpec>& tensors) {
+  std::size_t bytes = 0;
+  for (const auto& tensor : tensors)
+    if (tensor.kept) bytes += tensor.bytes();
+  return bytes;
+}
+
 Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   if (problem.op != op.name()) reject(op, fmt::format("the problem is of op '{}'", problem.op));
   if (problem.pass.empty()) problem.pass = op.passes().front();
   if (!has(op.passes(), problem.pass))
     reject(op, fmt::format("there is no pass '{}': use {}", problem.pass,
                            fmt::join(op.passes(), " or ")));
-  const auto dtypes = op.dtypes(kind);
-  if (std::find(dtypes.begin(), dtypes.end(), problem.dtype) == dtypes.end()) {
+  const auto dtypes = op.dtypes_of_pass(kind, problem.pass);
+  if (!has(dtypes, problem.dtype)) {
     std::vector<std::string_view> names;
     for (const auto dtype : dtypes) names.push_back(dtype_name(dtype));
-    reject(op, fmt::format("dtype {} is not supported on {}: use {}", dtype_name(problem.dtype),
-                           kind == DeviceKind::cpu ? "the CPU" : "CUDA", fmt::join(names, ", ")));
+    const bool in_no_pass = !has(op.dtypes(kind), problem.dtype);
+    reject(op, fmt::format("dtype {} is not supported on {}{}: use {}", dtype_name(problem.dtype),
+                           kind == DeviceKind::cpu ? "the CPU" : "CUDA",
+                           in_no_pass ? "" : " in pass " + problem.pass, fmt::join(names, ", ")));
   }
   check_sizes(op, problem);
   check_options(op, problem);

@@ -46,6 +46,9 @@ struct OptionField {
   /// what an input that sorts the tokens looks like: it decides test data and, through presets,
   /// speed, but no result. A record tuned with one pattern serves every other, the nearest first.
   bool pattern = false;
+  /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
+  /// field for each.
+  std::string pass = {};
 };
 
 /// "no, yes", "a number from 0 to 1" or the kinds of patterns: what may be given.
@@ -58,8 +61,9 @@ struct TensorSpec {
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;  // row-major
   Role role = Role::input;
-  double scale = 1;  // standard deviation of its random values where it is an input
-  double mean = 0;   // of its random values: 1 for factors such as a reciprocal deviation
+  double scale = 1;   // standard deviation of its random values where it is an input
+  double mean = 0;    // of its random values: 1 for factors such as a reciprocal deviation
+  bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
   /// the others (core/pattern.hpp): what its test data look like. Row i of the other tensors then
   /// depends on byte i too. An op has one at most.
@@ -102,6 +106,10 @@ class Op {
   virtual std::vector<OptionField> options() const = 0;
   /// The first is the default.
   virtual std::vector<DType> dtypes(DeviceKind) const = 0;
+  /// Those of one pass, for an op that does not have all of them in every pass.
+  virtual std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view /*pass*/) const {
+    return dtypes(kind);
+  }
 
   /// The size that counts tokens ("m"): presets are tuned over a list of it, and row i of every
   /// tensor that has it as its first dimension depends on row i of the others alone. So a check
@@ -122,6 +130,9 @@ class Op {
   virtual std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const = 0;
 };
 
+/// The options of a pass.
+std::vector<OptionField> options_of(const Op& op, std::string_view pass);
+
 /// The whole op's floating-point operations and least bytes: stages' flops added up; inputs and
 /// outputs counted once, intermediates not at all.
 struct Cost {
@@ -129,6 +140,9 @@ struct Cost {
   double bytes = 0;
 };
 Cost cost_of(const Op& op, const Problem& problem);
+
+/// The bytes that the forward pass keeps for this problem of the pass bwd; else 0.
+std::size_t kept_bytes(const std::vector<TensorSpec>& tensors);
 
 /// Fills in defaults, those of rare options excepted, writes numbers in their shortest form, and
 /// checks names, choices and ranges; throws Error(invalid_input) with one line that names the

@@ -21,10 +21,10 @@ namespace {
 
 using Options = std::map<std::string, std::string>;
 
-/// The usual form of the op, and each rare one by itself.
-std::vector<Options> forms_of(const Op& op) {
+/// The usual form of the pass, and each rare one by itself.
+std::vector<Options> forms_of(const Op& op, const std::string& pass) {
   std::vector<Options> forms{{}};
-  for (const auto& field : op.options())
+  for (const auto& field : options_of(op, pass))
     for (std::size_t i = 1; field.rare && i < field.choices.size(); ++i)
       forms.push_back({{field.name, field.choices[i]}});
   return forms;
@@ -98,8 +98,8 @@ int verify_families(Backend& backend) {
       if (family->device_kind() != facts.kind) continue;
       bool served = false;
       for (const auto& pass : op->passes())
-        for (const DType dtype : op->dtypes(facts.kind))
-          for (const Options& form : forms_of(*op)) {
+        for (const DType dtype : op->dtypes_of_pass(facts.kind, pass))
+          for (const Options& form : forms_of(*op, pass)) {
             const auto problem = small_problem(*op, *family, pass, dtype, form, facts);
             if (!problem) continue;
             served = true;

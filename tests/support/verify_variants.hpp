@@ -1,4 +1,4 @@
-// Verifying variants of an op of one stage on a device.
+// Verifying variants of an op on a device.
 #pragma once
 
 #include <algorithm>
@@ -25,16 +25,21 @@ inline std::unique_ptr<Backend> open_first_cuda() {
 }
 
 /// Every family that serves the problem on the backend's device, by its default and by `more`
-/// feasible configurations drawn at random: poisoned outputs, guards, the same bits twice, the
-/// error. Returns how many variants were verified.
+/// feasible configurations drawn at random, on the stages that it covers: poisoned outputs, guards,
+/// the same bits twice, the error. Returns how many variants were verified.
 template <typename Random>
 int verify_variants(Backend& backend, const Op& op, const Problem& problem, Random& random,
                     int more) {
   const DeviceFacts& facts = backend.facts();
   Verifier verifier(backend, op, problem, random());
+  const auto stages = op.stages(problem);
   int verified = 0;
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
+    const auto own = family->stages();
+    const auto first = std::find_if(stages.begin(), stages.end(),
+                                    [&](const auto& stage) { return stage.name == own.front(); });
+    REQUIRE(first != stages.end());
     const Space space = family->space(problem, facts);
     std::vector<Config> configs{family->default_config(problem, facts)};
     const auto feasible = more > 0 ? space.feasible() : std::vector<Config>{};
@@ -45,13 +50,31 @@ int verify_variants(Backend& backend, const Op& op, const Problem& problem, Rand
       REQUIRE(space.violations(config).empty());
       const auto compiled = backend.compile(family->program(problem, facts, config));
       REQUIRE(compiled.report.failure == "");
-      const auto result = verifier.verify(0, 1, {compiled.executable});
+      const auto result = verifier.verify(static_cast<std::size_t>(first - stages.begin()),
+                                          own.size(), {compiled.executable});
       CAPTURE(result.failure, result.error, result.tolerance);
       REQUIRE(result.passed);
       ++verified;
     }
   }
   return verified;
+}
+
+/// The recipe on all of the op's stages: what one stage writes is what the next one reads.
+inline void verify_recipe(Backend& backend, const Op& op, const Problem& problem,
+                          const Recipe& recipe, std::uint64_t seed) {
+  CAPTURE(problem.text(), recipe_text(recipe));
+  Verifier::Executables executables;
+  for (const Variant& variant : recipe) {
+    const Family& family = family_of(op, variant.family);
+    const auto compiled = backend.compile(family.program(problem, backend.facts(), variant.config));
+    REQUIRE(compiled.report.failure == "");
+    executables.push_back(compiled.executable);
+  }
+  Verifier verifier(backend, op, problem, seed);
+  const auto result = verifier.verify(0, op.stages(problem).size(), executables);
+  CAPTURE(result.failure, result.error, result.tolerance);
+  REQUIRE(result.passed);
 }
 
 }  // namespace fftune::test

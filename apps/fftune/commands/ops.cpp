@@ -27,7 +27,8 @@ Problem probe(const Op& op, const std::string& pass, DType dtype) {
   std::size_t next = 0;
   for (const SizeField& field : op.sizes())
     problem.sizes[field.name] = probe_sizes[next++ % std::size(probe_sizes)];
-  for (const OptionField& field : op.options()) problem.options[field.name] = field.choices.at(0);
+  for (const OptionField& field : options_of(op, pass))
+    problem.options[field.name] = field.choices.at(0);
   return problem;
 }
 
@@ -74,9 +75,9 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass) {
     if (buffer_names(op, problem) != buffer_names(op, usual))
       forms.push_back({std::move(text), std::move(problem)});
   };
-  for (const DType dtype : op.dtypes(DeviceKind::cuda))
+  for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
     add(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
-  for (const OptionField& field : op.options())
+  for (const OptionField& field : options_of(op, pass))
     for (const std::string& choice : field.choices) {
       Problem problem = usual;
       problem.options[field.name] = choice;
@@ -105,6 +106,7 @@ Json option_json(const OptionField& field) {
                  {"most", field.number->most}});
   else
     json["choices"] = field.choices;
+  if (!field.pass.empty()) json["pass"] = field.pass;
   return json;
 }
 
@@ -138,7 +140,9 @@ void print_op(const Op& op, const Output& output) {
   for (const SizeField& field : op.sizes())
     fields.row({field.name, fmt::format("1 to {}", field.max), field.help});
   for (const OptionField& field : op.options())
-    fields.row({field.name, choices_text(field), field.help});
+    fields.row(
+        {field.name, choices_text(field),
+         field.pass.empty() ? field.help : fmt::format("pass {}: {}", field.pass, field.help)});
   fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cuda), ", ")),
               "element type on a GPU"});
   fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cpu), ", ")),
