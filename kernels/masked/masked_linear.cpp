@@ -40,9 +40,11 @@ class MaskedLinear final : public Op {
       // Sums over the tokens of one expert, which may be all.
       const double by_m = 1 / std::sqrt(static_cast<double>(m));
       const double by_n = 1 / std::sqrt(static_cast<double>(n));
+      TensorSpec x{"x", dtype, {m, k}, Role::input, by_m}, mask = mask_tensor(problem);
+      x.kept = mask.kept = true;
       return {{"dy", dtype, {m, n}, Role::input, 1},
-              {"x", dtype, {m, k}, Role::input, by_m},
-              mask_tensor(problem),
+              x,
+              mask,
               {"w_true", dtype, {n, k}, Role::input, by_n},
               {"w_false", dtype, {n, k}, Role::input, by_n},
               {"dx", dtype, {m, k}, Role::output, 1},
