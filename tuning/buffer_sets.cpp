@@ -4,6 +4,8 @@
 #include <cmath>
 #include <span>
 
+#include "core/pattern.hpp"
+
 namespace fftune {
 namespace {
 
@@ -38,6 +40,10 @@ class NormalSource {
 
 void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source,
                  std::uint64_t seed) {
+  if (const auto pattern = parse_pattern(tensor.pattern)) {
+    const auto marks = draw_pattern(*pattern, tensor.elements(), seed);
+    return backend.write(address, marks.data(), marks.size());
+  }
   const auto elements = static_cast<std::size_t>(tensor.elements());
   if (tensor.draw) {
     std::vector<double> values(elements);

@@ -96,7 +96,9 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
       known->description(known->get_description() + "; " + help);
     else
       command.add_option("--" + field.name, values.options[field.name], help)
-          ->type_name(field.number ? "NUMBER" : "WORD")
+          ->type_name(field.number    ? "NUMBER"
+                      : field.pattern ? "PATTERN"
+                                      : "WORD")
           ->group(group);
   }
   command
@@ -125,7 +127,8 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Siz
     const auto given = values.options.find(field.name);
     const bool absent = given == values.options.end() || given->second.empty();
     base.options[field.name] = absent ? field.choices.at(0) : given->second;
-    if (!field.number) check_choice(base.options[field.name], "--" + field.name, field.choices);
+    if (!field.number && !field.pattern)
+      check_choice(base.options[field.name], "--" + field.name, field.choices);
   }
   std::vector<std::int64_t> tokens;
   for (const SizeField& field : op.sizes()) {

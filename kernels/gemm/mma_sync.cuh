@@ -21,8 +21,9 @@
 
 namespace fftune {
 
+// `scatters`: the rows of a tile of C go to places of their own.
 template <class T, class Epilogue, int bm, int bn, int bk, int warps_m, int warps_n, int stages,
-          class Operands = forward_operands>
+          class Operands = forward_operands, bool scatters = false>
 class mma_sync_gemm {
   static constexpr int products = Epilogue::products, outputs = Epilogue::outputs;
   static constexpr int warp_m = bm / warps_m, warp_n = bn / warps_n;
@@ -35,7 +36,7 @@ class mma_sync_gemm {
  public:
   static constexpr int threads = warps_m * warps_n * 32;
 
- private:
+ protected:
   using a_operand = tile_operand<Operands::a_transposed, bm, bk, threads>;
   using b_operand = tile_operand<Operands::b_transposed, bn, bk, threads>;
   using a_layout = typename a_operand::layout;
@@ -109,8 +110,8 @@ class mma_sync_gemm {
   }
 
   // One k16 step of the tile in `slot`: fetch the next step's fragments, feed the ring, multiply.
-  template <int step>
-  static __device__ __forceinline__ void k_step(sums& sum, fragments (&buffer)[2], producer& source,
+  template <int step, class Source>
+  static __device__ __forceinline__ void k_step(sums& sum, fragments (&buffer)[2], Source& source,
                                                 u32& slot, u32 next_slot, u32 free_slot,
                                                 u32 a_offset, u32 b_offset) {
     constexpr bool last = step == k_steps - 1;
@@ -131,8 +132,10 @@ class mma_sync_gemm {
     }
   }
 
-  static __device__ __forceinline__ void main_loop(sums& sum, producer& source, int k_tiles,
-                                                   u32 ring, u32 a_offset, u32 b_offset) {
+  // `source` is a producer, or has its issue() and next_tile().
+  template <class Source>
+  static __device__ __forceinline__ void main_loop(sums& sum, Source& source, int k_tiles, u32 ring,
+                                                   u32 a_offset, u32 b_offset) {
     constexpr u32 ring_bytes = stages * stage_bytes;
 #pragma unroll
     for (int stage = 0; stage < stages - 1; ++stage) {
@@ -164,6 +167,12 @@ class mma_sync_gemm {
     addends<T> more;
     const T *gate, *up;
     int rows, columns, pitch;
+    const u32* places;  // of its rows from the origin on, where they are scattered
+
+    __device__ __forceinline__ i64 row_at(int row) const {
+      if constexpr (scatters) return static_cast<i64>(places[row]) * pitch;
+      return static_cast<i64>(row) * pitch;
+    }
   };
 
   // Output number `output` of four sums of a thread, of two rows that are 8 apart.
@@ -195,7 +204,7 @@ class mma_sync_gemm {
     for (int chunk = threadIdx.x; chunk < bm * row_chunks; chunk += threads) {
       const int row = chunk / row_chunks, column = chunk % row_chunks * 8;
       if (row < tile.rows && column < tile.columns) {
-        body(static_cast<i64>(row) * tile.pitch + column,
+        body(tile.row_at(row) + column,
              reinterpret_cast<vector16*>(shared + row * output_row_bytes + column * 2));
       }
     }

@@ -32,7 +32,6 @@ template <class T, class Epilogue, wgmma_tile tile, class Out = T, class Scales 
           class Operands = forward_operands>
 class wgmma_gemm {
   static constexpr int products = Epilogue::products;
-  static constexpr int bk = 128 / sizeof(T);  // elements of a k tile
   static constexpr bool a_transposed = Operands::a_transposed,
                         b_transposed = Operands::b_transposed;
   static_assert(!tile.swapped || !(a_transposed || b_transposed));
@@ -52,7 +51,8 @@ class wgmma_gemm {
     const typename store::outputs* c1 = nullptr;  // of the second result
   };
 
- private:
+ protected:
+  static constexpr int bk = 128 / sizeof(T);  // elements of a k tile
   using ring = wgmma_ring<tile.stages, layout::stage_bytes>;
   using schedule = wgmma_schedule<tile>;
   using loader = wgmma_loader<T, products, tile, layout, Operands>;
@@ -251,14 +251,16 @@ class wgmma_gemm {
     }
   }
 
-  // Calls `fetch` once, after k tile `fetch_at`.
+  // Calls `fetch` once, after k tile `fetch_at`. `foreign`: ordinary copies filled the ring, which
+  // wgmma does not see without a fence.
   template <class Fetch>
   static __device__ __forceinline__ void main_loop(sums& sum, ring& pipe, int k_tiles,
                                                    u32 first_row, u32 rank, int fetch_at,
-                                                   const Fetch& fetch) {
+                                                   const Fetch& fetch, bool foreign = false) {
     u32 previous = 0;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
       barrier_wait(pipe.full_barrier(), pipe.parity);
+      if (foreign) async_proxy_fence();
       multiply(sum, pipe.slot(), first_row, k_tile > 0);
       if (k_tile > 0) {
         wgmma_wait<1>();  // the group before this one has read its slot

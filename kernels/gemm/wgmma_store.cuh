@@ -98,7 +98,7 @@ struct wgmma_store {
     }
   }
 
- private:
+ protected:
   template <int output>
   static __device__ __forceinline__ void store_box(const owned_sums& sum, boxes& ring,
                                                    const wgmma_outputs& to, int token, int feature,

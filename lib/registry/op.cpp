@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.hpp"
+#include "core/pattern.hpp"
 
 namespace fftune {
 namespace {
@@ -48,6 +49,13 @@ std::string canonical_number(const Op& op, const OptionField& field, const std::
   return fmt::format("{}", *number);
 }
 
+std::string canonical_pattern(const Op& op, const OptionField& field, const std::string& text) {
+  const auto pattern = parse_pattern(text);
+  if (!pattern)
+    reject(op, fmt::format("{}={} is no pattern: use {}", field.name, text, choices_text(field)));
+  return pattern_text(*pattern);
+}
+
 void check_options(const Op& op, Problem& problem) {
   const auto fields = options_of(op, problem.pass);
   for (auto& [name, value] : problem.options) {
@@ -62,6 +70,8 @@ void check_options(const Op& op, Problem& problem) {
     }
     if (field->number)
       value = canonical_number(op, *field, value);
+    else if (field->pattern)
+      value = canonical_pattern(op, *field, value);
     else if (!has(field->choices, value))
       reject(op, fmt::format("{}={} is not a choice: use {}", name, value, choices_text(*field)));
   }
@@ -84,6 +94,9 @@ std::vector<OptionField> options_of(const Op& op, std::string_view pass) {
 std::string choices_text(const OptionField& field) {
   if (field.number)
     return fmt::format("a number from {} to {}", field.number->least, field.number->most);
+  if (field.pattern)
+    return "all, none, or block:SHARE, tail:SHARE, even:SHARE, random:SHARE with a share from 0 "
+           "to 1";
   return fmt::format("{}", fmt::join(field.choices, ", "));
 }
 

@@ -47,12 +47,16 @@ struct OptionField {
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
   std::optional<NumberRange> number = std::nullopt;
+  /// Any pattern may be given (core/pattern.hpp), and `choices` holds the default alone. It says
+  /// what an input that sorts the tokens looks like: it decides test data and, through presets,
+  /// speed, but no result. A record tuned with one pattern serves every other, the nearest first.
+  bool pattern = false;
   /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
   /// field for each.
   std::string pass = {};
 };
 
-/// "no, yes", or "a number from 0 to 1": what may be given.
+/// "no, yes", "a number from 0 to 1" or the kinds of patterns: what may be given.
 std::string choices_text(const OptionField& field);
 
 /// `updated`: read and written in place, an input and an output in one buffer.
@@ -72,6 +76,12 @@ struct TensorSpec {
   /// seed. Empty: normal values.
   std::function<void(std::uint64_t seed, std::span<double> values)> draw = {};
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
+  /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
+  /// the others (core/pattern.hpp): what its test data look like. Row i of the other tensors then
+  /// depends on byte i too. An op has one at most.
+  std::string pattern = {};
+  /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.
+  bool sorted = false;
 
   std::int64_t elements() const;
   std::size_t bytes() const;

@@ -95,7 +95,8 @@ Difference compare(const RepeatedRows& shape, const void* out, const std::vector
   for_each_block(shape.rows, shape.columns, parallel, [&](const Block& block) {
     Partial partial;
     for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
-      const double* const expected = reference.data() + (row % shape.period) * shape.columns;
+      const std::int64_t source = shape.source != nullptr ? shape.source[row] : row % shape.period;
+      const double* const expected = reference.data() + source * shape.columns;
       for (std::int64_t column = 0; column < shape.columns; column += 1024) {
         const auto count =
             static_cast<std::size_t>(std::min<std::int64_t>(1024, shape.columns - column));

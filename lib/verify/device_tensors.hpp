@@ -39,6 +39,9 @@ class DeviceTensors {
 
  private:
   void upload(std::size_t tensor);
+  /// Bytes [begin, begin + size) of a tensor as they should be, of one whose rows have sources.
+  void gather(std::size_t tensor, std::size_t begin, std::size_t size,
+              std::vector<std::byte>& out) const;
 
   Backend* backend_;
   Truth* truth_;

@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "core/hash.hpp"
+#include "core/pattern.hpp"
 #include "verify/blocks.hpp"
 #include "verify/random_rows.hpp"
 #include "verify/verifier.hpp"
@@ -64,6 +65,7 @@ Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parall
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     counts_tokens_.push_back(tensors_[i].shape.at(0) != others[i].shape.at(0));
     if (tensors_[i].role == Role::output && !counts_tokens_.back()) rows_repeat_ = false;
+    if (!tensors_[i].pattern.empty()) marking_ = i;
   }
   if (!op.rows_are_alike(problem_)) rows_repeat_ = false;
   encoded_.resize(tensors_.size());
@@ -75,11 +77,41 @@ void Truth::retoken(std::int64_t tokens) {
   tensors_ = op_->tensors(problem_);
   stages_ = op_->stages(problem_);
   expected_.clear();
-  const std::int64_t needed = rows_repeat_ ? std::min(tokens, most_distinct_rows) : tokens;
-  if (rows_repeat_ ? needed <= known_rows_ : needed == known_rows_) return;
-  known_rows_ = needed;
-  unrounded_.clear();
-  draw_inputs();
+  const std::int64_t versions = marking_ ? 2 : 1;
+  const std::int64_t needed =
+      rows_repeat_ ? versions * std::min(tokens, most_distinct_rows) : tokens;
+  if (rows_repeat_ ? needed > known_rows_ : needed != known_rows_) {
+    known_rows_ = needed;
+    unrounded_.clear();
+    draw_inputs();
+  }
+  if (marking_) draw_marks();
+}
+
+void Truth::draw_marks() {
+  const auto pattern = parse_pattern(tensors_[*marking_].pattern);
+  if (!pattern)
+    throw Error(ErrorKind::internal,
+                fmt::format("'{}' is no pattern", tensors_[*marking_].pattern));
+  marks_ = draw_pattern(*pattern, rows(*marking_), seed_);
+  auto& bytes = encoded_[*marking_];
+  if (!rows_repeat_) {
+    const auto* const first = reinterpret_cast<const std::byte*>(marks_.data());
+    bytes.assign(first, first + marks_.size());
+    return;
+  }
+  // Of the distinct rows the first half is marked, so that they are in the order of their marks.
+  const std::int64_t half = known_rows_ / 2;
+  bytes.resize(static_cast<std::size_t>(known_rows_));
+  for (std::int64_t row = 0; row < known_rows_; ++row)
+    bytes[static_cast<std::size_t>(row)] =
+        static_cast<std::byte>(row < half ? std::size_t{1} << row % 8 : 0);
+  sources_.clear();
+  sorted_sources_.clear();
+  for (std::size_t token = 0; token < marks_.size(); ++token)
+    sources_.push_back(static_cast<std::int64_t>(token) % half + (marks_[token] != 0 ? 0 : half));
+  for (const std::int64_t token : sorted_by_mark(marks_))
+    sorted_sources_.push_back(sources_[static_cast<std::size_t>(token)]);
 }
 
 void Truth::draw_inputs() {
@@ -90,7 +122,7 @@ void Truth::draw_inputs() {
     // What is drawn as a whole may depend on the tokens.
     if (given && !counts_tokens_[i] && !spec.draw && encoded_[i].size() == spec.bytes()) continue;
     encoded_[i].clear();
-    if (!given) continue;
+    if (!given || i == marking_) continue;
     encoded_[i].resize(spec.bytes());
     if (spec.draw) {
       std::vector<double> values(static_cast<std::size_t>(spec.elements()));
@@ -98,8 +130,14 @@ void Truth::draw_inputs() {
       encode(spec.dtype, std::span<const double>(values), encoded_[i].data());
       continue;
     }
-    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, spec.shape.at(0), columns(i),
+    // The rows that are marked come again as those that are not.
+    const bool twice = marking_ && rows_repeat_ && counts_tokens_[i];
+    const std::int64_t drawn = twice ? spec.shape.at(0) / 2 : spec.shape.at(0);
+    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, drawn, columns(i),
                 encoded_[i].data(), *parallel_);
+    if (twice)
+      std::copy_n(encoded_[i].begin(), spec.bytes() / 2,
+                  encoded_[i].begin() + static_cast<std::ptrdiff_t>(spec.bytes() / 2));
   }
 }
 
@@ -113,6 +151,12 @@ std::int64_t Truth::columns(std::size_t tensor) const {
 
 std::int64_t Truth::period(std::size_t tensor) const {
   return counts_tokens_[tensor] ? std::min(known_rows_, rows(tensor)) : rows(tensor);
+}
+
+const std::int64_t* Truth::sources(std::size_t tensor) const {
+  if (!marking_ || !rows_repeat_ || !counts_tokens_[tensor]) return nullptr;
+  if (tensors_[tensor].role == Role::input && tensor != *marking_) return nullptr;
+  return tensors_[tensor].sorted ? sorted_sources_.data() : sources_.data();
 }
 
 std::size_t Truth::producer(std::size_t tensor) const {
@@ -163,7 +207,11 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   double squares = 0;
   double error_squares = 0;
   const std::int64_t width = columns(tensor);
-  const std::int64_t distinct = period(tensor);
+  const std::int64_t* const sources = this->sources(tensor);
+  const std::int64_t distinct = sources != nullptr ? known_rows_ : period(tensor);
+  std::vector<std::int64_t> times(static_cast<std::size_t>(distinct));
+  for (std::int64_t row = 0; row < rows(tensor); ++row)
+    ++times[static_cast<std::size_t>(sources != nullptr ? sources[row] : row % distinct)];
   for (std::int64_t row = 0; row < distinct; ++row) {
     double row_squares = 0;
     double row_error_squares = 0;
@@ -174,9 +222,9 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
       row_squares += value * value;
       row_error_squares += error * error;
     }
-    const std::int64_t times = rows(tensor) / distinct + (row < rows(tensor) % distinct);
-    squares += row_squares * static_cast<double>(times);
-    error_squares += row_error_squares * static_cast<double>(times);
+    const auto count = static_cast<double>(times[static_cast<std::size_t>(row)]);
+    squares += row_squares * count;
+    error_squares += row_error_squares * count;
   }
   if (!std::isfinite(squares) || !std::isfinite(error_squares))
     throw Error(ErrorKind::internal,

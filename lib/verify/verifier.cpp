@@ -144,7 +144,7 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
     result.resize(spec.bytes());
     backend->read(result.data(), tensors.addresses()[tensor], result.size());
     const RepeatedRows shape{spec.dtype, truth.rows(tensor), truth.columns(tensor),
-                             truth.period(tensor)};
+                             truth.period(tensor), truth.sources(tensor)};
     const auto roundings = static_cast<double>(truth.producer(tensor) - first + 1);
     const Difference difference =
         compare(shape, result.data(), *expected.values,

@@ -75,6 +75,23 @@ TEST_CASE("every fp8 number survives a round trip, and what is beyond 448 become
   REQUIRE(round_to(DType::fp8, 1.05) == 1.0);
 }
 
+TEST_CASE("every byte survives a round trip, and what is beyond becomes the nearest") {
+  for (int value = 0; value < 256; ++value) {
+    const float single = static_cast<float>(value);
+    std::uint8_t byte = 0;
+    encode(DType::u8, {&single, 1}, &byte);
+    REQUIRE(byte == value);
+    float back = -1;
+    decode(DType::u8, &byte, {&back, 1});
+    REQUIRE(back == single);
+  }
+  REQUIRE(round_to(DType::u8, -3) == 0);
+  REQUIRE(round_to(DType::u8, 1e9) == 255);
+  REQUIRE(round_to(DType::u8, 2.5) == 2);
+  REQUIRE(dtype_bytes(DType::u8) == 1);
+  REQUIRE_THROWS_AS(parse_dtype(dtype_name(DType::u8)), Error);  // no problem computes in it
+}
+
 TEST_CASE("names of element types") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::fp16, DType::fp8})
     REQUIRE(parse_dtype(dtype_name(dtype)) == dtype);
