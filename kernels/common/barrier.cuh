@@ -35,6 +35,17 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Several arrivals at once.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count)
+               : "memory");
+}
+
+// One arrival, as soon as all of this thread's copy_async so far are complete.
+__device__ __forceinline__ void barrier_arrive_copied(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Waits until the phase of this parity is complete. A new barrier is in phase 0, so waiting for
 // parity 1 passes.
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {

@@ -8,7 +8,7 @@ namespace fftune::ffn {
 
 std::optional<std::string> MmaSyncFamily::refusal(const Problem& problem,
                                                   const DeviceFacts& facts) const {
-  if (auto refusal = refuse_tensor_cores(problem, facts)) return refusal;
+  if (auto refusal = refuse_tensor_cores(problem, facts, stage_)) return refusal;
   // Measured on an H200: 440 TFLOP/s at best, where wgmma reaches 700 to 800; up to 64 tokens the
   // memory decides, and either may win.
   constexpr std::int64_t most_tokens_beside_wgmma = 64;

@@ -83,6 +83,16 @@ const std::string& FieldReader::name(std::string_view key) {
   return result;
 }
 
+const std::string& FieldReader::choice(std::string_view key) {
+  const std::string_view result = text(key);
+  const auto colon = result.find(':');
+  const bool good = colon == result.npos
+                        ? is_name(result)
+                        : is_name(result.substr(0, colon)) && is_name(result.substr(colon + 1));
+  if (!good) expected(key, name_rule, at(key));
+  return text(key);
+}
+
 bool FieldReader::boolean(std::string_view key) {
   const auto& value = at(key);
   const auto* result = value.get_if<bool>();

@@ -30,6 +30,9 @@ class FieldReader {
   const std::string& nonempty_text(std::string_view key);
   /// Text that is_name().
   const std::string& name(std::string_view key);
+  /// The value of an option: text that is_name(), or two such with a ':' between them, as a
+  /// pattern is.
+  const std::string& choice(std::string_view key);
   bool boolean(std::string_view key);
   /// Finite, and at least 0; `positive`: above 0.
   double number(std::string_view key, bool positive = false);

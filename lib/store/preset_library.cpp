@@ -5,34 +5,38 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 #include <system_error>
 #include <tuple>
+
+#include "core/pattern.hpp"
 
 namespace fftune {
 namespace {
 
 constexpr double token_weight = 0.5;
+constexpr double pattern_weight = 0.5;
 
 bool same_names(const Problem& a, const Problem& b) {
   return std::equal(a.sizes.begin(), a.sizes.end(), b.sizes.begin(), b.sizes.end(),
                     [](const auto& x, const auto& y) { return x.first == y.first; });
 }
 
-/// Equal words; or two numbers, whatever they are, because a number decides nothing about speed
-/// (OptionField::number).
-bool comparable_options(const std::pair<const std::string, std::string>& a,
-                        const std::pair<const std::string, std::string>& b) {
-  return a.first == b.first &&
-         (a.second == b.second || (parse_number(a.second) && parse_number(b.second)));
+/// The options but those that are numbers, which decide nothing about speed (OptionField::number)
+/// and may be left out, and patterns, which decide how near the problems are.
+std::map<std::string, std::string> words(const Problem& problem) {
+  auto options = problem.options;
+  std::erase_if(options, [](const auto& option) {
+    return parse_number(option.second) || parse_pattern(option.second);
+  });
+  return options;
 }
 
-/// All but the shape, and the options that are numbers.
+/// All but the shape, and the options that are numbers or patterns.
 bool comparable(const Problem& a, const Problem& b) {
-  return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype &&
-         std::equal(a.options.begin(), a.options.end(), b.options.begin(), b.options.end(),
-                    comparable_options) &&
-         same_names(a, b);
+  return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype && same_names(a, b) &&
+         words(a) == words(b);
 }
 
 struct Candidate {
@@ -67,7 +71,11 @@ std::string shape_words(const Problem& record, const Problem& problem) {
   std::string differing;
   for (const auto& [name, value] : record.sizes)
     if (problem.sizes.at(name) != value) differing += fmt::format(" {}={}", name, value);
-  return differing.empty() ? "exact shape" : "nearest shape" + differing;
+  std::string pattern;
+  for (const auto& [name, value] : record.options)
+    if (parse_pattern(value) && problem.options.at(name) != value)
+      pattern += fmt::format(", nearest pattern {}={}", name, value);
+  return (differing.empty() ? "exact shape" : "nearest shape" + differing) + pattern;
 }
 
 }  // namespace
@@ -184,6 +192,13 @@ double distance(const Problem& a, const Problem& b, const std::string& token_siz
   for (const auto& [name, value] : a.sizes) {
     const auto ratio = log_ratio(static_cast<double>(value), static_cast<double>(b.sizes.at(name)));
     sum += name == token_size ? token_weight * ratio : ratio;
+  }
+  for (const auto& [name, value] : a.options) {
+    const auto other = b.options.find(name);
+    const auto pattern = parse_pattern(value);
+    if (!pattern || other == b.options.end()) continue;
+    if (const auto second = parse_pattern(other->second))
+      sum += pattern_weight * pattern_distance(*pattern, *second);
   }
   return sum;
 }

@@ -134,7 +134,7 @@ Problem problem_from_json_value(const JsonValue& value, const std::string& where
   for (const auto& [name, item] : fields.rest()) {
     if (!is_name(name)) fields.expected_name(name);
     if (item.get_if<std::string>()) {
-      problem.options[name] = fields.name(name);
+      problem.options[name] = fields.choice(name);
     } else if (item.get_if<std::int64_t>()) {
       problem.sizes[name] =
           fields.integer(name, least_size, std::numeric_limits<std::int64_t>::max());

@@ -17,6 +17,8 @@ struct RepeatedRows {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t period = 0;  // distinct rows; `rows` where nothing repeats
+  const std::int64_t* source =
+      nullptr;  // the distinct row of each row, where it is not i mod period
 };
 
 struct Difference {

@@ -28,6 +28,8 @@ DeviceTensors::DeviceTensors(Backend& backend, Truth& truth, Parallel& parallel)
 void DeviceTensors::fit() {
   const auto& tensors = truth_->tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    // What depends on marks moves with every number of tokens.
+    if (truth_->sources(i) != nullptr) provided_[i] = false;
     if (buffers_[i].allocated() && buffers_[i].bytes() == tensors[i].bytes()) continue;
     buffers_[i].resize(tensors[i].bytes());
     addresses_[i] = buffers_[i].data();
@@ -41,9 +43,40 @@ void DeviceTensors::provide(std::size_t tensor) {
   provided_[tensor] = true;
 }
 
+void DeviceTensors::provide_anew(std::size_t tensor) {
+  provided_[tensor] = false;
+  provide(tensor);
+}
+
+void DeviceTensors::gather(std::size_t tensor, std::size_t begin, std::size_t size,
+                           std::vector<std::byte>& out) const {
+  const auto& rows = truth_->encoded(tensor);
+  const std::int64_t* const sources = truth_->sources(tensor);
+  const std::size_t row_bytes = static_cast<std::size_t>(truth_->columns(tensor)) *
+                                dtype_bytes(truth_->tensors()[tensor].dtype);
+  out.resize(size);
+  for (std::size_t at = 0; at < size;) {
+    const std::size_t row = (begin + at) / row_bytes, within = (begin + at) % row_bytes;
+    const std::size_t count = std::min(size - at, row_bytes - within);
+    std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(
+                                   static_cast<std::size_t>(sources[row]) * row_bytes + within),
+                count, out.begin() + static_cast<std::ptrdiff_t>(at));
+    at += count;
+  }
+}
+
 void DeviceTensors::upload(std::size_t tensor) {
   const auto& rows = truth_->encoded(tensor);
   auto& buffer = buffers_[tensor];
+  if (truth_->sources(tensor) != nullptr) {
+    constexpr std::size_t part = std::size_t{64} << 20;
+    std::vector<std::byte> bytes;
+    for (std::size_t begin = 0; begin < buffer.bytes(); begin += part) {
+      gather(tensor, begin, std::min(part, buffer.bytes() - begin), bytes);
+      backend_->write(buffer.data() + begin, bytes.data(), bytes.size());
+    }
+    return;
+  }
   std::size_t done = std::min(rows.size(), buffer.bytes());
   backend_->write(buffer.data(), rows.data(), done);
   // The distinct rows repeat: each copy doubles them on the device.
@@ -84,12 +117,15 @@ std::string DeviceTensors::change(std::size_t tensor) {
   for (std::size_t window = 0; window < (whole ? 1 : windows); ++window) {
     const std::size_t begin = window * stride + shift;
     backend_->read(staging_.data(), buffer.data() + begin, size);
-    // The content repeats with the distinct rows.
+    std::vector<std::byte> gathered;
+    const bool sorted_out = truth_->sources(tensor) != nullptr;
+    if (sorted_out) gather(tensor, begin, size, gathered);
+    // Else the content repeats with the distinct rows.
     for (std::size_t at = 0; at < size;) {
-      const std::size_t place = (begin + at) % rows.size();
-      const std::size_t count = std::min(size - at, rows.size() - place);
-      const std::size_t same =
-          first_difference(staging_.data() + at, rows.data() + place, count, *parallel_);
+      const std::size_t place = sorted_out ? at : (begin + at) % rows.size();
+      const std::size_t count = sorted_out ? size : std::min(size - at, rows.size() - place);
+      const std::byte* const expected = (sorted_out ? gathered : rows).data() + place;
+      const std::size_t same = first_difference(staging_.data() + at, expected, count, *parallel_);
       if (same < count) {
         const auto& spec = truth_->tensors()[tensor];
         const auto element =

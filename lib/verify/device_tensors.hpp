@@ -19,6 +19,8 @@ class DeviceTensors {
   void fit();
   /// Makes a tensor hold its input values, or the reference rounded to its dtype.
   void provide(std::size_t tensor);
+  /// The same of a tensor that a run may have updated since.
+  void provide_anew(std::size_t tensor);
   /// Fills a tensor that is about to be written.
   void poison(std::size_t tensor, std::uint8_t byte);
   /// The workspace, filled with garbage.
@@ -37,6 +39,9 @@ class DeviceTensors {
 
  private:
   void upload(std::size_t tensor);
+  /// Bytes [begin, begin + size) of a tensor as they should be, of one whose rows have sources.
+  void gather(std::size_t tensor, std::size_t begin, std::size_t size,
+              std::vector<std::byte>& out) const;
 
   Backend* backend_;
   Truth* truth_;

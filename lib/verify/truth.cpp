@@ -7,6 +7,8 @@
 #include <span>
 
 #include "core/error.hpp"
+#include "core/hash.hpp"
+#include "core/pattern.hpp"
 #include "verify/blocks.hpp"
 #include "verify/random_rows.hpp"
 #include "verify/verifier.hpp"
@@ -32,9 +34,7 @@ std::vector<double> decode_all(DType dtype, const std::vector<std::byte>& data,
   const std::size_t element = dtype_bytes(dtype);
   std::vector<double> values(data.size() / element);
   for_each_piece(values.size(), parallel, [&](std::size_t first, std::size_t count) {
-    std::vector<float> singles(count);
-    decode(dtype, data.data() + first * element, singles);
-    std::copy(singles.begin(), singles.end(), values.begin() + static_cast<std::ptrdiff_t>(first));
+    decode(dtype, data.data() + first * element, std::span<double>(values.data() + first, count));
   });
   return values;
 }
@@ -44,10 +44,8 @@ std::vector<std::byte> encode_all(DType dtype, const std::vector<double>& values
   const std::size_t element = dtype_bytes(dtype);
   std::vector<std::byte> data(values.size() * element);
   for_each_piece(values.size(), parallel, [&](std::size_t first, std::size_t count) {
-    // By way of float, as a kernel that accumulates in fp32 rounds: twice.
-    std::vector<float> singles(count);
-    for (std::size_t i = 0; i < count; ++i) singles[i] = static_cast<float>(values[first + i]);
-    encode(dtype, singles, data.data() + first * element);
+    encode(dtype, std::span<const double>(values.data() + first, count),
+           data.data() + first * element);
   });
   return data;
 }
@@ -67,7 +65,9 @@ Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parall
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     counts_tokens_.push_back(tensors_[i].shape.at(0) != others[i].shape.at(0));
     if (tensors_[i].role == Role::output && !counts_tokens_.back()) rows_repeat_ = false;
+    if (!tensors_[i].pattern.empty()) marking_ = i;
   }
+  if (!op.rows_are_alike(problem_)) rows_repeat_ = false;
   encoded_.resize(tensors_.size());
   retoken(tokens);
 }
@@ -77,24 +77,67 @@ void Truth::retoken(std::int64_t tokens) {
   tensors_ = op_->tensors(problem_);
   stages_ = op_->stages(problem_);
   expected_.clear();
-  const std::int64_t needed = rows_repeat_ ? std::min(tokens, most_distinct_rows) : tokens;
-  if (rows_repeat_ ? needed <= known_rows_ : needed == known_rows_) return;
-  known_rows_ = needed;
-  unrounded_.clear();
-  draw_inputs();
+  const std::int64_t versions = marking_ ? 2 : 1;
+  const std::int64_t needed =
+      rows_repeat_ ? versions * std::min(tokens, most_distinct_rows) : tokens;
+  if (rows_repeat_ ? needed > known_rows_ : needed != known_rows_) {
+    known_rows_ = needed;
+    unrounded_.clear();
+    draw_inputs();
+  }
+  if (marking_) draw_marks();
+}
+
+void Truth::draw_marks() {
+  const auto pattern = parse_pattern(tensors_[*marking_].pattern);
+  if (!pattern)
+    throw Error(ErrorKind::internal,
+                fmt::format("'{}' is no pattern", tensors_[*marking_].pattern));
+  marks_ = draw_pattern(*pattern, rows(*marking_), seed_);
+  auto& bytes = encoded_[*marking_];
+  if (!rows_repeat_) {
+    const auto* const first = reinterpret_cast<const std::byte*>(marks_.data());
+    bytes.assign(first, first + marks_.size());
+    return;
+  }
+  // Of the distinct rows the first half is marked, so that they are in the order of their marks.
+  const std::int64_t half = known_rows_ / 2;
+  bytes.resize(static_cast<std::size_t>(known_rows_));
+  for (std::int64_t row = 0; row < known_rows_; ++row)
+    bytes[static_cast<std::size_t>(row)] =
+        static_cast<std::byte>(row < half ? std::size_t{1} << row % 8 : 0);
+  sources_.clear();
+  sorted_sources_.clear();
+  for (std::size_t token = 0; token < marks_.size(); ++token)
+    sources_.push_back(static_cast<std::int64_t>(token) % half + (marks_[token] != 0 ? 0 : half));
+  for (const std::int64_t token : sorted_by_mark(marks_))
+    sorted_sources_.push_back(sources_[static_cast<std::size_t>(token)]);
 }
 
 void Truth::draw_inputs() {
   const auto specs = op_->tensors(distinct_problem());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& spec = specs[i];
-    const bool keep = spec.role == Role::input && !counts_tokens_[i] && !encoded_[i].empty();
-    if (keep) continue;
+    const bool given = spec.role == Role::input || spec.role == Role::updated;
+    // What is drawn as a whole may depend on the tokens.
+    if (given && !counts_tokens_[i] && !spec.draw && encoded_[i].size() == spec.bytes()) continue;
     encoded_[i].clear();
-    if (spec.role != Role::input) continue;
+    if (!given || i == marking_) continue;
     encoded_[i].resize(spec.bytes());
-    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, spec.shape.at(0), columns(i),
+    if (spec.draw) {
+      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+      spec.draw(seed_ ^ fnv1a(spec.name), values);
+      encode(spec.dtype, std::span<const double>(values), encoded_[i].data());
+      continue;
+    }
+    // The rows that are marked come again as those that are not.
+    const bool twice = marking_ && rows_repeat_ && counts_tokens_[i];
+    const std::int64_t drawn = twice ? spec.shape.at(0) / 2 : spec.shape.at(0);
+    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, drawn, columns(i),
                 encoded_[i].data(), *parallel_);
+    if (twice)
+      std::copy_n(encoded_[i].begin(), spec.bytes() / 2,
+                  encoded_[i].begin() + static_cast<std::ptrdiff_t>(spec.bytes() / 2));
   }
 }
 
@@ -108,6 +151,12 @@ std::int64_t Truth::columns(std::size_t tensor) const {
 
 std::int64_t Truth::period(std::size_t tensor) const {
   return counts_tokens_[tensor] ? std::min(known_rows_, rows(tensor)) : rows(tensor);
+}
+
+const std::int64_t* Truth::sources(std::size_t tensor) const {
+  if (!marking_ || !rows_repeat_ || !counts_tokens_[tensor]) return nullptr;
+  if (tensors_[tensor].role == Role::input && tensor != *marking_) return nullptr;
+  return tensors_[tensor].sorted ? sorted_sources_.data() : sources_.data();
 }
 
 std::size_t Truth::producer(std::size_t tensor) const {
@@ -132,7 +181,8 @@ const ReferenceTensors& Truth::unrounded(std::size_t first_stage, std::size_t st
   for (const auto& name : stages_.at(stage).inputs) {
     const std::size_t tensor = tensor_index(tensors_, name);
     const std::size_t source = producer(tensor);
-    const bool within = source >= first_stage && source < stage;
+    const bool within =
+        source >= first_stage && source < stage && tensors_[tensor].role != Role::updated;
     values[name] = within ? unrounded(first_stage, source).at(name)
                           : decode_all(tensors_[tensor].dtype, encoded(tensor), *parallel_);
   }
@@ -149,24 +199,32 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   const std::size_t stage = producer(tensor);
   Expected expected;
   expected.values = &unrounded(first_stage, stage).at(spec.name);
-  const auto rounded = decode_all(spec.dtype, encoded(tensor), *parallel_);
+  const bool updated = spec.role == Role::updated;
+  const auto rounded = decode_all(
+      spec.dtype, updated ? encode_all(spec.dtype, *expected.values, *parallel_) : encoded(tensor),
+      *parallel_);
 
   double squares = 0;
   double error_squares = 0;
   const std::int64_t width = columns(tensor);
-  const std::int64_t distinct = period(tensor);
+  const std::int64_t* const sources = this->sources(tensor);
+  const std::int64_t distinct = sources != nullptr ? known_rows_ : period(tensor);
+  std::vector<std::int64_t> times(static_cast<std::size_t>(distinct));
+  for (std::int64_t row = 0; row < rows(tensor); ++row)
+    ++times[static_cast<std::size_t>(sources != nullptr ? sources[row] : row % distinct)];
   for (std::int64_t row = 0; row < distinct; ++row) {
     double row_squares = 0;
     double row_error_squares = 0;
     for (std::int64_t i = row * width; i < (row + 1) * width; ++i) {
       const double value = (*expected.values)[static_cast<std::size_t>(i)];
+      if (std::isinf(value)) continue;  // meant, and compared exactly
       const double error = rounded[static_cast<std::size_t>(i)] - value;
       row_squares += value * value;
       row_error_squares += error * error;
     }
-    const std::int64_t times = rows(tensor) / distinct + (row < rows(tensor) % distinct);
-    squares += row_squares * static_cast<double>(times);
-    error_squares += row_error_squares * static_cast<double>(times);
+    const auto count = static_cast<double>(times[static_cast<std::size_t>(row)]);
+    squares += row_squares * count;
+    error_squares += row_error_squares * count;
   }
   if (!std::isfinite(squares) || !std::isfinite(error_squares))
     throw Error(ErrorKind::internal,

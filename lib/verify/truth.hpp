@@ -4,11 +4,16 @@
 // Row i of every tensor that counts tokens in its first dimension depends on row i of the others
 // alone (Op::token_size), so that 61 distinct rows stand for any number of tokens: row i is row
 // i mod 61. 61 is a prime, so no tile size divides it and an exchange of rows or tiles shows.
+//
+// Where an input marks tokens (TensorSpec::pattern), row i depends on its mark too: there is a
+// reference of every distinct row marked and of every one not marked, and the marks themselves may
+// follow any pattern over all of the tokens.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,19 +52,24 @@ class Truth {
   /// How many of the rows are distinct; all of them where the tensor does not count tokens.
   std::int64_t period(std::size_t tensor) const;
 
-  /// The distinct rows in the tensor's dtype: an input's random values, or the reference of a stage
-  /// whose inputs were rounded, rounded.
+  /// The distinct rows in the tensor's dtype: an input's random values, also of one that is
+  /// updated, or the reference of a stage whose inputs were rounded, rounded.
   const std::vector<std::byte>& encoded(std::size_t tensor);
 
   /// The reference of a tensor, in a run that begins with `first_stage`, the inputs of which are
   /// rounded to their dtype; nothing is rounded after that. Valid until the next retoken.
   const Expected& expected(std::size_t first_stage, std::size_t tensor);
 
-  /// The stage that writes the tensor, or the number of stages for an input.
+  /// The distinct row of each row, of a tensor whose rows depend on their marks; null of any other,
+  /// where row i is distinct row i mod period(). Valid until the next retoken.
+  const std::int64_t* sources(std::size_t tensor) const;
+
+  /// The stage that writes or updates the tensor, or the number of stages for an input.
   std::size_t producer(std::size_t tensor) const;
 
  private:
   void draw_inputs();
+  void draw_marks();
   Problem distinct_problem() const;
   const ReferenceTensors& unrounded(std::size_t first_stage, std::size_t stage);
 
@@ -70,8 +80,12 @@ class Truth {
   std::vector<TensorSpec> tensors_;
   std::vector<StageSpec> stages_;
   std::vector<bool> counts_tokens_;
-  bool rows_repeat_ = true;      // every output counts tokens
-  std::int64_t known_rows_ = 0;  // of the tensors that count tokens
+  bool rows_repeat_ = true;                   // rows are alike, and every output counts tokens
+  std::int64_t known_rows_ = 0;               // of the tensors that count tokens
+  std::optional<std::size_t> marking_;        // the input that marks tokens
+  std::vector<std::uint8_t> marks_;           // of all tokens
+  std::vector<std::int64_t> sources_;         // by token, where marked rows repeat
+  std::vector<std::int64_t> sorted_sources_;  // in the order of the marks
   std::vector<std::vector<std::byte>> encoded_;
   std::map<std::pair<std::size_t, std::size_t>, ReferenceTensors> unrounded_;
   std::map<std::pair<std::size_t, std::size_t>, Expected> expected_;

@@ -3,6 +3,8 @@
 #include <bit>
 #include <cmath>
 #include <random>
+#include <span>
+#include <vector>
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
@@ -73,8 +75,46 @@ TEST_CASE("every fp8 number survives a round trip, and what is beyond 448 become
   REQUIRE(round_to(DType::fp8, 1.05) == 1.0);
 }
 
+TEST_CASE("every byte survives a round trip, and what is beyond becomes the nearest") {
+  for (int value = 0; value < 256; ++value) {
+    const float single = static_cast<float>(value);
+    std::uint8_t byte = 0;
+    encode(DType::u8, {&single, 1}, &byte);
+    REQUIRE(byte == value);
+    float back = -1;
+    decode(DType::u8, &byte, {&back, 1});
+    REQUIRE(back == single);
+  }
+  REQUIRE(round_to(DType::u8, -3) == 0);
+  REQUIRE(round_to(DType::u8, 1e9) == 255);
+  REQUIRE(round_to(DType::u8, 2.5) == 2);
+  REQUIRE(dtype_bytes(DType::u8) == 1);
+  REQUIRE_THROWS_AS(parse_dtype(dtype_name(DType::u8)), Error);  // no problem computes in it
+}
+
 TEST_CASE("names of element types") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::fp16, DType::fp8})
     REQUIRE(parse_dtype(dtype_name(dtype)) == dtype);
   REQUIRE_THROWS_AS(parse_dtype("float"), Error);
+}
+
+TEST_CASE("integers are kept exactly as double, and what is beyond them becomes their end") {
+  const std::vector<double> values{0, -1, 127, 128, -129, 2.5, 3.5, 2147483647, 1e18, -1e300};
+  const auto round_trip = [&](DType dtype) {
+    std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
+    encode(dtype, std::span<const double>(values), bytes.data());
+    std::vector<double> back(values.size());
+    decode(dtype, bytes.data(), std::span<double>(back));
+    return back;
+  };
+  using Values = std::vector<double>;
+  CHECK(round_trip(DType::i8) == Values{0, -1, 127, 127, -128, 2, 4, 127, 127, -128});
+  CHECK(round_trip(DType::i32) ==
+        Values{0, -1, 127, 128, -129, 2, 4, 2147483647, 2147483647, -2147483648.0});
+  CHECK(round_trip(DType::i64) ==
+        Values{0, -1, 127, 128, -129, 2, 4, 2147483647, 1e18, -9223372036854775808.0});
+  CHECK(round_to(DType::i8, 300) == 127);
+  CHECK(round_to(DType::i32, std::nan("")) == 0);
+  CHECK(dtype_unit_roundoff(DType::i32) == 0);
+  CHECK_THROWS_AS(parse_dtype("i32"), Error);
 }

@@ -122,6 +122,45 @@ TEST_CASE("a record serves whatever number an option has, but no word in its pla
   }
 }
 
+TEST_CASE("a number that is left out is no option of its own, a word is") {
+  const example::Folder folder;
+  auto record = example::record(example::ffn(16));
+  merge_preset_records(folder.path(), example::device(), "ffn", {record});
+  const auto library = PresetLibrary::load({folder.path()});
+  Problem problem = example::ffn(16);
+  problem.options["eps"] = "1e-05";
+  CHECK(find(library, problem));
+  problem.options["eps"] = "small";
+  CHECK_FALSE(find(library, problem));
+}
+
+TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
+  const auto masked = [](std::int64_t m, const char* mask) {
+    auto problem = example::ffn(m);
+    problem.options["mask"] = mask;
+    return problem;
+  };
+  const example::Folder folder;
+  merge_preset_records(
+      folder.path(), example::device(), "ffn",
+      {example::record(masked(64, "block:0.33")), example::record(masked(64, "random:0.5")),
+       example::record(masked(1024, "block:0.33"))});
+  const auto library = PresetLibrary::load({folder.path()});
+  const auto served = [&](const Problem& problem) {
+    const auto match = find(library, problem);
+    REQUIRE(match);
+    return match->record->problem.options.at("mask");
+  };
+  REQUIRE(served(masked(64, "block:0.33")) == "block:0.33");
+  REQUIRE(served(masked(64, "block:0.9")) == "block:0.33");
+  REQUIRE(served(masked(64, "even:0.5")) == "random:0.5");
+  REQUIRE(served(masked(64, "random:0.9")) == "random:0.5");
+  const auto other = find(library, masked(1024, "random:0.5"));
+  REQUIRE(other->record->problem.size("m") == 1024);
+  REQUIRE(contains(other->reason, "nearest pattern mask=block:0.33"));
+  REQUIRE_FALSE(find(library, masked(64, "preact")));
+}
+
 TEST_CASE("devices are tried from the exact to the like, folders in their order within each") {
   const testing::TemporaryFolder first, second;
   const auto put = [](const testing::TemporaryFolder& folder, const PresetDevice& device,

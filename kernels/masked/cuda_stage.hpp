@@ -1,0 +1,28 @@
+// What the CUDA families share: how a stage's kernels are named, and what they refuse.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/facts.hpp"
+#include "device/program.hpp"
+#include "kernels/masked/masked.hpp"
+
+namespace fftune::masked {
+
+/// The template arguments of every kernel: element type, epilogue, whether A and C are in the order
+/// of the mask.
+std::string template_arguments(Stage stage, const Problem& problem);
+
+/// The addresses that the kernels of gathered rows begin with: a, mask, an expert's two weights,
+/// the other's, c. With one product the second weight is null.
+std::vector<Argument> pointer_arguments(const StageProduct& work);
+
+/// Why no CUDA kernel of this folder can serve it.
+std::optional<std::string> refuse_cuda(const DeviceFacts& facts);
+
+/// Why no kernel of 16-bit tensor core products and 16-byte rows can serve it.
+std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts);
+
+}  // namespace fftune::masked

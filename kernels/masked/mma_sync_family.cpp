@@ -1,0 +1,101 @@
+// The family of the mma.sync engine over grouped rows, for every stage.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "kernels/gemm/mma_sync.hpp"
+#include "kernels/masked/cuda_stage.hpp"
+#include "kernels/masked/families.hpp"
+
+namespace fftune::masked {
+namespace {
+
+/// mma_sync_grouped_gemm::table_words in bytes.
+std::int64_t table_bytes(std::int64_t bm) {
+  constexpr std::int64_t group_words = 1024 + 1 + 32 + 1;
+  return ceil_div(group_words + 2 * bm, 32) * 128;
+}
+
+/// The device as the engine's space may see it: without the shared memory of the largest table.
+DeviceFacts without_table(DeviceFacts facts) {
+  facts.shared_bytes_per_block -= table_bytes(256);
+  return facts;
+}
+
+class MmaSyncFamily final : public Family {
+ public:
+  /// `name` and `summary` are string literals.
+  MmaSyncFamily(Stage stage, std::string_view name, std::string_view summary)
+      : stage_(stage), name_(name), summary_(summary) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto refusal = refuse_pass(stage_, problem)) return refusal;
+    if (auto refusal = refuse_halves(problem, facts)) return refusal;
+    // As ffn's: wgmma has twice the rate, and up to 64 tokens the memory decides.
+    constexpr std::int64_t most_tokens_beside_wgmma = 64;
+    if (facts.compute_capability == 90 && problem.size("m") > most_tokens_beside_wgmma)
+      return fmt::format(
+          "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
+          most_tokens_beside_wgmma);
+    return std::nullopt;
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    return mma_sync_space(product_of(stage_, problem).shape, without_table(facts));
+  }
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    return mma_sync_default(product_of(stage_, problem).shape, without_table(facts));
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const StageProduct work = product_of(stage_, problem);
+    Program program;
+    program.kernels.push_back(
+        {"masked/grouped_sm80.cu",
+         fmt::format("fftune::grouped_sm80<{}, {}>", template_arguments(stage_, problem),
+                     mma_sync_template_arguments(config))});
+    // Each expert's last tile may be a part: there may be a row of tiles more.
+    GemmShape tiled = work.shape;
+    tiled.m += config.at("bm");
+    mma_sync_launch(program, tiled, facts, config, pointer_arguments(work),
+                    {work.shape.m, work.shape.n, work.shape.k});
+    auto& launch = std::get<KernelLaunch>(program.steps.back());
+    launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(config.at("bm")));
+    return program;
+  }
+
+  std::vector<std::string> sources() const override { return {"masked/grouped_sm80.cu"}; }
+
+ private:
+  Stage stage_;
+  std::string_view name_;
+  std::string_view summary_;
+};
+
+}  // namespace
+
+const Family& linear_sm80_family() {
+  static const MmaSyncFamily family(Stage::linear, "linear_sm80",
+                                    "y in tiles of one expert's tokens, with mma.sync");
+  return family;
+}
+const Family& gate_up_sm80_family() {
+  static const MmaSyncFamily family(
+      Stage::gate_up, "gate_up_sm80",
+      "hidden in tiles of one expert's tokens, x read once for both products, with mma.sync");
+  return family;
+}
+const Family& down_sm80_family() {
+  static const MmaSyncFamily family(Stage::down, "down_sm80",
+                                    "y from tiles of one expert's hidden, with mma.sync");
+  return family;
+}
+
+}  // namespace fftune::masked

@@ -1,0 +1,78 @@
+// The CUDA families' launches, without a device.
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "core/error.hpp"
+#include "kernels/masked/masked.hpp"
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+Problem problem_of(const Op& op, std::int64_t m, std::int64_t first, std::int64_t second) {
+  Problem problem{std::string(op.name()), "fwd", DType::bf16, {{"m", m}}, {}};
+  for (const auto& size : op.sizes())
+    if (size.name != op.token_size())
+      problem.sizes[size.name] = problem.sizes.size() == 1 ? first : second;
+  return canonical(op, problem, DeviceKind::cuda);
+}
+
+/// Every feasible variant's launch holds the device's limits; returns how many there are.
+int check_launches(const Op& op, const Problem& problem, const DeviceFacts& facts) {
+  int launches = 0;
+  for (const Family* family : op.families()) {
+    if (family->device_kind() != DeviceKind::cuda || family->refusal(problem, facts)) continue;
+    const Space space = family->space(problem, facts);
+    REQUIRE(space.violations(family->default_config(problem, facts)).empty());
+    for (const Config& config : space.feasible()) {
+      const Program program = family->program(problem, facts, config);
+      const auto& launch = std::get<KernelLaunch>(program.steps.back());
+      const std::string id = Variant{std::string(family->name()), config}.id();
+      CAPTURE(problem.text(), id, launch.shared_bytes, launch.grid.x);
+      REQUIRE(launch.shared_bytes <= facts.shared_bytes_per_block);
+      REQUIRE(launch.block.x <= 1024);
+      REQUIRE(launch.grid.x % launch.cluster.x == 0);
+      REQUIRE(launch.grid.x > 0);
+      if (config.contains("schedule") && config.at("split_k") > 1) {
+        // A cluster has one tile: there is one for each that any mask may lead to.
+        const std::int64_t m = problem.size("m");
+        const std::int64_t rows = (m + config.at("bm") - 1) / config.at("bm") + (m > 1 ? 1 : 0);
+        REQUIRE(launch.grid.x / config.at("split_k") >= rows);
+      }
+      ++launches;
+    }
+  }
+  return launches;
+}
+
+}  // namespace
+
+TEST_CASE("grouped launches fit the device") {
+  for (const char* arch : {"sm_80", "sm_90a"})
+    for (const std::int64_t m : {1, 63, 1024, 20000})
+      for (const Op* op : {&masked_linear_op(), &masked_ffn_op()})
+        CHECK(check_launches(*op, problem_of(*op, m, 1024, 2048), facts_of_architecture(arch)) > 0);
+}
+
+TEST_CASE("families refuse what they cannot compute") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Op& op = masked_linear_op();
+  const auto refusal = [&](const char* family, const Problem& problem) {
+    return family_of(op, family).refusal(problem, facts).value_or("");
+  };
+  CHECK(refusal("linear_sm90", problem_of(op, 64, 72, 64)).empty());
+  CHECK(refusal("linear_sm90", problem_of(op, 64, 71, 64)).find("multiple of 8") !=
+        std::string::npos);
+  CHECK(refusal("linear_sm90", problem_of(op, (1 << 19) + 1, 64, 64)).find("524288") !=
+        std::string::npos);
+  CHECK(refusal("linear_sm80", problem_of(op, 64, 72, 64)).empty());
+  CHECK_FALSE(refusal("linear_sm80", problem_of(op, 65, 72, 64)).empty());
+  CHECK(refusal("linear_fallback", problem_of(op, 64, 71, 63)).empty());
+  Problem backward = problem_of(op, 64, 72, 64);
+  backward.pass = "bwd";
+  CHECK(refusal("linear_sm90", backward).find("fwd") != std::string::npos);
+  CHECK(refusal("dx_fallback", backward).empty());
+}

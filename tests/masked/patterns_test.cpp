@@ -1,0 +1,153 @@
+// Every family over every kind of mask, and over numbers of tokens that no tile divides.
+#include <cstdint>
+#include <future>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/masked/masked.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+Problem problem_of(const Op& op, DeviceKind kind, DType dtype, std::int64_t m,
+                   const std::vector<std::int64_t>& sizes, const std::string& mask,
+                   const std::string& pass = "fwd") {
+  Problem problem{std::string(op.name()), pass, dtype, {{"m", m}}, {{"mask", mask}}};
+  std::size_t next = 0;
+  for (const auto& size : op.sizes())
+    if (size.name != op.token_size()) problem.sizes[size.name] = sizes.at(next++);
+  return canonical(op, problem, kind);
+}
+
+/// All and none, one token at either end, blocks, alternating, random at five densities.
+std::vector<std::string> masks_of(std::int64_t m) {
+  const std::string one = std::to_string(1 / static_cast<double>(m));
+  return {"all",      "none",        "block:" + one, "tail:" + one, "block:0.33", "tail:0.6",
+          "even:0.5", "random:0.02", "random:0.2",   "random:0.5",  "random:0.8", "random:0.98"};
+}
+
+/// One compiled variant and the stages that it covers.
+struct Candidate {
+  std::string id;
+  std::size_t first = 0, count = 0;
+  std::shared_ptr<const Executable> executable;
+};
+
+/// Every family that serves the problem: its default, and `more` configurations drawn at random.
+std::vector<Candidate> candidates_of(Backend& backend, const Op& op, const Problem& problem,
+                                     std::mt19937_64& random, int more) {
+  const DeviceFacts& facts = backend.facts();
+  const auto stages = op.stages(problem);
+  std::vector<Candidate> candidates;
+  std::vector<std::future<CompileResult>> compilations;
+  for (const Family* family : op.families()) {
+    if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
+    std::size_t first = 0;
+    while (stages.at(first).name != family->stages().front()) ++first;
+    std::vector<Config> configs{family->default_config(problem, facts)};
+    const auto feasible = family->space(problem, facts).feasible();
+    for (int i = 0; i < more && feasible.size() > 1; ++i)
+      configs.push_back(feasible[random() % feasible.size()]);
+    for (const Config& config : configs) {
+      candidates.push_back({Variant{std::string(family->name()), config}.id(), first,
+                            family->stages().size(), nullptr});
+      compilations.push_back(std::async(
+          std::launch::async, [&backend, program = family->program(problem, facts, config)] {
+            return backend.compile(program);
+          }));
+    }
+  }
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const auto compiled = compilations[i].get();
+    CAPTURE(problem.text(), candidates[i].id, compiled.report.failure);
+    REQUIRE(compiled.executable);
+    candidates[i].executable = compiled.executable;
+  }
+  return candidates;
+}
+
+/// Each variant under every mask: what it computes with is compiled once, whatever the mask.
+int verify_patterns(Backend& backend, const Op& op, DType dtype,
+                    const std::vector<std::int64_t>& tokens, const std::vector<std::int64_t>& sizes,
+                    int more, const std::string& pass = "fwd") {
+  std::mt19937_64 random(1);
+  const DeviceKind kind = backend.facts().kind;
+  int verified = 0;
+  for (const std::int64_t m : tokens) {
+    const auto candidates = candidates_of(
+        backend, op, problem_of(op, kind, dtype, m, sizes, "none", pass), random, more);
+    for (const std::string& mask : masks_of(m)) {
+      const Problem problem = problem_of(op, kind, dtype, m, sizes, mask, pass);
+      Verifier verifier(backend, op, problem, random());
+      for (const Candidate& candidate : candidates) {
+        const auto result =
+            verifier.verify(candidate.first, candidate.count, {candidate.executable});
+        CAPTURE(problem.text(), candidate.id, result.failure, result.error, result.tolerance);
+        CHECK(result.passed);
+        ++verified;
+      }
+    }
+  }
+  return verified;
+}
+
+}  // namespace
+
+TEST_CASE("masked layers are right on the CPU under every mask") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 37, 130}, {72, 70}, 1) > 0);
+    CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {1, 2, 131}, {40, 67}, 1) > 0);
+    CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 131}, {70, 33}, 0, "bwd") >
+          0);
+  }
+}
+
+TEST_CASE("a verification sees tokens that went through the wrong expert") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  const Op& op = masked_linear_op();
+  const Problem problem = problem_of(op, DeviceKind::cpu, DType::f32, 500, {16, 16}, "random:0.5");
+  const Family& family = family_of(op, "cpu_plain");
+  for (const bool swapped : {false, true}) {
+    auto program = family.program(problem, backend->facts(), {});
+    const auto right = std::get<HostFunction>(program.steps.front());
+    program.steps.front() = HostFunction([=](const HostCall& call) {
+      std::vector<void*> tensors(call.tensors, call.tensors + 5);
+      if (swapped) std::swap(tensors[2], tensors[3]);
+      right({tensors.data(), call.scratch, call.parallel});
+    });
+    Verifier verifier(*backend, op, problem, 1);
+    const auto compiled = backend->compile(program);
+    REQUIRE(compiled.executable);
+    CHECK(verifier.verify(0, 1, {compiled.executable}).passed == !swapped);
+  }
+}
+
+TEST_CASE("masked linear layers are right on a GPU under every mask", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::f32})
+    CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 131}, {72, 136}, 3) > 0);
+  CHECK(verify_patterns(*backend, masked_linear_op(), DType::fp16, {2049}, {520, 264}, 8) > 0);
+}
+
+TEST_CASE("masked networks are right on a GPU under every mask", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::f32})
+    CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {1, 65, 515}, {136, 200}, 3) > 0);
+  // More than 16 tokens a chunk of the mask.
+  CHECK(verify_patterns(*backend, masked_ffn_op(), DType::bf16, {20011}, {128, 264}, 4) > 0);
+}
+
+TEST_CASE("gradients of masked linear layers are right on a GPU under every mask", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::f32})
+    CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 515}, {70, 133}, 0, "bwd") >
+          0);
+}
