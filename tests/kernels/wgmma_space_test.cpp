@@ -134,7 +134,7 @@ TEST_CASE("a wgmma launch fits the device and covers the output", "[kernels]") {
         for (const auto& argument : launch.arguments)
           if (const auto* map = std::get_if<TensorMapArgument>(&argument)) {
             REQUIRE(map->box_rows <= 256);
-            REQUIRE((map->box_columns == 64 || map->box_columns == 32));
+            REQUIRE((map->box_columns == 64 || map->box_columns == 32 || map->box_columns == 16));
           }
       }
 }
