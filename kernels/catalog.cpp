@@ -9,7 +9,9 @@
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/masked/masked.hpp"
+#include "kernels/ngram_block/ngram_block.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/rope/rope.hpp"
 
 namespace fftune {
 
@@ -17,9 +19,10 @@ std::map<std::string, std::string> embedded_sources();  // generated from the ke
 
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
-  static const Catalog catalog{{&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(),
-                                &act_mul_op(), &masked_linear_op(), &masked_ffn_op()},
-                               &sources};
+  static const Catalog catalog{
+      {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
+       &ngram_block_op(), &masked_linear_op(), &masked_ffn_op()},
+      &sources};
   return catalog;
 }
 

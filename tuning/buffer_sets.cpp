@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "core/pattern.hpp"
 
@@ -44,12 +45,20 @@ void fill_random(Backend& backend, const TensorSpec& tensor, void* address, Norm
     return backend.write(address, marks.data(), marks.size());
   }
   const auto elements = static_cast<std::size_t>(tensor.elements());
+  if (tensor.draw) {
+    std::vector<double> values(elements);
+    tensor.draw(seed, values);
+    std::vector<std::byte> encoded(tensor.bytes());
+    encode(tensor.dtype, std::span<const double>(values), encoded.data());
+    backend.write(address, encoded.data(), encoded.size());
+    return;
+  }
   std::vector<float> values(std::min(elements, drawn_elements));
   const auto scale = static_cast<float>(tensor.scale);
   const auto mean = static_cast<float>(tensor.mean);
   for (auto& value : values) value = mean + source.next() * scale;
   std::vector<std::byte> encoded(values.size() * dtype_bytes(tensor.dtype));
-  encode(tensor.dtype, values, encoded.data());
+  encode(tensor.dtype, std::span<const float>(values), encoded.data());
   backend.write(address, encoded.data(), encoded.size());
   auto* base = static_cast<std::byte*>(address);
   for (std::size_t filled = encoded.size(); filled < tensor.bytes();) {

@@ -56,6 +56,7 @@ std::vector<DType> dtypes_of(const Op& op, const std::string& pass, const std::s
 std::string size_help(const SizeField& field, bool tokens, Sizes sizes) {
   std::string help = field.help;
   if (tokens) help += "; a list such as 1,16,256";
+  if (field.rare) return help;
   if (has_default(field))
     return help + fmt::format(" (default: {} on a GPU, {} on the CPU)",
                               fmt::join(field.default_on_cuda, ","),
@@ -131,6 +132,8 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Siz
   }
   std::vector<std::int64_t> tokens;
   for (const SizeField& field : op.sizes()) {
+    const auto text = values.sizes.find(field.name);
+    if (field.rare && (text == values.sizes.end() || text->second.empty())) continue;
     const auto given = values_of(op, field, values, sizes, kind);
     base.sizes[field.name] = given.at(0);
     if (field.name == op.token_size()) tokens = given;

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include "core/error.hpp"
+#include "kernels/common/cuda_refusal.hpp"
+#include "kernels/common/device_types.hpp"
 #include "kernels/ffn/backward.hpp"
 #include "kernels/ffn/ffn.hpp"
 
@@ -19,10 +21,6 @@ std::string epilogue_type(CudaStage stage, const Problem& problem) {
 }
 
 }  // namespace
-
-std::string element_type(DType dtype) {
-  return dtype == DType::f32 ? "float" : fmt::format("fftune::{}", dtype_name(dtype));
-}
 
 std::string activation_type(const Problem& problem) {
   const std::string& act = problem.option("act");
@@ -80,14 +78,8 @@ bool may_start_early(CudaStage stage, const DeviceFacts& facts) {
 
 std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts,
                                        std::optional<CudaStage> stage) {
-  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
-  if (problem.pass != "fwd" && !(recomputes(problem) && stage == CudaStage::gate_up))
-    return fmt::format("the kernel computes a stage of the pass fwd, which {} has not",
-                       problem.pass);
-  if (facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
-                       facts.compute_capability / 10, facts.compute_capability % 10);
-  return std::nullopt;
+  const bool recomputed = recomputes(problem) && stage == CudaStage::gate_up;
+  return fftune::refuse_cuda(problem, recomputed ? problem.pass : "fwd", facts);
 }
 
 std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts,

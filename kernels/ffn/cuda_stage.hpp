@@ -32,8 +32,7 @@ std::vector<Argument> scale_arguments(CudaStage stage, const Problem& problem);
 /// m, d, h: the size parameters of every kernel.
 std::vector<std::int64_t> size_arguments(const Problem& problem);
 
-/// The device's types of a problem: "fftune::bf16", "fftune::silu".
-std::string element_type(DType dtype);
+/// The device's type of a problem's activation: "fftune::silu".
 std::string activation_type(const Problem& problem);
 
 /// The kernel `name` in ffn/<file>.cu with its element type, its epilogue and then `rest` as

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/ffn/ffn.hpp"
 
 namespace fftune::ffn {

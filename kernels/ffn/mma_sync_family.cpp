@@ -27,6 +27,12 @@ Config MmaSyncFamily::default_config(const Problem& problem, const DeviceFacts& 
   return mma_sync_default(gemm_of(stage_, problem), facts);
 }
 
+std::optional<double> MmaSyncFamily::estimate(const Problem& problem, const DeviceFacts& facts,
+                                              const Config& config) const {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return mma_sync_cost(gemm_of(stage_, problem), facts, config) / facts.clock_hz;
+}
+
 Program MmaSyncFamily::program(const Problem& problem, const DeviceFacts& facts,
                                const Config& config) const {
   Program program;

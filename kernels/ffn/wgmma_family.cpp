@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/wgmma.hpp"
 
@@ -63,6 +64,15 @@ Space WgmmaFamily::space(const Problem& problem, const DeviceFacts& facts) const
 Config WgmmaFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
   return is_quantised(problem) ? wgmma_fp8_default(gemm_of(stage_, problem), facts)
                                : wgmma_default(gemm_of(stage_, problem), facts);
+}
+
+std::optional<double> WgmmaFamily::estimate(const Problem& problem, const DeviceFacts& facts,
+                                            const Config& config) const {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  GemmShape shape = gemm_of(stage_, problem);
+  // The engine counts k in units of two bytes.
+  if (is_quantised(problem)) shape.k = ceil_div(shape.k, 2);
+  return wgmma_cost(shape, facts, config) / facts.clock_hz;
 }
 
 Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,

@@ -57,7 +57,7 @@ Json buffers_of(const Plan& plan, const std::vector<std::size_t>& alignments) {
   for (std::size_t i = 0; i < plan.buffer_count(); ++i) {
     const auto& tensor = plan.tensors()[i];
     buffers.push_back({{"name", tensor.name},
-                       {"role", tensor.role == Role::input ? "input" : "output"},
+                       {"role", role_name(tensor.role)},
                        {"dtype", dtype_name(tensor.dtype)},
                        {"shape", tensor.shape},
                        {"bytes", tensor.bytes()},

@@ -48,8 +48,13 @@ struct TensorMapArgument {
   std::uint32_t box_columns = 0;  // box_columns * dtype_bytes is 32, 64 or 128: also the swizzle
 };
 
+/// Numbers that a kernel takes by value, as a struct of one array of float: at most 512.
+struct ArrayArgument {
+  std::vector<float> values;
+};
+
 using Argument = std::variant<TensorArgument, ScratchArgument, std::int32_t, std::int64_t, float,
-                              TensorMapArgument>;
+                              TensorMapArgument, ArrayArgument>;
 
 /// The pointer as an argument.
 inline Argument argument_of(const Pointer& pointer) {

@@ -37,7 +37,7 @@ void check_sizes(const Op& op, const Problem& problem) {
       reject(op, fmt::format("{}={} is out of range: use 1 to {}", name, value, field->max));
   }
   for (const auto& field : fields)
-    if (!problem.sizes.contains(field.name))
+    if (!field.rare && !problem.sizes.contains(field.name))
       reject(op, fmt::format("size '{}' ({}) is missing", field.name, field.help));
 }
 
@@ -100,6 +100,20 @@ std::string choices_text(const OptionField& field) {
   return fmt::format("{}", fmt::join(field.choices, ", "));
 }
 
+std::string_view role_name(Role role) {
+  switch (role) {
+    case Role::input:
+      return "input";
+    case Role::updated:
+      return "updated";
+    case Role::output:
+      return "output";
+    case Role::intermediate:
+      return "intermediate";
+  }
+  throw Error(ErrorKind::internal, "role_name: a value outside the enumeration");
+}
+
 std::int64_t TensorSpec::elements() const {
   std::int64_t elements = 1;
   for (const auto extent : shape) elements *= extent;
@@ -112,7 +126,12 @@ std::size_t TensorSpec::bytes() const {
 
 Cost cost_of(const Op& op, const Problem& problem) {
   Cost cost;
-  for (const auto& stage : op.stages(problem)) cost.flops += stage.flops;
+  const auto stages = op.stages(problem);
+  for (const auto& stage : stages) cost.flops += stage.flops;
+  if (stages.size() == 1) {
+    cost.bytes = stages.front().bytes;
+    return cost;
+  }
   for (const auto& tensor : op.tensors(problem))
     if (tensor.role != Role::intermediate) cost.bytes += static_cast<double>(tensor.bytes());
   return cost;
@@ -142,12 +161,20 @@ Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   }
   check_sizes(op, problem);
   check_options(op, problem);
+  if (const auto contradiction = op.contradiction(problem); !contradiction.empty())
+    reject(op, contradiction);
   return problem;
 }
 
-std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name) {
+std::optional<std::size_t> find_tensor(const std::vector<TensorSpec>& tensors,
+                                       std::string_view name) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].name == name) return i;
+  return std::nullopt;
+}
+
+std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name) {
+  if (const auto place = find_tensor(tensors, name)) return *place;
   throw Error(ErrorKind::internal, fmt::format("no tensor '{}'", name));
 }
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +25,9 @@ struct SizeField {
   std::vector<std::int64_t> default_on_cuda;
   std::vector<std::int64_t> default_on_cpu;
   std::int64_t example = 1024;  // a typical value, for listings and for compiling without a problem
+  /// May be left out, with the meaning that `help` says; the canonical form leaves it out too, and
+  /// problems with and without it share no presets.
+  bool rare = false;
 };
 
 /// The numbers that a numeric option may take, both ends included.
@@ -54,15 +59,22 @@ struct OptionField {
 /// "no, yes", "a number from 0 to 1" or the kinds of patterns: what may be given.
 std::string choices_text(const OptionField& field);
 
-enum class Role { input, output, intermediate };
+/// `updated`: read and written in place, an input and an output in one buffer.
+enum class Role { input, updated, output, intermediate };
+
+/// "input", "updated", "output", "intermediate".
+std::string_view role_name(Role role);
 
 struct TensorSpec {
   std::string name;
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;  // row-major
   Role role = Role::input;
-  double scale = 1;   // standard deviation of its random values where it is an input
-  double mean = 0;    // of its random values: 1 for factors such as a reciprocal deviation
+  double scale = 1;  // standard deviation of its random values where it is an input
+  double mean = 0;   // of its random values: 1 for factors such as a reciprocal deviation
+  /// Fills all elements of an input that is no noise, such as ids or offsets: the same for the same
+  /// seed. Empty: normal values.
+  std::function<void(std::uint64_t seed, std::span<double> values)> draw = {};
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
   /// the others (core/pattern.hpp): what its test data look like. Row i of the other tensors then
@@ -117,7 +129,16 @@ class Op {
   /// tokens (a weight's gradient) is checked on rows that are all distinct.
   virtual std::string_view token_size() const = 0;
 
-  /// Inputs, then outputs (together the C API's buffer order), then intermediates.
+  /// Whether what token_size promises of rows holds; not where a row's place counts, as in a
+  /// sequence. Every row is then distinct in a check.
+  virtual bool rows_are_alike(const Problem&) const { return true; }
+
+  /// Why fields that are good each by itself do not go together ("rotary=96 exceeds dim=64"), one
+  /// line; empty: they do. Not asked of the token size.
+  virtual std::string contradiction(const Problem&) const { return ""; }
+
+  /// Inputs, then outputs (together the C API's buffer order), then intermediates. What is updated
+  /// is among the inputs.
   virtual std::vector<TensorSpec> tensors(const Problem&) const = 0;
   virtual std::vector<StageSpec> stages(const Problem&) const = 0;
 
@@ -134,7 +155,7 @@ class Op {
 std::vector<OptionField> options_of(const Op& op, std::string_view pass);
 
 /// The whole op's floating-point operations and least bytes: stages' flops added up; inputs and
-/// outputs counted once, intermediates not at all.
+/// outputs counted once, intermediates not at all. An op of one stage says it there.
 struct Cost {
   double flops = 0;
   double bytes = 0;
@@ -149,7 +170,10 @@ std::size_t kept_bytes(const std::vector<TensorSpec>& tensors);
 /// field. The canonical form is what presets store and compare.
 Problem canonical(const Op& op, Problem problem, DeviceKind kind);
 
-/// The place of a tensor in op.tensors(problem); throws Error(internal).
+/// The place of a tensor in op.tensors(problem), if it is there; tensor_index throws
+/// Error(internal) if not.
+std::optional<std::size_t> find_tensor(const std::vector<TensorSpec>& tensors,
+                                       std::string_view name);
 std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name);
 
 }  // namespace fftune

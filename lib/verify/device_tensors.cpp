@@ -43,6 +43,11 @@ void DeviceTensors::provide(std::size_t tensor) {
   provided_[tensor] = true;
 }
 
+void DeviceTensors::provide_anew(std::size_t tensor) {
+  provided_[tensor] = false;
+  provide(tensor);
+}
+
 void DeviceTensors::gather(std::size_t tensor, std::size_t begin, std::size_t size,
                            std::vector<std::byte>& out) const {
   const auto& rows = truth_->encoded(tensor);

@@ -52,8 +52,8 @@ class Truth {
   /// How many of the rows are distinct; all of them where the tensor does not count tokens.
   std::int64_t period(std::size_t tensor) const;
 
-  /// The distinct rows in the tensor's dtype: an input's random values, or the reference of a stage
-  /// whose inputs were rounded, rounded.
+  /// The distinct rows in the tensor's dtype: an input's random values, also of one that is
+  /// updated, or the reference of a stage whose inputs were rounded, rounded.
   const std::vector<std::byte>& encoded(std::size_t tensor);
 
   /// The reference of a tensor, in a run that begins with `first_stage`, the inputs of which are
@@ -64,7 +64,7 @@ class Truth {
   /// where row i is distinct row i mod period(). Valid until the next retoken.
   const std::int64_t* sources(std::size_t tensor) const;
 
-  /// The stage that writes the tensor, or the number of stages for an input.
+  /// The stage that writes or updates the tensor, or the number of stages for an input.
   std::size_t producer(std::size_t tensor) const;
 
  private:
@@ -80,7 +80,7 @@ class Truth {
   std::vector<TensorSpec> tensors_;
   std::vector<StageSpec> stages_;
   std::vector<bool> counts_tokens_;
-  bool rows_repeat_ = true;                   // every output counts tokens
+  bool rows_repeat_ = true;                   // rows are alike, and every output counts tokens
   std::int64_t known_rows_ = 0;               // of the tensors that count tokens
   std::optional<std::size_t> marking_;        // the input that marks tokens
   std::vector<std::uint8_t> marks_;           // of all tokens

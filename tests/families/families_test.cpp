@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/devices.hpp"
 #include "runtime/environment.hpp"
@@ -34,8 +35,9 @@ std::vector<Options> forms_of(const Op& op, const std::string& pass) {
 std::optional<Problem> small_problem(const Op& op, const Family& family, const std::string& pass,
                                      DType dtype, const Options& options,
                                      const DeviceFacts& facts) {
+  constexpr double most_elements = 1 << 25;
   for (const std::int64_t tokens : {33, 5, 128, 1})
-    for (const std::int64_t extent : {72, 128, 37, 512}) {
+    for (const std::int64_t extent : {72, 128, 8, 37, 512}) {
       Problem problem;
       problem.op = op.name();
       problem.pass = pass;
@@ -43,11 +45,19 @@ std::optional<Problem> small_problem(const Op& op, const Family& family, const s
       problem.options = options;
       // Unlike extents, so that one taken for another is seen.
       std::int64_t next = extent;
+      double product = 1;
       for (const auto& size : op.sizes()) {
+        if (size.rare) continue;
         problem.sizes[size.name] = size.name == op.token_size() ? tokens : next;
+        product *= static_cast<double>(problem.sizes[size.name]);
         if (size.name != op.token_size()) next += extent;
       }
-      problem = canonical(op, problem, facts.kind);
+      if (product > most_elements) continue;  // of a tensor with all of them
+      try {
+        problem = canonical(op, problem, facts.kind);
+      } catch (const Error&) {
+        continue;  // extents that do not go together
+      }
       if (!family.refusal(problem, facts)) return problem;
     }
   return std::nullopt;
