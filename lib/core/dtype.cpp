@@ -20,7 +20,7 @@ Integer nearest(Value value) {
   const double rounded = std::nearbyint(static_cast<double>(value));
   if (std::isnan(rounded)) return 0;
   if (rounded >= std::ldexp(1.0, Limits::digits)) return Limits::max();
-  if (rounded <= static_cast<double>(Limits::min())) return Limits::min();
+  if (rounded < static_cast<double>(Limits::min())) return Limits::min();
   return static_cast<Integer>(rounded);
 }
 
@@ -38,16 +38,16 @@ void decode_as(const void* in, std::span<Value> values) {
 
 template <typename Value>
 void encode_integers(DType dtype, std::span<const Value> values, void* out) {
-  if (dtype == DType::i8) return encode_as<std::int8_t>(values, out);
   if (dtype == DType::u8) return encode_as<std::uint8_t>(values, out);
+  if (dtype == DType::i8) return encode_as<std::int8_t>(values, out);
   if (dtype == DType::i32) return encode_as<std::int32_t>(values, out);
   encode_as<std::int64_t>(values, out);
 }
 
 template <typename Value>
 void decode_integers(DType dtype, const void* in, std::span<Value> values) {
-  if (dtype == DType::i8) return decode_as<std::int8_t>(in, values);
   if (dtype == DType::u8) return decode_as<std::uint8_t>(in, values);
+  if (dtype == DType::i8) return decode_as<std::int8_t>(in, values);
   if (dtype == DType::i32) return decode_as<std::int32_t>(in, values);
   decode_as<std::int64_t>(in, values);
 }
@@ -64,10 +64,10 @@ std::string_view dtype_name(DType dtype) {
       return "fp16";
     case DType::fp8:
       return "fp8";
-    case DType::i8:
-      return "i8";
     case DType::u8:
       return "u8";
+    case DType::i8:
+      return "i8";
     case DType::i32:
       return "i32";
     case DType::i64:
@@ -92,8 +92,8 @@ std::size_t dtype_bytes(DType dtype) {
     case DType::fp16:
       return 2;
     case DType::fp8:
-    case DType::i8:
     case DType::u8:
+    case DType::i8:
       return 1;
     case DType::i64:
       return 8;
@@ -102,7 +102,7 @@ std::size_t dtype_bytes(DType dtype) {
 }
 
 bool is_integer(DType dtype) {
-  return dtype == DType::i8 || dtype == DType::u8 || dtype == DType::i32 || dtype == DType::i64;
+  return dtype == DType::u8 || dtype == DType::i8 || dtype == DType::i32 || dtype == DType::i64;
 }
 
 double dtype_unit_roundoff(DType dtype) {
@@ -115,8 +115,8 @@ double dtype_unit_roundoff(DType dtype) {
       return std::ldexp(1.0, -11);
     case DType::fp8:
       return std::ldexp(1.0, -4);
-    case DType::i8:
     case DType::u8:
+    case DType::i8:
     case DType::i32:
     case DType::i64:
       return 0;
@@ -256,10 +256,10 @@ double round_to(DType dtype, double value) {
       return float_from_fp16(fp16_from_float(single));
     case DType::fp8:
       return float_from_fp8(fp8_from_float(single));
-    case DType::i8:
-      return nearest<std::int8_t>(value);
     case DType::u8:
       return nearest<std::uint8_t>(value);
+    case DType::i8:
+      return nearest<std::int8_t>(value);
     case DType::i32:
       return nearest<std::int32_t>(value);
     case DType::i64:

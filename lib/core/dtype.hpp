@@ -10,9 +10,9 @@ namespace fftune {
 
 /// fp8 is e4m3 (OCP 8-bit floating point, 2023): 4 exponent bits, 3 of mantissa, no infinity. The
 /// integers are of tensors that count, name or mark things; no op computes in them.
-enum class DType { f32, bf16, fp16, fp8, i8, u8, i32, i64 };
+enum class DType { f32, bf16, fp16, fp8, u8, i8, i32, i64 };
 
-/// "f32", "bf16", "fp16", "fp8", "i8", "u8", "i32", "i64".
+/// "f32", "bf16", "fp16", "fp8", "u8", "i8", "i32", "i64".
 std::string_view dtype_name(DType dtype);
 /// Of what an op computes in: throws Error(invalid_input) for any other name.
 DType parse_dtype(std::string_view name);

@@ -22,8 +22,8 @@ cudaDataType_t type_of(DType dtype) {
       return CUDA_R_16F;
     case DType::fp8:
       throw Error(ErrorKind::unavailable, "a library product in fp8 would need its scales");
-    case DType::i8:
     case DType::u8:
+    case DType::i8:
     case DType::i32:
     case DType::i64:
       throw Error(ErrorKind::unavailable, "there is no library product of integers here");

@@ -28,7 +28,7 @@ bool same_names(const Problem& a, const Problem& b) {
 std::map<std::string, std::string> words(const Problem& problem) {
   auto options = problem.options;
   std::erase_if(options, [](const auto& option) {
-    return parse_number(option.second).has_value() || parse_pattern(option.second).has_value();
+    return parse_number(option.second) || parse_pattern(option.second);
   });
   return options;
 }
@@ -72,11 +72,9 @@ std::string shape_words(const Problem& record, const Problem& problem) {
   for (const auto& [name, value] : record.sizes)
     if (problem.sizes.at(name) != value) differing += fmt::format(" {}={}", name, value);
   std::string pattern;
-  for (const auto& [name, value] : record.options) {
-    const auto other = problem.options.find(name);
-    if (parse_pattern(value) && other != problem.options.end() && other->second != value)
+  for (const auto& [name, value] : record.options)
+    if (parse_pattern(value) && problem.options.at(name) != value)
       pattern += fmt::format(", nearest pattern {}={}", name, value);
-  }
   return (differing.empty() ? "exact shape" : "nearest shape" + differing) + pattern;
 }
 

@@ -122,6 +122,18 @@ TEST_CASE("a record serves whatever number an option has, but no word in its pla
   }
 }
 
+TEST_CASE("a number that is left out is no option of its own, a word is") {
+  const example::Folder folder;
+  auto record = example::record(example::ffn(16));
+  merge_preset_records(folder.path(), example::device(), "ffn", {record});
+  const auto library = PresetLibrary::load({folder.path()});
+  Problem problem = example::ffn(16);
+  problem.options["eps"] = "1e-05";
+  CHECK(find(library, problem));
+  problem.options["eps"] = "small";
+  CHECK_FALSE(find(library, problem));
+}
+
 TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
   const auto masked = [](std::int64_t m, const char* mask) {
     auto problem = example::ffn(m);
@@ -147,18 +159,6 @@ TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
   REQUIRE(other->record->problem.size("m") == 1024);
   REQUIRE(contains(other->reason, "nearest pattern mask=block:0.33"));
   REQUIRE_FALSE(find(library, masked(64, "preact")));
-}
-
-TEST_CASE("a number that is left out is no option of its own, a word is") {
-  const example::Folder folder;
-  auto record = example::record(example::ffn(16));
-  merge_preset_records(folder.path(), example::device(), "ffn", {record});
-  const auto library = PresetLibrary::load({folder.path()});
-  Problem problem = example::ffn(16);
-  problem.options["eps"] = "1e-05";
-  CHECK(find(library, problem));
-  problem.options["eps"] = "small";
-  CHECK_FALSE(find(library, problem));
 }
 
 TEST_CASE("devices are tried from the exact to the like, folders in their order within each") {
