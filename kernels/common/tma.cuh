@@ -65,10 +65,6 @@ __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-__device__ __forceinline__ void tma_store_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
 // Orders this thread's ordinary writes to shared memory before later reads by the copy engine or
 // wgmma.
 __device__ __forceinline__ void async_proxy_fence() {

@@ -142,6 +142,22 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 shared) {
       : FFTUNE_C64(0), FFTUNE_C16(64), FFTUNE_C16(80)                                    \
       : "l"(a), "l"(b), "r"(accumulate))
 
+#define FFTUNE_WGMMA_224(kind, layouts)                                                            \
+  asm volatile(                                                                                    \
+      "{.reg .pred p; setp.ne.b32 p, %114, 0;\n"                                                   \
+      "wgmma.mma_async.sync.aligned.m64n224" kind                                                  \
+      " {"                                                                                         \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                     \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "           \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "           \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+      "}, %112, %113, p, 1, 1" layouts ";}"                                                        \
+      : FFTUNE_C64(0), FFTUNE_C16(64), FFTUNE_C16(80), FFTUNE_C16(96)                              \
+      : "l"(a), "l"(b), "r"(accumulate))
+
 #define FFTUNE_WGMMA_256(kind, layouts)                                                            \
   asm volatile(                                                                                    \
       "{.reg .pred p; setp.ne.b32 p, %130, 0;\n"                                                   \
@@ -195,6 +211,8 @@ __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accum
     FFTUNE_WGMMA(160);
   } else if constexpr (n == 192) {
     FFTUNE_WGMMA(192);
+  } else if constexpr (n == 224) {
+    FFTUNE_WGMMA(224);
   } else if constexpr (n == 256) {
     FFTUNE_WGMMA(256);
   } else {
@@ -212,6 +230,7 @@ __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accum
 #undef FFTUNE_WGMMA_128
 #undef FFTUNE_WGMMA_160
 #undef FFTUNE_WGMMA_192
+#undef FFTUNE_WGMMA_224
 #undef FFTUNE_WGMMA_256
 #undef FFTUNE_C64
 #undef FFTUNE_C16

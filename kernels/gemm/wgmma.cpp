@@ -19,9 +19,12 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
   add("wgmma takes 64 rows for each warpgroup: tokens, or output features when swapped",
       {"bm", "bn", "schedule", "consumers"},
       [](const WgmmaTile& t) { return t.rows() % (64 * t.row_consumers()) == 0; });
-  add("the narrow side of the tile is one wgmma wide, and stores in boxes of 32 columns",
-      {"bm", "bn", "schedule"}, [](const WgmmaTile& t) {
-        return t.swapped() ? t.bm <= 128 && t.bn <= 128 : t.bm >= 64 && t.bn % 32 == 0;
+  add("the narrow side of the tile is one wgmma wide", {"bm", "bn", "schedule"},
+      [](const WgmmaTile& t) { return t.swapped() ? t.bm <= 128 && t.bn <= 128 : t.bm >= 64; });
+  add("the widths of wgmma that are spelled out are multiples of 32, and some below",
+      {"bm", "bn", "schedule"}, [=](const WgmmaTile& t) {
+        const int width = t.instruction_columns(products);
+        return width <= 32 || width % 32 == 0;
       });
   add("ping-pong is two warpgroups in turn", {"schedule", "consumers"},
       [](const WgmmaTile& t) { return !t.ping_pong() || t.consumers == 2; });
@@ -71,8 +74,23 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         std::move(reads));
   };
   const int processors = std::max(facts.multiprocessors, 1);
+  add("tiles of fewer than 64 features read the tokens more often, for the sake of processors that "
+      "would have no tile",
+      {"bm", "bn"}, [=](const WgmmaTile& t) {
+        return t.bn >= 64 || ceil_div(shape.m, t.bm) * ceil_div(shape.n, 64) < processors;
+      });
+  add("widths between the usual ones are for waves that they fill better", {"bm", "bn"},
+      [=](const WgmmaTile& t) {
+        const auto columns = [&](int bn) {  // that the busiest multiprocessor computes
+          return ceil_div(ceil_div(shape.m, t.bm) * ceil_div(shape.n, bn), processors) * bn;
+        };
+        if (t.bn != 80 && t.bn != 112 && t.bn != 160 && t.bn != 224) return true;
+        const int less = t.bn == 80 ? 64 : t.bn == 112 ? 96 : t.bn == 160 ? 128 : 192;
+        const int more = t.bn == 80 ? 96 : t.bn == 112 ? 128 : t.bn == 160 ? 192 : 256;
+        return columns(t.bn) < columns(less) && columns(t.bn) < columns(more);
+      });
   add("more than half of a tile would be padding", {"bm", "bn"}, [=](const WgmmaTile& t) {
-    return (t.bm == 8 || t.bm < 2 * shape.m) && (t.bn == 64 || t.bn < 2 * shape.n);
+    return (t.bm == 8 || t.bm < 2 * shape.m) && (t.bn <= 64 || t.bn < 2 * shape.n);
   });
   add("every row of tiles reads the weights again: at most four, or tiles of 128 tokens", {"bm"},
       [=](const WgmmaTile& t) {
@@ -109,7 +127,8 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
 Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts) {
   Space space;
   space.parameter("bm", "tokens of a tile", {8, 16, 32, 64, 128, 192, 256})
-      .parameter("bn", "output features of a tile", {64, 96, 128, 192, 256})
+      .parameter("bn", "output features of a tile",
+                 {16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256})
       .parameter(
           "schedule",
           "0 cooperative: the consumers share a tile; 1 ping-pong: each owns one; 2 swapped: "

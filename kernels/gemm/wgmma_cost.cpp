@@ -34,8 +34,10 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
   const double memory_rate = 0.9 * bandwidth / clock;  // of the whole device
 
-  const double instructions = double(t.rows()) / 64 * shape.products;  // for each k16
-  const double wgmma = std::max(t.columns() / 2.0, (2048 + 32.0 * t.columns()) / shared_rate);
+  const double width = t.instruction_columns(shape.products);
+  const double instructions =
+      double(t.rows()) / 64 * shape.products * t.columns() / width;  // a k16
+  const double wgmma = std::max(width / 2, (2048 + 32 * width) / shared_rate);
   const double multicast = t.cluster_m > 1   ? t.bm + shape.products * t.bn / 2.0
                            : t.cluster_n > 1 ? t.bm / 2.0 + shape.products * t.bn
                                              : t.bm + double(shape.products) * t.bn;
@@ -58,25 +60,15 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
 
 Config wgmma_default(const GemmShape& shape, const DeviceFacts& facts) {
   // bm, bn, schedule, consumers, cluster_m, cluster_n, output_boxes
-  constexpr std::array<std::array<int, 7>, 19> tiles{{{128, 256, 0, 2, 2, 1, 1},
-                                                      {256, 128, 0, 2, 1, 2, 1},
-                                                      {192, 128, 0, 3, 2, 1, 2},
-                                                      {128, 128, 0, 2, 2, 1, 1},
-                                                      {128, 128, 0, 2, 1, 1, 2},
-                                                      {128, 128, 1, 2, 2, 1, 1},
-                                                      {128, 96, 1, 2, 2, 1, 1},
-                                                      {128, 64, 0, 2, 1, 1, 1},
-                                                      {64, 128, 0, 1, 1, 1, 2},
-                                                      {64, 64, 0, 1, 1, 1, 1},
-                                                      {128, 128, 2, 2, 1, 1, 1},
-                                                      {64, 128, 2, 2, 1, 1, 1},
-                                                      {64, 64, 2, 1, 1, 1, 1},
-                                                      {32, 128, 2, 2, 1, 1, 1},
-                                                      {32, 64, 2, 1, 1, 1, 1},
-                                                      {16, 128, 2, 2, 1, 1, 1},
-                                                      {16, 64, 2, 1, 1, 1, 1},
-                                                      {8, 128, 2, 2, 1, 1, 1},
-                                                      {8, 64, 2, 1, 1, 1, 1}}};
+  constexpr std::array<std::array<int, 7>, 24> tiles{
+      {{128, 256, 0, 2, 2, 1, 1}, {256, 128, 0, 2, 1, 2, 1}, {192, 128, 0, 3, 2, 1, 2},
+       {128, 128, 0, 2, 2, 1, 1}, {128, 128, 0, 2, 1, 1, 2}, {128, 128, 1, 2, 2, 1, 1},
+       {128, 96, 1, 2, 2, 1, 1},  {128, 112, 0, 2, 1, 1, 1}, {128, 80, 0, 2, 1, 1, 1},
+       {128, 64, 0, 2, 1, 1, 1},  {64, 128, 0, 1, 1, 1, 2},  {64, 64, 0, 1, 1, 1, 1},
+       {64, 32, 0, 1, 1, 1, 1},   {64, 16, 0, 1, 1, 1, 1},   {128, 32, 0, 2, 1, 1, 1},
+       {128, 128, 2, 2, 1, 1, 1}, {64, 128, 2, 2, 1, 1, 1},  {64, 64, 2, 1, 1, 1, 1},
+       {32, 128, 2, 2, 1, 1, 1},  {32, 64, 2, 1, 1, 1, 1},   {16, 128, 2, 2, 1, 1, 1},
+       {16, 64, 2, 1, 1, 1, 1},   {8, 128, 2, 2, 1, 1, 1},   {8, 64, 2, 1, 1, 1, 1}}};
   const Space space = wgmma_space(shape, facts);
   Config best;
   double least = std::numeric_limits<double>::infinity();

@@ -28,6 +28,9 @@ Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts) {
         return held <= (tile.consumers == 3 ? 112 : 192);
       },
       {"bm", "bn", "schedule", "consumers"});
+  space.constraint("a row of a box to store has 32 bytes or more",
+                   [](const Config& c) { return WgmmaTile(c).box_features() >= 32; },
+                   {"bm", "bn", "schedule", "split_k"});
   return space;
 }
 

@@ -3,7 +3,7 @@
 // A [m, k], B [n, k], a C [m, n] for each output, row-major, through tensor maps with 128-byte
 // swizzled boxes of 64 elements of k.
 //
-// Blocks are specialised by warpgroup. One thread of the producer warpgroup keeps a ring of k tiles
+// Blocks are specialised by warpgroup. Two threads of the producer warpgroup keep a ring of k tiles
 // filled; the consumer warpgroups multiply. Cooperative: the consumers split every tile. Ping-pong:
 // each of two consumers owns whole tiles in turn, so that one multiplies while the other runs its
 // epilogue.
@@ -13,8 +13,8 @@
 // B: less traffic from L2. Or, where tiles are too few to fill the device, the blocks of a cluster
 // share the k of one tile.
 //
-// B is a weight, which no kernel before this one writes: its first tiles are fetched before the
-// wait for those.
+// B is a weight, which no kernel before this one writes: its first tiles are fetched without a wait
+// for those.
 #pragma once
 
 #include "common/dependency.cuh"
@@ -100,42 +100,39 @@ class wgmma_gemm {
     }
   };
 
-  static __device__ __forceinline__ void produce(const maps& map, const wgmma_gemm_shape& shape,
-                                                 ring pipe, u32 rank) {
+  // One thread each keeps the ring filled with B and with A: a thread issues a copy every 60 clock
+  // cycles or so, and the first copies through a tensor map stall it until the map is there. B's
+  // announces the bytes of both, which A's may well have begun to copy.
+  static __device__ __forceinline__ void produce_b(const maps& map, const wgmma_gemm_shape& shape,
+                                                   ring pipe, u32 rank) {
     const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
     const loader source(map, rank);
-    schedule work(shape);
-    // The ring is empty: fill it with weights, then wait for the activations to be there.
-    const int early =
-        range.last - range.first < tile.stages ? range.last - range.first : tile.stages;
-    if (work.pending()) {
-      const tile_position at = work.position(rank);
-      for (int slot = 0; slot < early; ++slot) {
-        barrier_arrive_expect(pipe.full + slot * 8, layout::stage_bytes);
-        source.load_b(pipe.slots + slot * layout::stage_bytes, pipe.full + slot * 8,
-                      (range.first + slot) * bk, at);
-      }
-    }
-    wait_for_dependencies();
-    int fetched = early;
-    for (; work.pending(); work.advance(1)) {
+    for (schedule work(shape); work.pending(); work.advance(1)) {
       const tile_position at = work.position(rank);
       for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
-        const u32 slot = pipe.slot(), full = pipe.full_barrier();
-        if (fetched > 0) {
-          --fetched;
-        } else {
-          barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
-          barrier_arrive_expect(full, layout::stage_bytes);
-          source.load_b(slot, full, tile_k * bk, at);
-        }
-        source.load_a(slot, full, tile_k * bk, at);
+        barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
+        barrier_arrive_expect(pipe.full_barrier(), layout::stage_bytes);
+        source.load_b(pipe.slot(), pipe.full_barrier(), tile_k * bk, at);
       }
     }
     // A block may not exit while peers still multicast into it or signal its barriers.
     if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) {
       for (int stage = 0; stage < tile.stages; ++stage, pipe.advance()) {
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void produce_a(const maps& map, const wgmma_gemm_shape& shape,
+                                                   ring pipe, u32 rank) {
+    const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
+    const loader source(map, rank);
+    wait_for_dependencies();
+    for (schedule work(shape); work.pending(); work.advance(1)) {
+      const tile_position at = work.position(rank);
+      for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
+        barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
+        source.load_a(pipe.slot(), pipe.full_barrier(), tile_k * bk, at);
       }
     }
   }
@@ -161,16 +158,22 @@ class wgmma_gemm {
     for (int step = 0; step < layout::row_bytes / 32; ++step) {
 #pragma unroll
       for (int part = 0; part < layout::parts; ++part) {
+        const int row_offset = (part * 64 * 128 >> 4) + step * 2;
+        if constexpr (layout::side_by_side) {
+          auto& both = reinterpret_cast<float(&)[products * store::values]>(sum[part]);
+          wgmma<T, products * tile.bn>(both, a + row_offset, b + step * 2,
+                                       step > 0 ? 1 : accumulate);
+        } else {
 #pragma unroll
-        for (int product = 0; product < products; ++product) {
-          const int row_offset = (part * 64 * 128 >> 4) + step * 2,
-                    product_offset = product * layout::b_bytes >> 4;
-          if constexpr (tile.swapped) {
-            wgmma<T, tile.bm>(sum[product][part], b + product_offset + row_offset, a + step * 2,
-                              step > 0 ? 1 : accumulate);
-          } else {
-            wgmma<T, tile.bn>(sum[product][part], a + row_offset, b + product_offset + step * 2,
-                              step > 0 ? 1 : accumulate);
+          for (int product = 0; product < products; ++product) {
+            const int product_offset = product * layout::b_bytes >> 4;
+            if constexpr (tile.swapped) {
+              wgmma<T, tile.bm>(sum[part][product], b + product_offset + row_offset, a + step * 2,
+                                step > 0 ? 1 : accumulate);
+            } else {
+              wgmma<T, tile.bn>(sum[part][product], a + row_offset, b + product_offset + step * 2,
+                                step > 0 ? 1 : accumulate);
+            }
           }
         }
       }
@@ -204,7 +207,7 @@ class wgmma_gemm {
         wgmma_commit();
         wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < store::values; ++i) sum[product][part][i] += partial[i];
+        for (int i = 0; i < store::values; ++i) sum[part][product][i] += partial[i];
       }
     }
   }
@@ -212,17 +215,21 @@ class wgmma_gemm {
   static __device__ __forceinline__ void promoting_loop(sums& sum, ring& pipe, int k_tiles,
                                                         u32 first_row, u32 rank) {
 #pragma unroll
-    for (int product = 0; product < products; ++product) {
-#pragma unroll
-      for (int i = 0; i < layout::parts * store::values; ++i) {
-        sum[product][i / store::values][i % store::values] = 0;
-      }
+    for (int i = 0; i < layout::parts * products * store::values; ++i) {
+      reinterpret_cast<float*>(sum)[i] = 0;
     }
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
       barrier_wait(pipe.full_barrier(), pipe.parity);
       multiply_and_promote(sum, pipe.slot(), first_row);
       release(pipe.empty_barrier(), rank);
     }
+  }
+
+  static __device__ __forceinline__ void prefetch_maps(const maps& map) {
+    tma_prefetch(map.b0);
+    if constexpr (products == 2) tma_prefetch(map.b1);
+    tma_prefetch(map.a);
+    tma_prefetch(map.c.c);
   }
 
   // Turns sums of elements into those that the epilogue takes: the output's own scale goes to the
@@ -234,7 +241,7 @@ class wgmma_gemm {
       if (product == products - 1) factor *= scales.of_output();
 #pragma unroll
       for (int i = 0; i < layout::parts * store::values; ++i) {
-        sum[product][i / store::values][i % store::values] *= factor;
+        sum[i / store::values][product][i % store::values] *= factor;
       }
     }
   }
@@ -306,7 +313,7 @@ class wgmma_gemm {
         store::store(sum, boxes, map.c, token, feature, shape.n, 1 + consumer);
       }
     }
-    if (threadIdx.x % 128 == 0) tma_store_wait();
+    if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
   }
 
  public:
@@ -316,6 +323,7 @@ class wgmma_gemm {
     ring pipe{base, base + layout::barriers_at, base + layout::barriers_at + tile.stages * 8};
     const u32 rank = layout::cluster_blocks == 1 ? 0 : cluster_rank();
     const int group = threadIdx.x / 128;
+    if (threadIdx.x == tile.consumers * 128 + 64) prefetch_maps(map);
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < tile.stages; ++stage) {
         barrier_init(pipe.full + stage * 8, 1);
@@ -347,7 +355,8 @@ class wgmma_gemm {
     if (group == tile.consumers) {
       if constexpr (!layout::light)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers));
-      if (threadIdx.x == tile.consumers * 128) produce(map, shape, pipe, rank);
+      if (threadIdx.x == tile.consumers * 128) produce_b(map, shape, pipe, rank);
+      if (threadIdx.x == tile.consumers * 128 + 32) produce_a(map, shape, pipe, rank);
       if constexpr (tile.split_k > 1) {
         __syncwarp();
         cluster_wait();

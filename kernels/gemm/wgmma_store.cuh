@@ -17,8 +17,8 @@ struct wgmma_store {
   using layout = wgmma_layout<tile, products>;
   static constexpr int values = layout::columns / 2;  // accumulators a thread, product and part
   static constexpr int owned = layout::owned_columns / 2;
-  using sums = float[products][layout::parts][values];
-  using owned_sums = float[products][layout::parts][owned];
+  using sums = float[layout::parts][products][values];
+  using owned_sums = float[layout::parts][products][owned];
   using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes>;
 
   // Gives every owner its columns of all the blocks' sums, added in the order of the blocks.
@@ -38,9 +38,8 @@ struct wgmma_store {
       const u32 barrier = cluster_address(arrived, owner);
 #pragma unroll
       for (int vector = 0; vector < vectors; ++vector) {
-        const float* value =
-            &mine[vector / (layout::parts * owned / 4)][vector / (owned / 4) % layout::parts]
-                 [owner * owned + vector % (owned / 4) * 4];
+        const float* value = &mine[vector / (products * owned / 4)][vector / (owned / 4) % products]
+                                  [owner * owned + vector % (owned / 4) * 4];
         store_cluster_async(to + vector * tile.consumers * 128 * 16,
                             make_float4(value[0], value[1], value[2], value[3]), barrier);
       }
@@ -49,15 +48,14 @@ struct wgmma_store {
     barrier_wait(arrived, 0);
 #pragma unroll
     for (int vector = 0; vector < vectors; ++vector) {
-      const int product = vector / (layout::parts * owned / 4),
-                part = vector / (owned / 4) % layout::parts;
+      const int part = vector / (products * owned / 4), product = vector / (owned / 4) % products;
       const int at = vector % (owned / 4) * 4;
       float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int block = 0; block < tile.split_k; ++block) {
         float4 term;
         if (block == static_cast<int>(rank)) {
-          term = own(mine[product][part], at, rank);
+          term = own(mine[part][product], at, rank);
         } else {
           const u32 slot = block < static_cast<int>(rank) ? block : block - 1;
           term = load_shared(exchange +
@@ -65,10 +63,10 @@ struct wgmma_store {
         }
         sum = make_float4(sum.x + term.x, sum.y + term.y, sum.z + term.z, sum.w + term.w);
       }
-      total[product][part][at] = sum.x;
-      total[product][part][at + 1] = sum.y;
-      total[product][part][at + 2] = sum.z;
-      total[product][part][at + 3] = sum.w;
+      total[part][product][at] = sum.x;
+      total[part][product][at + 1] = sum.y;
+      total[part][product][at + 2] = sum.z;
+      total[part][product][at + 3] = sum.w;
     }
   }
 
@@ -163,32 +161,31 @@ struct wgmma_store {
 
   // Two neighbouring accumulators through the epilogue.
   template <int output>
-  static __device__ __forceinline__ u32 finish(const owned_sums& sum, int part, int at, u32 bias,
-                                               u32 residual) {
+  static __device__ __forceinline__ void finish(const owned_sums& sum, int part, int at,
+                                                float& value, float& next) {
     float first[products], second[products];
 #pragma unroll
     for (int product = 0; product < products; ++product) {
-      first[product] = sum[product][part][at];
-      second[product] = sum[product][part][at + 1];
+      first[product] = sum[part][product][at];
+      second[product] = sum[part][product][at + 1];
     }
-    if constexpr (Epilogue::adds_bias || Epilogue::adds_residual) {
-      float value = output_of<Epilogue, output>(first), next = output_of<Epilogue, output>(second);
-      if constexpr (Epilogue::adds_bias) add_pair<T>(value, next, bias);
-      if constexpr (Epilogue::adds_residual) add_pair<T>(value, next, residual);
-      return pack<T>(value, next);
-    }
-    return pack<T>(output_of<Epilogue, output>(first), output_of<Epilogue, output>(second));
+    value = output_of<Epilogue, output>(first);
+    next = output_of<Epilogue, output>(second);
   }
-
+  template <int output>
+  static __device__ __forceinline__ u32 finish_pair(const owned_sums& sum, int part, int at,
+                                                    u32 bias, u32 residual) {
+    float value, next;
+    finish<output>(sum, part, at, value, next);
+    if constexpr (Epilogue::adds_bias) add_pair<T>(value, next, bias);
+    if constexpr (Epilogue::adds_residual) add_pair<T>(value, next, residual);
+    return pack<T>(value, next);
+  }
   template <int output>
   static __device__ __forceinline__ u16 finish_bytes(const owned_sums& sum, int part, int at) {
-    float first[products], second[products];
-#pragma unroll
-    for (int product = 0; product < products; ++product) {
-      first[product] = sum[product][part][at];
-      second[product] = sum[product][part][at + 1];
-    }
-    return pack_fp8(output_of<Epilogue, output>(first), output_of<Epilogue, output>(second));
+    float value, next;
+    finish<output>(sum, part, at, value, next);
+    return pack_fp8(value, next);
   }
 
   // Four 8x8 matrices from the accumulators at `at` on, added to what is at their place already.
@@ -197,10 +194,10 @@ struct wgmma_store {
                                                         u32 place, const u32 (&bias)[4]) {
     u32 old[4] = {};
     if constexpr (Epilogue::adds_residual) reload_matrices<tile.swapped>(place, old);
-    const u32 word[4] = {finish<output>(sum, part, at, bias[0], old[0]),
-                         finish<output>(sum, part, at + 2, bias[1], old[1]),
-                         finish<output>(sum, part, at + 4, bias[2], old[2]),
-                         finish<output>(sum, part, at + 6, bias[3], old[3])};
+    const u32 word[4] = {finish_pair<output>(sum, part, at, bias[0], old[0]),
+                         finish_pair<output>(sum, part, at + 2, bias[1], old[1]),
+                         finish_pair<output>(sum, part, at + 4, bias[2], old[2]),
+                         finish_pair<output>(sum, part, at + 6, bias[3], old[3])};
     store_matrices<tile.swapped>(place, word);
   }
 
@@ -214,7 +211,9 @@ struct wgmma_store {
 #pragma unroll
     for (int part = 0; part < layout::parts; ++part) {
       const int row = part * 64 + warp * 16 + (lane & 15);
-      const int swizzle = layout::box_features == 64 ? row & 7 : row >> 1 & 3;
+      const int swizzle = layout::box_features == 64   ? row & 7
+                          : layout::box_features == 32 ? row >> 1 & 3
+                                                       : row >> 2 & 1;
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
         const int column = feature + step * 16 + (lane & 3) * 2;
@@ -249,8 +248,8 @@ struct wgmma_store {
       const u32 place = buffer + row * 128 + ((chunk ^ (row & 7)) << 4);
       u32 word[2] = {};
       if constexpr (Epilogue::adds_residual) reload_matrices_transposed(place, word);
-      word[0] = finish<output>(sum, part, pairs * 8, low, word[0]);
-      word[1] = finish<output>(sum, part, pairs * 8 + 2, high, word[1]);
+      word[0] = finish_pair<output>(sum, part, pairs * 8, low, word[0]);
+      word[1] = finish_pair<output>(sum, part, pairs * 8 + 2, high, word[1]);
       store_matrices_transposed(place, word);
     }
   }

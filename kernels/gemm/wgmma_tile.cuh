@@ -47,6 +47,11 @@ struct wgmma_layout {
   static constexpr int stage_bytes = a_bytes + products * b_bytes;
   static constexpr int ring_bytes = tile.stages * stage_bytes;
 
+  // Both products in one instruction: their tiles of B lie one after the other, and so do their
+  // sums. Three consumers leave ptxas the registers for 192 columns.
+  static constexpr bool side_by_side =
+      !tile.swapped && products * tile.bn <= (tile.consumers == 3 ? 192 : 256);
+
   // The blocks of a split each finish a share of the columns, if the shares are whole boxes; else
   // the first does all.
   static constexpr int granule = tile.swapped ? 8 : 32;
@@ -58,7 +63,9 @@ struct wgmma_layout {
           : (tile.split_k - 1) * tile.consumers * 128 * products * parts * owned_columns / 2 * 4;
 
   // Boxes of the output, as the tensor map must have them: tokens x features.
-  static constexpr int box_features = tile.swapped || owned_columns % 64 == 0 ? 64 : 32;
+  static constexpr int box_features = tile.swapped || owned_columns % 64 == 0 ? 64
+                                      : owned_columns % 32 == 0               ? 32
+                                                                              : 16;
   static constexpr int box_tokens = tile.swapped ? owned_columns : consumer_rows;
   static constexpr int box_bytes = box_tokens * box_features * 2;
   static constexpr int boxes = tile.swapped ? parts : owned_columns / box_features;

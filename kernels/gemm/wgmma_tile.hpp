@@ -35,12 +35,20 @@ struct WgmmaTile {
   /// Accumulators a thread.
   int sums(int products) const { return products * parts() * columns() / 2; }
 
+  /// The narrow side of one wgmma: both products' columns where they are side by side.
+  int instruction_columns(int products) const {
+    const int widest = consumers == 3 ? 192 : 256;
+    return swapped() || products * bn > widest ? columns() : products * bn;
+  }
+
   int owners() const {
     const int granule = swapped() ? 8 : 32;
     return columns() % (granule * split_k) == 0 ? split_k : 1;
   }
   int owned_columns() const { return columns() / owners(); }
-  int box_features() const { return swapped() || owned_columns() % 64 == 0 ? 64 : 32; }
+  int box_features() const {
+    return swapped() || owned_columns() % 64 == 0 ? 64 : owned_columns() % 32 == 0 ? 32 : 16;
+  }
   int box_tokens() const { return swapped() ? owned_columns() : consumer_rows(); }
   int boxes() const { return swapped() ? parts() : owned_columns() / box_features(); }
 
