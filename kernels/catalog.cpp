@@ -7,7 +7,10 @@
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/linear/linear.hpp"
+#include "kernels/ngram_block/ngram_block.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/rope/rope.hpp"
 
 namespace fftune {
 
@@ -15,7 +18,8 @@ std::map<std::string, std::string> embedded_sources();  // generated from the ke
 
 const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
-  static const Catalog catalog{{&ffn_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op()},
+  static const Catalog catalog{{&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(),
+                                &act_mul_op(), &rope_op(), &ngram_block_op()},
                                &sources};
   return catalog;
 }

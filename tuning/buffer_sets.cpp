@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 namespace fftune {
 namespace {
@@ -35,14 +36,23 @@ class NormalSource {
   std::uint64_t state_;
 };
 
-void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source) {
+void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source,
+                 std::uint64_t seed) {
   const auto elements = static_cast<std::size_t>(tensor.elements());
+  if (tensor.draw) {
+    std::vector<double> values(elements);
+    tensor.draw(seed, values);
+    std::vector<std::byte> encoded(tensor.bytes());
+    encode(tensor.dtype, std::span<const double>(values), encoded.data());
+    backend.write(address, encoded.data(), encoded.size());
+    return;
+  }
   std::vector<float> values(std::min(elements, drawn_elements));
   const auto scale = static_cast<float>(tensor.scale);
   const auto mean = static_cast<float>(tensor.mean);
   for (auto& value : values) value = mean + source.next() * scale;
   std::vector<std::byte> encoded(values.size() * dtype_bytes(tensor.dtype));
-  encode(tensor.dtype, values, encoded.data());
+  encode(tensor.dtype, std::span<const float>(values), encoded.data());
   backend.write(address, encoded.data(), encoded.size());
   auto* base = static_cast<std::byte*>(address);
   for (std::size_t filled = encoded.size(); filled < tensor.bytes();) {
@@ -89,7 +99,7 @@ BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors,
   NormalSource source(seed);
   for (std::size_t i = 0; i < tensors.size() && count > 0; ++i)
     if (tensors[i].role != Role::output)
-      fill_random(backend, tensors[i], addresses_.front()[i], source);
+      fill_random(backend, tensors[i], addresses_.front()[i], source, seed);
 }
 
 void BufferSets::replicate() {

@@ -1,6 +1,7 @@
 #include "tuning/evaluator.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace fftune {
 namespace {
@@ -27,6 +28,16 @@ bool is_doubtful(const std::vector<double>& samples_us, double limit_us) {
   return samples_us.size() < 3 && !is_hopeless(samples_us, limit_us) &&
          std::any_of(samples_us.begin(), samples_us.end(),
                      [&](double sample) { return sample > limit_us; });
+}
+
+void Evaluator::try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls) {
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    calls.begins(i);
+    const auto verified = verify(candidates[i]);
+    Timing timing;
+    if (verified.passed) timing = std::move(time({candidates[i]}, calls.request()).front());
+    if (!calls.ends(i, verified, timing)) return;
+  }
 }
 
 }  // namespace fftune

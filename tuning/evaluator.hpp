@@ -86,6 +86,14 @@ bool is_hopeless(const std::vector<double>& samples_us, double limit_us);
 /// fewer than three is above the limit.
 bool is_doubtful(const std::vector<double>& samples_us, double limit_us);
 
+/// How trying many candidates is told and steered; called one call at a time, from any thread.
+struct TrialCalls {
+  std::function<void(std::size_t index)> begins;  // it is about to run
+  std::function<TimeRequest()> request;           // how it is to be timed
+  /// Its verdict and, if it passed, its times; false: begin no further ones.
+  std::function<bool(std::size_t index, const Verified&, const Timing&)> ends;
+};
+
 class Evaluator {
  public:
   /// Called, one call at a time, as each candidate is compiled; false: start no further ones.
@@ -108,6 +116,13 @@ class Evaluator {
   /// Compiles where that has not been done. One Timing for each candidate, in order.
   virtual std::vector<Timing> time(const std::vector<Candidate>& candidates,
                                    const TimeRequest& request) = 0;
+
+  /// How many candidates are tried at the same time.
+  virtual std::size_t lanes() const { return 1; }
+  /// Verifies and times each, in order where there is one lane, until told to begin no further.
+  virtual void try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls);
+  /// What a person should know of the devices since it was last asked, one line each.
+  virtual std::vector<std::string> remarks() { return {}; }
 
   /// Variants and whole candidates, by id, that begin() is not to run in making ready: they are
   /// known to take a process down.

@@ -1,11 +1,15 @@
 #include "tuning/group.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "tuning/decide.hpp"
+#include "tuning/estimate.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/measure.hpp"
 #include "tuning/quarantine.hpp"
@@ -159,7 +163,11 @@ bool Group::ready(std::size_t index) {
   }
   if (entry.verified) return true;
   session_.launch({candidate(index)});
-  const Verified verified = session_.evaluator().verify(candidate(index));
+  return take_verified(index, session_.evaluator().verify(candidate(index)));
+}
+
+bool Group::take_verified(std::size_t index, const Verified& verified) {
+  auto& entry = entries_[index];
   entry.verified = true;
   entry.outcome.error = verified.error;
   entry.outcome.bits = verified.bits;
@@ -186,14 +194,57 @@ void Group::screen(std::size_t index, double abandon_us) {
     request.samples = screening_samples;
     request.seconds = screening_seconds;
     request.abandon_above_us = abandon_us;
-    take_timing(index, session_.evaluator().time({candidate(index)}, request).front());
-    ++tried_;
-    if (!entry.outcome.failed()) {
-      session_.record(entry.source_hash, entry.outcome);
-      session_.quarantine(entry.source_hash, entry.outcome, false);
-    }
+    take_screened(index, session_.evaluator().time({candidate(index)}, request).front());
   }
   count_screen(index);
+}
+
+void Group::take_screened(std::size_t index, const Timing& timing) {
+  const auto& entry = entries_[index];
+  take_timing(index, timing);
+  ++tried_;
+  if (entry.outcome.failed()) return;
+  session_.record(entry.source_hash, entry.outcome);
+  session_.quarantine(entry.source_hash, entry.outcome, false);
+}
+
+std::vector<std::size_t> Group::screen_all(const std::vector<std::size_t>& indices, double band,
+                                           int samples) {
+  std::vector<std::size_t> reached, wanted;
+  std::vector<Candidate> candidates;
+  for (const auto index : indices) {
+    if (entries_[index].outcome.kind != OutcomeKind::not_tried) {
+      count_screen(index);
+      reached.push_back(index);
+      continue;
+    }
+    wanted.push_back(index);
+    candidates.push_back(candidate(index));
+  }
+  std::set<std::size_t> running;  // of `candidates`
+  TrialCalls calls;
+  calls.begins = [&](std::size_t i) {
+    running.insert(i);
+    std::vector<Candidate> in_flight;
+    for (const auto each : running) in_flight.push_back(candidates[each]);
+    session_.launch(in_flight);
+  };
+  calls.request = [&] {
+    TimeRequest request;
+    request.samples = samples;
+    if (samples <= screening_samples) request.seconds = screening_seconds;
+    request.abandon_above_us = best_us_ * band;
+    return request;
+  };
+  calls.ends = [&](std::size_t i, const Verified& verified, const Timing& timing) {
+    running.erase(i);
+    if (take_verified(wanted[i], verified)) take_screened(wanted[i], timing);
+    count_screen(wanted[i]);
+    reached.push_back(wanted[i]);
+    return !stopped() && !enough();
+  };
+  session_.evaluator().try_each(candidates, calls);
+  return reached;
 }
 
 void Group::take_timing(std::size_t index, const Timing& timing) {
@@ -231,10 +282,10 @@ void Group::measure(const std::vector<std::size_t>& indices, int samples, double
       const double median = median_us(index);
       round_us += std::max(std::isfinite(median) ? median : 0, shortest_sample_us);
     }
-    if (candidates.empty()) return;
+    if (candidates.empty()) break;
     if (taken == 0) session_.launch(candidates);
     const double left = seconds - (session_.seconds() - began);
-    if (taken > 0 && left <= 0) return;
+    if (taken > 0 && left <= 0) break;
     TimeRequest request;
     request.samples =
         std::clamp(static_cast<int>(portion_seconds * 1e6 / round_us), 1, samples - taken);
@@ -247,10 +298,43 @@ void Group::measure(const std::vector<std::size_t>& indices, int samples, double
     session_.progress().total = samples;
     session_.tell();
   }
+  // A sweep that resumes, and whoever reads the journal, gets the better figure.
+  for (const auto index : live)
+    if (!entries_[index].stale)
+      session_.record(entries_[index].source_hash, entries_[index].outcome);
 }
 
 void Group::forget(const std::vector<std::size_t>& indices) {
   for (const auto index : indices) entries_[index].stale = true;
+}
+
+double Group::estimate_us(std::size_t index) const {
+  const auto& variant = spec_.variants[index];
+  return estimated_us(family_of(session_.op(), variant.family), problem(), facts(), variant.config,
+                      floor_us_);
+}
+
+std::vector<double> Group::traits(std::size_t index) const {
+  const auto& variant = spec_.variants[index];
+  return launch_traits(family_of(session_.op(), variant.family), problem(), facts(),
+                       variant.config);
+}
+
+void Group::expect_gain(double gain) {
+  gain_ = gain;
+  spent_ = session_.seconds() - began_;
+  session_.progress().gain_left = gain;
+  session_.tell();
+}
+
+std::string Group::outlook() const {
+  if (!gain_) return "";
+  const auto left = static_cast<double>(entries_.size()) - screen_counted_;
+  const double each = screen_counted_ > 0 ? spent_ / screen_counted_ : 0;
+  return fmt::format(
+      "{} of {} variants of {} were tried: at most {:.1f}% is left, in about {:.1f} "
+      "more minutes",
+      screen_counted_, entries_.size(), name_, 100 * *gain_, left * each / 60);
 }
 
 double Group::median_us(std::size_t index) const {
@@ -299,6 +383,7 @@ void Group::enter(Phase phase, std::size_t total) {
                   : phase == Phase::screen ? screen_counted_
                                            : 0;
   progress.total = static_cast<int>(total);
+  progress.gain_left = gain_.value_or(-1);
   show_best();
   session_.tell();
   if (phase == Phase::finals) session_.settle();

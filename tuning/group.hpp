@@ -32,8 +32,13 @@ class Group : public Search {
   /// Those that were timed, in the order of their indices.
   std::vector<std::size_t> timed() const;
   /// From now until then the search of this group may go on.
-  void set_share(double seconds) { deadline_ = session_.seconds() + seconds; }
+  void set_share(double seconds) {
+    began_ = session_.seconds();
+    deadline_ = began_ + seconds;
+  }
   bool was_cut_short() const { return cut_short_; }
+  /// How many were tried, and what its strategy expects of the others; empty if it expects nothing.
+  std::string outlook() const;
   /// Marks them and writes their final times to the journal.
   void record_finalists(const std::vector<std::size_t>& indices);
 
@@ -42,8 +47,13 @@ class Group : public Search {
   std::uint64_t seed() const override { return session_.options().seed; }
   const std::vector<Variant>& variants() const override { return spec_.variants; }
   std::size_t favourites() const override { return spec_.favourites; }
+  double estimate_us(std::size_t index) const override;
+  std::vector<double> traits(std::size_t index) const override;
   void compile(const std::vector<std::size_t>& indices) override;
   void screen(std::size_t index, double abandon_us) override;
+  std::size_t lanes() const override { return session_.evaluator().lanes(); }
+  std::vector<std::size_t> screen_all(const std::vector<std::size_t>& indices, double band,
+                                      int samples) override;
   void measure(const std::vector<std::size_t>& indices, int samples, double seconds) override;
   void forget(const std::vector<std::size_t>& indices) override;
   double median_us(std::size_t index) const override;
@@ -52,6 +62,8 @@ class Group : public Search {
   bool stopped() const override;
   bool enough() const override { return !enough_({0, tried_}).empty(); }
   void cut_short() override { cut_short_ = true; }
+  void expect_gain(double gain) override;
+  double least_gain() const override { return session_.options().least_gain; }
   double seconds_left() const override;
   void enter(Phase phase, std::size_t total) override;
 
@@ -70,6 +82,9 @@ class Group : public Search {
 
   Candidate candidate(std::size_t index) const;
   void take_compiled(std::size_t index, const Compiled& compiled);
+  /// Whether it passed.
+  bool take_verified(std::size_t index, const Verified& verified);
+  void take_screened(std::size_t index, const Timing& timing);
   void take_timing(std::size_t index, const Timing& timing);
   void recall(std::size_t index);
   void fail(std::size_t index, OutcomeKind kind, const std::string& reason, bool fatal = false);
@@ -95,6 +110,9 @@ class Group : public Search {
   int compile_counted_ = 0;
   int screen_counted_ = 0;
   bool cut_short_ = false;
+  std::optional<double> gain_;  // expected of those not tried
+  double began_ = 0;            // when the search in depth began
+  double spent_ = 0;            // on it, when the gain was last told
 };
 
 /// A group after its search.

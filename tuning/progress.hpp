@@ -36,6 +36,7 @@ struct Progress {
   double roofline = 0;      // the group's floor over best_us; 0: none yet
   double seconds = 0;       // spent on this problem
   double seconds_left = 0;  // estimate for this problem; 0: unknown
+  double gain_left = -1;    // expected of the variants not tried, a part of 1; below 0: unknown
 };
 
 class ProgressSink {

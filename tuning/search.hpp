@@ -26,12 +26,22 @@ class Search {
   /// problem) are first: there are favourites() of them.
   virtual const std::vector<Variant>& variants() const = 0;
   virtual std::size_t favourites() const = 0;
+  /// What a candidate should take by a model of the device, in µs: good enough to rank.
+  virtual double estimate_us(std::size_t index) const = 0;
+  /// Numbers by which candidates of all families can be compared: see launch_traits().
+  virtual std::vector<double> traits(std::size_t index) const = 0;
 
   /// Compiles in parallel; a failure or a spill is recorded. Cheap for what is known already.
   virtual void compile(const std::vector<std::size_t>& indices) = 0;
   /// Verifies, then samples briefly, and stops early above `abandon_us`. Does nothing to a failed
   /// or known one.
   virtual void screen(std::size_t index, double abandon_us) = 0;
+  /// How many candidates are screened at the same time.
+  virtual std::size_t lanes() const = 0;
+  /// Screens these on all lanes, with so many samples each, stopping early above `band` times the
+  /// best; returns those that were reached before the search was to end.
+  virtual std::vector<std::size_t> screen_all(const std::vector<std::size_t>& indices, double band,
+                                              int samples) = 0;
   /// Adds `samples` interleaved samples to each that has not failed, in at most about `seconds`.
   virtual void measure(const std::vector<std::size_t>& indices, int samples, double seconds) = 0;
   /// Forgets the samples of these, so that a decision rests on fresh ones.
@@ -51,6 +61,11 @@ class Search {
   virtual bool enough() const = 0;
   /// The strategy says that it leaves out variants which it would have tried, given time.
   virtual void cut_short() = 0;
+  /// The strategy expects that the best of those not tried is at most this much faster, a part of
+  /// 1, than the best that was: for the user to see.
+  virtual void expect_gain(double gain) = 0;
+  /// What a gain must be expected to reach for the search to go on for it, a part of 1.
+  virtual double least_gain() const = 0;
   /// Seconds until this group's share of the budget is spent; infinity without a budget.
   virtual double seconds_left() const = 0;
 

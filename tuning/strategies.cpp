@@ -3,6 +3,7 @@
 
 #include "core/error.hpp"
 #include "tuning/strategies/exhaustive.hpp"
+#include "tuning/strategies/guided.hpp"
 #include "tuning/strategies/halving.hpp"
 #include "tuning/strategies/random.hpp"
 #include "tuning/strategy.hpp"
@@ -12,8 +13,9 @@ namespace fftune {
 const std::vector<const Strategy*>& strategies() {
   static const HalvingStrategy halving;
   static const ExhaustiveStrategy exhaustive;
+  static const GuidedStrategy guided;
   static const RandomStrategy random;
-  static const std::vector<const Strategy*> all{&halving, &exhaustive, &random};
+  static const std::vector<const Strategy*> all{&halving, &guided, &exhaustive, &random};
   return all;
 }
 

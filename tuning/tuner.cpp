@@ -192,7 +192,11 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
   for (const auto& searched : tuning.searched())
     for (std::size_t i = 0; i < searched.group->variants().size(); ++i)
       result.outcomes.push_back(searched.group->outcome(i));
+  for (const auto& searched : tuning.searched())
+    if (auto outlook = searched.group->outlook(); !outlook.empty())
+      result.notes.push_back(std::move(outlook));
   conclude(session, tuning.searched(), result);
+  for (auto& remark : evaluator.remarks()) result.notes.push_back(std::move(remark));
 
   session.launch({});  // nothing is in flight any more
   result.stopped = stopped_by(session, tuning);

@@ -25,9 +25,10 @@ struct TuneOptions {
   double budget_seconds = 0;  // for all problems together; 0: default_budget_seconds() of each
   int max_variants = 0;       // timed for each group of stages at most; 0: no limit
   std::uint64_t seed = 0;
-  double tie_band = 0.02;  // relative: times this close to the best are equal
-  bool baselines = true;   // time the op's baselines beside the winner
-  Recipe try_first;        // e.g. the winner of a neighbouring problem; the illegal are left out
+  double least_gain = 0.01;  // a part of 1: a strategy that can tell ends where less is expected
+  double tie_band = 0.02;    // relative: times this close to the best are equal
+  bool baselines = true;     // time the op's baselines beside the winner
+  Recipe try_first;          // e.g. the winner of a neighbouring problem; the illegal are left out
   std::map<Problem, Recipe> same_bits_as;  // winners of these must agree bit for bit with these
   std::map<Problem, std::vector<Variant>> only;  // of these, no other variants are tried
   const std::atomic<bool>* cancel = nullptr;     // set: finish the current variant and return

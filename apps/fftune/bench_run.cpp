@@ -56,6 +56,7 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
     if (entry.failure.empty()) entry.microseconds = summarise(timings[i].samples_us);
   }
   add_floor(op, evaluator.limits(problem.dtype), result);
+  result.kept_bytes = kept_bytes(op.tensors(problem));
   return result;
 }
 

@@ -26,6 +26,7 @@ struct BenchResult {
   std::vector<BenchEntry> entries;  // fftune first
   double floor_us = 0;              // by the measured limits
   std::string limit;                // "compute" or "memory"
+  std::size_t kept_bytes = 0;       // of the forward pass, for this one
 };
 
 /// Verifies each, then samples all in turn, on the same buffers and in the same way. Also the

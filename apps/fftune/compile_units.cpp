@@ -61,12 +61,12 @@ class Units {
   std::vector<CompileUnit> units_;
 };
 
-/// The usual form of the op, and each rare one by itself; with chosen options those alone.
+/// The usual form of the pass, and each rare one by itself; with chosen options those alone.
 std::vector<std::map<std::string, std::string>> forms_of(
-    const Op& op, const std::map<std::string, std::string>& chosen) {
+    const Op& op, const std::string& pass, const std::map<std::string, std::string>& chosen) {
   std::vector<std::map<std::string, std::string>> forms{chosen};
   if (!chosen.empty()) return forms;
-  for (const OptionField& field : op.options())
+  for (const OptionField& field : options_of(op, pass))
     for (std::size_t i = 1; field.rare && i < field.choices.size(); ++i)
       forms.push_back({{field.name, field.choices[i]}});
   return forms;
@@ -74,14 +74,15 @@ std::vector<std::map<std::string, std::string>> forms_of(
 
 std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen) {
   ProblemOptions options = chosen;
-  if (options.dtypes.empty())
-    for (const DType dtype : op.dtypes(DeviceKind::cuda))
-      options.dtypes += (options.dtypes.empty() ? "" : ",") + std::string(dtype_name(dtype));
   std::vector<Problem> problems;
-  for (const auto& form : forms_of(op, chosen.options))
-    for (const std::string& pass : op.passes()) {
+  for (const std::string& pass : op.passes())
+    for (const auto& form : forms_of(op, pass, chosen.options)) {
       options.options = form;
       options.pass = pass;
+      options.dtypes = chosen.dtypes;
+      if (options.dtypes.empty())
+        for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
+          options.dtypes += (options.dtypes.empty() ? "" : ",") + std::string(dtype_name(dtype));
       for (Problem& problem : problems_of(op, options, Sizes::optional, DeviceKind::cuda))
         problems.push_back(std::move(problem));
     }

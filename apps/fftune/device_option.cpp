@@ -5,6 +5,9 @@
 #include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <map>
+
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
 #include "runtime/devices.hpp"
@@ -13,10 +16,14 @@ namespace fftune::tool {
 
 void add_device_option(CLI::App& command, std::string& value, bool several) {
   command
-      .add_option("--device", value,
-                  std::string(several ? "cpu, cuda:N, a list of them, or all of this machine"
-                                      : "cpu or cuda:N") +
-                      " (default: cuda:0 where there is one, else cpu)")
+      .add_option(
+          "--device", value,
+          std::string(
+              several
+                  ? "cpu, cuda:N, a list of them, or all of this machine; variants are spread over "
+                    "devices of one model"
+                  : "cpu or cuda:N") +
+              " (default: cuda:0 where there is one, else cpu)")
       ->type_name("NAME");
 }
 
@@ -43,6 +50,26 @@ std::vector<std::string> devices_named(const std::string& value, const Environme
   names = parse_words(value, "--device");
   for (const std::string& name : names) kind_of_device(name);
   return names;
+}
+
+std::vector<std::vector<std::string>> devices_by_model(const std::string& value,
+                                                       const Environment& environment) {
+  const auto names = devices_named(value, environment);
+  if (names.size() == 1) return {names};
+  std::map<std::string, std::string> models;
+  for (const DeviceListing& listing : list_devices(environment).found)
+    models[listing.spec] = listing.facts.slug();
+  std::vector<std::vector<std::string>> groups;
+  for (const std::string& name : names) {
+    const auto same = [&](const auto& group) { return models[group.front()] == models[name]; };
+    const auto group = std::find_if(groups.begin(), groups.end(), same);
+    // One that is not here says so when it is opened.
+    if (group == groups.end() || models[name].empty())
+      groups.push_back({name});
+    else
+      group->push_back(name);
+  }
+  return groups;
 }
 
 DeviceFacts facts_of_device(const std::string& name, const Environment& environment) {

@@ -20,6 +20,10 @@ void add_device_option(CLI::App& command, std::string& value, bool several);
 /// The devices named, in order: the default one if `value` is empty, every one there is for "all".
 std::vector<std::string> devices_named(const std::string& value, const Environment& environment);
 
+/// The same in groups: each of one model, over which one search can be spread.
+std::vector<std::vector<std::string>> devices_by_model(const std::string& value,
+                                                       const Environment& environment);
+
 /// What kind of device a name like "cuda:0" means; throws Error(invalid_input) if it means none.
 DeviceKind kind_of_device(const std::string& name);
 

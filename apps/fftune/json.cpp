@@ -5,22 +5,6 @@
 
 namespace fftune::tool {
 
-namespace {
-
-std::string role_name(Role role) {
-  switch (role) {
-    case Role::input:
-      return "input";
-    case Role::output:
-      return "output";
-    case Role::intermediate:
-      break;
-  }
-  return "intermediate";
-}
-
-}  // namespace
-
 Json to_json(const Problem& problem) {
   Json json = {{"op", problem.op}, {"pass", problem.pass}, {"dtype", dtype_name(problem.dtype)}};
   for (const auto& [name, value] : problem.sizes) json[name] = value;

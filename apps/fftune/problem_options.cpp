@@ -38,11 +38,13 @@ std::vector<std::int64_t> values_of(const Op& op, const SizeField& field,
                           where, field.example));
 }
 
-std::vector<DType> dtypes_of(const Op& op, const std::string& given, DeviceKind kind) {
-  if (given.empty()) return {op.dtypes(kind).at(0)};
+std::vector<DType> dtypes_of(const Op& op, const std::string& pass, const std::string& given,
+                             DeviceKind kind) {
+  const auto all = op.dtypes_of_pass(kind, pass);
+  if (given.empty()) return {all.at(0)};
   std::vector<DType> dtypes;
   std::vector<std::string> known;
-  for (const DType dtype : op.dtypes(kind)) known.emplace_back(dtype_name(dtype));
+  for (const DType dtype : all) known.emplace_back(dtype_name(dtype));
   for (const std::string& word : parse_words(given, "--dtype")) {
     check_choice(word, kind == DeviceKind::cpu ? "--dtype on the CPU" : "--dtype", known);
     const DType dtype = parse_dtype(word);
@@ -54,6 +56,7 @@ std::vector<DType> dtypes_of(const Op& op, const std::string& given, DeviceKind 
 std::string size_help(const SizeField& field, bool tokens, Sizes sizes) {
   std::string help = field.help;
   if (tokens) help += "; a list such as 1,16,256";
+  if (field.rare) return help;
   if (has_default(field))
     return help + fmt::format(" (default: {} on a GPU, {} on the CPU)",
                               fmt::join(field.default_on_cuda, ","),
@@ -84,13 +87,18 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
         ->type_name(tokens ? "LIST" : "N")
         ->group(group);
   }
-  for (const OptionField& field : op.options())
-    command
-        .add_option("--" + field.name, values.options[field.name],
-                    fmt::format("{}: {} (default: {})", field.help, choices_text(field),
-                                field.choices.at(0)))
-        ->type_name(field.number ? "NUMBER" : "WORD")
-        ->group(group);
+  for (const OptionField& field : op.options()) {
+    const std::string help =
+        fmt::format("{}{}: {} (default: {})", field.pass.empty() ? "" : "pass " + field.pass + ": ",
+                    field.help, choices_text(field), field.choices.at(0));
+    // The same option of another pass is one word of the command line with two meanings.
+    if (CLI::Option* const known = command.get_option_no_throw("--" + field.name))
+      known->description(known->get_description() + "; " + help);
+    else
+      command.add_option("--" + field.name, values.options[field.name], help)
+          ->type_name(field.number ? "NUMBER" : "WORD")
+          ->group(group);
+  }
   command
       .add_option("--dtype", values.dtypes,
                   fmt::format("element types, a list (GPU: {}; CPU: {}; default: the first)",
@@ -111,7 +119,9 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Siz
   base.op = op.name();
   base.pass = values.pass.empty() ? op.passes().at(0) : values.pass;
   check_choice(base.pass, "--pass", op.passes());
-  for (const OptionField& field : op.options()) {
+  for (const auto& [name, given] : values.options)
+    if (!given.empty()) base.options[name] = given;  // canonical() knows which the pass has
+  for (const OptionField& field : options_of(op, base.pass)) {
     const auto given = values.options.find(field.name);
     const bool absent = given == values.options.end() || given->second.empty();
     base.options[field.name] = absent ? field.choices.at(0) : given->second;
@@ -119,12 +129,14 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Siz
   }
   std::vector<std::int64_t> tokens;
   for (const SizeField& field : op.sizes()) {
+    const auto text = values.sizes.find(field.name);
+    if (field.rare && (text == values.sizes.end() || text->second.empty())) continue;
     const auto given = values_of(op, field, values, sizes, kind);
     base.sizes[field.name] = given.at(0);
     if (field.name == op.token_size()) tokens = given;
   }
   std::vector<Problem> problems;
-  for (const DType dtype : dtypes_of(op, values.dtypes, kind)) {
+  for (const DType dtype : dtypes_of(op, base.pass, values.dtypes, kind)) {
     base.dtype = dtype;
     for (const std::int64_t count : tokens)
       problems.push_back(canonical(op, base.with_size(op.token_size(), count), kind));

@@ -1,21 +1,44 @@
 #include "apps/fftune/sweep_device.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
 #include "apps/fftune/device_option.hpp"
 #include "tuning/local_evaluator.hpp"
+#include "tuning/spread_evaluator.hpp"
 #include "tuning/worker/remote_evaluator.hpp"
 
 namespace fftune::tool {
 
-SweepDevice::SweepDevice(const std::string& name, std::uint64_t seed, bool in_process,
+namespace {
+
+std::unique_ptr<Evaluator> start_worker(const std::string& name, std::uint64_t seed) {
+  // This very file, even where it has been replaced or moved since.
+  return std::make_unique<RemoteEvaluator>(
+      WorkerCommand{"/proc/self/exe", "worker", "--device", name, "--seed", std::to_string(seed)});
+}
+
+}  // namespace
+
+SweepDevice::SweepDevice(const std::vector<std::string>& names, std::uint64_t seed, bool in_process,
                          const Session& session) {
-  if (!in_process) {
-    // This very file, even where it has been replaced or moved since.
-    evaluator_ = std::make_unique<RemoteEvaluator>(WorkerCommand{
-        "/proc/self/exe", "worker", "--device", name, "--seed", std::to_string(seed)});
-    return;
+  if (in_process) {
+    backend_ = open_named(names.front(), session);
+    evaluator_ = std::make_unique<LocalEvaluator>(*backend_, session.catalog, seed);
+  } else if (names.size() == 1) {
+    evaluator_ = start_worker(names.front(), seed);
+  } else {
+    std::vector<SpreadEvaluator::Device> devices;
+    for (const std::string& name : names) {
+      // One that is named again works beside itself, and is told from itself by its place.
+      const bool again = std::count(names.begin(), names.end(), name) > 1;
+      devices.push_back({again ? fmt::format("{} #{}", name, devices.size() + 1) : name,
+                         [name, seed] { return start_worker(name, seed); }});
+    }
+    evaluator_ = std::make_unique<SpreadEvaluator>(std::move(devices));
   }
-  backend_ = open_named(name, session);
-  evaluator_ = std::make_unique<LocalEvaluator>(*backend_, session.catalog, seed);
 }
 
 }  // namespace fftune::tool

@@ -1,9 +1,10 @@
-// The device of a sweep: opened by a worker process, or by this one.
+// The device of a sweep, or its devices: opened by a worker process each, or by this one.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "apps/fftune/session.hpp"
 #include "device/backend.hpp"
@@ -13,8 +14,10 @@ namespace fftune::tool {
 
 class SweepDevice {
  public:
-  /// Throws like open_device().
-  SweepDevice(const std::string& name, std::uint64_t seed, bool in_process, const Session& session);
+  /// Several names are devices of one kind, over which variants are spread. Throws like
+  /// open_device(); in this process there is one device alone.
+  SweepDevice(const std::vector<std::string>& names, std::uint64_t seed, bool in_process,
+              const Session& session);
 
   Evaluator& evaluator() { return *evaluator_; }
 

@@ -18,6 +18,8 @@ std::string progress_text(const Progress& progress, const std::string& token_siz
     text += fmt::format(", best {} µs", microseconds_text(progress.best_us));
   if (progress.best_us > 0 && progress.roofline > 0)
     text += fmt::format(" ({} of roofline)", percent_text(progress.roofline));
+  if (progress.gain_left >= 0)
+    text += fmt::format(", at most {} to gain", percent_text(progress.gain_left));
   if (progress.seconds_left > 0)
     text += fmt::format(", {} left", seconds_text(progress.seconds_left));
   return text;

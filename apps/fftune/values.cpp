@@ -122,6 +122,15 @@ double parse_amount(const std::string& text, const std::string& where) {
   return value;
 }
 
+double parse_percent(const std::string& text, const std::string& where) {
+  double value = 0;
+  const bool percent = text.ends_with('%');
+  if (!percent || !parse_real(text.substr(0, text.size() - 1), value) || !(value >= 0) ||
+      value > 100)
+    fail(fmt::format("{} '{}' is no percentage: give one such as 1% or 0.5%", where, text));
+  return value / 100;
+}
+
 void check_choice(const std::string& text, const std::string& where,
                   const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), text) != choices.end()) return;

@@ -26,6 +26,9 @@ double parse_duration(const std::string& text, const std::string& where);
 /// A count such as "2e11" or "200000000000"; more than 0.
 double parse_amount(const std::string& text, const std::string& where);
 
+/// A part of 1 from "1%" or "0.5%"; from 0 to 100.
+double parse_percent(const std::string& text, const std::string& where);
+
 /// Throws if `text` is none of `choices`, naming the nearest and all of them.
 void check_choice(const std::string& text, const std::string& where,
                   const std::vector<std::string>& choices);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/whole_stage.hpp"
+
 namespace fftune {
 namespace act_mul {
 namespace {
@@ -63,12 +65,7 @@ class ActMul final : public Op {
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const bool backward = problem.pass == "bwd";
-    StageSpec stage;
-    stage.name = backward ? stage_backward : stage_forward;
-    for (const auto& tensor : tensors(problem)) {
-      (tensor.role == Role::input ? stage.inputs : stage.outputs).push_back(tensor.name);
-      stage.bytes += static_cast<double>(tensor.bytes());
-    }
+    StageSpec stage = whole_stage(backward ? stage_backward : stage_forward, tensors(problem));
     stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
                   (backward ? 5 : 2);
     return {stage};

@@ -1,13 +1,12 @@
 // What a user would write without fftune: one plain kernel for each step of the formula.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/kernel_step.hpp"
 
 namespace fftune::act_mul {
 
@@ -24,14 +23,8 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   baseline.name = "unfused";
   const auto append = [&](const std::string& name, std::vector<Argument> arguments) {
     arguments.insert(arguments.end(), {m, h});
-    baseline.program.kernels.push_back({"act_mul/baseline.cu", "fftune::" + name + types});
-    KernelLaunch launch;
-    launch.kernel = baseline.program.kernels.size() - 1;
-    launch.grid = {static_cast<std::uint32_t>(quotient_up(h, 1024)),
-                   static_cast<std::uint32_t>(std::min<std::int64_t>(m, 65535)), 1};
-    launch.block.x = 256;
-    launch.arguments = std::move(arguments);
-    baseline.program.steps.emplace_back(std::move(launch));
+    append_kernel(baseline.program, "act_mul/baseline.cu", name + types, grid_of_matrix(m, h, 1024),
+                  256, std::move(arguments));
   };
   baseline.extra = {{"activated", problem.dtype, {m, h}, Role::intermediate, 1}};
   append("baseline_activate", {TensorArgument{at.gate}, activated});

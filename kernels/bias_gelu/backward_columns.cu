@@ -1,5 +1,6 @@
 // dx = dy ⊙ act'(x + bias) and dbias = the sum of dx over rows, before it is rounded. x + bias is
-// computed again, so that the forward pass keeps x alone.
+// computed again, so that the forward pass keeps x alone; `saved`: x is that sum, and there is no
+// bias.
 //
 // x, dy, dx [m, h], bias, dbias [h], partial [row blocks, h]. A thread adds up its own columns over
 // all the rows that it visits; the rows of a block meet in shared memory, and
@@ -11,7 +12,7 @@
 
 namespace fftune {
 
-template <class T, class B, class Curve, int vector, int columns, int rows, int unroll,
+template <class T, class B, class Curve, bool saved, int vector, int columns, int rows, int unroll,
           bool streams>
 __global__ void __launch_bounds__(columns* rows)
     backward_columns(const T* x, const B* bias, const T* dy, T* dx, float* partial, i64 m, i64 h,
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(columns* rows)
   const bool inside = at.column < h;
   const u64 policy = stream_policy<streams>();
   float offset[count], sum[count] = {};
-  to_floats(load_shared_by_blocks<B, count>(bias + at.column, inside), offset);
+  to_floats(load_shared_by_blocks<B, count>(bias + at.column, inside && !saved), offset);
 
   const i64 step = static_cast<i64>(gridDim.x / static_cast<u32>(column_blocks)) * grid::height;
   for (i64 first = at.row; first < m; first += step) {

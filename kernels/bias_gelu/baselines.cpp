@@ -3,28 +3,13 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/device_types.hpp"
+#include "kernels/common/kernel_step.hpp"
 #include "kernels/common/row_threads.hpp"
 
 namespace fftune::bias_gelu {
-namespace {
-
-void append(Program& program, const char* file, const std::string& expression, Dim3 grid,
-            std::uint32_t threads, std::vector<Argument> arguments) {
-  program.kernels.push_back({file, "fftune::" + expression});
-  KernelLaunch launch;
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid = grid;
-  launch.block.x = threads;
-  launch.arguments = std::move(arguments);
-  program.steps.emplace_back(std::move(launch));
-}
-
-}  // namespace
-
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
   if (facts.kind == DeviceKind::cpu) return {};
   constexpr const char* file = "bias_gelu/baseline.cu";
@@ -33,21 +18,23 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const bool backward = problem.pass == "bwd";
   const std::string type = element_type(problem.dtype);
   const std::string curve = curve_type(problem.option("act"));
-  const std::size_t sum_place = backward ? tensor::backward_count : tensor::forward_count;
-  const Dim3 by_element{static_cast<std::uint32_t>(quotient_up(h, 1024)),
-                        static_cast<std::uint32_t>(std::min<std::int64_t>(m, 65535)), 1};
+  const bool saves = saves_input(problem);
+  const Places at = places_of(problem);
+  const std::size_t sum_place = saves ? at.input : at.count;
+  const Dim3 by_element = grid_of_matrix(m, h, 1024);
   Baseline baseline;
   baseline.name = "unfused";
-  baseline.extra = {{"sum", problem.dtype, {m, h}, Role::intermediate, 1}};
+  if (!saves) baseline.extra = {{"sum", problem.dtype, {m, h}, Role::intermediate, 1}};
   Program& program = baseline.program;
-  append(
-      program, file, fmt::format("baseline_add<{}, {}>", type, element_type(bias_dtype(problem))),
-      by_element, 256,
-      {TensorArgument{tensor::x}, TensorArgument{tensor::bias}, TensorArgument{sum_place}, m, h});
+  if (!backward || !saves)
+    append_kernel(program, file,
+                  fmt::format("baseline_add<{}, {}>", type, element_type(bias_dtype(problem))),
+                  by_element, 256,
+                  {TensorArgument{at.x}, TensorArgument{at.bias}, TensorArgument{sum_place}, m, h});
   if (!backward) {
     baseline.summary = "a plain kernel each for x + bias and for the activation";
-    append(program, file, fmt::format("baseline_activate<{}, {}>", type, curve), by_element, 256,
-           {TensorArgument{sum_place}, TensorArgument{tensor::y}, m, h});
+    append_kernel(program, file, fmt::format("baseline_activate<{}, {}>", type, curve), by_element,
+                  256, {TensorArgument{sum_place}, TensorArgument{at.y}, m, h});
     return {baseline};
   }
   baseline.summary = "a plain kernel each for x + bias and for dx, and two for the sum over rows";
@@ -56,14 +43,16 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const std::int64_t chunk = quotient_up(m, wanted);
   const std::int64_t chunks = quotient_up(m, chunk);
   program.scratch = {{static_cast<std::size_t>(chunks * h) * sizeof(float), false}};
-  append(program, file, fmt::format("baseline_slope<{}, {}>", type, curve), by_element, 256,
-         {TensorArgument{sum_place}, TensorArgument{tensor::dy}, TensorArgument{tensor::dx}, m, h});
-  append(program, file, fmt::format("baseline_chunks<{}>", type),
-         {static_cast<std::uint32_t>(quotient_up(h, 256)), static_cast<std::uint32_t>(chunks), 1},
-         256, {TensorArgument{tensor::dx}, ScratchArgument{0}, m, h, chunk});
-  append(program, file, fmt::format("baseline_sum<{}>", element_type(bias_dtype(problem))),
-         {static_cast<std::uint32_t>(quotient_up(h, 32)), 1, 1}, 512,
-         {ScratchArgument{0}, TensorArgument{tensor::dbias}, static_cast<std::int32_t>(chunks), h});
+  append_kernel(program, file, fmt::format("baseline_slope<{}, {}>", type, curve), by_element, 256,
+                {TensorArgument{sum_place}, TensorArgument{at.dy}, TensorArgument{at.dx}, m, h});
+  append_kernel(
+      program, file, fmt::format("baseline_chunks<{}>", type),
+      {static_cast<std::uint32_t>(quotient_up(h, 256)), static_cast<std::uint32_t>(chunks), 1}, 256,
+      {TensorArgument{at.dx}, ScratchArgument{0}, m, h, chunk});
+  append_kernel(
+      program, file, fmt::format("baseline_sum<{}>", element_type(bias_dtype(problem))),
+      {static_cast<std::uint32_t>(quotient_up(h, 32)), 1, 1}, 512,
+      {ScratchArgument{0}, TensorArgument{at.dbias}, static_cast<std::int32_t>(chunks), h});
   return {baseline};
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/whole_stage.hpp"
+
 namespace fftune {
 namespace bias_gelu {
 namespace {
@@ -16,6 +18,26 @@ void for_each_column(std::size_t columns, Parallel& parallel, const Body& body) 
                  const std::size_t first = static_cast<std::size_t>(task) * block;
                  body(first, std::min(columns, first + block));
                });
+}
+
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const std::vector<std::int64_t> matrix{problem.size("m"), problem.size("h")};
+  const std::vector<std::int64_t> row{problem.size("h")};
+  const auto dtype = problem.dtype;
+  const bool saves = saves_input(problem);
+  const TensorSpec x{"x", dtype, matrix, Role::input, 1};
+  const TensorSpec bias{"bias", bias_dtype(problem), row, Role::input, 0.5};
+  if (problem.pass == "fwd") {
+    std::vector<TensorSpec> tensors{x, bias, {"y", dtype, matrix, Role::output, 1}};
+    if (saves) tensors.push_back({"input", dtype, matrix, Role::output, 1});
+    return tensors;
+  }
+  std::vector<TensorSpec> tensors{x, bias};
+  if (saves) tensors = {{"input", dtype, matrix, Role::input, 1}};
+  tensors.push_back({"dy", dtype, matrix, Role::input, 1});
+  tensors.push_back({"dx", dtype, matrix, Role::output, 1});
+  tensors.push_back({"dbias", bias_dtype(problem), row, Role::output, 1});
+  return tensors;
 }
 
 class BiasGelu final : public Op {
@@ -36,7 +58,11 @@ class BiasGelu final : public Op {
   }
   std::vector<OptionField> options() const override {
     return {{"act", "which gelu: with erf, or its form with tanh", {"gelu", "gelu-tanh"}},
-            {"biases", "element type of bias and dbias: the op's, or f32", {"same", "f32"}}};
+            {"biases", "element type of bias and dbias: the op's, or f32", {"same", "f32"}},
+            {"save",
+             "what the forward pass keeps for the backward pass: nothing but x, or gelu's input",
+             {"nothing", "input"},
+             true}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
@@ -45,29 +71,12 @@ class BiasGelu final : public Op {
   std::string_view token_size() const override { return "m"; }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
-    const std::vector<std::int64_t> matrix{problem.size("m"), problem.size("h")};
-    const std::vector<std::int64_t> row{problem.size("h")};
-    const auto dtype = problem.dtype;
-    std::vector<TensorSpec> tensors{{"x", dtype, matrix, Role::input, 1},
-                                    {"bias", bias_dtype(problem), row, Role::input, 0.5}};
-    if (problem.pass == "fwd") {
-      tensors.push_back({"y", dtype, matrix, Role::output, 1});
-      return tensors;
-    }
-    tensors.push_back({"dy", dtype, matrix, Role::input, 1});
-    tensors.push_back({"dx", dtype, matrix, Role::output, 1});
-    tensors.push_back({"dbias", bias_dtype(problem), row, Role::output, 1});
-    return tensors;
+    return tensors_of(problem);
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const bool backward = problem.pass == "bwd";
-    StageSpec stage;
-    stage.name = backward ? stage_backward : stage_forward;
-    for (const auto& tensor : tensors(problem)) {
-      (tensor.role == Role::input ? stage.inputs : stage.outputs).push_back(tensor.name);
-      stage.bytes += static_cast<double>(tensor.bytes());
-    }
+    StageSpec stage = whole_stage(backward ? stage_backward : stage_forward, tensors_of(problem));
     stage.reduction_length = backward ? problem.size("m") : 1;
     stage.flops = static_cast<double>(problem.size("m")) * static_cast<double>(problem.size("h")) *
                   (backward ? 4 : 2);
@@ -79,9 +88,12 @@ class BiasGelu final : public Op {
     const auto act = parse_activation(problem.option("act"));
     const auto m = static_cast<std::size_t>(problem.size("m"));
     const auto h = static_cast<std::size_t>(problem.size("h"));
-    const auto& x = tensors.at("x");
-    const auto& bias = tensors.at("bias");
     const bool backward = problem.pass == "bwd";
+    const bool saves = saves_input(problem);
+    const auto& x = tensors.at(backward && saves ? "input" : "x");
+    const std::vector<double> none(h);
+    const auto& bias = backward && saves ? none : tensors.at("bias");
+    std::vector<double> input(m * h);
     std::vector<double> out(m * h);
     std::vector<double> sums(h);
     const double* const dy = backward ? tensors.at("dy").data() : nullptr;
@@ -89,13 +101,14 @@ class BiasGelu final : public Op {
       for (std::size_t row = 0; row < m; ++row)
         for (std::size_t column = first; column < last; ++column) {
           const std::size_t i = row * h + column;
-          const double z = x[i] + bias[column];
-          out[i] = backward ? dy[i] * activation_slope(act, z) : activate(act, z);
+          input[i] = x[i] + bias[column];
+          out[i] = backward ? dy[i] * activation_slope(act, input[i]) : activate(act, input[i]);
           sums[column] += out[i];
         }
     });
     tensors[backward ? "dx" : "y"] = std::move(out);
     if (backward) tensors["dbias"] = std::move(sums);
+    if (!backward && saves) tensors["input"] = std::move(input);
   }
 
   std::vector<const Family*> families() const override {
@@ -111,6 +124,25 @@ class BiasGelu final : public Op {
 
 DType bias_dtype(const Problem& problem) {
   return problem.option("biases") == "f32" ? DType::f32 : problem.dtype;
+}
+
+bool saves_input(const Problem& problem) {
+  return problem.has("save", "input");
+}
+
+Places places_of(const Problem& problem) {
+  const auto tensors = tensors_of(problem);
+  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
+  Places places;
+  places.x = place("x");
+  places.bias = place("bias");
+  places.y = place("y");
+  places.input = place("input");
+  places.dy = place("dy");
+  places.dx = place("dx");
+  places.dbias = place("dbias");
+  places.count = tensors.size();
+  return places;
 }
 
 }  // namespace bias_gelu

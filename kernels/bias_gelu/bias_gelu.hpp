@@ -1,7 +1,8 @@
 // A bias and GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415) in one pass: y = act(x + bias).
 //
-// The backward pass computes x + bias again, so that of the forward pass x alone is kept:
-// dx = dy ⊙ act'(x + bias), and dbias is the sum over tokens of dx before it is rounded.
+// The backward pass computes x + bias again, so that of the forward pass x alone is kept, unless it
+// saves that sum: dx = dy ⊙ act'(x + bias), and dbias is the sum over tokens of dx before it is
+// rounded.
 #pragma once
 
 #include <cstddef>
@@ -20,17 +21,25 @@ namespace bias_gelu {
 constexpr const char* stage_forward = "forward";
 constexpr const char* stage_backward = "backward";
 
-/// The places of the tensors. Forward: x, bias, y; backward: x, bias, dy, dx, dbias.
-namespace tensor {
-constexpr std::size_t x = 0;      // [m, h]
-constexpr std::size_t bias = 1;   // [h]
-constexpr std::size_t y = 2;      // [m, h]
-constexpr std::size_t dy = 2;     // [m, h]
-constexpr std::size_t dx = 3;     // [m, h]
-constexpr std::size_t dbias = 4;  // [h]
-constexpr std::size_t forward_count = 3;
-constexpr std::size_t backward_count = 5;
-}  // namespace tensor
+/// No tensor: one that the options leave out.
+constexpr std::size_t absent = static_cast<std::size_t>(-1);
+
+/// The places of the tensors. Forward: x, bias, y, and input if it is saved. Backward: x, bias, dy,
+/// dx, dbias, or input, dy, dx, dbias.
+struct Places {
+  std::size_t x = absent;      // [m, h]
+  std::size_t bias = absent;   // [h]
+  std::size_t y = absent;      // [m, h]
+  std::size_t input = absent;  // [m, h]: x + bias, rounded
+  std::size_t dy = absent;     // [m, h]
+  std::size_t dx = absent;     // [m, h]
+  std::size_t dbias = absent;  // [h]
+  std::size_t count = 0;
+};
+Places places_of(const Problem& problem);
+
+/// Whether the forward pass writes x + bias, for the backward pass to read in the place of both.
+bool saves_input(const Problem& problem);
 
 DType bias_dtype(const Problem& problem);
 

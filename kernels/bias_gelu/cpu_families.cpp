@@ -18,6 +18,8 @@ struct Rows {
         h(problem.size("h")),
         dtype(problem.dtype),
         bias(bias_dtype(problem)),
+        saves(saves_input(problem)),
+        at(places_of(problem)),
         activation(parse_activation(problem.option("act"))),
         kernels(&row_kernels(facts.arch, problem.dtype)) {}
 
@@ -26,20 +28,26 @@ struct Rows {
   std::byte* row(void* matrix, std::int64_t index) const {
     return static_cast<std::byte*>(matrix) + index * bytes();
   }
-  /// The bias in float: `room` [h] is filled where it is not float already.
+  /// The bias in float: `room` [h] is filled where it is not float already; with zeros where it is
+  /// in x.
   const float* bias_of(const HostCall& call) const {
-    const void* const given = call.tensors[tensor::bias];
-    if (bias == DType::f32) return static_cast<const float*>(given);
-    const std::span<float> room(reinterpret_cast<float*>(call.scratch[0]), width());
-    decode(bias, given, room);
+    const std::span<float> room(reinterpret_cast<float*>(call.scratch[0]), at_hand() ? 0 : width());
+    if (at_hand()) return static_cast<const float*>(call.tensors[at.bias]);
+    if (at.bias == absent)
+      std::fill(room.begin(), room.end(), 0.0f);
+    else
+      decode(bias, call.tensors[at.bias], room);
     return room.data();
   }
-  Scratch bias_scratch() const { return {bias == DType::f32 ? 0 : width() * sizeof(float), false}; }
+  bool at_hand() const { return at.bias != absent && bias == DType::f32; }
+  Scratch bias_scratch() const { return {at_hand() ? 0 : width() * sizeof(float), false}; }
 
   std::int64_t m;
   std::int64_t h;
   DType dtype;
   DType bias;
+  bool saves;
+  Places at;
   Activation activation;
   const RowKernels* kernels;
 };
@@ -76,16 +84,21 @@ class CpuForward final : public CpuFamily {
     const int threads = config.get("threads");
     const bool streams = config.at("streams") != 0;
     Program program;
-    program.host_tensors = tensor::forward_count;
+    program.host_tensors = rows.at.count;
     program.scratch = {rows.bias_scratch()};
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const float* const bias = rows.bias_of(call);
       const auto tasks = static_cast<int>((rows.m + of_task - 1) / of_task);
       call.parallel.run(tasks, threads, [&](int task) {
         const std::int64_t last = std::min(rows.m, (task + 1) * of_task);
-        for (std::int64_t row = task * of_task; row < last; ++row)
-          rows.kernels->bias_act(rows.activation, rows.row(call.tensors[tensor::x], row), bias,
-                                 rows.row(call.tensors[tensor::y], row), rows.width(), streams);
+        for (std::int64_t row = task * of_task; row < last; ++row) {
+          const auto write = [&](Activation activation, std::size_t place) {
+            rows.kernels->bias_act(activation, rows.row(call.tensors[rows.at.x], row), bias,
+                                   rows.row(call.tensors[place], row), rows.width(), streams);
+          };
+          write(rows.activation, rows.at.y);
+          if (rows.saves) write(Activation::none, rows.at.input);
+        }
       });
     }));
     return program;
@@ -117,24 +130,25 @@ class CpuBackward final : public CpuFamily {
     const int threads = config.get("threads");
     const bool streams = config.at("streams") != 0;
     Program program;
-    program.host_tensors = tensor::backward_count;
+    program.host_tensors = rows.at.count;
     program.scratch = {rows.bias_scratch(),
                        {static_cast<std::size_t>(parts) * rows.width() * sizeof(float), false}};
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const float* const bias = rows.bias_of(call);
       auto* const partial = reinterpret_cast<float*>(call.scratch[1]);
+      const std::size_t x = rows.saves ? rows.at.input : rows.at.x;
       call.parallel.run(static_cast<int>(parts), threads, [&](int part) {
         float* const sums = partial + part * rows.h;
         std::fill_n(sums, rows.width(), 0.0f);
         const std::int64_t last = first_row_of_part(rows.m, parts, part + 1);
         for (std::int64_t row = first_row_of_part(rows.m, parts, part); row < last; ++row)
-          rows.kernels->bias_act_gradient(rows.activation, rows.row(call.tensors[tensor::x], row),
-                                          bias, rows.row(call.tensors[tensor::dy], row),
-                                          rows.row(call.tensors[tensor::dx], row), sums,
+          rows.kernels->bias_act_gradient(rows.activation, rows.row(call.tensors[x], row), bias,
+                                          rows.row(call.tensors[rows.at.dy], row),
+                                          rows.row(call.tensors[rows.at.dx], row), sums,
                                           rows.width(), streams);
       });
       add_parts(call.parallel, threads, partial, parts, rows.h, rows.bias,
-                call.tensors[tensor::dbias]);
+                call.tensors[rows.at.dbias]);
     }));
     return program;
   }

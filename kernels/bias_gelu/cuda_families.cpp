@@ -1,12 +1,10 @@
 // Each column stays with one thread; the fallbacks are the same kernels element by element.
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/column_family.hpp"
 #include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/kernel_step.hpp"
 
 namespace fftune::bias_gelu {
 namespace {
@@ -15,9 +13,13 @@ constexpr const char* forward_file = "bias_gelu/forward_columns.cu";
 constexpr const char* backward_file = "bias_gelu/backward_columns.cu";
 
 std::string kernel_name(const Problem& problem, const char* name, const Config& config) {
-  return fmt::format("fftune::{}<{}, {}, {}, {}>", name, element_type(problem.dtype),
+  return fmt::format("fftune::{}<{}, {}, {}, {}, {}>", name, element_type(problem.dtype),
                      element_type(bias_dtype(problem)), curve_type(problem.option("act")),
-                     column_template_arguments(config));
+                     saves_input(problem), column_template_arguments(config));
+}
+
+Argument tensor_or_null(std::size_t place) {
+  return place == absent ? Argument{std::int64_t{0}} : Argument{TensorArgument{place}};
 }
 
 class Forward final : public ColumnFamily {
@@ -29,17 +31,23 @@ class Forward final : public ColumnFamily {
                   const Config& given) const override {
     const ColumnWork work = this->work(problem);
     const Config config = resolved(work, facts, given);
+    const Places at = places_of(problem);
     Program program;
     program.kernels.push_back({forward_file, kernel_name(problem, "forward_columns", config)});
-    program.steps.emplace_back(column_launch(
-        work, facts, config,
-        {TensorArgument{tensor::x}, TensorArgument{tensor::bias}, TensorArgument{tensor::y}}));
+    program.steps.emplace_back(column_launch(work, facts, config,
+                                             {TensorArgument{at.x}, TensorArgument{at.bias},
+                                              TensorArgument{at.y}, tensor_or_null(at.input)}));
     return program;
   }
 
  protected:
   ColumnWork work(const Problem& problem) const override {
-    return {problem.size("m"), problem.size("h"), problem.dtype, "fwd", 2, false};
+    return {problem.size("m"),
+            problem.size("h"),
+            problem.dtype,
+            "fwd",
+            saves_input(problem) ? 3 : 2,
+            false};
   }
 };
 
@@ -50,28 +58,19 @@ class Backward final : public ColumnFamily {
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
-    constexpr std::int64_t columns_of_sum = 32, threads_of_sum = 512;  // of column_sum
     const ColumnWork work = this->work(problem);
     const Config config = resolved(work, facts, given);
+    const Places at = places_of(problem);
     const std::int64_t partial_rows = row_blocks(work, facts, config);
     Program program;
     program.scratch = {{static_cast<std::size_t>(partial_rows * work.h) * sizeof(float), false}};
     program.kernels.push_back({backward_file, kernel_name(problem, "backward_columns", config)});
     program.steps.emplace_back(column_launch(
         work, facts, config,
-        {TensorArgument{tensor::x}, TensorArgument{tensor::bias}, TensorArgument{tensor::dy},
-         TensorArgument{tensor::dx}, ScratchArgument{0}}));
-
-    program.kernels.push_back({backward_file, fmt::format("fftune::backward_columns_bias<{}>",
-                                                          element_type(bias_dtype(problem)))});
-    KernelLaunch sum;
-    sum.kernel = 1;
-    sum.grid.x = static_cast<std::uint32_t>(quotient_up(work.h, columns_of_sum));
-    sum.block.x = threads_of_sum;
-    sum.programmatic = facts.compute_capability >= 90;
-    sum.arguments = {ScratchArgument{0}, TensorArgument{tensor::dbias},
-                     static_cast<std::int32_t>(partial_rows), work.h};
-    program.steps.emplace_back(std::move(sum));
+        {TensorArgument{saves_input(problem) ? at.input : at.x}, tensor_or_null(at.bias),
+         TensorArgument{at.dy}, TensorArgument{at.dx}, ScratchArgument{0}}));
+    append_column_sum(program, facts, backward_file, "backward_columns_bias", bias_dtype(problem),
+                      ScratchArgument{0}, TensorArgument{at.dbias}, partial_rows, work.h);
     return program;
   }
 

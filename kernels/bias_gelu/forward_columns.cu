@@ -1,17 +1,17 @@
 // y = act(x + bias): every byte is moved once.
 //
-// x, y [m, h], bias [h]. A thread has 16 bytes or less of `unroll` rows in flight, and the bias of
-// its columns in registers.
-// Grid: column_blocks * ceil(m / (rows * unroll)). Block: columns * rows.
+// x, y, input [m, h], bias [h]; `saves`: x + bias is written to input. A thread has 16 bytes or
+// less of `unroll` rows in flight, and the bias of its columns in registers. Grid: column_blocks *
+// ceil(m / (rows * unroll)). Block: columns * rows.
 #include "common/column_grid.cuh"
 #include "common/curve.cuh"
 
 namespace fftune {
 
-template <class T, class B, class Curve, int vector, int columns, int rows, int unroll,
+template <class T, class B, class Curve, bool saves, int vector, int columns, int rows, int unroll,
           bool streams>
 __global__ void __launch_bounds__(columns* rows)
-    forward_columns(const T* x, const B* bias, T* y, i64 m, i64 h, int column_blocks) {
+    forward_columns(const T* x, const B* bias, T* y, T* input, i64 m, i64 h, int column_blocks) {
   using grid = column_grid<T, vector, columns, rows, unroll>;
   constexpr int count = grid::count;
   const grid at(column_blocks);
@@ -32,7 +32,10 @@ __global__ void __launch_bounds__(columns* rows)
     float value[count];
     to_floats(values[u], value);
 #pragma unroll
-    for (int e = 0; e < count; ++e) value[e] = Curve::value(value[e] + offset[e]);
+    for (int e = 0; e < count; ++e) value[e] += offset[e];
+    if constexpr (saves) store_once(input + row * h + at.column, from_floats<T>(value), policy);
+#pragma unroll
+    for (int e = 0; e < count; ++e) value[e] = Curve::value(value[e]);
     store_once(y + row * h + at.column, from_floats<T>(value), policy);
   }
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/row_threads.hpp"
 
 namespace fftune {
@@ -71,13 +72,7 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
 
 std::optional<std::string> ColumnFamily::refusal(const Problem& problem,
                                                  const DeviceFacts& facts) const {
-  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
-  if (const auto pass = work(problem).pass; problem.pass != pass)
-    return fmt::format("the kernel computes the pass {}, not {}", pass, problem.pass);
-  if (facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
-                       facts.compute_capability / 10, facts.compute_capability % 10);
-  return std::nullopt;
+  return refuse_cuda(problem, work(problem).pass, facts);
 }
 
 Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) const {

@@ -28,11 +28,10 @@ std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const De
   return threads;
 }
 
-Space row_task_space(std::int64_t rows, const DeviceFacts& facts) {
+Space task_space(std::int64_t rows, const DeviceFacts& facts) {
   return Space()
       .parameter("rows", "rows of a task", {1, 4, 16, 64, 256})
       .parameter("threads", "threads at most", thread_counts(facts))
-      .parameter("streams", "results are written around the caches: 1, or through them: 0", {0, 1})
       .constraint("a task has no more rows than there are",
                   [rows](const Config& c) { return c.at("rows") == 1 || c.at("rows") <= rows; },
                   {"rows"})
@@ -43,14 +42,23 @@ Space row_task_space(std::int64_t rows, const DeviceFacts& facts) {
                   {"rows", "threads"});
 }
 
-Config default_row_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
+Config default_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
   const std::int64_t threads = default_threads(rows, row_bytes, facts);
   std::int64_t of_task = 1;
   while (of_task < 256 && of_task * row_bytes < 65536 && 4 * of_task * threads <= rows)
     of_task *= 4;
-  return {{"rows", of_task},
-          {"threads", threads},
-          {"streams", streams_by_default(rows, row_bytes, facts)}};
+  return {{"rows", of_task}, {"threads", threads}};
+}
+
+Space row_task_space(std::int64_t rows, const DeviceFacts& facts) {
+  return task_space(rows, facts)
+      .parameter("streams", "results are written around the caches: 1, or through them: 0", {0, 1});
+}
+
+Config default_row_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
+  Config config = default_task(rows, row_bytes, facts);
+  config.set("streams", streams_by_default(rows, row_bytes, facts));
+  return config;
 }
 
 Space row_part_space(std::int64_t rows, const DeviceFacts& facts) {

@@ -18,9 +18,13 @@ std::vector<std::int64_t> thread_counts(const DeviceFacts& facts);
 /// thread on, because below that waking one takes longer than its share.
 std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
 
-/// Parameters rows, threads and streams of work whose rows are independent, with a default: tasks
-/// of about 64 KB, long beside taking one and short beside all of the work; results go around the
-/// caches where these would hold none of them until they are read.
+/// Parameters rows and threads of work whose rows are independent, with a default: tasks of about
+/// 64 KB, long beside taking one and short beside all of the work.
+Space task_space(std::int64_t rows, const DeviceFacts& facts);
+Config default_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
+
+/// The same and streams: results go around the caches where these would hold none of them until
+/// they are read.
 Space row_task_space(std::int64_t rows, const DeviceFacts& facts);
 Config default_row_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
 

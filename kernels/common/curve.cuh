@@ -88,6 +88,14 @@ struct silu_curve {  // x / (1 + e^-x)
   }
 };
 
+struct none_curve {
+  static __device__ __forceinline__ float value(float x) { return x; }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    value = x;
+    slope = 1.0f;
+  }
+};
+
 struct relu_curve {
   static __device__ __forceinline__ float value(float x) { return positive_part(x); }
   static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {

@@ -12,7 +12,12 @@ inline std::string element_type(DType dtype) {
   return dtype == DType::f32 ? "float" : "fftune::" + std::string(dtype_name(dtype));
 }
 
-/// Of common/curve.cuh; there is none of the identity.
+/// Of common/types.cuh: "int", "fftune::i64".
+inline std::string integer_type(DType dtype) {
+  return dtype == DType::i64 ? "fftune::i64" : "int";
+}
+
+/// Of common/curve.cuh.
 inline std::string curve_type(const std::string& activation) {
   return activation == "gelu-tanh" ? "fftune::gelu_tanh_curve" : "fftune::" + activation + "_curve";
 }

@@ -35,4 +35,13 @@ __device__ __forceinline__ void load_matrices(u32& r0, u32& r1, u32& r2, u32& r3
                : "memory");
 }
 
+// The same of what lies transposed: lane l gets rows 2 (l % 4) and the next of column l / 4.
+__device__ __forceinline__ void load_matrices_transposed(u32& r0, u32& r1, u32& r2, u32& r3,
+                                                         u32 shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+               : "r"(shared)
+               : "memory");
+}
+
 }  // namespace fftune

@@ -1,15 +1,26 @@
 // Sums over the threads that share a row: lanes of a warp, several warps of a block, or all blocks
-// of a cluster. The order of every sum is fixed, so that the bits are too.
+// of a cluster; and what joins like them, such as the largest. The order of every sum is fixed, so
+// that the bits are too.
 #pragma once
 
 #include "common/cluster.cuh"
 
 namespace fftune {
 
+// How two values become one; 0 changes nothing.
+struct addition {
+  static __device__ __forceinline__ float join(float first, float second) { return first + second; }
+};
+struct larger_magnitude {  // of values that are magnitudes
+  static __device__ __forceinline__ float join(float first, float second) {
+    return fmaxf(first, second);
+  }
+};
+
 // `group` threads (a power of two) share a row and a block has `groups` of them, at least a warp
 // together; in a cluster of more than one block, all of a block's threads are one group and the
 // blocks share the row. `values` sums are made at once.
-template <int values, int group, int groups, int cluster>
+template <int values, int group, int groups, int cluster, class Join = addition>
 struct row_sum {
   static constexpr int group_warps = group > 32 ? group / 32 : 1;
   static constexpr int block_warps = group * groups / 32;
@@ -28,7 +39,7 @@ struct row_sum {
     for (int v = 0; v < values; ++v) {
 #pragma unroll
       for (int distance = (group < 32 ? group : 32) / 2; distance > 0; distance /= 2) {
-        value[v] += __shfl_xor_sync(0xffffffffu, value[v], distance);
+        value[v] = Join::join(value[v], __shfl_xor_sync(0xffffffffu, value[v], distance));
       }
     }
     if constexpr (group_warps > 1) {
@@ -43,7 +54,9 @@ struct row_sum {
       for (int v = 0; v < values; ++v) {
         value[v] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < group_warps; ++i) value[v] += shared.warp[turn][v][first + i];
+        for (int i = 0; i < group_warps; ++i) {
+          value[v] = Join::join(value[v], shared.warp[turn][v][first + i]);
+        }
       }
     }
     if constexpr (cluster > 1) {
@@ -60,7 +73,7 @@ struct row_sum {
         value[v] = 0.0f;
 #pragma unroll
         for (u32 rank = 0; rank < cluster; ++rank) {
-          value[v] += load_cluster(cluster_address(address, rank)).x;
+          value[v] = Join::join(value[v], load_cluster(cluster_address(address, rank)).x);
         }
       }
     }

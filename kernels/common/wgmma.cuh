@@ -33,6 +33,16 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 shared) {
   return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{1} << 16) | ((shared & 0x3ffffu) >> 4);
 }
 
+// Descriptor of a tile of 64 k whose other extent is contiguous: slabs of 64 elements of that
+// extent, each [64 k][128 bytes] under the 128-byte swizzle, `slab_bytes` apart. 8-row atoms of k
+// are 1024 bytes apart, so 16 of k are 2048 bytes (PTX ISA, "Strides" of the matrix descriptor,
+// MN-major).
+constexpr int wgmma_slab_bytes = 64 * 128;
+__device__ __forceinline__ u64 wgmma_transposed_descriptor(u32 shared) {
+  return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{wgmma_slab_bytes >> 4} << 16) |
+         ((shared & 0x3ffffu) >> 4);
+}
+
 #define FFTUNE_C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define FFTUNE_C16(i) FFTUNE_C4(i), FFTUNE_C4(i + 4), FFTUNE_C4(i + 8), FFTUNE_C4(i + 12)
 #define FFTUNE_C64(i) FFTUNE_C16(i), FFTUNE_C16(i + 16), FFTUNE_C16(i + 32), FFTUNE_C16(i + 48)
@@ -178,20 +188,29 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 shared) {
       : "l"(a), "l"(b), "r"(accumulate))
 
 // The instruction of one width, for each element type. Only 16-bit elements have a choice of
-// layout, which is K-major for both operands.
+// layout: 0 where k is contiguous, 1 where the other extent is.
+#define FFTUNE_WGMMA_16BIT(width, kind)         \
+  if constexpr (a_transposed && b_transposed) { \
+    FFTUNE_WGMMA_##width(kind, ", 1, 1");       \
+  } else if constexpr (b_transposed) {          \
+    FFTUNE_WGMMA_##width(kind, ", 0, 1");       \
+  } else {                                      \
+    static_assert(!a_transposed);               \
+    FFTUNE_WGMMA_##width(kind, ", 0, 0");       \
+  }
 #define FFTUNE_WGMMA(width)                              \
   if constexpr (is_same<T, bf16>) {                      \
-    FFTUNE_WGMMA_##width("k16.f32.bf16.bf16", ", 0, 0"); \
+    FFTUNE_WGMMA_16BIT(width, "k16.f32.bf16.bf16");      \
   } else if constexpr (is_same<T, fp16>) {               \
-    FFTUNE_WGMMA_##width("k16.f32.f16.f16", ", 0, 0");   \
+    FFTUNE_WGMMA_16BIT(width, "k16.f32.f16.f16");        \
   } else {                                               \
     static_assert(is_same<T, fp8>, "bf16, fp16 or fp8"); \
     FFTUNE_WGMMA_##width("k32.f32.e4m3.e4m3", "");       \
   }
 
 // c (+)= a b^T: a [64, k], b [n, k], k 32 bytes, by descriptors; c is overwritten where
-// `accumulate` is 0.
-template <class T, int n>
+// `accumulate` is 0. A transposed operand has its other extent contiguous.
+template <class T, int n, bool a_transposed = false, bool b_transposed = false>
 __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accumulate) {
   if constexpr (n == 8) {
     FFTUNE_WGMMA(8);
@@ -221,6 +240,7 @@ __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accum
 }
 
 #undef FFTUNE_WGMMA
+#undef FFTUNE_WGMMA_16BIT
 #undef FFTUNE_WGMMA_8
 #undef FFTUNE_WGMMA_16
 #undef FFTUNE_WGMMA_24

@@ -12,6 +12,7 @@
 #include "cpu/blas.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_vector.hpp"
+#include "kernels/ffn/backward.hpp"
 #include "kernels/ffn/cpu_work.hpp"
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/ffn.hpp"
@@ -134,7 +135,8 @@ void store_block(const Blocks& blocks, const float* block, void* tensor, Range r
 void gate_up_block(const Blocks& blocks, const HostCall& call, Lane& lane, MatrixView x,
                    Range tokens, Range inter) {
   const std::int64_t d = blocks.shape.d;
-  for (const auto& [weights, out] : {std::pair{tensor::w_gate, lane.gate}, {tensor::w_up, lane.up}})
+  for (const auto& [weights, out] :
+       {std::pair{blocks.places.w_gate, lane.gate}, {blocks.places.w_up, lane.up}})
     sgemm(tokens.size(), inter.size(), d, x,
           lane.weights(call.tensors[weights], inter.first, inter.size(), 0, d, d), 0, out,
           inter.size());
@@ -175,13 +177,13 @@ void run_fused(const Blocks& blocks, const HostCall& call) {
          const std::int64_t split = task % splits;
          const Range tokens = part_of(m, blocks.token_blocks(), task / splits);
          const Range own = part_of(blocks.inter_blocks(), splits, split);
-         const auto x = lane.tokens(call.tensors[tensor::x], tokens.first, tokens.size(), d);
+         const auto x = lane.tokens(call.tensors[blocks.places.x], tokens.first, tokens.size(), d);
          float* out = partial + (split * m + tokens.first) * d;
          for (std::int64_t block = own.first; block < own.last; ++block) {
            const Range inter = part_of(h, blocks.inter_blocks(), block);
            gate_up_block(blocks, call, lane, x, tokens, inter);
            const auto down =
-               lane.weights(call.tensors[tensor::w_down], 0, d, inter.first, inter.size(), h);
+               lane.weights(call.tensors[blocks.places.w_down], 0, d, inter.first, inter.size(), h);
            sgemm(tokens.size(), d, inter.size(), {lane.gate, inter.size()}, down,
                  block == own.first ? 0.0f : 1.0f, out, d);
          }
@@ -209,7 +211,7 @@ void run_gate_up(const Blocks& blocks, const HostCall& call) {
          Lane lane(blocks, call.scratch[0], index);
          const Range tokens = part_of(m, blocks.token_blocks(), task / inter_blocks);
          const Range inter = part_of(h, inter_blocks, task % inter_blocks);
-         const auto x = lane.tokens(call.tensors[tensor::x], tokens.first, tokens.size(), d);
+         const auto x = lane.tokens(call.tensors[blocks.places.x], tokens.first, tokens.size(), d);
          gate_up_block(blocks, call, lane, x, tokens, inter);
          store_block(blocks, lane.gate, call.tensors[blocks.places.hidden], tokens, inter, h);
        });
@@ -226,7 +228,7 @@ void run_down(const Blocks& blocks, const HostCall& call) {
          const auto hidden =
              lane.tokens(call.tensors[blocks.places.hidden], tokens.first, tokens.size(), h);
          const auto down =
-             lane.weights(call.tensors[tensor::w_down], rows.first, rows.size(), 0, h, h);
+             lane.weights(call.tensors[blocks.places.w_down], rows.first, rows.size(), 0, h, h);
          sgemm(tokens.size(), rows.size(), h, hidden, down, 0, lane.gate, rows.size());
          for (std::int64_t i = 0; i < tokens.size(); ++i)
            add_to_row(blocks, call, tokens.first + i, rows.first, rows.size(),
@@ -235,15 +237,23 @@ void run_down(const Blocks& blocks, const HostCall& call) {
        });
 }
 
+/// The forward pass, or gate_up alone, where a backward pass computes gate and up again.
 class CpuBlas final : public Family {
  public:
-  std::string_view name() const override { return "cpu_blas"; }
+  explicit CpuBlas(bool gate_up_alone) : alone_(gate_up_alone) {}
+  std::string_view name() const override { return alone_ ? "cpu_gate_up_blas" : "cpu_blas"; }
   std::string_view summary() const override {
-    return "blocks over OpenBLAS, gate, up and down fused per block or not";
+    return alone_ ? "blocks over OpenBLAS, gate and up and their activation per block"
+                  : "blocks over OpenBLAS, gate, up and down fused per block or not";
   }
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
+  std::vector<std::string> stages() const override {
+    return alone_ ? std::vector<std::string>{stage_gate_up}
+                  : std::vector<std::string>{stage_gate_up, stage_down};
+  }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (alone_ && !recomputes(problem)) return recomputing_alone;
+    if (!alone_ && problem.pass != "fwd") return forward_alone;
     if (is_quantised(problem)) return no_fp8;
     return std::nullopt;
   }
@@ -255,7 +265,8 @@ class CpuBlas final : public Family {
         .parameter("inter_block", "intermediate features of a block",
                    up_to(shape.h, {64, 128, 256, 512, 1024, 2048}))
         .parameter("threads", "threads, each with products of its own", thread_counts(shape, facts))
-        .parameter("fused", "1: y is added up from block to block of the intermediate", {0, 1})
+        .parameter("fused", "1: y is added up from block to block of the intermediate",
+                   alone_ ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{0, 1})
         .constraint("the blocks of a thread take more than 256 MiB", [=](const Config& config) {
           return smallest(config) ||
                  blocks_of(problem, facts, config).lane_floats() * 4 <= most_lane_bytes;
@@ -289,11 +300,11 @@ class CpuBlas final : public Family {
     program.host_tensors = blocks.places.count;
     program.scratch = {{bytes(blocks.threads * blocks.lane_floats()), false},
                        {bytes(blocks.partial_floats()), false}};
-    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const BlasThreads alone(1);
+    program.steps.emplace_back(HostFunction([=, down = !alone_](const HostCall& call) {
+      const BlasThreads one(1);
       if (blocks.fused) return run_fused(blocks, call);
       run_gate_up(blocks, call);
-      run_down(blocks, call);
+      if (down) run_down(blocks, call);
     }));
     return program;
   }
@@ -307,12 +318,18 @@ class CpuBlas final : public Family {
   static bool smallest(const Config& config) {
     return config.at("token_block") == 32 && config.at("inter_block") == 64;
   }
+
+  bool alone_;
 };
 
 }  // namespace
 
 const Family& cpu_blas_family() {
-  static const CpuBlas family;
+  static const CpuBlas family(false);
+  return family;
+}
+const Family& cpu_gate_up_blas_family() {
+  static const CpuBlas family(true);
   return family;
 }
 

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "kernels/common/activation.hpp"
+#include "kernels/ffn/backward.hpp"
+#include "kernels/ffn/cpu_work.hpp"
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/ffn.hpp"
 
@@ -15,9 +17,9 @@ constexpr std::size_t chunk = 256;  // of a row, in float on the stack
 constexpr std::size_t lanes = 8;    // partial sums, which a compiler may keep in vectors
 
 /// The products of rows of `x` [tokens, depth] and `w` [rows, depth], both of `dtype`.
-class Product {
+class RowProduct {
  public:
-  Product(DType dtype, const void* x, const void* w, std::size_t depth, float scale)
+  RowProduct(DType dtype, const void* x, const void* w, std::size_t depth, float scale)
       : dtype_(dtype), x_(x), w_(w), depth_(depth), scale_(scale) {}
 
   /// Row `token` of x times row `row` of w, summed in fp32 in a fixed order.
@@ -70,14 +72,21 @@ void fill(const HostCall& call, DType dtype, void* out, std::size_t tokens, std:
   });
 }
 
+/// The forward pass, or gate_up alone, where a backward pass computes gate and up again.
 class CpuPlain final : public Family {
  public:
-  std::string_view name() const override { return "cpu_plain"; }
+  explicit CpuPlain(bool gate_up_alone) : alone_(gate_up_alone) {}
+  std::string_view name() const override { return alone_ ? "cpu_gate_up_plain" : "cpu_plain"; }
   std::string_view summary() const override { return "plain loops for any sizes: the fallback"; }
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
+  std::vector<std::string> stages() const override {
+    return alone_ ? std::vector<std::string>{stage_gate_up}
+                  : std::vector<std::string>{stage_gate_up, stage_down};
+  }
   bool is_fallback() const override { return true; }
-  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
+  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (alone_ && !recomputes(problem)) return recomputing_alone;
+    if (!alone_ && problem.pass != "fwd") return forward_alone;
     return std::nullopt;
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
@@ -96,10 +105,10 @@ class CpuPlain final : public Family {
     program.host_tensors = at.count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const float x_scale = scale_of(call, at.x_scale), out = scale_of(call, at.hidden_scale);
-      const Product gate(dtype, call.tensors[tensor::x], call.tensors[tensor::w_gate], d,
-                         x_scale * scale_of(call, at.w_gate_scale));
-      const Product up(dtype, call.tensors[tensor::x], call.tensors[tensor::w_up], d,
-                       x_scale * scale_of(call, at.w_up_scale));
+      const RowProduct gate(dtype, call.tensors[at.x], call.tensors[at.w_gate], d,
+                            x_scale * scale_of(call, at.w_gate_scale));
+      const RowProduct up(dtype, call.tensors[at.x], call.tensors[at.w_up], d,
+                          x_scale * scale_of(call, at.w_up_scale));
       fill(call, dtype, call.tensors[at.hidden], m, h, [&](auto token, auto row) {
         return static_cast<float>(activate(activation, gate.at(token, row))) * up.at(token, row) /
                out;
@@ -109,9 +118,10 @@ class CpuPlain final : public Family {
         fill(call, wide, call.tensors[place], m, h,
              [product = product](auto token, auto row) { return product->at(token, row); });
     }));
+    if (alone_) return program;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const Product down(dtype, call.tensors[at.hidden], call.tensors[tensor::w_down], h,
-                         scale_of(call, at.hidden_scale) * scale_of(call, at.w_down_scale));
+      const RowProduct down(dtype, call.tensors[at.hidden], call.tensors[at.w_down], h,
+                            scale_of(call, at.hidden_scale) * scale_of(call, at.w_down_scale));
       const auto added = [&](bool adds, std::size_t place, std::size_t index) {
         float value = 0;
         if (adds)
@@ -129,12 +139,19 @@ class CpuPlain final : public Family {
   }
 
   std::vector<std::string> sources() const override { return {"ffn/cpu_plain.cpp"}; }
+
+ private:
+  bool alone_;
 };
 
 }  // namespace
 
 const Family& cpu_plain_family() {
-  static const CpuPlain family;
+  static const CpuPlain family(false);
+  return family;
+}
+const Family& cpu_gate_up_plain_family() {
+  static const CpuPlain family(true);
   return family;
 }
 

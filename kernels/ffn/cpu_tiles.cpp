@@ -142,6 +142,7 @@ class CpuTiles final : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<std::string> stages() const override { return {stage_gate_up, stage_down}; }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
+    if (problem.pass != "fwd") return forward_alone;
     if (is_quantised(problem)) return no_fp8;
     if (!form_of(problem).plain()) return plain_alone;
     if (problem.size("m") >= least_tokens) return std::nullopt;

@@ -12,6 +12,13 @@
 
 namespace fftune::ffn {
 
+/// Why a family of the stages gate_up and down refuses a backward pass.
+constexpr const char* forward_alone = "it computes the pass fwd alone";
+
+/// Why a family of gate_up alone refuses whatever has that stage with others or not at all.
+constexpr const char* recomputing_alone =
+    "it computes gate and up again: the pass bwd with save=input";
+
 /// Why a family of f32 products refuses fp8.
 constexpr const char* no_fp8 = "its products are in f32, and fp8 has scales to apply to them";
 

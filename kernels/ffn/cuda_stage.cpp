@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include "core/error.hpp"
+#include "kernels/common/cuda_refusal.hpp"
+#include "kernels/common/device_types.hpp"
+#include "kernels/ffn/backward.hpp"
 #include "kernels/ffn/ffn.hpp"
 
 namespace fftune::ffn {
@@ -18,10 +21,6 @@ std::string epilogue_type(CudaStage stage, const Problem& problem) {
 }
 
 }  // namespace
-
-std::string element_type(DType dtype) {
-  return dtype == DType::f32 ? "float" : fmt::format("fftune::{}", dtype_name(dtype));
-}
 
 std::string activation_type(const Problem& problem) {
   const std::string& act = problem.option("act");
@@ -41,9 +40,8 @@ GemmShape gemm_of(CudaStage stage, const Problem& problem) {
 std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem) {
   const Places at = places_of(problem);
   const std::vector<std::size_t> places =
-      stage == CudaStage::gate_up
-          ? std::vector{tensor::x, tensor::w_gate, tensor::w_up, at.hidden, at.gate, at.up}
-          : std::vector{at.hidden, tensor::w_down, at.y, at.b_down, at.residual};
+      stage == CudaStage::gate_up ? std::vector{at.x, at.w_gate, at.w_up, at.hidden, at.gate, at.up}
+                                  : std::vector{at.hidden, at.w_down, at.y, at.b_down, at.residual};
   std::vector<Argument> arguments;
   for (const std::size_t place : places)
     if (place == Places::none)
@@ -78,18 +76,15 @@ bool may_start_early(CudaStage stage, const DeviceFacts& facts) {
   return stage == CudaStage::down && facts.compute_capability >= 90;
 }
 
-std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts) {
-  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
-  if (problem.pass != "fwd")
-    return fmt::format("the kernel computes the pass fwd, not {}", problem.pass);
-  if (facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
-                       facts.compute_capability / 10, facts.compute_capability % 10);
-  return std::nullopt;
+std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts,
+                                       std::optional<CudaStage> stage) {
+  const bool recomputed = recomputes(problem) && stage == CudaStage::gate_up;
+  return fftune::refuse_cuda(problem, recomputed ? problem.pass : "fwd", facts);
 }
 
-std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts) {
-  if (auto refusal = refuse_cuda(problem, facts)) return refusal;
+std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts,
+                                               std::optional<CudaStage> stage) {
+  if (auto refusal = refuse_cuda(problem, facts, stage)) return refusal;
   if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
                        dtype_name(problem.dtype));

@@ -32,8 +32,7 @@ std::vector<Argument> scale_arguments(CudaStage stage, const Problem& problem);
 /// m, d, h: the size parameters of every kernel.
 std::vector<std::int64_t> size_arguments(const Problem& problem);
 
-/// The device's types of a problem: "fftune::bf16", "fftune::silu".
-std::string element_type(DType dtype);
+/// The device's type of a problem's activation: "fftune::silu".
 std::string activation_type(const Problem& problem);
 
 /// The kernel `name` in ffn/<file>.cu with its element type, its epilogue and then `rest` as
@@ -48,12 +47,15 @@ KernelSource kernel_source(CudaStage stage, const std::string& file, const std::
 bool may_start_early(CudaStage stage, const DeviceFacts& facts);
 
 /// Why a kernel of mma.sync and 16-byte rows cannot serve the problem, one line.
-std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts);
+std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts,
+                                               std::optional<CudaStage> stage = std::nullopt);
 
 /// Why rows of the problem's sizes and dtype cannot be loaded 16 bytes at a time.
 std::optional<std::string> refuse_rows(const Problem& problem);
 
-/// Why no CUDA kernel of this folder can serve it.
-std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts);
+/// Why no CUDA kernel of this folder's stage, or of both, can serve it. gate_up is a stage of the
+/// pass bwd too, where that computes gate and up again.
+std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts,
+                                       std::optional<CudaStage> stage = std::nullopt);
 
 }  // namespace fftune::ffn

@@ -14,7 +14,7 @@ std::optional<std::string> DecodeFamily::refusal(const Problem& problem,
   if (tokens > decode_max_tokens)
     return fmt::format("the kernel holds the tokens in one operand of mma.sync: m={} is over {}",
                        tokens, decode_max_tokens);
-  return refuse_tensor_cores(problem, facts);
+  return refuse_tensor_cores(problem, facts, stage_);
 }
 
 Space DecodeFamily::space(const Problem& problem, const DeviceFacts& facts) const {

@@ -2,13 +2,14 @@
 
 #include <utility>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/ffn/ffn.hpp"
 
 namespace fftune::ffn {
 
 std::optional<std::string> FallbackFamily::refusal(const Problem& problem,
                                                    const DeviceFacts& facts) const {
-  return refuse_cuda(problem, facts);
+  return refuse_cuda(problem, facts, stage_);
 }
 
 Space FallbackFamily::space(const Problem&, const DeviceFacts&) const {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/common/activation.hpp"
+#include "kernels/ffn/backward.hpp"
 #include "kernels/ffn/baselines.hpp"
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/reference.hpp"
@@ -18,7 +19,7 @@ class Ffn final : public Op {
   std::string_view summary() const override {
     return "gated feed-forward network: y = (act(x w_gate^T) * (x w_up^T)) w_down^T";
   }
-  std::vector<std::string> passes() const override { return {"fwd"}; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
 
   std::vector<SizeField> sizes() const override {
     return {{.name = "m",
@@ -37,23 +38,44 @@ class Ffn final : public Op {
             {.name = "save",
              .help = "what is written for a backward pass: gate and up before the activation",
              .choices = {"none", "preact"},
-             .rare = true},
+             .rare = true,
+             .pass = "fwd"},
+            {.name = "save",
+             .help = "what the forward pass kept: gate and up before the activation, or its input "
+                     "alone, from which they are computed again",
+             .choices = {"preact", "input"},
+             .rare = true,
+             .pass = "bwd"},
             {.name = "bias",
              .help = "what is added to every row of y: b_down",
              .choices = {"none", "down"},
-             .rare = true},
+             .rare = true,
+             .pass = "fwd"},
             {.name = "residual",
              .help = "whether y is added to a residual of its size",
              .choices = {"no", "yes"},
-             .rare = true}};
+             .rare = true,
+             .pass = "fwd"},
+            {.name = "accumulate",
+             .help = "whether the gradients of the weights are added to others, which may be the "
+                     "same buffers",
+             .choices = {"no", "yes"},
+             .rare = true,
+             .pass = "bwd"}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16, DType::fp8};
     return {DType::bf16, DType::fp16, DType::f32, DType::fp8};
   }
+  std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view pass) const override {
+    auto all = dtypes(kind);
+    if (pass == "bwd") std::erase(all, DType::fp8);
+    return all;
+  }
   std::string_view token_size() const override { return "m"; }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    if (problem.pass == "bwd") return backward_tensors(problem);
     const auto [m, d, h] = shape_of(problem);
     const auto dtype = problem.dtype;
     // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
@@ -88,6 +110,7 @@ class Ffn final : public Op {
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
+    if (problem.pass == "bwd") return backward_stages(problem);
     const auto [m, d, h] = shape_of(problem);
     StageSpec gate_up{
         .name = stage_gate_up, .inputs = {"x", "w_gate", "w_up"}, .outputs = {"hidden"}};
@@ -118,18 +141,29 @@ class Ffn final : public Op {
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    ffn::reference(problem, stage, tensors, parallel);
+    const std::string name = stages(problem).at(stage).name;
+    if (name == stage_gate_up)
+      ffn::reference(problem, 0, tensors, parallel);
+    else if (name == stage_down)
+      ffn::reference(problem, 1, tensors, parallel);
+    else
+      backward_reference(problem, name, tensors, parallel);
   }
 
   std::vector<const Family*> families() const override {
-    return {&ffn_decode_family(),   &gate_up_decode_family(),   &down_decode_family(),
-            &gate_up_sm90_family(), &down_sm90_family(),        &gate_up_sm80_family(),
-            &down_sm80_family(),    &cpu_stream_family(),       &cpu_tiles_family(),
-            &cpu_blas_family(),     &gate_up_fallback_family(), &down_fallback_family(),
-            &cpu_plain_family()};
+    std::vector<const Family*> families{
+        &ffn_decode_family(),   &gate_up_decode_family(),   &down_decode_family(),
+        &gate_up_sm90_family(), &down_sm90_family(),        &gate_up_sm80_family(),
+        &down_sm80_family(),    &cpu_stream_family(),       &cpu_tiles_family(),
+        &cpu_blas_family(),     &gate_up_fallback_family(), &down_fallback_family(),
+        &cpu_plain_family()};
+    const auto backward = backward_families();
+    families.insert(families.end(), backward.begin(), backward.end());
+    return families;
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return ffn::baselines(problem, facts);
+    return problem.pass == "bwd" ? backward_baselines(problem, facts)
+                                 : ffn::baselines(problem, facts);
   }
 };
 
@@ -148,12 +182,15 @@ DType wide_dtype(const Problem& problem) {
 }
 
 Form form_of(const Problem& problem) {
-  return {.saves = problem.has("save", "preact"),
+  // What is saved in the one pass is computed again in the other.
+  return {.saves = problem.has("save", problem.pass == "bwd" ? "input" : "preact"),
           .bias = problem.has("bias", "down"),
-          .residual = problem.has("residual", "yes")};
+          .residual = problem.has("residual", "yes"),
+          .accumulates = problem.has("accumulate", "yes")};
 }
 
 Places places_of(const Problem& problem) {
+  if (problem.pass == "bwd") return backward_places(problem);
   Places places;
   const Form form = form_of(problem);
   std::size_t next = tensor::w_down + 1;

@@ -15,7 +15,8 @@ const Op& ffn_op();
 
 namespace ffn {
 
-/// The places of the op's tensors, which are also those that TensorArgument counts by.
+/// The places of the forward pass's first tensors, which are also those that TensorArgument counts
+/// by.
 namespace tensor {
 constexpr std::size_t x = 0;       // [m, d]
 constexpr std::size_t w_gate = 1;  // [h, d]
@@ -31,17 +32,22 @@ DType wide_dtype(const Problem& problem);
 
 /// What a problem asks for beside the plain forward pass.
 struct Form {
-  bool saves = false;     // gate and up are outputs too: save=preact
+  bool saves = false;     // gate and up are stored too: save=preact, or in the pass bwd save=input
   bool bias = false;      // y has a bias: bias=down
   bool residual = false;  // y is added to a residual: residual=yes
+  bool accumulates = false;  // bwd: the weights' gradients are added to others: accumulate=yes
   bool adds() const { return bias || residual; }
   bool plain() const { return !saves && !adds(); }
 };
 Form form_of(const Problem& problem);
 
-/// The places of those that the form moves.
+/// The places of all of them, of either pass.
 struct Places {
   static constexpr std::size_t none = ~std::size_t{0};
+  std::size_t x = tensor::x;
+  std::size_t w_gate = tensor::w_gate;
+  std::size_t w_up = tensor::w_up;
+  std::size_t w_down = tensor::w_down;
   std::size_t x_scale = none;  // [1], as the others
   std::size_t w_gate_scale = none;
   std::size_t w_up_scale = none;
@@ -53,11 +59,22 @@ struct Places {
   std::size_t gate = none;      // [m, h]: x·w_gateᵀ, in the training form
   std::size_t up = none;        // [m, h]: x·w_upᵀ
   std::size_t hidden = 5;       // [m, h], between the stages
+  // Of the pass bwd; a gradient has the shape of what it belongs to.
+  std::size_t dy = none;
+  std::size_t dw_gate_before = none;  // where gradients accumulate; it may be dw_gate itself
+  std::size_t dw_up_before = none;
+  std::size_t dw_down_before = none;
+  std::size_t dx = none;
+  std::size_t dw_gate = none;
+  std::size_t dw_up = none;
+  std::size_t dw_down = none;
+  std::size_t d_gate = none;  // between the stages, as d_up
+  std::size_t d_up = none;
   std::size_t count = 6;
 };
 Places places_of(const Problem& problem);
 
-/// The stages: x, w_gate, w_up -> hidden, then hidden, w_down -> y.
+/// The stages of the pass fwd: x, w_gate, w_up -> hidden, then hidden, w_down -> y.
 constexpr const char* stage_gate_up = "gate_up";
 constexpr const char* stage_down = "down";
 

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "core/error.hpp"
+#include "kernels/common/device_types.hpp"
 #include "kernels/ffn/cuda_stage.hpp"
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/ffn.hpp"

@@ -8,7 +8,7 @@ namespace fftune::ffn {
 
 std::optional<std::string> MmaSyncFamily::refusal(const Problem& problem,
                                                   const DeviceFacts& facts) const {
-  if (auto refusal = refuse_tensor_cores(problem, facts)) return refusal;
+  if (auto refusal = refuse_tensor_cores(problem, facts, stage_)) return refusal;
   // Measured on an H200: 440 TFLOP/s at best, where wgmma reaches 700 to 800; up to 64 tokens the
   // memory decides, and either may win.
   constexpr std::int64_t most_tokens_beside_wgmma = 64;
@@ -25,6 +25,12 @@ Space MmaSyncFamily::space(const Problem& problem, const DeviceFacts& facts) con
 
 Config MmaSyncFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
   return mma_sync_default(gemm_of(stage_, problem), facts);
+}
+
+std::optional<double> MmaSyncFamily::estimate(const Problem& problem, const DeviceFacts& facts,
+                                              const Config& config) const {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return mma_sync_cost(gemm_of(stage_, problem), facts, config) / facts.clock_hz;
 }
 
 Program MmaSyncFamily::program(const Problem& problem, const DeviceFacts& facts,

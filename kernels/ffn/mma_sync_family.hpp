@@ -19,6 +19,7 @@ class MmaSyncFamily : public Family {
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
+  std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
   std::vector<std::string> sources() const override;
 

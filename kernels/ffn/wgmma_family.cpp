@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/wgmma.hpp"
 
@@ -15,14 +16,14 @@ WgmmaOperands operands_of(CudaStage stage, const Problem& problem) {
   operands.c_dtype = stage == CudaStage::gate_up ? problem.dtype : wide_dtype(problem);
   operands.scales = scale_arguments(stage, problem);
   if (stage == CudaStage::gate_up) {
-    operands.a = TensorArgument{tensor::x};
-    operands.b = {TensorArgument{tensor::w_gate}, TensorArgument{tensor::w_up}};
+    operands.a = TensorArgument{at.x};
+    operands.b = {TensorArgument{at.w_gate}, TensorArgument{at.w_up}};
     operands.c = {TensorArgument{at.hidden}};
     if (form_of(problem).saves)
       operands.c.insert(operands.c.end(), {TensorArgument{at.gate}, TensorArgument{at.up}});
   } else {
     operands.a = TensorArgument{at.hidden};
-    operands.b = {TensorArgument{tensor::w_down}};
+    operands.b = {TensorArgument{at.w_down}};
     operands.c = {TensorArgument{at.y}};
     const Form form = form_of(problem);
     if (form.bias) operands.bias = TensorArgument{at.b_down};
@@ -43,8 +44,8 @@ std::string kernel_name(CudaStage stage, const Problem& problem) {
 
 std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
                                                 const DeviceFacts& facts) const {
-  if (auto refusal =
-          is_quantised(problem) ? refuse_cuda(problem, facts) : refuse_tensor_cores(problem, facts))
+  if (auto refusal = is_quantised(problem) ? refuse_cuda(problem, facts, stage_)
+                                           : refuse_tensor_cores(problem, facts, stage_))
     return refusal;
   if (auto refusal = refuse_rows(problem)) return refusal;
   if (is_quantised(problem) && !form_of(problem).plain())
@@ -63,6 +64,15 @@ Space WgmmaFamily::space(const Problem& problem, const DeviceFacts& facts) const
 Config WgmmaFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
   return is_quantised(problem) ? wgmma_fp8_default(gemm_of(stage_, problem), facts)
                                : wgmma_default(gemm_of(stage_, problem), facts);
+}
+
+std::optional<double> WgmmaFamily::estimate(const Problem& problem, const DeviceFacts& facts,
+                                            const Config& config) const {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  GemmShape shape = gemm_of(stage_, problem);
+  // The engine counts k in units of two bytes.
+  if (is_quantised(problem)) shape.k = ceil_div(shape.k, 2);
+  return wgmma_cost(shape, facts, config) / facts.clock_hz;
 }
 
 Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/activation.cuh"
+#include "common/curve.cuh"
 
 namespace fftune {
 
@@ -36,6 +37,26 @@ template <class Activation>
 struct saving_epilogue : gated_epilogue<Activation> {
   static constexpr int outputs = 3;
 };
+
+// Of a product dc in the backward pass of act(gate) * up, where gate and up are at hand: d_gate,
+// d_up and, where that was not stored, the product act(gate) * up itself.
+template <class Curve, bool hidden>
+struct gated_gradient {
+  static constexpr int products = 1, outputs = hidden ? 3 : 2;
+  static constexpr bool adds_bias = false, adds_residual = false;
+  static __device__ __forceinline__ void apply(float dc, float gate, float up,
+                                               float (&result)[outputs]) {
+    float value, slope;
+    Curve::value_and_slope(gate, value, slope);
+    result[0] = dc * up * slope;
+    result[1] = dc * value;
+    if constexpr (hidden) result[2] = value * up;
+  }
+};
+template <class Epilogue>
+inline constexpr bool is_gradient = false;
+template <class Curve, bool hidden>
+inline constexpr bool is_gradient<gated_gradient<Curve, hidden>> = true;
 
 // Output number `output` of an element.
 template <class Epilogue, int output>

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "gemm/epilogue.cuh"
+#include "gemm/operands.cuh"
 #include "gemm/scales.cuh"
 
 namespace fftune {
@@ -23,14 +24,18 @@ class fallback_gemm {
 
   using operand = float[bk][padded];
 
+  // matrix [rows, k], or [k, rows] where it is transposed.
+  template <bool transposed>
   static __device__ __forceinline__ void load(operand& to, const T* matrix, i64 first_row, i64 rows,
                                               int k, int first_k) {
 #pragma unroll
     for (int i = threadIdx.x; i < tile * bk; i += threads) {
-      const i64 row = first_row + i / bk;
-      const int at = i % bk;
+      const int in_tile = transposed ? i % tile : i / bk, at = transposed ? i / tile : i % bk;
+      const i64 row = first_row + in_tile;
       const bool valid = row < rows && at < k - first_k;
-      to[at][i / bk] = valid ? to_float(matrix[row * k + first_k + at]) : 0.0f;
+      const i64 place =
+          transposed ? (static_cast<i64>(first_k) + at) * rows + row : row * k + first_k + at;
+      to[at][in_tile] = valid ? to_float(matrix[place]) : 0.0f;
     }
   }
 
@@ -49,21 +54,20 @@ class fallback_gemm {
     operand b[products];
   };
 
-  static __device__ __forceinline__ void run(const T* a, const T* const (&b)[products], Out* c,
-                                             Wide* const (&sums)[most_outputs - 1],
-                                             const addends<Wide>& more, const Scales& scales, int m,
-                                             int n, int k, storage& shared) {
-    const u32 tiles_n = ceil_div(static_cast<u32>(n), static_cast<u32>(tile));
-    const i64 first_m = static_cast<i64>(blockIdx.x / tiles_n) * tile;
-    const i64 first_n = static_cast<i64>(blockIdx.x % tiles_n) * tile;
-    const int row = threadIdx.x / side, column = threadIdx.x % side;
+  using tile_sums = float[per_thread][per_thread][products];
 
-    float sum[per_thread][per_thread][products] = {};
+  // sum += this block's tile of the products of A and each B, over all of k.
+  template <class Operands = forward_operands>
+  static __device__ __forceinline__ void multiply(tile_sums& sum, const T* a,
+                                                  const T* const (&b)[products], i64 first_m,
+                                                  i64 first_n, int m, int n, int k,
+                                                  storage& shared) {
+    const int row = threadIdx.x / side, column = threadIdx.x % side;
     for (int first_k = 0;;) {
-      load(shared.a, a, first_m, m, k, first_k);
+      load<Operands::a_transposed>(shared.a, a, first_m, m, k, first_k);
 #pragma unroll
       for (int product = 0; product < products; ++product) {
-        load(shared.b[product], b[product], first_n, n, k, first_k);
+        load<Operands::b_transposed>(shared.b[product], b[product], first_n, n, k, first_k);
       }
       __syncthreads();
 #pragma unroll
@@ -86,27 +90,45 @@ class fallback_gemm {
       first_k += bk;
       __syncthreads();
     }
+  }
+
+  // Calls body(row, column, sums) for each of this thread's elements that exist.
+  template <class Body>
+  static __device__ __forceinline__ void for_each_element(tile_sums& sum, i64 first_m, i64 first_n,
+                                                          int m, int n, const Body& body) {
+    const int row = threadIdx.x / side, column = threadIdx.x % side;
 #pragma unroll
     for (int i = 0; i < per_thread; ++i) {
 #pragma unroll
       for (int j = 0; j < per_thread; ++j) {
         const i64 at_m = first_m + row + i * side, at_n = first_n + column + j * side;
-        if (at_m < m && at_n < n) {
-          float(&own)[products] = sum[i][j];
-          if constexpr (Scales::present) {
-#pragma unroll
-            for (int product = 0; product < products; ++product) {
-              own[product] *= scales.of_product(product);
-            }
-          }
-          float value = output_of<Epilogue, 0>(own);
-          if constexpr (Scales::present) value *= scales.of_output();
-          const i64 at = at_m * n + at_n;
-          c[at] = from_float<Out>(more.template add<Epilogue>(value, at_m, at_n, n));
-          store_sums(sums, at, own);
-        }
+        if (at_m < m && at_n < n) body(at_m, at_n, sum[i][j]);
       }
     }
+  }
+
+  static __device__ __forceinline__ void run(const T* a, const T* const (&b)[products], Out* c,
+                                             Wide* const (&sums)[most_outputs - 1],
+                                             const addends<Wide>& more, const Scales& scales, int m,
+                                             int n, int k, storage& shared) {
+    const u32 tiles_n = ceil_div(static_cast<u32>(n), static_cast<u32>(tile));
+    const i64 first_m = static_cast<i64>(blockIdx.x / tiles_n) * tile;
+    const i64 first_n = static_cast<i64>(blockIdx.x % tiles_n) * tile;
+    tile_sums sum = {};
+    multiply(sum, a, b, first_m, first_n, m, n, k, shared);
+    for_each_element(sum, first_m, first_n, m, n, [&](i64 row, i64 column, float(&own)[products]) {
+      if constexpr (Scales::present) {
+#pragma unroll
+        for (int product = 0; product < products; ++product) {
+          own[product] *= scales.of_product(product);
+        }
+      }
+      float value = output_of<Epilogue, 0>(own);
+      if constexpr (Scales::present) value *= scales.of_output();
+      const i64 at = row * n + column;
+      c[at] = from_float<Out>(more.template add<Epilogue>(value, row, column, n));
+      store_sums(sums, at, own);
+    });
   }
 };
 

@@ -31,7 +31,7 @@ struct Tile {
   int warp_n() const { return bn / warps_n; }
   std::int64_t tiles_m(const GemmShape& shape) const { return ceil_div(shape.m, bm); }
   std::int64_t tiles(const GemmShape& shape) const {
-    return tiles_m(shape) * ceil_div(shape.n, bn);
+    return tiles_m(shape) * ceil_div(shape.n, bn) * shape.results;
   }
   std::int64_t share_bytes(int products) const { return std::int64_t{4} * products * bm * bn; }
   /// fp32 sums that a thread holds.
@@ -105,8 +105,13 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
 }
 
 void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
-  limit(space, "more than half of a tile would be padding", {"bm", "bn"},
-        [=](const Tile& t) { return (t.bm == 16 || t.bm < 2 * shape.m) && t.bn < shape.n + 32; });
+  const int least_bm = shape.a_transposed ? 32 : 16;
+  const std::int64_t k = shape.k * shape.terms;
+  limit(space, "more than half of a tile would be padding", {"bm", "bn"}, [=](const Tile& t) {
+    return (t.bm == least_bm || t.bm < 2 * shape.m) && t.bn < shape.n + 32;
+  });
+  limit(space, "the swizzle of a transposed operand takes rows of 64 bytes or more", {"bm"},
+        [=](const Tile& t) { return t.bm >= least_bm; });
   limit(space,
         "every row of tiles reads the weights again: at most two of them, or tiles of 64 rows",
         {"bm"},
@@ -118,7 +123,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         });
   limit(space, "a ring longer than the loop over k is never full", {"bk", "stages", "split_k"},
         [=](const Tile& t) {
-          return t.stages == 2 || t.stages - 1 <= ceil_div(shape.k, std::int64_t{t.bk} * t.split_k);
+          return t.stages == 2 || t.stages - 1 <= ceil_div(k, std::int64_t{t.bk} * t.split_k);
         });
   limit(space, "a k tile that is mostly past the end of k", {"bk"},
         [=](const Tile& t) { return t.bk <= 64 || t.bk < 2 * shape.k; });
@@ -130,9 +135,8 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
                                     t.tiles(shape) * t.split_k <= 2 * facts.multiprocessors);
         });
   limit(space, "a split needs at least four k tiles to be worth its share of the closing sum",
-        {"bk", "split_k"}, [=](const Tile& t) {
-          return t.split_k == 1 || shape.k >= std::int64_t{4} * t.bk * t.split_k;
-        });
+        {"bk", "split_k"},
+        [=](const Tile& t) { return t.split_k == 1 || k >= std::int64_t{4} * t.bk * t.split_k; });
   limit(space,
         "a band of tile rows higher than the output is the whole output, and without several waves "
         "the order does not matter",
@@ -216,7 +220,8 @@ double mma_sync_cost(const GemmShape& shape, const DeviceFacts& facts, const Con
   const double step =
       std::max({products * tile.bm * tile.bn * 16 / multiply_adds,
                 (warp_operands + operands) * 32 / shared_rate, operands * 32 / l2_rate});
-  const double k_tiles = static_cast<double>(ceil_div(ceil_div(shape.k, tile.bk), tile.split_k));
+  const double k_tiles =
+      static_cast<double>(ceil_div(ceil_div(shape.k, tile.bk) * shape.terms, tile.split_k));
   const double block = k_tiles * tile.bk / 16 * step;
   const auto blocks = tile.tiles(shape) * tile.split_k;
   const auto per_multiprocessor = ceil_div(blocks, std::max(facts.multiprocessors, 1));

@@ -1,7 +1,8 @@
 // C = epilogue(A B1^T[, A B2^T]) with mma.sync, for sm_80 and newer.
 //
 // A [m, k], B [n, k], a C [m, n] for each output, row-major; k and n multiples of 8 and all
-// pointers 16-byte aligned, m >= 1.
+// pointers 16-byte aligned, m >= 1. An operand may lie transposed, [k, m] or [k, n], and then it is
+// m or n that is a multiple of 8, for any k.
 //
 // A block owns a bm x bn tile of C (of both products, when there are two) and walks k in tiles of
 // bk. A ring of `stages` tiles in shared memory is filled by cp.async, stages - 1 tiles ahead of
@@ -15,26 +16,13 @@
 #pragma once
 
 #include "common/mma.cuh"
-#include "gemm/epilogue.cuh"
-#include "gemm/split_k.cuh"
-#include "gemm/tile_copy.cuh"
+#include "gemm/mma_sync_producer.cuh"
 #include "gemm/tile_order.cuh"
 
 namespace fftune {
 
-template <class T, int products>
-struct gemm_arguments {
-  const T* a;
-  const T* b[products];
-  T* c[most_outputs];
-  split_k_workspace workspace;  // unused when split_k is 1
-  int m, n, k;
-  int split_k;  // gridDim.y
-  int group_m;
-  addends<T> more = {};
-};
-
-template <class T, class Epilogue, int bm, int bn, int bk, int warps_m, int warps_n, int stages>
+template <class T, class Epilogue, int bm, int bn, int bk, int warps_m, int warps_n, int stages,
+          class Operands = forward_operands>
 class mma_sync_gemm {
   static constexpr int products = Epilogue::products, outputs = Epilogue::outputs;
   static constexpr int warp_m = bm / warps_m, warp_n = bn / warps_n;
@@ -48,9 +36,13 @@ class mma_sync_gemm {
   static constexpr int threads = warps_m * warps_n * 32;
 
  private:
-  using layout = tile_layout<bk>;
-  using a_copy = tile_copy<bm, bk, threads>;
-  using b_copy = tile_copy<bn, bk, threads>;
+  using a_operand = tile_operand<Operands::a_transposed, bm, bk, threads>;
+  using b_operand = tile_operand<Operands::b_transposed, bn, bk, threads>;
+  using a_layout = typename a_operand::layout;
+  using b_layout = typename b_operand::layout;
+  using a_copy = typename a_operand::copy;
+  using b_copy = typename b_operand::copy;
+  using producer = mma_sync_producer<T, Operands, products, bm, bn, bk, threads>;
   static constexpr int stage_bytes = a_copy::bytes + products * b_copy::bytes;
   static constexpr int vectors = products * m_fragments * n_fragments;  // float4 sums of a thread
   static constexpr int kept_bytes = 128;  // a line, so that the ring stays aligned
@@ -73,52 +65,30 @@ class mma_sync_gemm {
     u32 b[products][n_fragments][2];
   };
 
-  // Everything that fills the ring: the k tiles of this block, in order.
-  struct producer {
-    a_copy a;
-    b_copy b[2];  // the second is unused with one product
-    int k_left;   // elements of k from the start of the next tile to the end of this block's range
-
-    // Copies a share of the next tile; spreading it over the k16 steps keeps the load unit from
-    // bursting.
-    template <int share, int shares>
-    __device__ __forceinline__ void issue(u32 slot) const {
-      a.template issue<share * a_copy::steps / shares, (share + 1) * a_copy::steps / shares>(
-          slot, k_left);
-#pragma unroll
-      for (int product = 0; product < products; ++product) {
-        b[product]
-            .template issue<share * b_copy::steps / shares, (share + 1) * b_copy::steps / shares>(
-                slot + a_copy::bytes + product * b_copy::bytes, k_left);
-      }
+  template <bool transposed>
+  static __device__ __forceinline__ void load(u32& r0, u32& r1, u32& r2, u32& r3, u32 shared) {
+    if constexpr (transposed) {
+      load_matrices_transposed(r0, r1, r2, r3, shared);
+    } else {
+      load_matrices(r0, r1, r2, r3, shared);
     }
-
-    __device__ __forceinline__ void next_tile() {
-      a.next_tile();
-#pragma unroll
-      for (int product = 0; product < products; ++product) {
-        b[product].next_tile();
-      }
-      k_left -= bk;
-    }
-  };
+  }
 
   static __device__ __forceinline__ void load_fragments(fragments& to, u32 slot, u32 a_offset,
                                                         u32 b_offset, int step) {
-    const u32 a_address = slot + layout::advance(a_offset, step);
-    const u32 b_address = slot + a_copy::bytes + layout::advance(b_offset, step);
 #pragma unroll
     for (int i = 0; i < m_fragments; ++i) {
-      load_matrices(to.a[i][0], to.a[i][1], to.a[i][2], to.a[i][3],
-                    a_address + i * 16 * layout::row_bytes);
+      load<Operands::a_transposed>(to.a[i][0], to.a[i][1], to.a[i][2], to.a[i][3],
+                                   slot + a_layout::next(a_layout::advance(a_offset, step), i));
     }
 #pragma unroll
     for (int product = 0; product < products; ++product) {
 #pragma unroll
       for (int j = 0; j < n_fragments; j += 2) {
         u32(&pair)[n_fragments][2] = to.b[product];
-        load_matrices(pair[j][0], pair[j][1], pair[j + 1][0], pair[j + 1][1],
-                      b_address + product * b_copy::bytes + j * 8 * layout::row_bytes);
+        load<Operands::b_transposed>(pair[j][0], pair[j][1], pair[j + 1][0], pair[j + 1][1],
+                                     slot + a_copy::bytes + product * b_copy::bytes +
+                                         b_layout::next(b_layout::advance(b_offset, step), j / 2));
       }
     }
   }
@@ -192,8 +162,30 @@ class mma_sync_gemm {
   struct output_tile {
     T* origin[outputs];
     addends<T> more;
+    const T *gate, *up;
     int rows, columns, pitch;
   };
+
+  // Output number `output` of four sums of a thread, of two rows that are 8 apart.
+  template <int output>
+  static __device__ __forceinline__ void gradient(float (&value)[4], const output_tile& tile,
+                                                  int row, int column) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float gate[2] = {}, up[2] = {};
+      if (row + half * 8 < tile.rows && column < tile.columns) {
+        const i64 at = static_cast<i64>(row + half * 8) * tile.pitch + column;
+        unpack<T>(*reinterpret_cast<const u32*>(tile.gate + at), gate[0], gate[1]);
+        unpack<T>(*reinterpret_cast<const u32*>(tile.up + at), up[0], up[1]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float result[outputs];
+        Epilogue::apply(value[half * 2 + i], gate[i], up[i], result);
+        value[half * 2 + i] = result[output];
+      }
+    }
+  }
 
   // Calls body(global element, shared address) for this thread's 16-byte chunks of the tile.
   template <class Body>
@@ -241,7 +233,15 @@ class mma_sync_gemm {
           for (int product = 0; product < products; ++product) {
             operand[product] = sum[product][i][j][element];
           }
-          value[element] = output_of<Epilogue, output>(operand);
+          if constexpr (is_gradient<Epilogue>) {
+            value[element] = operand[0];
+          } else {
+            value[element] = output_of<Epilogue, output>(operand);
+          }
+        }
+        if constexpr (is_gradient<Epilogue>) {
+          gradient<output>(value, tile, here.warp_row + i * 16 + here.lane / 4,
+                           here.warp_column + j * 8 + here.lane % 4 * 2);
         }
         unsigned char* const cell = shared +
                                     (here.warp_row + i * 16 + here.lane / 4) * output_row_bytes +
@@ -281,40 +281,37 @@ class mma_sync_gemm {
       const place here;
       const u32 tiles_m = ceil_div(static_cast<u32>(arguments.m), static_cast<u32>(bm));
       const u32 tiles_n = ceil_div(static_cast<u32>(arguments.n), static_cast<u32>(bn));
-      const tile_position tile = grouped_tile(blockIdx.x, tiles_m, tiles_n, arguments.group_m);
+      tile_position tile =
+          grouped_tile(blockIdx.x, tiles_m * Operands::results, tiles_n, arguments.group_m);
+      const bool second = Operands::results == 2 && tile.m >= tiles_m;
+      if (second) tile.m -= tiles_m;
       const i64 first_m = static_cast<i64>(tile.m) * bm, first_n = static_cast<i64>(tile.n) * bn;
       const int rows = smaller(bm, static_cast<int>(arguments.m - first_m));
       const int columns = smaller(bn, static_cast<int>(arguments.n - first_n));
       if (here.thread == 0) {
 #pragma unroll
         for (int i = 0; i < outputs; ++i) {
-          output.origin[i] = arguments.c[i] + first_m * arguments.n + first_n;
+          output.origin[i] = arguments.c[second ? 1 : i] + first_m * arguments.n + first_n;
+        }
+        if constexpr (is_gradient<Epilogue>) {
+          output.gate = arguments.gate + first_m * arguments.n + first_n;
+          output.up = arguments.up + first_m * arguments.n + first_n;
         }
         if constexpr (Epilogue::adds_bias) output.more.bias = arguments.more.bias + first_n;
         if constexpr (Epilogue::adds_residual) {
-          output.more.residual = arguments.more.residual + first_m * arguments.n + first_n;
+          output.more.residual = (second ? arguments.more1 : arguments.more).residual +
+                                 first_m * arguments.n + first_n;
         }
         output.rows = rows;
         output.columns = columns;
         output.pitch = arguments.n;
       }
 
-      // Balanced shares of the k tiles. In 32 bits: k < 2^31, bk >= 32 and under 64 splits.
-      const u32 k_tiles = ceil_div(static_cast<u32>(arguments.k), static_cast<u32>(bk));
-      const u32 split = blockIdx.y, split_k = arguments.split_k;
-      const u32 first_tile = k_tiles * split / split_k;
-      const u32 last_tile = k_tiles * (split + 1) / split_k;
-      const int first_k = static_cast<int>(first_tile * bk);
-      const int end_k = last_tile == k_tiles ? arguments.k : static_cast<int>(last_tile * bk);
-
-      producer source = {
-          a_copy(arguments.a, first_m, rows, arguments.k, first_k, here.thread),
-          {b_copy(arguments.b[0], first_n, columns, arguments.k, first_k, here.thread),
-           b_copy(arguments.b[products - 1], first_n, columns, arguments.k, first_k, here.thread)},
-          end_k - first_k};
-      main_loop(sum, source, static_cast<int>(last_tile - first_tile), shared_address(shared),
-                layout::a_fragment(here.warp_row, here.lane),
-                layout::b_fragment(here.warp_column, here.lane));
+      const mma_sync_range range(arguments.k, bk, Operands::terms, arguments.split_k);
+      producer source(arguments, range, second, first_m, rows, first_n, columns, here.thread);
+      main_loop(sum, source, range.tiles(), shared_address(shared),
+                a_layout::a_fragment(here.warp_row, here.lane),
+                b_layout::b_fragment(here.warp_column, here.lane));
     }
     if (arguments.split_k > 1) {
       if (!reduce_splits<threads>(reinterpret_cast<float4(&)[vectors]>(sum), true,

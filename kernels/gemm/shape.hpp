@@ -6,12 +6,17 @@
 namespace fftune {
 
 /// c [m,n] = epilogue(a [m,k] · b1 [n,k]ᵀ[, a · b2 [n,k]ᵀ]), row-major, so k is contiguous in both
-/// operands.
+/// operands unless they are stored transposed.
 struct GemmShape {
   std::int64_t m = 1;
   std::int64_t n = 1;
   std::int64_t k = 1;
-  int products = 1;  // how many b there are
+  int products = 1;           // how many b there are, and sums of an element
+  bool a_transposed = false;  // a is stored as [k,m]
+  bool b_transposed = false;  // b is stored as [k,n]
+  int terms = 1;              // pairs of a and b that add up to one sum; k is that of each
+  int results = 1;            // how many a share b, each with a c of its own
+  int box_buffers = 1;        // matrices of c's size that are stored, or read and then stored over
 };
 
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {

@@ -52,6 +52,13 @@ class tile_copy {
   __device__ __forceinline__ void next_tile() {
     source_ += layout::row_bytes;
   }
+  // The bytes from the start of k to element `k` of it.
+  static __device__ __forceinline__ i64 distance(i64 k, i64 /*pitch*/) {
+    return k * 2;
+  }
+  __device__ __forceinline__ void move(i64 bytes) {
+    source_ += bytes;
+  }
 
  private:
   __device__ __forceinline__ u32 shared_offset(int step) const {
@@ -66,6 +73,70 @@ class tile_copy {
   u32 shared_;
   i64 stride_;
   const char* source_;
+};
+
+// The same of a matrix [k, pitch], whose rows are contiguous: tiles [bk][rows].
+template <int rows, int bk, int threads>
+class transposed_tile_copy {
+  using layout = transposed_tile_layout<rows>;
+  static constexpr int chunks = bk * layout::row_chunks;
+  static constexpr int k_step = threads / layout::row_chunks;  // between a thread's chunks
+  static_assert(threads % layout::row_chunks == 0);
+
+ public:
+  static constexpr int steps = ceil_div(chunks, threads);
+  static constexpr int bytes = bk * layout::row_bytes;
+
+  template <class T>
+  __device__ __forceinline__ transposed_tile_copy(const T* matrix, i64 first_row, int valid_rows,
+                                                  i64 pitch, i64 first_k, int thread)
+      : thread_(thread),
+        k_(thread / layout::row_chunks),
+        chunk_(thread % layout::row_chunks),
+        row_is_valid_(chunk_ * 8 < valid_rows),
+        pitch_bytes_(pitch * 2),
+        source_(reinterpret_cast<const char*>(matrix + (first_k + k_) * pitch + first_row +
+                                              chunk_ * 8)) {}
+
+  template <int first, int last>
+  __device__ __forceinline__ void issue(u32 shared_tile, int valid_k) const {
+    const char* source = source_ + first * k_step * pitch_bytes_;
+#pragma unroll
+    for (int step = first; step < last; ++step, source += k_step * pitch_bytes_) {
+      if ((step + 1) * threads <= chunks || thread_ + step * threads < chunks) {
+        const int k = k_ + step * k_step;
+        copy_async(shared_tile + layout::offset(k, chunk_), source, row_is_valid_ && k < valid_k);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void next_tile() {
+    source_ += bk * pitch_bytes_;
+  }
+  static __device__ __forceinline__ i64 distance(i64 k, i64 pitch) {
+    return k * pitch * 2;
+  }
+  __device__ __forceinline__ void move(i64 bytes) {
+    source_ += bytes;
+  }
+
+ private:
+  int thread_, k_, chunk_;
+  bool row_is_valid_;
+  i64 pitch_bytes_;
+  const char* source_;
+};
+
+// The layout and the copy of an operand.
+template <bool transposed, int rows, int bk, int threads>
+struct tile_operand {
+  using layout = tile_layout<bk>;
+  using copy = tile_copy<rows, bk, threads>;
+};
+template <int rows, int bk, int threads>
+struct tile_operand<true, rows, bk, threads> {
+  using layout = transposed_tile_layout<rows>;
+  using copy = transposed_tile_copy<rows, bk, threads>;
 };
 
 }  // namespace fftune

@@ -40,6 +40,40 @@ struct tile_layout {
   static __host__ __device__ constexpr u32 advance(u32 fragment_offset, int step) {
     return fragment_offset ^ static_cast<u32>(step << 5);
   }
+
+  // The one `index` times 16 rows on.
+  static __host__ __device__ constexpr u32 next(u32 fragment_offset, int index) {
+    return fragment_offset + static_cast<u32>(index * 16 * row_bytes);
+  }
+};
+
+// A tile [k][rows] whose rows are contiguous: what ldmatrix.trans makes the same fragments of.
+template <int rows>
+struct transposed_tile_layout {
+  static_assert(rows == 32 || rows == 64 || rows == 128 || rows == 256);
+  static constexpr int row_bytes = rows * 2;  // of one k
+  static constexpr int row_chunks = rows / 8;
+
+  static __host__ __device__ constexpr u32 offset(int k, int chunk) {
+    const int swizzle = rows == 32 ? (k >> 1) & 3 : k & 7;
+    return static_cast<u32>(k * row_bytes + ((chunk ^ swizzle) << 4));
+  }
+
+  // As those of tile_layout, with a lane's address on a k instead of a row.
+  static __host__ __device__ constexpr u32 a_fragment(int row, int lane) {
+    return offset((lane & 7) + ((lane >> 4) << 3), row / 8 + ((lane >> 3) & 1));
+  }
+  static __host__ __device__ constexpr u32 b_fragment(int row, int lane) {
+    return offset((lane & 7) + (((lane >> 3) & 1) << 3), row / 8 + (lane >> 4));
+  }
+  // 16 of k are two periods of the swizzle.
+  static __host__ __device__ constexpr u32 advance(u32 fragment_offset, int step) {
+    return fragment_offset + static_cast<u32>(step * 16 * row_bytes);
+  }
+  // A warp's rows begin at a multiple of its extent, a power of two: adding to their chunks is XOR.
+  static __host__ __device__ constexpr u32 next(u32 fragment_offset, int index) {
+    return fragment_offset ^ static_cast<u32>(index << 5);
+  }
 };
 
 }  // namespace fftune

@@ -9,6 +9,11 @@
 namespace fftune {
 namespace {
 
+/// Whether output features may take the 64-row side.
+bool swaps(const GemmShape& shape) {
+  return !shape.a_transposed && !shape.b_transposed && shape.box_buffers == 1;
+}
+
 void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
   const int products = shape.products;
   const auto add = [&space](std::string reason, std::vector<std::string> reads, auto holds) {
@@ -50,20 +55,29 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
   add("swapped tiles are for few tokens, where no operand is worth sharing",
       {"schedule", "cluster_m", "cluster_n"},
       [](const WgmmaTile& t) { return !t.swapped() || t.cluster_m * t.cluster_n == 1; });
+  add("a slab of 64 of its rows is what the copy engine and wgmma take of a transposed operand",
+      {"bm", "bn", "cluster_m", "cluster_n"}, [=](const WgmmaTile& t) {
+        return (!shape.a_transposed || t.bm / t.cluster_n % 64 == 0) &&
+               (!shape.b_transposed || t.bn / t.cluster_m % 64 == 0);
+      });
+  add("neither transposed operands nor the gradients of a gate come with swapped tiles",
+      {"schedule"}, [=](const WgmmaTile& t) { return !t.swapped() || swaps(shape); });
+  add("gate and up are read by the block that has the whole sum", {"split_k"},
+      [=](const WgmmaTile& t) { return t.split_k == 1 || shape.box_buffers == 1; });
   add("no more buffers for the output than it has boxes",
       {"bm", "bn", "schedule", "consumers", "split_k", "output_boxes"},
-      [=](const WgmmaTile& t) { return t.output_boxes <= t.boxes(); });
+      [=](const WgmmaTile& t) { return t.output_boxes <= t.boxes(shape.box_buffers); });
   const std::int64_t limit = facts.shared_bytes_per_block;
   add(fmt::format("stages * 128 bytes * (bm + {} bn), the output boxes and the exchange of split-K "
                   "must fit in the {} bytes of shared memory that a block can have",
                   products, limit),
       {"bm", "bn", "schedule", "consumers", "split_k", "stages", "output_boxes"},
-      [=](const WgmmaTile& t) { return t.shared_bytes(products) <= limit; });
+      [=](const WgmmaTile& t) { return t.shared_bytes(products, shape.box_buffers) <= limit; });
   add("a ring of fewer k tiles than fit, by a third or more, only waits longer for memory",
       {"bm", "bn", "schedule", "consumers", "split_k", "stages", "output_boxes"},
       [=](const WgmmaTile& t) {
-        const std::int64_t k_tiles = ceil_div(ceil_div(shape.k, 64), t.split_k);
-        return t.stages >= k_tiles || t.shared_bytes(products) * 3 > limit * 2 || t.stages >= 12;
+        return t.stages >= t.k_tiles(shape) ||
+               t.shared_bytes(products, shape.box_buffers) * 3 > limit * 2 || t.stages >= 12;
       });
 }
 
@@ -90,7 +104,8 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         return columns(t.bn) < columns(less) && columns(t.bn) < columns(more);
       });
   add("more than half of a tile would be padding", {"bm", "bn"}, [=](const WgmmaTile& t) {
-    return (t.bm == 8 || t.bm < 2 * shape.m) && (t.bn <= 64 || t.bn < 2 * shape.n);
+    return (t.bm == (swaps(shape) ? 8 : 64) || t.bm < 2 * shape.m) &&
+           (t.bn <= 64 || t.bn < 2 * shape.n);
   });
   add("every row of tiles reads the weights again: at most four, or tiles of 128 tokens", {"bm"},
       [=](const WgmmaTile& t) {
@@ -110,12 +125,10 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
                (t.tiles(shape) < processors && t.tiles(shape) * t.split_k <= 2 * processors);
       });
   add("a split needs at least two k tiles", {"split_k"}, [=](const WgmmaTile& t) {
-    return t.split_k == 1 || shape.k >= std::int64_t{128} * t.split_k;
+    return t.split_k == 1 || shape.k * shape.terms >= std::int64_t{128} * t.split_k;
   });
   add("a ring longer than the loop over k is never full", {"split_k", "stages"},
-      [=](const WgmmaTile& t) {
-        return t.stages == 2 || t.stages <= ceil_div(ceil_div(shape.k, 64), t.split_k) + 1;
-      });
+      [=](const WgmmaTile& t) { return t.stages == 2 || t.stages <= t.k_tiles(shape) + 1; });
   add("without several waves the order of the tiles does not matter", {"bm", "bn", "group_m"},
       [=](const WgmmaTile& t) {
         return t.group_m == 8 || (t.tiles(shape) > processors && ceil_div(shape.m, t.bm) > 8);
@@ -146,55 +159,84 @@ Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts) {
   return space;
 }
 
-std::int64_t wgmma_shared_bytes(const Config& config, int products) {
-  return WgmmaTile(config).shared_bytes(products);
+std::int64_t wgmma_shared_bytes(const Config& config, int products, int box_buffers) {
+  return WgmmaTile(config).shared_bytes(products, box_buffers);
 }
 
-std::string wgmma_template_arguments(const Config& config, int products) {
+std::string wgmma_template_arguments(const Config& config, int products, int box_buffers) {
   const WgmmaTile t(config);
   return fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", t.bm, t.bn, t.stages,
                      t.consumers, t.ping_pong(), t.swapped(), t.cluster_m, t.cluster_n, t.split_k,
-                     t.output_boxes, t.shared_bytes(products));
+                     t.output_boxes, t.shared_bytes(products, box_buffers));
 }
 
-void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,
-                  const Config& config, const WgmmaOperands& operands,
-                  const std::vector<std::int64_t>& sizes, bool programmatic) {
+KernelLaunch wgmma_geometry(const Program& program, const GemmShape& shape,
+                            const DeviceFacts& facts, const Config& config, bool programmatic) {
   const WgmmaTile t(config);
-  const auto box = [](int value) { return static_cast<std::uint32_t>(value); };
-  const auto map = [&](Pointer matrix, std::int64_t rows, std::int64_t columns, int box_rows,
-                       int box_columns, DType dtype) {
-    return TensorMapArgument{matrix, dtype, rows, columns, box(box_rows), box(box_columns)};
-  };
-  const int bk = static_cast<int>(128 / dtype_bytes(operands.dtype));
   const std::int64_t clusters = t.clusters(shape);
   const std::int64_t resident = std::max(facts.multiprocessors / t.cluster_blocks(), 1);
   KernelLaunch launch;
   launch.kernel = program.kernels.size() - 1;
   launch.grid.x = static_cast<std::uint32_t>(
       (t.split_k > 1 ? clusters : std::min(clusters, resident)) * t.cluster_blocks());
-  launch.block.x = box((t.consumers + 1) * 128);
-  launch.cluster.x = box(t.cluster_blocks());
-  launch.shared_bytes = static_cast<std::uint32_t>(t.shared_bytes(shape.products));
+  launch.block.x = static_cast<std::uint32_t>((t.consumers + 1) * 128);
+  launch.cluster.x = static_cast<std::uint32_t>(t.cluster_blocks());
+  launch.shared_bytes =
+      static_cast<std::uint32_t>(t.shared_bytes(shape.products, shape.box_buffers));
   launch.programmatic = programmatic;
-  launch.arguments.emplace_back(
-      map(operands.a, shape.m, shape.k, t.bm / t.cluster_n, bk, operands.dtype));
-  for (const Pointer& b : operands.b)
-    launch.arguments.emplace_back(map(b, shape.n, shape.k, t.bn / t.cluster_m, bk, operands.dtype));
-  for (const Pointer& c : operands.c)
-    launch.arguments.emplace_back(
-        map(c, shape.m, shape.n, t.box_tokens(), t.box_features(), operands.c_dtype));
+  return launch;
+}
+
+WgmmaMaps::WgmmaMaps(const GemmShape& shape, const Config& config, DType dtype, DType c_dtype)
+    : shape_(shape), tile_(config), dtype_(dtype), c_dtype_(c_dtype) {}
+
+TensorMapArgument WgmmaMaps::operand(const Pointer& matrix, bool transposed, std::int64_t rows,
+                                     int share) const {
+  const auto bk = static_cast<std::uint32_t>(128 / dtype_bytes(dtype_));
+  if (transposed) return {matrix, dtype_, shape_.k, rows, bk, 64};
+  return {matrix, dtype_, rows, shape_.k, static_cast<std::uint32_t>(share), bk};
+}
+
+TensorMapArgument WgmmaMaps::a(const Pointer& matrix) const {
+  return operand(matrix, shape_.a_transposed, shape_.m, tile_.bm / tile_.cluster_n);
+}
+
+TensorMapArgument WgmmaMaps::b(const Pointer& matrix) const {
+  return operand(matrix, shape_.b_transposed, shape_.n, tile_.bn / tile_.cluster_m);
+}
+
+TensorMapArgument WgmmaMaps::c(const Pointer& matrix) const {
+  return {matrix,
+          c_dtype_,
+          shape_.m,
+          shape_.n,
+          static_cast<std::uint32_t>(tile_.box_tokens()),
+          static_cast<std::uint32_t>(tile_.box_features(shape_.box_buffers))};
+}
+
+void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,
+                  const Config& config, const WgmmaOperands& operands,
+                  const std::vector<std::int64_t>& sizes, bool programmatic) {
+  const WgmmaMaps maps(shape, config, operands.dtype, operands.c_dtype);
+  KernelLaunch launch = wgmma_geometry(program, shape, facts, config, programmatic);
+  launch.arguments.emplace_back(maps.a(operands.a));
+  for (const Pointer& b : operands.b) launch.arguments.emplace_back(maps.b(b));
+  for (const Pointer& c : operands.c) launch.arguments.emplace_back(maps.c(c));
   if (operands.residual || operands.bias) {
-    launch.arguments.emplace_back(map(operands.residual.value_or(operands.c.front()), shape.m,
-                                      shape.n, t.box_tokens(), t.box_features(), operands.c_dtype));
+    launch.arguments.emplace_back(maps.c(operands.residual.value_or(operands.c.front())));
     launch.arguments.push_back(operands.bias ? argument_of(*operands.bias)
                                              : Argument{std::int64_t{0}});
   }
   launch.arguments.insert(launch.arguments.end(), operands.scales.begin(), operands.scales.end());
+  wgmma_append_sizes(launch, config, sizes);
+  program.steps.emplace_back(std::move(launch));
+}
+
+void wgmma_append_sizes(KernelLaunch& launch, const Config& config,
+                        const std::vector<std::int64_t>& sizes) {
   for (const std::int64_t size : sizes)
     launch.arguments.emplace_back(static_cast<std::int32_t>(size));
-  launch.arguments.emplace_back(std::int32_t{t.group_m});
-  program.steps.emplace_back(std::move(launch));
+  launch.arguments.emplace_back(std::int32_t{config.get("group_m")});
 }
 
 }  // namespace fftune

@@ -11,6 +11,7 @@
 #include "device/facts.hpp"
 #include "device/program.hpp"
 #include "kernels/gemm/shape.hpp"
+#include "kernels/gemm/wgmma_tile.hpp"
 
 namespace fftune {
 
@@ -31,11 +32,11 @@ Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts);
 Config wgmma_fp8_default(const GemmShape& shape, const DeviceFacts& facts);
 
 /// Dynamic shared memory of a block, in bytes: wgmma_layout::shared_bytes.
-std::int64_t wgmma_shared_bytes(const Config& config, int products);
+std::int64_t wgmma_shared_bytes(const Config& config, int products, int box_buffers = 1);
 
 /// The template arguments that follow the types: "128, 128, 4, 2, false, false, 2, 1, 1, 2,
 /// 214080", the last one the dynamic shared memory, which the kernel checks against its own sum.
-std::string wgmma_template_arguments(const Config& config, int products);
+std::string wgmma_template_arguments(const Config& config, int products, int box_buffers = 1);
 
 /// The launch's matrices: a [m,k], b (one for each product) [n,k], c (one for each output of the
 /// epilogue) [m,n].
@@ -49,6 +50,30 @@ struct WgmmaOperands {
   DType c_dtype = DType::bf16;                     // of c and what is added to it
   std::vector<Argument> scales = {};  // of fp8, in the order of the kernel's parameters
 };
+
+/// The tensor maps of a launch, whichever way its operands lie.
+class WgmmaMaps {
+ public:
+  WgmmaMaps(const GemmShape& shape, const Config& config, DType dtype, DType c_dtype);
+  TensorMapArgument a(const Pointer& matrix) const;
+  TensorMapArgument b(const Pointer& matrix) const;
+  TensorMapArgument c(const Pointer& matrix) const;  // or any matrix in c's boxes
+
+ private:
+  TensorMapArgument operand(const Pointer& matrix, bool transposed, std::int64_t rows,
+                            int share) const;
+  GemmShape shape_;
+  WgmmaTile tile_;
+  DType dtype_, c_dtype_;
+};
+
+/// The launch of the program's last kernel, without its arguments.
+KernelLaunch wgmma_geometry(const Program& program, const GemmShape& shape,
+                            const DeviceFacts& facts, const Config& config, bool programmatic);
+
+/// Appends the last arguments of every kernel of the engine: the sizes and group_m.
+void wgmma_append_sizes(KernelLaunch& launch, const Config& config,
+                        const std::vector<std::int64_t>& sizes);
 
 /// Appends the launch of the program's last kernel: the tensor maps of a, each b and each c, then,
 /// where anything is added, the map of the residual (or c again) and the bias (or null), then the

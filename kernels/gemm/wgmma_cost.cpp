@@ -42,14 +42,15 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
                            : t.cluster_n > 1 ? t.bm / 2.0 + shape.products * t.bn
                                              : t.bm + double(shape.products) * t.bn;
   const double step = std::max(instructions * wgmma, multicast * 32 / l2_rate);
-  const double k_steps = 4.0 * static_cast<double>(ceil_div(ceil_div(shape.k, 64), t.split_k));
-  const double output = double(t.bm) * t.bn * 2 / epilogue_rate;
+  const double k_steps = 4.0 * static_cast<double>(t.k_tiles(shape));
+  const double output = double(t.bm) * t.bn * 2 * shape.box_buffers / epilogue_rate;
   const double tile = k_steps * step + (t.ping_pong() ? output / 4 : output);
   const double tiles = static_cast<double>(t.tiles(shape)) * t.split_k;
   const auto waves =
       static_cast<double>(ceil_div(t.tiles(shape) * t.split_k, std::max(facts.multiprocessors, 1)));
-  const double bytes = (double(shape.n) * shape.k * shape.products + double(shape.m) * shape.k +
-                        double(shape.m) * shape.n) *
+  const double bytes = (double(shape.n) * shape.k * shape.products * shape.terms +
+                        double(shape.m) * shape.k * shape.terms * shape.results +
+                        double(shape.m) * shape.n * shape.results * shape.box_buffers) *
                        2;
   const double busy = std::min(tiles, processors) / processors;
   // A memory-bound kernel needs most of the device loading at once.

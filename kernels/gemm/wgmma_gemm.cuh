@@ -1,7 +1,8 @@
 // C = epilogue(A B1^T[, A B2^T]) with TMA and wgmma, for sm_90a.
 //
 // A [m, k], B [n, k], a C [m, n] for each output, row-major, through tensor maps with 128-byte
-// swizzled boxes of 64 elements of k.
+// swizzled boxes of 64 elements of k. Operands that lie transposed, [k, m] or [k, n], come in boxes
+// of 64 k x 64 elements of the other extent, side by side; wgmma reads either.
 //
 // Blocks are specialised by warpgroup. Two threads of the producer warpgroup keep a ring of k tiles
 // filled; the consumer warpgroups multiply. Cooperative: the consumers split every tile. Ping-pong:
@@ -20,31 +21,41 @@
 #include "common/dependency.cuh"
 #include "common/wgmma.cuh"
 #include "gemm/scales.cuh"
+#include "gemm/wgmma_gradient.cuh"
+#include "gemm/wgmma_loader.cuh"
 #include "gemm/wgmma_ring.cuh"
 #include "gemm/wgmma_store.cuh"
 
 namespace fftune {
 
-template <class T, class Epilogue, wgmma_tile tile, class Out = T, class Scales = no_scales>
+template <class T, class Epilogue, wgmma_tile tile, class Out = T, class Scales = no_scales,
+          class Operands = forward_operands>
 class wgmma_gemm {
   static constexpr int products = Epilogue::products;
   static constexpr int bk = 128 / sizeof(T);  // elements of a k tile
+  static constexpr bool a_transposed = Operands::a_transposed,
+                        b_transposed = Operands::b_transposed;
+  static_assert(!tile.swapped || !(a_transposed || b_transposed));
+  static_assert(Operands::terms == 1 || products == 1);
+  using store = wgmma_store_of<Out, Epilogue, tile>;
 
  public:
-  using layout = wgmma_layout<tile, products>;
+  using layout = typename store::layout;
 
   struct maps {
     const tensor_map& a;
     const tensor_map& b0;
-    const tensor_map& b1;  // unused with one product
-    wgmma_outputs c;
+    const tensor_map& b1;  // of the second product or term
+    typename store::outputs c;
     Scales scales = {};
+    const tensor_map* a1 = nullptr;               // of the second term or result
+    const typename store::outputs* c1 = nullptr;  // of the second result
   };
 
  private:
   using ring = wgmma_ring<tile.stages, layout::stage_bytes>;
   using schedule = wgmma_schedule<tile>;
-  using store = wgmma_store<Out, Epilogue, tile>;
+  using loader = wgmma_loader<T, products, tile, layout, Operands>;
   using sums = typename store::sums;
 
   // Registers move from the producer, which needs few, to the consumers, whose accumulators need
@@ -52,67 +63,48 @@ class wgmma_gemm {
   static constexpr int producer_registers = tile.consumers == 3 ? 32 : 40;
   static constexpr int consumer_registers = tile.consumers == 3 ? 160 : 232;
 
-  template <int sharers>
-  static __device__ __forceinline__ void load(u32 to, const tensor_map& map, u32 barrier, int k,
-                                              int row, u16 blocks, l2_policy policy) {
-    if constexpr (sharers == 1) {
-      tma_load(to, map, barrier, k, row, policy);
-    } else {
-      tma_load_multicast(to, map, barrier, k, row, blocks, policy);
+  // The tiles of two results are below each other, in whole clusters.
+  static __device__ __forceinline__ u32 result_rows(const wgmma_gemm_shape& shape) {
+    return ceil_div(static_cast<u32>(shape.m), static_cast<u32>(tile.bm * tile.cluster_m)) *
+           tile.cluster_m;
+  }
+  static __device__ __forceinline__ schedule schedule_of(const wgmma_gemm_shape& shape) {
+    if constexpr (Operands::results == 1) return schedule(shape);
+    return schedule(
+        {static_cast<int>(2 * result_rows(shape) * tile.bm), shape.n, shape.k, shape.group_m});
+  }
+  static __device__ __forceinline__ wgmma_result_tile position(const schedule& work,
+                                                               const wgmma_gemm_shape& shape,
+                                                               u32 rank) {
+    tile_position at = work.position(rank);
+    bool second = false;
+    if constexpr (Operands::results == 2) {
+      second = at.m >= result_rows(shape);
+      if (second) at.m -= result_rows(shape);
     }
+    return {at, second};
   }
 
-  // Fills slots with this block's shares: part j of its tile row's A, part i of its tile column's
-  // B, for block (i, j).
-  struct loader {
-    static constexpr int a_share = tile.bm / tile.cluster_n, b_share = tile.bn / tile.cluster_m;
-    // Few tokens: a weight is read once in all, so it should leave the L2 first.
-    static constexpr l2_policy b_policy =
-        tile.swapped ? l2_policy::evict_first : l2_policy::evict_normal;
-    const maps& map;
-    u32 i, j;
-    u16 row_blocks, column_blocks;
-
-    __device__ __forceinline__ loader(const maps& all, u32 rank)
-        : map(all), i(0), j(0), row_blocks(1), column_blocks(1) {
-      if constexpr (tile.split_k == 1) {
-        i = rank / tile.cluster_n, j = rank % tile.cluster_n;
-        row_blocks = static_cast<u16>(((1 << tile.cluster_n) - 1) << i * tile.cluster_n);
-        column_blocks = 0;
-#pragma unroll
-        for (int block = 0; block < tile.cluster_m; ++block) {
-          column_blocks |= static_cast<u16>(1 << (block * tile.cluster_n + j));
-        }
-      }
-    }
-    __device__ __forceinline__ void load_a(u32 slot, u32 full, int k, tile_position at) const {
-      load<tile.cluster_n>(slot + j * a_share * layout::row_bytes, map.a, full, k,
-                           at.m * tile.bm + j * a_share, row_blocks, l2_policy::evict_normal);
-    }
-    __device__ __forceinline__ void load_b(u32 slot, u32 full, int k, tile_position at) const {
-#pragma unroll
-      for (int product = 0; product < products; ++product) {
-        load<tile.cluster_m>(
-            slot + layout::a_bytes + product * layout::b_bytes + i * b_share * layout::row_bytes,
-            product == 0 ? map.b0 : map.b1, full, k, at.n * tile.bn + i * b_share, column_blocks,
-            b_policy);
-      }
-    }
-  };
+  // The k tiles of this block, over all terms.
+  static __device__ __forceinline__ k_range range_of(const wgmma_gemm_shape& shape, u32 rank) {
+    if constexpr (Operands::terms == 1) return wgmma_k_range<tile, bk>(shape.k, rank);
+    return wgmma_k_range<tile, bk>(ceil_div(shape.k, bk) * bk * Operands::terms, rank);
+  }
 
   // One thread each keeps the ring filled with B and with A: a thread issues a copy every 60 clock
   // cycles or so, and the first copies through a tensor map stall it until the map is there. B's
   // announces the bytes of both, which A's may well have begun to copy.
   static __device__ __forceinline__ void produce_b(const maps& map, const wgmma_gemm_shape& shape,
                                                    ring pipe, u32 rank) {
-    const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
-    const loader source(map, rank);
-    for (schedule work(shape); work.pending(); work.advance(1)) {
-      const tile_position at = work.position(rank);
+    const k_range range = range_of(shape, rank);
+    const loader source({map.a, map.b0, map.b1, map.a1}, shape.k, rank);
+    if constexpr (Operands::b_is_written) wait_for_dependencies();
+    for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
+      const wgmma_result_tile at = position(work, shape, rank);
       for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
         barrier_arrive_expect(pipe.full_barrier(), layout::stage_bytes);
-        source.load_b(pipe.slot(), pipe.full_barrier(), tile_k * bk, at);
+        source.load_b(pipe.slot(), pipe.full_barrier(), tile_k, at);
       }
     }
     // A block may not exit while peers still multicast into it or signal its barriers.
@@ -125,14 +117,14 @@ class wgmma_gemm {
 
   static __device__ __forceinline__ void produce_a(const maps& map, const wgmma_gemm_shape& shape,
                                                    ring pipe, u32 rank) {
-    const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
-    const loader source(map, rank);
+    const k_range range = range_of(shape, rank);
+    const loader source({map.a, map.b0, map.b1, map.a1}, shape.k, rank);
     wait_for_dependencies();
-    for (schedule work(shape); work.pending(); work.advance(1)) {
-      const tile_position at = work.position(rank);
+    for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
+      const wgmma_result_tile at = position(work, shape, rank);
       for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
-        source.load_a(pipe.slot(), pipe.full_barrier(), tile_k * bk, at);
+        source.load_a(pipe.slot(), pipe.full_barrier(), tile_k, at);
       }
     }
   }
@@ -149,30 +141,43 @@ class wgmma_gemm {
     }
   }
 
+  template <bool transposed>
+  static __device__ __forceinline__ u64 descriptor(u32 shared) {
+    if constexpr (transposed) return wgmma_transposed_descriptor(shared);
+    return wgmma_descriptor(shared);
+  }
+
   static __device__ __forceinline__ void multiply(sums& sum, u32 slot, u32 first_row,
                                                   int accumulate) {
-    const u64 a = wgmma_descriptor(slot + (tile.swapped ? 0 : first_row * 128));
-    const u64 b = wgmma_descriptor(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
+    // Rows of a tile are 128 bytes apart, or in slabs of 64 rows of 64 * 128 bytes: the same
+    // places.
+    const u64 a = descriptor<a_transposed>(slot + (tile.swapped ? 0 : first_row * 128));
+    const u64 b =
+        descriptor<b_transposed>(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
+    constexpr int a_step = a_transposed ? 16 * 128 >> 4 : 32 >> 4,
+                  b_step = b_transposed ? 16 * 128 >> 4 : 32 >> 4;
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < layout::row_bytes / 32; ++step) {
 #pragma unroll
       for (int part = 0; part < layout::parts; ++part) {
-        const int row_offset = (part * 64 * 128 >> 4) + step * 2;
+        const int part_offset = part * 64 * 128 >> 4;
         if constexpr (layout::side_by_side) {
           auto& both = reinterpret_cast<float(&)[products * store::values]>(sum[part]);
-          wgmma<T, products * tile.bn>(both, a + row_offset, b + step * 2,
-                                       step > 0 ? 1 : accumulate);
+          wgmma<T, products * tile.bn, a_transposed, b_transposed>(
+              both, a + part_offset + step * a_step, b + step * b_step, step > 0 ? 1 : accumulate);
         } else {
 #pragma unroll
           for (int product = 0; product < products; ++product) {
             const int product_offset = product * layout::b_bytes >> 4;
             if constexpr (tile.swapped) {
-              wgmma<T, tile.bm>(sum[part][product], b + product_offset + row_offset, a + step * 2,
+              wgmma<T, tile.bm>(sum[part][product],
+                                b + product_offset + part_offset + step * b_step, a + step * a_step,
                                 step > 0 ? 1 : accumulate);
             } else {
-              wgmma<T, tile.bn>(sum[part][product], a + row_offset, b + product_offset + step * 2,
-                                step > 0 ? 1 : accumulate);
+              wgmma<T, tile.bn, a_transposed, b_transposed>(
+                  sum[part][product], a + part_offset + step * a_step,
+                  b + product_offset + step * b_step, step > 0 ? 1 : accumulate);
             }
           }
         }
@@ -227,9 +232,9 @@ class wgmma_gemm {
 
   static __device__ __forceinline__ void prefetch_maps(const maps& map) {
     tma_prefetch(map.b0);
-    if constexpr (products == 2) tma_prefetch(map.b1);
+    if constexpr (products * Operands::terms == 2) tma_prefetch(map.b1);
     tma_prefetch(map.a);
-    tma_prefetch(map.c.c);
+    tma_prefetch(map.c.first());
   }
 
   // Turns sums of elements into those that the epilogue takes: the output's own scale goes to the
@@ -246,8 +251,11 @@ class wgmma_gemm {
     }
   }
 
+  // Calls `fetch` once, after k tile `fetch_at`.
+  template <class Fetch>
   static __device__ __forceinline__ void main_loop(sums& sum, ring& pipe, int k_tiles,
-                                                   u32 first_row, u32 rank) {
+                                                   u32 first_row, u32 rank, int fetch_at,
+                                                   const Fetch& fetch) {
     u32 previous = 0;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
       barrier_wait(pipe.full_barrier(), pipe.parity);
@@ -257,6 +265,9 @@ class wgmma_gemm {
         release(previous, rank);
       }
       previous = pipe.empty_barrier();
+      if constexpr (store::fetch_after > 0) {
+        if (k_tile == fetch_at) fetch();
+      }
     }
     wgmma_wait<0>();
     release(previous, rank);
@@ -264,13 +275,13 @@ class wgmma_gemm {
 
   static __device__ __forceinline__ void consume(const maps& map, const wgmma_gemm_shape& shape,
                                                  ring pipe, u32 base, u32 rank, int consumer) {
-    const k_range range = wgmma_k_range<tile, bk>(shape.k, rank);
+    const k_range range = range_of(shape, rank);
     const int k_tiles = range.last - range.first;
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
     typename store::boxes boxes{
-        base + layout::output_at + consumer * tile.output_boxes * layout::box_bytes,
+        base + layout::output_at + consumer * layout::consumer_output_bytes,
         base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
-    schedule work(shape);
+    schedule work = schedule_of(shape);
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
         work.advance(1);
@@ -281,21 +292,24 @@ class wgmma_gemm {
     constexpr u32 turn = tile.ping_pong ? 2 : 1;
     alignas(16) sums sum;
     for (; work.pending(); work.advance(turn)) {
-      const tile_position at = work.position(rank);
+      const wgmma_result_tile at = position(work, shape, rank);
+      const typename store::outputs& to = Operands::results == 2 && at.second ? *map.c1 : map.c;
       int token = at.m * tile.bm, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
-      if constexpr (Epilogue::adds_residual) {
+      const auto fetch = [&] {
         const int share = tile.split_k > 1 ? rank * layout::owned_columns : 0;
         if (rank < layout::owners || tile.split_k == 1) {
-          store::fetch_residual(boxes, map.c, token + (tile.swapped ? share : 0),
+          store::fetch_residual(boxes, to, token + (tile.swapped ? share : 0),
                                 feature + (tile.swapped ? 0 : share));
         }
-      }
+      };
+      if constexpr (store::fetches && store::fetch_after == 0) fetch();
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       if constexpr (Scales::present) {
         promoting_loop(sum, pipe, k_tiles, first_row, rank);
       } else {
-        main_loop(sum, pipe, k_tiles, first_row, rank);
+        main_loop(sum, pipe, k_tiles, first_row, rank, smaller(store::fetch_after, k_tiles) - 1,
+                  fetch);
       }
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
@@ -308,9 +322,9 @@ class wgmma_gemm {
                              rank);
         if (rank >= layout::owners) return;
         (tile.swapped ? token : feature) += rank * layout::owned_columns;
-        store::store(total, boxes, map.c, token, feature, shape.n, 1 + consumer);
+        store::store(total, boxes, to, token, feature, shape.n, 1 + consumer);
       } else {
-        store::store(sum, boxes, map.c, token, feature, shape.n, 1 + consumer);
+        store::store(sum, boxes, to, token, feature, shape.n, 1 + consumer);
       }
     }
     if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
@@ -330,7 +344,7 @@ class wgmma_gemm {
         barrier_init(pipe.empty + stage * 8,
                      (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
       }
-      if constexpr (Epilogue::adds_residual) {
+      if constexpr (store::fetches) {
         for (int box = 0; box < layout::output_barriers; ++box) {
           barrier_init(base + layout::output_barriers_at + box * 8, 1);
         }

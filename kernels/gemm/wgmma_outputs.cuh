@@ -20,6 +20,7 @@ struct wgmma_outputs {
                                            const void* row)
       : c(value), first_sums(first), second_sums(second), residual(more), bias(row) {}
 
+  __device__ __forceinline__ const tensor_map& first() const { return c; }
   template <int output>
   __device__ __forceinline__ const tensor_map& map() const {
     if constexpr (output == 0) {

@@ -20,6 +20,10 @@ struct wgmma_store {
   using sums = float[layout::parts][products][values];
   using owned_sums = float[layout::parts][products][owned];
   using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes>;
+  using outputs = wgmma_outputs;
+  // Whether boxes are filled before they are stored, and after how many k tiles that begins.
+  static constexpr bool fetches = Epilogue::adds_residual;
+  static constexpr int fetch_after = 0;
 
   // Gives every owner its columns of all the blocks' sums, added in the order of the blocks.
   // `exchange` is shared memory for this alone, and `arrived` a barrier that expects all of it: so

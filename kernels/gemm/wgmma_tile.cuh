@@ -27,7 +27,8 @@ __host__ __device__ constexpr int wgmma_blocks_per_multiprocessor(int columns, i
   return products * parts * columns / 2 + 64 <= 65536 / 2 / ((consumers + 1) * 128) ? 2 : 1;
 }
 
-template <wgmma_tile tile, int products>
+// `box_buffers`: matrices that are stored together, or read and then stored over.
+template <wgmma_tile tile, int products, int box_buffers = 1>
 struct wgmma_layout {
   static constexpr int row_bytes = 128;  // of a k tile: the widest swizzle
   // Rows: the 64-row side. Columns: the other.
@@ -62,14 +63,17 @@ struct wgmma_layout {
           ? 0
           : (tile.split_k - 1) * tile.consumers * 128 * products * parts * owned_columns / 2 * 4;
 
-  // Boxes of the output, as the tensor map must have them: tokens x features.
-  static constexpr int box_features = tile.swapped || owned_columns % 64 == 0 ? 64
-                                      : owned_columns % 32 == 0               ? 32
-                                                                              : 16;
+  // Boxes of the output, as the tensor map must have them: tokens x features. Those that are read
+  // too are narrow, so that there is room for the next one to arrive while one is at work.
+  static constexpr int box_features = tile.swapped || (owned_columns % 64 == 0 && box_buffers == 1)
+                                          ? 64
+                                      : owned_columns % 32 == 0 ? 32
+                                                                : 16;
   static constexpr int box_tokens = tile.swapped ? owned_columns : consumer_rows;
   static constexpr int box_bytes = box_tokens * box_features * 2;
   static constexpr int boxes = tile.swapped ? parts : owned_columns / box_features;
-  static constexpr int output_bytes = tile.consumers * tile.output_boxes * box_bytes;
+  static constexpr int consumer_output_bytes = tile.output_boxes * box_buffers * box_bytes;
+  static constexpr int output_bytes = tile.consumers * consumer_output_bytes;
   static_assert(tile.output_boxes >= 1 && tile.output_boxes <= boxes);
 
   // A barrier for each buffer, which says that what is added to the output has arrived there.

@@ -46,28 +46,35 @@ struct WgmmaTile {
     return columns() % (granule * split_k) == 0 ? split_k : 1;
   }
   int owned_columns() const { return columns() / owners(); }
-  int box_features() const {
-    return swapped() || owned_columns() % 64 == 0 ? 64 : owned_columns() % 32 == 0 ? 32 : 16;
+  int box_features(int box_buffers = 1) const {
+    if (swapped() || (owned_columns() % 64 == 0 && box_buffers == 1)) return 64;
+    return owned_columns() % 32 == 0 ? 32 : 16;
   }
   int box_tokens() const { return swapped() ? owned_columns() : consumer_rows(); }
-  int boxes() const { return swapped() ? parts() : owned_columns() / box_features(); }
+  int boxes(int box_buffers = 1) const {
+    return swapped() ? parts() : owned_columns() / box_features(box_buffers);
+  }
 
-  std::int64_t shared_bytes(int products) const {
+  std::int64_t shared_bytes(int products, int box_buffers = 1) const {
     const std::int64_t ring = std::int64_t{stages} * (bm + products * bn) * 128;
     const std::int64_t exchange = split_k == 1 ? 0
                                                : std::int64_t{split_k - 1} * consumers * 128 *
                                                      products * parts() * owned_columns() * 2;
-    const std::int64_t output =
-        std::int64_t{consumers} * output_boxes * box_tokens() * box_features() * 2;
+    const std::int64_t output = std::int64_t{consumers} * output_boxes * box_buffers *
+                                box_tokens() * box_features(box_buffers) * 2;
     return 1024 + ring + exchange + output + stages * 16 + consumers * output_boxes * 8 + 8;
   }
 
   std::int64_t clusters(const GemmShape& shape) const {
     return ceil_div(shape.m, std::int64_t{bm} * cluster_m) *
-           ceil_div(shape.n, std::int64_t{bn} * cluster_n);
+           ceil_div(shape.n, std::int64_t{bn} * cluster_n) * shape.results;
   }
   std::int64_t tiles(const GemmShape& shape) const {
-    return ceil_div(shape.m, bm) * ceil_div(shape.n, bn);
+    return ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
+  }
+  /// k tiles of a block, of all terms.
+  std::int64_t k_tiles(const GemmShape& shape) const {
+    return ceil_div(ceil_div(shape.k, 64) * shape.terms, split_k);
   }
 };
 

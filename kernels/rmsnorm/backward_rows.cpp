@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/kernel_step.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -16,13 +17,15 @@ constexpr std::int64_t other_registers = 44;  // addresses, sums, one vector of 
 constexpr std::int64_t static_shared_bytes = 48 * 1024;  // what a block has without opting in
 constexpr std::int64_t row_sum_bytes = 1024;
 
-/// x, dy and, with a residual, dsum as they are read; weights; and dw in fp32.
+/// x, dy and, with a residual, dsum as they are read, of the next row too if it is fetched ahead;
+/// weights; and dw in fp32.
 std::int64_t registers_needed(const Layer& layer, const Config& config) {
   const std::int64_t count = elements_of_vector(layer, config);
   const std::int64_t elements = vectors_of_thread(layer, config) * count;
   const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   const auto weight_bytes = static_cast<std::int64_t>(dtype_bytes(layer.weight_dtype));
-  return raw_registers(elements, element_bytes, count) * (layer.adds ? 3 : 2) +
+  return raw_registers(elements, element_bytes, count) * (layer.adds ? 3 : 2) *
+             (config.at("ahead") + 1) +
          raw_registers(elements, weight_bytes, count) + elements + other_registers;
 }
 
@@ -52,12 +55,7 @@ class BackwardRows final : public Family {
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    if (auto refusal = refuse_cuda(layer, facts, true)) return refusal;
-    if (space(problem, facts).violations(default_config(problem, facts)).empty())
-      return std::nullopt;
-    return fmt::format("rows of d={} in {} do not fit in the registers of a block", layer.d,
-                       dtype_name(layer.dtype));
+    return refuse_rows(*this, problem, "bwd", facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
@@ -67,12 +65,14 @@ class BackwardRows final : public Family {
     space
         .parameter("waves", "blocks for each SM, which go on to further rows",
                    {1, 2, 3, 4, 6, 8, 12})
+        .parameter("ahead", "the next row is fetched before the sums of this one: 1, or after: 0",
+                   {0, 1})
         .constraint("a thread keeps its part of a row, of the weights and of dw in registers",
                     [layer, facts](const Config& c) {
                       return registers_needed(layer, c) <=
                              registers_of_thread(facts, block_threads(c));
                     },
-                    {"vector", "group", "groups", "cluster"})
+                    {"vector", "group", "groups", "cluster", "ahead"})
         .constraint(
             "the groups' sums of dw meet in 48 KB of shared memory",
             [layer](const Config& c) { return shared_bytes(layer, c) <= static_shared_bytes; },
@@ -97,10 +97,11 @@ class BackwardRows final : public Family {
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
     Config config = default_rows(layer, facts, 2, 2);
+    config.set("waves", 1);
+    config.set("ahead", 0);
     const std::int64_t resident = facts.registers_per_multiprocessor /
                                   (registers_needed(layer, config) * block_threads(config));
     const Space space = this->space(problem, facts);
-    config.set("waves", 1);
     for (const std::int64_t waves : {2, 3, 4, 6, 8}) {
       Config more = config;
       more.set("waves", waves);
@@ -117,17 +118,19 @@ class BackwardRows final : public Family {
     program.scratch = {{static_cast<std::size_t>(blocks * layer.d) * sizeof(float), false}};
     program.kernels.push_back(
         {"rmsnorm/backward_rows.cu",
-         fmt::format("fftune::backward_rows<{}, {}, {}, {}, {}, {}, {}>", template_arguments(layer),
-                     config.at("vector"), vectors_of_thread(layer, config), config.at("group"),
-                     config.at("groups"), config.at("cluster"), config.at("streams") != 0)});
+         fmt::format("fftune::backward_rows<{}, {}, {}, {}, {}, {}, {}, {}>",
+                     template_arguments(layer), config.at("vector"),
+                     vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
+                     config.at("cluster"), config.at("ahead") != 0, config.at("streams") != 0)});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x = static_cast<std::uint32_t>(blocks * config.at("cluster"));
     launch.block.x = static_cast<std::uint32_t>(block_threads(config));
     launch.arguments = backward_arguments(layer, ScratchArgument{0});
     program.steps.emplace_back(std::move(launch));
-    append_weight_sum(program, layer, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight", 0,
-                      blocks);
+    append_column_sum(program, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight",
+                      layer.weight_dtype, ScratchArgument{0}, TensorArgument{places_of(layer).dw},
+                      blocks, layer.d);
     return program;
   }
 

@@ -5,7 +5,8 @@
 // x, dy, dsum, dx [rows, d], w, dw [d], rstd [rows]; partial [gridDim.x / cluster, d]. Threads
 // share rows as in forward_rows. A thread has the same columns in every row that it works on, so it
 // adds up their dw in registers; the groups of a block meet in shared memory, and
-// backward_rows_weight adds up the blocks. Every sum has a fixed order.
+// backward_rows_weight adds up the blocks. Every sum has a fixed order. `ahead`: the next row is
+// fetched before the sums of this one, so that loads are in flight all the time.
 // Grid: any number of clusters of (cluster, 1, 1). Block: group * groups.
 #include "common/column_sum.cuh"
 #include "common/packet.cuh"
@@ -15,7 +16,7 @@
 namespace fftune {
 
 template <class T, class W, class Convention, bool adds, bool saved, int vector, int vectors,
-          int group, int groups, int cluster, bool streams>
+          int group, int groups, int cluster, bool ahead, bool streams>
 __global__ void __launch_bounds__(group* groups)
     backward_rows(const T* x, const W* w, const T* dy, const T* dsum, const float* rstd, T* dx,
                   float* partial, i64 rows, int d, float eps) {
@@ -38,28 +39,39 @@ __global__ void __launch_bounds__(group* groups)
     weights[i] = load_shared_by_blocks<W, count>(w + column, column < d);
   }
 
-  const i64 step = static_cast<i64>(gridDim.x / cluster) * groups;
-  int turn = 0;
-  for (i64 base = static_cast<i64>(blockIdx.x / cluster) * groups; base < rows;
-       base += step, turn ^= 1) {
-    const i64 row = base + threadIdx.x / group;
+  struct loaded_row {
     packet<T, count> values[vectors], gradients[vectors], passed[adds ? vectors : 1];
+    float r;  // as it was saved
+  };
+  const auto load = [&](i64 row, loaded_row& to) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       const int column = first_column + i * column_step;
       const bool valid = row < rows && column < d;
-      values[i] = load_once<T, count>(x + row * d + column, valid, policy);
-      gradients[i] = load_once<T, count>(dy + row * d + column, valid, policy);
-      if constexpr (adds) passed[i] = load_once<T, count>(dsum + row * d + column, valid, policy);
+      to.values[i] = load_once<T, count>(x + row * d + column, valid, policy);
+      to.gradients[i] = load_once<T, count>(dy + row * d + column, valid, policy);
+      if constexpr (adds) {
+        to.passed[i] = load_once<T, count>(dsum + row * d + column, valid, policy);
+      }
     }
-    float r = saved && row < rows ? rstd[row] : 0.0f;
+    to.r = saved && row < rows ? rstd[row] : 0.0f;
+  };
+
+  const i64 step = static_cast<i64>(gridDim.x / cluster) * groups;
+  i64 base = static_cast<i64>(blockIdx.x / cluster) * groups;  // the block's first row
+  i64 row = base + threadIdx.x / group;
+  loaded_row current;
+  load(row, current);
+  for (int turn = 0; base < rows; base += step, row += step, turn ^= 1) {
+    loaded_row next;
+    if constexpr (ahead) load(row + step, next);
 
     float sums[saved ? 1 : 2] = {};  // of factor(w) dy x, and of x²
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       float value[count], gradient[count], weight[count];
-      to_floats(values[i], value);
-      to_floats(gradients[i], gradient);
+      to_floats(current.values[i], value);
+      to_floats(current.gradients[i], gradient);
       to_floats(weights[i], weight);
 #pragma unroll
       for (int e = 0; e < count; ++e) {
@@ -70,22 +82,22 @@ __global__ void __launch_bounds__(group* groups)
     row_sums::apply(sums, shared, turn);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      forget_floats(values[i]);
-      forget_floats(gradients[i]);
+      forget_floats(current.values[i]);
+      forget_floats(current.gradients[i]);
       forget_floats(weights[i]);
     }
-    if (row >= rows) continue;
-    if constexpr (!saved) r = reciprocal_deviation(sums[1], d, eps);
+    const float r = saved ? current.r : reciprocal_deviation(sums[saved ? 0 : 1], d, eps);
     const float mean = sums[0] * r / static_cast<float>(d);  // of g x̂
 
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       const int column = first_column + i * column_step;
+      if (row >= rows || column >= d) continue;
       float value[count], gradient[count], weight[count], other[count] = {};
-      to_floats(values[i], value);
-      to_floats(gradients[i], gradient);
+      to_floats(current.values[i], value);
+      to_floats(current.gradients[i], gradient);
       to_floats(weights[i], weight);
-      if constexpr (adds) to_floats(passed[i], other);
+      if constexpr (adds) to_floats(current.passed[i], other);
 #pragma unroll
       for (int e = 0; e < count; ++e) {
         const float normalised = value[e] * r;
@@ -95,7 +107,12 @@ __global__ void __launch_bounds__(group* groups)
         if (!saved && d == 1) slope = lone_gradient(g, r, eps);
         value[e] = slope + other[e];
       }
-      if (column < d) store_once(dx + row * d + column, from_floats<T>(value), policy);
+      store_once(dx + row * d + column, from_floats<T>(value), policy);
+    }
+    if constexpr (ahead) {
+      current = next;
+    } else {
+      load(row + step, current);
     }
   }
   row_sums::finish();

@@ -2,36 +2,24 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
-#include <utility>
 
 #include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/kernel_step.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/fallback.hpp"
 
 namespace fftune::rmsnorm {
 namespace {
 
-/// Adds a kernel of baseline.cu and its launch.
-void append(Program& program, const std::string& expression, Dim3 grid,
-            std::vector<Argument> arguments) {
-  program.kernels.push_back({"rmsnorm/baseline.cu", "fftune::" + expression});
-  KernelLaunch launch;
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid = grid;
-  launch.block.x = 256;
-  launch.arguments = std::move(arguments);
-  program.steps.emplace_back(std::move(launch));
-}
+constexpr const char* file = "rmsnorm/baseline.cu";
+constexpr std::uint32_t threads = 256;
 
 /// Sum, mean square, quotient and product: each reads what the one before it wrote.
 Baseline unfused_forward(const Layer& layer) {
   const Places at = places_of(layer);
   const auto rows = static_cast<std::uint32_t>(layer.m);
-  const Dim3 by_element{static_cast<std::uint32_t>(quotient_up(layer.d, 1024)),
-                        std::min<std::uint32_t>(rows, 65535), 1};
+  const Dim3 by_element = grid_of_matrix(layer.m, layer.d, 1024);
   const auto d = static_cast<std::int32_t>(layer.d);
   const std::string type = element_type(layer.dtype);
   Baseline baseline;
@@ -45,27 +33,28 @@ Baseline unfused_forward(const Layer& layer) {
     baseline.program.scratch = {{static_cast<std::size_t>(layer.m) * sizeof(float), false}};
   Argument x = TensorArgument{at.x};
   if (layer.adds) {
-    append(baseline.program, fmt::format("baseline_add<{}>", type), by_element,
-           {x, TensorArgument{at.residual}, TensorArgument{at.sum}, layer.m, d});
+    append_kernel(baseline.program, file, fmt::format("baseline_add<{}>", type), by_element,
+                  threads, {x, TensorArgument{at.residual}, TensorArgument{at.sum}, layer.m, d});
     x = TensorArgument{at.sum};
   }
   const TensorArgument normalised{at.count};
-  append(baseline.program, fmt::format("baseline_root<{}>", type), Dim3{rows, 1, 1},
-         {x, root, layer.m, d, layer.eps});
-  append(baseline.program, fmt::format("baseline_scale<{}>", type), by_element,
-         {x, root, normalised, layer.m, d});
-  append(baseline.program,
-         fmt::format("baseline_weigh<{}, {}, {}>", type, element_type(layer.weight_dtype),
-                     layer.convention == Convention::gemma),
-         by_element, {normalised, TensorArgument{at.w}, TensorArgument{at.y}, layer.m, d});
+  append_kernel(baseline.program, file, fmt::format("baseline_root<{}>", type), Dim3{rows, 1, 1},
+                threads, {x, root, layer.m, d, layer.eps});
+  append_kernel(baseline.program, file, fmt::format("baseline_scale<{}>", type), by_element,
+                threads, {x, root, normalised, layer.m, d});
+  append_kernel(baseline.program, file,
+                fmt::format("baseline_weigh<{}, {}, {}>", type, element_type(layer.weight_dtype),
+                            layer.convention == Convention::gemma),
+                by_element, threads,
+                {normalised, TensorArgument{at.w}, TensorArgument{at.y}, layer.m, d});
   return baseline;
 }
 
 }  // namespace
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
-  if (facts.kind == DeviceKind::cpu) return {};
   const Layer layer = layer_of(problem);
+  if (facts.kind == DeviceKind::cpu || layer.quantises()) return {};
   if (!layer.backward) return {unfused_forward(layer)};
   Baseline baseline;
   baseline.name = "unfused";

@@ -1,13 +1,43 @@
 // The forward pass on the CPU: a row is summed, and read again from the cache.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/rmsnorm/cpu_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
 
 namespace fftune::rmsnorm {
 namespace {
+
+/// q and the scale of a row of which r is known: once for its largest, and once for its quotients.
+float quantise_row(const Layer& layer, const std::byte* x, const float* factors, float r,
+                   std::byte* q) {
+  constexpr std::int64_t part = 1024;
+  const auto for_each_part = [&](const auto& body) {
+    float values[part];
+    for (std::int64_t first = 0; first < layer.d; first += part) {
+      const std::span<float> piece(values,
+                                   static_cast<std::size_t>(std::min(part, layer.d - first)));
+      decode(layer.dtype, x + static_cast<std::size_t>(first) * dtype_bytes(layer.dtype), piece);
+      for (std::size_t i = 0; i < piece.size(); ++i)
+        piece[i] *= r * factors[static_cast<std::size_t>(first) + i];
+      body(first, piece);
+    }
+  };
+  float largest = 0;
+  for_each_part([&](std::int64_t, std::span<float> piece) {
+    for (const float value : piece) largest = std::max(largest, std::abs(value));
+  });
+  const float limit = layer.out_dtype == DType::fp8 ? 448 : 127;
+  const float scale = largest > std::ldexp(1.0f, -100) ? largest / limit : 1;
+  for_each_part([&](std::int64_t first, std::span<float> piece) {
+    for (float& value : piece) value /= scale;
+    encode(layer.out_dtype, std::span<const float>(piece), q + first);
+  });
+  return scale;
+}
 
 class CpuForward final : public Family {
  public:
@@ -64,6 +94,12 @@ class CpuForward final : public Family {
           }
           const float r = reciprocal_deviation(layer, squares);
           if (rstd) rstd[row] = r;
+          if (layer.quantises()) {
+            auto* const q = static_cast<std::byte*>(call.tensors[at.y]) + row * layer.d;
+            static_cast<float*>(call.tensors[at.scale])[row] =
+                quantise_row(layer, static_cast<const std::byte*>(values), factors, r, q);
+            continue;
+          }
           kernels.normalise(values, factors, r, layer.convention == Convention::llama,
                             row_of(layer, tensor(at.y), row), d, streams);
         }

@@ -2,10 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
 
 namespace fftune::rmsnorm {
 namespace {
@@ -43,6 +40,7 @@ std::vector<Argument> forward_arguments(const Layer& layer) {
           TensorArgument{at.y},
           tensor_or_null(at.sum),
           tensor_or_null(at.rstd),
+          tensor_or_null(at.scale),
           std::int64_t{layer.m},
           static_cast<std::int32_t>(layer.d),
           layer.eps};
@@ -60,34 +58,6 @@ std::vector<Argument> backward_arguments(const Layer& layer, const Argument& thi
           std::int64_t{layer.m},
           static_cast<std::int32_t>(layer.d),
           layer.eps};
-}
-
-void append_weight_sum(Program& program, const Layer& layer, const DeviceFacts& facts,
-                       const std::string& file, const std::string& name, std::size_t partial,
-                       std::int64_t rows) {
-  constexpr std::int64_t columns_of_block = 32, threads = 512;  // of column_sum
-  program.kernels.push_back(
-      {file, fmt::format("fftune::{}<{}>", name, element_type(layer.weight_dtype))});
-  KernelLaunch launch;
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid.x = static_cast<std::uint32_t>(quotient_up(layer.d, columns_of_block));
-  launch.block.x = threads;
-  launch.programmatic = facts.compute_capability >= 90;
-  launch.arguments = {ScratchArgument{partial}, TensorArgument{places_of(layer).dw},
-                      static_cast<std::int32_t>(rows), layer.d};
-  program.steps.emplace_back(std::move(launch));
-}
-
-std::optional<std::string> refuse_cuda(const Layer& layer, const DeviceFacts& facts,
-                                       bool backward) {
-  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
-  if (layer.backward != backward)
-    return fmt::format("the kernel computes the pass {}, not {}", backward ? "bwd" : "fwd",
-                       layer.backward ? "bwd" : "fwd");
-  if (facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
-                       facts.compute_capability / 10, facts.compute_capability % 10);
-  return std::nullopt;
 }
 
 }  // namespace fftune::rmsnorm

@@ -1,10 +1,8 @@
 // What rmsnorm's CUDA families share.
 #pragma once
 
-#include <optional>
 #include <string>
 
-#include "device/facts.hpp"
 #include "device/program.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 
@@ -21,14 +19,5 @@ std::string template_arguments(const Layer& layer);
 /// `third`: partial sums, or reciprocal deviations.
 std::vector<Argument> forward_arguments(const Layer& layer);
 std::vector<Argument> backward_arguments(const Layer& layer, const Argument& third);
-
-/// Adds the kernel `name` of `file`, which adds up partial [rows, d] of scratch area `partial` to
-/// dw: the second step of dw's sum. On compute capability 9.0 its blocks may start early.
-void append_weight_sum(Program& program, const Layer& layer, const DeviceFacts& facts,
-                       const std::string& file, const std::string& name, std::size_t partial,
-                       std::int64_t rows);
-
-/// Why no CUDA kernel of this folder can serve a pass, one line.
-std::optional<std::string> refuse_cuda(const Layer& layer, const DeviceFacts& facts, bool backward);
 
 }  // namespace fftune::rmsnorm

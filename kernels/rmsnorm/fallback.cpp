@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
+#include "kernels/common/kernel_step.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -33,7 +35,7 @@ class Fallback : public Family {
   }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    return refuse_cuda(layer_of(problem), facts, backward_);
+    return refuse_cuda(problem, backward_ ? "bwd" : "fwd", facts);
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
@@ -55,7 +57,8 @@ Program forward_fallback_program(const Layer& layer) {
   Program program;
   program.kernels.push_back(
       {"rmsnorm/forward_fallback.cu",
-       fmt::format("fftune::forward_fallback<{}>", template_arguments(layer))});
+       fmt::format("fftune::forward_fallback<{}, {}>", template_arguments(layer),
+                   element_type(layer.out_dtype))});
   KernelLaunch launch;
   launch.grid.x = static_cast<std::uint32_t>(layer.m);
   launch.block.x = threads;
@@ -99,7 +102,8 @@ Program backward_fallback_program(const Layer& layer, const DeviceFacts& facts) 
                        static_cast<std::int32_t>(layer.d),
                        chunk};
   program.steps.emplace_back(std::move(columns));
-  append_weight_sum(program, layer, facts, backward_file, "backward_fallback_weight", 1, chunks);
+  append_column_sum(program, facts, backward_file, "backward_fallback_weight", layer.weight_dtype,
+                    ScratchArgument{1}, TensorArgument{at.dw}, chunks, layer.d);
   return program;
 }
 

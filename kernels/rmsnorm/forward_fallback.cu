@@ -1,18 +1,23 @@
 // The definition for any width and alignment: a block of 256 threads takes a row, reads it once for
-// the sum and once more, from L2, for the result.
+// the sum and once more, from L2, for the result; where that is quantised, once more for its
+// largest.
 //
 // Arguments as in forward_rows. Grid: min(rows, 2^31 - 1). Block: 256.
+#include "common/quantise.cuh"
 #include "common/rms_norm.cuh"
 #include "common/row_sum.cuh"
 
 namespace fftune {
 
-template <class T, class W, class Convention, bool adds, bool saves>
+template <class T, class W, class Convention, bool adds, bool saves, class Y>
 __global__ void __launch_bounds__(256)
-    forward_fallback(const T* x, const T* residual, const W* w, T* y, T* sum, float* rstd, i64 rows,
-                     int d, float eps) {
+    forward_fallback(const T* x, const T* residual, const W* w, Y* y, T* sum, float* rstd,
+                     float* scales, i64 rows, int d, float eps) {
   using row_sums = row_sum<1, 256, 1, 1>;
+  using row_largest = row_sum<1, 256, 1, 1, larger_magnitude>;
+  constexpr bool quantises = sizeof(Y) == 1;
   __shared__ typename row_sums::memory shared;
+  __shared__ typename row_largest::memory shared_largest;
   int turn = 0;
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
     // A thread reads back only what it wrote itself.
@@ -29,9 +34,28 @@ __global__ void __launch_bounds__(256)
     row_sums::apply(squares, shared, turn);
     const float r = reciprocal_deviation(squares[0], d, eps);
     if (saves && threadIdx.x == 0) rstd[row] = r;
+    const auto weighed = [&](int column) {
+      const float value = to_float(values[column]) * r;
+      // What is quantised is rounded once.
+      return (quantises ? value : Convention::template normalised<T>(value)) *
+             Convention::factor(to_float(w[column]));
+    };
+    float largest[1] = {};
+    if constexpr (quantises) {
+      for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
+        largest[0] = fmaxf(largest[0], fabsf(weighed(column)));
+      }
+      row_largest::apply(largest, shared_largest, turn);
+    }
+    const float scale = scale_of<Y>(largest[0]);
+    const float factor = 1.0f / scale;
+    if (quantises && threadIdx.x == 0) scales[row] = scale;
     for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
-      const float normalised = Convention::template normalised<T>(to_float(values[column]) * r);
-      y[row * d + column] = from_float<T>(normalised * Convention::factor(to_float(w[column])));
+      if constexpr (quantises) {
+        y[row * d + column].bits = static_cast<u8>(quantised<Y>(weighed(column) * factor));
+      } else {
+        y[row * d + column] = from_float<T>(weighed(column));
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/device_types.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -47,12 +48,7 @@ class ForwardRows final : public Family {
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    if (auto refusal = refuse_cuda(layer, facts, false)) return refusal;
-    if (space(problem, facts).violations(default_config(problem, facts)).empty())
-      return std::nullopt;
-    return fmt::format("rows of d={} in {} do not fit in the registers of a block", layer.d,
-                       dtype_name(layer.dtype));
+    return refuse_rows(*this, problem, "fwd", facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
@@ -70,6 +66,11 @@ class ForwardRows final : public Family {
                              registers_of_thread(facts, block_threads(c));
                     },
                     {"vector", "group", "groups", "cluster", "unroll", "keep"})
+        .constraint("what is quantised is stored by two bytes at least",
+                    [layer](const Config& c) {
+                      return !layer.quantises() || elements_of_vector(layer, c) >= 2;
+                    },
+                    {"vector"})
         .constraint("several rows in flight pay while a thread has at most 8 vectors of them",
                     [layer](const Config& c) {
                       return c.at("unroll") == 1 ||
@@ -115,8 +116,8 @@ class ForwardRows final : public Family {
     Program program;
     program.kernels.push_back(
         {"rmsnorm/forward_rows.cu",
-         fmt::format("fftune::forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                     template_arguments(layer), config.at("vector"),
+         fmt::format("fftune::forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                     template_arguments(layer), element_type(layer.out_dtype), config.at("vector"),
                      vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
                      config.at("unroll"), config.at("cluster"), config.at("keep") != 0,
                      config.at("streams") != 0)});

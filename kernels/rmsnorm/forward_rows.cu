@@ -6,21 +6,25 @@
 // thread is vector (i * cluster + rank) * group + lane of the row, so that neighbouring lanes touch
 // neighbouring bytes. Blocks go on to further rows until none is left. `keeps`: weights are
 // fetched once, before the rows, and stay in registers; else for every row, when its sum is known.
+// Where Y is a type of one byte, y is quantised (common/quantise.cuh), and scales [rows] written.
 // Grid: any number of clusters of (cluster, 1, 1). Block: group * groups.
-#include "common/packet.cuh"
+#include "common/quantise.cuh"
 #include "common/rms_norm.cuh"
 #include "common/row_sum.cuh"
 
 namespace fftune {
 
-template <class T, class W, class Convention, bool adds, bool saves, int vector, int vectors,
-          int group, int groups, int unroll, int cluster, bool keeps, bool streams>
+template <class T, class W, class Convention, bool adds, bool saves, class Y, int vector,
+          int vectors, int group, int groups, int unroll, int cluster, bool keeps, bool streams>
 __global__ void __launch_bounds__(group* groups)
-    forward_rows(const T* x, const T* residual, const W* w, T* y, T* sum, float* rstd, i64 rows,
-                 int d, float eps) {
+    forward_rows(const T* x, const T* residual, const W* w, Y* y, T* sum, float* rstd,
+                 float* scales, i64 rows, int d, float eps) {
   constexpr int count = vector / static_cast<int>(sizeof(T));
   using row_sums = row_sum<unroll, group, groups, cluster>;
+  using row_largest = row_sum<unroll, group, groups, cluster, larger_magnitude>;
+  constexpr bool quantises = sizeof(Y) == 1;
   __shared__ typename row_sums::memory shared;
+  __shared__ typename row_largest::memory shared_largest;
 
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int lane = static_cast<int>(threadIdx.x) % group;
@@ -100,26 +104,59 @@ __global__ void __launch_bounds__(group* groups)
 #pragma unroll
       for (int i = 0; i < vectors; ++i) forget_floats(weights[i]);
     }
+    float r[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) r[u] = reciprocal_deviation(squares[u], d, eps);
+    const auto weighed = [&](int u, int i, float(&value)[count]) {
+      float weight[count];
+      to_floats(values[u][i], value);
+      to_floats(weights[i % chunk], weight);
+#pragma unroll
+      for (int e = 0; e < count; ++e) {
+        // What is quantised is rounded once.
+        const float normalised =
+            quantises ? value[e] * r[u] : Convention::template normalised<T>(value[e] * r[u]);
+        value[e] = normalised * Convention::factor(weight[e]);
+      }
+    };
+    float largest[unroll] = {};
+    if constexpr (quantises) {
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        if (!keeps && i % chunk == 0) fetch_weights(i);
+        if (first_column + i * column_step >= d) continue;
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+          float value[count];
+          weighed(u, i, value);
+#pragma unroll
+          for (int e = 0; e < count; ++e) largest[u] = fmaxf(largest[u], fabsf(value[e]));
+        }
+      }
+      row_largest::apply(largest, shared_largest, turn);
+    }
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const i64 own = row + u * groups;
       if (own >= rows) continue;
-      const float r = reciprocal_deviation(squares[u], d, eps);
-      if (saves && first_column == 0) rstd[own] = r;
+      if (saves && first_column == 0) rstd[own] = r[u];
+      const float scale = scale_of<Y>(largest[u]);
+      const float factor = 1.0f / scale;
+      if (quantises && first_column == 0) scales[own] = scale;
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
         if (!keeps && i % chunk == 0) fetch_weights(i);
         const int column = first_column + i * column_step;
         if (column >= d) continue;
-        float value[count], weight[count];
-        to_floats(values[u][i], value);
-        to_floats(weights[i % chunk], weight);
+        float value[count];
+        weighed(u, i, value);
+        if constexpr (quantises) {
 #pragma unroll
-        for (int e = 0; e < count; ++e) {
-          value[e] =
-              Convention::template normalised<T>(value[e] * r) * Convention::factor(weight[e]);
+          for (int e = 0; e < count; ++e) value[e] *= factor;
+          store_once(y + own * d + column, quantise<Y>(value), policy);
+        } else {
+          store_once(y + own * d + column, from_floats<T>(value), policy);
         }
-        store_once(y + own * d + column, from_floats<T>(value), policy);
       }
     }
   }

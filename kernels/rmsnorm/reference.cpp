@@ -14,7 +14,8 @@ double factor(const Layer& layer, double weight) {
 
 /// x̂ as it is multiplied.
 double normalised(const Layer& layer, double value) {
-  return layer.convention == Convention::llama ? round_to(layer.dtype, value) : value;
+  const bool rounds = layer.convention == Convention::llama && !layer.quantises();
+  return rounds ? round_to(layer.dtype, value) : value;
 }
 
 double reciprocal_deviation(const Layer& layer, const double* row) {
@@ -34,12 +35,23 @@ void for_each_row(const Layer& layer, Parallel& parallel, const Body& body) {
   });
 }
 
+/// Divides a row by its scale, which it returns.
+double quantise(const Layer& layer, double* row) {
+  double largest = 0;
+  for (std::int64_t i = 0; i < layer.d; ++i) largest = std::max(largest, std::abs(row[i]));
+  const double limit = layer.out_dtype == DType::fp8 ? 448 : 127;
+  const double scale = largest > std::ldexp(1.0, -100) ? largest / limit : 1;
+  for (std::int64_t i = 0; i < layer.d; ++i) row[i] /= scale;
+  return scale;
+}
+
 void forward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) {
   const auto d = static_cast<std::size_t>(layer.d);
   const auto& w = tensors.at("w");
   std::vector<double> rows = tensors.at("x");
   std::vector<double> y(rows.size());
   std::vector<double> rstd(static_cast<std::size_t>(layer.m));
+  std::vector<double> scale(static_cast<std::size_t>(layer.m));
   std::vector<double> sum;
   if (layer.adds) sum.resize(rows.size());
   for_each_row(layer, parallel, [&](std::size_t row) {
@@ -54,10 +66,12 @@ void forward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) 
     rstd[row] = reciprocal_deviation(layer, x);
     for (std::size_t i = 0; i < d; ++i)
       y[row * d + i] = normalised(layer, x[i] * rstd[row]) * factor(layer, w[i]);
+    if (layer.quantises()) scale[row] = quantise(layer, y.data() + row * d);
   });
   tensors["y"] = std::move(y);
   if (layer.saves) tensors["rstd"] = std::move(rstd);
   if (layer.adds) tensors["sum"] = std::move(sum);
+  if (layer.quantises()) tensors["scale"] = std::move(scale);
 }
 
 void backward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) {

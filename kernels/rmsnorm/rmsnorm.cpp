@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/whole_stage.hpp"
 #include "kernels/rmsnorm/baselines.hpp"
 #include "kernels/rmsnorm/families.hpp"
 
@@ -25,9 +26,10 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   if (!layer.backward) {
     if (layer.adds) tensors.push_back(matrix("residual", Role::input));
     tensors.push_back(w);
-    tensors.push_back(matrix("y", Role::output));
+    tensors.push_back({"y", layer.out_dtype, rows, Role::output, 1});
     if (layer.adds) tensors.push_back(matrix("sum", Role::output));
     if (layer.saves) tensors.push_back(rstd);
+    if (layer.quantises()) tensors.push_back({"scale", DType::f32, {layer.m}, Role::output, 1});
     return tensors;
   }
   tensors.push_back(w);
@@ -69,7 +71,11 @@ class RmsNorm final : public Op {
             {.name = "eps",
              .help = "added to the mean square",
              .choices = {"1e-06"},
-             .number = NumberRange{0, 1}}};
+             .number = NumberRange{0, 1}},
+            {"output",
+             "element type of y: the op's, or one quantised with a scale for each token",
+             {"same", "fp8", "i8"},
+             true}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
@@ -83,12 +89,8 @@ class RmsNorm final : public Op {
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
     const Layer layer = layer_of(problem);
-    StageSpec stage;
-    stage.name = layer.backward ? stage_backward : stage_forward;
-    for (const auto& tensor : tensors_of(layer)) {
-      (tensor.role == Role::input ? stage.inputs : stage.outputs).push_back(tensor.name);
-      stage.bytes += static_cast<double>(tensor.bytes());
-    }
+    StageSpec stage =
+        whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
     // Behind dw are sums over tokens of what sums over features are behind.
     stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
     const double elements = static_cast<double>(layer.m) * static_cast<double>(layer.d);
@@ -126,17 +128,16 @@ Layer layer_of(const Problem& problem) {
   layer.saves = problem.option("save") == "rstd";
   layer.dtype = problem.dtype;
   layer.weight_dtype = problem.option("weights") == "f32" ? DType::f32 : problem.dtype;
+  layer.out_dtype = problem.dtype;
+  if (!layer.backward && problem.has("output", "fp8")) layer.out_dtype = DType::fp8;
+  if (!layer.backward && problem.has("output", "i8")) layer.out_dtype = DType::i8;
   return layer;
 }
 
 Places places_of(const Layer& layer) {
   Places places;
   const auto tensors = tensors_of(layer);
-  const auto place = [&](const char* name) {
-    for (std::size_t i = 0; i < tensors.size(); ++i)
-      if (tensors[i].name == name) return i;
-    return absent;
-  };
+  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
   places.x = place("x");
   places.residual = place("residual");
   places.w = place("w");
@@ -145,6 +146,7 @@ Places places_of(const Layer& layer) {
   places.rstd = place("rstd");
   places.y = place("y");
   places.sum = place("sum");
+  places.scale = place("scale");
   places.dx = place("dx");
   places.dw = place("dw");
   places.count = tensors.size();

@@ -9,6 +9,11 @@
 // that comes from beyond the layer: dx = dx of the norm + dsum is the gradient of both x and
 // residual. dw = the sum over rows of dy ⊙ x̂. Rounding counts as the identity: where the forward
 // pass rounds x̂, its gradient is taken, and multiplied, as if it had not.
+//
+// Where the output is quantised, y = q scale with a scale for each token: q is y / scale rounded
+// once, from a y of which nothing was rounded, and scale the row's largest magnitude over that of
+// the type (448 of fp8, 127 of i8), or 1 for a row of nothing above 2^-100. To the backward pass
+// that is rounding too: it is the same for every output.
 #pragma once
 
 #include <cstddef>
@@ -42,14 +47,17 @@ struct Layer {
   bool saves = false;  // the forward pass writes rstd, and the backward pass reads it
   DType dtype = DType::f32;
   DType weight_dtype = DType::f32;
+  DType out_dtype = DType::f32;  // of y
+
+  bool quantises() const { return out_dtype != dtype; }
 };
 Layer layer_of(const Problem& problem);
 
 /// No tensor: one that the options leave out.
 constexpr std::size_t absent = static_cast<std::size_t>(-1);
 
-/// The places of the op's tensors. Forward: x, residual, w, y, sum, rstd. Backward: x (the sum
-/// where the residual was added), w, dy, dsum, rstd, dx, dw.
+/// The places of the op's tensors. Forward: x, residual, w, y, sum, rstd, scale. Backward: x (the
+/// sum where the residual was added), w, dy, dsum, rstd, dx, dw.
 struct Places {
   std::size_t x = absent;         // [m, d]
   std::size_t residual = absent;  // [m, d], if it is added
@@ -59,6 +67,7 @@ struct Places {
   std::size_t rstd = absent;      // [m], f32, if saved: 1 / sqrt(mean(x²) + eps)
   std::size_t y = absent;         // [m, d]
   std::size_t sum = absent;       // [m, d], if the residual is added
+  std::size_t scale = absent;     // [m], f32, if y is quantised
   std::size_t dx = absent;        // [m, d]
   std::size_t dw = absent;        // [d]
   std::size_t count = 0;

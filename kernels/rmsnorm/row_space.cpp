@@ -1,7 +1,10 @@
 #include "kernels/rmsnorm/row_space.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/row_threads.hpp"
 
 namespace fftune::rmsnorm {
@@ -21,6 +24,15 @@ std::int64_t row_vectors(const Layer& layer, std::int64_t vector) {
 }
 
 }  // namespace
+
+std::optional<std::string> refuse_rows(const Family& family, const Problem& problem,
+                                       std::string_view pass, const DeviceFacts& facts) {
+  if (auto refusal = refuse_cuda(problem, pass, facts)) return refusal;
+  const Config config = family.default_config(problem, facts);
+  if (family.space(problem, facts).violations(config).empty()) return std::nullopt;
+  return fmt::format("rows of d={} in {} do not suit a block's registers and accesses",
+                     problem.size("d"), dtype_name(problem.dtype));
+}
 
 std::int64_t elements_of_vector(const Layer& layer, const Config& config) {
   return config.at("vector") / element_bytes(layer);

@@ -2,12 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
+#include "registry/family.hpp"
 
 namespace fftune::rmsnorm {
+
+/// Why rows in registers cannot serve a pass, one line: no CUDA kernel can, or the default of
+/// `family` is not in its space.
+std::optional<std::string> refuse_rows(const Family& family, const Problem& problem,
+                                       std::string_view pass, const DeviceFacts& facts);
 
 /// Adds vector, group, groups, cluster and streams, with what constrains them alone.
 void add_row_parameters(Space& space, const Layer& layer, const DeviceFacts& facts);

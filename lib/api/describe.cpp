@@ -57,7 +57,7 @@ Json buffers_of(const Plan& plan, const std::vector<std::size_t>& alignments) {
   for (std::size_t i = 0; i < plan.buffer_count(); ++i) {
     const auto& tensor = plan.tensors()[i];
     buffers.push_back({{"name", tensor.name},
-                       {"role", tensor.role == Role::input ? "input" : "output"},
+                       {"role", role_name(tensor.role)},
                        {"dtype", dtype_name(tensor.dtype)},
                        {"shape", tensor.shape},
                        {"bytes", tensor.bytes()},
@@ -86,6 +86,7 @@ std::string describe(const Plan& plan, const DeviceFacts& facts, const Choice& c
                          {"fallback", runs_fallbacks_alone(plan)},
                          {"buffers", buffers_of(plan, alignments)},
                          {"workspace_bytes", plan.workspace_bytes()},
+                         {"kept_bytes", kept_bytes(plan.tensors())},
                          {"preset_complaints", complaints}};
   // A path or a device may name itself in bytes that are not UTF-8.
   return description.dump(2, ' ', false, Json::error_handler_t::replace);

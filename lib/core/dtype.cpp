@@ -1,13 +1,56 @@
 #include "core/dtype.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "core/error.hpp"
 
 namespace fftune {
+namespace {
+
+/// The nearest integer, ties to even, or the end of the range; 0 for what is no number.
+template <typename Integer, typename Value>
+Integer nearest(Value value) {
+  using Limits = std::numeric_limits<Integer>;
+  const double rounded = std::nearbyint(static_cast<double>(value));
+  if (std::isnan(rounded)) return 0;
+  if (rounded >= std::ldexp(1.0, Limits::digits)) return Limits::max();
+  if (rounded < -std::ldexp(1.0, Limits::digits)) return Limits::min();
+  return static_cast<Integer>(rounded);
+}
+
+template <typename Integer, typename Value>
+void encode_as(std::span<const Value> values, void* out) {
+  auto* integers = static_cast<Integer*>(out);
+  for (std::size_t i = 0; i < values.size(); ++i) integers[i] = nearest<Integer>(values[i]);
+}
+
+template <typename Integer, typename Value>
+void decode_as(const void* in, std::span<Value> values) {
+  const auto* integers = static_cast<const Integer*>(in);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<Value>(integers[i]);
+}
+
+template <typename Value>
+void encode_integers(DType dtype, std::span<const Value> values, void* out) {
+  if (dtype == DType::i8) return encode_as<std::int8_t>(values, out);
+  if (dtype == DType::i32) return encode_as<std::int32_t>(values, out);
+  encode_as<std::int64_t>(values, out);
+}
+
+template <typename Value>
+void decode_integers(DType dtype, const void* in, std::span<Value> values) {
+  if (dtype == DType::i8) return decode_as<std::int8_t>(in, values);
+  if (dtype == DType::i32) return decode_as<std::int32_t>(in, values);
+  decode_as<std::int64_t>(in, values);
+}
+
+}  // namespace
 
 std::string_view dtype_name(DType dtype) {
   switch (dtype) {
@@ -19,6 +62,12 @@ std::string_view dtype_name(DType dtype) {
       return "fp16";
     case DType::fp8:
       return "fp8";
+    case DType::i8:
+      return "i8";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
   }
   throw Error(ErrorKind::internal, "dtype_name: a value outside the enumeration");
 }
@@ -31,7 +80,24 @@ DType parse_dtype(std::string_view name) {
 }
 
 std::size_t dtype_bytes(DType dtype) {
-  return dtype == DType::f32 ? 4 : dtype == DType::fp8 ? 1 : 2;
+  switch (dtype) {
+    case DType::f32:
+    case DType::i32:
+      return 4;
+    case DType::bf16:
+    case DType::fp16:
+      return 2;
+    case DType::fp8:
+    case DType::i8:
+      return 1;
+    case DType::i64:
+      return 8;
+  }
+  throw Error(ErrorKind::internal, "dtype_bytes: a value outside the enumeration");
+}
+
+bool is_integer(DType dtype) {
+  return dtype == DType::i8 || dtype == DType::i32 || dtype == DType::i64;
 }
 
 double dtype_unit_roundoff(DType dtype) {
@@ -44,6 +110,10 @@ double dtype_unit_roundoff(DType dtype) {
       return std::ldexp(1.0, -11);
     case DType::fp8:
       return std::ldexp(1.0, -4);
+    case DType::i8:
+    case DType::i32:
+    case DType::i64:
+      return 0;
   }
   throw Error(ErrorKind::internal, "dtype_unit_roundoff: a value outside the enumeration");
 }
@@ -113,6 +183,10 @@ float float_from_fp8(std::uint8_t bits) {
 }
 
 void encode(DType dtype, std::span<const float> values, void* out) {
+  if (is_integer(dtype)) {
+    encode_integers(dtype, values, out);
+    return;
+  }
   if (dtype == DType::f32) {
     std::memcpy(out, values.data(), values.size_bytes());
     return;
@@ -127,7 +201,20 @@ void encode(DType dtype, std::span<const float> values, void* out) {
     halves[i] = dtype == DType::bf16 ? bf16_from_float(values[i]) : fp16_from_float(values[i]);
 }
 
+void encode(DType dtype, std::span<const double> values, void* out) {
+  if (is_integer(dtype)) {
+    encode_integers(dtype, values, out);
+    return;
+  }
+  const std::vector<float> singles(values.begin(), values.end());
+  encode(dtype, std::span<const float>(singles), out);
+}
+
 void decode(DType dtype, const void* in, std::span<float> values) {
+  if (is_integer(dtype)) {
+    decode_integers(dtype, in, values);
+    return;
+  }
   if (dtype == DType::f32) {
     std::memcpy(values.data(), in, values.size_bytes());
     return;
@@ -142,6 +229,16 @@ void decode(DType dtype, const void* in, std::span<float> values) {
     values[i] = dtype == DType::bf16 ? float_from_bf16(halves[i]) : float_from_fp16(halves[i]);
 }
 
+void decode(DType dtype, const void* in, std::span<double> values) {
+  if (is_integer(dtype)) {
+    decode_integers(dtype, in, values);
+    return;
+  }
+  std::vector<float> singles(values.size());
+  decode(dtype, in, std::span<float>(singles));
+  std::copy(singles.begin(), singles.end(), values.begin());
+}
+
 double round_to(DType dtype, double value) {
   const auto single = static_cast<float>(value);
   switch (dtype) {
@@ -153,6 +250,12 @@ double round_to(DType dtype, double value) {
       return float_from_fp16(fp16_from_float(single));
     case DType::fp8:
       return float_from_fp8(fp8_from_float(single));
+    case DType::i8:
+      return nearest<std::int8_t>(value);
+    case DType::i32:
+      return nearest<std::int32_t>(value);
+    case DType::i64:
+      return static_cast<double>(nearest<std::int64_t>(value));
   }
   throw Error(ErrorKind::internal, "round_to: a value outside the enumeration");
 }

@@ -8,17 +8,19 @@
 
 namespace fftune {
 
-/// fp8 is e4m3 (OCP 8-bit floating point, 2023): 4 exponent bits, 3 of mantissa, no infinity.
-enum class DType { f32, bf16, fp16, fp8 };
+/// fp8 is e4m3 (OCP 8-bit floating point, 2023): 4 exponent bits, 3 of mantissa, no infinity. The
+/// integers are of tensors that count or name things; no op computes in them.
+enum class DType { f32, bf16, fp16, fp8, i8, i32, i64 };
 
-/// "f32", "bf16", "fp16", "fp8".
+/// "f32", "bf16", "fp16", "fp8", "i8", "i32", "i64".
 std::string_view dtype_name(DType dtype);
-/// Throws Error(invalid_input) for an unknown name.
+/// Of what an op computes in: throws Error(invalid_input) for any other name.
 DType parse_dtype(std::string_view name);
 /// Bytes of one element.
 std::size_t dtype_bytes(DType dtype);
+bool is_integer(DType dtype);
 /// Unit roundoff: half the distance from 1 to the next number (2^-24, 2^-8 with 7 stored mantissa
-/// bits for bf16, 2^-11 for fp16, 2^-4 for fp8).
+/// bits for bf16, 2^-11 for fp16, 2^-4 for fp8); 0 for integers.
 double dtype_unit_roundoff(DType dtype);
 
 std::uint16_t bf16_from_float(float value);
@@ -29,10 +31,14 @@ float float_from_fp16(std::uint16_t bits);
 std::uint8_t fp8_from_float(float value);
 float float_from_fp8(std::uint8_t bits);
 
-/// Rounds each value to `dtype` and stores it at `out` (values.size() elements of that type).
+/// Rounds each value to `dtype` and stores it at `out` (values.size() elements of that type). What
+/// is beyond the range of an integer becomes its end.
 void encode(DType dtype, std::span<const float> values, void* out);
-/// The inverse of encode, exact.
+/// By way of float where `dtype` is no integer, as a kernel that accumulates in fp32 rounds: twice.
+void encode(DType dtype, std::span<const double> values, void* out);
+/// The inverse of encode, exact but for integers beyond 2^24 as float, or 2^53 as double.
 void decode(DType dtype, const void* in, std::span<float> values);
+void decode(DType dtype, const void* in, std::span<double> values);
 /// `value` rounded to `dtype` and back.
 double round_to(DType dtype, double value);
 

@@ -55,10 +55,33 @@ BlasThreads::~BlasThreads() {
   count.changed.notify_all();
 }
 
+namespace {
+
+blasint size(std::int64_t value) {
+  return static_cast<blasint>(value);
+}
+
+// b comes as [n,k], which is the transpose of what BLAS multiplies by.
+template <typename View>
+CBLAS_TRANSPOSE first(const View& a) {
+  return a.transposed ? CblasTrans : CblasNoTrans;
+}
+template <typename View>
+CBLAS_TRANSPOSE second(const View& b) {
+  return b.transposed ? CblasNoTrans : CblasTrans;
+}
+
+}  // namespace
+
 void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a, MatrixView b, float beta,
            float* c, std::int64_t c_stride) {
-  const auto size = [](std::int64_t value) { return static_cast<blasint>(value); };
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, size(m), size(n), size(k), 1.0f, a.data,
+  cblas_sgemm(CblasRowMajor, first(a), second(b), size(m), size(n), size(k), 1.0f, a.data,
+              size(a.stride), b.data, size(b.stride), beta, c, size(c_stride));
+}
+
+void dgemm(std::int64_t m, std::int64_t n, std::int64_t k, DoubleMatrixView a, DoubleMatrixView b,
+           double beta, double* c, std::int64_t c_stride) {
+  cblas_dgemm(CblasRowMajor, first(a), second(b), size(m), size(n), size(k), 1.0, a.data,
               size(a.stride), b.data, size(b.stride), beta, c, size(c_stride));
 }
 

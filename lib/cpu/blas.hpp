@@ -22,15 +22,26 @@ class BlasThreads {
   BlasThreads& operator=(const BlasThreads&) = delete;
 };
 
-/// A matrix of f32, row-major, with the distance between rows in elements.
+/// A matrix of f32, row-major, with the distance between rows in elements. Where it is transposed,
+/// what lies there is the matrix's transpose.
 struct MatrixView {
   const float* data;
   std::int64_t stride;
+  bool transposed = false;
 };
 
 /// c [m,n] = a [m,k] · b [n,k]ᵀ + beta·c, on as many threads as the caller's BlasThreads says.
 /// Sizes and strides are at most 2^31 - 1.
 void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a, MatrixView b, float beta,
            float* c, std::int64_t c_stride);
+
+/// The same in f64.
+struct DoubleMatrixView {
+  const double* data;
+  std::int64_t stride;
+  bool transposed = false;
+};
+void dgemm(std::int64_t m, std::int64_t n, std::int64_t k, DoubleMatrixView a, DoubleMatrixView b,
+           double beta, double* c, std::int64_t c_stride);
 
 }  // namespace fftune

@@ -142,10 +142,12 @@ void CpuProgram::gemm(const LibraryGemm& gemm, const HostCall& call, std::byte* 
   const auto* a = static_cast<const float*>(address(gemm.a, call));
   const auto* b = static_cast<const float*>(address(gemm.b, call));
   auto* c = static_cast<float*>(address(gemm.c, call));
-  if (gemm.dtype == DType::f32) {
-    sgemm(gemm.m, gemm.n, gemm.k, {a, gemm.k}, {b, gemm.k}, 0, c, gemm.n);
-    return;
-  }
+  const auto multiply = [&](const float* first, const float* second, float* sums) {
+    sgemm(gemm.m, gemm.n, gemm.k, {first, gemm.a_transposed ? gemm.m : gemm.k, gemm.a_transposed},
+          {second, gemm.b_transposed ? gemm.n : gemm.k, gemm.b_transposed},
+          gemm.accumulates ? 1.0f : 0.0f, sums, gemm.n);
+  };
+  if (gemm.dtype == DType::f32) return multiply(a, b, c);
   const auto elements = conversion_of(gemm);
   auto* wide_a = reinterpret_cast<float*>(conversion);
   auto* wide_b = wide_a + elements.a;
@@ -157,7 +159,8 @@ void CpuProgram::gemm(const LibraryGemm& gemm, const HostCall& call, std::byte* 
   };
   widen(a, wide_a, elements.a);
   widen(b, wide_b, elements.b);
-  sgemm(gemm.m, gemm.n, gemm.k, {wide_a, gemm.k}, {wide_b, gemm.k}, 0, wide_c, gemm.n);
+  if (gemm.accumulates) widen(c, wide_c, elements.c);
+  multiply(wide_a, wide_b, wide_c);
   for_chunks(engine_->pool, elements.c, [&](std::size_t begin, std::size_t length) {
     encode(gemm.dtype, {wide_c + begin, length}, reinterpret_cast<std::uint16_t*>(c) + begin);
   });

@@ -76,7 +76,7 @@ CudaExecutable::Value CudaExecutable::prepare(const Argument& argument) const {
     return {Value::Kind::constant, bits_of(*number)};
   if (const auto* number = std::get_if<float>(&argument))
     return {Value::Kind::constant, bits_of(*number)};
-  return {};  // a tensor map, which has more to it
+  return {};  // a tensor map or an array, which have more to them
 }
 
 CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const {
@@ -119,6 +119,8 @@ CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const
     prepared.values.push_back(prepare(launch.arguments[i]));
     if (const auto* map = std::get_if<TensorMapArgument>(&launch.arguments[i]))
       prepared.maps.push_back(prepare(i, *map));
+    else if (const auto* array = std::get_if<ArrayArgument>(&launch.arguments[i]))
+      prepared.arrays.push_back({i, array->values});
   }
   if (prepared.maps.size() > most_tensor_maps)
     throw Error(ErrorKind::internal, fmt::format("a launch with {} tensor maps: at most {}",
@@ -192,6 +194,9 @@ void CudaExecutable::enqueue_launch(const Launch& launch, void* const* tensors,
                  "cuTensorMapReplaceAddress");
     addresses[map.argument] = &maps[i];
   }
+  // The driver reads a parameter, which it takes through a pointer to what it may change.
+  for (const auto& array : launch.arrays)
+    addresses[array.argument] = const_cast<float*>(array.values.data());
   const CUresult result = start(launch, addresses.data(), stream);
   if (result != CUDA_SUCCESS) driver.fail(result, fmt::format("launch of {}", launch.name).c_str());
 }

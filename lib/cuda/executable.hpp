@@ -54,12 +54,17 @@ class CudaExecutable final : public Executable {
     Value address;
     CUtensorMap map{};  // of a placeholder's address
   };
+  struct Array {
+    std::size_t argument = 0;  // which one of the launch
+    std::vector<float> values;
+  };
   struct Launch {
     CUfunction function = nullptr;
     CUlaunchConfig config{};
     std::array<CUlaunchAttribute, 3> attributes{};
     std::vector<Value> values;
     std::vector<TensorMap> maps;
+    std::vector<Array> arrays;
     const char* name = nullptr;
   };
   struct Product {

@@ -22,6 +22,10 @@ cudaDataType_t type_of(DType dtype) {
       return CUDA_R_16F;
     case DType::fp8:
       throw Error(ErrorKind::unavailable, "a library product in fp8 would need its scales");
+    case DType::i8:
+    case DType::i32:
+    case DType::i64:
+      throw Error(ErrorKind::unavailable, "there is no library product of integers here");
     case DType::f32:
       break;
   }
@@ -61,11 +65,12 @@ std::vector<Operands> make_operands(const Session& session, const LibraryGemm& g
 
 // cuBLASLt is column-major. Row-major c [m,n] is column-major cT [n,m], so cT = b · aT with b read
 // as the transpose of its column-major view [k,n] and aT as its own view [k,m]: A is b transposed,
-// B is a as it is.
+// B is a as it is. What lies transposed takes the other operation, and its view has the extents
+// exchanged.
 GemmPlan::GemmPlan(const std::shared_ptr<const Session>& session,
                    std::shared_ptr<const CublasLt> library, const LibraryGemm& gemm,
                    std::int64_t l2_bytes)
-    : library_(std::move(library)) {
+    : library_(std::move(library)), beta_(gemm.accumulates ? 1.0f : 0.0f) {
   if (gemm.m < 1 || gemm.n < 1 || gemm.k < 1)
     throw Error(ErrorKind::unavailable,
                 fmt::format("a product of {}x{}x{}", gemm.m, gemm.n, gemm.k));
@@ -73,11 +78,11 @@ GemmPlan::GemmPlan(const std::shared_ptr<const Session>& session,
   cublasLtMatmulDesc_t operation = nullptr;
   lt.check(lt.desc_create(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
   operation_.reset(operation, lt.desc_destroy);
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  const cublasOperation_t plain = CUBLAS_OP_N;
-  lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
+  const cublasOperation_t of_b = gemm.b_transposed ? CUBLAS_OP_N : CUBLAS_OP_T;
+  const cublasOperation_t of_a = gemm.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSA, &of_b, sizeof of_b),
            "cublasLtMatmulDescSetAttribute");
-  lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSB, &plain, sizeof plain),
+  lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a),
            "cublasLtMatmulDescSetAttribute");
   const auto layout = [&](std::int64_t rows, std::int64_t columns) {
     cublasLtMatrixLayout_t made = nullptr;
@@ -86,8 +91,8 @@ GemmPlan::GemmPlan(const std::shared_ptr<const Session>& session,
              "cublasLtMatrixLayoutCreate");
     return Handle<cublasLtMatrixLayout_t>(made, lt.layout_destroy);
   };
-  a_ = layout(gemm.k, gemm.n);
-  b_ = layout(gemm.k, gemm.m);
+  a_ = gemm.b_transposed ? layout(gemm.n, gemm.k) : layout(gemm.k, gemm.n);
+  b_ = gemm.a_transposed ? layout(gemm.m, gemm.k) : layout(gemm.k, gemm.m);
   c_ = layout(gemm.n, gemm.m);
 
   const auto algorithms = heuristics();
@@ -156,10 +161,9 @@ std::size_t GemmPlan::fastest(const std::shared_ptr<const Session>& session,
 cublasStatus_t GemmPlan::run(const cublasLtMatmulAlgo_t& algorithm, CUdeviceptr a, CUdeviceptr b,
                              CUdeviceptr c, CUdeviceptr workspace, CUstream stream) const {
   const float one = 1;
-  const float zero = 0;
   const auto pointer = [](CUdeviceptr address) { return reinterpret_cast<void*>(address); };
   return library_->matmul(library_->handle(), operation_.get(), &one, pointer(b), a_.get(),
-                          pointer(a), b_.get(), &zero, pointer(c), c_.get(), pointer(c), c_.get(),
+                          pointer(a), b_.get(), &beta_, pointer(c), c_.get(), pointer(c), c_.get(),
                           &algorithm, pointer(workspace), gemm_workspace_bytes, stream);
 }
 

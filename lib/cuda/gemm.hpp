@@ -48,6 +48,7 @@ class GemmPlan {
   Handle<cublasLtMatrixLayout_t> b_;
   Handle<cublasLtMatrixLayout_t> c_;
   cublasLtMatmulAlgo_t algorithm_{};
+  float beta_ = 0;
   std::string description_;
 };
 

@@ -9,6 +9,8 @@ namespace {
 
 std::size_t argument_bytes(const Argument& argument) {
   if (std::holds_alternative<TensorMapArgument>(argument)) return sizeof(CUtensorMap);
+  if (const auto* array = std::get_if<ArrayArgument>(&argument))
+    return array->values.size() * sizeof(float);
   const bool four_bytes =
       std::holds_alternative<std::int32_t>(argument) || std::holds_alternative<float>(argument);
   return four_bytes ? 4 : 8;

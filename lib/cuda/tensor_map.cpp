@@ -14,7 +14,12 @@ CUtensorMapDataType type_of(DType dtype) {
     case DType::fp16:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::fp8:
+    case DType::i8:
       return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    case DType::i32:
+      return CU_TENSOR_MAP_DATA_TYPE_INT32;
+    case DType::i64:
+      return CU_TENSOR_MAP_DATA_TYPE_INT64;
     case DType::f32:
       break;
   }

@@ -48,8 +48,13 @@ struct TensorMapArgument {
   std::uint32_t box_columns = 0;  // box_columns * dtype_bytes is 32, 64 or 128: also the swizzle
 };
 
+/// Numbers that a kernel takes by value, as a struct of one array of float: at most 512.
+struct ArrayArgument {
+  std::vector<float> values;
+};
+
 using Argument = std::variant<TensorArgument, ScratchArgument, std::int32_t, std::int64_t, float,
-                              TensorMapArgument>;
+                              TensorMapArgument, ArrayArgument>;
 
 /// The pointer as an argument.
 inline Argument argument_of(const Pointer& pointer) {
@@ -76,8 +81,9 @@ struct KernelLaunch {
   std::vector<Argument> arguments;  // in the order of the kernel's parameters
 };
 
-/// c [m,n] = a [m,k] · b [n,k]ᵀ, row-major, fp32 accumulation, by the vendor's BLAS with all the
-/// device's resources. What a user would call; used by baselines and to measure the ceiling.
+/// c [m,n] = a [m,k] · b [n,k]ᵀ (+ c), row-major, fp32 accumulation, by the vendor's BLAS with all
+/// the device's resources. An operand that is transposed lies as [k,m] or [k,n]. What a user would
+/// call; used by baselines and to measure the ceiling.
 struct LibraryGemm {
   DType dtype = DType::f32;
   std::int64_t m = 0;
@@ -86,6 +92,9 @@ struct LibraryGemm {
   Pointer a;
   Pointer b;
   Pointer c;
+  bool a_transposed = false;
+  bool b_transposed = false;
+  bool accumulates = false;
 };
 
 /// Runs a task on several threads of the CPU.

@@ -36,6 +36,12 @@ class Family {
   /// The configuration to use untuned: feasible, and chosen by an analytical argument.
   virtual Config default_config(const Problem&, const DeviceFacts&) const = 0;
 
+  /// About how many seconds a feasible configuration takes, by a model of the device that need only
+  /// rank them; nothing where the family has no better one than waves of blocks.
+  virtual std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const {
+    return std::nullopt;
+  }
+
   /// What to run for a feasible configuration. Tensor arguments count in the order of the op's
   /// tensors(problem).
   virtual Program program(const Problem&, const DeviceFacts&, const Config&) const = 0;

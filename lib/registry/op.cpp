@@ -9,8 +9,8 @@
 namespace fftune {
 namespace {
 
-template <typename Names>
-bool has(const Names& names, std::string_view name) {
+template <typename Names, typename Name>
+bool has(const Names& names, const Name& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -36,7 +36,7 @@ void check_sizes(const Op& op, const Problem& problem) {
       reject(op, fmt::format("{}={} is out of range: use 1 to {}", name, value, field->max));
   }
   for (const auto& field : fields)
-    if (!problem.sizes.contains(field.name))
+    if (!field.rare && !problem.sizes.contains(field.name))
       reject(op, fmt::format("size '{}' ({}) is missing", field.name, field.help));
 }
 
@@ -49,12 +49,17 @@ std::string canonical_number(const Op& op, const OptionField& field, const std::
 }
 
 void check_options(const Op& op, Problem& problem) {
-  const auto fields = op.options();
+  const auto fields = options_of(op, problem.pass);
   for (auto& [name, value] : problem.options) {
     const auto field = std::find_if(fields.begin(), fields.end(),
                                     [&, &name = name](const auto& f) { return f.name == name; });
-    if (field == fields.end())
-      reject(op, fmt::format("there is no option '{}': options are {}", name, field_names(fields)));
+    if (field == fields.end()) {
+      const auto all = op.options();
+      const bool elsewhere = std::any_of(
+          all.begin(), all.end(), [&, &name = name](const auto& f) { return f.name == name; });
+      reject(op, fmt::format("there is no option '{}'{}: options are {}", name,
+                             elsewhere ? " in pass " + problem.pass : "", field_names(fields)));
+    }
     if (field->number)
       value = canonical_number(op, *field, value);
     else if (!has(field->choices, value))
@@ -69,10 +74,31 @@ void check_options(const Op& op, Problem& problem) {
 
 }  // namespace
 
+std::vector<OptionField> options_of(const Op& op, std::string_view pass) {
+  auto fields = op.options();
+  std::erase_if(fields,
+                [&](const auto& field) { return !field.pass.empty() && field.pass != pass; });
+  return fields;
+}
+
 std::string choices_text(const OptionField& field) {
   if (field.number)
     return fmt::format("a number from {} to {}", field.number->least, field.number->most);
   return fmt::format("{}", fmt::join(field.choices, ", "));
+}
+
+std::string_view role_name(Role role) {
+  switch (role) {
+    case Role::input:
+      return "input";
+    case Role::updated:
+      return "updated";
+    case Role::output:
+      return "output";
+    case Role::intermediate:
+      return "intermediate";
+  }
+  throw Error(ErrorKind::internal, "role_name: a value outside the enumeration");
 }
 
 std::int64_t TensorSpec::elements() const {
@@ -87,10 +113,22 @@ std::size_t TensorSpec::bytes() const {
 
 Cost cost_of(const Op& op, const Problem& problem) {
   Cost cost;
-  for (const auto& stage : op.stages(problem)) cost.flops += stage.flops;
+  const auto stages = op.stages(problem);
+  for (const auto& stage : stages) cost.flops += stage.flops;
+  if (stages.size() == 1) {
+    cost.bytes = stages.front().bytes;
+    return cost;
+  }
   for (const auto& tensor : op.tensors(problem))
     if (tensor.role != Role::intermediate) cost.bytes += static_cast<double>(tensor.bytes());
   return cost;
+}
+
+std::size_t kept_bytes(const std::vector<TensorSpec>& tensors) {
+  std::size_t bytes = 0;
+  for (const auto& tensor : tensors)
+    if (tensor.kept) bytes += tensor.bytes();
+  return bytes;
 }
 
 Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
@@ -99,21 +137,31 @@ Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   if (!has(op.passes(), problem.pass))
     reject(op, fmt::format("there is no pass '{}': use {}", problem.pass,
                            fmt::join(op.passes(), " or ")));
-  const auto dtypes = op.dtypes(kind);
-  if (std::find(dtypes.begin(), dtypes.end(), problem.dtype) == dtypes.end()) {
+  const auto dtypes = op.dtypes_of_pass(kind, problem.pass);
+  if (!has(dtypes, problem.dtype)) {
     std::vector<std::string_view> names;
     for (const auto dtype : dtypes) names.push_back(dtype_name(dtype));
-    reject(op, fmt::format("dtype {} is not supported on {}: use {}", dtype_name(problem.dtype),
-                           kind == DeviceKind::cpu ? "the CPU" : "CUDA", fmt::join(names, ", ")));
+    const bool in_no_pass = !has(op.dtypes(kind), problem.dtype);
+    reject(op, fmt::format("dtype {} is not supported on {}{}: use {}", dtype_name(problem.dtype),
+                           kind == DeviceKind::cpu ? "the CPU" : "CUDA",
+                           in_no_pass ? "" : " in pass " + problem.pass, fmt::join(names, ", ")));
   }
   check_sizes(op, problem);
   check_options(op, problem);
+  if (const auto contradiction = op.contradiction(problem); !contradiction.empty())
+    reject(op, contradiction);
   return problem;
 }
 
-std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name) {
+std::optional<std::size_t> find_tensor(const std::vector<TensorSpec>& tensors,
+                                       std::string_view name) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].name == name) return i;
+  return std::nullopt;
+}
+
+std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name) {
+  if (const auto place = find_tensor(tensors, name)) return *place;
   throw Error(ErrorKind::internal, fmt::format("no tensor '{}'", name));
 }
 

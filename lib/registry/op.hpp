@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +25,9 @@ struct SizeField {
   std::vector<std::int64_t> default_on_cuda;
   std::vector<std::int64_t> default_on_cpu;
   std::int64_t example = 1024;  // a typical value, for listings and for compiling without a problem
+  /// May be left out, with the meaning that `help` says; the canonical form leaves it out too, and
+  /// problems with and without it share no presets.
+  bool rare = false;
 };
 
 /// The numbers that a numeric option may take, both ends included.
@@ -42,12 +47,19 @@ struct OptionField {
   /// is an argument of the kernels: it decides nothing about tensors, families or speed, so presets
   /// tuned with one serve every other.
   std::optional<NumberRange> number = std::nullopt;
+  /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
+  /// field for each.
+  std::string pass = {};
 };
 
 /// "no, yes", or "a number from 0 to 1": what may be given.
 std::string choices_text(const OptionField& field);
 
-enum class Role { input, output, intermediate };
+/// `updated`: read and written in place, an input and an output in one buffer.
+enum class Role { input, updated, output, intermediate };
+
+/// "input", "updated", "output", "intermediate".
+std::string_view role_name(Role role);
 
 struct TensorSpec {
   std::string name;
@@ -56,6 +68,10 @@ struct TensorSpec {
   Role role = Role::input;
   double scale = 1;  // standard deviation of its random values where it is an input
   double mean = 0;   // of its random values: 1 for factors such as a reciprocal deviation
+  /// Fills all elements of an input that is no noise, such as ids or offsets: the same for the same
+  /// seed. Empty: normal values.
+  std::function<void(std::uint64_t seed, std::span<double> values)> draw = {};
+  bool kept = false;  // of a backward pass: what the forward pass has to keep for it
 
   std::int64_t elements() const;
   std::size_t bytes() const;
@@ -92,6 +108,10 @@ class Op {
   virtual std::vector<OptionField> options() const = 0;
   /// The first is the default.
   virtual std::vector<DType> dtypes(DeviceKind) const = 0;
+  /// Those of one pass, for an op that does not have all of them in every pass.
+  virtual std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view /*pass*/) const {
+    return dtypes(kind);
+  }
 
   /// The size that counts tokens ("m"): presets are tuned over a list of it, and row i of every
   /// tensor that has it as its first dimension depends on row i of the others alone. So a check
@@ -99,7 +119,16 @@ class Op {
   /// tokens (a weight's gradient) is checked on rows that are all distinct.
   virtual std::string_view token_size() const = 0;
 
-  /// Inputs, then outputs (together the C API's buffer order), then intermediates.
+  /// Whether what token_size promises of rows holds; not where a row's place counts, as in a
+  /// sequence. Every row is then distinct in a check.
+  virtual bool rows_are_alike(const Problem&) const { return true; }
+
+  /// Why fields that are good each by itself do not go together ("rotary=96 exceeds dim=64"), one
+  /// line; empty: they do. Not asked of the token size.
+  virtual std::string contradiction(const Problem&) const { return ""; }
+
+  /// Inputs, then outputs (together the C API's buffer order), then intermediates. What is updated
+  /// is among the inputs.
   virtual std::vector<TensorSpec> tensors(const Problem&) const = 0;
   virtual std::vector<StageSpec> stages(const Problem&) const = 0;
 
@@ -112,20 +141,29 @@ class Op {
   virtual std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const = 0;
 };
 
+/// The options of a pass.
+std::vector<OptionField> options_of(const Op& op, std::string_view pass);
+
 /// The whole op's floating-point operations and least bytes: stages' flops added up; inputs and
-/// outputs counted once, intermediates not at all.
+/// outputs counted once, intermediates not at all. An op of one stage says it there.
 struct Cost {
   double flops = 0;
   double bytes = 0;
 };
 Cost cost_of(const Op& op, const Problem& problem);
 
+/// The bytes that the forward pass keeps for this problem of the pass bwd; else 0.
+std::size_t kept_bytes(const std::vector<TensorSpec>& tensors);
+
 /// Fills in defaults, those of rare options excepted, writes numbers in their shortest form, and
 /// checks names, choices and ranges; throws Error(invalid_input) with one line that names the
 /// field. The canonical form is what presets store and compare.
 Problem canonical(const Op& op, Problem problem, DeviceKind kind);
 
-/// The place of a tensor in op.tensors(problem); throws Error(internal).
+/// The place of a tensor in op.tensors(problem), if it is there; tensor_index throws
+/// Error(internal) if not.
+std::optional<std::size_t> find_tensor(const std::vector<TensorSpec>& tensors,
+                                       std::string_view name);
 std::size_t tensor_index(const std::vector<TensorSpec>& tensors, std::string_view name);
 
 }  // namespace fftune

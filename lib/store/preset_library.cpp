@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 #include <system_error>
 #include <tuple>
@@ -19,20 +20,19 @@ bool same_names(const Problem& a, const Problem& b) {
                     [](const auto& x, const auto& y) { return x.first == y.first; });
 }
 
-/// Equal words; or two numbers, whatever they are, because a number decides nothing about speed
-/// (OptionField::number).
-bool comparable_options(const std::pair<const std::string, std::string>& a,
-                        const std::pair<const std::string, std::string>& b) {
-  return a.first == b.first &&
-         (a.second == b.second || (parse_number(a.second) && parse_number(b.second)));
+/// The options but those that are numbers, which decide nothing about speed (OptionField::number)
+/// and may be left out.
+std::map<std::string, std::string> words(const Problem& problem) {
+  auto options = problem.options;
+  std::erase_if(options,
+                [](const auto& option) { return parse_number(option.second).has_value(); });
+  return options;
 }
 
 /// All but the shape, and the options that are numbers.
 bool comparable(const Problem& a, const Problem& b) {
-  return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype &&
-         std::equal(a.options.begin(), a.options.end(), b.options.begin(), b.options.end(),
-                    comparable_options) &&
-         same_names(a, b);
+  return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype && same_names(a, b) &&
+         words(a) == words(b);
 }
 
 struct Candidate {

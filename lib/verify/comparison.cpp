@@ -48,13 +48,17 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
   const std::size_t count = reference.size();
   decode(dtype, out, {values.data(), count});
 
+  const auto bound_of = [=](double value) {
+    return std::isinf(value) ? 0 : relative_bound * std::abs(value) + absolute_bound;
+  };
   std::array<double, 4> squares{};  // four chains hide the latency of an addition
   std::array<int, 4> outliers{};
   for (std::size_t i = 0; i < count; ++i) {
-    const double error = std::abs(values[i] - reference[i]);
+    // An infinity that is meant equals its reference.
+    const double error = values[i] == reference[i] ? 0 : std::abs(values[i] - reference[i]);
     squares[i & 3] += error * error;
     // Written so that NaN counts.
-    outliers[i & 3] += !(error <= relative_bound * std::abs(reference[i]) + absolute_bound);
+    outliers[i & 3] += !(error <= bound_of(reference[i]));
   }
   partial.squares += (squares[0] + squares[1]) + (squares[2] + squares[3]);
   const int found = outliers[0] + outliers[1] + outliers[2] + outliers[3];
@@ -62,8 +66,8 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
 
   if (partial.outliers == 0) {
     for (std::size_t i = 0; i < count; ++i) {
-      const double error = std::abs(values[i] - reference[i]);
-      if (error <= relative_bound * std::abs(reference[i]) + absolute_bound) continue;
+      const double error = values[i] == reference[i] ? 0 : std::abs(values[i] - reference[i]);
+      if (error <= bound_of(reference[i])) continue;
       partial.first_outlier = index + static_cast<std::int64_t>(i);
       partial.outlier_value = values[i];
       partial.outlier_reference = reference[i];
@@ -74,7 +78,8 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
   // Poison is a NaN and so an outlier: only here can there be any.
   std::int64_t first = none;
   const std::size_t bytes = dtype_bytes(dtype);
-  const std::int64_t unwritten = bytes == 4   ? count_poison<std::uint32_t>(out, count, first)
+  const std::int64_t unwritten = bytes == 8   ? count_poison<std::uint64_t>(out, count, first)
+                                 : bytes == 4 ? count_poison<std::uint32_t>(out, count, first)
                                  : bytes == 2 ? count_poison<std::uint16_t>(out, count, first)
                                               : count_poison<std::uint8_t>(out, count, first);
   if (unwritten > 0 && partial.unwritten == 0) partial.first_unwritten = index + first;

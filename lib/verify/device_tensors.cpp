@@ -41,6 +41,11 @@ void DeviceTensors::provide(std::size_t tensor) {
   provided_[tensor] = true;
 }
 
+void DeviceTensors::provide_anew(std::size_t tensor) {
+  provided_[tensor] = false;
+  provide(tensor);
+}
+
 void DeviceTensors::upload(std::size_t tensor) {
   const auto& rows = truth_->encoded(tensor);
   auto& buffer = buffers_[tensor];

@@ -19,6 +19,8 @@ class DeviceTensors {
   void fit();
   /// Makes a tensor hold its input values, or the reference rounded to its dtype.
   void provide(std::size_t tensor);
+  /// The same of a tensor that a run may have updated since.
+  void provide_anew(std::size_t tensor);
   /// Fills a tensor that is about to be written.
   void poison(std::size_t tensor, std::uint8_t byte);
   /// The workspace, filled with garbage.

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "core/error.hpp"
+#include "core/hash.hpp"
 #include "verify/blocks.hpp"
 #include "verify/random_rows.hpp"
 #include "verify/verifier.hpp"
@@ -32,9 +33,7 @@ std::vector<double> decode_all(DType dtype, const std::vector<std::byte>& data,
   const std::size_t element = dtype_bytes(dtype);
   std::vector<double> values(data.size() / element);
   for_each_piece(values.size(), parallel, [&](std::size_t first, std::size_t count) {
-    std::vector<float> singles(count);
-    decode(dtype, data.data() + first * element, singles);
-    std::copy(singles.begin(), singles.end(), values.begin() + static_cast<std::ptrdiff_t>(first));
+    decode(dtype, data.data() + first * element, std::span<double>(values.data() + first, count));
   });
   return values;
 }
@@ -44,10 +43,8 @@ std::vector<std::byte> encode_all(DType dtype, const std::vector<double>& values
   const std::size_t element = dtype_bytes(dtype);
   std::vector<std::byte> data(values.size() * element);
   for_each_piece(values.size(), parallel, [&](std::size_t first, std::size_t count) {
-    // By way of float, as a kernel that accumulates in fp32 rounds: twice.
-    std::vector<float> singles(count);
-    for (std::size_t i = 0; i < count; ++i) singles[i] = static_cast<float>(values[first + i]);
-    encode(dtype, singles, data.data() + first * element);
+    encode(dtype, std::span<const double>(values.data() + first, count),
+           data.data() + first * element);
   });
   return data;
 }
@@ -69,6 +66,7 @@ Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parall
     counts_tokens_.push_back(tensors_[i].shape.at(0) != others[i].shape.at(0));
     if (tensors_[i].role == Role::output && !counts_tokens_.back()) rows_repeat_ = false;
   }
+  if (!op.rows_are_alike(problem_)) rows_repeat_ = false;
   encoded_.resize(tensors_.size());
   retoken(tokens);
 }
@@ -90,11 +88,18 @@ void Truth::draw_inputs() {
   const auto specs = op_->tensors(distinct_problem());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& spec = specs[i];
-    const bool keep = spec.role == Role::input && !counts_tokens_[i] && !encoded_[i].empty();
-    if (keep) continue;
+    const bool given = spec.role == Role::input || spec.role == Role::updated;
+    // What is drawn as a whole may depend on the tokens.
+    if (given && !counts_tokens_[i] && !spec.draw && encoded_[i].size() == spec.bytes()) continue;
     encoded_[i].clear();
-    if (spec.role != Role::input) continue;
+    if (!given) continue;
     encoded_[i].resize(spec.bytes());
+    if (spec.draw) {
+      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+      spec.draw(seed_ ^ fnv1a(spec.name), values);
+      encode(spec.dtype, std::span<const double>(values), encoded_[i].data());
+      continue;
+    }
     random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, spec.shape.at(0), columns(i),
                 encoded_[i].data(), *parallel_);
   }
@@ -135,7 +140,8 @@ const ReferenceTensors& Truth::unrounded(std::size_t first_stage, std::size_t st
   for (const auto& name : stages_.at(stage).inputs) {
     const std::size_t tensor = tensor_index(tensors_, name);
     const std::size_t source = producer(tensor);
-    const bool within = source >= first_stage && source < stage;
+    const bool within =
+        source >= first_stage && source < stage && tensors_[tensor].role != Role::updated;
     values[name] = within ? unrounded(first_stage, source).at(name)
                           : decode_all(tensors_[tensor].dtype, encoded(tensor), *parallel_);
   }
@@ -181,7 +187,10 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   const std::size_t stage = producer(tensor);
   Expected expected;
   expected.values = &unrounded(first_stage, stage).at(spec.name);
-  const auto rounded = decode_all(spec.dtype, encoded(tensor), *parallel_);
+  const bool updated = spec.role == Role::updated;
+  const auto rounded = decode_all(
+      spec.dtype, updated ? encode_all(spec.dtype, *expected.values, *parallel_) : encoded(tensor),
+      *parallel_);
 
   double squares = 0;
   double error_squares = 0;
@@ -192,6 +201,7 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
     double row_error_squares = 0;
     for (std::int64_t i = row * width; i < (row + 1) * width; ++i) {
       const double value = (*expected.values)[static_cast<std::size_t>(i)];
+      if (std::isinf(value)) continue;  // meant, and compared exactly
       const double error = rounded[static_cast<std::size_t>(i)] - value;
       row_squares += value * value;
       row_error_squares += error * error;

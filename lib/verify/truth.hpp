@@ -52,8 +52,8 @@ class Truth {
   /// How many of the rows are distinct; all of them where the tensor does not count tokens.
   std::int64_t period(std::size_t tensor) const;
 
-  /// The distinct rows in the tensor's dtype: an input's random values, or the reference of a stage
-  /// whose inputs were rounded, rounded.
+  /// The distinct rows in the tensor's dtype: an input's random values, also of one that is
+  /// updated, or the reference of a stage whose inputs were rounded, rounded.
   const std::vector<std::byte>& encoded(std::size_t tensor);
 
   /// The reference of a tensor, in a run that begins with `first_stage`, the inputs of which are
@@ -63,7 +63,7 @@ class Truth {
   /// Keeps what was computed so far; to be called once it has proved right.
   void keep();
 
-  /// The stage that writes the tensor, or the number of stages for an input.
+  /// The stage that writes or updates the tensor, or the number of stages for an input.
   std::size_t producer(std::size_t tensor) const;
 
  private:
@@ -82,7 +82,7 @@ class Truth {
   std::vector<TensorSpec> tensors_;
   std::vector<StageSpec> stages_;
   std::vector<bool> counts_tokens_;
-  bool rows_repeat_ = true;      // every output counts tokens
+  bool rows_repeat_ = true;      // rows are alike, and every output counts tokens
   std::int64_t known_rows_ = 0;  // of the tensors that count tokens
   std::vector<std::vector<std::byte>> encoded_;
   std::map<std::pair<std::size_t, std::size_t>, ReferenceTensors> unrounded_;

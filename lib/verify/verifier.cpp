@@ -58,6 +58,8 @@ struct Verifier::State {
   template <typename Visit>
   void for_each_read(std::size_t first, std::size_t end, const Visit& visit) const;
 
+  bool updates(std::size_t tensor) const;
+
   /// Whether a tensor that the run writes is an output of it. What only passes from one of its
   /// stages to another may never be written: a family that covers both keeps it to itself.
   bool leaves_run(std::size_t tensor, std::size_t end) const;
@@ -86,7 +88,7 @@ void Verifier::State::for_each_read(std::size_t first, std::size_t end, const Vi
 }
 
 bool Verifier::State::leaves_run(std::size_t tensor, std::size_t end) const {
-  if (truth.tensors()[tensor].role == Role::output) return true;
+  if (truth.tensors()[tensor].role == Role::output || updates(tensor)) return true;
   for (std::size_t stage = end; stage < truth.stages().size(); ++stage) {
     const auto& inputs = truth.stages()[stage].inputs;
     if (std::find(inputs.begin(), inputs.end(), truth.tensors()[tensor].name) != inputs.end())
@@ -110,9 +112,18 @@ void Verifier::State::provide_inputs(std::size_t first, std::size_t end) {
   for_each_read(first, end, [&](std::size_t tensor) { tensors.provide(tensor); });
 }
 
+bool Verifier::State::updates(std::size_t tensor) const {
+  return truth.tensors()[tensor].role == Role::updated;
+}
+
 void Verifier::State::execute(std::size_t first, std::size_t end, const Executables& executables,
                               std::uint8_t poison) {
-  for_each_written(first, end, [&](std::size_t tensor) { tensors.poison(tensor, poison); });
+  for_each_written(first, end, [&](std::size_t tensor) {
+    if (updates(tensor))
+      tensors.provide_anew(tensor);
+    else
+      tensors.poison(tensor, poison);
+  });
   std::size_t workspace_bytes = 0;
   for (const auto& executable : executables)
     workspace_bytes = std::max(workspace_bytes, executable->workspace_bytes());

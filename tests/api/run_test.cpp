@@ -1,5 +1,6 @@
 // Running plans on the CPU: the result, and every argument that is refused.
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -43,6 +44,20 @@ TEST_CASE("bf16 is within its rounding") {
   plan.run(buffers.data(), buffers.size(), workspace.data());
   decode(DType::bf16, halves.back().data(), layer.y);
   CHECK(relative_error(layer.y, layer.expected()) < 3.5e-3);
+}
+
+TEST_CASE("what is updated in place is one buffer among the inputs") {
+  const auto plan = cpu_context().plan(
+      "{\"op\":\"ngram-block\",\"b\":1,\"len\":5,\"vocab\":4,\"ids\":\"i64\",\"n\":\"2\"}");
+  CHECK(plan.describe().find("\"role\": \"updated\"") != std::string::npos);
+  std::vector<std::int64_t> ids{2, 3, 9, 1, 2};
+  std::vector<float> logits{5, 6, 7, 8};
+  std::int32_t invalid = -1;
+  const std::vector<void*> buffers{ids.data(), logits.data(), &invalid};
+  HostWorkspace workspace(plan);
+  plan.run(buffers.data(), buffers.size(), workspace.data());
+  CHECK(logits == std::vector<float>{5, 6, 7, -std::numeric_limits<float>::infinity()});
+  CHECK(invalid == 1);
 }
 
 TEST_CASE("a plan outlives its context") {

@@ -31,21 +31,35 @@ TEST_CASE("bias-gelu is in the catalog, and every source that its families name 
     REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
 }
 
-TEST_CASE("tensors are at the places that the header says") {
-  for (const std::string pass : {"fwd", "bwd"}) {
-    const auto tensors = bias_gelu_op().tensors(problem_of(pass, "gelu"));
-    CHECK(tensor_index(tensors, "x") == bias_gelu::tensor::x);
-    CHECK(tensor_index(tensors, "bias") == bias_gelu::tensor::bias);
-    if (pass == "fwd") {
-      CHECK(tensor_index(tensors, "y") == bias_gelu::tensor::y);
-      CHECK(tensors.size() == bias_gelu::tensor::forward_count);
-    } else {
-      CHECK(tensor_index(tensors, "dy") == bias_gelu::tensor::dy);
-      CHECK(tensor_index(tensors, "dx") == bias_gelu::tensor::dx);
-      CHECK(tensor_index(tensors, "dbias") == bias_gelu::tensor::dbias);
-      CHECK(tensors.size() == bias_gelu::tensor::backward_count);
-    }
-  }
+TEST_CASE("buffers are those that pass and options ask for") {
+  using Names = std::vector<std::string>;
+  const auto names = [](const std::string& pass, const std::string& save) {
+    Names found;
+    auto problem = problem_of(pass, "gelu");
+    if (save == "input") problem.options["save"] = save;
+    for (const auto& tensor : bias_gelu_op().tensors(problem)) found.push_back(tensor.name);
+    return found;
+  };
+  CHECK(names("fwd", "nothing") == Names{"x", "bias", "y"});
+  CHECK(names("fwd", "input") == Names{"x", "bias", "y", "input"});
+  CHECK(names("bwd", "nothing") == Names{"x", "bias", "dy", "dx", "dbias"});
+  CHECK(names("bwd", "input") == Names{"input", "dy", "dx", "dbias"});
+}
+
+TEST_CASE("the saved input stands for x and bias") {
+  auto forward = problem_of("fwd", "gelu");
+  auto backward = problem_of("bwd", "gelu");
+  const ReferenceTensors in{
+      {"x", {1, -2, 3, 0.5, 0, -1}}, {"bias", {0.5, 1, -1}}, {"dy", {1, 2, 3, 4, 5, 6}}};
+  const auto plain = run(backward, in);
+  forward.options["save"] = backward.options["save"] = "input";
+  auto saved = run(forward, in);
+  CHECK(saved.at("input") == std::vector<double>{1.5, -1, 2, 1, 1, -2});
+  saved.erase("x");
+  saved.erase("bias");
+  const auto from_saved = run(backward, saved);
+  CHECK(from_saved.at("dx") == plain.at("dx"));
+  CHECK(from_saved.at("dbias") == plain.at("dbias"));
 }
 
 TEST_CASE("slopes are the derivatives of the activations") {

@@ -35,6 +35,10 @@ TEST_CASE("durations have a unit and are above zero") {
 }
 
 TEST_CASE("amounts take an exponent") {
+  CHECK(parse_percent("1%", "--min-gain") == Approx(0.01));
+  CHECK(parse_percent("0%", "--min-gain") == 0);
+  for (const char* text : {"1", "-1%", "101%", "%", "nan%", "1 %"})
+    CHECK_THROWS_AS(parse_percent(text, "--min-gain"), fftune::Error);
   CHECK(parse_amount("2e11", "--max-flops") == Approx(2e11));
   CHECK(parse_amount("1.5", "--max-flops") == Approx(1.5));
   for (const char* text : {"", "e", "0", "-1", "inf", "nan", "1e999", "1x", "1e"})

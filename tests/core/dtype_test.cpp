@@ -3,6 +3,8 @@
 #include <bit>
 #include <cmath>
 #include <random>
+#include <span>
+#include <vector>
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
@@ -77,4 +79,25 @@ TEST_CASE("names of element types") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::fp16, DType::fp8})
     REQUIRE(parse_dtype(dtype_name(dtype)) == dtype);
   REQUIRE_THROWS_AS(parse_dtype("float"), Error);
+}
+
+TEST_CASE("integers are kept exactly as double, and what is beyond them becomes their end") {
+  const std::vector<double> values{0, -1, 127, 128, -129, 2.5, 3.5, 2147483647, 1e18, -1e300};
+  const auto round_trip = [&](DType dtype) {
+    std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
+    encode(dtype, std::span<const double>(values), bytes.data());
+    std::vector<double> back(values.size());
+    decode(dtype, bytes.data(), std::span<double>(back));
+    return back;
+  };
+  using Values = std::vector<double>;
+  CHECK(round_trip(DType::i8) == Values{0, -1, 127, 127, -128, 2, 4, 127, 127, -128});
+  CHECK(round_trip(DType::i32) ==
+        Values{0, -1, 127, 128, -129, 2, 4, 2147483647, 2147483647, -2147483648.0});
+  CHECK(round_trip(DType::i64) ==
+        Values{0, -1, 127, 128, -129, 2, 4, 2147483647, 1e18, -9223372036854775808.0});
+  CHECK(round_to(DType::i8, 300) == 127);
+  CHECK(round_to(DType::i32, std::nan("")) == 0);
+  CHECK(dtype_unit_roundoff(DType::i32) == 0);
+  CHECK_THROWS_AS(parse_dtype("i32"), Error);
 }

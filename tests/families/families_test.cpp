@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/devices.hpp"
 #include "runtime/environment.hpp"
@@ -21,10 +22,10 @@ namespace {
 
 using Options = std::map<std::string, std::string>;
 
-/// The usual form of the op, and each rare one by itself.
-std::vector<Options> forms_of(const Op& op) {
+/// The usual form of the pass, and each rare one by itself.
+std::vector<Options> forms_of(const Op& op, const std::string& pass) {
   std::vector<Options> forms{{}};
-  for (const auto& field : op.options())
+  for (const auto& field : options_of(op, pass))
     for (std::size_t i = 1; field.rare && i < field.choices.size(); ++i)
       forms.push_back({{field.name, field.choices[i]}});
   return forms;
@@ -34,8 +35,9 @@ std::vector<Options> forms_of(const Op& op) {
 std::optional<Problem> small_problem(const Op& op, const Family& family, const std::string& pass,
                                      DType dtype, const Options& options,
                                      const DeviceFacts& facts) {
+  constexpr double most_elements = 1 << 25;
   for (const std::int64_t tokens : {33, 5, 128, 1})
-    for (const std::int64_t extent : {72, 128, 37, 512}) {
+    for (const std::int64_t extent : {72, 128, 8, 37, 512}) {
       Problem problem;
       problem.op = op.name();
       problem.pass = pass;
@@ -43,11 +45,19 @@ std::optional<Problem> small_problem(const Op& op, const Family& family, const s
       problem.options = options;
       // Unlike extents, so that one taken for another is seen.
       std::int64_t next = extent;
+      double product = 1;
       for (const auto& size : op.sizes()) {
+        if (size.rare) continue;
         problem.sizes[size.name] = size.name == op.token_size() ? tokens : next;
+        product *= static_cast<double>(problem.sizes[size.name]);
         if (size.name != op.token_size()) next += extent;
       }
-      problem = canonical(op, problem, facts.kind);
+      if (product > most_elements) continue;  // of a tensor with all of them
+      try {
+        problem = canonical(op, problem, facts.kind);
+      } catch (const Error&) {
+        continue;  // extents that do not go together
+      }
       if (!family.refusal(problem, facts)) return problem;
     }
   return std::nullopt;
@@ -98,8 +108,8 @@ int verify_families(Backend& backend) {
       if (family->device_kind() != facts.kind) continue;
       bool served = false;
       for (const auto& pass : op->passes())
-        for (const DType dtype : op->dtypes(facts.kind))
-          for (const Options& form : forms_of(*op)) {
+        for (const DType dtype : op->dtypes_of_pass(facts.kind, pass))
+          for (const Options& form : forms_of(*op, pass)) {
             const auto problem = small_problem(*op, *family, pass, dtype, form, facts);
             if (!problem) continue;
             served = true;

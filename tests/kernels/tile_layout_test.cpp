@@ -20,6 +20,7 @@ namespace {
 
 using fftune::grouped_tile;
 using fftune::tile_layout;
+using fftune::transposed_tile_layout;
 using fftune::u32;
 
 /// A tile whose every element is its own (row, column), as 1000 row + column, stored swizzled.
@@ -78,7 +79,55 @@ void check_fragments() {
   }
 }
 
+/// The same for a tile [k][rows]: with .trans, register i of a lane holds rows 2 (lane % 4) and the
+/// next, which are k, of column lane / 4 of matrix i.
+template <int rows>
+void check_transposed_fragments() {
+  using layout = transposed_tile_layout<rows>;
+  constexpr int depth = 64;
+  std::vector<int> shared(static_cast<std::size_t>(rows) * depth, -1);
+  for (int k = 0; k < depth; ++k)
+    for (int row = 0; row < rows; ++row)
+      shared[layout::offset(k, row / 8) / 2 + static_cast<u32>(row % 8)] = 1000 * row + k;
+  constexpr int extent = rows < 64 ? rows : 64;  // of a warp
+  for (int first = 0; first < rows; first += extent)
+    for (int index = 0; index < extent / 16; ++index)
+      for (int step = 0; step < depth / 16; ++step) {
+        const auto fragment = [&](u32 base) {
+          return layout::next(layout::advance(base, step), index);
+        };
+        const auto a = [&](int lane) { return fragment(layout::a_fragment(first, lane)); };
+        const auto b = [&](int lane) { return fragment(layout::b_fragment(first, lane)); };
+        constexpr std::array<std::pair<int, int>, 4> a_blocks{{{0, 0}, {8, 0}, {0, 8}, {8, 8}}};
+        constexpr std::array<std::pair<int, int>, 4> b_blocks{{{0, 0}, {0, 8}, {8, 0}, {8, 8}}};
+        const auto element = [&](auto address, int lane, int matrix) {
+          const u32 start = address(matrix * 8 + lane % 4 * 2);
+          return shared[start / 2 + static_cast<u32>(lane / 4)];
+        };
+        for (int matrix = 0; matrix < 4; ++matrix) {
+          CHECK(bank_groups(a, matrix) == 8);
+          CHECK(bank_groups(b, matrix) == 8);
+          for (int lane = 0; lane < 32; ++lane) {
+            const auto expected = [&](std::pair<int, int> block) {
+              return 1000 * (first + index * 16 + block.first + lane / 4) + step * 16 +
+                     block.second + lane % 4 * 2;
+            };
+            const auto place = static_cast<std::size_t>(matrix);
+            REQUIRE(element(a, lane, matrix) == expected(a_blocks[place]));
+            REQUIRE(element(b, lane, matrix) == expected(b_blocks[place]));
+          }
+        }
+      }
+}
+
 }  // namespace
+
+TEST_CASE("ldmatrix.trans finds the same fragments of what lies transposed", "[kernels]") {
+  check_transposed_fragments<32>();
+  check_transposed_fragments<64>();
+  check_transposed_fragments<128>();
+  check_transposed_fragments<256>();
+}
 
 TEST_CASE("the swizzled tile holds every 16-byte chunk once", "[kernels]") {
   const auto tile = swizzled_tile<32>(64);

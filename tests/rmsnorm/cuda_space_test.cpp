@@ -1,38 +1,12 @@
 // The CUDA families' spaces: never empty, defaults feasible, launches legal, for any problem and
 // architecture.
-#include <random>
-
-#include "cuda/launch_limits.hpp"
 #include "rmsnorm/problems.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 
 TEST_CASE("every problem has a CUDA family, with a default that its space allows") {
-  std::mt19937_64 random(4);
-  for (int i = 0; i < 600; ++i) {
-    const auto facts = facts_of_architecture(known_architectures()[random() % 6]);
-    const Problem problem = random_rmsnorm(DeviceKind::cuda, random, std::int64_t{1} << 30);
-    bool served = false;
-    for (const Family* family : rmsnorm_op().families()) {
-      if (family->device_kind() != DeviceKind::cuda) continue;
-      CAPTURE(problem.text(), family->name(), facts.arch);
-      if (family->refusal(problem, facts)) {
-        const bool other_pass =
-            family->stages().front() != rmsnorm_op().stages(problem).front().name;
-        CHECK((other_pass || !family->is_fallback()));
-        continue;
-      }
-      served = true;
-      const Space space = family->space(problem, facts);
-      const Config config = family->default_config(problem, facts);
-      CAPTURE(config.text());
-      CHECK(space.violations(config).empty());
-      for (const auto& step : family->program(problem, facts, config).steps)
-        CHECK(cuda::launch_failure(std::get<KernelLaunch>(step), {}, facts).empty());
-    }
-    CHECK(served);
-  }
+  check_cuda_spaces(rmsnorm_op(), random_rmsnorm, 600);
 }
 
 TEST_CASE("the widths of models have rows in registers, with a choice of variants") {

@@ -77,6 +77,22 @@ TEST_CASE("a residual is added, rounded, written and normalised") {
   CHECK(out.at("y")[0] / out.at("y")[1] == Approx(256));  // 256.5 is no bf16
 }
 
+TEST_CASE("a quantised output has a scale for each token, and is rounded once") {
+  const ReferenceTensors in{{"x", {1, -2, 3, -4, 0, 0, 0, 0}}, {"w", {1, 1, 1, 1}}};
+  for (const auto& [type, limit] : {std::pair{"fp8", 448.0}, {"i8", 127.0}}) {
+    const auto problem = problem_of("fwd", {{"output", type}, {"eps", "0.5"}}, DType::bf16);
+    const auto out = run(problem, in);
+    CHECK(out.at("scale")[0] == Approx(4 / std::sqrt(8.0) / limit));
+    CHECK(out.at("y")[3] == Approx(-limit));
+    CHECK(out.at("y")[0] == Approx(limit / 4));
+    CHECK(out.at("scale")[1] == 1);
+    CHECK(out.at("y")[4] == 0);
+    CHECK(names(problem) == std::vector<std::string>{"x", "w", "y", "scale"});
+    CHECK(dtype_name(rmsnorm_op().tensors(problem)[2].dtype) == type);
+  }
+  CHECK(names(problem_of("bwd", {{"output", "i8"}})) == names(problem_of("bwd", {})));
+}
+
 TEST_CASE("the backward reference is the derivative of the forward one") {
   std::mt19937 random(5);
   std::normal_distribution<double> normal;

@@ -1,14 +1,12 @@
 // Problems of rmsnorm for tests.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "kernels/rmsnorm/rmsnorm.hpp"
-#include "support/verify_variants.hpp"
+#include "support/fuzz.hpp"
 
 namespace fftune::test {
 
@@ -19,28 +17,16 @@ inline Problem rmsnorm_problem(DeviceKind kind, const std::string& pass, DType d
                    kind);
 }
 
-/// A problem with every field drawn; small ones are likely, and so are widths that are aligned.
-template <typename Random>
-Problem random_rmsnorm(DeviceKind kind, Random& random, std::int64_t most_elements) {
-  const auto below = [&](std::int64_t bound) {
-    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(bound));
-  };
-  const auto pick = [&](const std::vector<std::string>& words) {
-    return words[static_cast<std::size_t>(below(std::ssize(words)))];
-  };
-  std::int64_t d = 1 + below(std::int64_t{1} << (1 + below(16)));
-  if (below(2)) d = (d + 7) / 8 * 8;
-  d = std::min({d, rmsnorm::most_features, most_elements});
-  const std::int64_t m = std::min(1 + below(std::int64_t{1} << (1 + below(8))),
-                                  std::max<std::int64_t>(1, most_elements / d));
-  const auto dtypes = rmsnorm_op().dtypes(kind);
-  return rmsnorm_problem(kind, pick({"fwd", "bwd"}),
-                         dtypes[static_cast<std::size_t>(below(std::ssize(dtypes)))], m, d,
-                         {{"convention", pick({"llama", "gemma", "t5"})},
-                          {"residual", pick({"no", "yes"})},
-                          {"save", pick({"nothing", "rstd"})},
-                          {"weights", pick({"same", "f32"})},
-                          {"eps", pick({"1e-6", "1e-5", "0.1"})}});
+/// A problem with every field drawn.
+inline Problem random_rmsnorm(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
+  const auto [m, d] = draw.matrix(most_elements, rmsnorm::most_features);
+  return rmsnorm_problem(kind, draw.of({"fwd", "bwd"}), draw.of(rmsnorm_op().dtypes(kind)), m, d,
+                         {{"convention", draw.of({"llama", "gemma", "t5"})},
+                          {"residual", draw.of({"no", "yes"})},
+                          {"save", draw.of({"nothing", "rstd"})},
+                          {"weights", draw.of({"same", "f32"})},
+                          {"eps", draw.of({"1e-6", "1e-5", "0.1"})},
+                          {"output", draw.of({"same", "fp8", "i8"})}});
 }
 
 }  // namespace fftune::test

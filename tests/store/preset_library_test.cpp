@@ -122,6 +122,18 @@ TEST_CASE("a record serves whatever number an option has, but no word in its pla
   }
 }
 
+TEST_CASE("a number that is left out is no option of its own, a word is") {
+  const example::Folder folder;
+  auto record = example::record(example::ffn(16));
+  merge_preset_records(folder.path(), example::device(), "ffn", {record});
+  const auto library = PresetLibrary::load({folder.path()});
+  Problem problem = example::ffn(16);
+  problem.options["eps"] = "1e-05";
+  CHECK(find(library, problem));
+  problem.options["eps"] = "small";
+  CHECK_FALSE(find(library, problem));
+}
+
 TEST_CASE("devices are tried from the exact to the like, folders in their order within each") {
   const testing::TemporaryFolder first, second;
   const auto put = [](const testing::TemporaryFolder& folder, const PresetDevice& device,

@@ -1,4 +1,4 @@
-// Verifying variants of an op of one stage on a device.
+// Verifying variants of an op on a device.
 #pragma once
 
 #include <algorithm>
@@ -24,34 +24,77 @@ inline std::unique_ptr<Backend> open_first_cuda() {
   return open_device(cuda->spec, *builtin_catalog().sources, environment);
 }
 
-/// Every family that serves the problem on the backend's device, by its default and by `more`
-/// feasible configurations drawn at random: poisoned outputs, guards, the same bits twice, the
-/// error. Returns how many variants were verified.
+/// A variant to verify.
+struct DrawnVariant {
+  const Family* family;
+  Config config;
+  std::size_t first_stage, stage_count;
+};
+
+/// Of every family that serves the problem on the stages that it covers, the default and `more`
+/// feasible configurations.
+template <typename Random>
+std::vector<DrawnVariant> draw_variants(const DeviceFacts& facts, const Op& op,
+                                        const Problem& problem, Random& random, int more) {
+  std::vector<DrawnVariant> variants;
+  for (const Family* family : op.families()) {
+    if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
+    const auto stages = op.stages(problem);
+    const auto own = family->stages();
+    const auto first = std::find_if(stages.begin(), stages.end(),
+                                    [&](const auto& stage) { return stage.name == own.front(); });
+    REQUIRE(first != stages.end());
+    const auto first_stage = static_cast<std::size_t>(first - stages.begin());
+    const Space space = family->space(problem, facts);
+    variants.push_back({family, family->default_config(problem, facts), first_stage, own.size()});
+    CAPTURE(problem.text(), family->name(), variants.back().config.text());
+    REQUIRE(space.violations(variants.back().config).empty());
+    const auto feasible = more > 0 ? space.feasible() : std::vector<Config>{};
+    for (int i = 0; i < more && !feasible.empty(); ++i)
+      variants.push_back({family, feasible[random() % feasible.size()], first_stage, own.size()});
+  }
+  return variants;
+}
+
+/// Poisoned outputs, guards, the same bits twice, the error.
+inline void verify_variant(Verifier& verifier, const DrawnVariant& variant,
+                           const CompileResult& compiled) {
+  CAPTURE(verifier.problem().text(), variant.family->name(), variant.config.text());
+  REQUIRE(compiled.report.failure == "");
+  const auto result =
+      verifier.verify(variant.first_stage, variant.stage_count, {compiled.executable});
+  CAPTURE(result.failure, result.error, result.tolerance);
+  REQUIRE(result.passed);
+}
+
+/// Draws, compiles and verifies; returns how many variants there were.
 template <typename Random>
 int verify_variants(Backend& backend, const Op& op, const Problem& problem, Random& random,
                     int more) {
   const DeviceFacts& facts = backend.facts();
   Verifier verifier(backend, op, problem, random());
-  int verified = 0;
-  for (const Family* family : op.families()) {
-    if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
-    const Space space = family->space(problem, facts);
-    std::vector<Config> configs{family->default_config(problem, facts)};
-    const auto feasible = more > 0 ? space.feasible() : std::vector<Config>{};
-    for (int i = 0; i < more && !feasible.empty(); ++i)
-      configs.push_back(feasible[random() % feasible.size()]);
-    for (const Config& config : configs) {
-      CAPTURE(problem.text(), family->name(), config.text());
-      REQUIRE(space.violations(config).empty());
-      const auto compiled = backend.compile(family->program(problem, facts, config));
-      REQUIRE(compiled.report.failure == "");
-      const auto result = verifier.verify(0, 1, {compiled.executable});
-      CAPTURE(result.failure, result.error, result.tolerance);
-      REQUIRE(result.passed);
-      ++verified;
-    }
+  const auto variants = draw_variants(facts, op, problem, random, more);
+  for (const auto& variant : variants)
+    verify_variant(verifier, variant,
+                   backend.compile(variant.family->program(problem, facts, variant.config)));
+  return static_cast<int>(variants.size());
+}
+
+/// The recipe on all of the op's stages: what one stage writes is what the next one reads.
+inline void verify_recipe(Backend& backend, const Op& op, const Problem& problem,
+                          const Recipe& recipe, std::uint64_t seed) {
+  CAPTURE(problem.text(), recipe_text(recipe));
+  Verifier::Executables executables;
+  for (const Variant& variant : recipe) {
+    const Family& family = family_of(op, variant.family);
+    const auto compiled = backend.compile(family.program(problem, backend.facts(), variant.config));
+    REQUIRE(compiled.report.failure == "");
+    executables.push_back(compiled.executable);
   }
-  return verified;
+  Verifier verifier(backend, op, problem, seed);
+  const auto result = verifier.verify(0, op.stages(problem).size(), executables);
+  CAPTURE(result.failure, result.error, result.tolerance);
+  REQUIRE(result.passed);
 }
 
 }  // namespace fftune::test

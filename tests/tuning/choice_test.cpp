@@ -85,13 +85,13 @@ TEST_CASE("strategies are found by name, and an unknown name lists them") {
     CHECK_FALSE(strategy->summary().empty());
     names.insert(strategy->name());
   }
-  CHECK(names == std::set<std::string_view>{"exhaustive", "halving", "random"});
+  CHECK(names == std::set<std::string_view>{"exhaustive", "guided", "halving", "random"});
   CHECK(strategies().front()->name() == "halving");
   try {
     strategy_named("best");
     FAIL("no such strategy");
   } catch (const Error& error) {
     CHECK(error.kind() == ErrorKind::invalid_input);
-    CHECK(std::string(error.what()) == "unknown strategy 'best': use halving, exhaustive, random");
+    CHECK(std::string(error.what()) == "unknown strategy 'best': use halving, guided, exhaustive, random");
   }
 }

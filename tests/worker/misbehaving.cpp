@@ -69,21 +69,24 @@ void misbehave(const std::string& way, int runs, float* y, std::size_t count) {
 
 class ToldReplay final : public Replay {
  public:
-  ToldReplay(std::unique_ptr<Replay> real, int passes) : real_(std::move(real)), passes_(passes) {}
+  ToldReplay(std::unique_ptr<Replay> real, int passes, std::function<double()> pace)
+      : real_(std::move(real)), passes_(passes), pace_(std::move(pace)) {}
   double sample() override {
     told_microseconds() = 0;
     real_->sample();
-    return told_microseconds() * 1e-6 / passes_;
+    return told_microseconds() * 1e-6 / passes_ * pace_();
   }
 
  private:
   std::unique_ptr<Replay> real_;
   int passes_;
+  std::function<double()> pace_;
 };
 
 class QuickBackend final : public Backend {
  public:
-  explicit QuickBackend(std::unique_ptr<Backend> real) : real_(std::move(real)) {}
+  QuickBackend(std::unique_ptr<Backend> real, std::function<double(int)> pace)
+      : real_(std::move(real)), pace_(std::move(pace)) {}
   const DeviceFacts& facts() const override { return real_->facts(); }
   CompileResult compile(const Program& program) override { return real_->compile(program); }
   std::size_t free_bytes() const override { return real_->free_bytes(); }
@@ -110,12 +113,15 @@ class QuickBackend final : public Backend {
   }
   std::unique_ptr<Replay> capture(int passes,
                                   const std::function<void(int, void*)>& enqueue) override {
-    return std::make_unique<ToldReplay>(real_->capture(passes, enqueue), passes);
+    return std::make_unique<ToldReplay>(real_->capture(passes, enqueue), passes,
+                                        [this] { return pace_(samples_++); });
   }
   Limits limits(DType) override { return {1e10, 1e11, "made up"}; }
 
  private:
   std::unique_ptr<Backend> real_;
+  std::function<double(int)> pace_;
+  int samples_ = 0;
 };
 
 }  // namespace
@@ -162,7 +168,11 @@ Program MisbehavingFamily::program(const Problem& problem, const DeviceFacts&,
 }
 
 std::unique_ptr<Backend> open_quick_cpu() {
-  return std::make_unique<QuickBackend>(open_cpu());
+  return open_paced_cpu([](int) { return 1; });
+}
+
+std::unique_ptr<Backend> open_paced_cpu(std::function<double(int samples)> pace) {
+  return std::make_unique<QuickBackend>(open_cpu(), std::move(pace));
 }
 
 }  // namespace fftune::test

@@ -2,6 +2,7 @@
 // on the CPU's own backend.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
 #include "support/toy_op.hpp"
+#include "worker/misbehaving_kernels.hpp"
 
 namespace fftune::test {
 
@@ -52,11 +54,12 @@ class MisbehavingFamily final : public Family {
 
 class MisbehavingOp final : public ToyOp {
  public:
-  explicit MisbehavingOp(const std::string& way) : family_(way) {}
-  std::vector<const Family*> families() const override { return {&family_}; }
+  explicit MisbehavingOp(const std::string& way) : family_(way), kernels_(way) {}
+  std::vector<const Family*> families() const override { return {&family_, &kernels_}; }
 
  private:
   MisbehavingFamily family_;
+  MisbehavingKernels kernels_;
 };
 
 inline Problem misbehaving_problem() {
@@ -66,5 +69,9 @@ inline Problem misbehaving_problem() {
 /// The CPU's backend, but that variants tell what they take, so that nothing else on the machine
 /// can change the order, and for ceilings that need no measuring.
 std::unique_ptr<Backend> open_quick_cpu();
+
+/// The same, but that everything takes `pace(samples)` times as long by its own account after so
+/// many samples; it may also end the process.
+std::unique_ptr<Backend> open_paced_cpu(std::function<double(int samples)> pace);
 
 }  // namespace fftune::test

@@ -1,9 +1,15 @@
 // The program of these tests that is not the test: a worker, or a sweep with its supervisor.
-//   worker WAY                  serves
+//   worker WAY                  serves on the CPU
+//   slow WAY, throttled WAY     the same, 1.3 times slower: always, or from some time on
+//   leaving WAY ID              the same for a while; whoever comes after it under this id cannot
+//   gpu WAY                     serves on the first GPU
 //   sweep WAY STATE RESULT      searches, always with --resume, and writes the winner to RESULT
+#include <unistd.h>
+
 #include <fstream>
 #include <string>
 
+#include "cuda/open.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/quarantine.hpp"
 #include "tuning/tuner.hpp"
@@ -16,10 +22,27 @@ using namespace fftune;
 int main(int count, char** words) {
   if (count < 3) return 2;
   const std::string role = words[1], way = words[2];
-  const SourceSet sources{{}};
+  const auto& sources = test::misbehaving_sources();
   const test::MisbehavingOp op(way);
   const Catalog catalog{{&op}, &sources};
   if (role == "worker") return serve_worker(catalog, 1, test::open_quick_cpu);
+  if (role == "slow")
+    return serve_worker(catalog, 1, [] { return test::open_paced_cpu([](int) { return 1.3; }); });
+  if (role == "throttled")
+    return serve_worker(catalog, 1, [] {
+      return test::open_paced_cpu([](int samples) { return samples < 60 ? 1 : 1.3; });
+    });
+  if (role == "leaving") {
+    if (std::ifstream(words[3])) return 1;
+    std::ofstream(words[3]) << "was here";
+    return serve_worker(catalog, 1, [] {
+      return test::open_paced_cpu([](int samples) {
+        if (samples > 60) _exit(1);
+        return 1;
+      });
+    });
+  }
+  if (role == "gpu") return serve_worker(catalog, 1, [&] { return open_cuda(0, sources, {}); });
   if (role == "nonsense") {
     LineChannel(worker_channel_descriptor).send("{\"reply\": \"done\", \"value\": 7}");
     return 0;

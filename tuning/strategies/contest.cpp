@@ -63,8 +63,7 @@ std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& 
 }
 
 std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_t>& order,
-                                    double reserve,
-                                    const std::function<void(std::size_t)>& attempt) {
+                                    double reserve, double band, int samples) {
   const double time = search.seconds_left();
   const auto ended = [&] {
     return search.stopped() || search.enough() ||
@@ -73,12 +72,19 @@ std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_
   std::vector<std::size_t> reached;
   for (std::size_t begin = 0; begin < order.size() && !ended(); begin += compile_batch) {
     const std::size_t end = std::min(begin + compile_batch, order.size());
+    const std::vector<std::size_t> batch(order.begin() + static_cast<std::ptrdiff_t>(begin),
+                                         order.begin() + static_cast<std::ptrdiff_t>(end));
     search.enter(Phase::compile, order.size());
-    search.compile({order.begin() + static_cast<std::ptrdiff_t>(begin),
-                    order.begin() + static_cast<std::ptrdiff_t>(end)});
+    search.compile(batch);
     search.enter(Phase::screen, order.size());
+    if (search.lanes() > 1) {
+      const auto screened = search.screen_all(batch, band, samples);
+      reached.insert(reached.end(), screened.begin(), screened.end());
+      continue;
+    }
     for (std::size_t i = begin; i < end && !ended(); ++i) {
-      attempt(order[i]);
+      search.screen(order[i], search.best_us() * band);
+      if (samples > 3) search.measure({order[i]}, samples, search.seconds_left());
       reached.push_back(order[i]);
     }
   }
@@ -88,10 +94,7 @@ std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_
 
 std::vector<std::size_t> measure_fully(Search& search, const std::vector<std::size_t>& order,
                                        int samples) {
-  return in_batches(search, order, 0.1, [&](std::size_t index) {
-    search.screen(index, std::numeric_limits<double>::infinity());
-    search.measure({index}, samples, search.seconds_left());
-  });
+  return in_batches(search, order, 0.1, std::numeric_limits<double>::infinity(), samples);
 }
 
 }  // namespace fftune

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <vector>
 
 #include "tuning/search.hpp"
@@ -22,14 +21,13 @@ std::vector<std::size_t> affordable(const Search& search, std::vector<std::size_
 /// The fastest of `indices` again, with fresh samples, interleaved; returns them.
 std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& indices);
 
-/// Compiles `order` batch by batch and calls `attempt` for each in turn, until the search is
-/// stopped or less than `reserve` (a part of 1) of its time is left; returns those that were
-/// reached.
+/// Compiles `order` batch by batch and screens each, up to `band` times the best, with so many
+/// samples, until the search is stopped or less than `reserve` (a part of 1) of its time is left;
+/// returns those that were reached.
 std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_t>& order,
-                                    double reserve,
-                                    const std::function<void(std::size_t)>& attempt);
+                                    double reserve, double band, int samples = 3);
 
-/// Takes `samples` samples of each of `order`, one variant after the other.
+/// Takes `samples` samples of each of `order`.
 std::vector<std::size_t> measure_fully(Search& search, const std::vector<std::size_t>& order,
                                        int samples);
 

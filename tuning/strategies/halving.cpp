@@ -33,9 +33,7 @@ constexpr double longest_round_seconds = 4;
 
 std::vector<std::size_t> screen(Search& search) {
   const auto order = shuffled(search.variants().size(), search.favourites(), search.seed());
-  return in_batches(search, order, reserve, [&](std::size_t index) {
-    search.screen(index, search.best_us() * screening_band);
-  });
+  return in_batches(search, order, reserve, screening_band);
 }
 
 }  // namespace

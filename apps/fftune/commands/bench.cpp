@@ -60,6 +60,10 @@ void add_rows(TextTable& table, const std::string& token_size, const BenchResult
   table.row({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
              own > 0 ? ratio_text(result.floor_us / own) : "-",
              "roofline: " + result.limit + " bound"});
+  if (result.kept_bytes > 0)
+    table.row({"", "", "kept", "-", "", "-", "-",
+               bytes_text(static_cast<double>(result.kept_bytes)) +
+                   " of the forward pass are kept for this one"});
 }
 
 Json result_json(const BenchResult& result) {
@@ -74,7 +78,8 @@ Json result_json(const BenchResult& result) {
                        {"failure", entry.failure}});
   return {
       {"problem", to_json(result.problem)}, {"rule", result.rule},   {"refusal", result.refusal},
-      {"floor_us", result.floor_us},        {"limit", result.limit}, {"entries", entries}};
+      {"floor_us", result.floor_us},        {"limit", result.limit}, {"entries", entries},
+      {"kept_bytes", result.kept_bytes}};
 }
 
 /// Whether anything of it failed to run: the machine lacks memory, or a candidate is wrong.

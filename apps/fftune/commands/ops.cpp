@@ -26,8 +26,9 @@ Problem probe(const Op& op, const std::string& pass, DType dtype) {
   Problem problem{std::string(op.name()), pass, dtype, {}, {}};
   std::size_t next = 0;
   for (const SizeField& field : op.sizes())
-    problem.sizes[field.name] = probe_sizes[next++ % std::size(probe_sizes)];
-  for (const OptionField& field : op.options()) problem.options[field.name] = field.choices.at(0);
+    if (!field.rare) problem.sizes[field.name] = probe_sizes[next++ % std::size(probe_sizes)];
+  for (const OptionField& field : options_of(op, pass))
+    problem.options[field.name] = field.choices.at(0);
   return problem;
 }
 
@@ -53,7 +54,7 @@ DType any_dtype(const Op& op) {
   return on_cuda.empty() ? op.dtypes(DeviceKind::cpu).at(0) : on_cuda.front();
 }
 
-/// A problem with other buffers than the usual one: "dtype=fp8", "save=preact".
+/// A problem with other buffers than the usual one: "dtype=fp8", "save=preact", "kv-heads".
 struct Form {
   std::string text;
   Problem problem;
@@ -66,7 +67,7 @@ std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
   return names;
 }
 
-/// What single dtypes and options do to the buffers of a pass, those that change them.
+/// What single dtypes, sizes and options do to the buffers of a pass, those that change them.
 std::vector<Form> other_forms(const Op& op, const std::string& pass) {
   const Problem usual = probe(op, pass, any_dtype(op));
   std::vector<Form> forms;
@@ -74,9 +75,14 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass) {
     if (buffer_names(op, problem) != buffer_names(op, usual))
       forms.push_back({std::move(text), std::move(problem)});
   };
-  for (const DType dtype : op.dtypes(DeviceKind::cuda))
+  for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
     add(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
-  for (const OptionField& field : op.options())
+  for (const SizeField& field : op.sizes()) {
+    Problem problem = usual;
+    if (field.rare) problem.sizes[field.name] = field.example;
+    add(field.name, std::move(problem));
+  }
+  for (const OptionField& field : options_of(op, pass))
     for (const std::string& choice : field.choices) {
       Problem problem = usual;
       problem.options[field.name] = choice;
@@ -105,6 +111,7 @@ Json option_json(const OptionField& field) {
                  {"most", field.number->most}});
   else
     json["choices"] = field.choices;
+  if (!field.pass.empty()) json["pass"] = field.pass;
   return json;
 }
 
@@ -117,6 +124,7 @@ Json op_json(const Op& op) {
     json["sizes"].push_back({{"name", field.name},
                              {"help", field.help},
                              {"max", field.max},
+                             {"rare", field.rare},
                              {"default_on_cuda", field.default_on_cuda},
                              {"default_on_cpu", field.default_on_cpu}});
   for (const OptionField& field : op.options()) json["options"].push_back(option_json(field));
@@ -136,9 +144,12 @@ void print_op(const Op& op, const Output& output) {
   output.heading(fmt::format("{}: {}", op.name(), op.summary()));
   TextTable fields({{"field"}, {"values"}, {"meaning"}});
   for (const SizeField& field : op.sizes())
-    fields.row({field.name, fmt::format("1 to {}", field.max), field.help});
+    fields.row({field.name, fmt::format("1 to {}{}", field.max, field.rare ? ", or left out" : ""),
+                field.help});
   for (const OptionField& field : op.options())
-    fields.row({field.name, choices_text(field), field.help});
+    fields.row(
+        {field.name, choices_text(field),
+         field.pass.empty() ? field.help : fmt::format("pass {}: {}", field.pass, field.help)});
   fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cuda), ", ")),
               "element type on a GPU"});
   fields.row({"dtype", fmt::format("{}", fmt::join(dtype_names(op, DeviceKind::cpu), ", ")),
@@ -150,7 +161,7 @@ void print_op(const Op& op, const Output& output) {
     TextTable buffers({{"buffer"}, {"role"}, {"shape"}});
     for (const TensorSpec& tensor : op.tensors(problem))
       if (tensor.role != Role::intermediate)
-        buffers.row({tensor.name, tensor.role == Role::input ? "input" : "output",
+        buffers.row({tensor.name, std::string(role_name(tensor.role)),
                      fmt::format("[{}]", fmt::join(symbols(problem, tensor), ", "))});
     output.table(buffers);
     for (const Form& form : other_forms(op, pass))

@@ -135,7 +135,7 @@ int run(const Options& options, const Session& session) {
   TuneOptions tuning = tune_options(options);
   const std::string name = devices_named(options.device, session.environment).at(0);
   StatusLine status(progress_mode(options.progress, session.output));
-  SweepDevice device(name, tuning.seed, options.in_process, session);
+  SweepDevice device({name}, tuning.seed, options.in_process, session);
   const DeviceFacts& facts = device.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   Quarantine quarantine(session.environment.state_folder, facts);

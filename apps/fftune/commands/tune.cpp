@@ -26,6 +26,7 @@
 #include "apps/fftune/sweep_report.hpp"
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
+#include "core/error.hpp"
 #include "tuning/journal.hpp"
 #include "tuning/quarantine.hpp"
 #include "tuning/strategy.hpp"
@@ -40,6 +41,7 @@ struct Options {
   std::string device;
   std::string strategy;
   std::string budget;
+  std::string min_gain = "1%";
   std::string out = "presets";
   std::string seed = "0";
   std::string max_variants = "0";
@@ -66,6 +68,7 @@ TuneOptions tune_options(const Options& options) {
       options.strategy.empty() ? std::string(strategies().front()->name()) : options.strategy;
   strategy_named(tuning.strategy);
   if (!options.budget.empty()) tuning.budget_seconds = parse_duration(options.budget, "--budget");
+  tuning.least_gain = parse_percent(options.min_gain, "--min-gain");
   tuning.max_variants =
       static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
   tuning.seed = parse_seed(options.seed, "--seed");
@@ -74,11 +77,12 @@ TuneOptions tune_options(const Options& options) {
   return tuning;
 }
 
-/// Searches one device, and writes each record as soon as it is there.
-Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>& problems,
-            const Options& options, TuneOptions tuning, StatusLine& status,
-            const Session& session) {
-  SweepDevice opened(device, tuning.seed, options.in_process, session);
+/// Searches one device, or several of one model together, and writes each record as soon as it is
+/// there.
+Sweep sweep(const Op& op, const std::vector<std::string>& devices,
+            const std::vector<Problem>& problems, const Options& options, TuneOptions tuning,
+            StatusLine& status, const Session& session) {
+  SweepDevice opened(devices, tuning.seed, options.in_process, session);
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
@@ -94,7 +98,7 @@ Sweep sweep(const Op& op, const std::string& device, const std::vector<Problem>&
   tuning.journal = &journal;
   tuning.quarantine = &quarantine;
 
-  Sweep done{device, {}, {}, journal.path().string()};
+  Sweep done{fmt::format("{}", fmt::join(devices, ",")), {}, {}, journal.path().string()};
   Recorder recorder(options.out, preset, options.strict);
   tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
     if (result.record)
@@ -128,20 +132,26 @@ int code_of(const std::vector<TuneResult>& results) {
 int run(const Op& op, const Options& options, const Session& session) {
   TuneOptions tuning = tune_options(options);
   StatusLine status(progress_mode(options.progress, session.output));
-  std::vector<std::pair<std::string, std::vector<Problem>>> plans;
-  for (const std::string& device : devices_named(options.device, session.environment))
-    plans.emplace_back(device,
-                       problems_of(op, options.problem, Sizes::required, kind_of_device(device)));
+  std::vector<std::pair<std::vector<std::string>, std::vector<Problem>>> plans;
+  for (const auto& devices : devices_by_model(options.device, session.environment)) {
+    if (options.in_process && devices.size() > 1)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--in-process takes one device at a time, not {}: leave it out, or "
+                              "give one",
+                              fmt::join(devices, ",")));
+    plans.emplace_back(devices, problems_of(op, options.problem, Sizes::required,
+                                            kind_of_device(devices.front())));
+  }
 
   const Interrupt interrupt;
   tuning.cancel = &interrupt.requested();
   Json document = Json::array();
   int code = exit_good;
-  for (const auto& [device, problems] : plans) {
+  for (const auto& [devices, problems] : plans) {
     if (interrupt.requested()) break;
-    const Sweep done = sweep(op, device, problems, options, tuning, status, session);
+    const Sweep done = sweep(op, devices, problems, options, tuning, status, session);
     print(done, op, session.output);
-    document.push_back({{"device", device},
+    document.push_back({{"device", done.device},
                         {"problems", sweep_json(done.results)},
                         {"files", done.files},
                         {"journal", done.journal}});
@@ -172,6 +182,13 @@ void add_search_options(CLI::App& command, Options& options) {
                   "time for all problems of a device together, such as 500ms, 60s, 2m (default: by "
                   "the size of the problems)")
       ->type_name("TIME")
+      ->group(group);
+  command
+      .add_option("--min-gain", options.min_gain,
+                  "guided ends when it expects less than this of the variants it has not tried, or "
+                  "when a tenth of them was tried, twice as much for half the gain "
+                  "(default: 1%)")
+      ->type_name("PERCENT")
       ->group(group);
   command
       .add_option("--max-variants", options.max_variants,

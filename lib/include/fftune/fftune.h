@@ -83,9 +83,10 @@ FFTUNE_API size_t fftune_plan_workspace_bytes(const fftune_plan* plan);
 FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
 
 /* Enqueues the plan on `stream`, a CUstream or cudaStream_t of the device's primary context (NULL
- * is the default stream; the CPU ignores it and is done on return). `buffers` are the inputs, then
- * the outputs: device addresses, host addresses on the CPU, aligned as fftune_plan_describe says
- * (16 bytes at most). `workspace` is aligned to 256 bytes, and NULL only if none is needed.
+ * is the default stream; the CPU ignores it and is done on return). `buffers` are the inputs, among
+ * them what is updated in place, then the outputs: device addresses, host addresses on the CPU,
+ * aligned as fftune_plan_describe says (16 bytes at most). `workspace` is aligned to 256 bytes, and
+ * NULL only if none is needed.
  *
  * Allocates nothing, never synchronises and may be captured in a CUDA graph. Runs of one plan may
  * be in flight at once if each has its own workspace and outputs. */

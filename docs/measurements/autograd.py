@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Compares fftune's backward passes, through the C API, with PyTorch's autograd on the GPU.
+
+usage: autograd.py LIBFFTUNE.so PRESETS
+
+For every dtype, form and size, the relative error of each gradient against autograd in float64,
+beside that of autograd in the dtype itself. fftune must not be worse than 1.5 times autograd and
+four roundings. Where gradients accumulate, they do so in place. Ends with 1 where one is wrong.
+"""
+import ctypes
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}
+ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "f32": 2.0**-23}
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu,
+               "gelu-tanh": lambda g: F.gelu(g, approximate="tanh")}
+SIZES = [(1, 8, 8), (2, 64, 128), (77, 136, 264), (1001, 520, 328), (1024, 1024, 2048)]
+
+
+class Fftune:
+    """The few calls of fftune.h that a run needs."""
+
+    def __init__(self, library, presets):
+        self.lib = ctypes.CDLL(library)
+        self.lib.fftune_last_error.restype = ctypes.c_char_p
+        self.lib.fftune_plan_workspace_bytes.restype = ctypes.c_size_t
+        self.context = ctypes.c_void_p()
+        self.check(self.lib.fftune_context_create(0, presets.encode(), ctypes.byref(self.context)))
+
+    def check(self, status):
+        if status != 0:
+            sys.exit(f"autograd.py: {self.lib.fftune_last_error().decode()}")
+
+    def run(self, problem, tensors):
+        plan = ctypes.c_void_p()
+        self.check(self.lib.fftune_plan_create(self.context, json.dumps(problem).encode(),
+                                               ctypes.byref(plan)))
+        size = self.lib.fftune_plan_workspace_bytes(plan)
+        workspace = torch.empty(size + 256, dtype=torch.uint8, device="cuda")
+        pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self.check(self.lib.fftune_plan_run(plan, pointers, ctypes.c_size_t(len(tensors)),
+                                            ctypes.c_void_p(workspace.data_ptr()), stream))
+        torch.cuda.synchronize()
+        self.lib.fftune_plan_destroy(plan)
+
+
+def ffn(act, x, w_gate, w_up, w_down):
+    return F.linear(ACTIVATIONS[act](F.linear(x, w_gate)) * F.linear(x, w_up), w_down)
+
+
+def gradients(function, inputs, dy, dtype):
+    leaves = [t.to(dtype).requires_grad_() for t in inputs]
+    return torch.autograd.grad(function(*leaves), leaves, dy.to(dtype))
+
+
+def random(*shape, scale=1.0):
+    return torch.randn(*shape, device="cuda") * scale
+
+
+class Report:
+    def __init__(self):
+        self.wrong = 0
+        print("problem | gradient | fftune | autograd")
+
+    def compare(self, text, dtype, names, ours, exact, theirs):
+        for name, got, right, other in zip(names, ours, exact, theirs):
+            norm = right.norm().item() or 1.0
+            error = (got.double() - right).norm().item() / norm
+            reference = (other.double() - right).norm().item() / norm
+            bad = not error <= 1.5 * reference + 4 * ROUNDING[dtype]
+            self.wrong += bad
+            print(f"{text} | {name} | {error:.2e} | {reference:.2e}{' WRONG' if bad else ''}")
+
+
+def check_ffn(fftune, report, name, m, d, h, act, save, accumulate):
+    dtype = DTYPES[name]
+    inputs = [t.to(dtype) for t in (random(m, d), random(h, d, scale=d**-0.5),
+                                    random(h, d, scale=d**-0.5), random(d, h, scale=h**-0.5))]
+    x, w_gate, w_up, w_down = inputs
+    dy = random(m, d).to(dtype)
+    saved = [F.linear(x, w_gate), F.linear(x, w_up)] if save == "preact" else []
+    weights = [w_gate, w_up, w_down]
+    before = [torch.randn_like(w) if accumulate else torch.full_like(w, float("nan"))
+              for w in weights]
+    grads = [b.clone() for b in before]
+    dx = torch.full_like(x, float("nan"))
+    fftune.run({"op": "ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h, "act": act,
+                "save": save, "accumulate": "yes" if accumulate else "no"},
+               [dy, x, *saved, *weights, *(grads if accumulate else []), dx, *grads])
+    function = lambda *leaves: ffn(act, *leaves)
+    exact = list(gradients(function, inputs, dy, torch.float64))
+    theirs = list(gradients(function, inputs, dy, dtype))
+    if accumulate:
+        exact[1:] = [g + b.double() for g, b in zip(exact[1:], before)]
+        theirs[1:] = [g + b for g, b in zip(theirs[1:], before)]
+    report.compare(f"ffn {name} m={m} d={d} h={h} {act} {save}{' accumulate' * accumulate}", name,
+                   ["dx", "dw_gate", "dw_up", "dw_down"], [dx, *grads], exact, theirs)
+
+
+def check_linear(fftune, report, name, m, k, n, accumulate):
+    dtype = DTYPES[name]
+    x, w, bias = random(m, k).to(dtype), random(n, k, scale=k**-0.5).to(dtype), random(n).to(dtype)
+    dy = random(m, n).to(dtype)
+    y = torch.full((m, n), float("nan"), dtype=dtype, device="cuda")
+    fftune.run({"op": "linear", "pass": "fwd", "dtype": name, "m": m, "k": k, "n": n,
+                "bias": "yes"}, [x, w, bias, y])
+    before = [torch.randn_like(t) if accumulate else torch.full_like(t, float("nan"))
+              for t in (w, bias)]
+    grads = [b.clone() for b in before]
+    dx = torch.full_like(x, float("nan"))
+    fftune.run({"op": "linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
+                "bias": "yes", "accumulate": "yes" if accumulate else "no"},
+               [dy, x, w, *(grads if accumulate else []), dx, *grads])
+    exact = [F.linear(x.double(), w.double(), bias.double()),
+             *gradients(F.linear, [x, w, bias], dy, torch.float64)]
+    theirs = [F.linear(x, w, bias), *gradients(F.linear, [x, w, bias], dy, dtype)]
+    if accumulate:
+        exact[2:] = [g + b.double() for g, b in zip(exact[2:], before)]
+        theirs[2:] = [g + b for g, b in zip(theirs[2:], before)]
+    report.compare(f"linear {name} m={m} k={k} n={n}{' accumulate' * accumulate}", name,
+                   ["y", "dx", "dw", "dbias"], [y, dx, *grads], exact, theirs)
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    torch.manual_seed(1)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    fftune, report = Fftune(sys.argv[1], sys.argv[2]), Report()
+    for name in DTYPES:
+        for m, d, h in SIZES:
+            for save in ("preact", "input"):
+                check_ffn(fftune, report, name, m, d, h, "silu", save, m % 2 == 1)
+            check_linear(fftune, report, name, m, d, h, m % 2 == 1)
+        for act in ACTIVATIONS:
+            check_ffn(fftune, report, name, 130, 136, 72, act, "preact", False)
+    print(f"{report.wrong} wrong")
+    sys.exit(1 if report.wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

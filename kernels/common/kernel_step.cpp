@@ -1,0 +1,44 @@
+#include "kernels/common/kernel_step.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/common/device_types.hpp"
+#include "kernels/common/row_threads.hpp"
+
+namespace fftune {
+
+KernelLaunch& append_kernel(Program& program, const std::string& file,
+                            const std::string& expression, Dim3 grid, std::uint32_t threads,
+                            std::vector<Argument> arguments) {
+  program.kernels.push_back({file, "fftune::" + expression});
+  KernelLaunch launch;
+  launch.kernel = program.kernels.size() - 1;
+  launch.grid = grid;
+  launch.block.x = threads;
+  launch.arguments = std::move(arguments);
+  program.steps.emplace_back(std::move(launch));
+  return std::get<KernelLaunch>(program.steps.back());
+}
+
+Dim3 grid_of_matrix(std::int64_t rows, std::int64_t columns, std::int64_t columns_of_block) {
+  constexpr std::int64_t most_rows = 65535;
+  return {static_cast<std::uint32_t>(quotient_up(columns, columns_of_block)),
+          static_cast<std::uint32_t>(std::min(rows, most_rows)), 1};
+}
+
+void append_column_sum(Program& program, const DeviceFacts& facts, const std::string& file,
+                       const std::string& name, DType dtype, ScratchArgument partial,
+                       TensorArgument out, std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t columns_of_block = 32;
+  constexpr std::uint32_t threads = 512;
+  auto& launch =
+      append_kernel(program, file, fmt::format("{}<{}>", name, element_type(dtype)),
+                    {static_cast<std::uint32_t>(quotient_up(columns, columns_of_block)), 1, 1},
+                    threads, {partial, out, static_cast<std::int32_t>(rows), columns});
+  launch.programmatic = facts.compute_capability >= 90;
+}
+
+}  // namespace fftune

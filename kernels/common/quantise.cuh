@@ -1,0 +1,51 @@
+// Rows in one byte an element, with a scale for each row: element times scale is the value. The
+// scale brings the row's largest magnitude to the largest number of the type; it is 1 for a row of
+// nothing above 2^-100, whose quotients would leave the range of a float.
+#pragma once
+
+#include "common/float8.cuh"
+#include "common/packet.cuh"
+
+namespace fftune {
+
+struct i8 {
+  u8 bits;
+};
+
+template <class Q>
+__device__ __forceinline__ float scale_of(float largest) {
+  constexpr float limit = is_same<Q, fp8> ? 448.0f : 127.0f;
+  return largest > 0x1p-100f ? largest / limit : 1.0f;
+}
+
+// To nearest, ties to even; what is beyond the range becomes its end.
+template <class Q>
+__device__ __forceinline__ u32 quantised(float value) {
+  if constexpr (is_same<Q, fp8>) {
+    return from_float<fp8>(value).bits;
+  } else {
+    const int nearest = __float2int_rn(value);
+    return static_cast<u32>(nearest < -127 ? -127 : nearest > 127 ? 127 : nearest) & 0xff;
+  }
+}
+
+// Two of them, the first in the lower byte.
+template <class Q>
+__device__ __forceinline__ u32 quantised_pair(float first, float second) {
+#if __CUDA_ARCH__ >= 890
+  if constexpr (is_same<Q, fp8>) return pack_fp8(first, second);
+#endif
+  return quantised<Q>(first) | quantised<Q>(second) << 8;
+}
+
+template <class Q, int count>
+__device__ __forceinline__ packet<Q, count> quantise(const float (&from)[count]) {
+  packet<Q, count> result = {};
+#pragma unroll
+  for (int i = 0; i < count; i += 2) {
+    result.word[i / 4] |= quantised_pair<Q>(from[i], from[i + 1]) << (i % 4 * 8);
+  }
+  return result;
+}
+
+}  // namespace fftune

@@ -1,0 +1,68 @@
+// Sine and cosine without a slow path or a stack: as good as the type they are asked in.
+//
+// The angle is brought to within pi/4 of a multiple of pi/2 in float64, which costs little next to
+// what it saves: no case distinction up to angles of 2^31, of which a float has nothing left to
+// lose. Then the Taylor series, up to the term that rounding hides: at pi/4 the next one is 2e-9 of
+// the sine and 3e-8 of the cosine in float, and below 1e-17 of both in double.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace fftune {
+
+__device__ __forceinline__ void sine_and_cosine_within(float r, float& sine, float& cosine) {
+  const float square = r * r;
+  float s = 1.0f / 362880;
+  s = fmaf(s, square, -1.0f / 5040);
+  s = fmaf(s, square, 1.0f / 120);
+  s = fmaf(s, square, -1.0f / 6);
+  sine = fmaf(s * square, r, r);
+  float c = 1.0f / 40320;
+  c = fmaf(c, square, -1.0f / 720);
+  c = fmaf(c, square, 1.0f / 24);
+  c = fmaf(c, square, -0.5f);
+  cosine = fmaf(c, square, 1.0f);
+}
+
+__device__ __forceinline__ void sine_and_cosine_within(double r, double& sine, double& cosine) {
+  const double square = r * r;
+  double s = 1.0 / 355687428096000;  // 17!
+  s = fma(s, square, -1.0 / 1307674368000);
+  s = fma(s, square, 1.0 / 6227020800);
+  s = fma(s, square, -1.0 / 39916800);
+  s = fma(s, square, 1.0 / 362880);
+  s = fma(s, square, -1.0 / 5040);
+  s = fma(s, square, 1.0 / 120);
+  s = fma(s, square, -1.0 / 6);
+  sine = fma(s * square, r, r);
+  double c = 1.0 / 20922789888000;  // 16!
+  c = fma(c, square, -1.0 / 87178291200);
+  c = fma(c, square, 1.0 / 479001600);
+  c = fma(c, square, -1.0 / 3628800);
+  c = fma(c, square, 1.0 / 40320);
+  c = fma(c, square, -1.0 / 720);
+  c = fma(c, square, 1.0 / 24);
+  c = fma(c, square, -0.5);
+  cosine = fma(c, square, 1.0);
+}
+
+// Real is float or double.
+template <class Real>
+__device__ __forceinline__ void sine_and_cosine(float angle, Real& sine, Real& cosine) {
+  constexpr double half_pi = 1.5707963267948966;          // pi/2 rounded to double
+  constexpr double half_pi_rest = 6.123233995736766e-17;  // and what that leaves
+  const double wide = angle;
+  const double turns = rint(wide * 0.63661977236758134);  // quarters of a turn: 2/pi
+  double r = fma(-turns, half_pi, wide);
+  r = fma(-turns, half_pi_rest, r);
+  const int quadrant = static_cast<int>(turns);
+  Real s, c;
+  sine_and_cosine_within(static_cast<Real>(r), s, c);
+  const bool swapped = quadrant & 1;
+  sine = swapped ? c : s;
+  cosine = swapped ? s : c;
+  if (quadrant & 2) sine = -sine;
+  if ((quadrant + 1) & 2) cosine = -cosine;
+}
+
+}  // namespace fftune

@@ -1,0 +1,95 @@
+#include "kernels/ffn/backward.hpp"
+
+#include <cmath>
+
+namespace fftune::ffn {
+
+bool recomputes(const Problem& problem) {
+  return problem.pass == "bwd" && problem.has("save", "input");
+}
+
+std::vector<TensorSpec> backward_tensors(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  const auto dtype = problem.dtype;
+  const double by_d = 1 / std::sqrt(static_cast<double>(d));
+  const double by_h = 1 / std::sqrt(static_cast<double>(h));
+  const bool again = recomputes(problem);
+  const auto inner = [&, m = m, h = h](const char* name, Role role) {
+    return TensorSpec{name, dtype, {m, h}, role, 1};
+  };
+  std::vector<TensorSpec> tensors{{"dy", dtype, {m, d}, Role::input, 1},
+                                  {"x", dtype, {m, d}, Role::input, 1}};
+  if (!again)
+    for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
+  for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
+  tensors.push_back({"w_gate", dtype, {h, d}, Role::input, by_d});
+  tensors.push_back({"w_up", dtype, {h, d}, Role::input, by_d});
+  tensors.push_back({"w_down", dtype, {d, h}, Role::input, by_h});
+  if (form_of(problem).accumulates) {
+    tensors.push_back({"dw_gate_before", dtype, {h, d}, Role::input, 1});
+    tensors.push_back({"dw_up_before", dtype, {h, d}, Role::input, 1});
+    tensors.push_back({"dw_down_before", dtype, {d, h}, Role::input, 1});
+  }
+  tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
+  tensors.push_back({"dw_gate", dtype, {h, d}, Role::output, 1});
+  tensors.push_back({"dw_up", dtype, {h, d}, Role::output, 1});
+  tensors.push_back({"dw_down", dtype, {d, h}, Role::output, 1});
+  if (again)
+    for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
+  for (const char* name : {"hidden", "d_gate", "d_up"})
+    tensors.push_back(inner(name, Role::intermediate));
+  return tensors;
+}
+
+Places backward_places(const Problem& problem) {
+  Places places;
+  places.count = 0;
+  const auto next = [&](std::size_t& place) { place = places.count++; };
+  const bool again = recomputes(problem);
+  places.y = Places::none;
+  next(places.dy);
+  next(places.x);
+  if (!again)
+    for (std::size_t* place : {&places.gate, &places.up}) next(*place);
+  for (std::size_t* place : {&places.w_gate, &places.w_up, &places.w_down}) next(*place);
+  if (form_of(problem).accumulates)
+    for (std::size_t* place :
+         {&places.dw_gate_before, &places.dw_up_before, &places.dw_down_before})
+      next(*place);
+  for (std::size_t* place : {&places.dx, &places.dw_gate, &places.dw_up, &places.dw_down})
+    next(*place);
+  if (again)
+    for (std::size_t* place : {&places.gate, &places.up}) next(*place);
+  for (std::size_t* place : {&places.hidden, &places.d_gate, &places.d_up}) next(*place);
+  return places;
+}
+
+std::vector<StageSpec> backward_stages(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  const double product =
+      2.0 * static_cast<double>(m) * static_cast<double>(d) * static_cast<double>(h);
+  const bool again = recomputes(problem);
+  std::vector<StageSpec> stages;
+  if (again)
+    stages.push_back(
+        {stage_gate_up, {"x", "w_gate", "w_up"}, {"hidden", "gate", "up"}, d, 2 * product, 0});
+  stages.push_back(
+      {stage_d_hidden, {"dy", "w_down", "gate", "up"}, {"d_gate", "d_up"}, d, product, 0});
+  if (!again) stages.back().outputs.push_back("hidden");
+  stages.push_back(
+      {stage_d_x, {"d_gate", "d_up", "w_gate", "w_up"}, {"dx"}, 2 * h, 2 * product, 0});
+  stages.push_back(
+      {stage_d_gate_up, {"d_gate", "d_up", "x"}, {"dw_gate", "dw_up"}, m, 2 * product, 0});
+  if (form_of(problem).accumulates)
+    stages.back().inputs.insert(stages.back().inputs.end(), {"dw_gate_before", "dw_up_before"});
+  stages.push_back({stage_d_down, {"dy", "hidden"}, {"dw_down"}, m, product, 0});
+  if (form_of(problem).accumulates) stages.back().inputs.push_back("dw_down_before");
+  const auto tensors = backward_tensors(problem);
+  for (StageSpec& stage : stages)
+    for (const auto& names : {stage.inputs, stage.outputs})
+      for (const auto& name : names)
+        stage.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+  return stages;
+}
+
+}  // namespace fftune::ffn

@@ -1,0 +1,16 @@
+// A product of matrices in float64, for references.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/blas.hpp"
+#include "device/program.hpp"
+
+namespace fftune {
+
+/// c [m,n] = a [m,k] · b [n,k]ᵀ + beta·c, by rows on all threads.
+void reference_product(Parallel& parallel, std::int64_t m, std::int64_t n, std::int64_t k,
+                       const DoubleMatrixView& a, const DoubleMatrixView& b, double beta,
+                       double* c);
+
+}  // namespace fftune

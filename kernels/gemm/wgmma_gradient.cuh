@@ -1,0 +1,156 @@
+// From the accumulators of the wgmma engine to the gradients of a gate: boxes of gate and up come
+// in by TMA while the main loop runs, and d_gate and d_up leave from where these were.
+#pragma once
+
+#include "common/dependency.cuh"
+#include "gemm/wgmma_store.cuh"
+
+namespace fftune {
+
+// The tensor maps are those of the outputs' boxes, those of gate and up too.
+struct wgmma_gradient_maps {
+  const tensor_map& gate;
+  const tensor_map& up;
+  const tensor_map& d_gate;
+  const tensor_map& d_up;
+  const tensor_map& hidden;  // unused with two outputs
+
+  // The one that is used first.
+  __device__ __forceinline__ const tensor_map& first() const { return gate; }
+};
+
+template <class T, class Epilogue, wgmma_tile tile>
+struct wgmma_gradient_store {
+  static constexpr int buffers = Epilogue::outputs;  // of a box: gate, up, and hidden beside them
+  using layout = wgmma_layout<tile, 1, buffers>;
+  static constexpr int values = layout::columns / 2;
+  using sums = float[layout::parts][1][values];
+  using owned_sums = sums;
+  using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes * buffers>;
+  using outputs = wgmma_gradient_maps;
+  // gate and up come into the buffers that the last tile's outputs leave: a few k tiles on, these
+  // are gone, and nobody waits.
+  static constexpr bool fetches = true;
+  static constexpr int fetch_after = 4;
+  static_assert(!tile.swapped && tile.split_k == 1);
+
+  // Starts to fetch gate and up for this consumer's first boxes, for store() to find. What they
+  // come from may be an earlier kernel's work.
+  static __device__ __forceinline__ void fetch_residual(const boxes& ring, const outputs& to,
+                                                        int token, int feature) {
+    if (threadIdx.x % 128 != 0) return;
+    wait_for_dependencies();
+    tma_store_wait_read<0>();
+#pragma unroll
+    for (int box = 0; box < tile.output_boxes; ++box) {
+      fetch(ring, (ring.index + box) % tile.output_boxes, to, feature + box * layout::box_features,
+            token);
+    }
+  }
+
+  static __device__ __forceinline__ void store(const sums& sum, boxes& ring, const outputs& to,
+                                               int token, int feature, int, int barrier_id) {
+    const int thread = threadIdx.x % 128;
+#pragma unroll
+    for (int box = 0; box < layout::boxes; ++box) {
+      const u32 place = ring.take(), buffer = ring.buffer(place);
+      ring.wait(place);
+      write(sum, buffer, box);
+      async_proxy_fence();
+      named_barrier_sync(barrier_id, 128);
+      if (thread == 0) {
+        const int column = feature + box * layout::box_features;
+        tma_store(to.d_gate, buffer, column, token);
+        tma_store(to.d_up, buffer + layout::box_bytes, column, token);
+        if constexpr (buffers == 3) {
+          tma_store(to.hidden, buffer + 2 * layout::box_bytes, column, token);
+        }
+        tma_store_commit();
+        if (box + tile.output_boxes < layout::boxes) {
+          tma_store_wait_read<0>();
+          fetch(ring, place, to, column + tile.output_boxes * layout::box_features, token);
+        }
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void fetch(const boxes& ring, u32 place, const outputs& from,
+                                               int feature, int token) {
+    const u32 barrier = ring.barriers + place * 8, buffer = ring.buffer(place);
+    barrier_arrive_expect(barrier, 2 * layout::box_bytes);
+    tma_load(buffer, from.gate, barrier, feature, token, l2_policy::evict_first);
+    tma_load(buffer + layout::box_bytes, from.up, barrier, feature, token, l2_policy::evict_first);
+  }
+
+  // Two neighbouring elements.
+  static __device__ __forceinline__ void finish(float first, float second, u32 gate, u32 up,
+                                                u32 (&word)[buffers]) {
+    float gates[2], ups[2], low[buffers], high[buffers];
+    unpack<T>(gate, gates[0], gates[1]);
+    unpack<T>(up, ups[0], ups[1]);
+    Epilogue::apply(first, gates[0], ups[0], low);
+    Epilogue::apply(second, gates[1], ups[1], high);
+#pragma unroll
+    for (int i = 0; i < buffers; ++i) word[i] = pack<T>(low[i], high[i]);
+  }
+
+  // The place of a thread's row and chunk for stmatrix in a box, as in wgmma_store.
+  static __device__ __forceinline__ u32 place_of(u32 buffer, int part, int step) {
+    const int thread = threadIdx.x % 128, lane = thread % 32;
+    const int row = part * 64 + thread / 32 * 16 + (lane & 15);
+    const int swizzle = layout::box_features == 64 ? row & 7 : row >> 1 & 3;
+    const int chunk = step * 2 + (lane >> 4);
+    return buffer + row * layout::box_features * 2 + ((chunk ^ swizzle) << 4);
+  }
+
+  // consumer_rows tokens x box_features of each buffer. All of gate and up is loaded first: the
+  // loads and stores keep their order, and would wait for each other.
+  static __device__ __forceinline__ void write(const sums& sum, u32 buffer, int box) {
+    constexpr int steps = layout::box_features / 16;
+    u32 gate[layout::parts][steps][4], up[layout::parts][steps][4];
+#pragma unroll
+    for (int part = 0; part < layout::parts; ++part) {
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+        const u32 place = place_of(buffer, part, step);
+        reload_matrices<false>(place, gate[part][step]);
+        reload_matrices<false>(place + layout::box_bytes, up[part][step]);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < layout::parts; ++part) {
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+        const u32 place = place_of(buffer, part, step);
+        const float* const value = &sum[part][0][(box * steps + step) * 8];
+        u32 result[buffers][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          u32 word[buffers];
+          finish(value[i * 2], value[i * 2 + 1], gate[part][step][i], up[part][step][i], word);
+#pragma unroll
+          for (int output = 0; output < buffers; ++output) result[output][i] = word[output];
+        }
+#pragma unroll
+        for (int output = 0; output < buffers; ++output) {
+          store_matrices<false>(place + output * layout::box_bytes, result[output]);
+        }
+      }
+    }
+  }
+};
+
+// The store of an epilogue.
+template <class T, class Epilogue, wgmma_tile tile, bool gradient = is_gradient<Epilogue>>
+struct wgmma_store_choice {
+  using type = wgmma_store<T, Epilogue, tile>;
+};
+template <class T, class Epilogue, wgmma_tile tile>
+struct wgmma_store_choice<T, Epilogue, tile, true> {
+  using type = wgmma_gradient_store<T, Epilogue, tile>;
+};
+template <class T, class Epilogue, wgmma_tile tile>
+using wgmma_store_of = typename wgmma_store_choice<T, Epilogue, tile>::type;
+
+}  // namespace fftune

@@ -1,0 +1,71 @@
+// The gradient of a linear layer's bias: column sums.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/common/device_types.hpp"
+#include "kernels/linear/linear.hpp"
+
+namespace fftune::linear {
+namespace {
+
+constexpr ProductStage stage{stage_d_bias, "bwd", nullptr};
+
+/// Rows that one sum of the first step covers: enough parts to fill a device, few enough that
+/// the second step is short.
+std::int64_t rows_of_part(std::int64_t rows) {
+  return std::max<std::int64_t>(64, ceil_div(rows, 64));
+}
+
+class DBias final : public Family {
+ public:
+  std::string_view name() const override { return "d_bias"; }
+  std::string_view summary() const override { return "column sums of dy in two steps"; }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  bool is_fallback() const override { return true; }
+  std::vector<std::string> stages() const override { return {stage_d_bias}; }
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto refusal = refuse_stage(stage, problem, facts, DeviceKind::cuda)) return refusal;
+    if (!form_of(problem).bias) return "there is no bias to have a gradient";
+    return std::nullopt;
+  }
+  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
+  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+
+  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
+    const std::int64_t m = problem.size("m"), n = problem.size("n");
+    const Places at = places_of(problem);
+    const std::int64_t rows = rows_of_part(m), parts = ceil_div(m, rows);
+    const std::string type = element_type(problem.dtype);
+    Program program;
+    program.scratch = {{static_cast<std::size_t>(parts * n) * sizeof(float), false}};
+    program.kernels = {{"linear/d_bias.cu", fmt::format("fftune::d_bias_partial<{}>", type)},
+                       {"linear/d_bias.cu", fmt::format("fftune::d_bias_total<{}>", type)}};
+    KernelLaunch partial, total;
+    partial.grid = {static_cast<std::uint32_t>(ceil_div(n, 32)), static_cast<std::uint32_t>(parts),
+                    1};
+    partial.block.x = 512;
+    partial.arguments = {TensorArgument{at.dy}, ScratchArgument{0}, m, n, rows};
+    total.kernel = 1;
+    total.grid.x = static_cast<std::uint32_t>(ceil_div(n, 256));
+    total.block.x = 256;
+    total.arguments = {ScratchArgument{0},
+                       form_of(problem).accumulates ? Argument{TensorArgument{at.dbias_before}}
+                                                    : Argument{std::int64_t{0}},
+                       TensorArgument{at.dbias}, static_cast<std::int32_t>(parts), n};
+    program.steps = {std::move(partial), std::move(total)};
+    return program;
+  }
+
+  std::vector<std::string> sources() const override { return {"linear/d_bias.cu"}; }
+};
+
+}  // namespace
+
+const Family& d_bias_family() {
+  static const DBias family;
+  return family;
+}
+
+}  // namespace fftune::linear

@@ -1,0 +1,153 @@
+#include "kernels/linear/linear.hpp"
+
+#include <cmath>
+
+namespace fftune {
+namespace linear {
+namespace {
+
+class Linear final : public Op {
+ public:
+  std::string_view name() const override { return "linear"; }
+  std::string_view summary() const override { return "linear layer: y = x w^T (+ bias)"; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "m",
+             .help = "tokens",
+             .default_on_cuda = {1, 16, 64, 256, 1024, 4096, 16384},
+             .default_on_cpu = {1, 16, 128, 512}},
+            {.name = "k", .help = "input features", .default_on_cuda = {}, .default_on_cpu = {}},
+            {.name = "n",
+             .help = "output features",
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 2048}};
+  }
+  std::vector<OptionField> options() const override {
+    return {{.name = "bias",
+             .help = "whether y has a bias, and the backward pass its gradient",
+             .choices = {"no", "yes"},
+             .rare = true},
+            {.name = "residual",
+             .help = "whether y is added to a residual of its size",
+             .choices = {"no", "yes"},
+             .rare = true,
+             .pass = "fwd"},
+            {.name = "accumulate",
+             .help = "whether the gradients of w and bias are added to others, which may be the "
+                     "same buffers",
+             .choices = {"no", "yes"},
+             .rare = true,
+             .pass = "bwd"}};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
+    return {DType::bf16, DType::fp16, DType::f32};
+  }
+  std::string_view token_size() const override { return "m"; }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
+    const auto dtype = problem.dtype;
+    // Sums of n products with weights of deviation 1/sqrt(n) keep the deviation of their inputs.
+    const double by_k = 1 / std::sqrt(static_cast<double>(k));
+    const Form form = form_of(problem);
+    std::vector<TensorSpec> tensors;
+    if (form.backward) tensors.push_back({"dy", dtype, {m, n}, Role::input, 1});
+    tensors.push_back({"x", dtype, {m, k}, Role::input, 1});
+    tensors.back().kept = form.backward;
+    tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
+    if (!form.backward) {
+      if (form.bias) tensors.push_back({"bias", dtype, {n}, Role::input, 1});
+      if (form.residual) tensors.push_back({"residual", dtype, {m, n}, Role::input, 1});
+      tensors.push_back({"y", dtype, {m, n}, Role::output, 1});
+      return tensors;
+    }
+    if (form.accumulates) {
+      tensors.push_back({"dw_before", dtype, {n, k}, Role::input, 1});
+      if (form.bias) tensors.push_back({"dbias_before", dtype, {n}, Role::input, 1});
+    }
+    tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
+    tensors.push_back({"dw", dtype, {n, k}, Role::output, 1});
+    if (form.bias) tensors.push_back({"dbias", dtype, {n}, Role::output, 1});
+    return tensors;
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
+    const double flops =
+        2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n);
+    const Form form = form_of(problem);
+    std::vector<StageSpec> stages;
+    if (!form.backward) {
+      stages = {{stage_product, {"x", "w"}, {"y"}, k, flops, 0}};
+      if (form.bias) stages[0].inputs.push_back("bias");
+      if (form.residual) stages[0].inputs.push_back("residual");
+    } else {
+      stages = {{stage_d_x, {"dy", "w"}, {"dx"}, n, flops, 0},
+                {stage_d_w, {"dy", "x"}, {"dw"}, m, flops, 0}};
+      if (form.accumulates) stages[1].inputs.push_back("dw_before");
+      if (form.bias) {
+        stages.push_back({stage_d_bias, {"dy"}, {"dbias"}, m, static_cast<double>(m * n), 0});
+        if (form.accumulates) stages[2].inputs.push_back("dbias_before");
+      }
+    }
+    const auto tensors = this->tensors(problem);
+    for (StageSpec& stage : stages)
+      for (const auto& names : {stage.inputs, stage.outputs})
+        for (const auto& name : names)
+          stage.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+    return stages;
+  }
+
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    linear::reference(problem, stage, tensors, parallel);
+  }
+  std::vector<const Family*> families() const override { return linear::families(); }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return linear::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+Form form_of(const Problem& problem) {
+  return {.backward = problem.pass == "bwd",
+          .bias = problem.has("bias", "yes"),
+          .residual = problem.has("residual", "yes"),
+          .accumulates = problem.has("accumulate", "yes")};
+}
+
+Places places_of(const Problem& problem) {
+  const Form form = form_of(problem);
+  Places places;
+  const auto next = [&](std::size_t& place) { place = places.count++; };
+  if (form.backward) next(places.dy);
+  next(places.x);
+  next(places.w);
+  if (!form.backward) {
+    if (form.bias) next(places.bias);
+    if (form.residual) next(places.residual);
+    next(places.y);
+    return places;
+  }
+  if (form.accumulates) {
+    next(places.dw_before);
+    if (form.bias) next(places.dbias_before);
+  }
+  next(places.dx);
+  next(places.dw);
+  if (form.bias) next(places.dbias);
+  return places;
+}
+
+}  // namespace linear
+
+const Op& linear_op() {
+  static const linear::Linear op;
+  return op;
+}
+
+}  // namespace fftune

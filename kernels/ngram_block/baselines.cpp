@@ -1,0 +1,38 @@
+// What a user would write without fftune: a mask of what is blocked, then the logits by it.
+#include <fmt/format.h>
+
+#include "kernels/common/device_types.hpp"
+#include "kernels/common/kernel_step.hpp"
+#include "kernels/common/row_threads.hpp"
+#include "kernels/ngram_block/ngram_block.hpp"
+
+namespace fftune::ngram_block {
+
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
+  const Rows rows = rows_of(problem);
+  if (facts.kind == DeviceKind::cpu || rows.own_lengths || rows.own_n) return {};
+  constexpr const char* file = "ngram_block/baseline.cu";
+  constexpr std::uint32_t threads = 256;
+  const Places at = places_of(problem);
+  const auto len = static_cast<std::int32_t>(rows.len);
+  const auto vocab = static_cast<std::int32_t>(rows.vocab);
+  Baseline baseline;
+  baseline.name = "unfused";
+  baseline.summary = "a mask of the blocked tokens, cleared and marked, then the logits by it";
+  Program& program = baseline.program;
+  program.scratch = {{static_cast<std::size_t>(rows.b * rows.vocab), true},
+                     {static_cast<std::size_t>(rows.b) * sizeof(std::int32_t), true}};
+  append_kernel(program, file, fmt::format("baseline_mark<{}>", integer_type(rows.ids)),
+                grid_of_matrix(rows.b, rows.len, threads), threads,
+                {TensorArgument{at.ids}, ScratchArgument{0}, ScratchArgument{1}, rows.b, len, vocab,
+                 static_cast<std::int32_t>(rows.n), rows.padding});
+  append_kernel(program, file, fmt::format("baseline_fill<{}>", element_type(rows.dtype)),
+                grid_of_matrix(rows.b, rows.vocab, threads), threads,
+                {ScratchArgument{0}, TensorArgument{at.logits}, rows.b, vocab});
+  append_kernel(program, file, "baseline_copy_counts",
+                {static_cast<std::uint32_t>(quotient_up(rows.b, threads)), 1, 1}, threads,
+                {ScratchArgument{1}, TensorArgument{at.invalid}, rows.b});
+  return {baseline};
+}
+
+}  // namespace fftune::ngram_block

@@ -1,0 +1,219 @@
+#include "kernels/ngram_block/ngram_block.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/whole_stage.hpp"
+
+namespace fftune {
+namespace ngram_block {
+namespace {
+
+/// Rows that repeat themselves: most of an alphabet of a few tokens, with a little padding and some
+/// ids that are no tokens; every fourth of the whole vocabulary.
+void draw_ids(const Rows& rows, std::uint64_t seed, std::span<double> ids) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](std::int64_t bound) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(bound));
+  };
+  for (std::size_t first = 0; first < ids.size(); first += static_cast<std::size_t>(rows.len)) {
+    const std::int64_t alphabet = below(4) == 0 ? rows.vocab : std::min(rows.vocab, 1 + below(12));
+    const std::int64_t origin = below(rows.vocab - alphabet + 1);
+    const bool flawed = below(4) == 0;
+    for (double& id : ids.subspan(first, static_cast<std::size_t>(rows.len))) {
+      id = static_cast<double>(origin + below(alphabet));
+      if (flawed && below(16) == 0) id = static_cast<double>(rows.padding);
+      if (flawed && below(16) == 0) id = static_cast<double>(below(2) ? rows.vocab + below(9) : -2);
+    }
+  }
+}
+
+/// Whole numbers from `least` to `most`.
+void draw_counts(std::uint64_t seed, std::int64_t least, std::int64_t most,
+                 std::span<double> counts) {
+  std::mt19937_64 random(seed);
+  for (double& count : counts)
+    count = static_cast<double>(
+        least + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most - least + 1)));
+}
+
+std::vector<TensorSpec> tensors_of(const Rows& rows) {
+  std::vector<TensorSpec> tensors{{"ids", rows.ids, {rows.b, rows.len}, Role::input, 1},
+                                  {"logits", rows.dtype, {rows.b, rows.vocab}, Role::updated, 3}};
+  tensors.front().draw = [rows](std::uint64_t seed, std::span<double> ids) {
+    draw_ids(rows, seed, ids);
+  };
+  const auto add_counts = [&](const char* name, std::int64_t least, std::int64_t most) {
+    TensorSpec counts{name, DType::i32, {rows.b}};
+    counts.draw = [=](std::uint64_t seed, std::span<double> values) {
+      draw_counts(seed, least, most, values);
+    };
+    tensors.push_back(std::move(counts));
+  };
+  if (rows.own_lengths) add_counts("lengths", 0, rows.len);
+  if (rows.own_n) add_counts("n", 0, 5);
+  tensors.push_back({"invalid", DType::i32, {rows.b}, Role::output, 1});
+  return tensors;
+}
+
+void block_row(const Rows& rows, std::span<const double> ids, std::int64_t n, double* logits,
+               double& invalid) {
+  const auto is_token = [&](double id) { return id >= 0 && id < static_cast<double>(rows.vocab); };
+  const auto padding = static_cast<double>(rows.padding);
+  for (const double id : ids) invalid += id != padding && !is_token(id);
+  if (n < 1 || n > std::ssize(ids)) return;
+  const auto last = ids.last(static_cast<std::size_t>(n) - 1);
+  if (std::count(last.begin(), last.end(), padding) > 0) return;
+  for (std::size_t end = last.size(); end < ids.size(); ++end) {
+    const double follower = ids[end];
+    if (follower == padding || !is_token(follower)) continue;
+    if (std::equal(last.begin(), last.end(),
+                   ids.begin() + static_cast<std::ptrdiff_t>(end - last.size())))
+      logits[static_cast<std::size_t>(follower)] = -std::numeric_limits<double>::infinity();
+  }
+}
+
+bool is_whole(double number) {
+  return number == std::floor(number);
+}
+
+class NgramBlock final : public Op {
+ public:
+  std::string_view name() const override { return "ngram-block"; }
+  std::string_view summary() const override {
+    return "logits of tokens that would repeat an n-gram of their row become -inf";
+  }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "b",
+             .help = "rows: sequences, or beams",
+             .default_on_cuda = {1, 32, 256},
+             .default_on_cpu = {1, 32},
+             .example = 256},
+            {.name = "len",
+             .help = "ids of a row",
+             .max = most_ids,
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 512},
+            {.name = "vocab",
+             .help = "logits of a row",
+             .max = most_tokens,
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 32128}};
+  }
+  std::vector<OptionField> options() const override {
+    return {{"ids", "element type of the ids", {"i32", "i64"}},
+            {"lengths", "of the rows: all of len, or each its own", {"whole", "own"}, true},
+            {"ngrams", "one n for all rows, or each its own", {"one", "own"}, true},
+            {.name = "n",
+             .help = "tokens of an n-gram, a whole number",
+             .choices = {"3"},
+             .rare = true,
+             .number = NumberRange{1, 131072}},
+            {.name = "padding",
+             .help = "the id that never matches, a whole number",
+             .choices = {"-1"},
+             .rare = true,
+             .number = NumberRange{-1000000, 1000000}}};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
+    return {DType::bf16, DType::fp16, DType::f32};
+  }
+  std::string_view token_size() const override { return "b"; }
+
+  std::string contradiction(const Problem& problem) const override {
+    for (const char* name : {"n", "padding"})
+      if (problem.options.contains(name) && !is_whole(problem.number(name)))
+        return fmt::format("{}={} is not a whole number", name, problem.option(name));
+    return "";
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(rows_of(problem));
+  }
+
+  // How many logits are written the ids alone know: a few.
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const Rows rows = rows_of(problem);
+    const auto tensors = tensors_of(rows);
+    StageSpec stage = whole_stage(ngram_block::stage, tensors);
+    stage.bytes = 0;
+    for (const auto& tensor : tensors)
+      if (tensor.role != Role::updated) stage.bytes += static_cast<double>(tensor.bytes());
+    stage.flops = static_cast<double>(rows.b) * static_cast<double>(rows.len);
+    return {stage};
+  }
+
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    const Rows rows = rows_of(problem);
+    const auto len = static_cast<std::size_t>(rows.len);
+    const std::span<const double> ids(tensors.at("ids"));
+    auto& logits = tensors.at("logits");
+    std::vector<double> invalid(static_cast<std::size_t>(rows.b));
+    parallel.run(static_cast<int>(rows.b), parallel.max_threads(), [&](int task) {
+      const auto row = static_cast<std::size_t>(task);
+      const auto length =
+          rows.own_lengths ? std::clamp<std::int64_t>(
+                                 static_cast<std::int64_t>(tensors.at("lengths")[row]), 0, rows.len)
+                           : rows.len;
+      const auto n = rows.own_n ? static_cast<std::int64_t>(tensors.at("n")[row]) : rows.n;
+      block_row(rows, ids.subspan(row * len, static_cast<std::size_t>(length)), n,
+                logits.data() + row * static_cast<std::size_t>(rows.vocab), invalid[row]);
+    });
+    tensors["invalid"] = std::move(invalid);
+  }
+
+  std::vector<const Family*> families() const override {
+    return {&rows_family(), &fallback_family(), &cpu_rows_family()};
+  }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return ngram_block::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+Rows rows_of(const Problem& problem) {
+  const auto number = [&](const char* name, std::int64_t usual) {
+    return problem.options.contains(name) ? static_cast<std::int64_t>(problem.number(name)) : usual;
+  };
+  Rows rows;
+  rows.b = problem.size("b");
+  rows.len = problem.size("len");
+  rows.vocab = problem.size("vocab");
+  rows.n = number("n", 3);
+  rows.padding = number("padding", -1);
+  rows.own_lengths = problem.has("lengths", "own");
+  rows.own_n = problem.has("ngrams", "own");
+  rows.ids = problem.option("ids") == "i64" ? DType::i64 : DType::i32;
+  rows.dtype = problem.dtype;
+  return rows;
+}
+
+Places places_of(const Problem& problem) {
+  const auto tensors = tensors_of(rows_of(problem));
+  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
+  return {place("ids"), place("logits"),  place("lengths"),
+          place("n"),   place("invalid"), tensors.size()};
+}
+
+}  // namespace ngram_block
+
+const Op& ngram_block_op() {
+  static const ngram_block::NgramBlock op;
+  return op;
+}
+
+}  // namespace fftune

@@ -1,0 +1,62 @@
+// No n-gram twice (Paulus et al. 2017, arXiv 1705.04304, section 2.5): of each row of token ids,
+// the last n - 1 tokens are looked for further up, and the logit of every token that followed them
+// there becomes -inf, in place. With n = 1 that is every token of the row.
+//
+// Of a row of `len` ids the first `length` count. An id that equals `padding` never matches, and is
+// not blocked. Any other id that is no token, below 0 or from `vocab` on, is compared like any id,
+// counted in `invalid`, and never written through. A row whose n is below 1 blocks nothing; lengths
+// are clamped to what there is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// Defined in ngram_block.cpp; listed in kernels/catalog.cpp.
+const Op& ngram_block_op();
+
+namespace ngram_block {
+
+constexpr const char* stage = "block";
+constexpr std::int64_t most_ids = 131072;     // of a row
+constexpr std::int64_t most_tokens = 524288;  // of a vocabulary
+
+/// A problem's sizes and options, read once.
+struct Rows {
+  std::int64_t b = 0;      // rows
+  std::int64_t len = 0;    // ids of a row
+  std::int64_t vocab = 0;  // logits of a row
+  std::int64_t n = 0;      // of every row, unless each has its own
+  std::int64_t padding = 0;
+  bool own_lengths = false;
+  bool own_n = false;
+  DType ids = DType::i32;
+  DType dtype = DType::f32;  // of the logits
+};
+Rows rows_of(const Problem& problem);
+
+/// No tensor: one that the options leave out.
+constexpr std::size_t absent = static_cast<std::size_t>(-1);
+
+/// The places of the op's tensors.
+struct Places {
+  std::size_t ids = absent;      // [b, len]
+  std::size_t logits = absent;   // [b, vocab], updated
+  std::size_t lengths = absent;  // [b], i32
+  std::size_t n = absent;        // [b], i32
+  std::size_t invalid = absent;  // [b], i32
+  std::size_t count = 0;
+};
+Places places_of(const Problem& problem);
+
+const Family& rows_family();
+const Family& fallback_family();
+const Family& cpu_rows_family();
+
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
+
+}  // namespace ngram_block
+}  // namespace fftune

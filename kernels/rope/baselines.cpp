@@ -1,0 +1,67 @@
+// What a user would write without fftune: one plain kernel for each step of the formula.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/common/device_types.hpp"
+#include "kernels/common/kernel_step.hpp"
+#include "kernels/common/row_threads.hpp"
+#include "kernels/rope/rope.hpp"
+
+namespace fftune::rope {
+
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
+  const Layer layer = layer_of(problem);
+  // Sequences that begin anywhere take a user a loop over them.
+  if (facts.kind == DeviceKind::cpu || layer.layout == Layout::thd || layer.starts) return {};
+  if (layer.table && layer.positions < layer.s) return {};
+  constexpr const char* file = "rope/baseline.cu";
+  constexpr std::uint32_t threads = 256;
+  const Places at = places_of(problem);
+  const Frequencies frequencies = frequencies_of(problem);
+  const std::string type = element_type(layer.dtype);
+  const bool interleaved = layer.rotation == Rotation::interleaved;
+  const std::int64_t widest_heads = std::max(layer.heads, layer.kv_heads);
+  const Argument cosine = ScratchArgument{0}, sine = ScratchArgument{1};
+  const auto angle_bytes = static_cast<std::size_t>(layer.s * layer.rotary) * sizeof(float);
+  Baseline baseline;
+  baseline.name = "unfused";
+  baseline.summary = "a plain kernel each for sines and cosines, the partners, and the sum";
+  baseline.extra = {
+      {"turned", layer.dtype, {layer.tokens(), widest_heads, layer.rotary}, Role::intermediate, 1}};
+  const TensorArgument turned{at.count};
+  Program& program = baseline.program;
+  program.scratch = {{angle_bytes, false}, {angle_bytes, false}};
+  const auto grid_of = [&](std::int64_t elements) {
+    constexpr std::int64_t most_blocks = std::int64_t{1} << 20;
+    return Dim3{static_cast<std::uint32_t>(std::min(quotient_up(elements, threads), most_blocks)),
+                1, 1};
+  };
+  append_kernel(program, file,
+                fmt::format("baseline_angles<{}, {}, {}>", layer.table, interleaved, layer.rotary),
+                {static_cast<std::uint32_t>(quotient_up(layer.s * layer.rotary, threads)), 1, 1},
+                threads,
+                {layer.table ? Argument{TensorArgument{at.angles}} : Argument{std::int64_t{0}},
+                 ArrayArgument{frequencies.values}, cosine, sine, layer.s, frequencies.scale});
+  const auto append = [&](std::size_t in, std::size_t out, std::int64_t heads, std::int64_t row) {
+    const auto count = static_cast<std::int32_t>(heads);
+    const std::int64_t divisor = layer.layout == Layout::sbhd ? layer.b : 1;
+    append_kernel(program, file,
+                  fmt::format("baseline_turn<{}, {}, {}, {}, {}>", type, layer.backward,
+                              interleaved, layer.dim, layer.rotary),
+                  grid_of(layer.tokens() * heads * layer.rotary), threads,
+                  {TensorArgument{in}, sine, turned, layer.tokens(), count, row, divisor, layer.s});
+    append_kernel(
+        program, file,
+        fmt::format("baseline_sum<{}, {}, {}, {}>", type, layer.backward, layer.dim, layer.rotary),
+        grid_of(layer.tokens() * heads * layer.dim), threads,
+        {TensorArgument{in}, turned, cosine, sine, TensorArgument{out}, layer.tokens(), count, row,
+         divisor, layer.s});
+  };
+  append(at.q, at.q_out, layer.heads, layer.q_row);
+  if (layer.kv_heads > 0) append(at.k, at.k_out, layer.kv_heads, layer.k_row);
+  return {baseline};
+}
+
+}  // namespace fftune::rope

@@ -1,0 +1,226 @@
+// Rows of heads shared by a few threads; the fallback is the same kernel element by element.
+#include <fmt/format.h>
+
+#include <numeric>
+#include <string>
+
+#include "kernels/common/cuda_refusal.hpp"
+#include "kernels/common/device_types.hpp"
+#include "kernels/common/row_threads.hpp"
+#include "kernels/rope/rope.hpp"
+
+namespace fftune::rope {
+namespace {
+
+constexpr const char* file = "rope/rows.cu";
+constexpr std::int64_t most_sine_bytes = 48 * 1024;  // what a block has without opting in
+constexpr std::int64_t other_registers = 48;  // addresses, the position, one pair of accesses
+
+std::int64_t element_bytes(const Layer& layer) {
+  return static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+}
+
+/// The widest access that divides a row's halves and its rest, and to which all rows are aligned.
+std::int64_t widest(const Layer& layer) {
+  const std::int64_t elements =
+      std::gcd(std::gcd(layer.rotary / 2, layer.dim), std::gcd(layer.q_row, layer.k_row));
+  return widest_vector(elements * element_bytes(layer));
+}
+
+/// Of one token, sines and cosines.
+std::int64_t sine_bytes(const Layer& layer) {
+  return (layer.table ? layer.rotary : layer.rotary / 2) * 2 *
+         (layer.dtype == DType::f32 ? std::int64_t{sizeof(double)} : std::int64_t{sizeof(float)});
+}
+
+/// Threads that share a row, as rope_row has it.
+std::int64_t row_lanes(const Layer& layer, std::int64_t vector) {
+  const std::int64_t count = vector / element_bytes(layer);
+  return layer.rotary / 2 / count + ((layer.dim - layer.rotary) / count + 1) / 2;
+}
+
+std::int64_t block_threads(const Layer& layer, const Config& config) {
+  return row_lanes(layer, config.at("vector")) * config.at("heads") * config.at("tokens");
+}
+
+std::int64_t all_heads(const Layer& layer) {
+  return layer.heads + layer.kv_heads;
+}
+
+std::int64_t head_blocks(const Layer& layer, const Config& config) {
+  return quotient_up(all_heads(layer),
+                     config.at("heads") * config.at("unroll") * config.at("passes"));
+}
+
+std::int64_t registers_needed(const Layer& layer, const Config& config) {
+  const std::int64_t count = config.at("vector") / element_bytes(layer);
+  const std::int64_t words = layer.dtype == DType::f32 ? 2 : 1;  // of a sine
+  return config.at("unroll") * 2 * raw_registers(count, element_bytes(layer), count) +
+         2 * count * words * (layer.table ? 2 : 1) + 2 * count * words + other_registers;
+}
+
+/// As many rows as make a block of about 256 threads, four heads of a token for each.
+Config defaults(const Layer& layer, std::int64_t vector) {
+  const std::int64_t lanes = row_lanes(layer, vector);
+  const std::int64_t heads_needed = all_heads(layer);
+  std::int64_t unroll = 1;
+  while (unroll < 4 && 2 * unroll <= heads_needed) unroll *= 2;
+  std::int64_t heads = 1;
+  while (2 * heads * lanes <= 256 && heads * unroll < heads_needed && heads < 32) heads *= 2;
+  std::int64_t tokens = 1;
+  while (2 * tokens * heads * lanes <= 256 && tokens < layer.tokens() && tokens < 128 &&
+         2 * tokens * sine_bytes(layer) <= most_sine_bytes)
+    tokens *= 2;
+  while (heads * tokens * lanes < 64 && tokens < 128) tokens *= 2;
+  return {{"vector", vector}, {"heads", heads}, {"tokens", tokens},
+          {"unroll", unroll}, {"passes", 1},    {"streams", 1}};
+}
+
+class Rows final : public Family {
+ public:
+  Rows(std::string_view name, std::string_view summary, bool backward, bool fallback)
+      : name_(name), summary_(summary), backward_(backward), fallback_(fallback) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  bool is_fallback() const override { return fallback_; }
+  std::vector<std::string> stages() const override {
+    return {backward_ ? stage_backward : stage_forward};
+  }
+  std::vector<std::string> sources() const override { return {file}; }
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    return refuse_cuda(problem, backward_ ? "bwd" : "fwd", facts);
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    if (fallback_) return {};
+    const Layer layer = layer_of(problem);
+    Space space;
+    space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+        .parameter("heads", "heads of a block side by side", {1, 2, 4, 8, 16, 32})
+        .parameter("tokens", "tokens of a block", {1, 2, 4, 8, 16, 32, 64, 128})
+        .parameter("unroll", "heads that a thread has in flight", {1, 2, 4, 8})
+        .parameter("passes", "times that it goes on to further heads with the same sines",
+                   {1, 2, 4, 8})
+        .parameter("streams", "lines are the first to leave L2: 1, or stay as others do: 0", {0, 1})
+        .constraint("an access is at least one element, and halves and rows are aligned to it",
+                    [most = widest(layer), least = element_bytes(layer)](const Config& c) {
+                      return c.at("vector") >= least && c.at("vector") <= most;
+                    },
+                    {"vector"})
+        .constraint("accesses narrower than half of what alignment allows only add instructions",
+                    [most = widest(layer)](const Config& c) { return 2 * c.at("vector") >= most; },
+                    {"vector"})
+        .constraint("a block has 64 to 512 threads, or those of one row",
+                    [layer](const Config& c) {
+                      const std::int64_t threads = block_threads(layer, c);
+                      return threads >= 64 &&
+                             (threads <= 512 || (c.at("heads") == 1 && c.at("tokens") == 1));
+                    },
+                    {"vector", "heads", "tokens"})
+        .constraint("no more heads at once than there are",
+                    [layer](const Config& c) {
+                      return c.at("heads") * c.at("unroll") == 1 ||
+                             c.at("heads") * c.at("unroll") < 2 * all_heads(layer);
+                    },
+                    {"heads", "unroll"})
+        .constraint("every pass has heads to go on to",
+                    [layer](const Config& c) {
+                      return c.at("passes") == 1 ||
+                             c.at("heads") * c.at("unroll") * (c.at("passes") - 1) <
+                                 all_heads(layer);
+                    },
+                    {"heads", "unroll", "passes"})
+        .constraint("no more tokens side by side than there are, but for a block of 64 threads",
+                    [layer](const Config& c) {
+                      return c.at("tokens") == 1 || c.at("tokens") < 2 * layer.tokens() ||
+                             block_threads(layer, c) < 128;
+                    },
+                    {"vector", "heads", "tokens"})
+        .constraint("a block's sines and cosines fit in 48 KB of shared memory",
+                    [layer](const Config& c) {
+                      return c.at("tokens") * sine_bytes(layer) <= most_sine_bytes;
+                    },
+                    {"tokens"})
+        .constraint("accesses in flight and sines fit in a thread's registers",
+                    [layer, facts](const Config& c) {
+                      return registers_needed(layer, c) <=
+                             registers_of_thread(facts, block_threads(layer, c));
+                    },
+                    {"vector", "heads", "tokens", "unroll"});
+    return space;
+  }
+
+  Config default_config(const Problem& problem, const DeviceFacts&) const override {
+    if (fallback_) return {};
+    const Layer layer = layer_of(problem);
+    return defaults(layer, widest(layer));
+  }
+
+  Program program(const Problem& problem, const DeviceFacts&, const Config& given) const override {
+    const Layer layer = layer_of(problem);
+    const Places at = places_of(problem);
+    const Config config = fallback_ ? defaults(layer, element_bytes(layer)) : given;
+    const Frequencies frequencies = frequencies_of(problem);
+    const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+    const auto tensor = [](std::size_t place) {
+      return place == absent ? Argument{std::int64_t{0}} : Argument{TensorArgument{place}};
+    };
+    Program program;
+    program.kernels.push_back(
+        {file,
+         fmt::format("fftune::rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                     element_type(layer.dtype), static_cast<int>(layer.layout), layer.starts,
+                     layer.table, backward_, layer.rotation == Rotation::interleaved, layer.dim,
+                     layer.rotary, config.at("vector"), config.at("heads"), config.at("tokens"),
+                     config.at("unroll"), config.at("passes"), config.at("streams") != 0)});
+    const std::int64_t across = head_blocks(layer, config);
+    KernelLaunch launch;
+    launch.grid.x =
+        static_cast<std::uint32_t>(quotient_up(layer.tokens(), config.at("tokens")) * across);
+    launch.block.x = static_cast<std::uint32_t>(block_threads(layer, config));
+    launch.arguments = {tensor(at.q),       tensor(at.k),
+                        tensor(at.q_out),   tensor(at.k_out),
+                        tensor(at.angles),  tensor(at.offsets),
+                        tensor(at.starts),  ArrayArgument{frequencies.values},
+                        layer.tokens(),     small(layer.b),
+                        small(layer.s),     small(layer.positions),
+                        small(layer.heads), small(layer.kv_heads),
+                        layer.q_row,        layer.k_row,
+                        small(across),      frequencies.scale};
+    program.steps.emplace_back(std::move(launch));
+    return program;
+  }
+
+ private:
+  std::string_view name_;
+  std::string_view summary_;
+  bool backward_;
+  bool fallback_;
+};
+
+}  // namespace
+
+const Family& forward_rows_family() {
+  static const Rows family("forward_rows", "a few threads a head, sines shared by heads", false,
+                           false);
+  return family;
+}
+const Family& backward_rows_family() {
+  static const Rows family("backward_rows", "a few threads a head, sines shared by heads", true,
+                           false);
+  return family;
+}
+const Family& forward_fallback_family() {
+  static const Rows family("forward_fallback", "element by element: the fallback", false, true);
+  return family;
+}
+const Family& backward_fallback_family() {
+  static const Rows family("backward_fallback", "element by element: the fallback", true, true);
+  return family;
+}
+
+}  // namespace fftune::rope

@@ -1,0 +1,274 @@
+#include "kernels/rope/rope.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+#include <span>
+#include <string>
+
+#include "kernels/common/whole_stage.hpp"
+
+namespace fftune {
+namespace rope {
+namespace {
+
+/// Sequences of unlike lengths, some of them empty, that fill all tokens.
+void draw_offsets(std::uint64_t seed, std::int64_t tokens, std::span<double> offsets) {
+  std::mt19937_64 random(seed);
+  for (double& offset : offsets)
+    offset = static_cast<double>(random() % (static_cast<std::uint64_t>(tokens) + 1));
+  offsets.front() = 0;
+  offsets.back() = static_cast<double>(tokens);
+  std::sort(offsets.begin(), offsets.end());
+}
+
+void draw_starts(std::uint64_t seed, std::span<double> starts) {
+  std::mt19937_64 random(seed);
+  for (double& start : starts) start = static_cast<double>(random() % 100);
+}
+
+TensorSpec rows_of(const Layer& layer, const char* name, Role role, std::int64_t heads,
+                   std::int64_t row) {
+  std::vector<std::int64_t> shape{layer.s};
+  if (layer.layout == Layout::sbhd) shape = {layer.s, layer.b};
+  if (layer.layout == Layout::bshd) shape = {layer.b, layer.s};
+  if (row == heads * layer.dim)
+    shape.insert(shape.end(), {heads, layer.dim});
+  else
+    shape.push_back(row);
+  return {name, layer.dtype, shape, role, 1};
+}
+
+std::vector<TensorSpec> tensors_of(const Layer& layer) {
+  const bool back = layer.backward;
+  const auto output = [&](const char* name, std::int64_t heads) {
+    return rows_of(layer, name, Role::output, heads, heads * layer.dim);
+  };
+  std::vector<TensorSpec> tensors{
+      rows_of(layer, back ? "dq_out" : "q", Role::input, layer.heads, layer.q_row)};
+  if (layer.kv_heads > 0)
+    tensors.push_back(
+        rows_of(layer, back ? "dk_out" : "k", Role::input, layer.kv_heads, layer.k_row));
+  if (layer.table)
+    tensors.push_back({"angles", DType::f32, {layer.positions, layer.rotary}, Role::input, 20});
+  if (layer.layout == Layout::thd) {
+    TensorSpec offsets{"offsets", DType::i32, {layer.b + 1}};
+    offsets.draw = [tokens = layer.s](std::uint64_t seed, std::span<double> values) {
+      draw_offsets(seed, tokens, values);
+    };
+    tensors.push_back(std::move(offsets));
+  }
+  if (layer.starts) {
+    TensorSpec starts{"starts", DType::i32, {layer.b}};
+    starts.draw = draw_starts;
+    tensors.push_back(std::move(starts));
+  }
+  tensors.push_back(output(back ? "dq" : "q_out", layer.heads));
+  if (layer.kv_heads > 0) tensors.push_back(output(back ? "dk" : "k_out", layer.kv_heads));
+  return tensors;
+}
+
+SizeField optional_size(const char* name, const char* help, std::int64_t most,
+                        std::int64_t example) {
+  SizeField field;
+  field.name = name;
+  field.help = help;
+  field.max = most;
+  field.example = example;
+  field.rare = true;
+  return field;
+}
+
+OptionField number(const char* name, const char* help, const char* usual, double least,
+                   double most) {
+  return {.name = name,
+          .help = help,
+          .choices = {usual},
+          .rare = true,
+          .number = NumberRange{least, most}};
+}
+
+class Rope final : public Op {
+ public:
+  std::string_view name() const override { return "rope"; }
+  std::string_view summary() const override {
+    return "rotary position embedding of queries and keys: y = x * cos(f) + rotated(x) * sin(f)";
+  }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "s",
+             .help = "tokens of a sequence; in layout thd of all sequences together",
+             .max = std::int64_t{1} << 24,
+             .default_on_cuda = {512, 2048, 8192},
+             .default_on_cpu = {512},
+             .example = 2048},
+            {.name = "b",
+             .help = "sequences",
+             .max = 65536,
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 2},
+            {.name = "heads",
+             .help = "heads of q",
+             .max = most_heads,
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 32},
+            {.name = "dim",
+             .help = "features of a head",
+             .max = most_features,
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 128},
+            optional_size("kv-heads", "heads of k, rotated in the same launch; none if left out",
+                          most_heads, 8),
+            optional_size("rotary", "features of a head to rotate, an even number; all if left out",
+                          most_features, 64),
+            optional_size("positions", "rows of the table of angles; s if left out",
+                          (std::int64_t{1} << 31) - 1, 4096),
+            optional_size("q-row",
+                          "elements from a token's q to the next token's, for a part of a "
+                          "packed row; heads * dim if left out",
+                          most_heads * most_features, 6144),
+            optional_size("k-row", "the same of k; kv-heads * dim if left out",
+                          most_heads * most_features, 6144)};
+  }
+  std::vector<OptionField> options() const override {
+    return {
+        {"layout",
+         "order of q and k: [s, b, heads, dim], [b, s, heads, dim], or packed sequences",
+         {"sbhd", "bshd", "thd"}},
+        {"rotation", "pairs are features rotary/2 apart, or neighbours", {"halves", "interleaved"}},
+        {"angles",
+         "a table is given, or the rule by which frequencies are computed",
+         {"table", "base", "llama3", "yarn"}},
+        {"starts", "each sequence's first position is given", {"no", "yes"}, true},
+        number("base", "of the computed frequencies", "10000", 1, 1e12),
+        number("factor", "by which the rule stretches positions", "1", 1e-3, 1e6),
+        number("context", "positions that the model was trained with", "8192", 1, 1e9),
+        number("low", "of llama3: context/low is the longest wavelength that is interpolated", "1",
+               1e-3, 1e6),
+        number("high", "of llama3: context/high is the longest wavelength that is left alone", "4",
+               1e-3, 1e6),
+        number("beta-fast", "of yarn: turns in the context from which a pair is left alone", "32",
+               1e-3, 1e6),
+        number("beta-slow", "of yarn: turns in the context up to which a pair is stretched", "1",
+               1e-3, 1e6),
+        number("scale", "factor of all sines and cosines; 0: the rule's own", "0", 0, 1e6)};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
+    return {DType::bf16, DType::fp16, DType::f32};
+  }
+  std::string_view token_size() const override { return "s"; }
+  bool rows_are_alike(const Problem&) const override { return false; }
+
+  std::string contradiction(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    if (layer.rotary > layer.dim)
+      return fmt::format("rotary={} exceeds dim={}", layer.rotary, layer.dim);
+    if (layer.rotary % 2 != 0)
+      return fmt::format("rotary={} is odd: features are rotated in pairs", layer.rotary);
+    if (layer.q_row < layer.heads * layer.dim)
+      return fmt::format("q-row={} is less than heads * dim = {}", layer.q_row,
+                         layer.heads * layer.dim);
+    if (layer.k_row < layer.kv_heads * layer.dim)
+      return fmt::format("k-row={} is less than kv-heads * dim = {}", layer.k_row,
+                         layer.kv_heads * layer.dim);
+    if (layer.kv_heads == 0 && problem.sizes.contains("k-row"))
+      return "k-row without kv-heads: there is no k";
+    if (problem.option("angles") == "llama3" &&
+        number_of(problem, "high") <= number_of(problem, "low"))
+      return fmt::format("high={} is not above low={}", number_of(problem, "high"),
+                         number_of(problem, "low"));
+    if (!layer.table && problem.sizes.contains("positions"))
+      return "positions are those of a table: angles=" + problem.option("angles") + " has none";
+    return "";
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(layer_of(problem));
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    StageSpec stage =
+        whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
+    // Of a packed row, the others' parts are not read.
+    const auto unread = static_cast<double>(layer.q_row - layer.heads * layer.dim + layer.k_row -
+                                            layer.kv_heads * layer.dim);
+    const auto tokens = static_cast<double>(layer.tokens());
+    stage.bytes -= tokens * unread * static_cast<double>(dtype_bytes(layer.dtype));
+    stage.reduction_length = 2;
+    stage.flops = 3 * tokens * static_cast<double>((layer.heads + layer.kv_heads) * layer.rotary);
+    return {stage};
+  }
+
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    rope::reference(problem, tensors, parallel);
+  }
+
+  std::vector<const Family*> families() const override {
+    return {&forward_rows_family(),      &backward_rows_family(), &forward_fallback_family(),
+            &backward_fallback_family(), &cpu_forward_family(),   &cpu_backward_family()};
+  }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return rope::baselines(problem, facts);
+  }
+};
+
+std::int64_t size_or(const Problem& problem, const char* name, std::int64_t otherwise) {
+  const auto entry = problem.sizes.find(name);
+  return entry == problem.sizes.end() ? otherwise : entry->second;
+}
+
+}  // namespace
+
+Layer layer_of(const Problem& problem) {
+  Layer layer;
+  layer.s = problem.size("s");
+  layer.b = problem.size("b");
+  layer.heads = problem.size("heads");
+  layer.kv_heads = size_or(problem, "kv-heads", 0);
+  layer.dim = problem.size("dim");
+  layer.rotary = size_or(problem, "rotary", layer.dim);
+  layer.positions = size_or(problem, "positions", layer.s);
+  layer.q_row = size_or(problem, "q-row", layer.heads * layer.dim);
+  layer.k_row = size_or(problem, "k-row", layer.kv_heads * layer.dim);
+  const auto& layout = problem.option("layout");
+  layer.layout = layout == "sbhd" ? Layout::sbhd : layout == "bshd" ? Layout::bshd : Layout::thd;
+  layer.rotation =
+      problem.option("rotation") == "halves" ? Rotation::halves : Rotation::interleaved;
+  layer.backward = problem.pass == "bwd";
+  layer.table = problem.option("angles") == "table";
+  layer.starts = problem.has("starts", "yes");
+  layer.dtype = problem.dtype;
+  return layer;
+}
+
+Places places_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  const auto tensors = tensors_of(layer);
+  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
+  Places places;
+  places.q = place(layer.backward ? "dq_out" : "q");
+  places.k = place(layer.backward ? "dk_out" : "k");
+  places.angles = place("angles");
+  places.offsets = place("offsets");
+  places.starts = place("starts");
+  places.q_out = place(layer.backward ? "dq" : "q_out");
+  places.k_out = place(layer.backward ? "dk" : "k_out");
+  places.count = tensors.size();
+  return places;
+}
+
+}  // namespace rope
+
+const Op& rope_op() {
+  static const rope::Rope op;
+  return op;
+}
+
+}  // namespace fftune

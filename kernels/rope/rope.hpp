@@ -1,0 +1,113 @@
+// Rotary position embedding (Su et al. 2021, arXiv 2104.09864) of queries, and of keys in the same
+// launch: of each head's first `rotary` features, y_i = m (x_i cos f_i + r_i sin f_i), the others
+// are copied. Rotation "halves": r_i = -x_{i + rotary/2} in the first half, x_{i - rotary/2} in the
+// second (GPT-NeoX, Llama); "interleaved": r_{2j} = -x_{2j+1}, r_{2j+1} = x_{2j} (GPT-J).
+//
+// The backward pass is the transpose, with the partner's sine: dx_i = m (dy_i cos f_i ± dy_p sin
+// f_p), where p is the partner of i, plus for the first of a pair and minus for the second.
+//
+// Angles f are a table [positions, rotary] of f32, as TransformerEngine has them (a position past
+// its end reads its last row), or the product in f32 of the position and a frequency in f32, the
+// same for both of pair j of rotary/2, of which the rules make the others:
+//   base    base^(-2j/rotary) / factor
+//   llama3  (Llama 3.1): a wavelength w = 2 pi / frequency above context/low is divided by
+//   `factor`,
+//           one below context/high is left alone, and between the two the frequency is
+//           interpolated, linearly in context/w
+//   yarn    (Peng et al. 2023, arXiv 2309.00071): pairs that turn fewer than beta-slow times in
+//           `context` positions are divided by `factor`, those that turn more than beta-fast times
+//           are left alone, and from the last pair of these to the first of those the frequency is
+//           interpolated, linearly in j; m = 0.1 ln(factor) + 1, or 1 for a factor below 1
+// m is 1 but in yarn; the option `scale` sets it to another value.
+//
+// Every thread reads all it needs of a tensor before it writes, so an output may lie in the buffer
+// of its input where both have rows of the same length.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// Defined in rope.cpp; listed in kernels/catalog.cpp.
+const Op& rope_op();
+
+namespace rope {
+
+constexpr const char* stage_forward = "forward";
+constexpr const char* stage_backward = "backward";
+
+constexpr std::int64_t most_features = 1024;  // of a head
+constexpr std::int64_t most_heads = 1024;
+
+enum class Layout { sbhd, bshd, thd };
+enum class Rotation { halves, interleaved };
+
+/// A problem's sizes and options, read once.
+struct Layer {
+  std::int64_t s = 0;          // positions of a sequence; in thd tokens of all sequences together
+  std::int64_t b = 0;          // sequences
+  std::int64_t heads = 0;      // of q
+  std::int64_t kv_heads = 0;   // of k; 0: there is no k
+  std::int64_t dim = 0;        // features of a head
+  std::int64_t rotary = 0;     // of which these are rotated
+  std::int64_t positions = 0;  // rows of the table
+  std::int64_t q_row = 0;      // elements from a token's q to the next token's
+  std::int64_t k_row = 0;
+  Layout layout = Layout::sbhd;
+  Rotation rotation = Rotation::halves;
+  bool backward = false;
+  bool table = false;   // of angles
+  bool starts = false;  // each sequence has a first position of its own
+  DType dtype = DType::f32;
+
+  std::int64_t tokens() const { return layout == Layout::thd ? s : s * b; }
+};
+Layer layer_of(const Problem& problem);
+
+/// The value of an option that is a number, given or not.
+double number_of(const Problem& problem, const std::string& name);
+
+/// The frequencies of the pairs, [rotary / 2], and m. All frequencies are 0 where there is a table.
+struct Frequencies {
+  std::vector<float> values;
+  float scale = 1;
+};
+Frequencies frequencies_of(const Problem& problem);
+
+/// No tensor: one that the problem leaves out.
+constexpr std::size_t absent = static_cast<std::size_t>(-1);
+
+/// The places of the op's tensors: q, k, angles, offsets, starts, then the results, which have the
+/// names of the gradients in the backward pass.
+struct Places {
+  std::size_t q = absent;        // [s, b, heads, dim], [b, s, heads, dim] or [s, heads, dim]
+  std::size_t k = absent;        // the same with kv_heads
+  std::size_t angles = absent;   // [positions, rotary], f32
+  std::size_t offsets = absent;  // [b + 1], i32, in thd: where the sequences begin, and the end
+  std::size_t starts = absent;   // [b], i32: the position of a sequence's first token
+  std::size_t q_out = absent;
+  std::size_t k_out = absent;
+  std::size_t count = 0;
+};
+Places places_of(const Problem& problem);
+
+/// The definition in float64, of either pass.
+void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
+
+const Family& forward_rows_family();
+const Family& backward_rows_family();
+const Family& forward_fallback_family();
+const Family& backward_fallback_family();
+const Family& cpu_forward_family();
+const Family& cpu_backward_family();
+
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
+
+}  // namespace rope
+}  // namespace fftune

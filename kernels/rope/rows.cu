@@ -1,0 +1,225 @@
+// y_i = m (x_i cos f_i ± x_p sin f_p or f_i) for the features of a head, p the partner of i: every
+// byte of q and k is moved once, and a block's sines serve all heads that it goes through.
+//
+// q, k, q_out, k_out [tokens, heads, dim], rows of q and k q_row and k_row elements apart;
+// angle_table [positions, rotary], offsets [sequences + 1], starts [sequences]. A row, of one head
+// of one token, is shared by row_lanes threads: each has two accesses of `vector` bytes, which are
+// rotated with each other (the halves), or each within itself (interleaved), or copied (beyond
+// `rotary`). A block has `heads` rows of `tokens` tokens side by side; a thread has every `heads`th
+// head of its token, `unroll` at once and `passes` times that in all, those of q before those of k.
+// What is read of a row is in registers before any of it is written: out may be in place. Grid:
+// ceil(tokens / tokens of a block) * head_blocks. Block: row_lanes * heads * tokens.
+#include "common/packet.cuh"
+#include "common/sine.cuh"
+
+namespace fftune {
+
+struct rope_layout {
+  static constexpr int sbhd = 0, bshd = 1, thd = 2;
+};
+
+// Numbers by value: the frequencies of the pairs.
+template <int count>
+struct float_array {
+  float value[count];
+};
+
+// What the results are rounded from: float64 for f32, so that it is rounded once.
+template <class T>
+struct rope_arithmetic {
+  using type = float;
+};
+template <>
+struct rope_arithmetic<float> {
+  using type = double;
+};
+
+// How a row is shared.
+template <class T, int dim, int rotary, int vector>
+struct rope_row {
+  static constexpr int count = vector / static_cast<int>(sizeof(T));
+  static constexpr int rotating_lanes = rotary / 2 / count;
+  static constexpr int copies = (dim - rotary) / count;  // accesses beyond the rotated part
+  static constexpr int lanes = rotating_lanes + (copies + 1) / 2;
+};
+
+// Divisions of 64 bits take many instructions, and few problems need them.
+__device__ __forceinline__ int quotient(i64 value, int divisor) {
+  if (value >> 32 == 0)
+    return static_cast<int>(static_cast<u32>(value) / static_cast<u32>(divisor));
+  return static_cast<int>(value / divisor);
+}
+
+// The position of a token: its place in its sequence, of `length` but in thd, and the sequence's
+// start.
+template <int layout, bool starts>
+__device__ __forceinline__ int position_of(i64 token, int sequences, int length, const int* offsets,
+                                           const int* first) {
+  int sequence, position;
+  if constexpr (layout == rope_layout::sbhd) {
+    position = quotient(token, sequences);
+    sequence = static_cast<int>(token - static_cast<i64>(position) * sequences);
+  } else if constexpr (layout == rope_layout::bshd) {
+    sequence = quotient(token, length);
+    position = static_cast<int>(token - static_cast<i64>(sequence) * length);
+  } else {
+    int low = 0, high = sequences;  // the last sequence that begins at the token or before
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (offsets[middle] <= token) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    sequence = low;
+    position = static_cast<int>(token) - offsets[sequence];
+  }
+  if constexpr (starts) position += first[sequence];
+  return position;
+}
+
+// Neighbouring elements of shared memory, as many bytes at once as they are aligned to.
+template <int count, class Real>
+__device__ __forceinline__ void load_run(const Real* from, Real* to) {
+  constexpr int bytes = count * static_cast<int>(sizeof(Real));
+  struct alignas(bytes < 16 ? bytes : 16) elements {
+    Real value[count];
+  };
+  const elements run = *reinterpret_cast<const elements*>(from);
+#pragma unroll
+  for (int i = 0; i < count; ++i) to[i] = run.value[i];
+}
+
+// One element of each of a pair rotated; `transposed` is the backward pass.
+template <bool transposed, class Real>
+__device__ __forceinline__ void rotate(float& first, float& second, Real first_sine,
+                                       Real first_cosine, Real second_sine, Real second_cosine) {
+  const Real a = first, b = second;
+  if constexpr (transposed) {
+    first = static_cast<float>(a * first_cosine + b * second_sine);
+    second = static_cast<float>(b * second_cosine - a * first_sine);
+  } else {
+    first = static_cast<float>(a * first_cosine - b * first_sine);
+    second = static_cast<float>(b * second_cosine + a * second_sine);
+  }
+}
+
+template <class T, int layout, bool starts, bool table, bool transposed, bool interleaved, int dim,
+          int rotary, int vector, int heads, int tokens, int unroll, int passes, bool streams>
+__global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads* tokens)
+    rope_rows(const T* q, const T* k, T* q_out, T* k_out, const float* angle_table,
+              const int* offsets, const int* first_positions, float_array<rotary / 2> frequencies,
+              i64 token_count, int sequences, int length, int positions, int q_heads, int k_heads,
+              i64 q_row, i64 k_row, int head_blocks, float scale) {
+  using Real = typename rope_arithmetic<T>::type;
+  using row_of = rope_row<T, dim, rotary, vector>;
+  constexpr int count = row_of::count;
+  constexpr int rotating_lanes = row_of::rotating_lanes;
+  constexpr int row_lanes = row_of::lanes;
+  constexpr int kinds = table ? 2 : 1;  // each feature has an angle of its own, or each pair
+  constexpr int angles = table ? rotary : rotary / 2;  // of a token
+  // Neighbours that are a pair are in one access, but where it is of one element.
+  constexpr bool adjacent = interleaved && count == 1;
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % row_lanes;
+  const int slot = thread / row_lanes % heads;
+  const u32 across = static_cast<u32>(head_blocks);
+  const i64 first_token = static_cast<i64>(blockIdx.x / across) * tokens;
+  const int slot_token = thread / (row_lanes * heads);
+  const i64 token = first_token + slot_token;
+  const int first_head = static_cast<int>(blockIdx.x % across) * (heads * unroll * passes) + slot;
+  const bool rotates = row_of::copies == 0 || lane < rotating_lanes;
+  const int first_column =
+      rotates ? lane * count * (adjacent ? 2 : 1) : rotary + (lane - rotating_lanes) * 2 * count;
+  const int second_column = rotates && !adjacent ? first_column + rotary / 2 : first_column + count;
+  const bool has_second = rotates || second_column < dim;
+  const u64 policy = stream_policy<streams>();
+
+  packet<T, count> values[unroll][2];
+  const auto load = [&](int pass) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int head = first_head + (pass * unroll + u) * heads;
+      const bool valid = token < token_count && head < q_heads + k_heads;
+      const T* const row = head < q_heads
+                               ? q + token * q_row + static_cast<i64>(head) * dim
+                               : k + token * k_row + static_cast<i64>(head - q_heads) * dim;
+      values[u][0] = load_once<T, count>(row + first_column, valid, policy);
+      values[u][1] = load_once<T, count>(row + second_column, valid && has_second, policy);
+    }
+  };
+  load(0);
+
+  // While those are on their way: all angles of the block's tokens, each by one thread.
+  alignas(16) __shared__ Real sines[tokens * angles], cosines[tokens * angles];
+  for (int i = thread; i < tokens * angles; i += row_lanes * heads * tokens) {
+    const i64 of = first_token + i / angles;
+    if (of >= token_count) break;
+    const int position =
+        position_of<layout, starts>(of, sequences, length, offsets, first_positions);
+    float angle;
+    if constexpr (table) {
+      const int row = position < 0 ? 0 : position < positions ? position : positions - 1;
+      angle = angle_table[static_cast<i64>(row) * rotary + i % angles];
+    } else {
+      angle = __fmul_rn(static_cast<float>(position), frequencies.value[i % angles]);
+    }
+    Real sine, cosine;
+    sine_and_cosine(angle, sine, cosine);
+    sines[i] = sine * scale;
+    cosines[i] = cosine * scale;
+  }
+  __syncthreads();
+
+  // Those of the thread's pairs: of the features where each has its own, in the order of its two
+  // accesses, or else of the pairs. They lie in one or two runs.
+  constexpr int run = !table && interleaved && count > 1 ? count / 2 : count;
+  Real sine[kinds * count], cosine[kinds * count];
+  if (rotates) {
+#pragma unroll
+    for (int e = 0; e < kinds * count; e += run) {
+      const int column = e == 0 ? first_column : second_column;
+      const int place = slot_token * angles + (!table && interleaved ? column / 2 : column);
+      load_run<run>(sines + place, sine + e);
+      load_run<run>(cosines + place, cosine + e);
+    }
+  }
+
+#pragma unroll 1
+  for (int pass = 0;;) {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int head = first_head + (pass * unroll + u) * heads;
+      if (token >= token_count || head >= q_heads + k_heads) break;
+      T* const row = head < q_heads ? q_out + (token * q_heads + head) * dim
+                                    : k_out + (token * k_heads + head - q_heads) * dim;
+      if (rotates) {
+        float value[2 * count], part[2][count];
+        to_floats(values[u][0], part[0]);
+        to_floats(values[u][1], part[1]);
+#pragma unroll
+        for (int e = 0; e < 2 * count; ++e) value[e] = part[e / count][e % count];
+#pragma unroll
+        for (int p = 0; p < count; ++p) {
+          const int first = interleaved ? 2 * p : p;
+          const int second = interleaved ? 2 * p + 1 : p + count;
+          rotate<transposed>(value[first], value[second], sine[table ? first : p],
+                             cosine[table ? first : p], sine[table ? second : p],
+                             cosine[table ? second : p]);
+        }
+#pragma unroll
+        for (int e = 0; e < 2 * count; ++e) part[e / count][e % count] = value[e];
+        values[u][0] = from_floats<T>(part[0]);
+        values[u][1] = from_floats<T>(part[1]);
+      }
+      store_once(row + first_column, values[u][0], policy);
+      if (has_second) store_once(row + second_column, values[u][1], policy);
+    }
+    if (++pass == passes) return;
+    load(pass);
+  }
+}
+
+}  // namespace fftune

@@ -1,0 +1,208 @@
+// The backward pass of ffn: its references against central differences, its families against its
+// references.
+#include <random>
+
+#include "core/error.hpp"
+#include "cpu/open.hpp"
+#include "kernels/common/activation.hpp"
+#include "kernels/ffn/backward.hpp"
+#include "support/gradients.hpp"
+#include "support/op_run.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, DType dtype,
+                   std::map<std::string, std::string> options, DeviceKind kind = DeviceKind::cuda) {
+  return canonical(ffn_op(),
+                   {"ffn", "bwd", dtype, {{"m", m}, {"d", d}, {"h", h}}, std::move(options)}, kind);
+}
+
+std::vector<std::string> buffers_of(const Problem& problem) {
+  std::vector<std::string> names;
+  for (const auto& tensor : ffn_op().tensors(problem))
+    if (tensor.role != Role::intermediate) names.push_back(tensor.name);
+  return names;
+}
+
+/// Every family, and the recipes that nobody tuned.
+void verify_all(Backend& backend, const Problem& problem, std::mt19937_64& random, int more) {
+  REQUIRE(verify_variants(backend, ffn_op(), problem, random, more) > 0);
+  const auto& facts = backend.facts();
+  verify_recipe(backend, ffn_op(), problem, default_recipe(ffn_op(), problem, facts), 1);
+  verify_recipe(backend, ffn_op(), problem, fallback_recipe(ffn_op(), problem, facts), 2);
+}
+
+const std::vector<std::map<std::string, std::string>> forms{
+    {}, {{"save", "input"}}, {{"accumulate", "yes"}}, {{"save", "input"}, {"accumulate", "yes"}}};
+
+/// The gradients that accumulate, and what they are added to.
+const std::vector<std::pair<std::string, std::string>> accumulating{
+    {"dw_gate", "dw_gate_before"}, {"dw_up", "dw_up_before"}, {"dw_down", "dw_down_before"}};
+
+}  // namespace
+
+TEST_CASE("the backward pass has its buffers in the order that the API promises") {
+  using Names = std::vector<std::string>;
+  CHECK(buffers_of(problem_of(5, 16, 24, DType::bf16, {})) ==
+        Names{"dy", "x", "gate", "up", "w_gate", "w_up", "w_down", "dx", "dw_gate", "dw_up",
+              "dw_down"});
+  CHECK(buffers_of(problem_of(5, 16, 24, DType::bf16, {{"save", "input"}})) ==
+        Names{"dy", "x", "w_gate", "w_up", "w_down", "dx", "dw_gate", "dw_up", "dw_down"});
+  CHECK(buffers_of(problem_of(5, 16, 24, DType::bf16, {{"accumulate", "yes"}})) ==
+        Names{"dy", "x", "gate", "up", "w_gate", "w_up", "w_down", "dw_gate_before", "dw_up_before",
+              "dw_down_before", "dx", "dw_gate", "dw_up", "dw_down"});
+}
+
+TEST_CASE("the backward pass's places are those of its tensors, and its text leaves out defaults") {
+  for (const auto& form : forms) {
+    const Problem problem = problem_of(5, 16, 24, DType::bf16, form);
+    const auto tensors = ffn_op().tensors(problem);
+    const auto at = ffn::places_of(problem);
+    CHECK(at.count == tensors.size());
+    for (const auto& [name, place] : {std::pair{"dy", at.dy},
+                                      {"x", at.x},
+                                      {"gate", at.gate},
+                                      {"up", at.up},
+                                      {"w_gate", at.w_gate},
+                                      {"w_up", at.w_up},
+                                      {"w_down", at.w_down},
+                                      {"dw_gate_before", at.dw_gate_before},
+                                      {"dw_up_before", at.dw_up_before},
+                                      {"dw_down_before", at.dw_down_before},
+                                      {"dx", at.dx},
+                                      {"dw_gate", at.dw_gate},
+                                      {"dw_up", at.dw_up},
+                                      {"dw_down", at.dw_down},
+                                      {"hidden", at.hidden},
+                                      {"d_gate", at.d_gate},
+                                      {"d_up", at.d_up}})
+      if (place != ffn::Places::none) CHECK(tensor_index(tensors, name) == place);
+  }
+  CHECK(problem_of(5, 16, 24, DType::bf16, {{"save", "preact"}}).text() ==
+        "ffn/bwd bf16 act=silu d=16 h=24 m=5");
+}
+
+TEST_CASE("the backward pass takes neither fp8 nor the options of the forward pass") {
+  CHECK_THROWS_AS(problem_of(5, 16, 32, DType::fp8, {}), Error);
+  CHECK_THROWS_AS(problem_of(5, 16, 24, DType::bf16, {{"save", "none"}}), Error);
+  CHECK_THROWS_AS(problem_of(5, 16, 24, DType::bf16, {{"residual", "yes"}}), Error);
+}
+
+TEST_CASE("computing gate and up again costs two products more and keeps 2 m h elements less") {
+  const auto kept = problem_of(5, 16, 24, DType::bf16, {}),
+             again = problem_of(5, 16, 24, DType::bf16, {{"save", "input"}});
+  CHECK(cost_of(ffn_op(), kept).flops == 12.0 * 5 * 16 * 24);
+  CHECK(cost_of(ffn_op(), again).flops == 16.0 * 5 * 16 * 24);
+  CHECK(cost_of(ffn_op(), kept).bytes - cost_of(ffn_op(), again).bytes == 2 * 2.0 * 5 * 24);
+  CHECK(kept_bytes(ffn_op().tensors(kept)) == 2 * (5 * 16 + 2 * 5 * 24));
+  CHECK(kept_bytes(ffn_op().tensors(again)) == 2 * 5 * 16);
+}
+
+TEST_CASE("the gradients of ffn are its central differences, for every activation") {
+  std::mt19937_64 random(1);
+  for (const auto& act : activation_names())
+    for (const auto& [m, d, h] : {std::tuple{1, 2, 3}, {3, 4, 5}})
+      for (const char* save : {"preact", "input"}) {
+        const Problem forward{"ffn",
+                              "fwd",
+                              DType::f32,
+                              {{"m", m}, {"d", d}, {"h", h}},
+                              {{"act", act}, {"save", "preact"}}};
+        Problem backward = forward;
+        backward.pass = "bwd";
+        backward.options["save"] = save;
+        check_gradients(
+            ffn_op(), forward, backward,
+            {{"x", "dx"}, {"w_gate", "dw_gate"}, {"w_up", "dw_up"}, {"w_down", "dw_down"}}, random);
+      }
+}
+
+TEST_CASE("gradients are added to others where that is asked for") {
+  std::mt19937_64 random(2);
+  const auto plain = problem_of(3, 4, 5, DType::f32, {});
+  const auto adding = problem_of(3, 4, 5, DType::f32, {{"accumulate", "yes"}});
+  ReferenceTensors tensors;
+  draw_inputs(ffn_op(), adding, random, tensors);
+  ReferenceTensors alone = tensors;
+  run_reference(ffn_op(), plain, alone);
+  run_reference(ffn_op(), adding, tensors);
+  for (const std::string name : {"dw_gate", "dw_up", "dw_down"})
+    for (std::size_t i = 0; i < alone.at(name).size(); ++i)
+      CHECK(tensors.at(name)[i] ==
+            Approx(alone.at(name)[i] + tensors.at(name + "_before")[i]).margin(1e-12));
+  CHECK(tensors.at("dx") == alone.at("dx"));
+}
+
+TEST_CASE("the backward pass is right on the CPU in every form, dtype and activation") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(3);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& form : forms)
+      for (const auto& [m, d, h] : {std::tuple{1, 1, 1}, {2, 5, 3}, {65, 40, 133}})
+        verify_all(*backend, problem_of(m, d, h, dtype, form, DeviceKind::cpu), random, 1);
+    for (const auto& act : activation_names())
+      verify_all(*backend, problem_of(34, 24, 50, dtype, {{"act", act}}, DeviceKind::cpu), random,
+                 0);
+  }
+}
+
+TEST_CASE("the backward pass is right on a GPU at sizes that no tile divides", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(4);
+  for (const auto& [m, d, h] :
+       {std::tuple{1, 8, 8}, {2, 72, 40}, {50, 200, 136}, {77, 136, 264}, {1001, 200, 520}})
+    verify_all(*backend, problem_of(m, d, h, DType::bf16, {}), random, 1);
+}
+
+TEST_CASE("the backward pass is right on a GPU in every form", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(5);
+  for (const auto& form : forms) {
+    verify_all(*backend, problem_of(64, 104, 200, DType::bf16, form), random, 0);
+    verify_all(*backend, problem_of(333, 136, 264, DType::bf16, form), random, 1);
+  }
+}
+
+TEST_CASE("the backward pass is right on a GPU for every activation, in fp16 and f32", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(6);
+  for (const auto& act : activation_names())
+    verify_all(*backend, problem_of(130, 136, 72, DType::fp16, {{"act", act}}), random, 0);
+  for (const auto& [m, d, h] : {std::tuple{1, 1, 1}, {3, 7, 5}, {70, 37, 129}})
+    verify_all(*backend, problem_of(m, d, h, DType::f32, {}), random, 0);
+}
+
+TEST_CASE("the backward pass's baseline writes the same, and gradients accumulate in place") {
+  const auto backend = open_cpu();
+  for (const char* save : {"preact", "input"}) {
+    check_baselines(*backend, ffn_op(),
+                    problem_of(33, 40, 72, DType::f32, {{"save", save}}, DeviceKind::cpu), 1e-5);
+    check_baselines(*backend, ffn_op(),
+                    problem_of(33, 40, 72, DType::bf16, {{"save", save}}, DeviceKind::cpu), 2e-2);
+    check_in_place(*backend, ffn_op(),
+                   problem_of(33, 40, 72, DType::bf16, {{"save", save}, {"accumulate", "yes"}},
+                              DeviceKind::cpu),
+                   accumulating);
+  }
+}
+
+TEST_CASE("on a GPU too, the baseline writes the same, and gradients accumulate in place",
+          "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const char* save : {"preact", "input"}) {
+    check_baselines(*backend, ffn_op(), problem_of(333, 136, 264, DType::bf16, {{"save", save}}),
+                    2e-2);
+    for (const std::int64_t m : {40, 333})
+      check_in_place(*backend, ffn_op(),
+                     problem_of(m, 136, 264, DType::bf16, {{"save", save}, {"accumulate", "yes"}}),
+                     accumulating);
+  }
+}

@@ -1,0 +1,161 @@
+#include <cmath>
+#include <random>
+
+#include "core/error.hpp"
+#include "rope/problems.hpp"
+#include "verify/host_threads.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Sizes = std::map<std::string, std::int64_t>;
+using Options = std::map<std::string, std::string>;
+
+Problem problem_of(const std::string& pass, Sizes sizes, Options options = {}) {
+  for (const auto& [name, size] : Sizes{{"s", 2}, {"b", 1}, {"heads", 1}, {"dim", 4}})
+    sizes.try_emplace(name, size);
+  return rope_problem(DeviceKind::cpu, pass, DType::f32, std::move(sizes), std::move(options));
+}
+
+ReferenceTensors run(const Problem& problem, ReferenceTensors tensors) {
+  HostThreads threads;
+  rope_op().reference(problem, 0, tensors, threads);
+  return tensors;
+}
+
+std::vector<std::string> names(const Problem& problem) {
+  std::vector<std::string> names;
+  for (const auto& tensor : rope_op().tensors(problem)) names.push_back(tensor.name);
+  return names;
+}
+
+std::string refusal(Sizes sizes, Options options = {}) {
+  try {
+    problem_of("fwd", std::move(sizes), std::move(options));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("rope is in the catalog, and every source that its families name is embedded") {
+  const auto& catalog = builtin_catalog();
+  REQUIRE(&catalog.op("rope") == &rope_op());
+  for (const auto* family : rope_op().families())
+    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+}
+
+TEST_CASE("buffers are those that pass, sizes and options ask for") {
+  using Names = std::vector<std::string>;
+  CHECK(names(problem_of("fwd", {})) == Names{"q", "angles", "q_out"});
+  CHECK(names(problem_of("bwd", {{"kv-heads", 2}}, {{"angles", "base"}})) ==
+        Names{"dq_out", "dk_out", "dq", "dk"});
+  CHECK(names(problem_of("fwd", {{"kv-heads", 2}}, {{"layout", "thd"}, {"starts", "yes"}})) ==
+        Names{"q", "k", "angles", "offsets", "starts", "q_out", "k_out"});
+  const auto packed = rope_op().tensors(
+      problem_of("fwd", {{"heads", 2}, {"q-row", 20}, {"rotary", 2}, {"positions", 9}}));
+  CHECK(packed[0].shape == std::vector<std::int64_t>{2, 1, 20});
+  CHECK(packed[1].shape == std::vector<std::int64_t>{9, 2});
+  CHECK(packed[2].shape == std::vector<std::int64_t>{2, 1, 2, 4});
+}
+
+TEST_CASE("the reference is the formula, by hand") {
+  const double a = 0.5, b = 0.25, c = 2.0, d = 1.0;
+  const ReferenceTensors in{{"q", {1, 2, 3, 4, 5, 6, 7, 8}}, {"angles", {a, b, c, d, 0, 0, 0, 0}}};
+  const auto halves = run(problem_of("fwd", {}), in).at("q_out");
+  CHECK(halves[0] == Approx(std::cos(a) - 3 * std::sin(a)));
+  CHECK(halves[1] == Approx(2 * std::cos(b) - 4 * std::sin(b)));
+  CHECK(halves[2] == Approx(3 * std::cos(c) + std::sin(c)));
+  CHECK(halves[7] == 8);
+  const auto neighbours = run(problem_of("fwd", {}, {{"rotation", "interleaved"}}), in).at("q_out");
+  CHECK(neighbours[0] == Approx(std::cos(a) - 2 * std::sin(a)));
+  CHECK(neighbours[3] == Approx(4 * std::cos(d) + 3 * std::sin(d)));
+  const auto computed =
+      run(problem_of("fwd", {{"rotary", 2}}, {{"angles", "base"}, {"scale", "2"}}), in).at("q_out");
+  CHECK(computed[0] == 2);
+  CHECK(computed[4] == Approx(2 * (5 * std::cos(1.0) - 6 * std::sin(1.0))));
+  CHECK(computed[6] == 7);
+}
+
+TEST_CASE("positions follow the layout, the offsets and the starts") {
+  // Features (1, 0) turn into (cos position, sin position).
+  const auto angle_of = [](const Problem& problem, ReferenceTensors tensors) {
+    for (int i = 0; i < 6; ++i) tensors["q"].insert(tensors["q"].end(), {1, 0});
+    const auto out = run(problem, std::move(tensors)).at("q_out");
+    std::vector<double> angles;
+    for (std::size_t i = 0; i < out.size(); i += 2)
+      angles.push_back(std::round(std::atan2(out[i + 1], out[i]) * 1e6) / 1e6);
+    return angles;
+  };
+  using Angles = std::vector<double>;
+  const Options base{{"angles", "base"}};
+  const auto with = [&](Options more) {
+    more.merge(Options(base));
+    return more;
+  };
+  CHECK(angle_of(problem_of("fwd", {{"s", 3}, {"b", 2}, {"dim", 2}}, base), {}) ==
+        Angles{0, 0, 1, 1, 2, 2});
+  CHECK(angle_of(problem_of("fwd", {{"s", 3}, {"b", 2}, {"dim", 2}}, with({{"layout", "bshd"}})),
+                 {}) == Angles{0, 1, 2, 0, 1, 2});
+  CHECK(angle_of(problem_of("fwd", {{"s", 3}, {"b", 2}, {"dim", 2}},
+                            with({{"layout", "bshd"}, {"starts", "yes"}})),
+                 {{"starts", {1, 0}}}) == Angles{1, 2, 3, 0, 1, 2});
+  CHECK(angle_of(problem_of("fwd", {{"s", 6}, {"b", 3}, {"dim", 2}}, with({{"layout", "thd"}})),
+                 {{"offsets", {0, 4, 4, 6}}}) == Angles{0, 1, 2, 3, 0, 1});
+}
+
+TEST_CASE("the backward pass is the transpose of the forward pass") {
+  Draw draw(11);
+  std::normal_distribution<double> normal;
+  for (int i = 0; i < 200; ++i) {
+    Problem forward = random_rope(DeviceKind::cpu, draw, 300);
+    forward.pass = "fwd";
+    Problem backward = forward;
+    backward.pass = "bwd";
+    CAPTURE(forward.text());
+    ReferenceTensors in, back;
+    for (const auto& tensor : rope_op().tensors(forward)) {
+      auto& values = in[tensor.name];
+      values.resize(static_cast<std::size_t>(tensor.elements()));
+      if (tensor.draw)
+        tensor.draw(7, values);
+      else
+        for (double& value : values) value = normal(draw.random());
+      back[tensor.name] = values;
+    }
+    // y = A x and dx = Aᵀ dy: so dy · A x = x · Aᵀ dy, on rows that are not packed.
+    if (forward.sizes.contains("q-row")) continue;
+    std::vector<double> dy(in.at("q").size());
+    for (double& value : dy) value = normal(draw.random());
+    back["dq_out"] = dy;
+    if (forward.sizes.contains("kv-heads")) back["dk_out"] = in.at("k");
+    const auto y = run(forward, in).at("q_out");
+    const auto dx = run(backward, back).at("dq");
+    double left = 0, right = 0;
+    for (std::size_t e = 0; e < dy.size(); ++e) {
+      left += dy[e] * y[e];
+      right += in.at("q")[e] * dx[e];
+    }
+    CHECK(left == Approx(right).epsilon(1e-9).margin(1e-9));
+  }
+}
+
+TEST_CASE("fields that do not go together are refused") {
+  CHECK(refusal({{"rotary", 6}}) == "rope: rotary=6 exceeds dim=4");
+  CHECK(refusal({{"dim", 5}}) == "rope: rotary=5 is odd: features are rotated in pairs");
+  CHECK(refusal({{"heads", 2}, {"q-row", 7}}) == "rope: q-row=7 is less than heads * dim = 8");
+  CHECK(refusal({{"k-row", 8}}) == "rope: k-row without kv-heads: there is no k");
+  CHECK(refusal({{"positions", 8}}, {{"angles", "base"}}) ==
+        "rope: positions are those of a table: angles=base has none");
+  CHECK(refusal({}, {{"angles", "llama3"}, {"high", "0.5"}}) ==
+        "rope: high=0.5 is not above low=1");
+}
+
+TEST_CASE("numbers make no problem of their own to presets, and are left out at their defaults") {
+  CHECK(problem_of("fwd", {}, {{"angles", "base"}, {"base", "1e4"}}).text() ==
+        problem_of("fwd", {}, {{"angles", "base"}}).text());
+}

@@ -1,0 +1,118 @@
+// An op's tensors on a device, to run programs on them and to look at what these wrote.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/backend.hpp"
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+
+namespace fftune::test {
+
+class OpRun {
+ public:
+  /// Random values in every tensor, the same for the same seed; `extra` follow the op's.
+  OpRun(Backend& backend, const Op& op, const Problem& problem,
+        const std::vector<TensorSpec>& extra = {}, std::uint64_t seed = 1)
+      : backend_(&backend), specs_(op.tensors(problem)) {
+    specs_.insert(specs_.end(), extra.begin(), extra.end());
+    std::mt19937_64 random(seed);
+    for (const TensorSpec& spec : specs_) {
+      std::normal_distribution<float> normal(0, static_cast<float>(spec.scale));
+      std::vector<float> values(static_cast<std::size_t>(spec.elements()));
+      for (float& value : values) value = normal(random);
+      std::vector<std::byte> bytes(spec.bytes());
+      encode(spec.dtype, values, bytes.data());
+      buffers_.push_back(backend.allocate(bytes.size()));
+      backend.write(buffers_.back()->data(), bytes.data(), bytes.size());
+      addresses_.push_back(buffers_.back()->data());
+    }
+  }
+
+  /// Makes `tensor` another name of `same`.
+  void alias(const std::string& tensor, const std::string& same) {
+    addresses_[tensor_index(specs_, tensor)] = addresses_[tensor_index(specs_, same)];
+  }
+
+  void run(const Program& program) {
+    const auto compiled = backend_->compile(program);
+    REQUIRE(compiled.report.failure == "");
+    const auto workspace = backend_->allocate(compiled.executable->workspace_bytes() + 256);
+    compiled.executable->enqueue(addresses_.data(), workspace->data(), backend_->stream());
+    backend_->synchronize();
+  }
+  void run(const Op& op, const Problem& problem, const Recipe& recipe) {
+    for (const Variant& variant : recipe)
+      run(family_of(op, variant.family).program(problem, backend_->facts(), variant.config));
+  }
+
+  std::vector<float> values(const std::string& tensor) const {
+    const std::size_t at = tensor_index(specs_, tensor);
+    std::vector<std::byte> bytes(specs_[at].bytes());
+    backend_->read(bytes.data(), addresses_[at], bytes.size());
+    std::vector<float> values(static_cast<std::size_t>(specs_[at].elements()));
+    decode(specs_[at].dtype, bytes.data(), values);
+    return values;
+  }
+
+ private:
+  Backend* backend_;
+  std::vector<TensorSpec> specs_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<void*> addresses_;
+};
+
+/// The norm of the difference over the norm of the second.
+inline double relative_difference(const std::vector<float>& first,
+                                  const std::vector<float>& second) {
+  REQUIRE(first.size() == second.size());
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    difference += std::pow(static_cast<double>(first[i]) - second[i], 2);
+    norm += std::pow(static_cast<double>(second[i]), 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+/// Every baseline writes what the untuned recipe writes, within `tolerance`.
+inline void check_baselines(Backend& backend, const Op& op, const Problem& problem,
+                            double tolerance) {
+  const auto baselines = op.baselines(problem, backend.facts());
+  REQUIRE_FALSE(baselines.empty());
+  OpRun ours(backend, op, problem);
+  ours.run(op, problem, default_recipe(op, problem, backend.facts()));
+  for (const Baseline& baseline : baselines) {
+    OpRun theirs(backend, op, problem, baseline.extra);
+    theirs.run(baseline.program);
+    for (const TensorSpec& spec : op.tensors(problem))
+      if (spec.role == Role::output) {
+        CAPTURE(problem.text(), baseline.name, spec.name);
+        CHECK(relative_difference(theirs.values(spec.name), ours.values(spec.name)) < tolerance);
+      }
+  }
+}
+
+/// Gradients that accumulate into `pairs` {gradient, what it is added to} in place are, bit by bit,
+/// those that are added to a copy.
+inline void check_in_place(Backend& backend, const Op& op, const Problem& problem,
+                           const std::vector<std::pair<std::string, std::string>>& pairs) {
+  const auto& facts = backend.facts();
+  for (const Recipe& recipe :
+       {default_recipe(op, problem, facts), fallback_recipe(op, problem, facts)}) {
+    OpRun apart(backend, op, problem), in_place(backend, op, problem);
+    for (const auto& [gradient, before] : pairs) in_place.alias(gradient, before);
+    apart.run(op, problem, recipe);
+    in_place.run(op, problem, recipe);
+    for (const auto& [gradient, before] : pairs) {
+      CAPTURE(problem.text(), recipe_text(recipe), gradient);
+      CHECK(in_place.values(gradient) == apart.values(gradient));
+    }
+  }
+}
+
+}  // namespace fftune::test

@@ -1,0 +1,147 @@
+// What is updated in place, drawn as a whole, of integers, or meant to be infinite.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "support/catch.hpp"
+#include "support/host_backend.hpp"
+#include "verify/host_threads.hpp"
+#include "verify/verifier.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+/// Op of the test: values below the row's threshold, an integer, become -inf, and the others twice
+/// what they were, in place; below counts the former. Rows are alike, or their place is added to
+/// the threshold.
+class Cut final : public Op {
+ public:
+  explicit Cut(bool alike = true) : alike_(alike) {}
+  std::string_view name() const override { return "cut"; }
+  std::string_view summary() const override {
+    return "values below a threshold become -inf, others double";
+  }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "m", .help = "rows", .default_on_cuda = {}, .default_on_cpu = {}}};
+  }
+  std::vector<OptionField> options() const override { return {}; }
+  std::vector<DType> dtypes(DeviceKind) const override { return {DType::f32}; }
+  std::string_view token_size() const override { return "m"; }
+  bool rows_are_alike(const Problem&) const override { return alike_; }
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    const auto m = problem.size("m");
+    TensorSpec thresholds{"thresholds", DType::i64, {m}};
+    thresholds.draw = [](std::uint64_t, std::span<double> values) {
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 3) - 1;
+    };
+    return {thresholds,
+            {"x", problem.dtype, {m, width}, Role::updated, 1},
+            {"below", DType::i32, {m}, Role::output, 1}};
+  }
+  std::vector<StageSpec> stages(const Problem&) const override {
+    return {{"cut", {"thresholds", "x"}, {"x", "below"}, 1, 0, 0}};
+  }
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel&) const override {
+    auto& x = tensors.at("x");
+    auto& below = tensors["below"];
+    below.assign(static_cast<std::size_t>(problem.size("m")), 0);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t row = i / width;
+      const double place = alike_ ? 0 : 0.001 * static_cast<double>(row);
+      if (x[i] >= tensors.at("thresholds")[row] + place) {
+        x[i] *= 2;
+        continue;
+      }
+      x[i] = -std::numeric_limits<double>::infinity();
+      ++below[row];
+    }
+  }
+  std::vector<const Family*> families() const override { return {}; }
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+
+  static constexpr std::size_t width = 40;
+
+ private:
+  bool alike_;
+};
+
+/// Runs the op on the tensors as they are, then `spoil`.
+std::shared_ptr<const Executable> cut(
+    std::int64_t m, bool alike, const std::function<void(float*, std::int32_t*)>& spoil = {}) {
+  return std::make_shared<HostExecutable>([=](void* const* t, void*) {
+    const auto* thresholds = static_cast<const std::int64_t*>(t[0]);
+    auto* x = static_cast<float*>(t[1]);
+    auto* below = static_cast<std::int32_t*>(t[2]);
+    for (std::int64_t row = 0; row < m; ++row) {
+      below[row] = 0;
+      const double place = alike ? 0 : 0.001 * static_cast<double>(row);
+      for (std::size_t i = 0; i < Cut::width; ++i) {
+        float& value = x[static_cast<std::size_t>(row) * Cut::width + i];
+        if (value >= static_cast<double>(thresholds[row]) + place) {
+          value *= 2;
+          continue;
+        }
+        value = -std::numeric_limits<float>::infinity();
+        ++below[row];
+      }
+    }
+    if (spoil) spoil(x, below);
+  });
+}
+
+std::string failure(std::int64_t m, bool alike,
+                    const std::function<void(float*, std::int32_t*)>& spoil = {}) {
+  HostBackend backend;
+  const Cut op(alike);
+  Verifier verifier(backend, op, {"cut", "fwd", DType::f32, {{"m", m}}, {}}, 5);
+  const auto first = verifier.verify(0, 1, {cut(m, alike, spoil)});
+  // Again, because what was updated must be provided anew.
+  const auto second = verifier.verify(0, 1, {cut(m, alike)});
+  CHECK(second.passed);
+  return first.failure;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("what is updated in place passes, infinities and counts and all") {
+  for (const std::int64_t m : {1, 61, 62, 200}) CHECK(failure(m, true) == "");
+}
+
+TEST_CASE("rows whose place counts are all distinct") {
+  CHECK(failure(200, false) == "");
+  HostBackend backend;
+  const Cut op(false);
+  Verifier verifier(backend, op, {"cut", "fwd", DType::f32, {{"m", 20}}, {}}, 5);
+  verifier.retoken(150);
+  CHECK(verifier.verify(0, 1, {cut(150, false)}).passed);
+}
+
+TEST_CASE("a wrong infinity, one that is missing, and a wrong count are found") {
+  const auto infinity = std::numeric_limits<float>::infinity();
+  CHECK(contains(failure(70, true,
+                         [&](float* x, std::int32_t*) {
+                           *std::find_if(x, x + 40, [](float value) {
+                             return std::isfinite(value);
+                           }) = -infinity;
+                         }),
+                 "x: 1 of 2800 elements are wrong"));
+  CHECK(contains(
+      failure(70, true,
+              [&](float* x, std::int32_t*) { *std::find(x, x + 2800, -infinity) = -1.0f; }),
+      "x: 1 of 2800 elements are wrong"));
+  CHECK(contains(
+      failure(70, true, [&](float* x, std::int32_t*) { *std::find(x, x + 2800, -infinity) *= -1; }),
+      "x: 1 of 2800 elements are wrong"));
+  CHECK(contains(failure(70, true, [](float*, std::int32_t* below) { ++below[69]; }),
+                 "below: 1 of 70 elements are wrong"));
+}

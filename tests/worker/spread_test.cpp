@@ -1,0 +1,118 @@
+// One sweep over several workers: some slow, some that leave.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "support/catch.hpp"
+#include "tuning/spread_evaluator.hpp"
+#include "tuning/tuner.hpp"
+#include "tuning/worker/remote_evaluator.hpp"
+#include "worker/folder.hpp"
+#include "worker/misbehaving.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+const SourceSet no_sources{{}};
+
+SpreadEvaluator::Device device(std::vector<std::string> words) {
+  const auto name = words.front();
+  words.insert(words.begin(), WORKER_OF_TESTS);
+  return {name, [words] { return std::make_unique<RemoteEvaluator>(words); }};
+}
+
+TuneResult sweep(SpreadEvaluator& evaluator, const std::string& way,
+                 const std::string& strategy = "halving") {
+  const MisbehavingOp op(way);
+  const Catalog catalog{{&op}, &no_sources};
+  TuneOptions options;
+  options.budget_seconds = 200;
+  options.strategy = strategy;
+  return tune(catalog, evaluator, misbehaving_problem(), options);
+}
+
+bool noted(const TuneResult& result, const std::string& words) {
+  return std::any_of(result.notes.begin(), result.notes.end(), [&](const std::string& note) {
+    return note.find(words) != std::string::npos;
+  });
+}
+
+/// Every variant has its own time, to within what scaling leaves.
+void check_times(const TuneResult& result) {
+  REQUIRE(result.record);
+  CHECK(result.stopped.empty());
+  CHECK(result.record->stages[0].variant.id() == "odd/p=" + std::to_string(misbehaving_best));
+  REQUIRE(result.outcomes.size() >= misbehaving_variants);
+  for (int i = 0; i < misbehaving_variants; ++i) {
+    const auto& outcome = result.outcomes[static_cast<std::size_t>(i)];
+    const int p = Variant::parse(outcome.id).config.get("p");
+    INFO(outcome.id << " " << outcome_kind_name(outcome.kind) << " " << outcome.reason);
+    REQUIRE(outcome.kind == OutcomeKind::measured);
+    const double expected = p == misbehaving_best ? 290 : 600 + p;
+    CHECK(outcome.median_us == Approx(expected).epsilon(0.03));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("three workers find what one finds, and each variant its time") {
+  const auto strategy = GENERATE("halving", "exhaustive", "guided");
+  CAPTURE(strategy);
+  SpreadEvaluator evaluator(
+      {device({"worker", "none"}), device({"worker", "none"}), device({"worker", "none"})});
+  CHECK(evaluator.lanes() == 3);
+  const auto result = sweep(evaluator, "none", strategy);
+  if (std::string(strategy) != "guided") check_times(result);
+  REQUIRE(result.record);
+  CHECK(result.record->stages[0].variant.id() == "odd/p=" + std::to_string(misbehaving_best));
+}
+
+TEST_CASE("what a slow worker measured is scaled, and said to be") {
+  SpreadEvaluator evaluator({device({"worker", "none"}), device({"slow", "none"})});
+  const auto result = sweep(evaluator, "none");
+  check_times(result);
+  CHECK(noted(result, "slow takes 1.30 times as long as worker"));
+}
+
+TEST_CASE("what a worker measured while its pace changed is measured again, and said to be") {
+  SpreadEvaluator evaluator({device({"worker", "none"}), device({"throttled", "none"})});
+  const auto result = sweep(evaluator, "none");
+  check_times(result);
+  CHECK(noted(result, "throttled changed its pace by +30%"));
+}
+
+TEST_CASE("what a worker that is gone had is left to the others, and said to be") {
+  const Folder folder;
+  const auto flag = (folder.path() / "left").string();
+  const bool first = GENERATE(true, false);  // the reference too
+  std::vector<SpreadEvaluator::Device> devices{device({"worker", "none"}),
+                                               device({"leaving", "none", flag})};
+  if (first) std::swap(devices[0], devices[1]);
+  SpreadEvaluator evaluator(std::move(devices));
+  const auto result = sweep(evaluator, "none");
+  check_times(result);
+  CHECK(noted(result, "leaving is lost"));
+  CHECK(evaluator.lost().empty());
+  CHECK(evaluator.lanes() == 1);
+}
+
+TEST_CASE("variants that kill cost themselves alone on several workers too") {
+  SpreadEvaluator evaluator({device({"worker", "exit"}), device({"worker", "exit"})});
+  const auto result = sweep(evaluator, "exit");
+  REQUIRE(result.record);
+  CHECK(result.record->stages[0].variant.id() == "odd/p=" + std::to_string(misbehaving_best));
+  int crashed = 0;
+  for (const auto& outcome : result.outcomes) crashed += outcome.kind == OutcomeKind::crashed;
+  CHECK(crashed == misbehaving_variants / 5);
+}
+
+TEST_CASE("a device that does not open is left out; none that opens is an error") {
+  SpreadEvaluator evaluator({device({"worker", "none"}), device({"nonsense", "none"})});
+  CHECK(evaluator.lanes() == 1);
+  CHECK(evaluator.remarks().front().find("nonsense is left out") == 0);
+  CHECK_THROWS_AS(SpreadEvaluator({device({"nonsense", "none"}), device({"nonsense", "none"})}),
+                  Error);
+}

@@ -1,0 +1,176 @@
+// Bayesian optimisation (Jones, Schonlau, Welch 1998; Snoek, Larochelle, Adams 2012) whose prior is
+// what the families' models of the device expect, and then a descent: a model of few observations
+// is most often wrong in the last percent, where a step in one parameter decides.
+#include "tuning/strategies/guided.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "tuning/order.hpp"
+#include "tuning/strategies/contest.hpp"
+#include "tuning/surrogate.hpp"
+
+namespace fftune {
+namespace {
+
+/// A variant this much slower than the best, when briefly timed, is not timed further.
+constexpr double screening_band = 1.5;
+/// What is tried before anything is learned, as a part of all, and how much of that should be fast;
+/// the rest is from anywhere.
+constexpr double first_part = 0.04;
+constexpr double promising_part = 0.7;
+constexpr std::size_t least_first = 6;
+/// What is tried between two lessons, as a part of all: the fewer, the better each is chosen; the
+/// more, the better they fill the cores that compile them.
+constexpr double batch_part = 0.007;
+constexpr std::size_t least_batch = 2;
+/// What may be tried before the descent, as a part of all, where a gain of one percent counts; with
+/// half the gain twice as much.
+constexpr double most_part = 0.1;
+constexpr double usual_gain = 0.01;
+/// A neighbour that is faster by less may be so by noise.
+constexpr double step = 0.003;
+/// Trying ends when less than this part of the time is left.
+constexpr double reserve = 0.2;
+
+class Descent {
+ public:
+  explicit Descent(Search& search)
+      : search_(search),
+        estimates_(estimates_of(search)),
+        surrogate_(search.variants(), estimates_, traits_of(search)),
+        tried_(search.variants().size()),
+        last_(search.seconds_left() * reserve) {}
+
+  void run() {
+    attempt(first());
+    while (!over()) {
+      surrogate_.conclude();
+      const double gain = surrogate_.gain_left();
+      search_.expect_gain(gain);
+      if (gain < search_.least_gain() || reached_.size() >= most_tried()) break;
+      attempt(surrogate_.propose(std::max(part_of_all(batch_part, least_batch), search_.lanes())));
+    }
+    // Until no neighbour of the best is faster by what noise does not explain.
+    for (double before = 0; !over() && search_.best_us() != before;) {
+      before = search_.best_us();
+      attempt(neighbours_of_best());
+      surrogate_.conclude();
+      search_.expect_gain(surrogate_.gain_left());
+      if (search_.best_us() > before * (1 - step)) break;
+    }
+  }
+
+  const std::vector<std::size_t>& reached() const { return reached_; }
+
+ private:
+  static std::vector<double> estimates_of(const Search& search) {
+    std::vector<double> all;
+    for (std::size_t i = 0; i < search.variants().size(); ++i) all.push_back(search.estimate_us(i));
+    return all;
+  }
+
+  static std::vector<std::vector<double>> traits_of(const Search& search) {
+    std::vector<std::vector<double>> all;
+    for (std::size_t i = 0; i < search.variants().size(); ++i) all.push_back(search.traits(i));
+    return all;
+  }
+
+  std::size_t part_of_all(double part, std::size_t least) const {
+    const auto all = static_cast<double>(tried_.size());
+    return std::max(least, static_cast<std::size_t>(std::lround(part * all)));
+  }
+
+  std::size_t most_tried() const {
+    const double part = most_part * usual_gain / std::max(search_.least_gain(), 1e-9);
+    return part_of_all(std::min(part, 1.0), least_first);
+  }
+
+  bool over() const { return ended_ || reached_.empty() || reached_.size() == tried_.size(); }
+
+  /// The favourites, those of least estimate, and some from anywhere.
+  std::vector<std::size_t> first() const {
+    const std::size_t wanted = part_of_all(first_part, least_first);
+    const auto promising = static_cast<std::size_t>(promising_part * static_cast<double>(wanted));
+    std::vector<std::size_t> order(tried_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin() + static_cast<std::ptrdiff_t>(search_.favourites()), order.end(),
+                     [&](std::size_t a, std::size_t b) { return estimates_[a] < estimates_[b]; });
+    order.resize(std::min(order.size(), search_.favourites() + promising));
+    for (const auto index : shuffled(tried_.size(), search_.favourites(), search_.seed())) {
+      if (order.size() >= search_.favourites() + wanted) break;
+      if (std::find(order.begin(), order.end(), index) == order.end()) order.push_back(index);
+    }
+    return order;
+  }
+
+  /// Those not tried that differ from the best in one parameter.
+  std::vector<std::size_t> neighbours_of_best() const {
+    const auto best = *std::min_element(
+        reached_.begin(), reached_.end(),
+        [&](std::size_t a, std::size_t b) { return search_.median_us(a) < search_.median_us(b); });
+    const auto& variants = search_.variants();
+    std::vector<std::size_t> near;
+    for (std::size_t i = 0; i < variants.size(); ++i)
+      if (!tried_[i] && differ_in_one(variants[i], variants[best])) near.push_back(i);
+    return near;
+  }
+
+  static bool differ_in_one(const Variant& a, const Variant& b) {
+    if (a.family != b.family) return false;
+    const auto& one = a.config.entries();
+    const auto& other = b.config.entries();
+    int apart = 0;
+    for (std::size_t d = 0; d < one.size(); ++d) apart += one[d].second != other[d].second;
+    return apart == 1;
+  }
+
+  /// Returns how many were tried.
+  std::size_t attempt(const std::vector<std::size_t>& indices) {
+    if (std::isfinite(last_) && search_.seconds_left() < last_) {
+      search_.cut_short();
+      ended_ = true;
+      return 0;
+    }
+    const auto tried = in_batches(search_, indices, 0, screening_band);
+    for (const auto index : tried) {
+      tried_[index] = true;
+      reached_.push_back(index);
+      const double us = search_.median_us(index);
+      if (std::isfinite(us))
+        surrogate_.learn(index, us);
+      else
+        surrogate_.drop(index);
+    }
+    ended_ = ended_ || tried.size() < indices.size();
+    return tried.size();
+  }
+
+  Search& search_;
+  std::vector<double> estimates_;
+  Surrogate surrogate_;
+  std::vector<bool> tried_;
+  std::vector<std::size_t> reached_;
+  double last_;         // seconds left when trying must end
+  bool ended_ = false;  // by the user or the budget
+};
+
+}  // namespace
+
+std::vector<std::size_t> GuidedStrategy::run(Search& search) const {
+  Descent descent(search);
+  descent.run();
+  auto contenders = within(search, descent.reached(), 1.1, 32);
+  // The samples of the screening were taken minutes apart: they chose, they do not count.
+  search.forget(contenders);
+  const double seconds = std::min(search.seconds_left() * 0.3, 4.0);
+  contenders = affordable(search, std::move(contenders), seconds);
+  search.enter(Phase::contend, contenders.size());
+  search.measure(contenders, 5, seconds);
+  return finals(search, contenders);
+}
+
+}  // namespace fftune
