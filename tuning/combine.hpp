@@ -9,7 +9,7 @@
 namespace fftune {
 
 /// A variant of a group that may be part of a recipe.
-struct Choice {
+struct Part {
   std::size_t group = 0;
   std::size_t variant = 0;
   double median_us = 0;
@@ -18,12 +18,12 @@ struct Choice {
 /// The choices of one group, the most wanted first.
 struct GroupChoices {
   Span span;
-  std::vector<Choice> choices;
+  std::vector<Part> choices;
 };
 
 /// Choices in stage order that cover every stage once.
 struct Combination {
-  std::vector<Choice> parts;
+  std::vector<Part> parts;
   double sum_us = 0;  // of the parts' medians: an estimate, the parts were timed apart
 };
 

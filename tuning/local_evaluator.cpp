@@ -32,8 +32,11 @@ Compiled summary_of(const std::vector<CompileResult>& results) {
 
 }  // namespace
 
-LocalEvaluator::LocalEvaluator(Backend& backend, const Catalog& catalog, std::uint64_t seed)
-    : state_(std::make_unique<State>(backend, catalog, seed)) {}
+LocalEvaluator::LocalEvaluator(Backend& backend, const Catalog& catalog, std::uint64_t seed,
+                               int references)
+    : state_(std::make_unique<State>(backend, catalog, seed)) {
+  if (references >= 0) state_->references.emplace(references);
+}
 
 LocalEvaluator::~LocalEvaluator() = default;
 

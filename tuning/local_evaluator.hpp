@@ -15,8 +15,9 @@ namespace fftune {
 
 class LocalEvaluator : public Evaluator {
  public:
-  /// Both must outlive it. `seed` draws the data that is multiplied.
-  LocalEvaluator(Backend& backend, const Catalog& catalog, std::uint64_t seed);
+  /// Both must outlive it. `seed` draws the data that is multiplied. `references` is the descriptor
+  /// of a ReferenceFile that goes from one process to the next; -1: there is none.
+  LocalEvaluator(Backend& backend, const Catalog& catalog, std::uint64_t seed, int references = -1);
   ~LocalEvaluator() override;
 
   const DeviceFacts& facts() const override;

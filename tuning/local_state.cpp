@@ -24,7 +24,8 @@ void LocalEvaluator::State::make_verifier(const Problem& before) {
     return;
   }
   verifier.reset();
-  verifier = std::make_unique<Verifier>(backend, *op, problem, seed);
+  verifier =
+      std::make_unique<Verifier>(backend, *op, problem, seed, references ? &*references : nullptr);
 }
 
 void LocalEvaluator::State::find_if_lost() {

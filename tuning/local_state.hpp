@@ -73,6 +73,7 @@ struct LocalEvaluator::State {
   Backend& backend;
   const Catalog& catalog;
   std::uint64_t seed;
+  std::optional<ReferenceFile> references;
   std::string lost;
   LaunchObserver launching;
   CompileObserver compiling;

@@ -81,10 +81,9 @@ Provenance provenance(const Session& session, const DeviceFacts& facts) {
 void add_present(const std::optional<Combination>& present, std::vector<Combination>& all) {
   if (!present) return;
   const auto same = [&](const Combination& other) {
-    return std::equal(other.parts.begin(), other.parts.end(), present->parts.begin(),
-                      present->parts.end(), [](const Choice& a, const Choice& b) {
-                        return a.group == b.group && a.variant == b.variant;
-                      });
+    return std::equal(
+        other.parts.begin(), other.parts.end(), present->parts.begin(), present->parts.end(),
+        [](const Part& a, const Part& b) { return a.group == b.group && a.variant == b.variant; });
   };
   if (std::none_of(all.begin(), all.end(), same)) all.push_back(*present);
 }

@@ -101,8 +101,8 @@ class Backend {
   virtual std::unique_ptr<Replay> capture(
       int passes, const std::function<void(int pass, void* stream)>& enqueue) = 0;
 
-  /// What disturbs measurements on the device at this moment, just after it worked: other processes,
-  /// clocks that are held back; one line each. Nothing where the device does not tell.
+  /// What disturbs measurements on the device at this moment, just after it worked: other
+  /// processes, clocks that are held back; one line each. Nothing where the device does not tell.
   virtual std::vector<std::string> disturbances() { return {}; }
 
   /// Measures the ceilings (about a second), or returns what it measured before.

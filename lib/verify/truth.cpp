@@ -56,8 +56,9 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel)
-    : op_(&op), problem_(std::move(problem)), seed_(seed), parallel_(&parallel) {
+Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel,
+             ReferenceFile* kept)
+    : op_(&op), problem_(std::move(problem)), seed_(seed), parallel_(&parallel), kept_(kept) {
   const std::string token_size(op.token_size());
   const std::int64_t tokens = problem_.size(token_size);
   tensors_ = op.tensors(problem_);
@@ -83,6 +84,7 @@ void Truth::retoken(std::int64_t tokens) {
   if (rows_repeat_ ? needed > known_rows_ : needed != known_rows_) {
     known_rows_ = needed;
     unrounded_.clear();
+    not_kept_.clear();
     draw_inputs();
   }
   if (marking_) draw_marks();
@@ -177,6 +179,7 @@ const std::vector<std::byte>& Truth::encoded(std::size_t tensor) {
 const ReferenceTensors& Truth::unrounded(std::size_t first_stage, std::size_t stage) {
   const auto key = std::pair(first_stage, stage);
   if (const auto known = unrounded_.find(key); known != unrounded_.end()) return known->second;
+  if (auto outputs = kept_outputs(first_stage, stage)) return unrounded_[key] = std::move(*outputs);
   ReferenceTensors values;
   for (const auto& name : stages_.at(stage).inputs) {
     const std::size_t tensor = tensor_index(tensors_, name);
@@ -189,7 +192,36 @@ const ReferenceTensors& Truth::unrounded(std::size_t first_stage, std::size_t st
   op_->reference(distinct_problem(), stage, values, *parallel_);
   ReferenceTensors outputs;
   for (const auto& name : stages_[stage].outputs) outputs[name] = std::move(values.at(name));
+  not_kept_.insert(key);
   return unrounded_[key] = std::move(outputs);
+}
+
+std::string Truth::key_of(std::size_t first_stage, std::size_t stage,
+                          const std::string& tensor) const {
+  return fmt::format("{} {} {} {} {}", distinct_problem().text(), seed_, first_stage, stage,
+                     tensor);
+}
+
+std::optional<ReferenceTensors> Truth::kept_outputs(std::size_t first_stage,
+                                                    std::size_t stage) const {
+  if (!kept_) return {};
+  const auto specs = op_->tensors(distinct_problem());
+  ReferenceTensors outputs;
+  for (const auto& name : stages_[stage].outputs) {
+    const auto count = static_cast<std::size_t>(specs[tensor_index(tensors_, name)].elements());
+    auto values = kept_->find(key_of(first_stage, stage, name), count, *parallel_);
+    if (values.empty()) return {};
+    outputs[name] = std::move(values);
+  }
+  return outputs;
+}
+
+void Truth::keep() {
+  if (!kept_) return;
+  for (const auto& [first_stage, stage] : not_kept_)
+    for (const auto& [name, values] : unrounded_.at({first_stage, stage}))
+      kept_->keep(key_of(first_stage, stage, name), values, *parallel_);
+  not_kept_.clear();
 }
 
 const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {

@@ -14,11 +14,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "registry/op.hpp"
+#include "verify/reference_file.hpp"
 
 namespace fftune {
 
@@ -36,7 +38,9 @@ class Truth {
  public:
   static constexpr std::int64_t most_distinct_rows = 61;
 
-  Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel);
+  /// What `kept` has of the references is not computed; null: all is.
+  Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel,
+        ReferenceFile* kept = nullptr);
 
   /// The same layer at another number of tokens. Inputs that do not count tokens stay, and so do
   /// rows and references that are known already.
@@ -64,6 +68,9 @@ class Truth {
   /// where row i is distinct row i mod period(). Valid until the next retoken.
   const std::int64_t* sources(std::size_t tensor) const;
 
+  /// Keeps what was computed so far; to be called once it has proved right.
+  void keep();
+
   /// The stage that writes or updates the tensor, or the number of stages for an input.
   std::size_t producer(std::size_t tensor) const;
 
@@ -72,11 +79,15 @@ class Truth {
   void draw_marks();
   Problem distinct_problem() const;
   const ReferenceTensors& unrounded(std::size_t first_stage, std::size_t stage);
+  std::string key_of(std::size_t first_stage, std::size_t stage, const std::string& tensor) const;
+  /// The outputs of the stage, if all of them were kept.
+  std::optional<ReferenceTensors> kept_outputs(std::size_t first_stage, std::size_t stage) const;
 
   const Op* op_;
   Problem problem_;
   std::uint64_t seed_;
   Parallel* parallel_;
+  ReferenceFile* kept_;
   std::vector<TensorSpec> tensors_;
   std::vector<StageSpec> stages_;
   std::vector<bool> counts_tokens_;
@@ -88,6 +99,7 @@ class Truth {
   std::vector<std::int64_t> sorted_sources_;  // in the order of the marks
   std::vector<std::vector<std::byte>> encoded_;
   std::map<std::pair<std::size_t, std::size_t>, ReferenceTensors> unrounded_;
+  std::set<std::pair<std::size_t, std::size_t>> not_kept_;  // of unrounded_
   std::map<std::pair<std::size_t, std::size_t>, Expected> expected_;
 };
 

@@ -32,9 +32,9 @@ constexpr double element_deviations = 16;
 }  // namespace
 
 struct Verifier::State {
-  State(Backend& device, const Op& op, Problem problem, std::uint64_t seed)
+  State(Backend& device, const Op& op, Problem problem, std::uint64_t seed, ReferenceFile* kept)
       : backend(&device),
-        truth(op, std::move(problem), seed, threads),
+        truth(op, std::move(problem), seed, threads, kept),
         tensors(device, truth, threads) {
     tensors.fit();
   }
@@ -220,8 +220,9 @@ std::string Verifier::State::bits(std::size_t first, std::size_t end) {
   return hex(state);
 }
 
-Verifier::Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed)
-    : state_(std::make_unique<State>(backend, op, std::move(problem), seed)) {}
+Verifier::Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed,
+                   ReferenceFile* kept)
+    : state_(std::make_unique<State>(backend, op, std::move(problem), seed, kept)) {}
 
 Verifier::~Verifier() = default;
 
@@ -253,10 +254,13 @@ Verification Verifier::verify(std::size_t first_stage, std::size_t stage_count,
   verification.wrote_beyond = !damage.empty();
   if (verification.wrote_beyond) verification.failure = std::move(damage);
   verification.passed = verification.failure.empty();
-  if (verification.passed)
+  if (verification.passed) {
     verification.bits = state.bits(first_stage, end);
-  else
+    // Nothing passes by a reference that is not right.
+    state.truth.keep();
+  } else {
     state.tensors.restore();
+  }
   return verification;
 }
 

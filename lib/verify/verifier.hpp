@@ -8,6 +8,7 @@
 
 #include "device/backend.hpp"
 #include "registry/op.hpp"
+#include "verify/reference_file.hpp"
 
 namespace fftune {
 
@@ -27,8 +28,11 @@ class Verifier {
  public:
   using Executables = std::vector<std::shared_ptr<const Executable>>;
 
-  /// `backend` and `op` must outlive it. Throws Error(unavailable) if the device is too small.
-  Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed);
+  /// `backend`, `op` and `kept` must outlive it. References that `kept` has are not computed, and
+  /// others are kept there once something passed. Throws Error(unavailable) if the device is too
+  /// small.
+  Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed,
+           ReferenceFile* kept = nullptr);
   ~Verifier();
 
   /// The same layer at another number of tokens. The weights stay on the device and what is known

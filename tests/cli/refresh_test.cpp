@@ -67,6 +67,20 @@ TEST_CASE("a record of which nothing is feasible any more stays, and fails the r
   CHECK(text_of(path) == before);
 }
 
+TEST_CASE("a record that lacks a field of its op is refused, and the others are refreshed") {
+  const Sandbox sandbox;
+  const auto path = sandbox.tuned("1,2");
+  edit(path, [](Json& file) { file["records"][0]["problem"].erase("act"); });
+  const Finished done = sandbox.fftune("refresh --device cpu --all --json");
+  INFO(done.err);
+  CHECK(done.code == 1);
+  const Json records = Json::parse(done.out).at("records");
+  REQUIRE(records.size() == 2);
+  CHECK(records[0].at("verdict").get<std::string>().find("search anew") != std::string::npos);
+  CHECK(records[1].at("now").is_object());
+  CHECK(Json::parse(text_of(path)).at("records").size() == 2);
+}
+
 TEST_CASE("--same-bits keeps the class of the winner on record, and needs one") {
   const Sandbox sandbox;
   const std::string command = "ffn --d 32 --h 64 --device cpu --budget 4s --max-variants 8 --m ";

@@ -102,6 +102,27 @@ TEST_CASE("what is written is what is read") {
   REQUIRE(preset_text(file.device, file.op, file.records) == text);
 }
 
+TEST_CASE("a file of version 1, which says less, is read; nothing is made up for it") {
+  auto record = example::record(example::ffn(16));
+  for (auto& stage : record.stages) {
+    stage.bits.clear();
+    for (auto& tie : stage.ties) tie.bits.clear();
+  }
+  record.verdict.decided.reset();
+  record.verdict.disturbances.clear();
+  auto text = preset_text(example::device(), "ffn", {record});
+  REQUIRE(text.find("\"schema\": 2") != std::string::npos);
+  text.replace(text.find("\"schema\": 2"), 11, "\"schema\": 1");
+  const auto file = parse_preset_text(text, "a.json");
+  CAPTURE(file.complaints);
+  REQUIRE(file.complaints.empty());
+  REQUIRE(file.records.size() == 1);
+  REQUIRE_FALSE(file.records[0].verdict.decided.has_value());
+  REQUIRE(file.records[0].stages[0].bits.empty());
+  for (const char* key : {"bits", "decided", "disturbances"})
+    REQUIRE(preset_text(file.device, file.op, file.records).find(key) == std::string::npos);
+}
+
 TEST_CASE("rounding a number that is rounded changes nothing") {
   for (double median = 0.000123; median < 1e7; median *= 2.37) {
     const auto text =

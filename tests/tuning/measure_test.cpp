@@ -1,5 +1,6 @@
 #include "tuning/measure.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -44,6 +45,38 @@ TEST_CASE("the interval covers the true median in at least 95% of trials, whatev
     CHECK(covered >= 0.94 * trials);  // less 1% for the chance of the trials themselves
     CHECK(covered < trials);
   }
+}
+
+TEST_CASE("samples that depend on their neighbours widen the interval") {
+  std::mt19937_64 random(5);
+  std::normal_distribution<double> noise(100, 1);
+  int covered = 0;
+  int covered_by_ranks = 0;
+  constexpr int trials = 1000;
+  for (int trial = 0; trial < trials; ++trial) {
+    // Eight values, four samples each: what a clock that moves in steps does.
+    std::vector<double> times;
+    for (int i = 0; i < 8; ++i) times.insert(times.end(), 4, noise(random));
+    const auto summary = summarise(times);
+    covered += summary.low <= 100 && 100 <= summary.high;
+    const auto again = summarise(times);
+    CHECK((again.low == summary.low && again.high == summary.high));
+    // The ranks of 32 independent samples: the 10th and the 23rd.
+    std::sort(times.begin(), times.end());
+    covered_by_ranks += times[9] <= 100 && 100 <= times[22];
+  }
+  CHECK(covered_by_ranks < 0.75 * trials);
+  CHECK(covered > 0.85 * trials);
+}
+
+TEST_CASE("a bootstrap of one value is that value, and lies within the samples") {
+  CHECK(block_bootstrap({3}).low == 3);
+  CHECK(block_bootstrap({3}).high == 3);
+  const auto interval = block_bootstrap({5, 1, 4, 2, 3, 9, 7, 8, 6});
+  CHECK(interval.low >= 1);
+  CHECK(interval.low <= 5);
+  CHECK(interval.high >= 5);
+  CHECK(interval.high <= 9);
 }
 
 TEST_CASE("the noise floor is the range of the medians of consecutive runs") {

@@ -41,7 +41,7 @@ Keeper::Keeper(WorkerCommand command, const Watchdog& watchdog)
 bool Keeper::start() {
   const auto began = Clock::now();
   ready_ = false;
-  worker_.emplace(command_);
+  worker_.emplace(command_, references_.descriptor());
   std::vector<std::string> warnings;
   DeviceFacts facts;
   const Take take = [&](const json& value) {
@@ -110,6 +110,7 @@ bool Keeper::make_ready() {
   accepted_ = setup_.refusal.empty();
   ready_ = true;
   begin_seconds_ = since(began);
+  spdlog::debug("it is ready for {} after {:.3f} s", problem_->text(), begin_seconds_);
   return true;
 }
 

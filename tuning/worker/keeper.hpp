@@ -11,6 +11,7 @@
 
 #include "tuning/evaluator.hpp"
 #include "tuning/worker/blame.hpp"
+#include "tuning/worker/memory_file.hpp"
 #include "tuning/worker/process.hpp"
 #include "tuning/worker/watchdog.hpp"
 
@@ -73,6 +74,7 @@ class Keeper {
 
   WorkerCommand command_;
   Watchdog watchdog_;
+  MemoryFile references_{"fftune references"};  // what one worker computed, for the next
   std::optional<WorkerProcess> worker_;
   DeviceFacts facts_;
   bool opened_ = false;  // once: the facts are known

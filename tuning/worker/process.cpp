@@ -47,6 +47,7 @@ struct Descriptors {
   int channel;
   int flight;
   int printed;
+  int references;
 };
 
 /// Between fork and exec: only what is safe in a signal handler, and nothing that returns.
@@ -55,13 +56,15 @@ struct Descriptors {
   const int channel = ::fcntl(own.channel, F_DUPFD, 10);
   const int flight = ::fcntl(own.flight, F_DUPFD, 10);
   const int printed = ::fcntl(own.printed, F_DUPFD, 10);
+  const int references = ::fcntl(own.references, F_DUPFD, 10);
   const int nothing = ::open("/dev/null", O_RDONLY);
   const bool placed = ::dup2(nothing, STDIN_FILENO) >= 0 && ::dup2(printed, STDOUT_FILENO) >= 0 &&
                       ::dup2(printed, STDERR_FILENO) >= 0 &&
                       ::dup2(channel, worker_channel_descriptor) >= 0 &&
-                      ::dup2(flight, worker_flight_descriptor) >= 0;
+                      ::dup2(flight, worker_flight_descriptor) >= 0 &&
+                      ::dup2(references, worker_reference_descriptor) >= 0;
   // A journal that stays open here could be written by a worker that has lost its mind.
-  ::syscall(SYS_close_range, worker_flight_descriptor + 1, ~0U, 0U);
+  ::syscall(SYS_close_range, worker_reference_descriptor + 1, ~0U, 0U);
   // Ctrl-C goes to every process of a terminal: the supervisor alone decides what it means.
   ::signal(SIGINT, SIG_IGN);
   ::signal(SIGTERM, SIG_IGN);
@@ -78,7 +81,8 @@ std::string signal_name(int signal) {
 
 }  // namespace
 
-WorkerProcess::WorkerProcess(const std::vector<std::string>& command) : printed_(print_file()) {
+WorkerProcess::WorkerProcess(const std::vector<std::string>& command, int references)
+    : printed_(print_file()) {
   std::array<int, 2> ends;
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) fail("its channel");
   channel_.emplace(ends[0]);
@@ -87,7 +91,8 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& command) : printed_
   arguments.push_back(nullptr);
   const pid_t parent = ::getpid();
   id_ = ::fork();
-  if (id_ == 0) become(arguments.data(), {ends[1], flight_.descriptor(), printed_}, parent);
+  if (id_ == 0)
+    become(arguments.data(), {ends[1], flight_.descriptor(), printed_, references}, parent);
   ::close(ends[1]);
   if (id_ < 0) fail("fork");
 }

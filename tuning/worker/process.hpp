@@ -15,13 +15,14 @@ namespace fftune {
 /// The descriptors that a worker finds open, beside the standard ones.
 inline constexpr int worker_channel_descriptor = 3;
 inline constexpr int worker_flight_descriptor = 4;
+inline constexpr int worker_reference_descriptor = 5;
 
 class WorkerProcess {
  public:
   /// Starts command[0] (a path) with the rest as its arguments. What it prints goes to a file
-  /// without a name, so that neither the protocol nor the user's terminal gets any of it. Throws
-  /// Error(unavailable).
-  explicit WorkerProcess(const std::vector<std::string>& command);
+  /// without a name, so that neither the protocol nor the user's terminal gets any of it.
+  /// `references` is the descriptor of its ReferenceFile. Throws Error(unavailable).
+  WorkerProcess(const std::vector<std::string>& command, int references);
   /// Lets it end by itself for a moment, then kills it.
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;

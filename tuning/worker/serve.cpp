@@ -81,6 +81,7 @@ int serve_worker(const Catalog& catalog, std::uint64_t seed,
   // Nothing that a worker may start is to hold the channel open.
   ::fcntl(worker_channel_descriptor, F_SETFD, FD_CLOEXEC);
   ::fcntl(worker_flight_descriptor, F_SETFD, FD_CLOEXEC);
+  ::fcntl(worker_reference_descriptor, F_SETFD, FD_CLOEXEC);
   std::unique_ptr<Backend> backend;
   try {
     backend = open();
@@ -89,7 +90,7 @@ int serve_worker(const Catalog& catalog, std::uint64_t seed,
     return 0;
   }
   channel.send(line_of(hello(*backend)));
-  LocalEvaluator evaluator(*backend, catalog, seed);
+  LocalEvaluator evaluator(*backend, catalog, seed, worker_reference_descriptor);
   Service service(channel, flight, evaluator);
   while (!channel.closed()) {
     const auto line = channel.receive(forever);

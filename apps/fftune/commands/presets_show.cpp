@@ -21,6 +21,12 @@ struct Options {
   std::vector<std::string> paths;
 };
 
+/// Of records before version 2 of the format nothing is known.
+std::string decided_text(const Verdict& verdict) {
+  const std::string decided = !verdict.decided ? "-" : *verdict.decided ? "yes" : "no";
+  return verdict.disturbances.empty() ? decided : decided + ", disturbed";
+}
+
 void print_file(const PresetFile& file, const Output& output) {
   output.heading(
       fmt::format("{}: {} ({})", file.path.string(), file.device.name, file.device.arch));
@@ -29,6 +35,7 @@ void print_file(const PresetFile& file, const Output& output) {
                    {"median µs", Align::right},
                    {"roofline", Align::right},
                    {"limit"},
+                   {"decided"},
                    {"vs unfused", Align::right},
                    {"error", Align::right},
                    {"date"}});
@@ -36,7 +43,8 @@ void print_file(const PresetFile& file, const Output& output) {
     const Verdict& verdict = record.verdict;
     table.row({problem_without_op(record.problem), recipe_text(record.recipe()),
                microseconds_text(verdict.median_us), percent_text(verdict.roofline_fraction),
-               verdict.limit, verdict.unfused_ratio > 0 ? ratio_text(verdict.unfused_ratio) : "-",
+               verdict.limit, decided_text(verdict),
+               verdict.unfused_ratio > 0 ? ratio_text(verdict.unfused_ratio) : "-",
                error_text(record.error), record.provenance.date.substr(0, 10)});
   }
   output.table(table);

@@ -68,6 +68,8 @@ void check_record(const PresetRecord& record, const PresetFile& file,
       findings.notes.push_back(fmt::format(
           "{}: stale: the sources of {} have changed since it was tuned; it is still used", where,
           family));
+    for (const std::string& disturbance : record.verdict.disturbances)
+      findings.notes.push_back(fmt::format("{}: measured while disturbed: {}", where, disturbance));
   } catch (const Error& error) {
     findings.faults.push_back(fmt::format("{}: {}", where, error.what()));
   }

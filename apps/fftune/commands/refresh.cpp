@@ -26,6 +26,7 @@
 #include "apps/fftune/sweep_progress.hpp"
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
+#include "core/error.hpp"
 #include "tuning/quarantine.hpp"
 #include "tuning/refresh.hpp"
 #include "tuning/tuner.hpp"
@@ -50,7 +51,18 @@ struct Options {
 struct Stale {
   PresetRecord record;
   std::string reason;
+  std::string refusal;  // why it cannot be; empty if it can
 };
+
+/// A file may be older than the op's fields, or written by hand.
+std::string refusal_of(const Op& op, const Problem& problem, DeviceKind kind) {
+  try {
+    if (canonical(op, problem, kind) == problem) return "";
+    return "its problem lacks fields of its op: search anew";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
 
 std::vector<Stale> stale_records(const Op& op, const Options& options, const PresetDevice& device,
                                  const DeviceFacts& facts, const Session& session) {
@@ -59,8 +71,9 @@ std::vector<Stale> stale_records(const Op& op, const Options& options, const Pre
     if (!admits(options.filter, session.catalog.ops, problem)) continue;
     const auto changes = changes_since(record, session.catalog, facts);
     if (changes.empty() && !options.all) continue;
-    found.push_back(
-        {record, changes.empty() ? "asked for" : fmt::format("{}", fmt::join(changes, ", "))});
+    found.push_back({record,
+                     changes.empty() ? "asked for" : fmt::format("{}", fmt::join(changes, ", ")),
+                     refusal_of(op, problem, facts.kind)});
   }
   return found;
 }
@@ -140,14 +153,22 @@ int run(const Options& options, const Session& session) {
     require_mergeable(options.out, preset, std::string(op->name()));
     SweepProgress progress(status, std::string(op->token_size()));
     tuning.progress = &progress;
+    std::vector<const Stale*> asked;
     std::vector<Problem> problems;
     for (const Stale& each : stale) {
+      if (!each.refusal.empty()) {
+        TuneResult refused;
+        refused.stopped = each.refusal;
+        outcomes.push_back({each, std::move(refused)});
+        continue;
+      }
+      asked.push_back(&each);
       problems.push_back(each.record.problem);
       tuning.only[each.record.problem] = stored_variants(each.record);
     }
     std::size_t next = 0;
     tune_all(session.catalog, device.evaluator(), problems, tuning, [&](TuneResult result) {
-      const Stale& before = stale[next++];
+      const Stale& before = *asked[next++];
       if (result.record) {
         result.record = refreshed(*result.record, before.record);
         recorder.write(*result.record);
