@@ -144,12 +144,6 @@ std::vector<std::string> SpreadEvaluator::remarks() {
   return std::exchange(remarks_, {});
 }
 
-std::vector<std::string> SpreadEvaluator::disturbances() {
-  std::vector<std::string> all;
-  on_reference([&](Evaluator& evaluator) { all = evaluator.disturbances(); });
-  return all;
-}
-
 void SpreadEvaluator::retire_if_lost(Member& member) {
   const auto why = member.evaluator->lost();
   if (why.empty()) return;

@@ -43,8 +43,6 @@ class SpreadEvaluator : public Evaluator {
   std::size_t lanes() const override { return live().size(); }
   void try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls) override;
   std::vector<std::string> remarks() override;
-  /// Of the reference, which alone measures the finals and the verdict.
-  std::vector<std::string> disturbances() override;
   void avoid(std::set<std::string> ids) override;
   std::string lost() const override;
 
