@@ -54,7 +54,8 @@ double estimated_us(const Family& family, const Problem& problem, const DeviceFa
   if (facts.kind != DeviceKind::cuda) return floor;
   double overhead = 0;
   double busy = 1;
-  for (const auto& step : family.program(problem, facts, config).steps) {
+  const Program program = family.program(problem, facts, config);
+  for (const auto& step : program.steps) {
     const auto* launch = std::get_if<KernelLaunch>(&step);
     if (!launch) continue;
     const Shape shape = shape_of(*launch, facts);
@@ -66,13 +67,15 @@ double estimated_us(const Family& family, const Problem& problem, const DeviceFa
 
 std::vector<double> launch_traits(const Family& family, const Problem& problem,
                                   const DeviceFacts& facts, const Config& config) {
-  if (facts.kind == DeviceKind::cuda)
-    for (const auto& step : family.program(problem, facts, config).steps)
-      if (const auto* launch = std::get_if<KernelLaunch>(&step)) {
-        const double threads = std::max(count_of(launch->block), 1.0);
-        return {std::log2(threads * std::max(count_of(launch->grid), 1.0)), std::log2(threads),
-                std::log2(1.0 + launch->shared_bytes)};
-      }
+  if (facts.kind != DeviceKind::cuda) return {0, 0, 0};
+  const Program program = family.program(problem, facts, config);
+  for (const auto& step : program.steps) {
+    const auto* launch = std::get_if<KernelLaunch>(&step);
+    if (!launch) continue;
+    const double threads = std::max(count_of(launch->block), 1.0);
+    return {std::log2(threads * std::max(count_of(launch->grid), 1.0)), std::log2(threads),
+            std::log2(1.0 + launch->shared_bytes)};
+  }
   return {0, 0, 0};
 }
 

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/masked/cuda_stage.hpp"
 #include "kernels/masked/families.hpp"
@@ -22,7 +23,7 @@ class DwFallback final : public Family {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto refusal = refuse_pass(Stage::dw, problem)) return refusal;
-    return refuse_cuda(facts);
+    return refuse_cuda(problem, problem.pass, facts);
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
 
 namespace fftune::masked {
@@ -26,23 +27,18 @@ std::vector<Argument> pointer_arguments(const StageProduct& work) {
   std::vector<Argument> arguments{TensorArgument{work.a}, TensorArgument{work.mask}};
   for (const auto& weights : work.b) {
     arguments.emplace_back(TensorArgument{weights[0]});
-    arguments.push_back(weights.size() == 2 ? Argument{TensorArgument{weights[1]}}
-                                            : Argument{std::int64_t{0}});
+    if (weights.size() == 2) {
+      arguments.emplace_back(TensorArgument{weights[1]});
+    } else {
+      arguments.emplace_back(std::int64_t{0});
+    }
   }
   arguments.emplace_back(TensorArgument{work.c});
   return arguments;
 }
 
-std::optional<std::string> refuse_cuda(const DeviceFacts& facts) {
-  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
-  if (facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
-                       facts.compute_capability / 10, facts.compute_capability % 10);
-  return std::nullopt;
-}
-
 std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts) {
-  if (auto refusal = refuse_cuda(facts)) return refusal;
+  if (auto refusal = refuse_cuda(problem, problem.pass, facts)) return refusal;
   if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
     return fmt::format("it multiplies bf16 and fp16, not {}", dtype_name(problem.dtype));
   for (const auto& [name, size] : problem.sizes)

@@ -19,9 +19,6 @@ std::string template_arguments(Stage stage, const Problem& problem);
 /// the other's, c. With one product the second weight is null.
 std::vector<Argument> pointer_arguments(const StageProduct& work);
 
-/// Why no CUDA kernel of this folder can serve it.
-std::optional<std::string> refuse_cuda(const DeviceFacts& facts);
-
 /// Why no kernel of 16-bit tensor core products and 16-byte rows can serve it.
 std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts);
 

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/masked/cuda_stage.hpp"
 #include "kernels/masked/families.hpp"
 
@@ -23,7 +24,7 @@ class FallbackFamily final : public Family {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto refusal = refuse_pass(stage_, problem)) return refusal;
-    return refuse_cuda(facts);
+    return refuse_cuda(problem, problem.pass, facts);
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }

@@ -81,7 +81,7 @@ TEST_CASE("a record that lacks a field of its op is refused, and the others are 
   CHECK(Json::parse(text_of(path)).at("records").size() == 2);
 }
 
-TEST_CASE("--same-bits keeps the class of the winner on record, and needs one") {
+TEST_CASE("same-bits keeps the class of the winner on record, and needs one") {
   const Sandbox sandbox;
   const std::string command = "ffn --d 32 --h 64 --device cpu --budget 4s --max-variants 8 --m ";
   const Finished none = sandbox.fftune(command + "4 --same-bits");

@@ -123,7 +123,7 @@ TEST_CASE("a record serves whatever number an option has, but no word in its pla
 }
 
 TEST_CASE("a number that is left out is no option of its own, a word is") {
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   auto record = example::record(example::ffn(16));
   merge_preset_records(folder.path(), example::device(), "ffn", {record});
   const auto library = PresetLibrary::load({folder.path()});
@@ -140,7 +140,7 @@ TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
     problem.options["mask"] = mask;
     return problem;
   };
-  const example::Folder folder;
+  const testing::TemporaryFolder folder;
   merge_preset_records(
       folder.path(), example::device(), "ffn",
       {example::record(masked(64, "block:0.33")), example::record(masked(64, "random:0.5")),

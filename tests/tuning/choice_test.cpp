@@ -92,6 +92,7 @@ TEST_CASE("strategies are found by name, and an unknown name lists them") {
     FAIL("no such strategy");
   } catch (const Error& error) {
     CHECK(error.kind() == ErrorKind::invalid_input);
-    CHECK(std::string(error.what()) == "unknown strategy 'best': use halving, guided, exhaustive, random");
+    CHECK(std::string(error.what()) ==
+          "unknown strategy 'best': use halving, guided, exhaustive, random");
   }
 }

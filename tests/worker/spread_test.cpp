@@ -5,10 +5,10 @@
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 #include "tuning/spread_evaluator.hpp"
 #include "tuning/tuner.hpp"
 #include "tuning/worker/remote_evaluator.hpp"
-#include "worker/folder.hpp"
 #include "worker/misbehaving.hpp"
 
 using namespace fftune;
@@ -85,7 +85,7 @@ TEST_CASE("what a worker measured while its pace changed is measured again, and 
 }
 
 TEST_CASE("what a worker that is gone had is left to the others, and said to be") {
-  const Folder folder;
+  const testing::TemporaryFolder folder;
   const auto flag = (folder.path() / "left").string();
   const bool first = GENERATE(true, false);  // the reference too
   std::vector<SpreadEvaluator::Device> devices{device({"worker", "none"}),
