@@ -1,40 +1,13 @@
 #include "kernels/ffn/reference.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <vector>
 
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/gemm/reference_product.hpp"
 
 namespace fftune::ffn {
-namespace {
-
-/// The sum of a[i] b[i], in eight partial sums, which a compiler may keep in vectors.
-double dot(const double* a, const double* b, std::size_t count) {
-  double partial[8] = {};
-  std::size_t i = 0;
-  for (; i + 8 <= count; i += 8)
-    for (std::size_t lane = 0; lane < 8; ++lane) partial[lane] += a[i + lane] * b[i + lane];
-  double sum = 0;
-  for (; i < count; ++i) sum += a[i] * b[i];
-  for (const double part : partial) sum += part;
-  return sum;
-}
-
-/// Calls body(row) for every weight row, in parallel. Rows of x stay in the cache while each
-/// weight row is read from memory once.
-template <typename Body>
-void for_each_row(std::size_t rows, Parallel& parallel, const Body& body) {
-  constexpr std::size_t block = 16;
-  const auto blocks = static_cast<int>((rows + block - 1) / block);
-  parallel.run(blocks, parallel.max_threads(), [&](int task) {
-    const auto first = static_cast<std::size_t>(task) * block;
-    for (std::size_t row = first; row < std::min(rows, first + block); ++row) body(row);
-  });
-}
-
-}  // namespace
 
 void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                Parallel& parallel) {
@@ -51,37 +24,32 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     const double hidden_scale = scale("hidden_scale");
     const auto activation = parse_activation(problem.option("act"));
     const double* x = tensors.at("x").data();
-    const double* w_gate = tensors.at("w_gate").data();
-    const double* w_up = tensors.at("w_up").data();
-    const bool saves = form_of(problem).saves;
-    std::vector<double> hidden(m * h), gates(saves ? m * h : 0), ups(gates.size());
-    for_each_row(h, parallel, [&](std::size_t j) {
-      for (std::size_t i = 0; i < m; ++i) {
-        const double gate = gate_scale * dot(x + i * d, w_gate + j * d, d);
-        const double up = up_scale * dot(x + i * d, w_up + j * d, d);
-        const double value = activate(activation, gate) * up / hidden_scale;
-        // In fp8 the op itself quantises hidden.
-        hidden[i * h + j] = is_quantised(problem) ? round_to(DType::fp8, value) : value;
-        if (!saves) continue;
-        gates[i * h + j] = gate;
-        ups[i * h + j] = up;
-      }
-    });
+    std::vector<double> hidden(m * h), gates(m * h), ups(m * h);
+    reference_product(parallel, shape.m, shape.h, shape.d, {x, shape.d},
+                      {tensors.at("w_gate").data(), shape.d}, 0, gates.data());
+    reference_product(parallel, shape.m, shape.h, shape.d, {x, shape.d},
+                      {tensors.at("w_up").data(), shape.d}, 0, ups.data());
+    for (std::size_t i = 0; i < m * h; ++i) {
+      gates[i] *= gate_scale;
+      ups[i] *= up_scale;
+      const double value = activate(activation, gates[i]) * ups[i] / hidden_scale;
+      // In fp8 the op itself quantises hidden.
+      hidden[i] = is_quantised(problem) ? round_to(DType::fp8, value) : value;
+    }
     tensors["hidden"] = std::move(hidden);
-    if (!saves) return;
+    if (!form_of(problem).saves) return;
     tensors["gate"] = std::move(gates);
     tensors["up"] = std::move(ups);
   } else {
     const double y_scale = scale("hidden_scale") * scale("w_down_scale");
-    const double* hidden = tensors.at("hidden").data();
-    const double* w_down = tensors.at("w_down").data();
     const Form form = form_of(problem);
+    std::vector<double> y(m * d);
+    reference_product(parallel, shape.m, shape.d, shape.h, {tensors.at("hidden").data(), shape.h},
+                      {tensors.at("w_down").data(), shape.h}, 0, y.data());
     const double* bias = form.bias ? tensors.at("b_down").data() : nullptr;
-    std::vector<double> y = form.residual ? tensors.at("residual") : std::vector<double>(m * d);
-    for_each_row(d, parallel, [&](std::size_t j) {
-      for (std::size_t i = 0; i < m; ++i)
-        y[i * d + j] += y_scale * dot(hidden + i * h, w_down + j * h, h) + (bias ? bias[j] : 0);
-    });
+    const double* residual = form.residual ? tensors.at("residual").data() : nullptr;
+    for (std::size_t i = 0; i < m * d; ++i)
+      y[i] = y_scale * y[i] + (bias ? bias[i % d] : 0) + (residual ? residual[i] : 0);
     tensors["y"] = std::move(y);
   }
 }
