@@ -10,8 +10,7 @@
 namespace fftune {
 
 /// A stage that reads every input and writes every output, each byte once, and what it updates both
-/// ways. Its operations and its
-/// reduction length are left to set.
+/// ways. Its operations and its reduction length are left to set.
 inline StageSpec whole_stage(std::string name, const std::vector<TensorSpec>& tensors) {
   StageSpec stage;
   stage.name = std::move(name);

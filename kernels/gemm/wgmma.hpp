@@ -26,6 +26,9 @@ Config wgmma_default(const GemmShape& shape, const DeviceFacts& facts);
 /// An estimate of the clock cycles a configuration takes, good enough to rank.
 double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config);
 
+/// The configuration of the space with the least wgmma_cost(), of equal cost the deeper ring.
+Config wgmma_cheapest(const Space& space, const GemmShape& shape, const DeviceFacts& facts);
+
 /// The same for fp8, whose k tiles of 128 are added up in registers beside the sums. Their cost is
 /// that of a product of half the k: a k tile has the same bytes and takes the same instructions.
 Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts);

@@ -59,6 +59,20 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   return start_cycles + std::max(waves * tile, memory) + split;
 }
 
+Config wgmma_cheapest(const Space& space, const GemmShape& shape, const DeviceFacts& facts) {
+  const auto feasible = space.feasible();
+  if (feasible.empty()) throw Error(ErrorKind::internal, "a space of wgmma is empty");
+  const Config* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const Config& config : feasible) {
+    const double cost = wgmma_cost(shape, facts, config);
+    if (cost > least || (cost == least && config.at("stages") <= best->at("stages"))) continue;
+    least = cost;
+    best = &config;
+  }
+  return *best;
+}
+
 Config wgmma_default(const GemmShape& shape, const DeviceFacts& facts) {
   // bm, bn, schedule, consumers, cluster_m, cluster_n, output_boxes
   constexpr std::array<std::array<int, 7>, 24> tiles{

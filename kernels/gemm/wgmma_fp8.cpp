@@ -1,7 +1,4 @@
 // The wgmma engine's space for fp8.
-#include <limits>
-
-#include "core/error.hpp"
 #include "kernels/gemm/wgmma.hpp"
 #include "kernels/gemm/wgmma_tile.hpp"
 
@@ -35,18 +32,7 @@ Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts) {
 }
 
 Config wgmma_fp8_default(const GemmShape& shape, const DeviceFacts& facts) {
-  const auto feasible = wgmma_fp8_space(shape, facts).feasible();
-  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of wgmma in fp8 is empty");
-  const Config* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
-  for (const Config& config : feasible) {
-    const double cost = wgmma_cost(in_pairs(shape), facts, config);
-    // Of equal cost the deeper ring.
-    if (cost > least || (cost == least && config.at("stages") <= best->at("stages"))) continue;
-    least = cost;
-    best = &config;
-  }
-  return *best;
+  return wgmma_cheapest(wgmma_fp8_space(shape, facts), in_pairs(shape), facts);
 }
 
 }  // namespace fftune

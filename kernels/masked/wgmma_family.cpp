@@ -2,10 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
-#include "core/error.hpp"
 #include "kernels/gemm/wgmma.hpp"
 #include "kernels/gemm/wgmma_tile.hpp"
 #include "kernels/masked/cuda_stage.hpp"
@@ -88,19 +86,8 @@ class WgmmaFamily final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const GemmShape shape = in_tiles(product_of(stage_, problem).shape);
-    const auto feasible = space(problem, facts).feasible();
-    if (feasible.empty()) throw Error(ErrorKind::internal, "the space of grouped wgmma is empty");
-    const Config* best = nullptr;
-    double least = std::numeric_limits<double>::infinity();
-    for (const Config& config : feasible) {
-      const double cost = wgmma_cost(shape, facts, config);
-      // Of equal cost the deeper ring.
-      if (cost > least || (cost == least && config.at("stages") <= best->at("stages"))) continue;
-      least = cost;
-      best = &config;
-    }
-    return *best;
+    return wgmma_cheapest(space(problem, facts), in_tiles(product_of(stage_, problem).shape),
+                          facts);
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
