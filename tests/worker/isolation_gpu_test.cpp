@@ -31,7 +31,7 @@ struct Gpu {
 
   explicit Gpu(const std::string& way) {
     try {
-      evaluator.emplace(WorkerCommand{WORKER_OF_TESTS, "gpu", way}, impatient());
+      evaluator.emplace(WorkerCommand{WORKER_OF_TESTS, "gpu", way, "0"}, impatient());
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::unavailable) throw;
       missing = error.what();
