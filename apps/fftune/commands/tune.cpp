@@ -76,7 +76,7 @@ TuneOptions tune_options(const Options& options) {
       static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
   tuning.seed = parse_seed(options.seed, "--seed");
   tuning.retry_quarantined = options.retry_quarantined;
-  tuning.patience_seconds = parse_duration(options.wait, "--wait");
+  tuning.patience_seconds = parse_duration(options.wait, "--wait", true);
   return tuning;
 }
 
@@ -258,7 +258,8 @@ void add_search_options(CLI::App& command, Options& options) {
       ->group(group);
   command
       .add_option("--wait", options.wait,
-                  "for a disturbed device to be left alone, for each problem (default: 10s)")
+                  "for a disturbed device to be left alone, for each problem; 0s: not at all "
+                  "(default: 10s)")
       ->type_name("TIME")
       ->group(group);
   command
