@@ -61,7 +61,8 @@ std::vector<std::size_t> about_to_be_timed(const Search& search,
 
 void look_again(Search& search, const std::vector<std::size_t>& indices, double band) {
   const double best = search.best_us();
-  auto suspects = within(search, indices, suspect_band, most_suspects);
+  // The first of several devices looks at all of them, and has to load what others tried.
+  auto suspects = within(search, indices, suspect_band, most_suspects / search.lanes());
   std::erase_if(suspects,
                 [&](std::size_t index) { return search.median_us(index) <= best * band; });
   const double seconds = std::min(search.seconds_left() * 0.1, 2.0);
