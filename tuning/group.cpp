@@ -247,14 +247,23 @@ void Group::expect_gain(double gain) {
   session_.tell();
 }
 
+bool Group::hardly_begun() const {
+  constexpr int least = 8;
+  return cut_short_ && !enough() && screen_counted_ < least &&
+         static_cast<std::size_t>(screen_counted_) < entries_.size();
+}
+
+std::string Group::extent() const {
+  return fmt::format("{} of {} variants of {}", screen_counted_, entries_.size(), name_);
+}
+
 std::string Group::outlook() const {
   if (!gain_) return "";
   const auto left = static_cast<double>(entries_.size()) - screen_counted_;
   const double each = screen_counted_ > 0 ? spent_ / screen_counted_ : 0;
-  return fmt::format(
-      "{} of {} variants of {} were tried: at most {:.1f}% is left, in about {:.1f} "
-      "more minutes",
-      screen_counted_, entries_.size(), name_, 100 * *gain_, left * each / 60);
+  return fmt::format("{} were tried{}: at most {:.1f}% is left, in about {:.1f} more minutes",
+                     extent(), cut_short_ && !enough() ? ", then its time was spent" : "",
+                     100 * *gain_, left * each / 60);
 }
 
 double Group::median_us(std::size_t index) const {

@@ -37,7 +37,11 @@ class Group : public Search {
     deadline_ = began_ + seconds;
   }
   bool was_cut_short() const { return cut_short_; }
-  /// How many were tried, and what its strategy expects of the others; empty if it expects nothing.
+  /// Whether its search ended before it was one: the few that were tried say little of the others.
+  bool hardly_begun() const;
+  /// How many were tried, for people: "26 of 197 variants of gate_up".
+  std::string extent() const;
+  /// How many were tried, and what its strategy expects of the others; empty if it told nothing.
   std::string outlook() const;
   /// Marks them and writes their final times to the journal.
   void record_finalists(const std::vector<std::size_t>& indices);

@@ -89,19 +89,30 @@ std::string new_name(const std::string& op) {
   return fmt::format("{}-{}-{}.jsonl", op, stamp, getpid());
 }
 
-/// The newest journal of the op, by name and so by time; empty if there is none.
-std::filesystem::path newest(const std::filesystem::path& folder, const std::string& op) {
-  std::filesystem::path best;
+/// The journals of the op by name, and so by time, the newest last.
+std::vector<std::filesystem::path> journals_of(const std::filesystem::path& folder,
+                                               const std::string& op) {
+  std::vector<std::filesystem::path> all;
   std::error_code ignored;  // no folder: no journal
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
     const auto name = entry.path().filename().string();
     // The stamp begins with a digit, so that op "ffn" does not take the journals of "ffn-x".
     const bool ours = name.starts_with(op + "-") && name.ends_with(".jsonl") &&
                       name[op.size() + 1] >= '0' && name[op.size() + 1] <= '9';
-    const bool newer = best.empty() || name > best.filename().string();
-    if (ours && newer && entry.is_regular_file(ignored)) best = entry.path();
+    if (ours && entry.is_regular_file(ignored)) all.push_back(entry.path());
   }
-  return best;
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+/// Of each op and device so many journals are kept. A sweep that runs is among the newest; one
+/// whose journal is removed nevertheless goes on, and cannot be resumed.
+constexpr std::size_t most_journals = 32;
+
+void remove_oldest(std::vector<std::filesystem::path> journals) {
+  std::error_code ignored;  // another process may have been first
+  for (std::size_t i = 0; i + most_journals < journals.size(); ++i)
+    std::filesystem::remove(journals[i], ignored);
 }
 
 }  // namespace
@@ -119,14 +130,17 @@ Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& fa
   if (error) fail(own_folder, error.message());
 
   Journal journal;
-  if (resume) journal.path_ = newest(own_folder, op);
-  if (journal.path_.empty())
-    journal.path_ = own_folder / new_name(op);
-  else
+  const auto present = journals_of(own_folder, op);
+  if (resume && !present.empty()) {
+    journal.path_ = present.back();
     journal.read_back(facts);
+  } else {
+    journal.path_ = own_folder / new_name(op);
+  }
   journal.file_.reset(std::fopen(journal.path_.c_str(), "ab"));
   if (!journal.file_) fail(journal.path_, std::strerror(errno));
   journal.write_line(compact(header(facts)));
+  remove_oldest(journals_of(own_folder, op));
   return journal;
 }
 

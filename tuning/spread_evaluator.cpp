@@ -179,10 +179,18 @@ void SpreadEvaluator::on_reference(const std::function<void(Evaluator&)>& work) 
     const auto there = live();
     // One that is lost still says so of whatever it is asked.
     Member& member = there.empty() ? first_opened() : *there.front();
-    member.lane.start([&] { work(*member.evaluator); }).get();
-    if (there.empty() || member.evaluator->lost().empty()) return;
-    retire_if_lost(member);
-    if (live().empty()) return;
+    std::exception_ptr thrown;
+    try {
+      member.lane.start([&] { work(*member.evaluator); }).get();
+    } catch (const Error&) {
+      thrown = std::current_exception();
+    }
+    const bool gone = !there.empty() && !member.evaluator->lost().empty();
+    if (gone) retire_if_lost(member);
+    // What a device that goes says of it is no answer, while there is another to ask.
+    if (gone && !live().empty()) continue;
+    if (thrown) std::rethrow_exception(thrown);
+    return;
   }
 }
 
@@ -346,6 +354,8 @@ void SpreadEvaluator::try_on(Member& member, Trials& trials) {
         trials.end(done);
     }
     if (pending.empty()) return;
+    spdlog::debug("{}: {} tried, the sentinel takes {:.3f} of what it took on {} at first",
+                  member.name, pending.size(), slower, reference_);
     const auto after = member.evaluator->lost().empty() ? time_sentinel(member) : std::nullopt;
     const bool steady = after && std::abs(*after / *before - 1) <= most_change;
     if (after && !steady && !std::exchange(member.told_change, true))

@@ -32,8 +32,11 @@ class Surrogate {
   /// it had taken the time that was expected of it, so that they are not all neighbours.
   std::vector<std::size_t> propose(std::size_t count);
   /// How much faster than the best known the best of the others is expected to be, as a part of 1:
-  /// no more than the sum of what each is expected to gain.
-  double gain_left() const;
+  /// no more than this, the sum of what each is expected to gain.
+  double gain_expected() const;
+  /// A bound for people, which is seldom exceeded: twice what the most promising of them is
+  /// expected to gain. The sum takes variants that are much alike for as many chances.
+  double gain_likely() const;
 
  private:
   /// What the covariance is made of, as standard deviations of the logarithm of a time.

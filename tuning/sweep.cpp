@@ -38,10 +38,11 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
   if (options.budget_seconds > 0) budget = options.budget_seconds;
 
   TuneOptions own = options;
+  double uncounted = 0;
   for (std::size_t i = 0; i < problems.size(); ++i) {
     double rest = 0;
     for (std::size_t j = i; j < problems.size(); ++j) rest += weights[j];
-    const double left = std::max(budget - (now() - started), 0.1);
+    const double left = std::max(budget - (now() - started - uncounted), 0.1);
     const double even = left / static_cast<double>(problems.size() - i);
     const double share = std::max(left * std::min(1.0, generosity * weights[i] / rest),
                                   std::min(even, least_seconds));
@@ -53,6 +54,7 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
       one.problem = problems[i];
       one.stopped = error.what();
     }
+    if (options.budget_seconds <= 0) uncounted += one.prepared_seconds;
     if (one.record) {
       own.try_first = options.try_first;
       for (const auto& stage : one.record->stages) own.try_first.push_back(stage.variant);

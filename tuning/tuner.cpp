@@ -20,6 +20,8 @@ namespace {
 
 /// The part of the budget that is kept for whole recipes and baselines.
 constexpr double conclusion_share = 0.15;
+/// How many of least estimate are tried in every group before any group is searched in depth.
+constexpr std::size_t promising = 4;
 /// A group of few variants needs time for its finals too.
 constexpr double group_overhead_variants = 10;
 
@@ -81,7 +83,7 @@ class Tuning {
     session_.expect(variants_);
     // Every group's favourites before any group in depth: from here on there is something to write,
     // however early the end comes.
-    for (std::size_t i = begin; i < groups_.size(); ++i) try_favourites(*groups_[i]);
+    for (std::size_t i = begin; i < groups_.size(); ++i) try_first(*groups_[i]);
     for (std::size_t i = begin; i < groups_.size(); ++i) {
       if (!session_.stop_reason().empty()) return cut_rest(i);
       groups_[i]->set_share(share(i));
@@ -93,15 +95,30 @@ class Tuning {
   const std::vector<Searched>& searched() const { return searched_; }
 
  private:
-  void try_favourites(Group& group) {
+  /// The favourites, then those of which a model of the device expects most.
+  static std::vector<std::size_t> first_of(const Group& group) {
+    std::vector<std::size_t> order(group.variants().size());
+    std::vector<double> estimates;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      order[i] = i;
+      estimates.push_back(group.estimate_us(i));
+    }
+    const auto rest = order.begin() + static_cast<std::ptrdiff_t>(group.favourites());
+    std::stable_sort(rest, order.end(),
+                     [&](std::size_t a, std::size_t b) { return estimates[a] < estimates[b]; });
+    order.resize(std::min(order.size(), group.favourites() + promising));
+    return order;
+  }
+
+  void try_first(Group& group) {
     if (session_.cancelled()) return;
     group.enter(Phase::compile, group.variants().size());
-    std::vector<std::size_t> favourites(group.favourites());
-    for (std::size_t i = 0; i < favourites.size(); ++i) favourites[i] = i;
-    group.compile(favourites);
+    const auto first = first_of(group);
+    group.compile(first);
     group.enter(Phase::screen, group.variants().size());
-    for (const auto index : favourites) {
+    for (const auto index : first) {
       if (group.stopped() && have_one(group)) return;
+      if (index >= group.favourites() && group.enough()) return;
       group.screen(index, group.best_us() * 1.5);
     }
   }
@@ -168,10 +185,13 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
   Session session(catalog, op, evaluator, problem, options, place);
   auto groups = groups_of(session, result);
   session.prepare();
+  result.prepared_seconds = session.seconds();
+  const bool given = options.budget_seconds > 0;
   if (budget_seconds <= 0)
     budget_seconds =
         default_budget_seconds(evaluator.facts().kind, session.floor_us(0, stage_count) / 1e6);
-  session.set_budget(budget_seconds);
+  // A user's budget is for all there is to do, the default one for the search.
+  session.set_budget(budget_seconds + (given ? 0 : result.prepared_seconds));
 
   if (const auto present = options.same_bits_as.find(problem);
       present != options.same_bits_as.end())

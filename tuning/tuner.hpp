@@ -51,6 +51,7 @@ struct TuneResult {
   bool cancelled = false;
   bool device_lost = false;
   double seconds = 0;
+  double prepared_seconds = 0;  // of them, until the search began: reference and buffers
 };
 
 /// The bound of a search without --budget, from the floor of the problem's time in seconds.

@@ -113,6 +113,10 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
                         ties.unresolved, what));
   };
   for (const auto& searched : groups)
+    if (searched.group->hardly_begun())
+      doubt(fmt::format("only {} were tried before the time was spent: a longer --budget helps",
+                        searched.group->extent()));
+  for (const auto& searched : groups)
     if (!searched.finalists.empty())
       look("variants of " + searched.group->name(),
            tied(contestants(*searched.group, deciders(searched)), band));

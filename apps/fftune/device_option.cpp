@@ -20,8 +20,8 @@ void add_device_option(CLI::App& command, std::string& value, bool several) {
           "--device", value,
           std::string(
               several
-                  ? "cpu, cuda:N, a list of them, or all of this machine; variants are spread over "
-                    "devices of one model"
+                  ? "cpu, cuda:N, a list of them, or all: every GPU of this machine; variants are "
+                    "spread over devices of one model"
                   : "cpu or cuda:N") +
               " (default: cuda:0 where there is one, else cpu)")
       ->type_name("NAME");
@@ -44,8 +44,9 @@ std::vector<std::string> devices_named(const std::string& value, const Environme
   std::vector<std::string> names;
   if (value == "all") {
     for (const DeviceListing& listing : list_devices(environment).found)
-      names.push_back(listing.spec);
-    return names;
+      if (listing.facts.kind == DeviceKind::cuda) names.push_back(listing.spec);
+    // The CPU is a device, but who means all GPUs does not want to wait for it.
+    return names.empty() ? std::vector<std::string>{"cpu"} : names;
   }
   names = parse_words(value, "--device");
   for (const std::string& name : names) kind_of_device(name);

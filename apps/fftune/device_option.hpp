@@ -17,7 +17,8 @@ namespace fftune::tool {
 /// Adds --device; with `several`, a list and "all" as well.
 void add_device_option(CLI::App& command, std::string& value, bool several);
 
-/// The devices named, in order: the default one if `value` is empty, every one there is for "all".
+/// The devices named, in order: the default one if `value` is empty, every GPU, or else the
+/// CPU, for "all".
 std::vector<std::string> devices_named(const std::string& value, const Environment& environment);
 
 /// The same in groups: each of one model, over which one search can be spread.

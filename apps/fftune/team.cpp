@@ -26,6 +26,15 @@ std::string introduction(int rank, std::size_t devices, const std::string& name)
 
 }  // namespace
 
+std::vector<std::string> part_of_host(const Place& place, const std::vector<std::string>& names) {
+  const auto ranks = static_cast<std::size_t>(place.host_ranks);
+  if (names.size() < ranks) return names;
+  std::vector<std::string> part;
+  for (auto at = static_cast<std::size_t>(place.on_host); at < names.size(); at += ranks)
+    part.push_back(names[at]);
+  return part;
+}
+
 std::vector<SpreadEvaluator::Device> gather_devices(Listener& listener, int ranks) {
   using Clock = std::chrono::steady_clock;
   const auto until = Clock::now() + std::chrono::duration<double>(gathering_seconds);

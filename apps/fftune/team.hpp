@@ -15,6 +15,8 @@ namespace fftune::tool {
 struct Place {
   int rank = 0;
   int count = 1;
+  int on_host = 0;         // the rank among those of this host
+  int host_ranks = 1;      // of this host
   std::string invitation;  // of rank 0, as all ranks know it
 };
 
@@ -22,6 +24,11 @@ struct Place {
 /// on rank 0 to all. MPI is ended by then: what follows goes over connections of its own, so that
 /// the end of one rank is not that of all. Throws Error(unavailable) in a build without MPI.
 Place join_by_mpi(const std::function<std::string()>& invite);
+
+/// The part of this host's devices that this rank gives: where several ranks share a host, as most
+/// people start them, no two open the same device while there are enough for each. Fewer devices
+/// than ranks are given by each of them.
+std::vector<std::string> part_of_host(const Place& place, const std::vector<std::string>& names);
 
 /// On rank 0: the devices of the other ranks, as they call; one that does not is a warning.
 std::vector<SpreadEvaluator::Device> gather_devices(Listener& listener, int ranks);

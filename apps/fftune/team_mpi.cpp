@@ -14,6 +14,11 @@ Place join_by_mpi(const std::function<std::string()>& invite) {
   Place place;
   MPI_Comm_rank(MPI_COMM_WORLD, &place.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &place.count);
+  MPI_Comm host = MPI_COMM_NULL;
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  MPI_Comm_rank(host, &place.on_host);
+  MPI_Comm_size(host, &place.host_ranks);
+  MPI_Comm_free(&host);
   std::array<char, 4096> text{};
   if (place.rank == 0) invite().copy(text.data(), text.size() - 1);
   MPI_Bcast(text.data(), static_cast<int>(text.size()), MPI_CHAR, 0, MPI_COMM_WORLD);

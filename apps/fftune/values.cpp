@@ -103,16 +103,18 @@ std::vector<std::int64_t> parse_whole_list(const std::string& text, const std::s
   return values;
 }
 
-double parse_duration(const std::string& text, const std::string& where) {
+double parse_duration(const std::string& text, const std::string& where, bool or_none) {
   constexpr std::array<std::pair<std::string_view, double>, 4> units{
       {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}}};
   const std::size_t unit_begin = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string_view unit = std::string_view(text).substr(unit_begin);
   double value = 0;
   for (const auto& [name, seconds] : units)
-    if (name == unit && parse_real(text.substr(0, unit_begin), value) && value > 0)
+    if (name == unit && parse_real(text.substr(0, unit_begin), value) &&
+        (value > 0 || (or_none && value == 0)))
       return value * seconds;
-  fail(fmt::format("{} '{}' is no duration: give one such as 500ms, 60s, 2m or 1h", where, text));
+  fail(fmt::format("{} '{}' is no duration: give one such as 500ms, 60s, 2m or 1h{}", where, text,
+                   or_none ? ", or 0s for none" : ""));
 }
 
 double parse_amount(const std::string& text, const std::string& where) {

@@ -20,8 +20,8 @@ std::vector<std::string> parse_words(const std::string& text, const std::string&
 std::vector<std::int64_t> parse_whole_list(const std::string& text, const std::string& where,
                                            std::int64_t least, std::int64_t most);
 
-/// Seconds from "500ms", "60s", "2m", "1h"; more than 0.
-double parse_duration(const std::string& text, const std::string& where);
+/// Seconds from "500ms", "60s", "2m", "1h"; more than 0, or with `or_none` "0s" as well.
+double parse_duration(const std::string& text, const std::string& where, bool or_none = false);
 
 /// A count such as "2e11" or "200000000000"; more than 0.
 double parse_amount(const std::string& text, const std::string& where);

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Tabulates and draws how each strategy comes near the best of the recorded landscapes.
+"""Tabulates and draws how each strategy comes near the best of the recorded landscapes, and how well
+what guided says may be left holds.
 
 usage: test_landscapes "[.courses]" | strategies.py OUT.svg > TABLE.md    (standard library alone)
 """
+import statistics
 import sys
 
 COLOURS = {"guided": "#c0392b", "halving": "#3e7cb1", "exhaustive": "#9aa5b1", "random": "#7a9a4b"}
@@ -17,6 +19,7 @@ def read(lines):
             runs.append({
                 "strategy": parts[0], "problem": parts[1], "stages": parts[2], "seed": parts[3],
                 "there": int(parts[4]), "tried": int(parts[5]), "found": float(parts[6]),
+                "said": [tuple(map(float, word.split(":"))) for word in parts[7].split()],
                 "course": [float(word) for word in parts[8].split()]})
     return runs
 
@@ -41,6 +44,31 @@ def table(runs):
             cells.append("%.0f%%, %+.1f%%" % (100 * share, 100 * (max(run["found"] for run in of) - 1)))
         there = of[0]["there"]
         print("| %s | %s | %d |" % (short(problem), stages, there), " | ".join(cells), "|")
+
+
+def kept(pairs, factor=1):
+    """The part of what was said that held, had it been so many times as much."""
+    return sum(left <= factor * said + 1e-9 for said, left in pairs) / len(pairs)
+
+
+def bounds(runs):
+    """What guided says may be left. By how much it would have to be multiplied is chosen on all
+    problems but one, and tested on that one."""
+    runs = [run for run in runs if run["strategy"] == "guided"]
+    print("\n| problem | said at the end, median | ends where it held | "
+          "factor needed elsewhere | ends here with that |")
+    print("| --- | --- | --- | --- | --- |")
+    ends = lambda of: [run["said"][-1] for run in of]
+    for problem in dict.fromkeys(run["problem"] for run in runs):
+        here = [run for run in runs if run["problem"] == problem]
+        others = [run for run in runs if run["problem"] != problem]
+        factor = next(f for f in (0.25, 0.5, 1, 2, 4, 8) if kept(ends(others), f) >= 0.95)
+        print("| %s | %.1f%% | %.0f%% | %g | %.0f%% |" %
+              (short(problem), 100 * statistics.median(said for said, _ in ends(here)),
+               100 * kept(ends(here)), factor, 100 * kept(ends(here), factor)))
+    all_said = [pair for run in runs for pair in run["said"]]
+    print("\nAt the end it held in %.0f%% of %d searches; of all %d times that it was said in %.0f%%." %
+          (100 * kept(ends(runs)), len(runs), len(all_said), 100 * kept(all_said)))
 
 
 def curve(runs, name):
@@ -87,4 +115,5 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     runs = read(sys.stdin)
     table(runs)
+    bounds(runs)
     draw(runs, sys.argv[1])

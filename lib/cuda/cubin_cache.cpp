@@ -5,13 +5,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <random>
 #include <system_error>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "core/hash.hpp"
 #include "cuda/cubin_file.hpp"
@@ -70,6 +74,22 @@ bool write_file(int folder, const std::string& name, std::string_view content) {
   return false;
 }
 
+/// An entry that is used is marked so by its time, but not over and over.
+constexpr std::time_t mark_again_seconds = 24 * 3600;
+/// A temporary file this old has no owner any more.
+constexpr std::time_t orphaned_seconds = 24 * 3600;
+/// What is removed at once brings the folder to this part of its bound, so that it is seldom.
+constexpr double part_kept = 0.75;
+/// The folder is looked through after so many new entries, and after the first.
+constexpr std::uint64_t look_through_interval = 256;
+
+void mark_used(int folder, const std::string& name) {
+  struct stat status {};
+  if (fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return;
+  if (std::time(nullptr) - status.st_mtime < mark_again_seconds) return;
+  utimensat(folder, name.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
+}
+
 std::uint64_t random_number() {
   std::random_device device;
   return std::uint64_t{device()} << 32 | device();
@@ -81,8 +101,8 @@ std::string CubinCache::file_name(std::string_view key) {
   return hex(fnv1a(key)) + ".cubin";
 }
 
-CubinCache::CubinCache(std::filesystem::path folder)
-    : folder_(std::move(folder)), token_(random_number()) {
+CubinCache::CubinCache(std::filesystem::path folder, std::uint64_t most_bytes)
+    : folder_(std::move(folder)), most_bytes_(most_bytes), token_(random_number()) {
   if (folder_.empty()) return;
   std::error_code error;
   if (folder_.has_parent_path()) std::filesystem::create_directories(folder_.parent_path(), error);
@@ -114,14 +134,54 @@ void CubinCache::refuse(const std::string& reason) {
 
 std::optional<CompiledKernel> CubinCache::load(std::string_view key) const {
   if (descriptor_ < 0) return {};
-  const auto content = read_file(descriptor_, file_name(key));
-  return content ? decode_cubin_file(key, *content) : std::nullopt;
+  const auto name = file_name(key);
+  const auto content = read_file(descriptor_, name);
+  if (!content) return {};
+  mark_used(descriptor_, name);
+  return decode_cubin_file(key, *content);
+}
+
+void CubinCache::prune() const {
+  struct Entry {
+    std::time_t used;
+    std::uint64_t bytes;
+    std::string name;
+  };
+  std::vector<Entry> entries;
+  std::uint64_t bytes = 0;
+  const std::time_t now = std::time(nullptr);
+  std::error_code error;  // what cannot be read now is read another time
+  for (std::filesystem::directory_iterator it(folder_, error), end; !error && it != end;
+       it.increment(error)) {
+    const auto name = it->path().filename().string();
+    struct stat status {};
+    if (fstatat(descriptor_, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!S_ISREG(status.st_mode) || it->path().extension() != ".cubin") {
+      const bool temporary = name.starts_with('.') && name.find(".cubin.") != name.npos;
+      if (temporary && now - status.st_mtime > orphaned_seconds)
+        unlinkat(descriptor_, name.c_str(), 0);
+      continue;
+    }
+    entries.push_back({status.st_mtime, static_cast<std::uint64_t>(status.st_size), name});
+    bytes += entries.back().bytes;
+  }
+  if (bytes <= most_bytes_) return;
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.used, a.name) < std::tie(b.used, b.name);
+  });
+  const auto kept = static_cast<std::uint64_t>(part_kept * static_cast<double>(most_bytes_));
+  for (const auto& entry : entries) {
+    if (bytes <= kept) return;
+    unlinkat(descriptor_, entry.name.c_str(), 0);
+    bytes -= entry.bytes;
+  }
 }
 
 CompiledKernel CubinCache::publish(std::string_view key, CompiledKernel kernel) const {
   if (descriptor_ < 0) return kernel;
   const std::string name = file_name(key);
   const std::string temporary = fmt::format(".{}.{}.{}", name, hex(token_), ++published_);
+  if (published_ % look_through_interval == 1) prune();
   if (!write_file(descriptor_, temporary, encode_cubin_file(key, kernel))) return kernel;
   if (renameat2(descriptor_, temporary.c_str(), descriptor_, name.c_str(), RENAME_NOREPLACE) == 0)
     return kernel;

@@ -3,6 +3,9 @@
 // An entry is a file named after the hash of its key. It is published whole (temporary file, fsync,
 // atomic rename) and carries a second hash of the key and a checksum, so that a damaged entry or a
 // collision is a miss and never a wrong kernel.
+//
+// What grows beyond a bound loses what was not used for longest. Any process may remove any entry
+// at any time: whoever misses it compiles it again.
 #pragma once
 
 #include <atomic>
@@ -24,9 +27,12 @@ struct CompiledKernel {
 
 class CubinCache {
  public:
+  /// Some 20,000 kernels.
+  static constexpr std::uint64_t default_most_bytes = std::uint64_t{4} << 30;
+
   /// Uses `folder`, making it (mode 0700) if need be. It must belong to this user and be writable
   /// by nobody else; if not, or if `folder` is empty, nothing is cached and warning() says why.
-  explicit CubinCache(std::filesystem::path folder);
+  explicit CubinCache(std::filesystem::path folder, std::uint64_t most_bytes = default_most_bytes);
   ~CubinCache();
   CubinCache(const CubinCache&) = delete;
   CubinCache& operator=(const CubinCache&) = delete;
@@ -46,8 +52,11 @@ class CubinCache {
 
  private:
   void refuse(const std::string& reason);
+  /// Keeps the folder below its bound, and takes out temporary files that somebody left behind.
+  void prune() const;
 
   std::filesystem::path folder_;
+  std::uint64_t most_bytes_;
   int descriptor_ = -1;  // of the folder, checked once and used for every file since
   std::string warning_;
   std::uint64_t token_;  // with the count, a name for a temporary file that nobody else uses

@@ -78,16 +78,30 @@ std::vector<std::string> stale_families(const Catalog& catalog, const Op& op,
   return stale;
 }
 
+namespace {
+
+Comparison comparison_of(const Op& op) {
+  Comparison comparison{std::string(op.token_size())};
+  for (const auto& option : op.options()) {
+    if (option.number) comparison.numbers.insert(option.name);
+    if (option.pattern) comparison.patterns.insert(option.name);
+  }
+  return comparison;
+}
+
+}  // namespace
+
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets) {
   const auto illegal = [&](const PresetRecord& record, const Problem& wanted) {
     return record_illegality(op, wanted, facts, record);
   };
   Choice choice;
-  choice.preset = presets.find(problem, facts, illegal, std::string(op.token_size()));
+  const auto comparison = comparison_of(op);
+  choice.preset = presets.find(problem, facts, illegal, comparison);
   if (!choice.preset) {
     choice.recipe = default_recipe(op, problem, facts);
-    choice.reason = presets.absence(problem, facts, illegal) + ": default of the op";
+    choice.reason = presets.absence(problem, facts, illegal, comparison) + ": default of the op";
     return choice;
   }
   const auto& record = *choice.preset->record;

@@ -25,18 +25,20 @@ bool same_names(const Problem& a, const Problem& b) {
 
 /// The options but those that are numbers, which decide nothing about speed (OptionField::number)
 /// and may be left out, and patterns, which decide how near the problems are.
-std::map<std::string, std::string> words(const Problem& problem) {
+std::map<std::string, std::string> words(const Problem& problem, const Comparison& comparison) {
   auto options = problem.options;
-  std::erase_if(options, [](const auto& option) {
-    return parse_number(option.second) || parse_pattern(option.second);
+  std::erase_if(options, [&](const auto& option) {
+    const auto& [name, value] = option;
+    return (comparison.numbers.contains(name) && parse_number(value)) ||
+           (comparison.patterns.contains(name) && parse_pattern(value));
   });
   return options;
 }
 
 /// All but the shape, and the options that are numbers or patterns.
-bool comparable(const Problem& a, const Problem& b) {
+bool comparable(const Problem& a, const Problem& b, const Comparison& comparison) {
   return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype && same_names(a, b) &&
-         words(a) == words(b);
+         words(a, comparison) == words(b, comparison);
 }
 
 struct Candidate {
@@ -67,14 +69,17 @@ std::string device_words(DeviceMatch match, const PresetDevice& preset, const De
                      device.arch, preset.multiprocessors, units, device.multiprocessors);
 }
 
-std::string shape_words(const Problem& record, const Problem& problem) {
+std::string shape_words(const Problem& record, const Problem& problem,
+                        const Comparison& comparison) {
   std::string differing;
   for (const auto& [name, value] : record.sizes)
     if (problem.sizes.at(name) != value) differing += fmt::format(" {}={}", name, value);
   std::string pattern;
-  for (const auto& [name, value] : record.options)
-    if (parse_pattern(value) && problem.options.at(name) != value)
-      pattern += fmt::format(", nearest pattern {}={}", name, value);
+  for (const auto& name : comparison.patterns) {
+    const auto here = problem.options.find(name), there = record.options.find(name);
+    if (here != problem.options.end() && there != record.options.end() && *here != *there)
+      pattern += fmt::format(", nearest pattern {}={}", name, there->second);
+  }
   return (differing.empty() ? "exact shape" : "nearest shape" + differing) + pattern;
 }
 
@@ -107,7 +112,7 @@ PresetLibrary PresetLibrary::load(const std::vector<std::filesystem::path>& fold
 
 std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const DeviceFacts& device,
                                                const Legality& illegal,
-                                               const std::string& token_size) const {
+                                               const Comparison& comparison) const {
   const auto folders = folders_.empty() ? 0 : folders_.back() + 1;
   std::string first_refusal;
   int refused = 0;
@@ -119,8 +124,8 @@ std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const Dev
         const auto& file = files_[i];
         if (folders_[i] != folder || device_match(file.device, device) != match) continue;
         for (const auto& record : file.records)
-          if (comparable(record.problem, problem))
-            candidates.push_back({&file, &record, distance(record.problem, problem, token_size),
+          if (comparable(record.problem, problem, comparison))
+            candidates.push_back({&file, &record, distance(record.problem, problem, comparison),
                                   log_ratio(file.device.multiprocessors, device.multiprocessors)});
       }
       // Stable: what is equally near is taken in the order of paths and problems.
@@ -137,7 +142,7 @@ std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const Dev
         }
         auto reason = fmt::format("{}: {}, {}", candidate.file->path.string(),
                                   device_words(match, candidate.file->device, device),
-                                  shape_words(record.problem, problem));
+                                  shape_words(record.problem, problem, comparison));
         if (refused > 0)
           reason += fmt::format("; {} nearer {} illegal here, the first {}", refused,
                                 refused == 1 ? "record is" : "records are", first_refusal);
@@ -153,7 +158,7 @@ std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const Dev
 }
 
 std::string PresetLibrary::absence(const Problem& problem, const DeviceFacts& device,
-                                   const Legality& illegal) const {
+                                   const Legality& illegal, const Comparison& comparison) const {
   bool any_device = false;
   int refused = 0;
   std::string first_refusal;
@@ -161,7 +166,7 @@ std::string PresetLibrary::absence(const Problem& problem, const DeviceFacts& de
     if (!device_match(file.device, device)) continue;
     any_device = true;
     for (const auto& record : file.records) {
-      if (!comparable(record.problem, problem)) continue;
+      if (!comparable(record.problem, problem, comparison)) continue;
       if (const auto refusal = illegal(record, problem); !refusal.empty() && refused++ == 0)
         first_refusal =
             fmt::format("{}: {}: {}", file.path.string(), record.problem.text(), refusal);
@@ -186,19 +191,17 @@ std::vector<std::string> PresetLibrary::complaints() const {
   return complaints;
 }
 
-double distance(const Problem& a, const Problem& b, const std::string& token_size) {
+double distance(const Problem& a, const Problem& b, const Comparison& comparison) {
   if (!same_names(a, b)) return std::numeric_limits<double>::infinity();
   double sum = 0;
   for (const auto& [name, value] : a.sizes) {
     const auto ratio = log_ratio(static_cast<double>(value), static_cast<double>(b.sizes.at(name)));
-    sum += name == token_size ? token_weight * ratio : ratio;
+    sum += name == comparison.token_size ? token_weight * ratio : ratio;
   }
-  for (const auto& [name, value] : a.options) {
-    const auto other = b.options.find(name);
-    const auto pattern = parse_pattern(value);
-    if (!pattern || other == b.options.end()) continue;
-    if (const auto second = parse_pattern(other->second))
-      sum += pattern_weight * pattern_distance(*pattern, *second);
+  for (const auto& name : comparison.patterns) {
+    if (!a.options.contains(name) || !b.options.contains(name)) continue;
+    const auto one = parse_pattern(a.options.at(name)), other = parse_pattern(b.options.at(name));
+    if (one && other) sum += pattern_weight * pattern_distance(*one, *other);
   }
   return sum;
 }

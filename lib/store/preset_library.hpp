@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,14 @@ struct PresetMatch {
 /// Why the record may not be used for a problem; empty if it may.
 using Legality = std::function<std::string(const PresetRecord&, const Problem&)>;
 
+/// How an op's problems are compared: which size counts the tokens, and which options are numbers
+/// and patterns (OptionField). Another option's value is a word, whatever it reads like.
+struct Comparison {
+  std::string token_size;
+  std::set<std::string> numbers{};
+  std::set<std::string> patterns{};
+};
+
 class PresetLibrary {
  public:
   /// Reads the folders in order of precedence; complaints are collected, never thrown.
@@ -40,11 +49,11 @@ class PresetLibrary {
   /// order of precedence; within a folder the exact shape, then the nearest by distance(), then
   /// the device nearest in size. Records of another op, pass, dtype or options never match.
   std::optional<PresetMatch> find(const Problem& problem, const DeviceFacts& device,
-                                  const Legality& illegal, const std::string& token_size) const;
+                                  const Legality& illegal, const Comparison& comparison) const;
 
   /// Why find() has none, for people: "no preset for NVIDIA A100 or another sm_80 device".
-  std::string absence(const Problem& problem, const DeviceFacts& device,
-                      const Legality& illegal) const;
+  std::string absence(const Problem& problem, const DeviceFacts& device, const Legality& illegal,
+                      const Comparison& comparison) const;
 
   const std::vector<PresetFile>& files() const { return files_; }
   std::vector<std::string> complaints() const;
@@ -57,6 +66,6 @@ class PresetLibrary {
 /// Sum over the sizes of |log2(a/b)|, the token count weighing half of the others: a plan depends
 /// on it through the number of tiles alone. Infinite if the problems do not have the same sizes.
 /// Documented in docs/presets.md.
-double distance(const Problem& a, const Problem& b, const std::string& token_size);
+double distance(const Problem& a, const Problem& b, const Comparison& comparison);
 
 }  // namespace fftune

@@ -101,6 +101,27 @@ TEST_CASE("Ctrl-C ends a search with 130 and keeps what is known") {
   CHECK(valid.out.find("m=1") == std::string::npos);  // no note, no fault of the record before
 }
 
+TEST_CASE("Ctrl-C twice ends a search at once, in the middle of a variant") {
+  using namespace std::chrono_literals;
+  const Sandbox sandbox;
+  // One pass takes long, and its verification longer.
+  const auto search =
+      sandbox.start("ffn --d 1024 --h 4096 --m 2048 --device cpu --budget 10m --progress plain");
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  while (search->err().find("compile") == std::string::npos && search->running() &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(20ms);
+  search->send(SIGINT);
+  std::this_thread::sleep_for(20ms);
+  search->send(SIGINT);
+  const auto sent = std::chrono::steady_clock::now();
+  const Finished done = search->wait();
+  INFO(done.err);
+  CHECK(done.code == 130);
+  CHECK(std::chrono::steady_clock::now() - sent < 1s);
+  CHECK(done.err.find("what was known is written") == std::string::npos);
+}
+
 TEST_CASE("a sweep in this process finds what one in a worker finds, and leaves no worker behind") {
   const Sandbox sandbox;
   for (const char* more : {"", " --in-process"}) {

@@ -34,6 +34,14 @@ TEST_CASE("durations have a unit and are above zero") {
     CHECK_THROWS_AS(parse_duration(text, "--budget"), fftune::Error);
 }
 
+TEST_CASE("a duration may be none where that means something") {
+  CHECK(parse_duration("0s", "--wait", true) == 0);
+  CHECK(parse_duration("0ms", "--wait", true) == 0);
+  CHECK(parse_duration("1s", "--wait", true) == 1);
+  for (const char* text : {"0", "-1s", "s"})
+    CHECK_THROWS_AS(parse_duration(text, "--wait", true), fftune::Error);
+}
+
 TEST_CASE("amounts take an exponent") {
   CHECK(parse_percent("1%", "--min-gain") == Approx(0.01));
   CHECK(parse_percent("0%", "--min-gain") == 0);

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <random>
@@ -150,6 +151,66 @@ TEST_CASE("threads and processes share a cache") {
   }
   for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "cubin"))
     CHECK(entry.path().filename().string().front() != '.');
+}
+
+TEST_CASE(
+    "a cache beyond its bound loses what was not used for longest, and what was left behind") {
+  using namespace std::chrono_literals;
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "cubin";
+  const auto key = [](int i) { return "key " + std::to_string(i); };
+  std::uintmax_t each = 0;
+  {
+    const CubinCache cache(path);
+    for (int i = 0; i < 20; ++i) cache.publish(key(i), some_kernel());
+    each = std::filesystem::file_size(path / CubinCache::file_name(key(0)));
+    const auto now = std::filesystem::file_time_type::clock::now();
+    for (int i = 0; i < 20; ++i)
+      std::filesystem::last_write_time(path / CubinCache::file_name(key(i)), now - (100h - i * 1h));
+    write_content(path / ".0123.cubin.77.1", "left behind");
+    std::filesystem::last_write_time(path / ".0123.cubin.77.1", now - 50h);
+    write_content(path / ".0123.cubin.77.2", "being written");
+    write_content(path / "a note", "of the user");
+    std::filesystem::last_write_time(path / "a note", now - 5000h);
+    CHECK(cache.load(key(3)));  // used just now
+  }
+  const CubinCache tight(path, 16 * each);
+  tight.publish("new", some_kernel());
+  // Twelve of the twenty are three quarters of the bound.
+  for (int i = 0; i < 20; ++i) {
+    CAPTURE(i);
+    CHECK(tight.load(key(i)).has_value() == (i == 3 || i >= 9));
+  }
+  CHECK(tight.load("new"));
+  CHECK_FALSE(std::filesystem::exists(path / ".0123.cubin.77.1"));
+  CHECK(std::filesystem::exists(path / ".0123.cubin.77.2"));
+  CHECK(std::filesystem::exists(path / "a note"));
+}
+
+TEST_CASE("processes share a cache that each of them prunes") {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "cubin";
+  const auto work = [&](int process) {
+    for (int round = 0; round < 40; ++round) {
+      const CubinCache cache(path, 3000);  // looks through the folder at its first new entry
+      const auto key = "key " + std::to_string((round * 7 + process) % 20);
+      if (const auto found = cache.load(key); found && !same(*found, some_kernel())) return false;
+      if (!same(cache.publish(key, some_kernel()), some_kernel())) return false;
+    }
+    return true;
+  };
+  std::vector<pid_t> children;
+  for (int process = 0; process < 8; ++process) {
+    const pid_t child = fork();
+    if (child == 0) _exit(work(process) ? 0 : 1);
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  }
+  CHECK(file_count(path) < 20);
 }
 
 TEST_CASE("a folder that others may write is not trusted") {

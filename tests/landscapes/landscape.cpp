@@ -186,6 +186,12 @@ void RecordedSearch::screen(std::size_t index, double abandon_us) {
   best_ = std::min(best_, seen_[index]);
 }
 
+void RecordedSearch::expect_gain(double gain) {
+  double best = infinity;
+  for (const auto index : tried_) best = std::min(best, landscape_.us[index]);
+  statements_.push_back({gain, 1 - landscape_.best() / best});
+}
+
 void RecordedSearch::measure(const std::vector<std::size_t>& indices, int samples, double) {
   for (const auto index : indices) {
     std::vector<double> all;

@@ -33,6 +33,12 @@ struct Landscape {
 std::vector<Landscape> read_landscapes(const std::filesystem::path& file, const Catalog& catalog,
                                        const DeviceFacts& facts);
 
+/// What a strategy said might be left to gain, and what was.
+struct Statement {
+  double said = 0;
+  double left = 0;
+};
+
 /// Times are as recorded, but for some noise, always upwards.
 class RecordedSearch final : public Search {
  public:
@@ -59,14 +65,15 @@ class RecordedSearch final : public Search {
   bool undecided(const std::vector<std::size_t>&) const override { return false; }
   bool enough() const override { return false; }
   void cut_short() override {}
-  void expect_gain(double gain) override { gain_ = gain; }
+  void expect_gain(double gain) override;
   double least_gain() const override { return 0.01; }
   double seconds_left() const override { return std::numeric_limits<double>::infinity(); }
   void enter(Phase, std::size_t) override {}
 
   /// In the order in which they were tried; those without a time count.
   const std::vector<std::size_t>& tried() const { return tried_; }
-  double gain() const { return gain_; }
+  /// One for each time that it said so.
+  const std::vector<Statement>& statements() const { return statements_; }
 
  private:
   double sample(std::size_t index);
@@ -78,7 +85,7 @@ class RecordedSearch final : public Search {
   std::vector<double> seen_;
   std::vector<std::size_t> tried_;
   double best_ = std::numeric_limits<double>::infinity();
-  double gain_ = -1;
+  std::vector<Statement> statements_;
 };
 
 }  // namespace fftune::test

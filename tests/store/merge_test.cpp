@@ -1,9 +1,12 @@
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -175,4 +178,35 @@ TEST_CASE("a full disk leaves the old file whole") {
   REQUIRE(finish(child) == 0);
   REQUIRE(example::text(path) == before);
   REQUIRE(names_in(path.parent_path()).size() == 1);
+}
+
+TEST_CASE(
+    "a file system without room leaves the old file whole, and takes a record once there is") {
+  const testing::TemporaryFolder folder;
+  constexpr int not_allowed = 77;
+  const auto child = start([&] {
+    // A file system of 64 KiB that this child alone sees.
+    const int own = CLONE_NEWNS | (::geteuid() == 0 ? 0 : CLONE_NEWUSER);
+    if (::unshare(own) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0)
+      return not_allowed;
+    const auto path = merge(folder.path(), {example::record(example::ffn(16))});
+    const auto before = example::text(path);
+    const auto filler = folder.path() / "filler";
+    std::ofstream(filler) << std::string(1 << 20, 'x');
+    try {
+      merge(folder.path(), {example::record(example::ffn(32))});
+      return 2;
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      if (error.kind() != ErrorKind::io || what.find("free some space") == what.npos) return 3;
+    }
+    if (example::text(path) != before || names_in(path.parent_path()).size() != 1) return 4;
+    std::filesystem::remove(filler);
+    merge(folder.path(), {example::record(example::ffn(32))});
+    return read_preset_file(path).records.size() == 2 ? 0 : 5;
+  });
+  const int code = finish(child);
+  if (code == not_allowed) FFTUNE_SKIP("a file system of its own is not allowed here");
+  REQUIRE(code == 0);
 }

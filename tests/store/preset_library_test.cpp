@@ -29,11 +29,13 @@ std::string legal(const PresetRecord&, const Problem&) {
   return "";
 }
 
+const Comparison comparison{"m", {"eps"}, {"mask"}};
+
 const auto h200 = gpu("NVIDIA H200", "sm_90a", 132);
 
 std::optional<PresetMatch> find(const PresetLibrary& library, const Problem& problem,
                                 const DeviceFacts& facts = h200, const Legality& illegal = legal) {
-  return library.find(problem, facts, illegal, "m");
+  return library.find(problem, facts, illegal, comparison);
 }
 
 bool contains(const std::string& text, const std::string& part) {
@@ -57,12 +59,13 @@ TEST_CASE("a preset's device is exact, an alias, or one of the same architecture
 
 TEST_CASE("the distance of shapes counts octaves, those of the token count by half") {
   const auto problem = example::ffn(64);
-  REQUIRE(distance(problem, problem, "m") == 0);
-  REQUIRE(distance(problem, example::ffn(256), "m") == 1);
-  REQUIRE(distance(problem, problem.with_size("d", 512), "m") == 1);
-  REQUIRE(distance(problem.with_size("h", 8192), example::ffn(32), "m") == 2.5);
-  REQUIRE(distance(example::ffn(256), problem, "m") == distance(problem, example::ffn(256), "m"));
-  REQUIRE(std::isinf(distance(problem, problem.with_size("k", 1), "m")));
+  REQUIRE(distance(problem, problem, comparison) == 0);
+  REQUIRE(distance(problem, example::ffn(256), comparison) == 1);
+  REQUIRE(distance(problem, problem.with_size("d", 512), comparison) == 1);
+  REQUIRE(distance(problem.with_size("h", 8192), example::ffn(32), comparison) == 2.5);
+  REQUIRE(distance(example::ffn(256), problem, comparison) ==
+          distance(problem, example::ffn(256), comparison));
+  REQUIRE(std::isinf(distance(problem, problem.with_size("k", 1), comparison)));
 }
 
 TEST_CASE("the exact shape comes before the nearest, and the nearest before the rest") {
@@ -102,7 +105,7 @@ TEST_CASE("records of another op, pass, dtype or options never match") {
   problem.options["act"] = "relu";
   REQUIRE_FALSE(find(library, problem));
   REQUIRE_FALSE(find(library, example::ffn(16, DType::fp16)));
-  REQUIRE(contains(library.absence(problem, h200, legal),
+  REQUIRE(contains(library.absence(problem, h200, legal, comparison),
                    "no preset of ffn/fwd bf16 act=relu for this device or its like"));
 }
 
@@ -161,6 +164,24 @@ TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
   REQUIRE_FALSE(find(library, masked(64, "preact")));
 }
 
+TEST_CASE("a word is a word, though it reads like a pattern or a number") {
+  const auto with = [](const char* name, const char* value) {
+    auto problem = example::ffn(16);
+    problem.options[name] = value;
+    return problem;
+  };
+  const testing::TemporaryFolder folder;
+  merge_preset_records(
+      folder.path(), example::device(), "ffn",
+      {example::record(with("save", "none")), example::record(with("level", "1"))});
+  const auto library = PresetLibrary::load({folder.path()});
+  CHECK(find(library, with("save", "none")));
+  CHECK_FALSE(find(library, with("save", "all")));
+  CHECK(find(library, with("level", "1")));
+  CHECK_FALSE(find(library, with("level", "2")));
+  CHECK(distance(with("save", "none"), with("save", "all"), comparison) == 0);
+}
+
 TEST_CASE("devices are tried from the exact to the like, folders in their order within each") {
   const testing::TemporaryFolder first, second;
   const auto put = [](const testing::TemporaryFolder& folder, const PresetDevice& device,
@@ -206,7 +227,7 @@ TEST_CASE("a record that is illegal here is passed over, and the reason says so"
 
   const auto none = [](const PresetRecord&, const Problem&) { return std::string("no"); };
   REQUIRE_FALSE(find(library, example::ffn(16), h200, none));
-  const auto absence = library.absence(example::ffn(16), h200, none);
+  const auto absence = library.absence(example::ffn(16), h200, none, comparison);
   REQUIRE(contains(absence, "all 2 presets for this are illegal here, the first "));
 }
 
@@ -221,6 +242,6 @@ TEST_CASE("a library of damaged files serves the good ones and keeps the complai
   REQUIRE(library.complaints().size() == 1);
   REQUIRE(find(library, example::ffn(16)));
   REQUIRE(PresetLibrary::load({}).files().empty());
-  REQUIRE(contains(PresetLibrary::load({}).absence(example::ffn(16), h200, legal),
+  REQUIRE(contains(PresetLibrary::load({}).absence(example::ffn(16), h200, legal, comparison),
                    "no preset for this device (NVIDIA H200) or another of its architecture"));
 }

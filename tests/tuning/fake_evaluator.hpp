@@ -32,7 +32,7 @@ class FakeEvaluator : public Evaluator {
   const DeviceFacts& facts() const override { return facts_; }
   Limits limits(DType) override { return {1e9, 1e12}; }
   Setup begin(const Problem& problem) override {
-    clock += 0.01;
+    clock += begin_seconds;
     ++begun[problem.text()];
     return {2, 1000, refusal};
   }
@@ -112,6 +112,7 @@ class FakeEvaluator : public Evaluator {
   }
 
   double clock = 0;
+  double begin_seconds = 0.01;
   double compile_seconds = 0.001;
   std::string refusal;
   std::map<std::string, Misbehaviour> misbehaving;  // by id

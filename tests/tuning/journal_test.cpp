@@ -109,7 +109,7 @@ TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it c
     for (int p = 0; p < 5; ++p) journal.add(problem, "h", measured("f/p=" + std::to_string(p), 9));
   }
   const auto whole = read(path);
-  for (std::size_t cut = 0; cut <= whole.size(); cut += 11) {
+  for (std::size_t cut = 0; cut <= whole.size(); ++cut) {
     const auto text = whole.substr(0, cut);
     write(path, text);
     const auto lines = std::count(text.begin(), text.end(), '\n');
@@ -162,6 +162,57 @@ TEST_CASE("only the op's own journals are resumed, the newest of them") {
     write(own / name, "");
   CHECK(Journal::open(folder.path(), facts_of_test(), "fake", true).path().filename() ==
         "fake-20260201T000000Z-1.jsonl");
+}
+
+TEST_CASE("the oldest journals of an op are removed, no other's, and never the own") {
+  const TemporaryFolder folder;
+  const auto own = folder.path() / facts_of_test().slug();
+  std::filesystem::create_directories(own);
+  for (int day = 10; day < 60; ++day)
+    write(own / ("fake-202601" + std::to_string(day) + "T000000Z-9.jsonl"), "");
+  write(own / "fake-x-20200101T000000Z-1.jsonl", "");
+  write(own / "quarantine.jsonl", "");
+  const auto path = Journal::open(folder.path(), facts_of_test(), "fake", false).path();
+  CHECK(std::filesystem::exists(path));
+  CHECK_FALSE(std::filesystem::exists(own / "fake-20260128T000000Z-9.jsonl"));
+  CHECK(std::filesystem::exists(own / "fake-20260129T000000Z-9.jsonl"));
+  CHECK(std::filesystem::exists(own / "fake-x-20200101T000000Z-1.jsonl"));
+  CHECK(std::filesystem::exists(own / "quarantine.jsonl"));
+  Journal::open(folder.path(), facts_of_test(), "fake", true);
+  CHECK(std::filesystem::exists(own / "fake-20260129T000000Z-9.jsonl"));
+}
+
+TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to the same winner") {
+  const TemporaryFolder folder;
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 12);
+  const auto truth = [](const Variant& v) {
+    return 100 + 5 * std::abs(static_cast<double>(v.config.at("p")) - 7);
+  };
+  const auto sweep = [&](FakeEvaluator& evaluator, bool resume) {
+    auto options = evaluator.options();
+    auto journal = Journal::open(folder.path(), evaluator.facts(), "fake", resume);
+    options.journal = &journal;
+    auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    REQUIRE(result.record);
+    return std::pair(result.record->stages[0].variant, journal.path());
+  };
+  FakeEvaluator whole(truth);
+  const auto [winner, path] = sweep(whole, false);
+  const auto text = read(path);
+  std::mt19937 random(5);
+  // The repair is tested at every byte, above; this is a sweep for each.
+  for (std::size_t cut = 0; cut <= text.size(); cut += 1 + random() % 12) {
+    // Where the file system had made room already, zeros follow.
+    write(path, text.substr(0, cut) + std::string(random() % 4 == 0 ? random() % 600 : 0, '\0'));
+    FakeEvaluator again(truth);
+    INFO("cut after " << cut << " of " << text.size());
+    CHECK(sweep(again, true).first == winner);
+    // Of what is known whole nothing is screened again: it is among the finalists or untouched.
+    const auto kept = Journal::open(folder.path(), again.facts(), "fake", true);
+    CHECK(kept.damaged_lines() == 0);
+    CHECK(kept.known_count() == 12);
+  }
 }
 
 TEST_CASE("a folder that cannot be written is one clear error") {

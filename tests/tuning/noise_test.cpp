@@ -119,6 +119,28 @@ TEST_CASE("what the measurement cannot tell from the fastest is tied with it, be
   CHECK(tied({{"a", 100, 1}, {"b", 103, 1}}, 0.02).unresolved == 0);
 }
 
+TEST_CASE("what slows the device all the while that the best is screened costs it nothing") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 200).default_value = 120;
+  for (const std::string strategy : {"halving", "guided"})
+    for (const double slower : {1.8, 2.5}) {
+      FakeEvaluator evaluator(valley);
+      // Both samples that the best is given, then the device is left alone.
+      int seen = 0;
+      evaluator.stretch = [&](const std::string& id) {
+        return id == "f/p=137" && ++seen <= 2 ? slower : 1.0;
+      };
+      auto options = evaluator.options();
+      options.strategy = strategy;
+      options.budget_seconds = 100;
+      options.try_first = {{"f", {{"p", 137}}}};
+      const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+      INFO(strategy << " " << slower);
+      CHECK(std::abs(winner(result) - 137) <= 2);
+      CHECK(seen > 20);
+    }
+}
+
 TEST_CASE("one stall, however long, costs the best variant nothing") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 100);

@@ -1,4 +1,5 @@
 // Whatever a kernel does to a GPU costs its variant alone, and the device serves on.
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,7 +32,7 @@ struct Gpu {
 
   explicit Gpu(const std::string& way) {
     try {
-      evaluator.emplace(WorkerCommand{WORKER_OF_TESTS, "gpu", way}, impatient());
+      evaluator.emplace(WorkerCommand{WORKER_OF_TESTS, "gpu", way, "0"}, impatient());
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::unavailable) throw;
       missing = error.what();
@@ -70,6 +71,22 @@ TEST_CASE("the kernels that misbehave compile") {
   }
   for (int p = 0; p < misbehaving_kernels; p += 5)
     CHECK(compiler->compile(family.program(problem, facts, {{"p", p}})).failure == "");
+}
+
+TEST_CASE("a new worker serves on within 2 s of a kernel's fault", "[gpu]") {
+  Gpu gpu("trap");
+  if (!gpu.evaluator) FFTUNE_SKIP(gpu.missing);
+  gpu.evaluator->avoid({odd(0).id()});
+  REQUIRE(gpu.evaluator->begin(misbehaving_problem()).refusal.empty());
+  REQUIRE(gpu.evaluator->verify(odd(1)).passed);
+  for (const int p : {5, 10, 15}) {
+    const auto began = std::chrono::steady_clock::now();
+    CHECK(gpu.evaluator->verify(odd(p)).device_fault);
+    CHECK(gpu.evaluator->verify(odd(p + 1)).passed);
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - began;
+    CHECK(spent.count() < 2);
+  }
+  CHECK(gpu.evaluator->deaths() == 3);
 }
 
 TEST_CASE("kernels that misbehave cost themselves alone, and the GPU serves on", "[gpu]") {

@@ -85,8 +85,9 @@ class ToldReplay final : public Replay {
 
 class QuickBackend final : public Backend {
  public:
-  QuickBackend(std::unique_ptr<Backend> real, std::function<double(int)> pace)
-      : real_(std::move(real)), pace_(std::move(pace)) {}
+  QuickBackend(std::unique_ptr<Backend> real, std::function<double(int)> pace,
+               std::function<void()> at_limits)
+      : real_(std::move(real)), pace_(std::move(pace)), at_limits_(std::move(at_limits)) {}
   const DeviceFacts& facts() const override { return real_->facts(); }
   CompileResult compile(const Program& program) override { return real_->compile(program); }
   std::size_t free_bytes() const override { return real_->free_bytes(); }
@@ -116,11 +117,15 @@ class QuickBackend final : public Backend {
     return std::make_unique<ToldReplay>(real_->capture(passes, enqueue), passes,
                                         [this] { return pace_(samples_++); });
   }
-  Limits limits(DType) override { return {1e10, 1e11, "made up"}; }
+  Limits limits(DType) override {
+    at_limits_();
+    return {1e10, 1e11, "made up"};
+  }
 
  private:
   std::unique_ptr<Backend> real_;
   std::function<double(int)> pace_;
+  std::function<void()> at_limits_;
   int samples_ = 0;
 };
 
@@ -171,8 +176,9 @@ std::unique_ptr<Backend> open_quick_cpu() {
   return open_paced_cpu([](int) { return 1; });
 }
 
-std::unique_ptr<Backend> open_paced_cpu(std::function<double(int samples)> pace) {
-  return std::make_unique<QuickBackend>(open_cpu(), std::move(pace));
+std::unique_ptr<Backend> open_paced_cpu(std::function<double(int samples)> pace,
+                                        std::function<void()> at_limits) {
+  return std::make_unique<QuickBackend>(open_cpu(), std::move(pace), std::move(at_limits));
 }
 
 }  // namespace fftune::test

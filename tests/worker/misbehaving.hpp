@@ -71,7 +71,9 @@ inline Problem misbehaving_problem() {
 std::unique_ptr<Backend> open_quick_cpu();
 
 /// The same, but that everything takes `pace(samples)` times as long by its own account after so
-/// many samples; it may also end the process.
-std::unique_ptr<Backend> open_paced_cpu(std::function<double(int samples)> pace);
+/// many samples; it may also end the process. `at_limits` is called when its ceilings are asked
+/// for.
+std::unique_ptr<Backend> open_paced_cpu(
+    std::function<double(int samples)> pace, std::function<void()> at_limits = [] {});
 
 }  // namespace fftune::test

@@ -22,7 +22,8 @@ const SourceSet& misbehaving_sources();
 
 class MisbehavingKernels final : public Family {
  public:
-  /// One of kernel_ways(), or "none", or "mixed": each of them in turn.
+  /// One of kernel_ways(), or "none", or "mixed": each of them in turn; or "vanishing": the process
+  /// ends when the third but for the untuned one is made.
   explicit MisbehavingKernels(std::string way) : way_(std::move(way)) {}
 
   std::string_view name() const override { return "odd_kernels"; }

@@ -2,10 +2,13 @@
 //   worker WAY                  serves on the CPU
 //   slow WAY, throttled WAY     the same, 1.3 times slower: always, or from some time on
 //   leaving WAY ID              the same for a while; whoever comes after it under this id cannot
-//   gpu WAY                     serves on the first GPU
+//   idle WAY ID                 the same, but that it leaves before it does anything
+//   gpu WAY ORDINAL             serves on this GPU
+//   vanishing WAY ORDINAL ID    the same; whoever comes after it under this id sees no GPU
 //   sweep WAY STATE RESULT      searches, always with --resume, and writes the winner to RESULT
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -32,9 +35,12 @@ int main(int count, char** words) {
     return serve_worker(catalog, 1, [] {
       return test::open_paced_cpu([](int samples) { return samples < 60 ? 1 : 1.3; });
     });
-  if (role == "leaving") {
+  if (role == "leaving" || role == "idle") {
     if (std::ifstream(words[3])) return 1;
     std::ofstream(words[3]) << "was here";
+    if (role == "idle")
+      return serve_worker(
+          catalog, 1, [] { return test::open_paced_cpu([](int) { return 1; }, [] { _exit(1); }); });
     return serve_worker(catalog, 1, [] {
       return test::open_paced_cpu([](int samples) {
         if (samples > 60) _exit(1);
@@ -42,7 +48,13 @@ int main(int count, char** words) {
       });
     });
   }
-  if (role == "gpu") return serve_worker(catalog, 1, [&] { return open_cuda(0, sources, {}); });
+  const auto open_gpu = [&] { return open_cuda(std::stoi(words[3]), sources, {}); };
+  if (role == "gpu") return serve_worker(catalog, 1, open_gpu);
+  if (role == "vanishing") {
+    if (std::ifstream(words[4])) setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    std::ofstream(words[4]) << "was here";
+    return serve_worker(catalog, 1, open_gpu);
+  }
   if (role == "nonsense") {
     LineChannel(worker_channel_descriptor).send("{\"reply\": \"done\", \"value\": 7}");
     return 0;

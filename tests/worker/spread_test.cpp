@@ -99,6 +99,15 @@ TEST_CASE("what a worker that is gone had is left to the others, and said to be"
   CHECK(evaluator.lanes() == 1);
 }
 
+TEST_CASE("a worker that goes before the search begins is not the end of it") {
+  const testing::TemporaryFolder folder;
+  SpreadEvaluator evaluator(
+      {device({"idle", "none", (folder.path() / "left").string()}), device({"worker", "none"})});
+  const auto result = sweep(evaluator, "none", "exhaustive");
+  check_times(result);
+  CHECK(noted(result, "idle is lost"));
+}
+
 TEST_CASE("variants that kill cost themselves alone on several workers too") {
   SpreadEvaluator evaluator({device({"worker", "exit"}), device({"worker", "exit"})});
   const auto result = sweep(evaluator, "exit");

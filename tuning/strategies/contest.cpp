@@ -11,6 +11,10 @@ namespace {
 /// while every core has several to compile.
 constexpr std::size_t compile_batch = 128;
 
+/// What shares a device with one other takes twice as long, or a little more.
+constexpr double suspect_band = 3;
+constexpr std::size_t most_suspects = 256;
+
 /// Of each finalist, and how many times as many again while some are not told apart.
 constexpr int final_samples = 21;
 constexpr int most_extensions = 2;
@@ -44,6 +48,29 @@ std::vector<std::size_t> affordable(const Search& search, std::vector<std::size_
   }
   indices.resize(kept);
   return indices;
+}
+
+std::vector<std::size_t> about_to_be_timed(const Search& search,
+                                           const std::vector<std::size_t>& order) {
+  std::vector<std::size_t> all;
+  for (const auto index : order)
+    if (index < search.favourites() || !std::isfinite(search.median_us(index)))
+      all.push_back(index);
+  return all;
+}
+
+void look_again(Search& search, const std::vector<std::size_t>& indices, double band) {
+  const double best = search.best_us();
+  // The first of several devices looks at all of them, and has to load what others tried.
+  auto suspects = within(search, indices, suspect_band, most_suspects / search.lanes());
+  std::erase_if(suspects,
+                [&](std::size_t index) { return search.median_us(index) <= best * band; });
+  const double seconds = std::min(search.seconds_left() * 0.1, 2.0);
+  suspects = affordable(search, std::move(suspects), seconds / 2);
+  if (search.stopped() || suspects.empty()) return;
+  search.enter(Phase::contend, suspects.size());
+  search.forget(suspects);
+  search.measure(suspects, 1, seconds);
 }
 
 std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& indices) {

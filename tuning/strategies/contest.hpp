@@ -21,6 +21,16 @@ std::vector<std::size_t> affordable(const Search& search, std::vector<std::size_
 /// The fastest of `indices` again, with fresh samples, interleaved; returns them.
 std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& indices);
 
+/// Those of `order` that have no time yet, and the favourites: what is about to be screened, and
+/// not known from a journal.
+std::vector<std::size_t> about_to_be_timed(const Search& search,
+                                           const std::vector<std::size_t>& order);
+
+/// Takes a fresh sample, in turn, of those of `indices` that are more than `band` times slower than
+/// the best but not hopelessly so: something else may have kept the device busy just while they
+/// were screened. The farthest are left out where there is no time for all.
+void look_again(Search& search, const std::vector<std::size_t>& indices, double band);
+
 /// Compiles `order` batch by batch and screens each, up to `band` times the best, with so many
 /// samples, until the search is stopped or less than `reserve` (a part of 1) of its time is left;
 /// returns those that were reached.

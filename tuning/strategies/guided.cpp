@@ -33,7 +33,9 @@ constexpr double most_part = 0.1;
 constexpr double usual_gain = 0.01;
 /// A neighbour that is faster by less may be so by noise.
 constexpr double step = 0.003;
-/// Trying ends when less than this part of the time is left.
+/// What the model proposes is tried until less than this part of the time is left, neighbours of
+/// the best until less than the other: however short the time, the descent is begun.
+constexpr double descent_reserve = 0.45;
 constexpr double reserve = 0.2;
 
 class Descent {
@@ -43,28 +45,29 @@ class Descent {
         estimates_(estimates_of(search)),
         surrogate_(search.variants(), estimates_, traits_of(search)),
         tried_(search.variants().size()),
-        last_(search.seconds_left() * reserve) {}
+        seconds_(search.seconds_left()) {}
 
   void run() {
-    attempt(first());
+    attempt(first(), reserve);
     while (!over()) {
-      surrogate_.conclude();
-      const double gain = surrogate_.gain_left();
-      search_.expect_gain(gain);
-      if (gain < search_.least_gain() || reached_.size() >= most_tried()) break;
-      attempt(surrogate_.propose(std::max(part_of_all(batch_part, least_batch), search_.lanes())));
+      conclude();
+      if (surrogate_.gain_expected() < search_.least_gain() || reached_.size() >= most_tried())
+        break;
+      const auto batch = std::max(part_of_all(batch_part, least_batch), search_.lanes());
+      if (!attempt(surrogate_.propose(batch), descent_reserve)) break;
     }
     // Until no neighbour of the best is faster by what noise does not explain.
     for (double before = 0; !over() && search_.best_us() != before;) {
       before = search_.best_us();
-      attempt(neighbours_of_best());
-      surrogate_.conclude();
-      search_.expect_gain(surrogate_.gain_left());
+      attempt(neighbours_of_best(), reserve);
+      conclude();
       if (search_.best_us() > before * (1 - step)) break;
     }
   }
 
   const std::vector<std::size_t>& reached() const { return reached_; }
+  /// Those that were timed here, not known from a journal.
+  const std::vector<std::size_t>& fresh() const { return fresh_; }
 
  private:
   static std::vector<double> estimates_of(const Search& search) {
@@ -87,6 +90,11 @@ class Descent {
   std::size_t most_tried() const {
     const double part = most_part * usual_gain / std::max(search_.least_gain(), 1e-9);
     return part_of_all(std::min(part, 1.0), least_first);
+  }
+
+  void conclude() {
+    surrogate_.conclude();
+    search_.expect_gain(surrogate_.gain_likely());
   }
 
   bool over() const { return ended_ || reached_.empty() || reached_.size() == tried_.size(); }
@@ -128,13 +136,14 @@ class Descent {
     return apart == 1;
   }
 
-  /// Returns how many were tried.
-  std::size_t attempt(const std::vector<std::size_t>& indices) {
-    if (std::isfinite(last_) && search_.seconds_left() < last_) {
+  /// False if less than `kept` of the time was left, and nothing was tried.
+  bool attempt(const std::vector<std::size_t>& indices, double kept) {
+    if (std::isfinite(seconds_) && search_.seconds_left() < seconds_ * kept) {
       search_.cut_short();
-      ended_ = true;
-      return 0;
+      return false;
     }
+    const auto fresh = about_to_be_timed(search_, indices);
+    fresh_.insert(fresh_.end(), fresh.begin(), fresh.end());
     const auto tried = in_batches(search_, indices, 0, screening_band);
     for (const auto index : tried) {
       tried_[index] = true;
@@ -146,7 +155,7 @@ class Descent {
         surrogate_.drop(index);
     }
     ended_ = ended_ || tried.size() < indices.size();
-    return tried.size();
+    return true;
   }
 
   Search& search_;
@@ -154,7 +163,8 @@ class Descent {
   Surrogate surrogate_;
   std::vector<bool> tried_;
   std::vector<std::size_t> reached_;
-  double last_;         // seconds left when trying must end
+  std::vector<std::size_t> fresh_;
+  double seconds_;      // that there are for all of it
   bool ended_ = false;  // by the user or the budget
 };
 
@@ -163,6 +173,7 @@ class Descent {
 std::vector<std::size_t> GuidedStrategy::run(Search& search) const {
   Descent descent(search);
   descent.run();
+  look_again(search, descent.fresh(), 1.1);
   auto contenders = within(search, descent.reached(), 1.1, 32);
   // The samples of the screening were taken minutes apart: they chose, they do not count.
   search.forget(contenders);

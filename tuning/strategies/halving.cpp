@@ -33,7 +33,10 @@ constexpr double longest_round_seconds = 4;
 
 std::vector<std::size_t> screen(Search& search) {
   const auto order = shuffled(search.variants().size(), search.favourites(), search.seed());
-  return in_batches(search, order, reserve, screening_band);
+  const auto fresh = about_to_be_timed(search, order);
+  auto reached = in_batches(search, order, reserve, screening_band);
+  look_again(search, fresh, screening_band);
+  return reached;
 }
 
 }  // namespace

@@ -127,7 +127,7 @@ TuneOptions tune_options(const Options& options) {
   // Few are left, and all of them were good once: none is screened out.
   tuning.strategy = "exhaustive";
   tuning.seed = parse_seed(options.seed, "--seed");
-  tuning.patience_seconds = parse_duration(options.wait, "--wait");
+  tuning.patience_seconds = parse_duration(options.wait, "--wait", true);
   return tuning;
 }
 
@@ -216,7 +216,8 @@ void add_refresh(CommandLine& line) {
   command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
   command
       .add_option("--wait", options->wait,
-                  "for a disturbed device to be left alone, for each problem (default: 10s)")
+                  "for a disturbed device to be left alone, for each problem; 0s: not at all "
+                  "(default: 10s)")
       ->type_name("TIME");
   command.add_flag("--strict", options->strict,
                    "write no record that was measured while the device was disturbed");

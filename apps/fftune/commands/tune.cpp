@@ -76,7 +76,7 @@ TuneOptions tune_options(const Options& options) {
       static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
   tuning.seed = parse_seed(options.seed, "--seed");
   tuning.retry_quarantined = options.retry_quarantined;
-  tuning.patience_seconds = parse_duration(options.wait, "--wait");
+  tuning.patience_seconds = parse_duration(options.wait, "--wait", true);
   return tuning;
 }
 
@@ -133,14 +133,13 @@ int code_of(const std::vector<TuneResult>& results) {
   return code;
 }
 
-/// The devices of other ranks, on rank 0; nothing on those, once rank 0 has ended.
-std::optional<std::vector<SpreadEvaluator::Device>> other_devices(
-    const Options& options, const std::vector<std::string>& devices, std::uint64_t seed) {
-  check_choice(options.launcher, "--launcher", {"mpi"});
-  if (options.in_process)
-    throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
+/// What the other ranks give, on rank 0, which keeps its own part of `devices`; nothing on those,
+/// once rank 0 has ended.
+std::optional<std::vector<SpreadEvaluator::Device>> other_devices(std::vector<std::string>& devices,
+                                                                  std::uint64_t seed) {
   std::optional<Listener> listener;
   const Place place = join_by_mpi([&] { return listener.emplace().invitation(); });
+  devices = part_of_host(place, devices);
   if (place.rank == 0) return gather_devices(*listener, place.count);
   serve_devices(place, devices, seed);
   return {};
@@ -150,7 +149,12 @@ int run(const Op& op, const Options& options, const Session& session) {
   TuneOptions tuning = tune_options(options);
   StatusLine status(progress_mode(options.progress, session.output));
   std::vector<std::pair<std::vector<std::string>, std::vector<Problem>>> plans;
-  for (const auto& devices : devices_by_model(options.device, session.environment)) {
+  if (!options.launcher.empty()) check_choice(options.launcher, "--launcher", {"mpi"});
+  if (!options.launcher.empty() && options.in_process)
+    throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
+  const std::string named =
+      options.device.empty() && !options.launcher.empty() ? "all" : options.device;
+  for (const auto& devices : devices_by_model(named, session.environment)) {
     if (options.in_process && devices.size() > 1)
       throw Error(ErrorKind::invalid_input,
                   fmt::format("--in-process takes one device at a time, not {}: leave it out, or "
@@ -165,7 +169,7 @@ int run(const Op& op, const Options& options, const Session& session) {
     if (plans.size() != 1)
       throw Error(ErrorKind::invalid_input,
                   "--launcher needs devices of one model: name them by --device");
-    auto gathered = other_devices(options, plans.front().first, tuning.seed);
+    auto gathered = other_devices(plans.front().first, tuning.seed);
     if (!gathered) return exit_good;
     others = std::move(*gathered);
   }
@@ -236,8 +240,9 @@ void add_search_options(CLI::App& command, Options& options) {
       ->group(group);
   command
       .add_option("--launcher", options.launcher,
-                  "mpi: run by mpirun, one process a host, as in mpirun --enable-recovery "
-                  "--map-by node; each gives its devices to the one search of rank 0")
+                  "mpi: run by mpirun, as in mpirun --enable-recovery --map-by node; each process "
+                  "gives its host's devices (or its part of them, where several share a host) to "
+                  "the one search of rank 0")
       ->type_name("NAME")
       ->group(group);
   command
@@ -253,7 +258,8 @@ void add_search_options(CLI::App& command, Options& options) {
       ->group(group);
   command
       .add_option("--wait", options.wait,
-                  "for a disturbed device to be left alone, for each problem (default: 10s)")
+                  "for a disturbed device to be left alone, for each problem; 0s: not at all "
+                  "(default: 10s)")
       ->type_name("TIME")
       ->group(group);
   command
