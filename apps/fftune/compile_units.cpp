@@ -1,6 +1,7 @@
 #include "apps/fftune/compile_units.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <variant>
 
 #include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/values.hpp"
 #include "registry/variant.hpp"
 
 namespace fftune::tool {
@@ -72,6 +74,19 @@ std::vector<std::map<std::string, std::string>> forms_of(
   return forms;
 }
 
+/// Whether the form goes with the dtype: an option may be for some dtypes alone, or for where
+/// another is given too.
+bool goes_with(const Op& op, const std::string& pass, DType dtype,
+               const std::map<std::string, std::string>& form) {
+  Problem problem{std::string(op.name()), pass, dtype, {}, {}};
+  for (const SizeField& field : op.sizes())
+    if (!field.rare) problem.sizes[field.name] = field.example;
+  for (const OptionField& field : options_of(op, pass))
+    if (!field.rare) problem.options[field.name] = field.choices.front();
+  for (const auto& [name, value] : form) problem.options[name] = value;
+  return op.contradiction(problem).empty();
+}
+
 std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen) {
   ProblemOptions options = chosen;
   std::vector<Problem> problems;
@@ -79,10 +94,15 @@ std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen
     for (const auto& form : forms_of(op, pass, chosen.options)) {
       options.options = form;
       options.pass = pass;
-      options.dtypes = chosen.dtypes;
-      if (options.dtypes.empty())
-        for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
-          options.dtypes += (options.dtypes.empty() ? "" : ",") + std::string(dtype_name(dtype));
+      std::vector<std::string> dtypes;
+      if (!chosen.dtypes.empty()) dtypes = parse_words(chosen.dtypes, "--dtype");
+      for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass)) {
+        if (chosen.dtypes.empty()) dtypes.emplace_back(dtype_name(dtype));
+        if (chosen.options.empty() && !goes_with(op, pass, dtype, form))
+          std::erase(dtypes, dtype_name(dtype));
+      }
+      if (dtypes.empty()) continue;
+      options.dtypes = fmt::format("{}", fmt::join(dtypes, ","));
       for (Problem& problem : problems_of(op, options, Sizes::optional, DeviceKind::cuda))
         problems.push_back(std::move(problem));
     }

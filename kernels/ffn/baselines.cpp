@@ -11,6 +11,7 @@
 #include "kernels/common/cpu_vector.hpp"
 #include "kernels/ffn/baseline_steps.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/ffn/norm.hpp"
 
 namespace fftune::ffn {
 namespace {
@@ -87,10 +88,11 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
   if (!saves)
     baseline.extra = {{"gate", dtype, {m, h}, Role::intermediate, 1},
                       {"up", dtype, {m, h}, Role::intermediate, 1}};
+  append_norm(baseline, problem, facts);
   auto& program = baseline.program;
   program.host_tensors = at.count + baseline.extra.size();
-  program.steps.emplace_back(product(dtype, m, h, d, tensor::x, tensor::w_gate, gate));
-  program.steps.emplace_back(product(dtype, m, h, d, tensor::x, tensor::w_up, up));
+  program.steps.emplace_back(product(dtype, m, h, d, at.gate_up_x, tensor::w_gate, gate));
+  program.steps.emplace_back(product(dtype, m, h, d, at.gate_up_x, tensor::w_up, up));
   if (facts.kind == DeviceKind::cpu) {
     baseline.summary = "three OpenBLAS products and a vectorised act * mul, all on all threads";
     program.steps.emplace_back(gate_on_host(problem, facts, gate, up));
@@ -109,7 +111,7 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
 
 /// Gate and up as one product with their weights stacked, which needs a copy of the weights. What
 /// it saves for a backward pass is that product, packed.
-Baseline merged(const Problem& problem) {
+Baseline merged(const Problem& problem, const DeviceFacts& facts) {
   const auto [m, d, h] = shape_of(problem);
   const auto dtype = problem.dtype;
   const Places at = places_of(problem);
@@ -121,8 +123,9 @@ Baseline merged(const Problem& problem) {
   baseline.extra = {
       {"w_gate_up", dtype, {2 * h, d}, Role::input, 1 / std::sqrt(static_cast<double>(d))},
       {"gate_up", dtype, {m, 2 * h}, Role::intermediate, 1}};
+  append_norm(baseline, problem, facts);
   auto& program = baseline.program;
-  program.steps.emplace_back(product(dtype, m, 2 * h, d, tensor::x, weights, packed));
+  program.steps.emplace_back(product(dtype, m, 2 * h, d, at.gate_up_x, weights, packed));
   append_silu_mul(program, problem, TensorArgument{packed}, std::nullopt,
                   TensorArgument{at.hidden});
   program.steps.emplace_back(product(dtype, m, d, h, at.hidden, tensor::w_down, at.y));
@@ -135,7 +138,7 @@ Baseline merged(const Problem& problem) {
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
   if (is_quantised(problem)) return {};  // the libraries' products here take no scales
   if (facts.kind == DeviceKind::cpu) return {unfused(problem, facts)};
-  return {unfused(problem, facts), merged(problem)};
+  return {unfused(problem, facts), merged(problem, facts)};
 }
 
 }  // namespace fftune::ffn

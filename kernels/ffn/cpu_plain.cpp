@@ -105,9 +105,9 @@ class CpuPlain final : public Family {
     program.host_tensors = at.count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const float x_scale = scale_of(call, at.x_scale), out = scale_of(call, at.hidden_scale);
-      const RowProduct gate(dtype, call.tensors[at.x], call.tensors[at.w_gate], d,
+      const RowProduct gate(dtype, call.tensors[at.gate_up_x], call.tensors[at.w_gate], d,
                             x_scale * scale_of(call, at.w_gate_scale));
-      const RowProduct up(dtype, call.tensors[at.x], call.tensors[at.w_up], d,
+      const RowProduct up(dtype, call.tensors[at.gate_up_x], call.tensors[at.w_up], d,
                           x_scale * scale_of(call, at.w_up_scale));
       fill(call, dtype, call.tensors[at.hidden], m, h, [&](auto token, auto row) {
         return static_cast<float>(activate(activation, gate.at(token, row))) * up.at(token, row) /

@@ -148,8 +148,8 @@ class FfnDecode final : public Family {
     launch.block.x = static_cast<std::uint32_t>(layout.warps * 32);
     launch.shared_bytes = static_cast<std::uint32_t>(layout.shared_bytes());
     launch.cooperative = true;
-    for (const std::size_t tensor :
-         {tensor::x, tensor::w_gate, tensor::w_up, tensor::w_down, places_of(problem).y})
+    const Places at = places_of(problem);
+    for (const std::size_t tensor : {at.gate_up_x, at.w_gate, at.w_up, at.w_down, at.y})
       launch.arguments.emplace_back(TensorArgument{tensor});
     launch.arguments.emplace_back(ScratchArgument{0});
     for (const std::int64_t size : size_arguments(problem))

@@ -23,7 +23,7 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     const double up_scale = scale("x_scale") * scale("w_up_scale");
     const double hidden_scale = scale("hidden_scale");
     const auto activation = parse_activation(problem.option("act"));
-    const double* x = tensors.at("x").data();
+    const double* x = tensors.at(form_of(problem).normalises ? "normalised" : "x").data();
     std::vector<double> hidden(m * h), gates(m * h), ups(m * h);
     reference_product(parallel, shape.m, shape.h, shape.d, {x, shape.d},
                       {tensors.at("w_gate").data(), shape.d}, 0, gates.data());

@@ -79,16 +79,14 @@ class BlockRows final : public Family {
     return {{"threads", threads}, {"cluster", cluster}, {"staged", 0}};
   }
 
-  Program program(const Problem& problem, const DeviceFacts&, const Config& given) const override {
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& given) const override {
     constexpr std::int64_t most_clusters = std::int64_t{1} << 20;
     const Rows rows = rows_of(problem);
     const Places at = places_of(problem);
     const Config config =
         fallback_ ? Config{{"threads", 256}, {"cluster", 1}, {"staged", 0}} : given;
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-    const auto tensor = [](std::size_t place) {
-      return place == absent ? Argument{std::int64_t{0}} : Argument{TensorArgument{place}};
-    };
     Program program;
     program.kernels.push_back({file, fmt::format("fftune::block_rows<{}, {}, {}, {}, {}, {}, {}>",
                                                  element_type(rows.dtype), integer_type(rows.ids),
@@ -99,11 +97,19 @@ class BlockRows final : public Family {
     launch.grid.x =
         static_cast<std::uint32_t>(std::min(rows.b, most_clusters) * config.at("cluster"));
     launch.block.x = static_cast<std::uint32_t>(config.at("threads"));
+    launch.programmatic = facts.compute_capability >= 90;
     if (config.at("staged") != 0)
       launch.shared_bytes = static_cast<std::uint32_t>(staged_bytes(rows));
-    launch.arguments = {
-        tensor(at.ids), tensor(at.logits), tensor(at.lengths), tensor(at.n),  tensor(at.invalid),
-        rows.b,         small(rows.len),   small(rows.vocab),  small(rows.n), rows.padding};
+    launch.arguments = {tensor_or_null(at.ids),
+                        tensor_or_null(at.logits),
+                        tensor_or_null(at.lengths),
+                        tensor_or_null(at.n),
+                        tensor_or_null(at.invalid),
+                        rows.b,
+                        small(rows.len),
+                        small(rows.vocab),
+                        small(rows.n),
+                        rows.padding};
     program.steps.emplace_back(std::move(launch));
     return program;
   }

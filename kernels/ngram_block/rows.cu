@@ -7,6 +7,7 @@
 // to shared memory first, which makes one trip to global memory of two. Several threads may block
 // one token: all of them write the same. Grid: any number of clusters of (cluster, 1, 1). Block:
 // `threads`. Dynamic shared memory: len ids if staged.
+#include "common/dependency.cuh"
 #include "common/float16.cuh"
 #include "common/row_sum.cuh"
 
@@ -27,6 +28,7 @@ template <class T, class Id, bool own_lengths, bool own_n, int threads, int clus
 __global__ void __launch_bounds__(threads)
     block_rows(const Id* ids, T* logits, const int* lengths, const int* ns, int* invalid, i64 rows,
                int len, int vocab, int usual_n, i64 padding_id) {
+  take_turn();
   using row_sums = row_sum<1, threads, 1, cluster>;
   __shared__ typename row_sums::memory shared;
   extern __shared__ u64 staging[];
