@@ -1,10 +1,10 @@
 // Blocks the tokens that would repeat an n-gram of their row: definitions and layouts in
 // kernels/ngram_block/ngram_block.hpp.
 //
-// A row belongs to one block, or to the blocks of a cluster. Each id is read once, `vector` bytes at
-// a time: is it a token, and is it the row's last id? There, where a text differs most often, the
-// comparison of the ids before it with those at the row's end begins. Several threads may block one
-// token: all of them write the same. Grid: any number of clusters of (cluster, 1, 1). Block:
+// A row belongs to one block, or to the blocks of a cluster. Each id is read once, `vector` bytes
+// at a time: is it a token, and is it the row's last id? There, where a text differs most often,
+// the comparison of the ids before it with those at the row's end begins. Several threads may block
+// one token: all of them write the same. Grid: any number of clusters of (cluster, 1, 1). Block:
 // `threads`.
 #include "common/dependency.cuh"
 #include "common/float16.cuh"
@@ -25,7 +25,7 @@ __device__ __forceinline__ T negative_infinity() {
 
 // Neighbouring ids, which one access moves.
 template <class Id, int count>
-struct alignas(count * static_cast<int>(sizeof(Id))) id_run {
+struct alignas(count* static_cast<int>(sizeof(Id))) id_run {
   Id value[count];
 };
 

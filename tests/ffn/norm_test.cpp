@@ -150,7 +150,7 @@ TEST_CASE("gate_up starts early behind a norm where launches may be programmatic
   };
   const Problem plain = problem_of(DeviceKind::cuda, DType::bf16, 8, 64, 128, {});
   const Problem norm = problem_of(DeviceKind::cuda, DType::bf16, 8, 64, 128, {{"norm", "rms"}});
-  for (const char* family : {"gate_up_sm90", "gate_up_decode"}) {
+  for (const char* family : {"gate_up_sm90", "gate_up_decode", "ffn_decode"}) {
     REQUIRE_FALSE(first_launch(plain, "sm_90a", family).programmatic);
     REQUIRE(first_launch(norm, "sm_90a", family).programmatic);
   }
@@ -196,11 +196,7 @@ TEST_CASE("norms are right on the GPU, in every family and from stage to stage",
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(1);
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
-    for (const auto& [m, d, h] : {std::tuple{1, 37, 5},
-                                  {1, 1024, 2048},
-                                  {16, 512, 136},
-                                  {200, 264, 392},
-                                  {1029, 1024, 512}})
+    for (const auto& [m, d, h] : {std::tuple{1, 37, 5}, {3, 1024, 512}, {200, 264, 136}})
       verify_norms(*backend, dtype, m, d, h, random);
 }
 
