@@ -7,12 +7,12 @@ For every dtype, form and size, the relative error of each gradient against auto
 beside that of autograd in the dtype itself. fftune must not be worse than 1.5 times autograd and
 four roundings. Where gradients accumulate, they do so in place. Ends with 1 where one is wrong.
 """
-import ctypes
-import json
 import sys
 
 import torch
 import torch.nn.functional as F
+
+from contenders import Fftune
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "f32": 2.0**-23}
@@ -21,32 +21,11 @@ ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu,
 SIZES = [(1, 8, 8), (2, 64, 128), (77, 136, 264), (1001, 520, 328), (1024, 1024, 2048)]
 
 
-class Fftune:
-    """The few calls of fftune.h that a run needs."""
-
-    def __init__(self, library, presets):
-        self.lib = ctypes.CDLL(library)
-        self.lib.fftune_last_error.restype = ctypes.c_char_p
-        self.lib.fftune_plan_workspace_bytes.restype = ctypes.c_size_t
-        self.context = ctypes.c_void_p()
-        self.check(self.lib.fftune_context_create(0, presets.encode(), ctypes.byref(self.context)))
-
-    def check(self, status):
-        if status != 0:
-            sys.exit(f"autograd.py: {self.lib.fftune_last_error().decode()}")
-
-    def run(self, problem, tensors):
-        plan = ctypes.c_void_p()
-        self.check(self.lib.fftune_plan_create(self.context, json.dumps(problem).encode(),
-                                               ctypes.byref(plan)))
-        size = self.lib.fftune_plan_workspace_bytes(plan)
-        workspace = torch.empty(size + 256, dtype=torch.uint8, device="cuda")
-        pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.check(self.lib.fftune_plan_run(plan, pointers, ctypes.c_size_t(len(tensors)),
-                                            ctypes.c_void_p(workspace.data_ptr()), stream))
-        torch.cuda.synchronize()
-        self.lib.fftune_plan_destroy(plan)
+def run_once(fftune, problem, tensors):
+    plan = fftune.plan(problem)
+    fftune.run(plan, tensors, fftune.workspace(plan))
+    torch.cuda.synchronize()
+    fftune.destroy(plan)
 
 
 def ffn(act, x, w_gate, w_up, w_down):
@@ -89,9 +68,9 @@ def check_ffn(fftune, report, name, m, d, h, act, save, accumulate):
               for w in weights]
     grads = [b.clone() for b in before]
     dx = torch.full_like(x, float("nan"))
-    fftune.run({"op": "ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h, "act": act,
-                "save": save, "accumulate": "yes" if accumulate else "no"},
-               [dy, x, *saved, *weights, *(grads if accumulate else []), dx, *grads])
+    run_once(fftune, {"op": "ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h,
+                      "act": act, "save": save, "accumulate": "yes" if accumulate else "no"},
+             [dy, x, *saved, *weights, *(grads if accumulate else []), dx, *grads])
     function = lambda *leaves: ffn(act, *leaves)
     exact = list(gradients(function, inputs, dy, torch.float64))
     theirs = list(gradients(function, inputs, dy, dtype))
@@ -107,15 +86,15 @@ def check_linear(fftune, report, name, m, k, n, accumulate):
     x, w, bias = random(m, k).to(dtype), random(n, k, scale=k**-0.5).to(dtype), random(n).to(dtype)
     dy = random(m, n).to(dtype)
     y = torch.full((m, n), float("nan"), dtype=dtype, device="cuda")
-    fftune.run({"op": "linear", "pass": "fwd", "dtype": name, "m": m, "k": k, "n": n,
-                "bias": "yes"}, [x, w, bias, y])
+    run_once(fftune, {"op": "linear", "pass": "fwd", "dtype": name, "m": m, "k": k, "n": n,
+                      "bias": "yes"}, [x, w, bias, y])
     before = [torch.randn_like(t) if accumulate else torch.full_like(t, float("nan"))
               for t in (w, bias)]
     grads = [b.clone() for b in before]
     dx = torch.full_like(x, float("nan"))
-    fftune.run({"op": "linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
-                "bias": "yes", "accumulate": "yes" if accumulate else "no"},
-               [dy, x, w, *(grads if accumulate else []), dx, *grads])
+    run_once(fftune, {"op": "linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
+                      "bias": "yes", "accumulate": "yes" if accumulate else "no"},
+             [dy, x, w, *(grads if accumulate else []), dx, *grads])
     exact = [F.linear(x.double(), w.double(), bias.double()),
              *gradients(F.linear, [x, w, bias], dy, torch.float64)]
     theirs = [F.linear(x, w, bias), *gradients(F.linear, [x, w, bias], dy, dtype)]
