@@ -202,6 +202,10 @@ class grouped_tiles {
     __syncthreads();
   }
 
+  // The first tile of a group.
+  __device__ __forceinline__ u32 first_of(int group) const {
+    return group == 0 ? 0 : table_[0];
+  }
   __device__ __forceinline__ u32 count() const {
     return table_[0] + tiles_of(groups.rows() - groups.marked());
   }

@@ -22,7 +22,7 @@ template <class T>
 struct grouped_operands {
   const tensor_map& a;
   const tensor_map& true_b0;
-  const tensor_map& true_b1;  // unused with one product, as that of the other group
+  const tensor_map& true_b1;  // of the second product or term, as that of the other group
   const tensor_map& false_b0;
   const tensor_map& false_b1;
   const tensor_map& c;
@@ -31,9 +31,10 @@ struct grouped_operands {
   T* c_rows;
 };
 
-template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_c>
-class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
-  using engine = wgmma_gemm<T, Epilogue, tile>;
+template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_c,
+          class Operands = forward_operands>
+class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands> {
+  using engine = wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>;
   using typename engine::loader;
   using typename engine::ring;
   using typename engine::schedule;
@@ -46,6 +47,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
 
  private:
   static_assert(sorted_a || tile.cluster_n == 1, "gathered rows are not multicast");
+  static_assert(!Operands::a_transposed && Operands::terms == 1 && Operands::results == 1);
   static constexpr int gatherers = 96;
   static constexpr int producer_barrier = 7;
   // Gathering takes more registers than the plain engine's producer has.

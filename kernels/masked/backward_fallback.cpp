@@ -38,9 +38,16 @@ class DwFallback final : public Family {
     KernelLaunch launch;
     launch.grid.x = static_cast<std::uint32_t>(2 * ceil_div(n, tile) * ceil_div(k, tile));
     launch.block.x = 256;
-    for (const std::size_t place :
-         {backward::dy, backward::x, backward::mask, backward::dw_true, backward::dw_false})
+    const LinearPlaces at = linear_places(problem);
+    for (const std::size_t place : {at.dy, at.x, at.mask})
       launch.arguments.emplace_back(TensorArgument{place});
+    for (const std::size_t place : at.dw_before) {
+      if (accumulates(problem))
+        launch.arguments.emplace_back(TensorArgument{place});
+      else
+        launch.arguments.emplace_back(std::int64_t{0});
+    }
+    for (const std::size_t place : at.dw) launch.arguments.emplace_back(TensorArgument{place});
     for (const std::int64_t size : {m, n, k})
       launch.arguments.emplace_back(static_cast<std::int32_t>(size));
     program.steps.emplace_back(std::move(launch));

@@ -1,17 +1,18 @@
-// dw = dy^T x over the tokens of either expert, for any sizes, alignment and element type: the
-// kernel of last resort. An expert without tokens has zeros.
+// dw = dy^T x (+ before) over the tokens of either expert, for any sizes, alignment and element
+// type: the kernel of last resort. An expert without tokens has zeros.
 //
-// dy [m, n], x [m, k], mask [m], dw_true and dw_false [n, k]. The tokens of an expert are added up
-// in their order, 16 at a time through shared memory. Grid: 2 * ceil(n / 64) * ceil(k / 64). Block:
-// 256 threads, 4 x 4 sums each.
+// dy [m, n], x [m, k], mask [m], dw and before [n, k]; before may be null, or dw itself. The tokens
+// of an expert are added up in their order, 16 at a time through shared memory. Grid: 2 * ceil(n /
+// 64) * ceil(k / 64). Block: 256 threads, 4 x 4 sums each.
 #include "common/float16.cuh"
 #include "gemm/row_groups.cuh"
 
 namespace fftune {
 
 template <class T>
-__global__ void __launch_bounds__(256) dw_fallback(const T* dy, const T* x, const u8* mask,
-                                                   T* dw_true, T* dw_false, int m, int n, int k) {
+__global__ void __launch_bounds__(256)
+    dw_fallback(const T* dy, const T* x, const u8* mask, const T* true_before,
+                const T* false_before, T* dw_true, T* dw_false, int m, int n, int k) {
   constexpr int tile = 64, depth = 16, side = 16, per_thread = tile / side, threads = 256;
   __shared__ u32 words[row_groups::shared_words];
   __shared__ u32 tokens[depth];
@@ -58,12 +59,15 @@ __global__ void __launch_bounds__(256) dw_fallback(const T* dy, const T* x, cons
     __syncthreads();
   }
   T* const dw = group == 0 ? dw_true : dw_false;
+  const T* const before = group == 0 ? true_before : false_before;
 #pragma unroll
   for (int i = 0; i < per_thread; ++i) {
 #pragma unroll
     for (int j = 0; j < per_thread; ++j) {
       const i64 at_n = first_n + row + i * side, at_k = first_k + column + j * side;
-      if (at_n < n && at_k < k) dw[at_n * k + at_k] = from_float<T>(sum[i][j]);
+      if (at_n >= n || at_k >= k) continue;
+      const i64 at = at_n * k + at_k;
+      dw[at] = from_float<T>(before == nullptr ? sum[i][j] : sum[i][j] + to_float(before[at]));
     }
   }
 }

@@ -15,6 +15,8 @@ constexpr std::size_t chunk = 256;  // of a row, in float on the stack
 struct Work {
   DType dtype = DType::f32;
   std::size_t m = 0, n = 0, k = 0;
+  LinearPlaces places;
+  bool adds = false;
 
   const std::byte* at(const HostCall& call, std::size_t tensor, std::size_t element) const {
     return static_cast<const std::byte*>(call.tensors[tensor]) + element * dtype_bytes(dtype);
@@ -25,7 +27,7 @@ struct Work {
     return value;
   }
   bool marked(const HostCall& call, std::size_t token) const {
-    return static_cast<const std::uint8_t*>(call.tensors[backward::mask])[token] != 0;
+    return static_cast<const std::uint8_t*>(call.tensors[places.mask])[token] != 0;
   }
   void store(const HostCall& call, std::size_t tensor, std::size_t element,
              std::span<const float> values) const {
@@ -36,16 +38,16 @@ struct Work {
 
 /// Row `token` of dx: rows of its expert's weights, each times an element of dy.
 void token_gradient(const Work& work, const HostCall& call, std::size_t token) {
-  const std::size_t weights = work.marked(call, token) ? backward::w_true : backward::w_false;
+  const std::size_t weights = work.places.w[work.marked(call, token) ? 0 : 1];
   for (std::size_t first = 0; first < work.k; first += chunk) {
     const std::size_t count = std::min(chunk, work.k - first);
     float sums[chunk] = {}, row[chunk];
     for (std::size_t j = 0; j < work.n; ++j) {
-      const float factor = work.value(call, backward::dy, token * work.n + j);
+      const float factor = work.value(call, work.places.dy, token * work.n + j);
       decode(work.dtype, work.at(call, weights, j * work.k + first), {row, count});
       for (std::size_t i = 0; i < count; ++i) sums[i] += factor * row[i];
     }
-    work.store(call, backward::dx, token * work.k + first, {sums, count});
+    work.store(call, work.places.dx, token * work.k + first, {sums, count});
   }
 }
 
@@ -54,14 +56,17 @@ void feature_gradients(const Work& work, const HostCall& call, std::size_t featu
   for (std::size_t first = 0; first < work.k; first += chunk) {
     const std::size_t count = std::min(chunk, work.k - first);
     float sums[2][chunk] = {}, row[chunk];
+    const std::size_t at = feature * work.k + first;
+    for (std::size_t expert = 0; work.adds && expert < 2; ++expert)
+      decode(work.dtype, work.at(call, work.places.dw_before[expert], at), {sums[expert], count});
     for (std::size_t token = 0; token < work.m; ++token) {
       float* const sum = sums[work.marked(call, token) ? 0 : 1];
-      const float factor = work.value(call, backward::dy, token * work.n + feature);
-      decode(work.dtype, work.at(call, backward::x, token * work.k + first), {row, count});
+      const float factor = work.value(call, work.places.dy, token * work.n + feature);
+      decode(work.dtype, work.at(call, work.places.x, token * work.k + first), {row, count});
       for (std::size_t i = 0; i < count; ++i) sum[i] += factor * row[i];
     }
-    work.store(call, backward::dw_true, feature * work.k + first, {sums[0], count});
-    work.store(call, backward::dw_false, feature * work.k + first, {sums[1], count});
+    for (std::size_t expert = 0; expert < 2; ++expert)
+      work.store(call, work.places.dw[expert], at, {sums[expert], count});
   }
 }
 
@@ -81,11 +86,14 @@ class CpuBackward final : public Family {
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const Work work{problem.dtype, static_cast<std::size_t>(problem.size("m")),
+    const Work work{problem.dtype,
+                    static_cast<std::size_t>(problem.size("m")),
                     static_cast<std::size_t>(problem.size("n")),
-                    static_cast<std::size_t>(problem.size("k"))};
+                    static_cast<std::size_t>(problem.size("k")),
+                    linear_places(problem),
+                    accumulates(problem)};
     Program program;
-    program.host_tensors = backward::dw_false + 1;
+    program.host_tensors = work.places.dw[1] + 1;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const auto threads = call.parallel.max_threads();
       call.parallel.run(static_cast<int>(work.m), threads, [&](int token) {

@@ -48,4 +48,15 @@ std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFac
   return std::nullopt;
 }
 
+std::optional<std::string> refuse_wgmma(const Problem& problem, const DeviceFacts& facts) {
+  constexpr std::int64_t most_tokens = std::int64_t{1} << 19;
+  if (auto refusal = refuse_halves(problem, facts)) return refusal;
+  if (facts.compute_capability != 90)
+    return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
+                       facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
+  if (problem.size("m") > most_tokens)
+    return fmt::format("m={}: its table of tiles holds {} tokens", problem.size("m"), most_tokens);
+  return std::nullopt;
+}
+
 }  // namespace fftune::masked

@@ -22,4 +22,8 @@ std::vector<Argument> pointer_arguments(const StageProduct& work);
 /// Why no kernel of 16-bit tensor core products and 16-byte rows can serve it.
 std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts);
 
+/// The same of the wgmma engine, whose table of tiles is in shared memory: 64 KiB with tiles of 64
+/// rows.
+std::optional<std::string> refuse_wgmma(const Problem& problem, const DeviceFacts& facts);
+
 }  // namespace fftune::masked

@@ -36,7 +36,7 @@ class FallbackFamily final : public Family {
     program.kernels.push_back(
         {"masked/grouped_fallback.cu",
          fmt::format("fftune::grouped_fallback<{}, {}>", template_arguments(stage_, problem),
-                     work.transposed_b)});
+                     work.shape.b_transposed)});
     KernelLaunch launch;
     launch.grid.x = static_cast<std::uint32_t>((ceil_div(work.shape.m, tile) + 1) *
                                                ceil_div(work.shape.n, tile));

@@ -6,6 +6,8 @@
 namespace fftune::masked {
 
 const Family& linear_sm90_family();
+const Family& dx_sm90_family();
+const Family& dw_sm90_family();
 const Family& gate_up_sm90_family();
 const Family& down_sm90_family();
 

@@ -24,7 +24,7 @@ class MaskedLinear final : public Op {
             {.name = "k", .help = "input features", .default_on_cuda = {}, .default_on_cpu = {}},
             {.name = "n", .help = "output features", .default_on_cuda = {}, .default_on_cpu = {}}};
   }
-  std::vector<OptionField> options() const override { return {mask_option()}; }
+  std::vector<OptionField> options() const override { return {mask_option(), accumulate_option()}; }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
     return {DType::bf16, DType::fp16, DType::f32};
@@ -42,14 +42,18 @@ class MaskedLinear final : public Op {
       const double by_n = 1 / std::sqrt(static_cast<double>(n));
       TensorSpec x{"x", dtype, {m, k}, Role::input, by_m}, mask = mask_tensor(problem);
       x.kept = mask.kept = true;
-      return {{"dy", dtype, {m, n}, Role::input, 1},
-              x,
-              mask,
-              {"w_true", dtype, {n, k}, Role::input, by_n},
-              {"w_false", dtype, {n, k}, Role::input, by_n},
-              {"dx", dtype, {m, k}, Role::output, 1},
-              {"dw_true", dtype, {n, k}, Role::output, 1},
-              {"dw_false", dtype, {n, k}, Role::output, 1}};
+      std::vector<TensorSpec> tensors{{"dy", dtype, {m, n}, Role::input, 1},
+                                      x,
+                                      mask,
+                                      {"w_true", dtype, {n, k}, Role::input, by_n},
+                                      {"w_false", dtype, {n, k}, Role::input, by_n}};
+      if (accumulates(problem))
+        for (const char* name : {"dw_true_before", "dw_false_before"})
+          tensors.push_back({name, dtype, {n, k}, Role::input, 1});
+      tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
+      for (const char* name : {"dw_true", "dw_false"})
+        tensors.push_back({name, dtype, {n, k}, Role::output, 1});
+      return tensors;
     }
     return {{"x", dtype, {m, k}, Role::input, 1},
             mask_tensor(problem),
@@ -75,6 +79,9 @@ class MaskedLinear final : public Op {
                  .inputs = {"dy", "x", "mask"},
                  .outputs = {"dw_true", "dw_false"},
                  .reduction_length = m}};
+    if (accumulates(problem))
+      stages.back().inputs.insert(stages.back().inputs.end(),
+                                  {"dw_true_before", "dw_false_before"});
     const auto tensors = this->tensors(problem);
     for (StageSpec& stage : stages) {
       stage.flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
@@ -92,9 +99,10 @@ class MaskedLinear final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&linear_sm90_family(),      &linear_sm80_family(), &linear_fallback_family(),
-            &dx_fallback_family(),      &dw_fallback_family(), &linear_cpu_blas_family(),
-            &linear_cpu_plain_family(), &cpu_backward_family()};
+    return {&linear_sm90_family(), &dx_sm90_family(),         &dw_sm90_family(),
+            &linear_sm80_family(), &linear_fallback_family(), &dx_fallback_family(),
+            &dw_fallback_family(), &linear_cpu_blas_family(), &linear_cpu_plain_family(),
+            &cpu_backward_family()};
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return linear_baselines(problem, facts);

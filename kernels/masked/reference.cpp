@@ -56,13 +56,18 @@ void reference_dx(const Problem& problem, ReferenceTensors& tensors, Parallel& p
   tensors["dx"] = std::move(dx);
 }
 
-/// Row j of an expert's dw = the sum over its tokens i of dy_ij times row i of x.
+/// Row j of an expert's dw = the sum over its tokens i of dy_ij times row i of x, and what is
+/// before.
 void reference_dw(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
   const auto m = static_cast<std::size_t>(problem.size("m"));
   const auto n = static_cast<std::size_t>(problem.size("n"));
   const auto k = static_cast<std::size_t>(problem.size("k"));
   const std::vector<double>&dy = tensors.at("dy"), &x = tensors.at("x"), &mask = tensors.at("mask");
   std::vector<double> dw_true(n * k), dw_false(n * k);
+  if (accumulates(problem)) {
+    dw_true = tensors.at("dw_true_before");
+    dw_false = tensors.at("dw_false_before");
+  }
   parallel.run(static_cast<int>(n), parallel.max_threads(), [&](int feature) {
     const auto j = static_cast<std::size_t>(feature);
     for (std::size_t i = 0; i < m; ++i) {

@@ -12,9 +12,6 @@
 namespace fftune::masked {
 namespace {
 
-/// Its table of tiles is in shared memory: 64 KiB with tiles of 64 rows.
-constexpr std::int64_t most_tokens = std::int64_t{1} << 19;
-
 /// Tiles of rows, at most: each expert's last one may be a part, and fills its cluster.
 std::int64_t most_tiles(std::int64_t m, const WgmmaTile& t) {
   return (ceil_div(m, std::int64_t{t.bm} * t.cluster_m) + 1) * t.cluster_m;
@@ -65,14 +62,7 @@ class WgmmaFamily final : public Family {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto refusal = refuse_pass(stage_, problem)) return refusal;
-    if (auto refusal = refuse_halves(problem, facts)) return refusal;
-    if (facts.compute_capability != 90)
-      return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
-                         facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
-    if (problem.size("m") > most_tokens)
-      return fmt::format("m={}: its table of tiles holds {} tokens", problem.size("m"),
-                         most_tokens);
-    return std::nullopt;
+    return refuse_wgmma(problem, facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
@@ -94,12 +84,15 @@ class WgmmaFamily final : public Family {
                   const Config& config) const override {
     const StageProduct work = product_of(stage_, problem);
     const WgmmaTile tile(config);
+    const char* const form = work.shape.products == 2  ? ""
+                             : work.shape.b_transposed ? "true, "
+                                                       : "false, ";
     Program program;
     program.kernels.push_back(
         {"masked/grouped_sm90.cu",
-         fmt::format("fftune::{}<{}, {}>",
+         fmt::format("fftune::{}<{}, {}{}>",
                      work.shape.products == 2 ? "grouped_pair_sm90" : "grouped_sm90",
-                     template_arguments(stage_, problem),
+                     template_arguments(stage_, problem), form,
                      wgmma_template_arguments(config, work.shape.products))});
     WgmmaOperands operands;
     operands.dtype = operands.c_dtype = problem.dtype;
@@ -135,6 +128,12 @@ class WgmmaFamily final : public Family {
 const Family& linear_sm90_family() {
   static const WgmmaFamily family(Stage::linear, "linear_sm90",
                                   "y in tiles of one expert's tokens, with TMA and wgmma");
+  return family;
+}
+const Family& dx_sm90_family() {
+  static const WgmmaFamily family(
+      Stage::dx, "dx_sm90",
+      "dx in tiles of one expert's tokens, with TMA and wgmma, weights read as their transposes");
   return family;
 }
 const Family& gate_up_sm90_family() {
