@@ -104,7 +104,7 @@ LibraryGemm product(DType dtype, const GemmShape& shape, std::size_t a, std::siz
 std::vector<Baseline> linear_baselines(const Problem& problem, const DeviceFacts& facts) {
   if (problem.pass != "fwd") return {};  // the library's products here are of rows by rows
   const StageProduct work = product_of(Stage::linear, problem);
-  const std::size_t other = work.c + 1;
+  const std::size_t y = work.c.front(), other = y + 1;
   Baseline baseline;
   baseline.name = "unfused";
   baseline.summary = "the product of all tokens by either expert's weights, and a selection";
@@ -112,16 +112,19 @@ std::vector<Baseline> linear_baselines(const Problem& problem, const DeviceFacts
       {"y_false", problem.dtype, {work.shape.m, work.shape.n}, Role::intermediate, 1}};
   auto& program = baseline.program;
   program.host_tensors = other + 1;
-  program.steps.emplace_back(product(problem.dtype, work.shape, work.a, work.b[0][0], work.c));
-  program.steps.emplace_back(product(problem.dtype, work.shape, work.a, work.b[1][0], other));
-  append_select(program, problem, facts, work.mask, work.c, other, work.c, work.shape.n);
+  program.steps.emplace_back(product(problem.dtype, work.shape, work.a.front(), work.b[0][0], y));
+  program.steps.emplace_back(
+      product(problem.dtype, work.shape, work.a.front(), work.b[1][0], other));
+  append_select(program, problem, facts, work.mask, y, other, y, work.shape.n);
   return {baseline};
 }
 
 std::vector<Baseline> ffn_baselines(const Problem& problem, const DeviceFacts& facts) {
+  if (problem.pass != "fwd") return {};  // the library's products here are of rows by rows
   const StageProduct gate_up = product_of(Stage::gate_up, problem);
   const StageProduct down = product_of(Stage::down, problem);
-  const std::size_t hidden = gate_up.c, gate = hidden + 1, up = hidden + 2, other = hidden + 3;
+  const std::size_t x = gate_up.a.front(), y = down.c.front(), hidden = gate_up.c.front();
+  const std::size_t gate = hidden + 1, up = hidden + 2, other = hidden + 3;
   const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
   const DType dtype = problem.dtype;
   Baseline baseline;
@@ -133,14 +136,13 @@ std::vector<Baseline> ffn_baselines(const Problem& problem, const DeviceFacts& f
   auto& program = baseline.program;
   program.host_tensors = other + 1;
   for (const std::size_t expert : {0, 1}) {
-    program.steps.emplace_back(
-        product(dtype, gate_up.shape, gate_up.a, gate_up.b[expert][0], gate));
-    program.steps.emplace_back(product(dtype, gate_up.shape, gate_up.a, gate_up.b[expert][1], up));
+    program.steps.emplace_back(product(dtype, gate_up.shape, x, gate_up.b[expert][0], gate));
+    program.steps.emplace_back(product(dtype, gate_up.shape, x, gate_up.b[expert][1], up));
     append_gate(program, problem, facts, gate, up, hidden);
     program.steps.emplace_back(
-        product(dtype, down.shape, hidden, down.b[expert][0], expert == 0 ? down.c : other));
+        product(dtype, down.shape, hidden, down.b[expert][0], expert == 0 ? y : other));
   }
-  append_select(program, problem, facts, down.mask, down.c, other, down.c, d);
+  append_select(program, problem, facts, down.mask, y, other, y, d);
   return {baseline};
 }
 

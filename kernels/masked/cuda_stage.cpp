@@ -8,33 +8,33 @@
 namespace fftune::masked {
 namespace {
 
-/// The policy of that name in gemm/epilogue.cuh.
-std::string epilogue_type(Stage stage, const Problem& problem) {
-  if (stage != Stage::gate_up) return "fftune::linear_epilogue<false, false>";
+/// The policy for what becomes of the sums, in gemm/epilogue.cuh.
+std::string epilogue_type(const StageProduct& work, const Problem& problem) {
+  if (work.gradient)
+    return fmt::format("fftune::gated_gradient<{}, {}>", curve_type(problem.option("act")),
+                       work.c.size() == 3);
+  if (work.shape.products == 1) return "fftune::linear_epilogue<false, false>";
   const std::string& act = problem.option("act");
-  return fmt::format("fftune::gated_epilogue<fftune::{}>", act == "gelu-tanh" ? "gelu_tanh" : act);
+  return fmt::format("fftune::{}<fftune::{}>",
+                     work.c.size() == 3 ? "saving_epilogue" : "gated_epilogue",
+                     act == "gelu-tanh" ? "gelu_tanh" : act);
 }
 
 }  // namespace
 
-std::string template_arguments(Stage stage, const Problem& problem) {
-  const StageProduct product = product_of(stage, problem);
-  return fmt::format("{}, {}, {}, {}", element_type(problem.dtype), epilogue_type(stage, problem),
-                     product.sorted_a, product.sorted_c);
+std::string template_arguments(const StageProduct& work, const Problem& problem) {
+  return fmt::format("{}, {}, {}, {}", element_type(problem.dtype), epilogue_type(work, problem),
+                     work.sorted_a, work.sorted_c);
 }
 
-std::vector<Argument> pointer_arguments(const StageProduct& work) {
-  std::vector<Argument> arguments{TensorArgument{work.a}, TensorArgument{work.mask}};
-  for (const auto& weights : work.b) {
-    arguments.emplace_back(TensorArgument{weights[0]});
-    if (weights.size() == 2) {
-      arguments.emplace_back(TensorArgument{weights[1]});
-    } else {
+void append_places(std::vector<Argument>& arguments, const std::vector<std::size_t>& places,
+                   std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i < places.size())
+      arguments.emplace_back(TensorArgument{places[i]});
+    else
       arguments.emplace_back(std::int64_t{0});
-    }
   }
-  arguments.emplace_back(TensorArgument{work.c});
-  return arguments;
 }
 
 std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts) {

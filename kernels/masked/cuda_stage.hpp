@@ -11,13 +11,13 @@
 
 namespace fftune::masked {
 
-/// The template arguments of every kernel: element type, epilogue, whether A and C are in the order
-/// of the mask.
-std::string template_arguments(Stage stage, const Problem& problem);
+/// The template arguments that every kernel of a product begins with: element type, epilogue,
+/// whether A and C are in the order of the mask.
+std::string template_arguments(const StageProduct& work, const Problem& problem);
 
-/// The addresses that the kernels of gathered rows begin with: a, mask, an expert's two weights,
-/// the other's, c. With one product the second weight is null.
-std::vector<Argument> pointer_arguments(const StageProduct& work);
+/// Appends the addresses of the tensors at these places, and nulls up to `count`.
+void append_places(std::vector<Argument>& arguments, const std::vector<std::size_t>& places,
+                   std::size_t count);
 
 /// Why no kernel of 16-bit tensor core products and 16-byte rows can serve it.
 std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts);

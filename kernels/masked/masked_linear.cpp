@@ -63,46 +63,26 @@ class MaskedLinear final : public Op {
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
-    const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
-    std::vector<StageSpec> stages;
-    if (problem.pass == "fwd")
-      stages = {{.name = stage_name(Stage::linear),
-                 .inputs = {"x", "mask", "w_true", "w_false"},
-                 .outputs = {"y"},
-                 .reduction_length = k}};
-    else
-      stages = {{.name = stage_name(Stage::dx),
-                 .inputs = {"dy", "mask", "w_true", "w_false"},
-                 .outputs = {"dx"},
-                 .reduction_length = n},
-                {.name = stage_name(Stage::dw),
-                 .inputs = {"dy", "x", "mask"},
-                 .outputs = {"dw_true", "dw_false"},
-                 .reduction_length = m}};
-    if (accumulates(problem))
-      stages.back().inputs.insert(stages.back().inputs.end(),
-                                  {"dw_true_before", "dw_false_before"});
     const auto tensors = this->tensors(problem);
-    for (StageSpec& stage : stages) {
-      stage.flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-      for (const auto& names : {stage.inputs, stage.outputs})
-        for (const auto& name : names)
-          stage.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
-    }
+    std::vector<StageSpec> stages;
+    for (const Stage stage : stages_of(problem))
+      stages.push_back(stage_spec(stage, problem, tensors));
     return stages;
   }
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    if (problem.pass == "fwd") return masked::reference(Stage::linear, problem, tensors, parallel);
-    masked::reference(stage == 0 ? Stage::dx : Stage::dw, problem, tensors, parallel);
+    masked::reference(stages_of(problem).at(stage), problem, tensors, parallel);
   }
 
   std::vector<const Family*> families() const override {
-    return {&linear_sm90_family(), &dx_sm90_family(),         &dw_sm90_family(),
-            &linear_sm80_family(), &linear_fallback_family(), &dx_fallback_family(),
-            &dw_fallback_family(), &linear_cpu_blas_family(), &linear_cpu_plain_family(),
-            &cpu_backward_family()};
+    std::vector<const Family*> all;
+    for (const auto& some :
+         {linear_sm90_families(), linear_sm90_sum_families(), linear_sm80_families(),
+          linear_fallback_families(), linear_cpu_blas_families(), linear_cpu_blas_sum_families(),
+          linear_cpu_plain_families()})
+      all.insert(all.end(), some.begin(), some.end());
+    return all;
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return linear_baselines(problem, facts);

@@ -35,7 +35,8 @@ class MmaSyncFamily final : public Family {
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_pass(stage_, problem)) return refusal;
+    if (auto refusal = refuse_stage(stage_, problem)) return refusal;
+    if (product_of(stage_, problem).c.size() > 1) return "it does not store gate and up";
     if (auto refusal = refuse_halves(problem, facts)) return refusal;
     // As ffn's: wgmma has twice the rate, and up to 64 tokens the memory decides.
     constexpr std::int64_t most_tokens_beside_wgmma = 64;
@@ -59,12 +60,16 @@ class MmaSyncFamily final : public Family {
     Program program;
     program.kernels.push_back(
         {"masked/grouped_sm80.cu",
-         fmt::format("fftune::grouped_sm80<{}, {}>", template_arguments(stage_, problem),
+         fmt::format("fftune::grouped_sm80<{}, {}>", template_arguments(work, problem),
                      mma_sync_template_arguments(config))});
     // Each expert's last tile may be a part: there may be a row of tiles more.
     GemmShape tiled = work.shape;
     tiled.m += config.at("bm");
-    mma_sync_launch(program, tiled, facts, config, pointer_arguments(work),
+    std::vector<Argument> matrices;
+    append_places(matrices, {work.a.front(), work.mask}, 2);
+    for (const auto& weights : work.b) append_places(matrices, weights, 2);
+    append_places(matrices, work.c, 1);
+    mma_sync_launch(program, tiled, facts, config, matrices,
                     {work.shape.m, work.shape.n, work.shape.k});
     auto& launch = std::get<KernelLaunch>(program.steps.back());
     launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(config.at("bm")));
@@ -81,21 +86,17 @@ class MmaSyncFamily final : public Family {
 
 }  // namespace
 
-const Family& linear_sm80_family() {
-  static const MmaSyncFamily family(Stage::linear, "linear_sm80",
+std::vector<const Family*> linear_sm80_families() {
+  static const MmaSyncFamily linear(Stage::linear, "linear_sm80",
                                     "y in tiles of one expert's tokens, with mma.sync");
-  return family;
+  return {&linear};
 }
-const Family& gate_up_sm80_family() {
-  static const MmaSyncFamily family(
+std::vector<const Family*> ffn_sm80_families() {
+  static const MmaSyncFamily gate_up(
       Stage::gate_up, "gate_up_sm80",
-      "hidden in tiles of one expert's tokens, x read once for both products, with mma.sync");
-  return family;
-}
-const Family& down_sm80_family() {
-  static const MmaSyncFamily family(Stage::down, "down_sm80",
-                                    "y from tiles of one expert's hidden, with mma.sync");
-  return family;
+      "hidden in tiles of one expert's tokens, x read once for both products, with mma.sync"),
+      down(Stage::down, "down_sm80", "y from tiles of one expert's hidden, with mma.sync");
+  return {&gate_up, &down};
 }
 
 }  // namespace fftune::masked

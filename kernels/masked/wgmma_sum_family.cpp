@@ -52,7 +52,7 @@ class WgmmaSumFamily final : public Family {
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_pass(stage_, problem)) return refusal;
+    if (auto refusal = refuse_stage(stage_, problem)) return refusal;
     return refuse_wgmma(problem, facts);
   }
 
@@ -122,13 +122,15 @@ class WgmmaSumFamily final : public Family {
     const bool adds = !work.addends[0].empty();
     program.kernels.push_back(
         {"masked/token_sum_sm90.cu",
-         fmt::format("fftune::token_sum_sm90<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}>",
+         fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}>",
+                     work.a.size() == 2 ? "token_sums_sm90" : "token_sum_sm90",
                      element_type(problem.dtype), adds, work.sorted_a, work.sorted_b,
                      wgmma_template_arguments(config, 1))});
     KernelLaunch launch = wgmma_geometry(program, work.shape, facts, config, true);
     launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(work.shape.k));
     const WgmmaMaps maps(work.shape, config, problem.dtype, problem.dtype);
-    launch.arguments = {maps.a(TensorArgument{work.a.front()}), maps.a(a),
+    launch.arguments = {maps.a(TensorArgument{work.a.front()}),
+                        work.a.size() == 2 ? maps.a(TensorArgument{work.a.back()}) : maps.a(a),
                         maps.b(TensorArgument{work.b}), maps.b(b)};
     for (const auto* matrices : {&work.c, adds ? &work.addends : &work.c})
       for (const auto& own : *matrices)
@@ -146,11 +148,19 @@ class WgmmaSumFamily final : public Family {
 
 }  // namespace
 
-const Family& dw_sm90_family() {
-  static const WgmmaSumFamily family(
+std::vector<const Family*> linear_sm90_sum_families() {
+  static const WgmmaSumFamily dw(
       Stage::dw, "dw_sm90",
       "wgmma over each expert's tokens, dy and x read as their transposes; both dw in one launch");
-  return family;
+  return {&dw};
+}
+std::vector<const Family*> ffn_sm90_sum_families() {
+  static const WgmmaSumFamily d_gate_up(
+      Stage::d_gate_up, "d_gate_up_sm90",
+      "wgmma over each expert's tokens, both products of x of both experts in one launch"),
+      d_down(Stage::d_down, "d_down_sm90",
+             "wgmma over each expert's tokens, dy and hidden read as their transposes");
+  return {&d_gate_up, &d_down};
 }
 
 }  // namespace fftune::masked

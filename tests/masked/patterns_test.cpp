@@ -34,6 +34,10 @@ std::vector<std::string> masks_of(std::int64_t m) {
           "even:0.5", "random:0.02", "random:0.2",   "random:0.5",  "random:0.8", "random:0.98"};
 }
 
+/// Of masked-ffn's backward pass.
+const std::vector<Options> backward_forms{
+    {}, {{"save", "input"}}, {{"accumulate", "yes"}, {"act", "gelu"}}};
+
 /// One compiled variant and the stages that it covers.
 struct Candidate {
   std::string id;
@@ -106,8 +110,13 @@ TEST_CASE("masked layers are right on the CPU under every mask") {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 37, 130}, {72, 70}, 1) > 0);
     CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {1, 2, 131}, {40, 67}, 1) > 0);
+    CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {131}, {40, 67}, 1, "fwd",
+                          {{"save", "preact"}}) > 0);
+    for (const Options& form : backward_forms)
+      CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {1, 2, 131}, {40, 67}, 1, "bwd",
+                            form) > 0);
     for (const char* accumulate : {"no", "yes"})
-      CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 131}, {70, 33}, 0, "bwd",
+      CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 131}, {70, 33}, 1, "bwd",
                             {{"accumulate", accumulate}}) > 0);
   }
 }
@@ -158,4 +167,17 @@ TEST_CASE("gradients of masked linear layers are right on a GPU under every mask
   CHECK(verify_patterns(*backend, op, DType::bf16, {515}, {264, 136}, 12, "bwd") > 0);
   CHECK(verify_patterns(*backend, op, DType::fp16, {2049}, {520, 264}, 12, "bwd",
                         {{"accumulate", "yes"}}) > 0);
+}
+
+TEST_CASE("gradients of masked networks are right on a GPU under every mask", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Op& op = masked_ffn_op();
+  for (const Options& form : backward_forms) {
+    CHECK(verify_patterns(*backend, op, DType::f32, {65}, {35, 67}, 0, "bwd", form) > 0);
+    CHECK(verify_patterns(*backend, op, DType::bf16, {1, 131}, {72, 136}, 3, "bwd", form) > 0);
+    CHECK(verify_patterns(*backend, op, DType::fp16, {515}, {264, 328}, 6, "bwd", form) > 0);
+  }
+  CHECK(verify_patterns(*backend, op, DType::bf16, {515}, {136, 200}, 4, "fwd",
+                        {{"save", "preact"}}) > 0);
 }
