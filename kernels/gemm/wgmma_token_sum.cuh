@@ -54,11 +54,57 @@ class wgmma_token_sum
  private:
   static_assert(results == 1 || (results == 2 && sorted_a));
   static constexpr int blanking_barrier = 6;
-  // Looking tokens up takes more registers than three consumers leave the plain engine's producer.
-  static constexpr int producer_registers = 40;
-  static constexpr int consumer_registers = tile.consumers == 3 ? 152 : engine::consumer_registers;
+  // Looking tokens up takes more registers than the plain engine's producer has, and accumulators
+  // leave them where they are few.
+  static constexpr bool few_sums = layout::parts * store::values < 192;
+  static constexpr int producer_registers = tile.consumers < 3 && few_sums ? 56 : 40;
+  static constexpr int consumer_registers = tile.consumers == 3 ? 152 : few_sums ? 224 : 232;
+
   static constexpr int groups_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
   static constexpr int tiles_at = groups_at + row_groups::shared_words * 4;
+
+  // The k tiles of both groups, those of the first one first.
+  struct token_tiles {
+    static constexpr u32 scattered = 0x80000000;
+    const u32* places;  // in shared memory, of each: its first token, if they are neighbours
+    int marked, all;    // tokens of the first group, and of both
+
+    __device__ __forceinline__ int count(int group) const {
+      return group == 0 ? marked : all - marked;
+    }
+    // The first of a group, and its place in the order of the groups.
+    __device__ __forceinline__ int first(int group) const {
+      return group == 0 ? 0 : ceil_div(marked, static_cast<int>(engine::bk));
+    }
+    __device__ __forceinline__ int begin(int group) const { return group == 0 ? 0 : marked; }
+  };
+
+  // Where a k tile of an operand is: at which row of it, or of its copy.
+  struct token_place {
+    int row;
+    bool copy;
+  };
+  template <bool sorted>
+  static __device__ __forceinline__ token_place place_of(const token_tiles& rows, int group,
+                                                         int k_tile) {
+    const int in_copy = rows.begin(group) + k_tile * static_cast<int>(engine::bk);
+    if constexpr (sorted) return {in_copy, true};
+    const u32 place = rows.places[rows.first(group) + k_tile];
+    const bool copy = place >= token_tiles::scattered;
+    return {copy ? in_copy : static_cast<int>(place), copy};
+  }
+
+  // All threads. `words`: those of grouped_tiles, then one for each tile and one more.
+  static __device__ __forceinline__ token_tiles find_tiles(const row_groups& groups, u32* words) {
+    const tiles all(groups, words, layout::threads);
+    u32* const places = words + 1 + 2 * all.count();
+    for (u32 tile_k = threadIdx.x; tile_k <= all.count(); tile_k += layout::threads) {
+      const grouped_rows own = all.at(tile_k);  // the one past the last has no rows
+      places[tile_k] = own.consecutive ? own.row : token_tiles::scattered;
+    }
+    __syncthreads();
+    return {places, groups.marked(), groups.rows()};
+  }
 
   // A tile of C, of which result, and its k tiles.
   struct task {
@@ -78,43 +124,41 @@ class wgmma_token_sum
     return schedule({static_cast<int>(2 * results * result_rows(shape.m) * tile.bm), shape.n,
                      shape.k, shape.group_m});
   }
-  static __device__ __forceinline__ int tokens_of(const tiles& rows, const wgmma_gemm_shape& shape,
-                                                  int group) {
-    return group == 0 ? rows.groups.marked() : shape.k - rows.groups.marked();
-  }
-  static __device__ __forceinline__ task task_of(const schedule& work, const tiles& rows,
+  static __device__ __forceinline__ task task_of(const schedule& work, const token_tiles& rows,
                                                  const wgmma_gemm_shape& shape, u32 rank) {
     task own{work.position(rank), 0, false, {}};
     const u32 height = result_rows(shape.m);
     const u32 result = own.at.m / height;
     own.at.m -= result * height;
-    const int longer = 2 * rows.groups.marked() >= shape.k ? 0 : 1;
+    const int longer = 2 * rows.marked >= rows.all ? 0 : 1;
     own.group = result < results ? longer : 1 - longer;
     own.second = results == 2 && result % 2 == 1;
-    own.range = wgmma_k_range<tile, engine::bk>(tokens_of(rows, shape, own.group), rank);
-    // A block without a k tile has one that is all zeros.
-    if (own.range.last == own.range.first) ++own.range.last;
+    const int tokens = rows.count(own.group);
+    own.range = wgmma_k_range<tile, engine::bk>(tokens, rank);
+    // A block without a k tile has one past the last, which is all zeros.
+    if (own.range.last == own.range.first) {
+      const int past = ceil_div(tokens, static_cast<int>(engine::bk));
+      own.range = {past, past + 1};
+    }
     return own;
   }
 
   // One thread each, as in the plain engine: B, and the announcement of both operands' bytes.
-  static __device__ __forceinline__ void produce_b(const operands& from, const tiles& rows,
+  static __device__ __forceinline__ void produce_b(const operands& from, const token_tiles& rows,
                                                    const wgmma_gemm_shape& shape, ring pipe,
                                                    u32 rank) {
     const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
     for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
       const task own = task_of(work, rows, shape, rank);
-      const u32 first = rows.first_of(own.group);
       const int row = own.at.n * tile.bn + source.i * loader::b_share;
       for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
-        const grouped_rows tokens = rows.at(first + k_tile);
-        const bool copy = sorted_b || !tokens.consecutive;
+        const token_place tokens = place_of<sorted_b>(rows, own.group, k_tile);
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
         barrier_arrive_expect(pipe.full_barrier(), layout::stage_bytes);
         loader::template load_share<tile.cluster_m, true, loader::b_share>(
             pipe.slot() + layout::a_bytes + source.i * loader::b_share * layout::row_bytes,
-            copy ? from.b_sorted : from.b, pipe.full_barrier(), copy ? tokens.first : tokens.row,
-            row, source.column_blocks, l2_policy::evict_normal);
+            tokens.copy ? from.b_sorted : from.b, pipe.full_barrier(), tokens.row, row,
+            source.column_blocks, l2_policy::evict_normal);
       }
     }
     // A block may not exit while peers still multicast into it or signal its barriers.
@@ -125,22 +169,20 @@ class wgmma_token_sum
     }
   }
 
-  static __device__ __forceinline__ void produce_a(const operands& from, const tiles& rows,
+  static __device__ __forceinline__ void produce_a(const operands& from, const token_tiles& rows,
                                                    const wgmma_gemm_shape& shape, ring pipe,
                                                    u32 rank) {
     const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
     for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
       const task own = task_of(work, rows, shape, rank);
-      const u32 first = rows.first_of(own.group);
       const int row = own.at.m * tile.bm + source.j * loader::a_share;
       const tensor_map& sorted = results == 2 && own.second ? from.a1 : from.a_sorted;
       for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
-        const grouped_rows tokens = rows.at(first + k_tile);
-        const bool copy = sorted_a || !tokens.consecutive;
+        const token_place tokens = place_of<sorted_a>(rows, own.group, k_tile);
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
         loader::template load_share<tile.cluster_n, true, loader::a_share>(
-            pipe.slot() + source.j * loader::a_share * layout::row_bytes, copy ? sorted : from.a,
-            pipe.full_barrier(), copy ? tokens.first : tokens.row, row, source.row_blocks,
+            pipe.slot() + source.j * loader::a_share * layout::row_bytes,
+            tokens.copy ? sorted : from.a, pipe.full_barrier(), tokens.row, row, source.row_blocks,
             l2_policy::evict_normal);
       }
     }
@@ -201,7 +243,7 @@ class wgmma_token_sum
     return own.at.n * tile.bn + (tile.split_k > 1 ? rank * layout::owned_columns : 0);
   }
 
-  static __device__ __forceinline__ void consume(const operands& from, const tiles& rows,
+  static __device__ __forceinline__ void consume(const operands& from, const token_tiles& rows,
                                                  const wgmma_gemm_shape& shape, ring pipe, u32 base,
                                                  u32 rank, int consumer) {
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
@@ -232,8 +274,7 @@ class wgmma_token_sum
           }
         }
         if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
-        main_loop(sum, pipe, own.range, tokens_of(rows, shape, own.group), first_row, rank,
-                  consumer);
+        main_loop(sum, pipe, own.range, rows.count(own.group), first_row, rank, consumer);
       }
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
@@ -299,7 +340,7 @@ class wgmma_token_sum
     // The mask is older than the kernel before this one, so it is read without a wait.
     const row_groups groups = row_groups::build<layout::threads>(
         from.mask, shape.k, reinterpret_cast<u32*>(aligned + groups_at));
-    const tiles rows(groups, reinterpret_cast<u32*>(aligned + tiles_at), layout::threads);
+    const token_tiles rows = find_tiles(groups, reinterpret_cast<u32*>(aligned + tiles_at));
     // A split's blocks need each other only for the sums: they wait there.
     if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) cluster_wait();
     launch_dependents();

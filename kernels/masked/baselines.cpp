@@ -1,4 +1,5 @@
 #include "kernels/masked/baselines.hpp"
+#include "kernels/masked/baseline_steps.hpp"
 
 #include <fmt/format.h>
 
@@ -12,49 +13,6 @@
 
 namespace fftune::masked {
 namespace {
-
-constexpr std::int64_t threads = 256;
-
-/// A launch of the last kernel over [rows, columns], 16 bytes a thread.
-KernelLaunch rows_launch(const Program& program, DType dtype, std::int64_t rows,
-                         std::int64_t columns) {
-  const auto elements = static_cast<std::int64_t>(16 / dtype_bytes(dtype));
-  KernelLaunch launch;
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid.x = static_cast<std::uint32_t>(ceil_div(columns, elements * threads));
-  launch.grid.y = static_cast<std::uint32_t>(std::min<std::int64_t>(rows, 65535));
-  launch.block.x = threads;
-  return launch;
-}
-
-/// out_i = first_i where mask_i, else second_i.
-void append_select(Program& program, const Problem& problem, const DeviceFacts& facts,
-                   std::size_t mask, std::size_t first, std::size_t second, std::size_t out,
-                   std::int64_t columns) {
-  const std::int64_t m = problem.size("m");
-  if (facts.kind == DeviceKind::cuda) {
-    program.kernels.push_back({"masked/select_rows.cu", fmt::format("fftune::select_rows<{}>",
-                                                                    element_type(problem.dtype))});
-    KernelLaunch launch = rows_launch(program, problem.dtype, m, columns);
-    launch.arguments = {TensorArgument{mask},
-                        TensorArgument{first},
-                        TensorArgument{second},
-                        TensorArgument{out},
-                        m,
-                        columns};
-    program.steps.emplace_back(std::move(launch));
-    return;
-  }
-  const std::size_t row_bytes = static_cast<std::size_t>(columns) * dtype_bytes(problem.dtype);
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-    call.parallel.run(static_cast<int>(m), call.parallel.max_threads(), [&](int row) {
-      const bool marked = static_cast<const std::uint8_t*>(call.tensors[mask])[row] != 0;
-      const std::size_t at = static_cast<std::size_t>(row) * row_bytes;
-      std::copy_n(static_cast<const std::byte*>(call.tensors[marked ? first : second]) + at,
-                  row_bytes, static_cast<std::byte*>(call.tensors[out]) + at);
-    });
-  }));
-}
 
 /// hidden = act(gate) * up.
 void append_gate(Program& program, const Problem& problem, const DeviceFacts& facts,
@@ -102,7 +60,7 @@ LibraryGemm product(DType dtype, const GemmShape& shape, std::size_t a, std::siz
 }  // namespace
 
 std::vector<Baseline> linear_baselines(const Problem& problem, const DeviceFacts& facts) {
-  if (problem.pass != "fwd") return {};  // the library's products here are of rows by rows
+  if (problem.pass == "bwd") return linear_backward_baselines(problem, facts);
   const StageProduct work = product_of(Stage::linear, problem);
   const std::size_t y = work.c.front(), other = y + 1;
   Baseline baseline;
@@ -120,7 +78,7 @@ std::vector<Baseline> linear_baselines(const Problem& problem, const DeviceFacts
 }
 
 std::vector<Baseline> ffn_baselines(const Problem& problem, const DeviceFacts& facts) {
-  if (problem.pass != "fwd") return {};  // the library's products here are of rows by rows
+  if (problem.pass == "bwd") return ffn_backward_baselines(problem, facts);
   const StageProduct gate_up = product_of(Stage::gate_up, problem);
   const StageProduct down = product_of(Stage::down, problem);
   const std::size_t x = gate_up.a.front(), y = down.c.front(), hidden = gate_up.c.front();

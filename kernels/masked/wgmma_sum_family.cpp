@@ -14,16 +14,19 @@ namespace {
 
 constexpr std::int64_t height = 64;  // tokens of a k tile
 
-/// Tiles of 64 tokens of one expert, at most, in the words of grouped_tiles.
+/// Tiles of 64 tokens of one expert, at most; and the words of grouped_tiles.
+std::int64_t most_tiles(std::int64_t tokens) {
+  return ceil_div(tokens, height) + 1;
+}
 std::int64_t tile_words(std::int64_t tokens) {
-  return 1 + 2 * (ceil_div(tokens, height) + 1);
+  return 1 + 2 * most_tiles(tokens);
 }
 
 /// What wgmma_token_sum keeps in shared memory beside the engine's layout: 8 bytes to align,
-/// row_groups::shared_words, the table of grouped_tiles.
+/// row_groups::shared_words, the table of grouped_tiles, the place of each tile.
 std::int64_t table_bytes(std::int64_t tokens) {
   constexpr std::int64_t group_words = 1024 + 1 + 32 + 1;
-  return 8 + 4 * (group_words + tile_words(tokens));
+  return 8 + 4 * (group_words + tile_words(tokens) + most_tiles(tokens) + 1);
 }
 
 /// The device as the engine's space may see it: without the shared memory of the tables.

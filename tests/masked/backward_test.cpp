@@ -124,13 +124,32 @@ void check_all_in_place(Backend& backend, std::int64_t m, DType dtype) {
                    ffn_accumulating);
 }
 
+/// Both ops in bf16.
+void check_backward_baselines(Backend& backend, std::int64_t m) {
+  check_baselines(backend, masked_linear_op(), linear_problem("bwd", m, 40, 72, DType::bf16), 3e-2);
+  for (const char* save : {"preact", "input"})
+    check_baselines(backend, masked_ffn_op(),
+                    ffn_problem("bwd", m, 40, 72, DType::bf16, {{"save", save}}), 3e-2);
+}
+
 TEST_CASE("gradients of masked ops accumulate in place") {
   const auto backend = open_cpu();
   for (const DType dtype : {DType::f32, DType::bf16}) check_all_in_place(*backend, 33, dtype);
+}
+
+TEST_CASE("the baselines of the backward passes write the same") {
+  const auto backend = open_cpu();
+  check_backward_baselines(*backend, 33);
 }
 
 TEST_CASE("on a GPU too, gradients of masked ops accumulate in place", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const std::int64_t m : {3, 333}) check_all_in_place(*backend, m, DType::bf16);
+}
+
+TEST_CASE("on a GPU too, the baselines of the backward passes write the same", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  check_backward_baselines(*backend, 333);
 }
