@@ -37,6 +37,33 @@ void append_places(std::vector<Argument>& arguments, const std::vector<std::size
   }
 }
 
+std::vector<Argument> pointer_arguments(const StageProduct& work) {
+  std::vector<Argument> arguments;
+  append_places(arguments, work.a, 2);
+  append_places(arguments, {work.mask}, 1);
+  for (const auto& weights : work.b) append_places(arguments, weights, 2);
+  append_places(arguments, work.c, 3);
+  if (work.gradient)
+    append_places(arguments, {work.gradient->gate, work.gradient->up}, 2);
+  else
+    append_places(arguments, {}, 2);
+  return arguments;
+}
+
+std::vector<Argument> pointer_arguments(const StageSum& work) {
+  std::vector<Argument> arguments;
+  append_places(arguments, work.a, 2);
+  append_places(arguments, {work.b}, 1);
+  for (const auto& own : work.addends) append_places(arguments, own, 2);
+  for (const auto& own : work.c) append_places(arguments, own, 2);
+  return arguments;
+}
+
+GemmShape halved(GemmShape shape) {
+  shape.k = ceil_div(shape.k, 2);
+  return shape;
+}
+
 std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts) {
   if (auto refusal = refuse_cuda(problem, problem.pass, facts)) return refusal;
   if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
@@ -45,6 +72,17 @@ std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFac
     if (name != "m" && size % 8 != 0)
       return fmt::format("rows of {}={} are not 16-byte aligned: {} must be a multiple of 8", name,
                          size, name);
+  return std::nullopt;
+}
+
+std::optional<std::string> refuse_mma_sync(const Problem& problem, const DeviceFacts& facts) {
+  if (auto refusal = refuse_halves(problem, facts)) return refusal;
+  // As ffn's: wgmma has twice the rate, and up to 64 tokens the memory decides.
+  constexpr std::int64_t most_tokens_beside_wgmma = 64;
+  if (facts.compute_capability == 90 && problem.size("m") > most_tokens_beside_wgmma)
+    return fmt::format(
+        "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
+        most_tokens_beside_wgmma);
   return std::nullopt;
 }
 

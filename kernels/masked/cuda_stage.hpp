@@ -19,9 +19,22 @@ std::string template_arguments(const StageProduct& work, const Problem& problem)
 void append_places(std::vector<Argument>& arguments, const std::vector<std::size_t>& places,
                    std::size_t count);
 
+/// The addresses that the kernels of the fallback and of mma.sync begin with: a0, a1, mask, an
+/// expert's b0 and b1, the other's, c0, c1, c2, gate, up; null for what the product does without.
+std::vector<Argument> pointer_arguments(const StageProduct& work);
+/// Those of the sums' kernels: a0, a1, b, an expert's addends, the other's, an expert's c0 and c1,
+/// the other's.
+std::vector<Argument> pointer_arguments(const StageSum& work);
+
+/// The sums as an engine's space and cost may see them: each over half of the tokens, which is what
+/// those of both experts come to.
+GemmShape halved(GemmShape shape);
+
 /// Why no kernel of 16-bit tensor core products and 16-byte rows can serve it.
 std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts);
 
+/// The same of the mma.sync engine.
+std::optional<std::string> refuse_mma_sync(const Problem& problem, const DeviceFacts& facts);
 /// The same of the wgmma engine, whose table of tiles is in shared memory: 64 KiB with tiles of 64
 /// rows.
 std::optional<std::string> refuse_wgmma(const Problem& problem, const DeviceFacts& facts);

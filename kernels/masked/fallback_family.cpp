@@ -44,14 +44,7 @@ class FallbackFamily final : public Family {
     launch.grid.x = static_cast<std::uint32_t>((ceil_div(work.shape.m, tile) + 1) *
                                                ceil_div(work.shape.n, tile));
     launch.block.x = 256;
-    append_places(launch.arguments, work.a, 2);
-    append_places(launch.arguments, {work.mask}, 1);
-    for (const auto& weights : work.b) append_places(launch.arguments, weights, 2);
-    append_places(launch.arguments, work.c, 3);
-    append_places(launch.arguments,
-                  work.gradient ? std::vector{work.gradient->gate, work.gradient->up}
-                                : std::vector<std::size_t>{},
-                  2);
+    launch.arguments = pointer_arguments(work);
     for (const std::int64_t size : {work.shape.m, work.shape.n, work.shape.k})
       launch.arguments.emplace_back(static_cast<std::int32_t>(size));
     program.steps.emplace_back(std::move(launch));
@@ -97,10 +90,8 @@ class SumFallback final : public Family {
     launch.grid.x = static_cast<std::uint32_t>(work.shape.results * ceil_div(work.shape.m, tile) *
                                                ceil_div(work.shape.n, tile));
     launch.block.x = 256;
-    append_places(launch.arguments, work.a, 2);
-    append_places(launch.arguments, {work.b, work.mask}, 2);
-    for (const auto& own : work.addends) append_places(launch.arguments, own, 2);
-    for (const auto& own : work.c) append_places(launch.arguments, own, 2);
+    launch.arguments = pointer_arguments(work);
+    launch.arguments.emplace_back(TensorArgument{work.mask});
     for (const std::int64_t size : {work.shape.m, work.shape.n, work.shape.k})
       launch.arguments.emplace_back(static_cast<std::int32_t>(size));
     program.steps.emplace_back(std::move(launch));

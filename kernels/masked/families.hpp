@@ -10,6 +10,7 @@ namespace fftune::masked {
 std::vector<const Family*> linear_sm90_families();
 std::vector<const Family*> linear_sm90_sum_families();
 std::vector<const Family*> linear_sm80_families();
+std::vector<const Family*> linear_sm80_sum_families();
 std::vector<const Family*> linear_fallback_families();
 std::vector<const Family*> linear_cpu_blas_families();
 std::vector<const Family*> linear_cpu_blas_sum_families();
@@ -18,6 +19,7 @@ std::vector<const Family*> linear_cpu_plain_families();
 std::vector<const Family*> ffn_sm90_families();
 std::vector<const Family*> ffn_sm90_sum_families();
 std::vector<const Family*> ffn_sm80_families();
+std::vector<const Family*> ffn_sm80_sum_families();
 std::vector<const Family*> ffn_fallback_families();
 std::vector<const Family*> ffn_cpu_blas_families();
 std::vector<const Family*> ffn_cpu_blas_sum_families();

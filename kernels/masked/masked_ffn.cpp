@@ -70,9 +70,10 @@ class MaskedFfn final : public Op {
 
   std::vector<const Family*> families() const override {
     std::vector<const Family*> all;
-    for (const auto& some : {ffn_sm90_families(), ffn_sm90_sum_families(), ffn_sm80_families(),
-                             ffn_fallback_families(), ffn_cpu_blas_families(),
-                             ffn_cpu_blas_sum_families(), ffn_cpu_plain_families()})
+    for (const auto& some :
+         {ffn_sm90_families(), ffn_sm90_sum_families(), ffn_sm80_families(),
+          ffn_sm80_sum_families(), ffn_fallback_families(), ffn_cpu_blas_families(),
+          ffn_cpu_blas_sum_families(), ffn_cpu_plain_families()})
       all.insert(all.end(), some.begin(), some.end());
     return all;
   }

@@ -79,8 +79,8 @@ class MaskedLinear final : public Op {
     std::vector<const Family*> all;
     for (const auto& some :
          {linear_sm90_families(), linear_sm90_sum_families(), linear_sm80_families(),
-          linear_fallback_families(), linear_cpu_blas_families(), linear_cpu_blas_sum_families(),
-          linear_cpu_plain_families()})
+          linear_sm80_sum_families(), linear_fallback_families(), linear_cpu_blas_families(),
+          linear_cpu_blas_sum_families(), linear_cpu_plain_families()})
       all.insert(all.end(), some.begin(), some.end());
     return all;
   }

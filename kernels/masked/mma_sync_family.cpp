@@ -36,15 +36,7 @@ class MmaSyncFamily final : public Family {
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto refusal = refuse_stage(stage_, problem)) return refusal;
-    if (product_of(stage_, problem).c.size() > 1) return "it does not store gate and up";
-    if (auto refusal = refuse_halves(problem, facts)) return refusal;
-    // As ffn's: wgmma has twice the rate, and up to 64 tokens the memory decides.
-    constexpr std::int64_t most_tokens_beside_wgmma = 64;
-    if (facts.compute_capability == 90 && problem.size("m") > most_tokens_beside_wgmma)
-      return fmt::format(
-          "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
-          most_tokens_beside_wgmma);
-    return std::nullopt;
+    return refuse_mma_sync(problem, facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
@@ -60,16 +52,13 @@ class MmaSyncFamily final : public Family {
     Program program;
     program.kernels.push_back(
         {"masked/grouped_sm80.cu",
-         fmt::format("fftune::grouped_sm80<{}, {}>", template_arguments(work, problem),
+         fmt::format("fftune::grouped_sm80<{}, {}, {}, {}>", template_arguments(work, problem),
+                     work.shape.b_transposed, work.shape.terms,
                      mma_sync_template_arguments(config))});
     // Each expert's last tile may be a part: there may be a row of tiles more.
     GemmShape tiled = work.shape;
     tiled.m += config.at("bm");
-    std::vector<Argument> matrices;
-    append_places(matrices, {work.a.front(), work.mask}, 2);
-    for (const auto& weights : work.b) append_places(matrices, weights, 2);
-    append_places(matrices, work.c, 1);
-    mma_sync_launch(program, tiled, facts, config, matrices,
+    mma_sync_launch(program, tiled, facts, config, pointer_arguments(work),
                     {work.shape.m, work.shape.n, work.shape.k});
     auto& launch = std::get<KernelLaunch>(program.steps.back());
     launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(config.at("bm")));
@@ -88,15 +77,22 @@ class MmaSyncFamily final : public Family {
 
 std::vector<const Family*> linear_sm80_families() {
   static const MmaSyncFamily linear(Stage::linear, "linear_sm80",
-                                    "y in tiles of one expert's tokens, with mma.sync");
-  return {&linear};
+                                    "y in tiles of one expert's tokens, with mma.sync"),
+      dx(Stage::dx, "dx_sm80",
+         "dx in tiles of one expert's tokens, weights read as their transposes by ldmatrix.trans");
+  return {&linear, &dx};
 }
 std::vector<const Family*> ffn_sm80_families() {
   static const MmaSyncFamily gate_up(
       Stage::gate_up, "gate_up_sm80",
       "hidden in tiles of one expert's tokens, x read once for both products, with mma.sync"),
-      down(Stage::down, "down_sm80", "y from tiles of one expert's hidden, with mma.sync");
-  return {&gate_up, &down};
+      down(Stage::down, "down_sm80", "y from tiles of one expert's hidden, with mma.sync"),
+      d_hidden(Stage::d_hidden, "d_hidden_sm80",
+               "dy w_down in tiles of one expert's tokens by mma.sync, the gradients of gate and "
+               "up from it"),
+      d_x(Stage::d_x, "d_x_sm80",
+          "mma.sync over tiles of one expert's tokens, both products in one accumulator");
+  return {&gate_up, &down, &d_hidden, &d_x};
 }
 
 }  // namespace fftune::masked

@@ -12,9 +12,10 @@ namespace fftune {
 
 template <class T, bool sorted_a, bool sorted_b>
 __global__ void __launch_bounds__(256, 1)
-    token_sum_fallback(const T* a0, const T* a1, const T* b, const u8* mask, const T* true_addend0,
+    token_sum_fallback(const T* a0, const T* a1, const T* b, const T* true_addend0,
                        const T* true_addend1, const T* false_addend0, const T* false_addend1,
-                       T* true_c0, T* true_c1, T* false_c0, T* false_c1, int m, int n, int k) {
+                       T* true_c0, T* true_c1, T* false_c0, T* false_c1, const u8* mask, int m,
+                       int n, int k) {
   constexpr int tile = 64, depth = 16, side = 16, per_thread = tile / side, threads = 256;
   __shared__ u32 words[row_groups::shared_words];
   __shared__ u32 rows_of_a[depth], rows_of_b[depth];

@@ -35,13 +35,6 @@ DeviceFacts without_tables(DeviceFacts facts, std::int64_t tokens) {
   return facts;
 }
 
-/// The sums as the engine's space and cost may see them: each over half of the tokens, which is
-/// what those of both experts come to.
-GemmShape halved(GemmShape shape) {
-  shape.k = ceil_div(shape.k, 2);
-  return shape;
-}
-
 class WgmmaSumFamily final : public Family {
  public:
   /// `name` and `summary` are string literals.
