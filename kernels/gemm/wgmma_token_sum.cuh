@@ -3,15 +3,15 @@
 //
 // A [k, m] and B [k, n] are row-major, and k, the tokens, is what the mask counts. The engine of
 // wgmma_gemm.cuh over the tiles of both groups' C, those of the group with more tokens first, as
-// they take longer. A k tile is 64 tokens of one group, from a table in shared memory. TMA copies
-// it from the operand where its tokens are neighbours; else from a copy of the operand in the order
-// of the groups, which an earlier kernel (masked/sort_rows.cu) fills for such tiles alone. What a
+// they take longer. A k tile is 64 tokens of one group. TMA copies it from the operand where its
+// tokens are neighbours; else from a copy of the operand in the order of the groups. An earlier
+// kernel (masked/sort_rows.cu) says which, and fills the copy for such tiles alone. What a
 // group's last k tile has too many, the consumers overwrite with zeros in shared memory.
 //
 // Tokens are added in their order, whatever the mask. A group without tokens has sums of zero.
 #pragma once
 
-#include "gemm/row_groups.cuh"
+#include "gemm/token_tiles.cuh"
 #include "gemm/wgmma_gemm.cuh"
 
 namespace fftune {
@@ -32,7 +32,7 @@ struct token_sum_operands {
   const tensor_map& true_residual1;
   const tensor_map& false_residual0;
   const tensor_map& false_residual1;
-  const u8* mask;
+  const u32* tokens;  // the table of token_tiles
 };
 
 template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_b, int results>
@@ -45,7 +45,6 @@ class wgmma_token_sum
   using typename engine::schedule;
   using typename engine::sums;
   using store = wgmma_store<T, Epilogue, tile>;
-  using tiles = grouped_tiles<engine::bk, 1>;
   using operands = token_sum_operands;
 
  public:
@@ -60,24 +59,8 @@ class wgmma_token_sum
   static constexpr int producer_registers = tile.consumers < 3 && few_sums ? 56 : 40;
   static constexpr int consumer_registers = tile.consumers == 3 ? 152 : few_sums ? 224 : 232;
 
-  static constexpr int groups_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
-  static constexpr int tiles_at = groups_at + row_groups::shared_words * 4;
-
-  // The k tiles of both groups, those of the first one first.
-  struct token_tiles {
-    static constexpr u32 scattered = 0x80000000;
-    const u32* places;  // in shared memory, of each: its first token, if they are neighbours
-    int marked, all;    // tokens of the first group, and of both
-
-    __device__ __forceinline__ int count(int group) const {
-      return group == 0 ? marked : all - marked;
-    }
-    // The first of a group, and its place in the order of the groups.
-    __device__ __forceinline__ int first(int group) const {
-      return group == 0 ? 0 : ceil_div(marked, static_cast<int>(engine::bk));
-    }
-    __device__ __forceinline__ int begin(int group) const { return group == 0 ? 0 : marked; }
-  };
+  static constexpr int tokens_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
+  static_assert(engine::bk == token_tiles::height);
 
   // Where a k tile of an operand is: at which row of it, or of its copy.
   struct token_place {
@@ -87,23 +70,11 @@ class wgmma_token_sum
   template <bool sorted>
   static __device__ __forceinline__ token_place place_of(const token_tiles& rows, int group,
                                                          int k_tile) {
-    const int in_copy = rows.begin(group) + k_tile * static_cast<int>(engine::bk);
+    const int in_copy = rows.begin(group) + k_tile * token_tiles::height;
     if constexpr (sorted) return {in_copy, true};
-    const u32 place = rows.places[rows.first(group) + k_tile];
-    const bool copy = place >= token_tiles::scattered;
+    const u32 place = rows.place(group, k_tile);
+    const bool copy = place == token_tiles::scattered;
     return {copy ? in_copy : static_cast<int>(place), copy};
-  }
-
-  // All threads. `words`: those of grouped_tiles, then one for each tile and one more.
-  static __device__ __forceinline__ token_tiles find_tiles(const row_groups& groups, u32* words) {
-    const tiles all(groups, words, layout::threads);
-    u32* const places = words + 1 + 2 * all.count();
-    for (u32 tile_k = threadIdx.x; tile_k <= all.count(); tile_k += layout::threads) {
-      const grouped_rows own = all.at(tile_k);  // the one past the last has no rows
-      places[tile_k] = own.consecutive ? own.row : token_tiles::scattered;
-    }
-    __syncthreads();
-    return {places, groups.marked(), groups.rows()};
   }
 
   // A tile of C, of which result, and its k tiles.
@@ -130,7 +101,7 @@ class wgmma_token_sum
     const u32 height = result_rows(shape.m);
     const u32 result = own.at.m / height;
     own.at.m -= result * height;
-    const int longer = 2 * rows.marked >= rows.all ? 0 : 1;
+    const int longer = 2 * rows.marked() >= shape.k ? 0 : 1;
     own.group = result < results ? longer : 1 - longer;
     own.second = results == 2 && result % 2 == 1;
     const int tokens = rows.count(own.group);
@@ -301,7 +272,7 @@ class wgmma_token_sum
 
  public:
   // `shape`: C is m x n, and k counts all tokens. After the layout's bytes, shared memory has 8
-  // more to align, the words of row_groups and those of grouped_tiles.
+  // more to align, and the table of token_tiles.
   static __device__ __forceinline__ void run(const operands& from, const wgmma_gemm_shape& shape,
                                              unsigned char* memory) {
     const u32 start = shared_address(memory);
@@ -335,16 +306,16 @@ class wgmma_token_sum
       }
       barrier_init_fence();
     }
-    __syncthreads();
-    if constexpr (layout::cluster_blocks > 1) cluster_arrive();
-    // The mask is older than the kernel before this one, so it is read without a wait.
-    const row_groups groups = row_groups::build<layout::threads>(
-        from.mask, shape.k, reinterpret_cast<u32*>(aligned + groups_at));
-    const token_tiles rows = find_tiles(groups, reinterpret_cast<u32*>(aligned + tiles_at));
-    // A split's blocks need each other only for the sums: they wait there.
-    if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) cluster_wait();
+    if constexpr (tile.split_k > 1) {
+      __syncthreads();
+      cluster_arrive();  // a split's blocks need each other only for the sums: they wait there
+    } else if constexpr (layout::cluster_blocks > 1) {
+      cluster_barrier();
+    }
     launch_dependents();
     wait_for_dependencies();  // all operands may be an earlier kernel's work
+    const token_tiles rows = token_tiles::load(
+        from.tokens, shape.k, reinterpret_cast<u32*>(aligned + tokens_at), layout::threads);
     if (group == tile.consumers) {
       if constexpr (!layout::light)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers));

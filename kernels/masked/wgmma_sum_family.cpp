@@ -14,19 +14,18 @@ namespace {
 
 constexpr std::int64_t height = 64;  // tokens of a k tile
 
-/// Tiles of 64 tokens of one expert, at most; and the words of grouped_tiles.
-std::int64_t most_tiles(std::int64_t tokens) {
-  return ceil_div(tokens, height) + 1;
+/// Words of token_tiles, and of grouped_tiles.
+std::int64_t token_words(std::int64_t tokens) {
+  return 2 + ceil_div(tokens, height) + 1;
 }
 std::int64_t tile_words(std::int64_t tokens) {
-  return 1 + 2 * most_tiles(tokens);
+  return 1 + 2 * (ceil_div(tokens, height) + 1);
 }
 
-/// What wgmma_token_sum keeps in shared memory beside the engine's layout: 8 bytes to align,
-/// row_groups::shared_words, the table of grouped_tiles, the place of each tile.
+/// What wgmma_token_sum keeps in shared memory beside the engine's layout: 8 bytes to align, the
+/// table of token_tiles.
 std::int64_t table_bytes(std::int64_t tokens) {
-  constexpr std::int64_t group_words = 1024 + 1 + 32 + 1;
-  return 8 + 4 * (group_words + tile_words(tokens) + most_tiles(tokens) + 1);
+  return 8 + 4 * token_words(tokens);
 }
 
 /// The device as the engine's space may see it: without the shared memory of the tables.
@@ -70,6 +69,7 @@ class WgmmaSumFamily final : public Family {
           {static_cast<std::size_t>(work.shape.k * columns) * dtype_bytes(problem.dtype), false});
       return ScratchArgument{program.scratch.size() - 1};
     };
+    program.scratch.push_back({static_cast<std::size_t>(4 * token_words(work.shape.k)), false});
     const Pointer a = copy(work.sorted_a, work.a.front(), work.shape.m);
     const Pointer b = copy(work.sorted_b, work.b, work.shape.n);
     append_sort(program, problem, facts, work, a, b);
@@ -94,7 +94,7 @@ class WgmmaSumFamily final : public Family {
                  blocks * std::max<std::int64_t>(facts.multiprocessors, 1)));
     launch.shared_bytes = static_cast<std::uint32_t>(4 * tile_words(work.shape.k));
     launch.programmatic = true;
-    launch.arguments = {TensorArgument{work.mask}};
+    launch.arguments = {TensorArgument{work.mask}, ScratchArgument{0}};
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(problem.dtype));
     std::size_t copied = 0;
     const auto add = [&](std::size_t from, const Pointer& to, std::int64_t columns) {
@@ -132,7 +132,7 @@ class WgmmaSumFamily final : public Family {
       for (const auto& own : *matrices)
         for (const std::size_t place : own)
           launch.arguments.emplace_back(maps.c(TensorArgument{place}));
-    launch.arguments.emplace_back(TensorArgument{work.mask});
+    launch.arguments.emplace_back(ScratchArgument{0});
     wgmma_append_sizes(launch, config, {work.shape.m, work.shape.n, work.shape.k});
     program.steps.emplace_back(std::move(launch));
   }
