@@ -280,23 +280,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     const int group = threadIdx.x / 128;
     if (threadIdx.x == tile.consumers * 128 + 64) prefetch_maps(from);
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < tile.stages; ++stage) {
-        barrier_init(pipe.full + stage * 8, sorted_a ? 1 : 1 + gatherers);
-        barrier_init(pipe.empty + stage * 8,
-                     (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
-      }
-      if constexpr (store::base::fetches) {
-        for (int box = 0; box < layout::output_barriers; ++box) {
-          barrier_init(base + layout::output_barriers_at + box * 8, 1);
-        }
-      }
-      if constexpr (tile.split_k > 1) {
-        barrier_init(base + layout::sums_barrier_at, 1);
-        if (rank < layout::owners) {
-          barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
-        }
-      }
-      barrier_init_fence();
+      engine::init_barriers(pipe, base, rank, sorted_a ? 1 : 1 + gatherers);
     }
     __syncthreads();
     if constexpr (layout::cluster_blocks > 1) cluster_arrive();

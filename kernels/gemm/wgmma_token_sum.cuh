@@ -287,25 +287,7 @@ class wgmma_token_sum
       tma_prefetch(from.true_c0);
       tma_prefetch(from.false_c0);
     }
-    if (threadIdx.x == 0) {
-      for (int stage = 0; stage < tile.stages; ++stage) {
-        barrier_init(pipe.full + stage * 8, 1);
-        barrier_init(pipe.empty + stage * 8,
-                     (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
-      }
-      if constexpr (store::fetches) {
-        for (int box = 0; box < layout::output_barriers; ++box) {
-          barrier_init(base + layout::output_barriers_at + box * 8, 1);
-        }
-      }
-      if constexpr (tile.split_k > 1) {
-        barrier_init(base + layout::sums_barrier_at, 1);
-        if (rank < layout::owners) {
-          barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
-        }
-      }
-      barrier_init_fence();
-    }
+    if (threadIdx.x == 0) engine::init_barriers(pipe, base, rank, 1);
     if constexpr (tile.split_k > 1) {
       __syncthreads();
       cluster_arrive();  // a split's blocks need each other only for the sums: they wait there
