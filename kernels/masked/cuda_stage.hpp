@@ -1,15 +1,39 @@
-// What the CUDA families share: how a stage's kernels are named, and what they refuse.
+// What the CUDA families share: how a stage's kernels are named and called, and what they refuse.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/facts.hpp"
 #include "device/program.hpp"
 #include "kernels/masked/masked.hpp"
+#include "registry/family.hpp"
 
 namespace fftune::masked {
+
+/// A family of one stage on CUDA: what differs between two stages of an engine is the name, and
+/// what the stage computes.
+class StageFamily : public Family {
+ public:
+  /// `name` and `summary` are string literals.
+  StageFamily(Stage stage, std::string_view name, std::string_view summary)
+      : stage_(stage), name_(name), summary_(summary) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
+
+ protected:
+  Stage stage() const { return stage_; }
+
+ private:
+  Stage stage_;
+  std::string_view name_;
+  std::string_view summary_;
+};
 
 /// The template arguments that every kernel of a product begins with: element type, epilogue,
 /// whether A and C are in the order of the mask.

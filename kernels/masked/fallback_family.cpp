@@ -13,28 +13,22 @@ namespace {
 
 constexpr std::int64_t tile = 64;  // of either kernel, as are its 256 threads
 
-class FallbackFamily final : public Family {
+class FallbackFamily final : public StageFamily {
  public:
-  /// `name` is a string literal.
-  FallbackFamily(Stage stage, std::string_view name) : stage_(stage), name_(name) {}
+  FallbackFamily(Stage stage, std::string_view name)
+      : StageFamily(stage, name, "any sizes, alignment and element type; no claim to speed") {}
 
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override {
-    return "any sizes, alignment and element type; no claim to speed";
-  }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
   bool is_fallback() const override { return true; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage_, problem)) return refusal;
+    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
     return refuse_cuda(problem, problem.pass, facts);
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const StageProduct work = product_of(stage_, problem);
+    const StageProduct work = product_of(stage(), problem);
     Program program;
     program.kernels.push_back(
         {"masked/grouped_fallback.cu",
@@ -52,35 +46,25 @@ class FallbackFamily final : public Family {
   }
 
   std::vector<std::string> sources() const override { return {"masked/grouped_fallback.cu"}; }
-
- private:
-  Stage stage_;
-  std::string_view name_;
 };
 
 /// The sums over each expert's tokens.
-class SumFallback final : public Family {
+class SumFallback final : public StageFamily {
  public:
-  /// `name` is a string literal.
-  SumFallback(Stage stage, std::string_view name) : stage_(stage), name_(name) {}
+  SumFallback(Stage stage, std::string_view name)
+      : StageFamily(stage, name, "any sizes, alignment and element type; no claim to speed") {}
 
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override {
-    return "any sizes, alignment and element type; no claim to speed";
-  }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
   bool is_fallback() const override { return true; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage_, problem)) return refusal;
+    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
     return refuse_cuda(problem, problem.pass, facts);
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    const StageSum work = sum_of(stage_, problem);
+    const StageSum work = sum_of(stage(), problem);
     Program program;
     program.kernels.push_back(
         {"masked/token_sum_fallback.cu",
@@ -99,10 +83,6 @@ class SumFallback final : public Family {
   }
 
   std::vector<std::string> sources() const override { return {"masked/token_sum_fallback.cu"}; }
-
- private:
-  Stage stage_;
-  std::string_view name_;
 };
 
 }  // namespace

@@ -22,33 +22,32 @@ DeviceFacts without_table(DeviceFacts facts) {
   return facts;
 }
 
-class MmaSyncFamily final : public Family {
+class MmaSyncFamily final : public StageFamily {
  public:
-  /// `name` and `summary` are string literals.
-  MmaSyncFamily(Stage stage, std::string_view name, std::string_view summary)
-      : stage_(stage), name_(name), summary_(summary) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
+  using StageFamily::StageFamily;
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage_, problem)) return refusal;
+    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
     return refuse_mma_sync(problem, facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return mma_sync_space(product_of(stage_, problem).shape, without_table(facts));
+    return mma_sync_space(product_of(stage(), problem).shape, without_table(facts));
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return mma_sync_default(product_of(stage_, problem).shape, without_table(facts));
+    return mma_sync_default(product_of(stage(), problem).shape, without_table(facts));
+  }
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    return mma_sync_cost(product_of(stage(), problem).shape, facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
-    const StageProduct work = product_of(stage_, problem);
+    const StageProduct work = product_of(stage(), problem);
     Program program;
     program.kernels.push_back(
         {"masked/grouped_sm80.cu",
@@ -66,11 +65,6 @@ class MmaSyncFamily final : public Family {
   }
 
   std::vector<std::string> sources() const override { return {"masked/grouped_sm80.cu"}; }
-
- private:
-  Stage stage_;
-  std::string_view name_;
-  std::string_view summary_;
 };
 
 }  // namespace

@@ -11,33 +11,35 @@
 namespace fftune::masked {
 namespace {
 
-class MmaSyncSumFamily final : public Family {
+class MmaSyncSumFamily final : public StageFamily {
  public:
-  /// `name` is a string literal.
-  MmaSyncSumFamily(Stage stage, std::string_view name) : stage_(stage), name_(name) {}
+  MmaSyncSumFamily(Stage stage, std::string_view name)
+      : StageFamily(stage, name,
+                    "mma.sync over each expert's tokens, which cp.async gathers; both experts in "
+                    "one launch") {}
 
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override {
-    return "mma.sync over each expert's tokens, which cp.async gathers; both experts in one launch";
-  }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage_, problem)) return refusal;
+    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
     return refuse_mma_sync(problem, facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return mma_sync_space(halved(sum_of(stage_, problem).shape), facts);
+    return mma_sync_space(halved(sum_of(stage(), problem).shape), facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return mma_sync_default(halved(sum_of(stage_, problem).shape), facts);
+    return mma_sync_default(halved(sum_of(stage(), problem).shape), facts);
+  }
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    return mma_sync_cost(halved(sum_of(stage(), problem).shape), facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
-    const StageSum work = sum_of(stage_, problem);
+    const StageSum work = sum_of(stage(), problem);
     const GemmShape& shape = work.shape;
     Program program;
     program.scratch = {{static_cast<std::size_t>(shape.k + 1) * sizeof(std::uint32_t), false}};
@@ -61,10 +63,6 @@ class MmaSyncSumFamily final : public Family {
   }
 
   std::vector<std::string> sources() const override { return {"masked/token_sum_sm80.cu"}; }
-
- private:
-  Stage stage_;
-  std::string_view name_;
 };
 
 }  // namespace

@@ -74,25 +74,18 @@ std::vector<Argument> arguments_of(const StageProduct& work, const WgmmaMaps& ma
   return arguments;
 }
 
-class WgmmaFamily final : public Family {
+class WgmmaFamily final : public StageFamily {
  public:
-  /// `name` and `summary` are string literals.
-  WgmmaFamily(Stage stage, std::string_view name, std::string_view summary)
-      : stage_(stage), name_(name), summary_(summary) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
+  using StageFamily::StageFamily;
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage_, problem)) return refusal;
+    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
     return refuse_wgmma(problem, facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const StageProduct work = product_of(stage_, problem);
+    const StageProduct work = product_of(stage(), problem);
     Space space = wgmma_space(in_tiles(work.shape), without_tables(facts, work.shape.m));
     if (!work.sorted_a)
       space.constraint("tokens are gathered by the block that needs them: none is shared",
@@ -102,13 +95,20 @@ class WgmmaFamily final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return wgmma_cheapest(space(problem, facts), in_tiles(product_of(stage_, problem).shape),
+    return wgmma_cheapest(space(problem, facts), in_tiles(product_of(stage(), problem).shape),
                           facts);
+  }
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    const GemmShape shape = in_tiles(product_of(stage(), problem).shape);
+    return wgmma_cost(shape, facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
-    const StageProduct work = product_of(stage_, problem);
+    const StageProduct work = product_of(stage(), problem);
     const GemmShape& shape = work.shape;
     const WgmmaTile tile(config);
     Program program;
@@ -119,7 +119,7 @@ class WgmmaFamily final : public Family {
                      wgmma_template_arguments(config, shape.products, shape.box_buffers))});
     // The first stage of a plan waits for whatever ran before it, and so for the mask; the others
     // may start early, as they fetch their weights first.
-    const bool follows = stages_of(problem).front() != stage_;
+    const bool follows = stages_of(problem).front() != stage();
     KernelLaunch launch = wgmma_geometry(program, shape, facts, config, follows);
     launch.arguments = arguments_of(work, WgmmaMaps(shape, config, problem.dtype, problem.dtype));
     wgmma_append_sizes(launch, config, {shape.m, shape.n, shape.k});
@@ -134,11 +134,6 @@ class WgmmaFamily final : public Family {
   }
 
   std::vector<std::string> sources() const override { return {"masked/grouped_sm90.cu"}; }
-
- private:
-  Stage stage_;
-  std::string_view name_;
-  std::string_view summary_;
 };
 
 }  // namespace

@@ -2,10 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "core/error.hpp"
+#include "core/pattern.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/gemm/wgmma.hpp"
+#include "kernels/gemm/wgmma_tile.hpp"
 #include "kernels/masked/cuda_stage.hpp"
 #include "kernels/masked/families.hpp"
 
@@ -34,34 +38,37 @@ DeviceFacts without_tables(DeviceFacts facts, std::int64_t tokens) {
   return facts;
 }
 
-class WgmmaSumFamily final : public Family {
+class WgmmaSumFamily final : public StageFamily {
  public:
-  /// `name` and `summary` are string literals.
-  WgmmaSumFamily(Stage stage, std::string_view name, std::string_view summary)
-      : stage_(stage), name_(name), summary_(summary) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
+  using StageFamily::StageFamily;
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage_, problem)) return refusal;
+    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
     return refuse_wgmma(problem, facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const GemmShape shape = sum_of(stage_, problem).shape;
+    const GemmShape shape = sum_of(stage(), problem).shape;
     return wgmma_space(halved(shape), without_tables(facts, shape.k));
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return wgmma_cheapest(space(problem, facts), halved(sum_of(stage_, problem).shape), facts);
+    const auto feasible = space(problem, facts).feasible();
+    if (feasible.empty()) throw Error(ErrorKind::internal, "a space of wgmma is empty");
+    return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
+      const double first = cost(problem, facts, a), second = cost(problem, facts, b);
+      return first < second || (first == second && a.at("stages") > b.at("stages"));
+    });
+  }
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    return cost(problem, facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
-    const StageSum work = sum_of(stage_, problem);
+    const StageSum work = sum_of(stage(), problem);
     Program program;
     const auto copy = [&](bool sorted, std::size_t place, std::int64_t columns) -> Pointer {
       if (sorted) return TensorArgument{place};
@@ -82,6 +89,19 @@ class WgmmaSumFamily final : public Family {
   }
 
  private:
+  /// As wgmma_cost(). A multiprocessor with a tile of either expert adds up all tokens; one with a
+  /// single tile those of one expert, and the expert with more tokens decides.
+  double cost(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
+    GemmShape shape = sum_of(stage(), problem).shape;
+    const WgmmaTile tile(config);
+    double share = 0.5;
+    if (tile.tiles(shape) * tile.split_k <= facts.multiprocessors)
+      if (const auto pattern = parse_pattern(problem.option("mask")))
+        share = std::max(pattern->share, 1 - pattern->share);
+    shape.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(shape.k) * share));
+    return wgmma_cost(shape, facts, config);
+  }
+
   /// Copies what is scattered of those operands that are not in the order of the mask.
   static void append_sort(Program& program, const Problem& problem, const DeviceFacts& facts,
                           const StageSum& work, const Pointer& a, const Pointer& b) {
@@ -136,10 +156,6 @@ class WgmmaSumFamily final : public Family {
     wgmma_append_sizes(launch, config, {work.shape.m, work.shape.n, work.shape.k});
     program.steps.emplace_back(std::move(launch));
   }
-
-  Stage stage_;
-  std::string_view name_;
-  std::string_view summary_;
 };
 
 }  // namespace

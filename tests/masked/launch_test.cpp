@@ -1,4 +1,5 @@
 // The CUDA families' launches, without a device.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -37,6 +38,10 @@ int check_launches(const Op& op, const Problem& problem, const DeviceFacts& fact
       REQUIRE(launch.block.x <= 1024);
       REQUIRE(launch.grid.x % launch.cluster.x == 0);
       REQUIRE(launch.grid.x > 0);
+      const auto maps = std::count_if(
+          launch.arguments.begin(), launch.arguments.end(),
+          [](const auto& argument) { return std::holds_alternative<TensorMapArgument>(argument); });
+      REQUIRE(maps <= 12);  // that the CUDA backend has room for
       const bool grouped = program.kernels.back().file == "masked/grouped_sm90.cu";
       if (grouped && config.at("split_k") > 1) {
         // A cluster has one tile: there is one for each that any mask may lead to.
