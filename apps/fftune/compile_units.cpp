@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <variant>
 
 #include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/values.hpp"
+#include "core/error.hpp"
 #include "registry/variant.hpp"
 
 namespace fftune::tool {
@@ -72,20 +75,29 @@ std::vector<std::map<std::string, std::string>> forms_of(
   return forms;
 }
 
+/// Every pass in every form and dtype that the op has together. Throws what is wrong with the first
+/// if it has none.
 std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen) {
-  ProblemOptions options = chosen;
+  std::vector<std::string> dtypes;
+  for (const DType dtype : op.dtypes(DeviceKind::cuda)) dtypes.emplace_back(dtype_name(dtype));
+  if (!chosen.dtypes.empty()) {
+    const auto words = parse_words(chosen.dtypes, "--dtype");
+    for (const std::string& word : words) check_choice(word, "--dtype", dtypes);
+    dtypes = words;
+  }
   std::vector<Problem> problems;
+  std::optional<Error> refusal;
   for (const std::string& pass : op.passes())
-    for (const auto& form : forms_of(op, pass, chosen.options)) {
-      options.options = form;
-      options.pass = pass;
-      options.dtypes = chosen.dtypes;
-      if (options.dtypes.empty())
-        for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
-          options.dtypes += (options.dtypes.empty() ? "" : ",") + std::string(dtype_name(dtype));
-      for (Problem& problem : problems_of(op, options, Sizes::optional, DeviceKind::cuda))
-        problems.push_back(std::move(problem));
-    }
+    for (const auto& form : forms_of(op, pass, chosen.options))
+      for (const std::string& dtype : dtypes) try {
+          const ProblemOptions options{chosen.sizes, form, dtype, pass};
+          for (Problem& problem : problems_of(op, options, Sizes::optional, DeviceKind::cuda))
+            problems.push_back(std::move(problem));
+        } catch (const Error& error) {
+          if (error.kind() != ErrorKind::invalid_input) throw;
+          if (!refusal) refusal = error;
+        }
+  if (problems.empty()) throw *refusal;
   return problems;
 }
 

@@ -92,5 +92,13 @@ __device__ __forceinline__ void store_shared(u32 address, float4 value) {
                "f"(value.y), "f"(value.z), "f"(value.w)
                : "memory");
 }
+__device__ __forceinline__ float load_shared_float(u32 address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared(u32 address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
 
 }  // namespace fftune

@@ -32,12 +32,17 @@ Argument or_null(bool present, std::size_t place) {
 void append_silu_mul(Program& program, const Problem& problem, const Pointer& gate,
                      const std::optional<Pointer>& up, const Pointer& out) {
   const Shape shape = shape_of(problem);
-  append_rows(
-      program, "ffn/silu_mul.cu",
-      fmt::format("silu_mul<{}, {}>", element_type(problem.dtype), activation_type(problem)),
-      problem.dtype, shape.m, shape.h,
-      {argument_of(gate), up ? argument_of(*up) : Argument{std::int64_t{0}}, argument_of(out),
-       shape.m, shape.h});
+  const DType wide = wide_dtype(problem);
+  std::string kernel =
+      fmt::format("silu_mul<{}, {}>", element_type(wide), activation_type(problem));
+  std::vector<Argument> arguments{
+      argument_of(gate), up ? argument_of(*up) : Argument{std::int64_t{0}}, argument_of(out)};
+  if (is_quantised(problem)) {
+    kernel = fmt::format("silu_mul_fp8<{}>", activation_type(problem));
+    arguments.emplace_back(TensorArgument{places_of(problem).hidden_scale});
+  }
+  arguments.insert(arguments.end(), {shape.m, shape.h});
+  append_rows(program, "ffn/silu_mul.cu", kernel, wide, shape.m, shape.h, std::move(arguments));
 }
 
 void append_add_rows(Program& program, const Problem& problem) {
@@ -45,8 +50,9 @@ void append_add_rows(Program& program, const Problem& problem) {
   if (!form.adds()) return;
   const Shape shape = shape_of(problem);
   const Places at = places_of(problem);
-  append_rows(program, "ffn/add_rows.cu", fmt::format("add_rows<{}>", element_type(problem.dtype)),
-              problem.dtype, shape.m, shape.d,
+  const DType wide = wide_dtype(problem);
+  append_rows(program, "ffn/add_rows.cu", fmt::format("add_rows<{}>", element_type(wide)), wide,
+              shape.m, shape.d,
               {TensorArgument{at.y}, or_null(form.bias, at.b_down),
                or_null(form.residual, at.residual), shape.m, shape.d});
 }

@@ -15,9 +15,19 @@
 namespace fftune::ffn {
 namespace {
 
-LibraryGemm product(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k, std::size_t a,
-                    std::size_t b, std::size_t c) {
-  return {dtype, m, n, k, TensorArgument{a}, TensorArgument{b}, TensorArgument{c}};
+/// One operand of a product, and its scale if it is quantised.
+struct Operand {
+  std::size_t elements = 0;
+  std::size_t scale = Places::none;
+};
+
+LibraryGemm product(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k, const Operand& a,
+                    const Operand& b, std::size_t c) {
+  LibraryGemm gemm{
+      dtype, m, n, k, TensorArgument{a.elements}, TensorArgument{b.elements}, TensorArgument{c}};
+  if (a.scale != Places::none) gemm.a_scale = TensorArgument{a.scale};
+  if (b.scale != Places::none) gemm.b_scale = TensorArgument{b.scale};
+  return gemm;
 }
 
 /// hidden = act(gate) * up on the CPU, by all threads and in vectors.
@@ -85,12 +95,13 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
   Baseline baseline;
   baseline.name = "unfused";
   if (!saves)
-    baseline.extra = {{"gate", dtype, {m, h}, Role::intermediate, 1},
-                      {"up", dtype, {m, h}, Role::intermediate, 1}};
+    baseline.extra = {{"gate", wide_dtype(problem), {m, h}, Role::intermediate, 1},
+                      {"up", wide_dtype(problem), {m, h}, Role::intermediate, 1}};
   auto& program = baseline.program;
   program.host_tensors = at.count + baseline.extra.size();
-  program.steps.emplace_back(product(dtype, m, h, d, tensor::x, tensor::w_gate, gate));
-  program.steps.emplace_back(product(dtype, m, h, d, tensor::x, tensor::w_up, up));
+  const Operand x{at.x, at.x_scale};
+  program.steps.emplace_back(product(dtype, m, h, d, x, {at.w_gate, at.w_gate_scale}, gate));
+  program.steps.emplace_back(product(dtype, m, h, d, x, {at.w_up, at.w_up_scale}, up));
   if (facts.kind == DeviceKind::cpu) {
     baseline.summary = "three OpenBLAS products and a vectorised act * mul, all on all threads";
     program.steps.emplace_back(gate_on_host(problem, facts, gate, up));
@@ -99,7 +110,8 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
     append_silu_mul(program, problem, TensorArgument{gate}, TensorArgument{up},
                     TensorArgument{at.hidden});
   }
-  program.steps.emplace_back(product(dtype, m, d, h, at.hidden, tensor::w_down, at.y));
+  program.steps.emplace_back(
+      product(dtype, m, d, h, {at.hidden, at.hidden_scale}, {at.w_down, at.w_down_scale}, at.y));
   if (facts.kind == DeviceKind::cuda)
     append_add_rows(program, problem);
   else if (form_of(problem).adds())
@@ -118,14 +130,20 @@ Baseline merged(const Problem& problem) {
   Baseline baseline;
   baseline.name = "merged";
   baseline.summary = "cuBLASLt: gate and up as one product, an act * mul kernel, and down";
-  baseline.extra = {
-      {"w_gate_up", dtype, {2 * h, d}, Role::input, 1 / std::sqrt(static_cast<double>(d))},
-      {"gate_up", dtype, {m, 2 * h}, Role::intermediate, 1}};
+  const bool quantised = is_quantised(problem);
+  const double by_d = 1 / std::sqrt(static_cast<double>(d));
+  baseline.extra = {{"w_gate_up", dtype, {2 * h, d}, Role::input, quantised ? 16 : by_d},
+                    {"gate_up", wide_dtype(problem), {m, 2 * h}, Role::intermediate, 1}};
+  const std::size_t scale = quantised ? at.count + 2 : Places::none;
+  if (quantised)
+    baseline.extra.push_back({"w_gate_up_scale", DType::f32, {1}, Role::input, 0, by_d / 16});
   auto& program = baseline.program;
-  program.steps.emplace_back(product(dtype, m, 2 * h, d, tensor::x, weights, packed));
+  program.steps.emplace_back(
+      product(dtype, m, 2 * h, d, {at.x, at.x_scale}, {weights, scale}, packed));
   append_silu_mul(program, problem, TensorArgument{packed}, std::nullopt,
                   TensorArgument{at.hidden});
-  program.steps.emplace_back(product(dtype, m, d, h, at.hidden, tensor::w_down, at.y));
+  program.steps.emplace_back(
+      product(dtype, m, d, h, {at.hidden, at.hidden_scale}, {at.w_down, at.w_down_scale}, at.y));
   append_add_rows(program, problem);
   return baseline;
 }
@@ -133,7 +151,8 @@ Baseline merged(const Problem& problem) {
 }  // namespace
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
-  if (is_quantised(problem)) return {};  // the libraries' products here take no scales
+  if (has_block_scales(problem)) return {};  // the libraries' take them in an order of their own
+  if (facts.kind == DeviceKind::cpu && is_quantised(problem)) return {};
   if (facts.kind == DeviceKind::cpu) return {unfused(problem, facts)};
   return {unfused(problem, facts), merged(problem)};
 }

@@ -1,11 +1,13 @@
 // The CPU's fallback: plain loops over any sizes and types.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <span>
 #include <utility>
 
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/backward.hpp"
+#include "kernels/ffn/cpu_row_product.hpp"
 #include "kernels/ffn/cpu_work.hpp"
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/ffn.hpp"
@@ -13,45 +15,18 @@
 namespace fftune::ffn {
 namespace {
 
-constexpr std::size_t chunk = 256;  // of a row, in float on the stack
-constexpr std::size_t lanes = 8;    // partial sums, which a compiler may keep in vectors
-
-/// The products of rows of `x` [tokens, depth] and `w` [rows, depth], both of `dtype`.
-class RowProduct {
- public:
-  RowProduct(DType dtype, const void* x, const void* w, std::size_t depth, float scale)
-      : dtype_(dtype), x_(x), w_(w), depth_(depth), scale_(scale) {}
-
-  /// Row `token` of x times row `row` of w, summed in fp32 in a fixed order.
-  float at(std::size_t token, std::size_t row) const {
-    float partial[lanes] = {};
-    float a[chunk], b[chunk];
-    for (std::size_t k = 0; k < depth_; k += chunk) {
-      const std::size_t count = std::min(chunk, depth_ - k);
-      widen(x_, token * depth_ + k, {a, count});
-      widen(w_, row * depth_ + k, {b, count});
-      for (std::size_t i = 0; i < count; ++i) partial[i % lanes] += a[i] * b[i];
-    }
-    float sum = 0;
-    for (const float part : partial) sum += part;
-    return sum * scale_;
-  }
-
- private:
-  void widen(const void* from, std::size_t at, std::span<float> to) const {
-    decode(dtype_, static_cast<const std::byte*>(from) + at * dtype_bytes(dtype_), to);
-  }
-
-  DType dtype_;
-  const void* x_;
-  const void* w_;
-  std::size_t depth_;
-  float scale_;
-};
-
-/// The value of a scale; 1 of a problem that has none.
+/// The value of the scale of a whole tensor; 1 of a problem that has none.
 float scale_of(const HostCall& call, std::size_t place) {
   return place == Places::none ? 1.0f : *static_cast<const float*>(call.tensors[place]);
+}
+
+/// The operand of a problem at these places, with its scales if it is quantised.
+Operand operand(const Problem& problem, const HostCall& call, std::size_t elements,
+                std::size_t scales, std::int64_t block_rows) {
+  if (!is_quantised(problem)) return {call.tensors[elements]};
+  const auto* values = static_cast<const float*>(call.tensors[scales]);
+  if (!has_block_scales(problem)) return {call.tensors[elements], values};
+  return {call.tensors[elements], values, static_cast<std::size_t>(block_rows)};
 }
 
 /// Fills out [tokens, rows] of `dtype` with value(token, row), some rows of weights a task.
@@ -68,6 +43,30 @@ void fill(const HostCall& call, DType dtype, void* out, std::size_t tokens, std:
       for (std::size_t i = 0; i < count; ++i) values[i] = value(token, first + i);
       auto* place = static_cast<std::byte*>(out) + (token * rows + first) * dtype_bytes(dtype);
       encode(dtype, {values, count}, place);
+    }
+  });
+}
+
+/// The same in fp8, with a scale for each 128 elements of a row of out, which goes to `scales`.
+template <typename Value>
+void fill_quantised(const HostCall& call, void* out, float* scales, std::size_t tokens,
+                    std::size_t rows, const Value& value) {
+  constexpr auto block = static_cast<std::size_t>(scale_block);
+  constexpr float largest_number = 448, least = 0x1p-100f;  // below it quotients overflow
+  const std::size_t blocks = (rows + block - 1) / block;
+  call.parallel.run(static_cast<int>(blocks), call.parallel.max_threads(), [&](int task) {
+    const std::size_t first = static_cast<std::size_t>(task) * block;
+    const std::size_t count = std::min(block, rows - first);
+    for (std::size_t token = 0; token < tokens; ++token) {
+      float values[block], largest = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        values[i] = value(token, first + i);
+        largest = std::max(largest, std::abs(values[i]));
+      }
+      const float scale = largest > least ? largest / largest_number : 1;
+      for (std::size_t i = 0; i < count; ++i) values[i] /= scale;
+      scales[token * blocks + static_cast<std::size_t>(task)] = scale;
+      encode(DType::fp8, {values, count}, static_cast<std::byte*>(out) + token * rows + first);
     }
   });
 }
@@ -104,15 +103,21 @@ class CpuPlain final : public Family {
     const Places at = places_of(problem);
     program.host_tensors = at.count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const float x_scale = scale_of(call, at.x_scale), out = scale_of(call, at.hidden_scale);
-      const RowProduct gate(dtype, call.tensors[at.x], call.tensors[at.w_gate], d,
-                            x_scale * scale_of(call, at.w_gate_scale));
-      const RowProduct up(dtype, call.tensors[at.x], call.tensors[at.w_up], d,
-                          x_scale * scale_of(call, at.w_up_scale));
-      fill(call, dtype, call.tensors[at.hidden], m, h, [&](auto token, auto row) {
-        return static_cast<float>(activate(activation, gate.at(token, row))) * up.at(token, row) /
-               out;
-      });
+      const Operand x = operand(problem, call, at.x, at.x_scale, 1);
+      const RowProduct gate(dtype, x,
+                            operand(problem, call, at.w_gate, at.w_gate_scale, scale_block), d);
+      const RowProduct up(dtype, x, operand(problem, call, at.w_up, at.w_up_scale, scale_block), d);
+      const auto hidden = [&](auto token, auto row) {
+        return static_cast<float>(activate(activation, gate.at(token, row))) * up.at(token, row);
+      };
+      if (has_block_scales(problem)) {
+        fill_quantised(call, call.tensors[at.hidden],
+                       static_cast<float*>(call.tensors[at.hidden_scale]), m, h, hidden);
+      } else {
+        const float scale = scale_of(call, at.hidden_scale);
+        fill(call, dtype, call.tensors[at.hidden], m, h,
+             [&](auto token, auto row) { return hidden(token, row) / scale; });
+      }
       if (!form.saves) return;
       for (const auto& [product, place] : {std::pair{&gate, at.gate}, {&up, at.up}})
         fill(call, wide, call.tensors[place], m, h,
@@ -120,8 +125,8 @@ class CpuPlain final : public Family {
     }));
     if (alone_) return program;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const RowProduct down(dtype, call.tensors[at.hidden], call.tensors[at.w_down], h,
-                            scale_of(call, at.hidden_scale) * scale_of(call, at.w_down_scale));
+      const RowProduct down(dtype, operand(problem, call, at.hidden, at.hidden_scale, 1),
+                            operand(problem, call, at.w_down, at.w_down_scale, scale_block), h);
       const auto added = [&](bool adds, std::size_t place, std::size_t index) {
         float value = 0;
         if (adds)

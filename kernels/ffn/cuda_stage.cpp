@@ -60,6 +60,10 @@ std::vector<Argument> scale_arguments(CudaStage stage, const Problem& problem) {
           TensorArgument{at.w_up_scale}, TensorArgument{at.hidden_scale}};
 }
 
+std::string fp8_suffix(const Problem& problem) {
+  return has_block_scales(problem) ? "_fp8_blocks" : "_fp8";
+}
+
 std::vector<std::int64_t> size_arguments(const Problem& problem) {
   const Shape shape = shape_of(problem);
   return {shape.m, shape.d, shape.h};

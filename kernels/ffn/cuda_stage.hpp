@@ -29,6 +29,9 @@ std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem);
 /// w_down. Empty where the problem has none.
 std::vector<Argument> scale_arguments(CudaStage stage, const Problem& problem);
 
+/// What a kernel of fp8 has in its name: "_fp8", or "_fp8_blocks" with scales of blocks.
+std::string fp8_suffix(const Problem& problem);
+
 /// m, d, h: the size parameters of every kernel.
 std::vector<std::int64_t> size_arguments(const Problem& problem);
 

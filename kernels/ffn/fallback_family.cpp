@@ -23,12 +23,15 @@ Config FallbackFamily::default_config(const Problem&, const DeviceFacts&) const 
 Program FallbackFamily::program(const Problem& problem, const DeviceFacts&, const Config&) const {
   constexpr std::int64_t tile = 64;  // of fallback_gemm, as are its 256 threads
   const GemmShape shape = gemm_of(stage_, problem);
+  // A block that quantises has all of the features that share a scale.
+  const bool quantises = has_block_scales(problem) && stage_ == CudaStage::gate_up;
   Program program;
   const std::string name(name_);
-  program.kernels.push_back(
-      kernel_source(stage_, name, is_quantised(problem) ? name + "_fp8" : name, problem));
+  program.kernels.push_back(kernel_source(
+      stage_, name, name + (is_quantised(problem) ? fp8_suffix(problem) : ""), problem));
   KernelLaunch launch;
-  launch.grid.x = static_cast<std::uint32_t>(ceil_div(shape.m, tile) * ceil_div(shape.n, tile));
+  launch.grid.x = static_cast<std::uint32_t>(ceil_div(shape.m, tile) *
+                                             ceil_div(shape.n, quantises ? scale_block : tile));
   launch.block.x = 256;
   launch.arguments = tensor_arguments(stage_, problem);
   for (const Argument& scale : scale_arguments(stage_, problem)) launch.arguments.push_back(scale);

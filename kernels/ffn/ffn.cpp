@@ -1,5 +1,7 @@
 #include "kernels/ffn/ffn.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <utility>
 
@@ -8,6 +10,7 @@
 #include "kernels/ffn/baselines.hpp"
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/reference.hpp"
+#include "kernels/gemm/shape.hpp"
 
 namespace fftune {
 namespace ffn {
@@ -56,6 +59,12 @@ class Ffn final : public Op {
              .choices = {"no", "yes"},
              .rare = true,
              .pass = "fwd"},
+            {.name = "scales",
+             .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
+                     "weight of 128 rows too",
+             .choices = {"tensor", "block"},
+             .rare = true,
+             .pass = "fwd"},
             {.name = "accumulate",
              .help = "whether the gradients of the weights are added to others, which may be the "
                      "same buffers",
@@ -73,6 +82,11 @@ class Ffn final : public Op {
     return all;
   }
   std::string_view token_size() const override { return "m"; }
+  std::string contradiction(const Problem& problem) const override {
+    if (problem.has("scales", "block") && !is_quantised(problem))
+      return fmt::format("scales=block is for dtype fp8, not {}", dtype_name(problem.dtype));
+    return "";
+  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     if (problem.pass == "bwd") return backward_tensors(problem);
@@ -89,13 +103,20 @@ class Ffn final : public Op {
         {"w_gate", dtype, {h, d}, Role::input, quantised ? up_by : by_d},
         {"w_up", dtype, {h, d}, Role::input, quantised ? up_by : by_d},
         {"w_down", dtype, {d, h}, Role::input, quantised ? up_by : by_h}};
-    if (quantised)
-      for (const auto& [name, mean] : {std::pair{"x_scale", 1 / up_by},
-                                       {"w_gate_scale", by_d / up_by},
-                                       {"w_up_scale", by_d / up_by},
-                                       {"hidden_scale", 1 / hidden_by},
-                                       {"w_down_scale", by_h / up_by}})
-        tensors.push_back({name, DType::f32, {1}, Role::input, mean / 10, mean});
+    const bool in_blocks = has_block_scales(problem);
+    const auto blocks = [&](std::int64_t extent) { return ceil_div(extent, scale_block); };
+    const auto add_scale = [&](const char* name, std::vector<std::int64_t> shape, double mean) {
+      tensors.push_back({name, DType::f32,
+                         in_blocks ? std::move(shape) : std::vector<std::int64_t>{1}, Role::input,
+                         mean / 10, mean});
+    };
+    if (quantised) {
+      add_scale("x_scale", {m, blocks(d)}, 1 / up_by);
+      add_scale("w_gate_scale", {blocks(h), blocks(d)}, by_d / up_by);
+      add_scale("w_up_scale", {blocks(h), blocks(d)}, by_d / up_by);
+      if (!in_blocks) add_scale("hidden_scale", {}, 1 / hidden_by);
+      add_scale("w_down_scale", {blocks(d), blocks(h)}, by_h / up_by);
+    }
     const DType wide = wide_dtype(problem);
     const Form form = form_of(problem);
     if (form.bias) tensors.push_back({"b_down", wide, {d}, Role::input, 1});
@@ -106,6 +127,8 @@ class Ffn final : public Op {
       tensors.push_back({"up", wide, {m, h}, Role::output, 1});
     }
     tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
+    if (in_blocks)
+      tensors.push_back({"hidden_scale", DType::f32, {m, blocks(h)}, Role::intermediate, 1});
     return tensors;
   }
 
@@ -118,8 +141,8 @@ class Ffn final : public Op {
     const Form form = form_of(problem);
     if (form.saves) gate_up.outputs.insert(gate_up.outputs.end(), {"gate", "up"});
     if (is_quantised(problem)) {
-      gate_up.inputs.insert(gate_up.inputs.end(),
-                            {"x_scale", "w_gate_scale", "w_up_scale", "hidden_scale"});
+      gate_up.inputs.insert(gate_up.inputs.end(), {"x_scale", "w_gate_scale", "w_up_scale"});
+      (has_block_scales(problem) ? gate_up.outputs : gate_up.inputs).push_back("hidden_scale");
       down.inputs.insert(down.inputs.end(), {"hidden_scale", "w_down_scale"});
     }
     if (form.bias) down.inputs.push_back("b_down");
@@ -177,6 +200,10 @@ bool is_quantised(const Problem& problem) {
   return problem.dtype == DType::fp8;
 }
 
+bool has_block_scales(const Problem& problem) {
+  return is_quantised(problem) && problem.has("scales", "block");
+}
+
 DType wide_dtype(const Problem& problem) {
   return is_quantised(problem) ? DType::bf16 : problem.dtype;
 }
@@ -194,10 +221,13 @@ Places places_of(const Problem& problem) {
   Places places;
   const Form form = form_of(problem);
   std::size_t next = tensor::w_down + 1;
-  if (is_quantised(problem))
-    for (std::size_t* scale : {&places.x_scale, &places.w_gate_scale, &places.w_up_scale,
-                               &places.hidden_scale, &places.w_down_scale})
+  const bool in_blocks = has_block_scales(problem);
+  if (is_quantised(problem)) {
+    for (std::size_t* scale : {&places.x_scale, &places.w_gate_scale, &places.w_up_scale})
       *scale = next++;
+    if (!in_blocks) places.hidden_scale = next++;
+    places.w_down_scale = next++;
+  }
   if (form.bias) places.b_down = next++;
   if (form.residual) places.residual = next++;
   places.y = next++;
@@ -206,6 +236,7 @@ Places places_of(const Problem& problem) {
     places.up = next++;
   }
   places.hidden = next++;
+  if (in_blocks) places.hidden_scale = next++;
   places.count = next;
   return places;
 }

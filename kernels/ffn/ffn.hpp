@@ -24,11 +24,18 @@ constexpr std::size_t w_up = 2;    // [h, d]
 constexpr std::size_t w_down = 3;  // [d, h]
 }  // namespace tensor
 
-/// In fp8, x, the weights and hidden are elements of fp8, each tensor with an f32 scale: a number
-/// is its element times the scale. hidden's scale is given too, as static quantisation has it. What
-/// is neither a sum's operand nor a scale is bf16.
+/// In fp8, x, the weights and hidden are elements of fp8 with f32 scales: a number is its element
+/// times the scale. What is neither a sum's operand nor a scale is bf16.
+///
+/// scales=tensor: one for each tensor. hidden's is given too, as static quantisation has it.
+/// scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
+/// rows by 128 columns of a weight; the last of them may be less. The op finds hidden's: what
+/// brings the largest of the 128 to 448, the largest number of e4m3 (DeepSeek-V3, arXiv
+/// 2412.19437, 3.3.2).
 bool is_quantised(const Problem& problem);
 DType wide_dtype(const Problem& problem);
+bool has_block_scales(const Problem& problem);
+constexpr std::int64_t scale_block = 128;
 
 /// What a problem asks for beside the plain forward pass.
 struct Form {
@@ -48,17 +55,17 @@ struct Places {
   std::size_t w_gate = tensor::w_gate;
   std::size_t w_up = tensor::w_up;
   std::size_t w_down = tensor::w_down;
-  std::size_t x_scale = none;  // [1], as the others
-  std::size_t w_gate_scale = none;
+  std::size_t x_scale = none;       // [1], or [m, blocks of d]
+  std::size_t w_gate_scale = none;  // [1], or [blocks of h, blocks of d], as w_up_scale
   std::size_t w_up_scale = none;
-  std::size_t hidden_scale = none;
-  std::size_t w_down_scale = none;
-  std::size_t b_down = none;    // [d]
-  std::size_t residual = none;  // [m, d]
-  std::size_t y = 4;            // [m, d]
-  std::size_t gate = none;      // [m, h]: x·w_gateᵀ, in the training form
-  std::size_t up = none;        // [m, h]: x·w_upᵀ
-  std::size_t hidden = 5;       // [m, h], between the stages
+  std::size_t hidden_scale = none;  // [1], or [m, blocks of h] between the stages
+  std::size_t w_down_scale = none;  // [1], or [blocks of d, blocks of h]
+  std::size_t b_down = none;        // [d]
+  std::size_t residual = none;      // [m, d]
+  std::size_t y = 4;                // [m, d]
+  std::size_t gate = none;          // [m, h]: x·w_gateᵀ, in the training form
+  std::size_t up = none;            // [m, h]: x·w_upᵀ
+  std::size_t hidden = 5;           // [m, h], between the stages
   // Of the pass bwd; a gradient has the shape of what it belongs to.
   std::size_t dy = none;
   std::size_t dw_gate_before = none;  // where gradients accumulate; it may be dw_gate itself

@@ -70,4 +70,28 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
       {m, h, d, group_m}, shared_memory);
 }
 
+// The same with a scale for each 128 elements of a row of x and of hidden, which are found here,
+// and for each block of 128 x 128 of a weight.
+template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
+          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
+          int shared_bytes>
+__global__ void __launch_bounds__((consumers + 1) * 128,
+                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
+                                                                  swapped ? bn : bm, consumers,
+                                                                  ping_pong, 3))
+    gate_up_fp8_blocks_sm90(const __grid_constant__ tensor_map x,
+                            const __grid_constant__ tensor_map w_gate,
+                            const __grid_constant__ tensor_map w_up,
+                            const __grid_constant__ tensor_map hidden, const float* x_scale,
+                            const float* w_gate_scale, const float* w_up_scale, float* hidden_scale,
+                            int m, int d, int h, int group_m) {
+  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
+                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
+  static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
+  extern __shared__ unsigned char shared_memory[];
+  wgmma_gemm<T, block_quantised<Epilogue>, tile, T, block_scales>::run(
+      {x, w_gate, w_up, {hidden, hidden_scale, m}, {x_scale, {w_gate_scale, w_up_scale}}},
+      {m, h, d, group_m}, shared_memory);
+}
+
 }  // namespace fftune

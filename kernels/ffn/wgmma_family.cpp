@@ -32,9 +32,14 @@ WgmmaOperands operands_of(CudaStage stage, const Problem& problem) {
   return operands;
 }
 
+Fp8Scales scales_of(CudaStage stage, const Problem& problem) {
+  const bool blocks = has_block_scales(problem);
+  return {.blocks = blocks, .output_blocks = blocks && stage == CudaStage::gate_up};
+}
+
 /// What the form adds to the name of the stage's kernel.
 std::string kernel_name(CudaStage stage, const Problem& problem) {
-  if (is_quantised(problem)) return stage_name(stage) + "_fp8_sm90";
+  if (is_quantised(problem)) return stage_name(stage) + fp8_suffix(problem) + "_sm90";
   const Form form = form_of(problem);
   if (stage == CudaStage::gate_up) return form.saves ? "gate_up_saving_sm90" : "gate_up_sm90";
   return form.adds() ? "down_adding_sm90" : "down_sm90";
@@ -57,13 +62,15 @@ std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
 }
 
 Space WgmmaFamily::space(const Problem& problem, const DeviceFacts& facts) const {
-  return is_quantised(problem) ? wgmma_fp8_space(gemm_of(stage_, problem), facts)
-                               : wgmma_space(gemm_of(stage_, problem), facts);
+  return is_quantised(problem)
+             ? wgmma_fp8_space(gemm_of(stage_, problem), facts, scales_of(stage_, problem))
+             : wgmma_space(gemm_of(stage_, problem), facts);
 }
 
 Config WgmmaFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  return is_quantised(problem) ? wgmma_fp8_default(gemm_of(stage_, problem), facts)
-                               : wgmma_default(gemm_of(stage_, problem), facts);
+  return is_quantised(problem)
+             ? wgmma_fp8_default(gemm_of(stage_, problem), facts, scales_of(stage_, problem))
+             : wgmma_default(gemm_of(stage_, problem), facts);
 }
 
 std::optional<double> WgmmaFamily::estimate(const Problem& problem, const DeviceFacts& facts,

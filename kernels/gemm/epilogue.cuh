@@ -38,6 +38,10 @@ struct saving_epilogue : gated_epilogue<Activation> {
   static constexpr int outputs = 3;
 };
 
+// Stored in fp8, each 128 outputs of a row in units of a scale that is found from them.
+template <class Epilogue>
+struct block_quantised : Epilogue {};
+
 // Of a product dc in the backward pass of act(gate) * up, where gate and up are at hand: d_gate,
 // d_up and, where that was not stored, the product act(gate) * up itself.
 template <class Curve, bool hidden>

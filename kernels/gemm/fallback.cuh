@@ -62,8 +62,17 @@ class fallback_gemm {
                                                   const T* const (&b)[products], i64 first_m,
                                                   i64 first_n, int m, int n, int k,
                                                   storage& shared) {
+    multiply_range<Operands>(sum, a, b, first_m, first_n, m, n, k, 0, k, shared);
+  }
+
+  // The same over [from, to) of k, of which `from` is a multiple of 16.
+  template <class Operands = forward_operands>
+  static __device__ __forceinline__ void multiply_range(tile_sums& sum, const T* a,
+                                                        const T* const (&b)[products], i64 first_m,
+                                                        i64 first_n, int m, int n, int k, int from,
+                                                        int to, storage& shared) {
     const int row = threadIdx.x / side, column = threadIdx.x % side;
-    for (int first_k = 0;;) {
+    for (int first_k = from;;) {
       load<Operands::a_transposed>(shared.a, a, first_m, m, k, first_k);
 #pragma unroll
       for (int product = 0; product < products; ++product) {
@@ -84,7 +93,7 @@ class fallback_gemm {
           }
         }
       }
-      if (k - first_k <= bk) {  // first_k + bk may pass 2^31
+      if (to - first_k <= bk) {  // first_k + bk may pass 2^31
         break;
       }
       first_k += bk;

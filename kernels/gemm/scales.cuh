@@ -7,12 +7,12 @@ namespace fftune {
 
 // The elements are the numbers.
 struct no_scales {
-  static constexpr bool present = false;
+  static constexpr bool present = false, in_blocks = false;
 };
 
 // One scale for each tensor: a number is its element times the scale.
 struct tensor_scales {
-  static constexpr bool present = true;
+  static constexpr bool present = true, in_blocks = false;
   const float* a;
   const float* b[2];  // the second is unused with one product
   const float* c;     // of the output, if that is quantised; else null
@@ -21,6 +21,31 @@ struct tensor_scales {
   __device__ __forceinline__ float of_product(int product) const { return *a * *b[product]; }
   // What makes an output an element.
   __device__ __forceinline__ float of_output() const { return c != nullptr ? 1.0f / *c : 1.0f; }
+};
+
+// One scale for each 128 elements of a row of A [m, k], and for each block of 128 x 128 of a B
+// [n, k]; the last ones may be of less.
+constexpr int scale_block = 128;
+
+__device__ __forceinline__ int blocks_of(int extent) {
+  return static_cast<int>(ceil_div(static_cast<u32>(extent), static_cast<u32>(scale_block)));
+}
+
+struct block_scales {
+  static constexpr bool present = true, in_blocks = true;
+  const float* a;     // [m, blocks of k]
+  const float* b[2];  // [blocks of n, blocks of k]; the second is unused with one product
+
+  // The scale of block `block` of 128 of k, in row `row` of A, or row `row` of a B. The rows that
+  // fill up a tile beyond the `rows` that there are take the last one's: their elements are zeros.
+  __device__ __forceinline__ float of_a(int row, int rows, int block, int k) const {
+    const i64 at = row < rows ? row : rows - 1;
+    return a[at * blocks_of(k) + block];
+  }
+  __device__ __forceinline__ float of_b(int product, int row, int rows, int block, int k) const {
+    const i64 at = (row < rows ? row : rows - 1) / scale_block;
+    return b[product][at * blocks_of(k) + block];
+  }
 };
 
 }  // namespace fftune

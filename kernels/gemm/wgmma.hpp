@@ -31,8 +31,14 @@ Config wgmma_cheapest(const Space& space, const GemmShape& shape, const DeviceFa
 
 /// The same for fp8, whose k tiles of 128 are added up in registers beside the sums. Their cost is
 /// that of a product of half the k: a k tile has the same bytes and takes the same instructions.
-Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts);
-Config wgmma_fp8_default(const GemmShape& shape, const DeviceFacts& facts);
+///
+/// With scales of blocks (scales.cuh) a tile has to lie as those do.
+struct Fp8Scales {
+  bool blocks = false;         // of the operands
+  bool output_blocks = false;  // of the output too, which are found by the kernel
+};
+Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts, Fp8Scales scales = {});
+Config wgmma_fp8_default(const GemmShape& shape, const DeviceFacts& facts, Fp8Scales scales = {});
 
 /// Dynamic shared memory of a block, in bytes: wgmma_layout::shared_bytes.
 std::int64_t wgmma_shared_bytes(const Config& config, int products, int box_buffers = 1);

@@ -21,10 +21,10 @@
 #include "common/dependency.cuh"
 #include "common/wgmma.cuh"
 #include "gemm/scales.cuh"
-#include "gemm/wgmma_gradient.cuh"
 #include "gemm/wgmma_loader.cuh"
+#include "gemm/wgmma_promotion.cuh"
 #include "gemm/wgmma_ring.cuh"
-#include "gemm/wgmma_store.cuh"
+#include "gemm/wgmma_store_of.cuh"
 
 namespace fftune {
 
@@ -57,6 +57,7 @@ class wgmma_gemm {
   using schedule = wgmma_schedule<tile>;
   using loader = wgmma_loader<T, products, tile, layout, Operands>;
   using sums = typename store::sums;
+  using promotion = wgmma_promotion<T, products, tile, layout, Scales>;
 
   // Registers move from the producer, which needs few, to the consumers, whose accumulators need
   // many.
@@ -186,50 +187,6 @@ class wgmma_gemm {
     wgmma_commit();
   }
 
-  // One k tile of fp8. The tensor cores keep 13 bits of such a sum below its largest addend, so
-  // that no sum may grow over more than a k tile of 128: it is added to the fp32 sums in registers.
-  static __device__ __forceinline__ void multiply_and_promote(sums& sum, u32 slot, u32 first_row) {
-    const u64 a = wgmma_descriptor(slot + (tile.swapped ? 0 : first_row * 128));
-    const u64 b = wgmma_descriptor(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
-#pragma unroll
-    for (int part = 0; part < layout::parts; ++part) {
-#pragma unroll
-      for (int product = 0; product < products; ++product) {
-        float partial[store::values];
-        const int row_offset = part * 64 * 128 >> 4,
-                  product_offset = product * layout::b_bytes >> 4;
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < layout::row_bytes / 32; ++step) {
-          if constexpr (tile.swapped) {
-            wgmma<T, tile.bm>(partial, b + product_offset + row_offset + step * 2, a + step * 2,
-                              step > 0);
-          } else {
-            wgmma<T, tile.bn>(partial, a + row_offset + step * 2, b + product_offset + step * 2,
-                              step > 0);
-          }
-        }
-        wgmma_commit();
-        wgmma_wait<0>();
-#pragma unroll
-        for (int i = 0; i < store::values; ++i) sum[part][product][i] += partial[i];
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void promoting_loop(sums& sum, ring& pipe, int k_tiles,
-                                                        u32 first_row, u32 rank) {
-#pragma unroll
-    for (int i = 0; i < layout::parts * products * store::values; ++i) {
-      reinterpret_cast<float*>(sum)[i] = 0;
-    }
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
-      barrier_wait(pipe.full_barrier(), pipe.parity);
-      multiply_and_promote(sum, pipe.slot(), first_row);
-      release(pipe.empty_barrier(), rank);
-    }
-  }
-
   // One thread: all barriers of the block. `fills` arrivals fill a slot of the ring.
   static __device__ __forceinline__ void init_barriers(const ring& pipe, u32 base, u32 rank,
                                                        u32 fills) {
@@ -257,20 +214,6 @@ class wgmma_gemm {
     if constexpr (products * Operands::terms == 2) tma_prefetch(map.b1);
     tma_prefetch(map.a);
     tma_prefetch(map.c.first());
-  }
-
-  // Turns sums of elements into those that the epilogue takes: the output's own scale goes to the
-  // last product, which every epilogue is linear in.
-  static __device__ __forceinline__ void scale(sums& sum, const Scales& scales) {
-#pragma unroll
-    for (int product = 0; product < products; ++product) {
-      float factor = scales.of_product(product);
-      if (product == products - 1) factor *= scales.of_output();
-#pragma unroll
-      for (int i = 0; i < layout::parts * store::values; ++i) {
-        sum[i / store::values][product][i % store::values] *= factor;
-      }
-    }
   }
 
   // Calls `fetch` once, after k tile `fetch_at`. `foreign`: ordinary copies filled the ring, which
@@ -314,6 +257,7 @@ class wgmma_gemm {
       }
     }
     constexpr u32 turn = tile.ping_pong ? 2 : 1;
+    if constexpr (Scales::in_blocks) wait_for_dependencies();  // it reads scales of A itself
     alignas(16) sums sum;
     for (; work.pending(); work.advance(turn)) {
       const wgmma_result_tile at = position(work, shape, rank);
@@ -321,16 +265,25 @@ class wgmma_gemm {
       int token = at.m * tile.bm, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
       const auto fetch = [&] {
-        const int share = tile.split_k > 1 ? rank * layout::owned_columns : 0;
-        if (rank < layout::owners || tile.split_k == 1) {
-          store::fetch_residual(boxes, to, token + (tile.swapped ? share : 0),
-                                feature + (tile.swapped ? 0 : share));
+        if constexpr (store::fetches) {
+          const int share = tile.split_k > 1 ? rank * layout::owned_columns : 0;
+          if (rank < layout::owners || tile.split_k == 1) {
+            store::fetch_residual(boxes, to, token + (tile.swapped ? share : 0),
+                                  feature + (tile.swapped ? 0 : share));
+          }
         }
       };
       if constexpr (store::fetches && store::fetch_after == 0) fetch();
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       if constexpr (Scales::present) {
-        promoting_loop(sum, pipe, k_tiles, first_row, rank);
+        promotion::clear(sum);
+        const promotion scaled{map.scales, shape, token, feature};
+        for (int k_tile = range.first; k_tile < range.last; ++k_tile, pipe.advance()) {
+          const typename promotion::factors factors = scaled.factors_of(k_tile);
+          barrier_wait(pipe.full_barrier(), pipe.parity);
+          promotion::multiply(sum, pipe.slot(), first_row, factors);
+          release(pipe.empty_barrier(), rank);
+        }
       } else {
         main_loop(sum, pipe, k_tiles, first_row, rank, smaller(store::fetch_after, k_tiles) - 1,
                   fetch);
@@ -339,7 +292,7 @@ class wgmma_gemm {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
         pipe.skip(k_tiles);
       }
-      if constexpr (Scales::present) scale(sum, map.scales);
+      if constexpr (Scales::present) promotion::finish(sum, map.scales);
       if constexpr (tile.split_k > 1) {
         typename store::owned_sums total;
         store::exchange_sums(sum, total, base + layout::exchange_at, base + layout::sums_barrier_at,

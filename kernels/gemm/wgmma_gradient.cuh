@@ -141,16 +141,4 @@ struct wgmma_gradient_store {
   }
 };
 
-// The store of an epilogue.
-template <class T, class Epilogue, wgmma_tile tile, bool gradient = is_gradient<Epilogue>>
-struct wgmma_store_choice {
-  using type = wgmma_store<T, Epilogue, tile>;
-};
-template <class T, class Epilogue, wgmma_tile tile>
-struct wgmma_store_choice<T, Epilogue, tile, true> {
-  using type = wgmma_gradient_store<T, Epilogue, tile>;
-};
-template <class T, class Epilogue, wgmma_tile tile>
-using wgmma_store_of = typename wgmma_store_choice<T, Epilogue, tile>::type;
-
 }  // namespace fftune

@@ -73,25 +73,26 @@ void measure_gemm(const std::shared_ptr<const Session>& session, const DeviceFac
                   DType dtype, const std::shared_ptr<const CublasLt>& library, Limits& limits) {
   const auto element = dtype_bytes(dtype);
   std::int64_t size = dtype == DType::f32 ? 4096 : 8192;
-  // Three operands here and three in the search for the algorithm.
-  while (size > 512 &&
-         7 * static_cast<std::size_t>(size * size) * element + gemm_workspace_bytes * 2 >
-             free_bytes(session->driver()))
-    size /= 2;
   LibraryGemm gemm;
   gemm.dtype = dtype;
+  const auto c_element = dtype_bytes(gemm.c_dtype());
+  // Three operands here and three in the search for the algorithm.
+  while (size > 512 &&
+         7 * static_cast<std::size_t>(size * size) * c_element + gemm_workspace_bytes * 2 >
+             free_bytes(session->driver()))
+    size /= 2;
   gemm.m = gemm.n = gemm.k = size;
   const GemmPlan plan(session, library, gemm, facts.l2_bytes);
   const auto bytes = static_cast<std::size_t>(size * size) * element;
   const auto a = allocate(session->context(), bytes);
   const auto b = allocate(session->context(), bytes);
-  const auto c = allocate(session->context(), bytes);
+  const auto c = allocate(session->context(), bytes / element * c_element);
   const auto workspace = allocate(session->context(), gemm_workspace_bytes);
   fill_random(*session, *a, dtype);
   fill_random(*session, *b, dtype);
   constexpr int passes = 4;
   const auto replay = capture(session, passes, [&](int, void* stream) {
-    plan.enqueue(device_address(a->data()), device_address(b->data()), device_address(c->data()),
+    plan.enqueue({device_address(a->data()), device_address(b->data()), device_address(c->data())},
                  device_address(workspace->data()), as_stream(stream));
   });
   const auto flops =

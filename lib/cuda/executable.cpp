@@ -54,9 +54,7 @@ CudaExecutable::CudaExecutable(std::shared_ptr<const Session> session, const Pro
     if (const auto* launch = std::get_if<KernelLaunch>(&step))
       steps_.emplace_back(prepare(*launch));
     else if (const auto* product = std::get_if<LibraryGemm>(&step))
-      steps_.emplace_back(Product{gemms_.at(gemm++).get(), prepare(argument_of(product->a)),
-                                  prepare(argument_of(product->b)),
-                                  prepare(argument_of(product->c))});
+      steps_.emplace_back(prepare(*product, *gemms_.at(gemm++)));
   }
 }
 
@@ -77,6 +75,16 @@ CudaExecutable::Value CudaExecutable::prepare(const Argument& argument) const {
   if (const auto* number = std::get_if<float>(&argument))
     return {Value::Kind::constant, bits_of(*number)};
   return {};  // a tensor map or an array, which have more to them
+}
+
+CudaExecutable::Product CudaExecutable::prepare(const LibraryGemm& gemm,
+                                                const GemmPlan& plan) const {
+  const auto value = [&](const Pointer& pointer) { return prepare(argument_of(pointer)); };
+  const auto scale = [&](const std::optional<Pointer>& pointer) {
+    return pointer ? value(*pointer) : Value{};
+  };
+  return {&plan,         value(gemm.a),       value(gemm.b),
+          value(gemm.c), scale(gemm.a_scale), scale(gemm.b_scale)};
 }
 
 CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const {
@@ -224,9 +232,10 @@ void CudaExecutable::enqueue(void* const* tensors, void* workspace, void* stream
       continue;
     }
     const auto& product = std::get<Product>(step);
-    product.plan->enqueue(resolve(product.a, tensors, base), resolve(product.b, tensors, base),
-                          resolve(product.c, tensors, base), base + layout_.library_offset,
-                          as_stream(stream));
+    const auto at = [&](const Value& value) { return resolve(value, tensors, base); };
+    product.plan->enqueue(
+        {at(product.a), at(product.b), at(product.c), at(product.a_scale), at(product.b_scale)},
+        base + layout_.library_offset, as_stream(stream));
   }
 }
 

@@ -69,10 +69,11 @@ class CudaExecutable final : public Executable {
   };
   struct Product {
     const GemmPlan* plan = nullptr;
-    Value a, b, c;
+    Value a, b, c, a_scale, b_scale;
   };
 
   Launch prepare(const KernelLaunch& launch) const;
+  Product prepare(const LibraryGemm& gemm, const GemmPlan& plan) const;
   Value prepare(const Argument& argument) const;
   TensorMap prepare(std::size_t place, const TensorMapArgument& argument) const;
   static std::uint64_t resolve(const Value& value, void* const* tensors, std::uint64_t workspace);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -21,7 +22,7 @@ cudaDataType_t type_of(DType dtype) {
     case DType::fp16:
       return CUDA_R_16F;
     case DType::fp8:
-      throw Error(ErrorKind::unavailable, "a library product in fp8 would need its scales");
+      return CUDA_R_8F_E4M3;
     case DType::u8:
     case DType::i8:
     case DType::i32:
@@ -41,7 +42,8 @@ struct Operands {
 std::vector<Operands> make_operands(const Session& session, const LibraryGemm& gemm,
                                     std::int64_t l2_bytes) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(gemm.dtype));
-  const auto bytes = element * (gemm.m * gemm.k + gemm.n * gemm.k + gemm.m * gemm.n);
+  const auto c_element = static_cast<std::int64_t>(dtype_bytes(gemm.c_dtype()));
+  const auto bytes = element * (gemm.m * gemm.k + gemm.n * gemm.k) + c_element * gemm.m * gemm.n;
   const auto sets = std::clamp<std::int64_t>(2 * l2_bytes / bytes + 1, 1, 64);
   std::vector<Operands> operands;
   for (std::int64_t i = 0; i < sets; ++i) {
@@ -56,7 +58,7 @@ std::vector<Operands> make_operands(const Session& session, const LibraryGemm& g
     const bool first = operands.empty();
     auto a = make(gemm.m * gemm.k, first ? nullptr : operands[0].a.get());
     auto b = make(gemm.n * gemm.k, first ? nullptr : operands[0].b.get());
-    auto c = allocate(session.context(), static_cast<std::size_t>(gemm.m * gemm.n * element));
+    auto c = allocate(session.context(), static_cast<std::size_t>(gemm.m * gemm.n * c_element));
     operands.push_back({std::move(a), std::move(b), std::move(c)});
   }
   return operands;
@@ -85,16 +87,16 @@ GemmPlan::GemmPlan(const std::shared_ptr<const Session>& session,
            "cublasLtMatmulDescSetAttribute");
   lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a),
            "cublasLtMatmulDescSetAttribute");
-  const auto layout = [&](std::int64_t rows, std::int64_t columns) {
+  const auto layout = [&](DType dtype, std::int64_t rows, std::int64_t columns) {
     cublasLtMatrixLayout_t made = nullptr;
-    lt.check(lt.layout_create(&made, type_of(gemm.dtype), static_cast<std::uint64_t>(rows),
+    lt.check(lt.layout_create(&made, type_of(dtype), static_cast<std::uint64_t>(rows),
                               static_cast<std::uint64_t>(columns), rows),
              "cublasLtMatrixLayoutCreate");
     return Handle<cublasLtMatrixLayout_t>(made, lt.layout_destroy);
   };
-  a_ = gemm.b_transposed ? layout(gemm.n, gemm.k) : layout(gemm.k, gemm.n);
-  b_ = gemm.a_transposed ? layout(gemm.m, gemm.k) : layout(gemm.k, gemm.m);
-  c_ = layout(gemm.n, gemm.m);
+  a_ = gemm.b_transposed ? layout(gemm.dtype, gemm.n, gemm.k) : layout(gemm.dtype, gemm.k, gemm.n);
+  b_ = gemm.a_transposed ? layout(gemm.dtype, gemm.m, gemm.k) : layout(gemm.dtype, gemm.k, gemm.m);
+  c_ = layout(gemm.c_dtype(), gemm.n, gemm.m);
 
   const auto algorithms = heuristics();
   const auto best = fastest(session, gemm, l2_bytes, algorithms);
@@ -135,9 +137,10 @@ std::size_t GemmPlan::fastest(const std::shared_ptr<const Session>& session,
   for (std::size_t i = 0; i < algorithms.size(); ++i) {
     const auto pass = [&](int index, void* stream) {
       const auto& set = operands[static_cast<std::size_t>(index) % operands.size()];
-      return run(algorithms[i].algo, device_address(set.a->data()), device_address(set.b->data()),
-                 device_address(set.c->data()), device_address(workspace->data()),
-                 as_stream(stream));
+      return run(algorithms[i].algo,
+                 {device_address(set.a->data()), device_address(set.b->data()),
+                  device_address(set.c->data())},
+                 device_address(workspace->data()), as_stream(stream));
     };
     // Once outside of a capture, so that the library loads what it needs.
     if (pass(0, session->stream()) != CUBLAS_STATUS_SUCCESS) continue;
@@ -159,18 +162,27 @@ std::size_t GemmPlan::fastest(const std::shared_ptr<const Session>& session,
   return best;
 }
 
-cublasStatus_t GemmPlan::run(const cublasLtMatmulAlgo_t& algorithm, CUdeviceptr a, CUdeviceptr b,
-                             CUdeviceptr c, CUdeviceptr workspace, CUstream stream) const {
+cublasStatus_t GemmPlan::run(const cublasLtMatmulAlgo_t& algorithm, const GemmAddresses& at,
+                             CUdeviceptr workspace, CUstream stream) const {
   const float one = 1;
   const auto pointer = [](CUdeviceptr address) { return reinterpret_cast<void*>(address); };
-  return library_->matmul(library_->handle(), operation_.get(), &one, pointer(b), a_.get(),
-                          pointer(a), b_.get(), &beta_, pointer(c), c_.get(), pointer(c), c_.get(),
-                          &algorithm, pointer(workspace), gemm_workspace_bytes, stream);
+  // The scales' addresses are part of the description, of which every call has a copy: the header
+  // of the library says that it may be copied as plain data.
+  cublasLtMatmulDescOpaque_t operation = *operation_;
+  for (const auto& [attribute, address] :
+       {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, pointer(at.b_scale)},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, pointer(at.a_scale)}}) {
+    if (address == nullptr) continue;
+    const auto status = library_->desc_set(&operation, attribute, &address, sizeof address);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+  }
+  return library_->matmul(library_->handle(), &operation, &one, pointer(at.b), a_.get(),
+                          pointer(at.a), b_.get(), &beta_, pointer(at.c), c_.get(), pointer(at.c),
+                          c_.get(), &algorithm, pointer(workspace), gemm_workspace_bytes, stream);
 }
 
-void GemmPlan::enqueue(CUdeviceptr a, CUdeviceptr b, CUdeviceptr c, CUdeviceptr workspace,
-                       CUstream stream) const {
-  const auto status = run(algorithm_, a, b, c, workspace, stream);
+void GemmPlan::enqueue(const GemmAddresses& at, CUdeviceptr workspace, CUstream stream) const {
+  const auto status = run(algorithm_, at, workspace, stream);
   if (status == CUBLAS_STATUS_SUCCESS) return;
   try {
     library_->check(status, "cublasLtMatmul");

@@ -15,6 +15,15 @@ namespace fftune::cuda {
 /// What cuBLASLt may use besides the operands; the vendor's advice for Hopper is 32 MiB or more.
 constexpr std::size_t gemm_workspace_bytes = std::size_t{64} << 20;
 
+/// Where a call's matrices are, and their scales: 0 for none.
+struct GemmAddresses {
+  CUdeviceptr a = 0;
+  CUdeviceptr b = 0;
+  CUdeviceptr c = 0;
+  CUdeviceptr a_scale = 0;
+  CUdeviceptr b_scale = 0;
+};
+
 /// Immutable: any thread may enqueue it, each with a workspace of its own.
 class GemmPlan {
  public:
@@ -25,16 +34,15 @@ class GemmPlan {
            const LibraryGemm& gemm, std::int64_t l2_bytes);
 
   /// Addresses are 256-byte aligned. Throws Error(device_fault).
-  void enqueue(CUdeviceptr a, CUdeviceptr b, CUdeviceptr c, CUdeviceptr workspace,
-               CUstream stream) const;
+  void enqueue(const GemmAddresses& at, CUdeviceptr workspace, CUstream stream) const;
 
   /// "cuBLASLt 13.0.2, algorithm 3 of 16"
   const std::string& description() const { return description_; }
 
  private:
   using Algorithms = std::vector<cublasLtMatmulHeuristicResult_t>;
-  cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, CUdeviceptr a, CUdeviceptr b,
-                     CUdeviceptr c, CUdeviceptr workspace, CUstream stream) const;
+  cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const GemmAddresses& at,
+                     CUdeviceptr workspace, CUstream stream) const;
   Algorithms heuristics() const;
   std::size_t fastest(const std::shared_ptr<const Session>& session, const LibraryGemm& gemm,
                       std::int64_t l2_bytes, const Algorithms& algorithms) const;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -83,7 +84,8 @@ struct KernelLaunch {
 
 /// c [m,n] = a [m,k] · b [n,k]ᵀ (+ c), row-major, fp32 accumulation, by the vendor's BLAS with all
 /// the device's resources. An operand that is transposed lies as [k,m] or [k,n]. What a user would
-/// call; used by baselines and to measure the ceiling.
+/// call; used by baselines and to measure the ceiling. In fp8 c is bf16, and a and b have an f32
+/// scale each if they are given.
 struct LibraryGemm {
   DType dtype = DType::f32;
   std::int64_t m = 0;
@@ -95,6 +97,10 @@ struct LibraryGemm {
   bool a_transposed = false;
   bool b_transposed = false;
   bool accumulates = false;
+  std::optional<Pointer> a_scale = std::nullopt;
+  std::optional<Pointer> b_scale = std::nullopt;
+
+  DType c_dtype() const { return dtype == DType::fp8 ? DType::bf16 : dtype; }
 };
 
 /// Runs a task on several threads of the CPU.

@@ -103,6 +103,26 @@ TEST_CASE("every form is right in every variant of the families that have it") {
       }
 }
 
+TEST_CASE("fp8 with scales of blocks is right in every form, at sizes that no block divides") {
+  const auto backend = open_cpu();
+  auto forms = other_forms;
+  forms.emplace_back();
+  for (auto form : forms)
+    for (const auto& [m, d, h] : {std::tuple{1, 1, 1}, {3, 130, 70}, {70, 256, 300}}) {
+      form["scales"] = "block";
+      const auto problem = problem_of(DType::fp8, m, d, h, form);
+      Verifier verifier(*backend, ffn_op(), problem, 12);
+      int served = 0;
+      for (const auto* family : cpu_families()) {
+        if (family->refusal(problem, backend->facts())) continue;
+        ++served;
+        require_right(*backend, verifier, *family, problem,
+                      family->default_config(problem, backend->facts()));
+      }
+      REQUIRE(served == 1);
+    }
+}
+
 TEST_CASE("the blocks of large problems are right too") {
   const auto backend = open_cpu();
   for (const auto dtype : ffn_op().dtypes(DeviceKind::cpu))

@@ -172,6 +172,54 @@ TEST_CASE("in fp8 every quantised tensor has a scale after the weights, and y is
   REQUIRE(ffn_op().stages(problem)[1].bytes == 5.0 * 32 + 16 * 32 + 2 * 4 + 2 * 5 * 16);
 }
 
+TEST_CASE("with scales of blocks an operand has one for each 128 elements, and hidden's are made") {
+  Problem problem = problem_of(5, 144, 272);
+  problem.dtype = DType::fp8;
+  problem.options["scales"] = "block";
+  using Shape = std::vector<std::int64_t>;
+  const auto tensors = ffn_op().tensors(problem);
+  const auto places = ffn::places_of(problem);
+  REQUIRE(tensors.size() == places.count);
+  for (const auto& [name, place, shape] :
+       {std::tuple<const char*, std::size_t, Shape>{"x_scale", places.x_scale, {5, 2}},
+        {"w_gate_scale", places.w_gate_scale, {3, 2}},
+        {"w_up_scale", places.w_up_scale, {3, 2}},
+        {"w_down_scale", places.w_down_scale, {2, 3}},
+        {"hidden_scale", places.hidden_scale, {5, 3}}}) {
+    CAPTURE(name);
+    REQUIRE(tensor_index(tensors, name) == place);
+    REQUIRE(tensors[place].shape == shape);
+  }
+  REQUIRE(tensors[places.hidden_scale].role == Role::intermediate);
+  const auto stages = ffn_op().stages(problem);
+  REQUIRE(stages[0].outputs == std::vector<std::string>{"hidden", "hidden_scale"});
+  REQUIRE(stages[1].inputs ==
+          std::vector<std::string>{"hidden", "w_down", "hidden_scale", "w_down_scale"});
+  problem.dtype = DType::bf16;
+  REQUIRE_THROWS_WITH(canonical(ffn_op(), problem, DeviceKind::cuda),
+                      "ffn: scales=block is for dtype fp8, not bf16");
+}
+
+TEST_CASE("wgmma keeps the 128 features of a scale together") {
+  Problem problem = problem_of(256, 1024, 2048);
+  problem.dtype = DType::fp8;
+  problem.options["scales"] = "block";
+  const auto hopper = facts_of_architecture("sm_90a");
+  for (const std::int64_t m : {1, 64, 256, 4096}) {
+    problem.sizes["m"] = m;
+    const auto recipe = default_recipe(ffn_op(), problem, hopper);
+    REQUIRE(recipe[0].family == "gate_up_sm90");
+    REQUIRE(recipe[1].family == "down_sm90");
+    for (const auto& config :
+         family_of(ffn_op(), "gate_up_sm90").space(problem, hopper).feasible()) {
+      CAPTURE(config.text());
+      const bool swapped = config.get("schedule") == 2;
+      if (swapped) REQUIRE(config.get("bn") / config.get("consumers") % 128 == 0);
+      if (!swapped) REQUIRE(config.get("bn") == 128);
+    }
+  }
+}
+
 TEST_CASE("fp8 is for wgmma and the fallbacks, and the others say why") {
   Problem problem = problem_of(8, 64, 128);
   problem.dtype = DType::fp8;

@@ -63,6 +63,51 @@ TEST_CASE("in fp8 scales turn elements into numbers, and hidden is rounded in un
   REQUIRE(tensors.at("y") == std::vector<double>{24 * -0.375 * 7, 24 * -0.375 * -2});
 }
 
+TEST_CASE("with scales of blocks each 128 elements have one, and hidden's are found") {
+  Pool pool(1);
+  auto problem = problem_of(2, 130, 129, "none");
+  problem.dtype = DType::fp8;
+  problem.options["scales"] = "block";
+  const std::size_t d = 130, h = 129;
+  // Token 0 has ones, token 1 twos; scales tell the two blocks of d and of h apart.
+  ReferenceTensors tensors{{"x", std::vector<double>(2 * d, 1)},
+                           {"w_gate", std::vector<double>(h * d, 1)},
+                           {"w_up", std::vector<double>(h * d, 1)},
+                           {"w_down", std::vector<double>(d * h, 1)},
+                           {"x_scale", {1, 10, 2, 20}},
+                           {"w_gate_scale", {1, 3, 5, 7}},
+                           {"w_up_scale", {1, 1, 1, 1}},
+                           {"w_down_scale", {1, 2, 3, 4}}};
+  for (std::size_t i = d; i < 2 * d; ++i) tensors["x"][i] = 2;
+  ffn::reference(problem, 0, tensors, pool);
+  // Of 128 elements in the first block of d, and 2 in the second.
+  const double gate = 128 * 1 + 2 * 10 * 3, last_gate = 128 * 5 + 2 * 10 * 7, up = 128 + 2 * 10;
+  const auto& scales = tensors.at("hidden_scale");
+  REQUIRE(scales.size() == 4);
+  REQUIRE(scales[0] == Approx(gate * up / 448));
+  REQUIRE(scales[1] == Approx(last_gate * up / 448));
+  REQUIRE(scales[2] == Approx(16 * gate * up / 448));
+  REQUIRE(scales[3] == Approx(16 * last_gate * up / 448));
+  REQUIRE(tensors.at("hidden") == std::vector<double>(2 * h, 448));
+  ffn::reference(problem, 1, tensors, pool);
+  const auto& y = tensors.at("y");
+  REQUIRE(y[0] == Approx(128 * gate * up + last_gate * up * 2));
+  REQUIRE(y[d - 1] == Approx(128 * gate * up * 3 + last_gate * up * 4));
+  REQUIRE(y[d] == Approx(16 * y[0]));
+}
+
+TEST_CASE("a block of zeros has a scale of 1") {
+  Pool pool(1);
+  auto problem = problem_of(1, 1, 2, "none");
+  problem.dtype = DType::fp8;
+  problem.options["scales"] = "block";
+  ReferenceTensors tensors{{"x", {0}},       {"w_gate", {1, 1}},    {"w_up", {1, 1}},
+                           {"x_scale", {1}}, {"w_gate_scale", {1}}, {"w_up_scale", {1}}};
+  ffn::reference(problem, 0, tensors, pool);
+  REQUIRE(tensors.at("hidden_scale") == std::vector<double>{1});
+  REQUIRE(tensors.at("hidden") == std::vector<double>{0, 0});
+}
+
 TEST_CASE("the activation is the gate's, not up's") {
   Pool pool(1);
   ReferenceTensors tensors{{"x", {1}}, {"w_gate", {-3}}, {"w_up", {5}}};
