@@ -18,6 +18,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "f32": 2.0**-23}
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu,
                "gelu-tanh": lambda g: F.gelu(g, approximate="tanh")}
+MASKS = ("block", "random", "all", "none")
 SIZES = [(1, 8, 8), (2, 64, 128), (77, 136, 264), (1001, 520, 328), (1024, 1024, 2048)]
 
 
@@ -81,6 +82,72 @@ def check_ffn(fftune, report, name, m, d, h, act, save, accumulate):
                    ["dx", "dw_gate", "dw_up", "dw_down"], [dx, *grads], exact, theirs)
 
 
+def mask_of(kind, m):
+    """Bytes of torch.bool, but that true is not always 1: a third in one block, or at random."""
+    marks = {"none": torch.zeros(m), "all": torch.ones(m), "random": torch.rand(m).round(),
+             "block": ((torch.arange(m) >= m // 3) & (torch.arange(m) < 2 * m // 3)).float()}[kind]
+    return (marks * torch.randint(1, 256, (m,))).to(torch.uint8).cuda()
+
+
+def masked(mask, first, second):
+    return torch.where(mask.bool()[:, None], first, second)
+
+
+def start(weights, accumulate):
+    """What gradients of these weights are added to, or would be seen to keep."""
+    before = [torch.randn_like(w) if accumulate else torch.full_like(w, float("nan"))
+              for w in weights]
+    return before, [b.clone() for b in before]
+
+
+def check_masked_linear(fftune, report, name, m, k, n, kind, accumulate):
+    dtype, mask = DTYPES[name], mask_of(kind, m)
+    x, dy = random(m, k).to(dtype), random(m, n).to(dtype)
+    weights = [random(n, k, scale=k**-0.5).to(dtype) for _ in range(2)]
+    before, grads = start(weights, accumulate)
+    dx = torch.full_like(x, float("nan"))
+    fftune.run({"op": "masked-linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
+                "accumulate": "yes" if accumulate else "no"},
+               [dy, x, mask, *weights, *(grads if accumulate else []), dx, *grads])
+    function = lambda x, first, second: masked(mask, F.linear(x, first), F.linear(x, second))
+    compare_masked(report, f"masked-linear {name} m={m} k={k} n={n} {kind}", name, function,
+                   [x, *weights], dy, ["dx", "dw_true", "dw_false"], [dx, *grads], before,
+                   accumulate)
+
+
+def check_masked_ffn(fftune, report, name, m, d, h, act, kind, save, accumulate):
+    dtype, mask = DTYPES[name], mask_of(kind, m)
+    x, dy = random(m, d).to(dtype), random(m, d).to(dtype)
+    weights = [t.to(dtype) for _ in range(2)
+               for t in (random(h, d, scale=d**-0.5), random(h, d, scale=d**-0.5),
+                         random(d, h, scale=h**-0.5))]
+    saved = []
+    if save == "preact":
+        y = torch.full_like(x, float("nan"))
+        saved = [torch.full((m, h), float("nan"), dtype=dtype, device="cuda") for _ in range(2)]
+        fftune.run({"op": "masked-ffn", "pass": "fwd", "dtype": name, "m": m, "d": d, "h": h,
+                    "act": act, "save": save}, [x, mask, *weights, y, *saved])
+    before, grads = start(weights, accumulate)
+    dx = torch.full_like(x, float("nan"))
+    fftune.run({"op": "masked-ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h,
+                "act": act, "save": save, "accumulate": "yes" if accumulate else "no"},
+               [dy, x, mask, *saved, *weights, *(grads if accumulate else []), dx, *grads])
+    function = lambda x, *w: masked(mask, ffn(act, x, *w[:3]), ffn(act, x, *w[3:]))
+    names = ["dx", *[f"dw_{part}_{expert}" for expert in ("true", "false")
+                     for part in ("gate", "up", "down")]]
+    compare_masked(report, f"masked-ffn {name} m={m} d={d} h={h} {act} {kind} {save}", name,
+                   function, [x, *weights], dy, names, [dx, *grads], before, accumulate)
+
+
+def compare_masked(report, text, name, function, inputs, dy, names, ours, before, accumulate):
+    exact = list(gradients(function, inputs, dy, torch.float64))
+    theirs = list(gradients(function, inputs, dy, DTYPES[name]))
+    if accumulate:
+        exact[1:] = [g + b.double() for g, b in zip(exact[1:], before)]
+        theirs[1:] = [g + b for g, b in zip(theirs[1:], before)]
+    report.compare(text + " accumulate" * accumulate, name, names, ours, exact, theirs)
+
+
 def check_linear(fftune, report, name, m, k, n, accumulate):
     dtype = DTYPES[name]
     x, w, bias = random(m, k).to(dtype), random(n, k, scale=k**-0.5).to(dtype), random(n).to(dtype)
@@ -117,8 +184,13 @@ def main():
             for save in ("preact", "input"):
                 check_ffn(fftune, report, name, m, d, h, "silu", save, m % 2 == 1)
             check_linear(fftune, report, name, m, d, h, m % 2 == 1)
+            for kind in MASKS:
+                check_masked_linear(fftune, report, name, m, d, h, kind, m % 2 == 1)
+                save = "preact" if kind in ("block", "none") else "input"
+                check_masked_ffn(fftune, report, name, m, d, h, "silu", kind, save, m % 2 == 1)
         for act in ACTIVATIONS:
             check_ffn(fftune, report, name, 130, 136, 72, act, "preact", False)
+            check_masked_ffn(fftune, report, name, 130, 136, 72, act, "random", "preact", False)
     print(f"{report.wrong} wrong")
     sys.exit(1 if report.wrong else 0)
 
