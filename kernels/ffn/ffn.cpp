@@ -61,6 +61,12 @@ class Ffn final : public Op {
          .choices = {"no", "yes"},
          .rare = true,
          .pass = "fwd"},
+        {.name = "scales",
+         .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
+                 "weight of 128 rows too",
+         .choices = {"tensor", "block"},
+         .rare = true,
+         .pass = "fwd"},
         {.name = "accumulate",
          .help = "whether the gradients of the weights are added to others, which may be the "
                  "same buffers",

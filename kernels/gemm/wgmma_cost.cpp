@@ -13,6 +13,11 @@
 namespace fftune {
 namespace {
 
+/// What two kinds of work take that overlap, but less so the more they are alike.
+double overlapped(double first, double second, double sharpness) {
+  return std::pow(std::pow(first, sharpness) + std::pow(second, sharpness), 1 / sharpness);
+}
+
 /// Clocks of one step of 16 of k in a block: of its products, of the bytes that a multiprocessor
 /// takes in for it, multicast or not, or of waiting for them where the ring is short.
 double step_cycles(const WgmmaTile& t, int products) {
@@ -26,7 +31,8 @@ double step_cycles(const WgmmaTile& t, int products) {
   const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
   const double intake = (t.bm + double(products) * t.bn) * 32 / intake_rate;
   const double latency = load_latency / 4 / std::max(t.stages - 1, 1);
-  return std::max({instructions * wgmma, intake, latency});
+  const double multicast = t.cluster_m * t.cluster_n > 1 ? 0.99 : 1;
+  return multicast * std::max(overlapped(instructions * wgmma, intake, 12), latency);
 }
 
 /// Clocks of reading and writing everything once. A memory-bound kernel needs most of the device
@@ -48,20 +54,23 @@ double memory_cycles(const GemmShape& shape, const DeviceFacts& facts, double bl
 
 double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config) {
   constexpr double start_cycles = 2500;
-  constexpr double split_cycles = 700;  // for each block of a cluster that shares k
-  constexpr double output_rate = 16;    // bytes a clock, through shared memory
+  constexpr double cluster_cycles = 800;  // of blocks that wait for each other
+  constexpr double split_cycles = 700;    // for each block of a cluster that shares k
+  constexpr double output_rate = 16;      // bytes a clock, through shared memory
+  constexpr double exposed = 0.75;        // of the epilogue in ping-pong
   const WgmmaTile t(config);
   const double output = double(t.bm) * t.bn * 2 * shape.box_buffers / output_rate;
   const double tile = 4.0 * static_cast<double>(t.k_tiles(shape)) * step_cycles(t, shape.products) +
-                      (t.ping_pong() ? output / 2 : output);
+                      (t.ping_pong() ? exposed * output : output);
   // A cluster's blocks start together, and those that lie beyond the matrix idle.
   const auto at_once = std::max<std::int64_t>(facts.multiprocessors / t.cluster_blocks(), 1);
   const double work = static_cast<double>(ceil_div(t.clusters(shape), at_once)) * tile;
   const double memory =
       memory_cycles(shape, facts, static_cast<double>(t.clusters(shape) * t.cluster_blocks()));
-  // They overlap, but not wholly where they are alike.
-  const double both = std::pow(std::pow(work, 4) + std::pow(memory, 4), 0.25);
-  return start_cycles + both + (t.split_k == 1 ? 0 : split_cycles * t.split_k);
+  const double together = t.split_k > 1            ? split_cycles * t.split_k
+                          : t.cluster_blocks() > 1 ? cluster_cycles
+                                                   : 0;
+  return start_cycles + together + overlapped(work, memory, 4);
 }
 
 Config wgmma_cheapest(const Space& space, const GemmShape& shape, const DeviceFacts& facts) {
