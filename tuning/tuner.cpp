@@ -40,6 +40,20 @@ std::vector<GroupSpec> groups_of_only(const Session& session, const std::vector<
   return groups;
 }
 
+/// Whether the op has more than fallbacks for one of these stages on this kind of device, so that
+/// it is worth saying that here they alone serve.
+bool has_more_than_fallbacks(const Op& op, DeviceKind kind, const std::vector<StageSpec>& stages,
+                             const Span& span) {
+  for (const Family* family : op.families()) {
+    if (family->device_kind() != kind || family->is_fallback()) continue;
+    const auto own = family->stages();
+    for (std::size_t i = 0; i < span.stage_count; ++i)
+      if (std::find(own.begin(), own.end(), stages[span.first_stage + i].name) != own.end())
+        return true;
+  }
+  return false;
+}
+
 /// The groups to search at first: fallbacks are slow, so they take part only where no other family
 /// serves.
 std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
@@ -52,15 +66,19 @@ std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
   if (const auto present = options.same_bits_as.find(session.problem());
       present != options.same_bits_as.end())
     first.insert(first.end(), present->second.begin(), present->second.end());
-  const std::size_t stage_count = op.stages(session.problem()).size();
+  const auto stages = op.stages(session.problem());
+  const std::size_t stage_count = stages.size();
   auto fast = enumerate(op, session.problem(), facts, first, false);
   if (covers(spans_of(fast.groups), stage_count)) return std::move(fast.groups);
   auto slow = enumerate(op, session.problem(), facts, first, true);
   auto needed = fallbacks_needed(spans_of(fast.groups), std::move(slow.groups), stage_count);
-  result.notes.push_back(
-      fmt::format("only a fallback family can serve all of {} on {}, which is slow{}{}",
-                  session.problem().text(), facts.name, fast.refusals.empty() ? "" : ": ",
-                  fmt::join(fast.refusals, "; ")));
+  if (std::any_of(needed.begin(), needed.end(), [&](const GroupSpec& group) {
+        return has_more_than_fallbacks(op, facts.kind, stages, group.span);
+      }))
+    result.notes.push_back(
+        fmt::format("only a fallback family can serve all of {} on {}, which is slow{}{}",
+                    session.problem().text(), facts.name, fast.refusals.empty() ? "" : ": ",
+                    fmt::join(fast.refusals, "; ")));
   fast.groups.insert(fast.groups.end(), needed.begin(), needed.end());
   if (!covers(spans_of(fast.groups), stage_count))
     throw Error(ErrorKind::unavailable,

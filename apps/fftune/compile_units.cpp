@@ -1,6 +1,7 @@
 #include "apps/fftune/compile_units.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>

@@ -7,46 +7,26 @@ For every dtype, form and size, the relative error of each gradient against auto
 beside that of autograd in the dtype itself. fftune must not be worse than 1.5 times autograd and
 four roundings. Where gradients accumulate, they do so in place. Ends with 1 where one is wrong.
 """
-import ctypes
-import json
 import sys
 
 import torch
 import torch.nn.functional as F
 
+from contenders import Fftune
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "f32": 2.0**-23}
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu,
                "gelu-tanh": lambda g: F.gelu(g, approximate="tanh")}
+MASKS = ("block", "random", "all", "none")
 SIZES = [(1, 8, 8), (2, 64, 128), (77, 136, 264), (1001, 520, 328), (1024, 1024, 2048)]
 
 
-class Fftune:
-    """The few calls of fftune.h that a run needs."""
-
-    def __init__(self, library, presets):
-        self.lib = ctypes.CDLL(library)
-        self.lib.fftune_last_error.restype = ctypes.c_char_p
-        self.lib.fftune_plan_workspace_bytes.restype = ctypes.c_size_t
-        self.context = ctypes.c_void_p()
-        self.check(self.lib.fftune_context_create(0, presets.encode(), ctypes.byref(self.context)))
-
-    def check(self, status):
-        if status != 0:
-            sys.exit(f"autograd.py: {self.lib.fftune_last_error().decode()}")
-
-    def run(self, problem, tensors):
-        plan = ctypes.c_void_p()
-        self.check(self.lib.fftune_plan_create(self.context, json.dumps(problem).encode(),
-                                               ctypes.byref(plan)))
-        size = self.lib.fftune_plan_workspace_bytes(plan)
-        workspace = torch.empty(size + 256, dtype=torch.uint8, device="cuda")
-        pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.check(self.lib.fftune_plan_run(plan, pointers, ctypes.c_size_t(len(tensors)),
-                                            ctypes.c_void_p(workspace.data_ptr()), stream))
-        torch.cuda.synchronize()
-        self.lib.fftune_plan_destroy(plan)
+def run_once(fftune, problem, tensors):
+    plan = fftune.plan(problem)
+    fftune.run(plan, tensors, fftune.workspace(plan))
+    torch.cuda.synchronize()
+    fftune.destroy(plan)
 
 
 def ffn(act, x, w_gate, w_up, w_down):
@@ -89,9 +69,9 @@ def check_ffn(fftune, report, name, m, d, h, act, save, accumulate):
               for w in weights]
     grads = [b.clone() for b in before]
     dx = torch.full_like(x, float("nan"))
-    fftune.run({"op": "ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h, "act": act,
-                "save": save, "accumulate": "yes" if accumulate else "no"},
-               [dy, x, *saved, *weights, *(grads if accumulate else []), dx, *grads])
+    run_once(fftune, {"op": "ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h,
+                      "act": act, "save": save, "accumulate": "yes" if accumulate else "no"},
+             [dy, x, *saved, *weights, *(grads if accumulate else []), dx, *grads])
     function = lambda *leaves: ffn(act, *leaves)
     exact = list(gradients(function, inputs, dy, torch.float64))
     theirs = list(gradients(function, inputs, dy, dtype))
@@ -102,20 +82,86 @@ def check_ffn(fftune, report, name, m, d, h, act, save, accumulate):
                    ["dx", "dw_gate", "dw_up", "dw_down"], [dx, *grads], exact, theirs)
 
 
+def mask_of(kind, m):
+    """Bytes of torch.bool, but that true is not always 1: a third in one block, or at random."""
+    marks = {"none": torch.zeros(m), "all": torch.ones(m), "random": torch.rand(m).round(),
+             "block": ((torch.arange(m) >= m // 3) & (torch.arange(m) < 2 * m // 3)).float()}[kind]
+    return (marks * torch.randint(1, 256, (m,))).to(torch.uint8).cuda()
+
+
+def masked(mask, first, second):
+    return torch.where(mask.bool()[:, None], first, second)
+
+
+def start(weights, accumulate):
+    """What gradients of these weights are added to, or would be seen to keep."""
+    before = [torch.randn_like(w) if accumulate else torch.full_like(w, float("nan"))
+              for w in weights]
+    return before, [b.clone() for b in before]
+
+
+def check_masked_linear(fftune, report, name, m, k, n, kind, accumulate):
+    dtype, mask = DTYPES[name], mask_of(kind, m)
+    x, dy = random(m, k).to(dtype), random(m, n).to(dtype)
+    weights = [random(n, k, scale=k**-0.5).to(dtype) for _ in range(2)]
+    before, grads = start(weights, accumulate)
+    dx = torch.full_like(x, float("nan"))
+    fftune.run({"op": "masked-linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
+                "accumulate": "yes" if accumulate else "no"},
+               [dy, x, mask, *weights, *(grads if accumulate else []), dx, *grads])
+    function = lambda x, first, second: masked(mask, F.linear(x, first), F.linear(x, second))
+    compare_masked(report, f"masked-linear {name} m={m} k={k} n={n} {kind}", name, function,
+                   [x, *weights], dy, ["dx", "dw_true", "dw_false"], [dx, *grads], before,
+                   accumulate)
+
+
+def check_masked_ffn(fftune, report, name, m, d, h, act, kind, save, accumulate):
+    dtype, mask = DTYPES[name], mask_of(kind, m)
+    x, dy = random(m, d).to(dtype), random(m, d).to(dtype)
+    weights = [t.to(dtype) for _ in range(2)
+               for t in (random(h, d, scale=d**-0.5), random(h, d, scale=d**-0.5),
+                         random(d, h, scale=h**-0.5))]
+    saved = []
+    if save == "preact":
+        y = torch.full_like(x, float("nan"))
+        saved = [torch.full((m, h), float("nan"), dtype=dtype, device="cuda") for _ in range(2)]
+        fftune.run({"op": "masked-ffn", "pass": "fwd", "dtype": name, "m": m, "d": d, "h": h,
+                    "act": act, "save": save}, [x, mask, *weights, y, *saved])
+    before, grads = start(weights, accumulate)
+    dx = torch.full_like(x, float("nan"))
+    fftune.run({"op": "masked-ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h,
+                "act": act, "save": save, "accumulate": "yes" if accumulate else "no"},
+               [dy, x, mask, *saved, *weights, *(grads if accumulate else []), dx, *grads])
+    function = lambda x, *w: masked(mask, ffn(act, x, *w[:3]), ffn(act, x, *w[3:]))
+    names = ["dx", *[f"dw_{part}_{expert}" for expert in ("true", "false")
+                     for part in ("gate", "up", "down")]]
+    compare_masked(report, f"masked-ffn {name} m={m} d={d} h={h} {act} {kind} {save}", name,
+                   function, [x, *weights], dy, names, [dx, *grads], before, accumulate)
+
+
+def compare_masked(report, text, name, function, inputs, dy, names, ours, before, accumulate):
+    exact = list(gradients(function, inputs, dy, torch.float64))
+    theirs = list(gradients(function, inputs, dy, DTYPES[name]))
+    if accumulate:
+        exact[1:] = [g + b.double() for g, b in zip(exact[1:], before)]
+        theirs[1:] = [g + b for g, b in zip(theirs[1:], before)]
+    report.compare(text + " accumulate" * accumulate, name, names, ours, exact, theirs)
+
+
 def check_linear(fftune, report, name, m, k, n, accumulate):
     dtype = DTYPES[name]
     x, w, bias = random(m, k).to(dtype), random(n, k, scale=k**-0.5).to(dtype), random(n).to(dtype)
     dy = random(m, n).to(dtype)
     y = torch.full((m, n), float("nan"), dtype=dtype, device="cuda")
-    fftune.run({"op": "linear", "pass": "fwd", "dtype": name, "m": m, "k": k, "n": n,
-                "bias": "yes"}, [x, w, bias, y])
+    run_once(fftune, {"op": "linear", "pass": "fwd", "dtype": name, "m": m, "k": k, "n": n,
+                      "bias": "yes"}, [x, w, bias, y])
     before = [torch.randn_like(t) if accumulate else torch.full_like(t, float("nan"))
               for t in (w, bias)]
     grads = [b.clone() for b in before]
     dx = torch.full_like(x, float("nan"))
-    fftune.run({"op": "linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
-                "bias": "yes", "accumulate": "yes" if accumulate else "no"},
-               [dy, x, w, *(grads if accumulate else []), dx, *grads])
+    run_once(fftune, {"op": "linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
+                      "bias": "yes", "accumulate": "yes" if accumulate else "no"},
+             [dy, x, w, *(grads if accumulate else []), dx, *grads])
     exact = [F.linear(x.double(), w.double(), bias.double()),
              *gradients(F.linear, [x, w, bias], dy, torch.float64)]
     theirs = [F.linear(x, w, bias), *gradients(F.linear, [x, w, bias], dy, dtype)]
@@ -138,8 +184,13 @@ def main():
             for save in ("preact", "input"):
                 check_ffn(fftune, report, name, m, d, h, "silu", save, m % 2 == 1)
             check_linear(fftune, report, name, m, d, h, m % 2 == 1)
+            for kind in MASKS:
+                check_masked_linear(fftune, report, name, m, d, h, kind, m % 2 == 1)
+                save = "preact" if kind in ("block", "none") else "input"
+                check_masked_ffn(fftune, report, name, m, d, h, "silu", kind, save, m % 2 == 1)
         for act in ACTIVATIONS:
             check_ffn(fftune, report, name, 130, 136, 72, act, "preact", False)
+            check_masked_ffn(fftune, report, name, 130, 136, 72, act, "random", "preact", False)
     print(f"{report.wrong} wrong")
     sys.exit(1 if report.wrong else 0)
 

@@ -5,6 +5,7 @@
 // columns * rows.
 #include "common/column_grid.cuh"
 #include "common/curve.cuh"
+#include "common/dependency.cuh"
 
 namespace fftune {
 
@@ -12,6 +13,7 @@ template <class T, class Curve, bool packed, int vector, int columns, int rows, 
           bool streams>
 __global__ void __launch_bounds__(columns* rows)
     forward_columns(const T* gate, const T* up, T* out, i64 m, i64 h, int column_blocks) {
+  take_turn();
   using grid = column_grid<T, vector, columns, rows, unroll>;
   constexpr int count = grid::count;
   const grid at(column_blocks);

@@ -131,17 +131,16 @@ bool saves_input(const Problem& problem) {
 }
 
 Places places_of(const Problem& problem) {
-  const auto tensors = tensors_of(problem);
-  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
+  const TensorPlaces tensors(tensors_of(problem));
   Places places;
-  places.x = place("x");
-  places.bias = place("bias");
-  places.y = place("y");
-  places.input = place("input");
-  places.dy = place("dy");
-  places.dx = place("dx");
-  places.dbias = place("dbias");
-  places.count = tensors.size();
+  places.x = tensors.at("x");
+  places.bias = tensors.at("bias");
+  places.y = tensors.at("y");
+  places.input = tensors.at("input");
+  places.dy = tensors.at("dy");
+  places.dx = tensors.at("dx");
+  places.dbias = tensors.at("dbias");
+  places.count = tensors.count();
   return places;
 }
 

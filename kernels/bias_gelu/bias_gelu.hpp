@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/common/activation.hpp"
+#include "kernels/common/tensor_places.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -20,9 +21,6 @@ namespace bias_gelu {
 
 constexpr const char* stage_forward = "forward";
 constexpr const char* stage_backward = "backward";
-
-/// No tensor: one that the options leave out.
-constexpr std::size_t absent = static_cast<std::size_t>(-1);
 
 /// The places of the tensors. Forward: x, bias, y, and input if it is saved. Backward: x, bias, dy,
 /// dx, dbias, or input, dy, dx, dbias.

@@ -18,10 +18,6 @@ std::string kernel_name(const Problem& problem, const char* name, const Config& 
                      saves_input(problem), column_template_arguments(config));
 }
 
-Argument tensor_or_null(std::size_t place) {
-  return place == absent ? Argument{std::int64_t{0}} : Argument{TensorArgument{place}};
-}
-
 class Forward final : public ColumnFamily {
  public:
   Forward(std::string_view name, std::string_view summary, bool fallback)

@@ -157,6 +157,7 @@ KernelLaunch column_launch(const ColumnWork& work, const DeviceFacts& facts, con
   KernelLaunch launch;
   launch.grid.x = static_cast<std::uint32_t>(across * row_blocks(work, facts, config));
   launch.block.x = static_cast<std::uint32_t>(block_threads(config));
+  launch.programmatic = facts.compute_capability >= 90;
   launch.arguments = std::move(arguments);
   launch.arguments.insert(launch.arguments.end(),
                           {work.m, work.h, static_cast<std::int32_t>(across)});

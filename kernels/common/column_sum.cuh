@@ -19,7 +19,7 @@ __device__ __forceinline__ void column_sum(const float* partial, W* out, int row
   const int column_in_block = static_cast<int>(threadIdx.x) % column_sum_columns;
   const int lane = static_cast<int>(threadIdx.x) / column_sum_columns;
   const i64 column = static_cast<i64>(blockIdx.x) * column_sum_columns + column_in_block;
-  wait_for_dependencies();
+  take_turn();
   float sum = 0.0f;
   if (column < columns) {
     const float* const first = partial + column;

@@ -10,6 +10,18 @@
 
 namespace fftune {
 
+/// How rope turns a head of `dim` features: y_i = x_i own_i + x_p other_i for i below `rotary`, p
+/// the partner of i in the other half, or beside it if `interleaved`; the other features are
+/// copied. `own` and `other` [rotary] can be read for row_rotation_margin elements more.
+struct RowRotation {
+  const void* own = nullptr;  // of double for f32, else of float
+  const void* other = nullptr;
+  std::size_t rotary = 0;
+  std::size_t dim = 0;
+  bool interleaved = false;
+};
+constexpr std::size_t row_rotation_margin = 16;
+
 /// The same loops for one element type in one instruction set. `count` elements of a row; every
 /// array but those of float holds elements of that type. All arithmetic is in float, every sum has
 /// an order that `count` fixes, and results round to nearest even. `streams` writes around the
@@ -42,6 +54,10 @@ struct RowKernels {
   void (*act_mul_gradient)(Activation activation, const void* gate, const void* up,
                            const void* dout, void* dgate, void* dup, std::size_t count,
                            bool streams);
+  /// y [heads, dim] = x turned; y may be x. f32 is turned in double.
+  void (*rotate)(const void* x, const RowRotation& by, void* y, std::size_t heads, bool streams);
+  /// scale times the sines and cosines of `count` angles, to a few 1e-16.
+  void (*sines)(const float* angle, std::size_t count, double scale, double* sine, double* cosine);
 };
 
 /// For a CPU's DeviceFacts::arch: "avx512", "avx2", or else for the compiler's own target; f32 and
@@ -50,6 +66,7 @@ const RowKernels& row_kernels(std::string_view isa, DType dtype);
 
 /// The embedded sources whose change makes a choice among these loops stale.
 constexpr const char* row_kernel_sources[] = {"common/cpu_rows.inc", "common/cpu_vector.inc"};
+constexpr const char* rotation_source = "common/cpu_rotate.inc";
 
 // Each is compiled for its instruction set, and there only on the processors that have it.
 const RowKernels& row_kernels_avx2(DType dtype);

@@ -22,14 +22,11 @@ constexpr std::size_t tile_rows = 6;  // by two vectors of tokens: what the regi
 inline void stream(void* to, Vector value) {
   _mm256_stream_ps(static_cast<float*>(to), reinterpret<__m256>(value));
 }
-inline void stream(void* to, Halves value) {
-  _mm_stream_si128(static_cast<__m128i*>(to), reinterpret<__m128i>(value));
-}
 inline void stream_fence() {
   _mm_sfence();
 }
 
-// 16-bit integers to 32 bits, and back those that fit.
+// 16-bit integers to 32 bits, and back those that fit: of one vector, or of two side by side.
 inline Bits wider(Halves value) {
   return reinterpret<Bits>(_mm256_cvtepu16_epi32(reinterpret<__m128i>(value)));
 }
@@ -37,6 +34,11 @@ inline Halves narrower(Bits value) {
   const auto all = reinterpret<__m256i>(value);
   return reinterpret<Halves>(
       _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+}
+
+inline Vector paired(Bits low, Bits high) {
+  const __m256i halves = _mm256_packus_epi32(reinterpret<__m256i>(low), reinterpret<__m256i>(high));
+  return reinterpret<Vector>(_mm256_permute4x64_epi64(halves, 0xd8));
 }
 
 #include "kernels/common/cpu_rows.inc"

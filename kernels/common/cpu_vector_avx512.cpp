@@ -22,19 +22,21 @@ constexpr std::size_t tile_rows = 12;  // by two vectors of tokens: what the reg
 inline void stream(void* to, Vector value) {
   _mm512_stream_ps(static_cast<float*>(to), reinterpret<__m512>(value));
 }
-inline void stream(void* to, Halves value) {
-  _mm256_stream_si256(static_cast<__m256i*>(to), reinterpret<__m256i>(value));
-}
 inline void stream_fence() {
   _mm_sfence();
 }
 
-// 16-bit integers to 32 bits, and back those that fit.
+// 16-bit integers to 32 bits, and back those that fit: of one vector, or of two side by side.
 inline Bits wider(Halves value) {
   return __builtin_convertvector(value, Bits);
 }
 inline Halves narrower(Bits value) {
   return __builtin_convertvector(value, Halves);
+}
+
+inline Vector paired(Bits low, Bits high) {
+  const Halves halves[2] = {narrower(low), narrower(high)};
+  return load<Vector>(halves);
 }
 
 #include "kernels/common/cpu_rows.inc"

@@ -20,17 +20,19 @@ constexpr std::size_t tile_rows = 6;  // by two vectors of tokens: what the regi
 inline void stream(void* to, Vector value) {
   std::memcpy(to, &value, sizeof value);
 }
-inline void stream(void* to, Halves value) {
-  std::memcpy(to, &value, sizeof value);
-}
 inline void stream_fence() {}
 
-// 16-bit integers to 32 bits, and back those that fit.
+// 16-bit integers to 32 bits, and back those that fit: of one vector, or of two side by side.
 inline Bits wider(Halves value) {
   return __builtin_convertvector(value, Bits);
 }
 inline Halves narrower(Bits value) {
   return __builtin_convertvector(value, Halves);
+}
+
+inline Vector paired(Bits low, Bits high) {
+  const Halves halves[2] = {narrower(low), narrower(high)};
+  return load<Vector>(halves);
 }
 
 #include "kernels/common/cpu_rows.inc"

@@ -20,4 +20,12 @@ __device__ __forceinline__ void wait_for_dependencies() {
 #endif
 }
 
+// What a kernel does first that may be the first of a plan and start early: it touches nothing
+// before whatever ran before it is complete, and only then lets the next kernel start, which may
+// fetch what is older than this one.
+__device__ __forceinline__ void take_turn() {
+  wait_for_dependencies();
+  launch_dependents();
+}
+
 }  // namespace fftune

@@ -49,6 +49,7 @@ Places backward_places(const Problem& problem) {
   places.y = Places::none;
   next(places.dy);
   next(places.x);
+  places.gate_up_x = places.x;
   if (!again)
     for (std::size_t* place : {&places.gate, &places.up}) next(*place);
   for (std::size_t* place : {&places.w_gate, &places.w_up, &places.w_down}) next(*place);

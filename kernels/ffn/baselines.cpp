@@ -11,6 +11,7 @@
 #include "kernels/common/cpu_vector.hpp"
 #include "kernels/ffn/baseline_steps.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/ffn/norm.hpp"
 
 namespace fftune::ffn {
 namespace {
@@ -97,9 +98,10 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
   if (!saves)
     baseline.extra = {{"gate", wide_dtype(problem), {m, h}, Role::intermediate, 1},
                       {"up", wide_dtype(problem), {m, h}, Role::intermediate, 1}};
+  append_norm(baseline, problem, facts);
   auto& program = baseline.program;
   program.host_tensors = at.count + baseline.extra.size();
-  const Operand x{at.x, at.x_scale};
+  const Operand x{at.gate_up_x, at.x_scale};
   program.steps.emplace_back(product(dtype, m, h, d, x, {at.w_gate, at.w_gate_scale}, gate));
   program.steps.emplace_back(product(dtype, m, h, d, x, {at.w_up, at.w_up_scale}, up));
   if (facts.kind == DeviceKind::cpu) {
@@ -121,7 +123,7 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
 
 /// Gate and up as one product with their weights stacked, which needs a copy of the weights. What
 /// it saves for a backward pass is that product, packed.
-Baseline merged(const Problem& problem) {
+Baseline merged(const Problem& problem, const DeviceFacts& facts) {
   const auto [m, d, h] = shape_of(problem);
   const auto dtype = problem.dtype;
   const Places at = places_of(problem);
@@ -137,9 +139,10 @@ Baseline merged(const Problem& problem) {
   const std::size_t scale = quantised ? at.count + 2 : Places::none;
   if (quantised)
     baseline.extra.push_back({"w_gate_up_scale", DType::f32, {1}, Role::input, 0, by_d / 16});
+  append_norm(baseline, problem, facts);
   auto& program = baseline.program;
   program.steps.emplace_back(
-      product(dtype, m, 2 * h, d, {at.x, at.x_scale}, {weights, scale}, packed));
+      product(dtype, m, 2 * h, d, {at.gate_up_x, at.x_scale}, {weights, scale}, packed));
   append_silu_mul(program, problem, TensorArgument{packed}, std::nullopt,
                   TensorArgument{at.hidden});
   program.steps.emplace_back(
@@ -154,7 +157,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   if (has_block_scales(problem)) return {};  // the libraries' take them in an order of their own
   if (facts.kind == DeviceKind::cpu && is_quantised(problem)) return {};
   if (facts.kind == DeviceKind::cpu) return {unfused(problem, facts)};
-  return {unfused(problem, facts), merged(problem)};
+  return {unfused(problem, facts), merged(problem, facts)};
 }
 
 }  // namespace fftune::ffn

@@ -177,7 +177,8 @@ void run_fused(const Blocks& blocks, const HostCall& call) {
          const std::int64_t split = task % splits;
          const Range tokens = part_of(m, blocks.token_blocks(), task / splits);
          const Range own = part_of(blocks.inter_blocks(), splits, split);
-         const auto x = lane.tokens(call.tensors[blocks.places.x], tokens.first, tokens.size(), d);
+         const auto x =
+             lane.tokens(call.tensors[blocks.places.gate_up_x], tokens.first, tokens.size(), d);
          float* out = partial + (split * m + tokens.first) * d;
          for (std::int64_t block = own.first; block < own.last; ++block) {
            const Range inter = part_of(h, blocks.inter_blocks(), block);
@@ -211,7 +212,8 @@ void run_gate_up(const Blocks& blocks, const HostCall& call) {
          Lane lane(blocks, call.scratch[0], index);
          const Range tokens = part_of(m, blocks.token_blocks(), task / inter_blocks);
          const Range inter = part_of(h, inter_blocks, task % inter_blocks);
-         const auto x = lane.tokens(call.tensors[blocks.places.x], tokens.first, tokens.size(), d);
+         const auto x =
+             lane.tokens(call.tensors[blocks.places.gate_up_x], tokens.first, tokens.size(), d);
          gate_up_block(blocks, call, lane, x, tokens, inter);
          store_block(blocks, lane.gate, call.tensors[blocks.places.hidden], tokens, inter, h);
        });

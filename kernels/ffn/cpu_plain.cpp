@@ -103,7 +103,7 @@ class CpuPlain final : public Family {
     const Places at = places_of(problem);
     program.host_tensors = at.count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const Operand x = operand(problem, call, at.x, at.x_scale, 1);
+      const Operand x = operand(problem, call, at.gate_up_x, at.x_scale, 1);
       const RowProduct gate(dtype, x,
                             operand(problem, call, at.w_gate, at.w_gate_scale, scale_block), d);
       const RowProduct up(dtype, x, operand(problem, call, at.w_up, at.w_up_scale, scale_block), d);

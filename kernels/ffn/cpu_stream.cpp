@@ -143,7 +143,7 @@ class CpuStream final : public Family {
     program.scratch = {{wide ? 0 : x_floats * sizeof(float), false},
                        {hidden_floats * sizeof(float), false}};
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const void* x = call.tensors[tensor::x];
+      const void* x = call.tensors[stream.places.gate_up_x];
       auto* widened = reinterpret_cast<float*>(call.scratch[0]);
       auto* hidden = reinterpret_cast<float*>(call.scratch[1]);
       if (!wide) stream.vector->widen(static_cast<const std::uint16_t*>(x), widened, x_floats);

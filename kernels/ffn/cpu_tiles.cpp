@@ -57,12 +57,13 @@ void pack_tokens(const Tiles& plan, const HostCall& call, Range tokens, float* p
            const std::int64_t columns = std::min(chunk, d - k);
            const std::int64_t at = first * d + k;
            if (plan.dtype == DType::f32) {
-             plan.vector->transpose(static_cast<const float*>(call.tensors[tensor::x]) + at,
-                                    count_of(d), out + k * width, count_of(width), count_of(count),
-                                    count_of(columns));
+             plan.vector->transpose(
+                 static_cast<const float*>(call.tensors[plan.places.gate_up_x]) + at, count_of(d),
+                 out + k * width, count_of(width), count_of(count), count_of(columns));
              continue;
            }
-           const auto* x = static_cast<const std::uint16_t*>(call.tensors[tensor::x]) + at;
+           const auto* x =
+               static_cast<const std::uint16_t*>(call.tensors[plan.places.gate_up_x]) + at;
            for (std::int64_t token = 0; token < count; ++token) {
              plan.vector->widen(x + token * d, wide, count_of(columns));
              for (std::int64_t i = 0; i < columns; ++i) out[(k + i) * width + token] = wide[i];

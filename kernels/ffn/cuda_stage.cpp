@@ -40,8 +40,9 @@ GemmShape gemm_of(CudaStage stage, const Problem& problem) {
 std::vector<Argument> tensor_arguments(CudaStage stage, const Problem& problem) {
   const Places at = places_of(problem);
   const std::vector<std::size_t> places =
-      stage == CudaStage::gate_up ? std::vector{at.x, at.w_gate, at.w_up, at.hidden, at.gate, at.up}
-                                  : std::vector{at.hidden, at.w_down, at.y, at.b_down, at.residual};
+      stage == CudaStage::gate_up
+          ? std::vector{at.gate_up_x, at.w_gate, at.w_up, at.hidden, at.gate, at.up}
+          : std::vector{at.hidden, at.w_down, at.y, at.b_down, at.residual};
   std::vector<Argument> arguments;
   for (const std::size_t place : places)
     if (place == Places::none)
@@ -76,8 +77,9 @@ KernelSource kernel_source(CudaStage stage, const std::string& file, const std::
   return {fmt::format("ffn/{}.cu", file), fmt::format("fftune::{}<{}>", name, arguments)};
 }
 
-bool may_start_early(CudaStage stage, const DeviceFacts& facts) {
-  return stage == CudaStage::down && facts.compute_capability >= 90;
+bool may_start_early(CudaStage stage, const Problem& problem, const DeviceFacts& facts) {
+  const bool follows = stage == CudaStage::down || form_of(problem).normalises;
+  return follows && facts.compute_capability >= 90;
 }
 
 std::optional<std::string> refuse_cuda(const Problem& problem, const DeviceFacts& facts,

@@ -45,9 +45,9 @@ KernelSource kernel_source(CudaStage stage, const std::string& file, const std::
                            const Problem& problem, const std::string& rest = "");
 
 /// Whether the stage's launch may be programmatic: the first stage of a plan waits for whatever ran
-/// before it; the second may start early and fetch its weights while the first is still at work,
-/// which takes compute capability 9.0.
-bool may_start_early(CudaStage stage, const DeviceFacts& facts);
+/// before it; those behind it may start early and fetch their weights while the one before them is
+/// still at work, which takes compute capability 9.0.
+bool may_start_early(CudaStage stage, const Problem& problem, const DeviceFacts& facts);
 
 /// Why a kernel of mma.sync and 16-byte rows cannot serve the problem, one line.
 std::optional<std::string> refuse_tensor_cores(const Problem& problem, const DeviceFacts& facts,

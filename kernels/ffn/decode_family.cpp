@@ -33,7 +33,8 @@ Program DecodeFamily::program(const Problem& problem, const DeviceFacts& facts,
                     decode_template_arguments(gemm_of(stage_, problem), config)));
   decode_launch(program, gemm_of(stage_, problem), facts, config, tensor_arguments(stage_, problem),
                 size_arguments(problem));
-  std::get<KernelLaunch>(program.steps.back()).programmatic = may_start_early(stage_, facts);
+  std::get<KernelLaunch>(program.steps.back()).programmatic =
+      may_start_early(stage_, problem, facts);
   return program;
 }
 

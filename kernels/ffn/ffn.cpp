@@ -9,6 +9,7 @@
 #include "kernels/ffn/backward.hpp"
 #include "kernels/ffn/baselines.hpp"
 #include "kernels/ffn/families.hpp"
+#include "kernels/ffn/norm.hpp"
 #include "kernels/ffn/reference.hpp"
 #include "kernels/gemm/shape.hpp"
 
@@ -37,40 +38,38 @@ class Ffn final : public Op {
              .example = 2048}};
   }
   std::vector<OptionField> options() const override {
-    return {{"act", "activation of the gate", activation_names()},
-            {.name = "save",
-             .help = "what is written for a backward pass: gate and up before the activation",
-             .choices = {"none", "preact"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "save",
-             .help = "what the forward pass kept: gate and up before the activation, or its input "
-                     "alone, from which they are computed again",
-             .choices = {"preact", "input"},
-             .rare = true,
-             .pass = "bwd"},
-            {.name = "bias",
-             .help = "what is added to every row of y: b_down",
-             .choices = {"none", "down"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "residual",
-             .help = "whether y is added to a residual of its size",
-             .choices = {"no", "yes"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "scales",
-             .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
-                     "weight of 128 rows too",
-             .choices = {"tensor", "block"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "accumulate",
-             .help = "whether the gradients of the weights are added to others, which may be the "
-                     "same buffers",
-             .choices = {"no", "yes"},
-             .rare = true,
-             .pass = "bwd"}};
+    std::vector<OptionField> options{
+        {"act", "activation of the gate", activation_names()},
+        {.name = "save",
+         .help = "what is written for a backward pass: gate and up before the activation",
+         .choices = {"none", "preact"},
+         .rare = true,
+         .pass = "fwd"},
+        {.name = "save",
+         .help = "what the forward pass kept: gate and up before the activation, or its input "
+                 "alone, from which they are computed again",
+         .choices = {"preact", "input"},
+         .rare = true,
+         .pass = "bwd"},
+        {.name = "bias",
+         .help = "what is added to every row of y: b_down",
+         .choices = {"none", "down"},
+         .rare = true,
+         .pass = "fwd"},
+        {.name = "residual",
+         .help = "whether y is added to a residual of its size",
+         .choices = {"no", "yes"},
+         .rare = true,
+         .pass = "fwd"},
+        {.name = "accumulate",
+         .help = "whether the gradients of the weights are added to others, which may be the "
+                 "same buffers",
+         .choices = {"no", "yes"},
+         .rare = true,
+         .pass = "bwd"}};
+    const auto norm = norm_options();
+    options.insert(options.end(), norm.begin(), norm.end());
+    return options;
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16, DType::fp8};
@@ -85,7 +84,7 @@ class Ffn final : public Op {
   std::string contradiction(const Problem& problem) const override {
     if (problem.has("scales", "block") && !is_quantised(problem))
       return fmt::format("scales=block is for dtype fp8, not {}", dtype_name(problem.dtype));
-    return "";
+    return norm_contradiction(problem);
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
@@ -121,11 +120,17 @@ class Ffn final : public Op {
     const Form form = form_of(problem);
     if (form.bias) tensors.push_back({"b_down", wide, {d}, Role::input, 1});
     if (form.residual) tensors.push_back({"residual", wide, {m, d}, Role::input, 1});
+    const auto append_norm_tensors = [&](Role role) {
+      for (TensorSpec& tensor : norm_tensors(problem, role)) tensors.push_back(std::move(tensor));
+    };
+    append_norm_tensors(Role::input);
     tensors.push_back({"y", wide, {m, d}, Role::output, 1});
     if (form.saves) {
       tensors.push_back({"gate", wide, {m, h}, Role::output, 1});
       tensors.push_back({"up", wide, {m, h}, Role::output, 1});
     }
+    append_norm_tensors(Role::output);
+    append_norm_tensors(Role::intermediate);
     tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
     if (in_blocks)
       tensors.push_back({"hidden_scale", DType::f32, {m, blocks(h)}, Role::intermediate, 1});
@@ -139,6 +144,7 @@ class Ffn final : public Op {
         .name = stage_gate_up, .inputs = {"x", "w_gate", "w_up"}, .outputs = {"hidden"}};
     StageSpec down{.name = stage_down, .inputs = {"hidden", "w_down"}, .outputs = {"y"}};
     const Form form = form_of(problem);
+    if (form.normalises) gate_up.inputs.front() = "normalised";
     if (form.saves) gate_up.outputs.insert(gate_up.outputs.end(), {"gate", "up"});
     if (is_quantised(problem)) {
       gate_up.inputs.insert(gate_up.inputs.end(), {"x_scale", "w_gate_scale", "w_up_scale"});
@@ -159,13 +165,16 @@ class Ffn final : public Op {
       for (const auto& names : {stage->inputs, stage->outputs})
         for (const auto& name : names)
           stage->bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+    if (form.normalises) return {norm_stage(problem), gate_up, down};
     return {gate_up, down};
   }
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
     const std::string name = stages(problem).at(stage).name;
-    if (name == stage_gate_up)
+    if (name == stage_norm)
+      norm_reference(problem, tensors, parallel);
+    else if (name == stage_gate_up)
       ffn::reference(problem, 0, tensors, parallel);
     else if (name == stage_down)
       ffn::reference(problem, 1, tensors, parallel);
@@ -180,8 +189,8 @@ class Ffn final : public Op {
         &down_sm80_family(),    &cpu_stream_family(),       &cpu_tiles_family(),
         &cpu_blas_family(),     &gate_up_fallback_family(), &down_fallback_family(),
         &cpu_plain_family()};
-    const auto backward = backward_families();
-    families.insert(families.end(), backward.begin(), backward.end());
+    for (const auto& others : {norm_families(), backward_families()})
+      families.insert(families.end(), others.begin(), others.end());
     return families;
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
@@ -213,7 +222,9 @@ Form form_of(const Problem& problem) {
   return {.saves = problem.has("save", problem.pass == "bwd" ? "input" : "preact"),
           .bias = problem.has("bias", "down"),
           .residual = problem.has("residual", "yes"),
-          .accumulates = problem.has("accumulate", "yes")};
+          .accumulates = problem.has("accumulate", "yes"),
+          .normalises = problem.has("norm", "rms") || problem.has("norm", "add-rms"),
+          .adds_before = problem.has("norm", "add-rms")};
 }
 
 Places places_of(const Problem& problem) {
@@ -230,11 +241,15 @@ Places places_of(const Problem& problem) {
   }
   if (form.bias) places.b_down = next++;
   if (form.residual) places.residual = next++;
+  if (form.adds_before) places.x_residual = next++;
+  if (form.normalises) places.w_norm = next++;
   places.y = next++;
   if (form.saves) {
     places.gate = next++;
     places.up = next++;
   }
+  if (form.adds_before) places.sum = next++;
+  if (form.normalises) places.gate_up_x = next++;
   places.hidden = next++;
   if (in_blocks) places.hidden_scale = next++;
   places.count = next;

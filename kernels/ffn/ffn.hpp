@@ -1,5 +1,6 @@
 // The gated feed-forward network of Llama (Shazeer 2020, arXiv 2002.05202):
-// y = (act(x·w_gateᵀ) ⊙ (x·w_upᵀ))·w_downᵀ, and what is added to it: a bias, a residual.
+// y = (act(x·w_gateᵀ) ⊙ (x·w_upᵀ))·w_downᵀ, what is added to it, a bias or a residual, and what x
+// goes through before: a root mean square norm (norm.hpp).
 #pragma once
 
 #include <cstddef>
@@ -43,7 +44,10 @@ struct Form {
   bool bias = false;      // y has a bias: bias=down
   bool residual = false;  // y is added to a residual: residual=yes
   bool accumulates = false;  // bwd: the weights' gradients are added to others: accumulate=yes
+  bool normalises = false;   // x is normalised first: norm=rms or add-rms
+  bool adds_before = false;  // and a residual is added to it before that: norm=add-rms
   bool adds() const { return bias || residual; }
+  /// Of the products, in front of which there may be a norm.
   bool plain() const { return !saves && !adds(); }
 };
 Form form_of(const Problem& problem);
@@ -58,14 +62,18 @@ struct Places {
   std::size_t x_scale = none;       // [1], or [m, blocks of d]
   std::size_t w_gate_scale = none;  // [1], or [blocks of h, blocks of d], as w_up_scale
   std::size_t w_up_scale = none;
-  std::size_t hidden_scale = none;  // [1], or [m, blocks of h] between the stages
-  std::size_t w_down_scale = none;  // [1], or [blocks of d, blocks of h]
-  std::size_t b_down = none;        // [d]
-  std::size_t residual = none;      // [m, d]
-  std::size_t y = 4;                // [m, d]
-  std::size_t gate = none;          // [m, h]: x·w_gateᵀ, in the training form
-  std::size_t up = none;            // [m, h]: x·w_upᵀ
-  std::size_t hidden = 5;           // [m, h], between the stages
+  std::size_t hidden_scale = none;    // [1], or [m, blocks of h] between the stages
+  std::size_t w_down_scale = none;    // [1], or [blocks of d, blocks of h]
+  std::size_t b_down = none;          // [d]
+  std::size_t residual = none;        // [m, d]
+  std::size_t x_residual = none;      // [m, d], of the norm
+  std::size_t w_norm = none;          // [d]
+  std::size_t y = 4;                  // [m, d]
+  std::size_t gate = none;            // [m, h]: x·w_gateᵀ, in the training form
+  std::size_t up = none;              // [m, h]: x·w_upᵀ
+  std::size_t sum = none;             // [m, d]: x + x_residual
+  std::size_t gate_up_x = tensor::x;  // what the weights are multiplied with: x, or x normalised
+  std::size_t hidden = 5;             // [m, h], between the stages
   // Of the pass bwd; a gradient has the shape of what it belongs to.
   std::size_t dy = none;
   std::size_t dw_gate_before = none;  // where gradients accumulate; it may be dw_gate itself

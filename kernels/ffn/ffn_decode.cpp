@@ -132,7 +132,8 @@ class FfnDecode final : public Family {
     });
   }
 
-  Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
     const Shape shape = shape_of(problem);
     const Layout layout(shape, config);
     Program program;
@@ -148,8 +149,9 @@ class FfnDecode final : public Family {
     launch.block.x = static_cast<std::uint32_t>(layout.warps * 32);
     launch.shared_bytes = static_cast<std::uint32_t>(layout.shared_bytes());
     launch.cooperative = true;
-    for (const std::size_t tensor :
-         {tensor::x, tensor::w_gate, tensor::w_up, tensor::w_down, places_of(problem).y})
+    launch.programmatic = may_start_early(CudaStage::gate_up, problem, facts);
+    const Places at = places_of(problem);
+    for (const std::size_t tensor : {at.gate_up_x, at.w_gate, at.w_up, at.w_down, at.y})
       launch.arguments.emplace_back(TensorArgument{tensor});
     launch.arguments.emplace_back(ScratchArgument{0});
     for (const std::int64_t size : size_arguments(problem))

@@ -54,8 +54,9 @@ class Reference {
 
   void gate_up() {
     const auto activation = parse_activation(problem_.option("act"));
-    auto gates = product("x", "w_gate", shape_.h, shape_.d);
-    auto ups = product("x", "w_up", shape_.h, shape_.d);
+    const char* x = form_of(problem_).normalises ? "normalised" : "x";
+    auto gates = product(x, "w_gate", shape_.h, shape_.d);
+    auto ups = product(x, "w_up", shape_.h, shape_.d);
     std::vector<double> hidden(gates.size());
     for (std::size_t i = 0; i < hidden.size(); ++i)
       hidden[i] = activate(activation, gates[i]) * ups[i];

@@ -16,7 +16,7 @@ WgmmaOperands operands_of(CudaStage stage, const Problem& problem) {
   operands.c_dtype = stage == CudaStage::gate_up ? problem.dtype : wide_dtype(problem);
   operands.scales = scale_arguments(stage, problem);
   if (stage == CudaStage::gate_up) {
-    operands.a = TensorArgument{at.x};
+    operands.a = TensorArgument{at.gate_up_x};
     operands.b = {TensorArgument{at.w_gate}, TensorArgument{at.w_up}};
     operands.c = {TensorArgument{at.hidden}};
     if (form_of(problem).saves)
@@ -90,7 +90,7 @@ Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,
                                           problem,
                                           wgmma_template_arguments(config, shape.products)));
   wgmma_launch(program, shape, facts, config, operands_of(stage_, problem), size_arguments(problem),
-               may_start_early(stage_, facts));
+               may_start_early(stage_, problem, facts));
   return program;
 }
 

@@ -1,10 +1,10 @@
-// C = epilogue(A B1^T[, A B2^T]) where a mask says for each row of A which of two sets of B it
-// takes, with mma.sync, for sm_80 and newer.
+// C = epilogue(A B1^T[, A B2^T]), or A1 B1^T + A2 B2^T, where a mask says for each row of A which
+// of two sets of B it takes, with mma.sync, for sm_80 and newer.
 //
 // The engine of mma_sync.cuh over tiles of one group's rows each (row_groups.cuh), so that no row
 // is computed twice. cp.async gathers them, and the stores scatter them, 16 bytes a thread: a row's
 // part of a tile is 64 bytes or more, so rows that are no neighbours cost no more than others.
-// A or C may be in the order of the groups instead.
+// A or C may be in the order of the groups instead, and what the epilogue reads is as C.
 #pragma once
 
 #include "gemm/mma_sync.cuh"
@@ -52,6 +52,9 @@ class tile_gather {
   __device__ __forceinline__ void next_tile() {
     source_ += layout::row_bytes;
   }
+  __device__ __forceinline__ void move(i64 bytes) {
+    source_ += bytes;
+  }
 
  private:
   int thread_, row_, valid_, chunk_k_;
@@ -61,13 +64,16 @@ class tile_gather {
 };
 
 // As mma_sync_producer, with gathered rows of A.
-template <int products, int bm, int bn, int bk, int threads>
+template <class Operands, int products, int bm, int bn, int bk, int threads>
 struct grouped_producer {
   using a_copy = tile_gather<bm, bk, threads>;
-  using b_copy = tile_copy<bn, bk, threads>;
+  using b_copy = typename tile_operand<Operands::b_transposed, bn, bk, threads>::copy;
   a_copy a;
   b_copy b[2];  // the second is unused with one product
   int k_left;   // elements of k from the start of the next tile to the end of this block's range
+  // Of two terms: the tiles to the end of the first, and how to go on from there.
+  int first_term_tiles = 0, second_k = 0;
+  i64 a_jump = 0, b_jump = 0;
 
   template <int share, int shares>
   __device__ __forceinline__ void issue(u32 slot) const {
@@ -88,15 +94,24 @@ struct grouped_producer {
       b[product].next_tile();
     }
     k_left -= bk;
+    if constexpr (Operands::terms == 2) {
+      if (--first_term_tiles == 0) {
+        a.move(a_jump);
+        b[0].move(b_jump);
+        k_left = second_k;
+      }
+    }
   }
 };
 
-template <class T, int products>
+template <class T>
 struct grouped_arguments {
   const T* a;
+  const T* a1;  // of the second term
   const u8* mask;
-  const T* b[2][products];  // of the marked rows, then of the others
-  T* c;
+  const T* b[2][2];  // of the marked rows, then of the others: of each product or term
+  T* c[most_outputs];
+  const T *gate, *up;           // of a gradient
   split_k_workspace workspace;  // unused when split_k is 1
   int m, n, k;
   int split_k;  // gridDim.y
@@ -104,17 +119,44 @@ struct grouped_arguments {
 };
 
 template <class T, class Epilogue, bool sorted_a, bool sorted_c, int bm, int bn, int bk,
-          int warps_m, int warps_n, int stages>
+          int warps_m, int warps_n, int stages, class Operands = forward_operands>
 class mma_sync_grouped_gemm
-    : mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, warps_n, stages, forward_operands, true> {
-  using engine =
-      mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, warps_n, stages, forward_operands, true>;
+    : mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, warps_n, stages, Operands, true> {
+  using engine = mma_sync_gemm<T, Epilogue, bm, bn, bk, warps_m, warps_n, stages, Operands, true>;
   using typename engine::a_layout;
   using typename engine::b_copy;
   using typename engine::b_layout;
   using typename engine::output_tile;
   using typename engine::place;
-  static constexpr int products = Epilogue::products;
+  using source_type = grouped_producer<Operands, Epilogue::products, bm, bn, bk, engine::threads>;
+  static_assert(!Operands::a_transposed && (sorted_c || !is_gradient<Epilogue>));
+
+  // From the first k tile of this block's range on, which may begin in the second term.
+  static __device__ __forceinline__ source_type source_of(const grouped_arguments<T>& from,
+                                                          const mma_sync_range& range, int group,
+                                                          const u32* rows_of_a, int rows,
+                                                          i64 first_n, int columns, int thread) {
+    const bool late = Operands::terms == 2 && range.first >= range.term_tiles;
+    const u32 before = late ? range.term_tiles : 0;
+    const int first_k = static_cast<int>((range.first - before) * bk);
+    const T* const b0 = group == 0 ? from.b[0][0] : from.b[1][0];
+    const T* const b1 = group == 0 ? from.b[0][1] : from.b[1][1];
+    const i64 b_pitch = Operands::b_transposed ? from.n : from.k;
+    source_type source = {
+        tile_gather<bm, bk, engine::threads>(late ? from.a1 : from.a, rows_of_a, rows, from.k,
+                                             first_k, thread),
+        {b_copy(late ? b1 : b0, first_n, columns, b_pitch, first_k, thread),
+         b_copy(Epilogue::products == 2 ? b1 : b0, first_n, columns, b_pitch, first_k, thread)},
+        range.end_in_term(before) - first_k};
+    if constexpr (Operands::terms == 2) {
+      const i64 walked = static_cast<i64>(range.term_tiles) * bk;
+      source.first_term_tiles = late ? 0 : static_cast<int>(range.term_tiles - range.first);
+      source.second_k = range.end_in_term(range.term_tiles);
+      source.a_jump = (from.a1 - from.a) * 2 - walked * 2;
+      source.b_jump = (b1 - b0) * 2 - b_copy::distance(walked, b_pitch);
+    }
+    return source;
+  }
 
  public:
   using engine::threads;
@@ -122,7 +164,7 @@ class mma_sync_grouped_gemm
   // of C, rounded up to whole lines.
   static constexpr int table_words = (row_groups::shared_words + 2 * bm + 31) / 32 * 32;
 
-  static __device__ __forceinline__ void run(const grouped_arguments<T, products>& arguments,
+  static __device__ __forceinline__ void run(const grouped_arguments<T>& arguments,
                                              unsigned char* memory) {
     u32* const words = reinterpret_cast<u32*>(memory);
     u32* const rows_of_a = words + row_groups::shared_words;
@@ -156,23 +198,24 @@ class mma_sync_grouped_gemm
       const i64 first_n = static_cast<i64>(tile.n) * bn;
       const int columns = smaller(bn, static_cast<int>(arguments.n - first_n));
       if (here.thread == 0) {
-        output.origin[0] = arguments.c + first_n;
+#pragma unroll
+        for (int i = 0; i < Epilogue::outputs; ++i) {
+          output.origin[i] = arguments.c[i] + first_n;
+        }
+        if constexpr (is_gradient<Epilogue>) {
+          const i64 first_row = static_cast<i64>(rank) + (group == 0 ? 0 : marked);
+          output.gate = arguments.gate + first_row * arguments.n + first_n;
+          output.up = arguments.up + first_row * arguments.n + first_n;
+        }
         output.rows = rows;
         output.columns = columns;
         output.pitch = arguments.n;
         output.places = rows_of_c;
       }
       __syncthreads();
-      const mma_sync_range range(arguments.k, bk, 1, arguments.split_k);
-      const int first_k = static_cast<int>(range.first * bk);
-      const T* const b0 = group == 0 ? arguments.b[0][0] : arguments.b[1][0];
-      const T* const b1 = group == 0 ? arguments.b[0][products - 1] : arguments.b[1][products - 1];
-      grouped_producer<products, bm, bn, bk, threads> source = {
-          tile_gather<bm, bk, threads>(arguments.a, rows_of_a, rows, arguments.k, first_k,
-                                       here.thread),
-          {b_copy(b0, first_n, columns, arguments.k, first_k, here.thread),
-           b_copy(b1, first_n, columns, arguments.k, first_k, here.thread)},
-          range.end_in_term(0) - first_k};
+      const mma_sync_range range(arguments.k, bk, Operands::terms, arguments.split_k);
+      source_type source =
+          source_of(arguments, range, group, rows_of_a, rows, first_n, columns, here.thread);
       engine::main_loop(sum, source, range.tiles(), shared_address(shared),
                         a_layout::a_fragment(here.warp_row, here.lane),
                         b_layout::b_fragment(here.warp_column, here.lane));

@@ -34,6 +34,7 @@ class WgmmaProduct final : public ProductFamily {
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
+  std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
   std::vector<std::string> sources() const override;
 };
@@ -48,6 +49,7 @@ class MmaSyncProduct final : public ProductFamily {
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
+  std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
   std::vector<std::string> sources() const override;
 };

@@ -29,6 +29,12 @@ Config MmaSyncProduct::default_config(const Problem& problem, const DeviceFacts&
   return mma_sync_default(product(problem).shape, facts);
 }
 
+std::optional<double> MmaSyncProduct::estimate(const Problem& problem, const DeviceFacts& facts,
+                                               const Config& config) const {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return mma_sync_cost(product(problem).shape, facts, config) / facts.clock_hz;
+}
+
 Program MmaSyncProduct::program(const Problem& problem, const DeviceFacts& facts,
                                 const Config& config) const {
   const Product work = product(problem);

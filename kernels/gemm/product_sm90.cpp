@@ -60,6 +60,12 @@ Config WgmmaProduct::default_config(const Problem& problem, const DeviceFacts& f
   return wgmma_default(product(problem).shape, facts);
 }
 
+std::optional<double> WgmmaProduct::estimate(const Problem& problem, const DeviceFacts& facts,
+                                             const Config& config) const {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return wgmma_cost(product(problem).shape, facts, config) / facts.clock_hz;
+}
+
 Program WgmmaProduct::program(const Problem& problem, const DeviceFacts& facts,
                               const Config& config) const {
   const Product work = product(problem);

@@ -33,7 +33,41 @@ class row_groups {
 #pragma unroll 1
       for (u32 i = 0; i < 4 && at + i < rows_; ++i) word |= static_cast<u32>(from[i]) << i * 8;
     }
+    return marks(word);
+  }
+  static __device__ __forceinline__ u32 marks(u32 word) {
     return (((word & ~all_bytes) + ~all_bytes) | word) & all_bytes;
+  }
+
+  // Adds the rows marked among 16 of each of `own` chunks, `offset` from their starts. All loads
+  // are on their way before the first is waited for.
+  template <u32 own>
+  __device__ __forceinline__ void count(u32 (&counts)[own], u32 first_chunk, u32 offset) const {
+    uint4 words[own];
+#pragma unroll
+    for (u32 i = 0; i < own; ++i) {
+      const u32 at = rows_before(first_chunk + i) + offset;
+      words[i] = whole(first_chunk + i, at) ? *reinterpret_cast<const uint4*>(mask_ + at) : uint4{};
+    }
+#pragma unroll
+    for (u32 i = 0; i < own; ++i) {
+      counts[i] += __popc(marks(words[i].x)) + __popc(marks(words[i].y)) +
+                   __popc(marks(words[i].z)) + __popc(marks(words[i].w));
+    }
+#pragma unroll 1
+    for (u32 i = 0; i < own; ++i) {
+      const u32 chunk = first_chunk + i, at = rows_before(chunk) + offset;
+      if (chunk >= chunks || at >= rows_ || whole(chunk, at)) continue;
+      u32 more = 0;
+#pragma unroll 1
+      for (u32 four = 0; four < 16; four += 4) more += __popc(load(at + four));
+#pragma unroll
+      for (u32 j = 0; j < own; ++j) counts[j] += j == i ? more : 0;
+    }
+  }
+  // Whether 16 rows from `at` on are one aligned vector within the mask.
+  __device__ __forceinline__ bool whole(u32 chunk, u32 at) const {
+    return chunk < chunks && at + 16 <= rows_ && (reinterpret_cast<u64>(mask_ + at) & 15) == 0;
   }
 
   // Rows of a chunk: a multiple of 16. In shared memory too: registers are dear.
@@ -68,20 +102,12 @@ class row_groups {
     }
     __syncthreads();
     const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    u32 counts[own], sum = 0;
-#pragma unroll
-    for (u32 i = 0; i < own; ++i) {
-      counts[i] = 0;
-      const u32 chunk = thread * own + i;
-      if (chunk < chunks) {
-        const u32 end = groups.rows_before(chunk + 1);
-        for (u32 at = groups.rows_before(chunk); at < end; at += 16) {
-#pragma unroll
-          for (u32 four = 0; four < 16; four += 4) counts[i] += __popc(groups.load(at + four));
-        }
-      }
-      sum += counts[i];
+    u32 counts[own] = {}, sum = 0;
+    for (u32 offset = 0; offset < groups.chunk_rows(); offset += 16) {
+      groups.template count<own>(counts, thread * own, offset);
     }
+#pragma unroll
+    for (u32 i = 0; i < own; ++i) sum += counts[i];
     u32 inclusive = sum;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -202,6 +228,10 @@ class grouped_tiles {
     __syncthreads();
   }
 
+  // The first tile of a group.
+  __device__ __forceinline__ u32 first_of(int group) const {
+    return group == 0 ? 0 : table_[0];
+  }
   __device__ __forceinline__ u32 count() const {
     return table_[0] + tiles_of(groups.rows() - groups.marked());
   }

@@ -20,7 +20,7 @@ namespace fftune {
 /// products a block computes 2 bn.
 Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts);
 
-/// The feasible configuration of least wgmma_cost() among the usual tiles.
+/// The feasible configuration of least wgmma_cost().
 Config wgmma_default(const GemmShape& shape, const DeviceFacts& facts);
 
 /// An estimate of the clock cycles a configuration takes, good enough to rank.

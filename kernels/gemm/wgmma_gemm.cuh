@@ -187,6 +187,28 @@ class wgmma_gemm {
     wgmma_commit();
   }
 
+  // One thread: all barriers of the block. `fills` arrivals fill a slot of the ring.
+  static __device__ __forceinline__ void init_barriers(const ring& pipe, u32 base, u32 rank,
+                                                       u32 fills) {
+    for (int stage = 0; stage < tile.stages; ++stage) {
+      barrier_init(pipe.full + stage * 8, fills);
+      barrier_init(pipe.empty + stage * 8,
+                   (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
+    }
+    if constexpr (store::fetches) {
+      for (int box = 0; box < layout::output_barriers; ++box) {
+        barrier_init(base + layout::output_barriers_at + box * 8, 1);
+      }
+    }
+    if constexpr (tile.split_k > 1) {
+      barrier_init(base + layout::sums_barrier_at, 1);
+      if (rank < layout::owners) {
+        barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
+      }
+    }
+    barrier_init_fence();
+  }
+
   static __device__ __forceinline__ void prefetch_maps(const maps& map) {
     tma_prefetch(map.b0);
     if constexpr (products * Operands::terms == 2) tma_prefetch(map.b1);
@@ -293,25 +315,7 @@ class wgmma_gemm {
     const u32 rank = layout::cluster_blocks == 1 ? 0 : cluster_rank();
     const int group = threadIdx.x / 128;
     if (threadIdx.x == tile.consumers * 128 + 64) prefetch_maps(map);
-    if (threadIdx.x == 0) {
-      for (int stage = 0; stage < tile.stages; ++stage) {
-        barrier_init(pipe.full + stage * 8, 1);
-        barrier_init(pipe.empty + stage * 8,
-                     (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
-      }
-      if constexpr (store::fetches) {
-        for (int box = 0; box < layout::output_barriers; ++box) {
-          barrier_init(base + layout::output_barriers_at + box * 8, 1);
-        }
-      }
-      if constexpr (tile.split_k > 1) {
-        barrier_init(base + layout::sums_barrier_at, 1);
-        if (rank < layout::owners) {
-          barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
-        }
-      }
-      barrier_init_fence();
-    }
+    if (threadIdx.x == 0) init_barriers(pipe, base, rank, 1);
     if constexpr (tile.split_k > 1) {
       __syncthreads();
       cluster_arrive();  // a split's blocks need each other only for the sums: they wait there

@@ -74,7 +74,7 @@ struct wgmma_gradient_store {
     }
   }
 
- private:
+ protected:
   static __device__ __forceinline__ void fetch(const boxes& ring, u32 place, const outputs& from,
                                                int feature, int token) {
     const u32 barrier = ring.barriers + place * 8, buffer = ring.buffer(place);

@@ -18,34 +18,38 @@
 namespace fftune {
 
 // The operands: maps as in the plain engine, and the addresses of what is gathered and scattered.
-template <class T>
+template <class T, class Outputs>
 struct grouped_operands {
   const tensor_map& a;
+  const tensor_map& a1;  // of the second term
   const tensor_map& true_b0;
-  const tensor_map& true_b1;  // unused with one product, as that of the other group
+  const tensor_map& true_b1;  // of the second product or term, as that of the other group
   const tensor_map& false_b0;
   const tensor_map& false_b1;
-  const tensor_map& c;
+  Outputs c;
   const u8* mask;
   const T* a_rows;
-  T* c_rows;
+  wgmma_output_rows<T> c_rows;
 };
 
-template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_c>
-class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
-  using engine = wgmma_gemm<T, Epilogue, tile>;
+template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_c,
+          class Operands = forward_operands>
+class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands> {
+  using engine = wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>;
   using typename engine::loader;
   using typename engine::ring;
   using typename engine::schedule;
-  using store = wgmma_row_store<T, Epilogue, tile>;
+  using store = wgmma_row_store_of<T, Epilogue, tile>;
   using tiles = grouped_tiles<tile.bm, tile.cluster_m>;
-  using operands = grouped_operands<T>;
 
  public:
   using typename engine::layout;
+  using operands = grouped_operands<T, typename store::base::outputs>;
 
  private:
   static_assert(sorted_a || tile.cluster_n == 1, "gathered rows are not multicast");
+  static_assert(!Operands::a_transposed && Operands::results == 1);
+  static_assert(sorted_a || Operands::terms == 1);
   static constexpr int gatherers = 96;
   static constexpr int producer_barrier = 7;
   // Gathering takes more registers than the plain engine's producer has.
@@ -63,19 +67,19 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
   static __device__ __forceinline__ void prefetch_maps(const operands& from) {
     tma_prefetch(from.true_b0);
     tma_prefetch(from.false_b0);
-    if constexpr (Epilogue::products == 2) {
+    if constexpr (Epilogue::products * Operands::terms == 2) {
       tma_prefetch(from.true_b1);
       tma_prefetch(from.false_b1);
     }
     tma_prefetch(from.a);
-    tma_prefetch(from.c);
+    tma_prefetch(from.c.first());
   }
 
   // One thread: B of every tile. It announces the bytes of A too, unless they are gathered.
   static __device__ __forceinline__ void produce_b(const operands& from, const tiles& rows,
                                                    const wgmma_gemm_shape& shape, ring pipe,
                                                    u32 rank) {
-    const k_range range = wgmma_k_range<tile, engine::bk>(shape.k, rank);
+    const k_range range = engine::range_of(shape, rank);
     for (schedule work(shape); work.pending(); work.advance(1)) {
       const tile_position at = work.position(rank);
       const grouped_rows own = rows.at(at.m);
@@ -100,15 +104,17 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
 
   // One thread: the A of a tile whose rows are neighbours, from `row` on.
   static __device__ __forceinline__ void copy_rows(const operands& from, const k_range& range,
-                                                   ring& pipe, u32 rank, int row) {
+                                                   ring& pipe, const loader& source, u32 rank,
+                                                   int row) {
     const u32 share = tile.split_k > 1 ? 0 : rank % tile.cluster_n;
     const u16 row_blocks = static_cast<u16>(((1 << tile.cluster_n) - 1) << (rank - share));
     for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
       barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
       if constexpr (!sorted_a) barrier_arrive(pipe.full_barrier(), gatherers);  // in their place
       loader::template load<tile.cluster_n>(
-          pipe.slot() + share * loader::a_share * layout::row_bytes, from.a, pipe.full_barrier(),
-          tile_k * engine::bk, row + share * loader::a_share, row_blocks, l2_policy::evict_normal);
+          pipe.slot() + share * loader::a_share * layout::row_bytes,
+          source.of_second_term(tile_k) ? from.a1 : from.a, pipe.full_barrier(),
+          source.k_of(tile_k), row + share * loader::a_share, row_blocks, l2_policy::evict_normal);
     }
   }
 
@@ -161,8 +167,9 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
   static __device__ __forceinline__ void produce_a(const operands& from, const tiles& rows,
                                                    const wgmma_gemm_shape& shape, ring pipe,
                                                    u32 rank, u32* tile_rows) {
-    const k_range range = wgmma_k_range<tile, engine::bk>(shape.k, rank);
+    const k_range range = engine::range_of(shape, rank);
     const bool first = threadIdx.x % 128 == 32;
+    const loader source({from.a, from.a, from.a, nullptr}, shape.k, rank);
     wait_for_dependencies();
     for (schedule work(shape); work.pending(); work.advance(1)) {
       const grouped_rows own = rows.at(work.position(rank).m);
@@ -170,7 +177,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
         __syncwarp();  // the thread of TMA and the rest of its warp
         gather_rows(from, range, pipe, shape.k, rows, own, tile_rows);
       } else if (first) {
-        copy_rows(from, range, pipe, rank, sorted_a ? own.first : own.row);
+        copy_rows(from, range, pipe, source, rank, sorted_a ? own.first : own.row);
       } else {
         pipe.skip(range.last - range.first);
       }
@@ -190,26 +197,24 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
   }
 
   // After the main loop: until then every register is needed.
-  static __device__ __forceinline__ wgmma_target_rows<T> target(const operands& from,
-                                                                const tiles& rows,
-                                                                const grouped_rows& own,
-                                                                int skipped, u32* tile_rows) {
+  static __device__ __forceinline__ wgmma_target_rows target(const tiles& rows,
+                                                             const grouped_rows& own, int skipped,
+                                                             u32* tile_rows) {
     const int count = own.count - skipped;
-    if (!sorted_c && !own.consecutive) return {from.c_rows, tile_rows, 0, count, false};
+    if (!sorted_c && !own.consecutive) return {tile_rows, 0, count, false};
     const int first = sorted_c ? own.first : own.row;
     const bool last = first + own.count == rows.groups.rows();  // what follows is no row of C
-    return {from.c_rows, nullptr, first + skipped, count,
-            count > 0 && (count >= layout::box_tokens || last)};
+    return {nullptr, first + skipped, count, count > 0 && (count >= layout::box_tokens || last)};
   }
 
   static __device__ __forceinline__ void consume(const operands& from, const tiles& rows,
                                                  const wgmma_gemm_shape& shape, ring pipe, u32 base,
                                                  u32 rank, int consumer, u32* tile_rows) {
-    const k_range range = wgmma_k_range<tile, engine::bk>(shape.k, rank);
+    const k_range range = engine::range_of(shape, rank);
     const int k_tiles = range.last - range.first;
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
     typename store::base::boxes boxes{
-        base + layout::output_at + consumer * tile.output_boxes * layout::box_bytes,
+        base + layout::output_at + consumer * layout::consumer_output_bytes,
         base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
     schedule work(shape);
     if constexpr (tile.ping_pong) {
@@ -234,22 +239,29 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
         find_targets(rows, own, skipped, tile_rows, 1 + consumer);
       }
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
-      engine::main_loop(
-          sum, pipe, k_tiles, first_row, rank, 0, [] {}, gathered);
+      const auto fetch = [&] {
+        if constexpr (store::base::fetches) {
+          const grouped_rows own = rows.at(at.m);
+          store::base::fetch_residual(boxes, from.c, own.first + skipped,
+                                      static_cast<int>(at.n) * tile.bn);
+        }
+      };
+      engine::main_loop(sum, pipe, k_tiles, first_row, rank,
+                        smaller(store::base::fetch_after, k_tiles) - 1, fetch, gathered);
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
         pipe.skip(k_tiles);
       }
       const int feature = static_cast<int>(at.n) * tile.bn + (tile.swapped ? first_row : share);
-      const auto to = [&] { return target(from, rows, rows.at(at.m), skipped, tile_rows); };
+      const auto to = [&] { return target(rows, rows.at(at.m), skipped, tile_rows); };
       if constexpr (tile.split_k > 1) {
         typename store::base::owned_sums total;
         store::base::exchange_sums(sum, total, base + layout::exchange_at,
                                    base + layout::sums_barrier_at, rank);
         if (rank >= layout::owners) return;
-        store::store(total, boxes, from.c, to(), feature, shape.n, 1 + consumer);
+        store::store(total, boxes, from.c, from.c_rows, to(), feature, shape.n, 1 + consumer);
       } else {
-        store::store(sum, boxes, from.c, to(), feature, shape.n, 1 + consumer);
+        store::store(sum, boxes, from.c, from.c_rows, to(), feature, shape.n, 1 + consumer);
       }
     }
     if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
@@ -268,18 +280,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile> {
     const int group = threadIdx.x / 128;
     if (threadIdx.x == tile.consumers * 128 + 64) prefetch_maps(from);
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < tile.stages; ++stage) {
-        barrier_init(pipe.full + stage * 8, sorted_a ? 1 : 1 + gatherers);
-        barrier_init(pipe.empty + stage * 8,
-                     (tile.ping_pong ? 1 : tile.consumers) * (tile.cluster_m + tile.cluster_n - 1));
-      }
-      if constexpr (tile.split_k > 1) {
-        barrier_init(base + layout::sums_barrier_at, 1);
-        if (rank < layout::owners) {
-          barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
-        }
-      }
-      barrier_init_fence();
+      engine::init_barriers(pipe, base, rank, sorted_a ? 1 : 1 + gatherers);
     }
     __syncthreads();
     if constexpr (layout::cluster_blocks > 1) cluster_arrive();

@@ -1,4 +1,5 @@
 #include "kernels/masked/baselines.hpp"
+#include "kernels/masked/baseline_steps.hpp"
 
 #include <fmt/format.h>
 
@@ -12,49 +13,6 @@
 
 namespace fftune::masked {
 namespace {
-
-constexpr std::int64_t threads = 256;
-
-/// A launch of the last kernel over [rows, columns], 16 bytes a thread.
-KernelLaunch rows_launch(const Program& program, DType dtype, std::int64_t rows,
-                         std::int64_t columns) {
-  const auto elements = static_cast<std::int64_t>(16 / dtype_bytes(dtype));
-  KernelLaunch launch;
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid.x = static_cast<std::uint32_t>(ceil_div(columns, elements * threads));
-  launch.grid.y = static_cast<std::uint32_t>(std::min<std::int64_t>(rows, 65535));
-  launch.block.x = threads;
-  return launch;
-}
-
-/// out_i = first_i where mask_i, else second_i.
-void append_select(Program& program, const Problem& problem, const DeviceFacts& facts,
-                   std::size_t mask, std::size_t first, std::size_t second, std::size_t out,
-                   std::int64_t columns) {
-  const std::int64_t m = problem.size("m");
-  if (facts.kind == DeviceKind::cuda) {
-    program.kernels.push_back({"masked/select_rows.cu", fmt::format("fftune::select_rows<{}>",
-                                                                    element_type(problem.dtype))});
-    KernelLaunch launch = rows_launch(program, problem.dtype, m, columns);
-    launch.arguments = {TensorArgument{mask},
-                        TensorArgument{first},
-                        TensorArgument{second},
-                        TensorArgument{out},
-                        m,
-                        columns};
-    program.steps.emplace_back(std::move(launch));
-    return;
-  }
-  const std::size_t row_bytes = static_cast<std::size_t>(columns) * dtype_bytes(problem.dtype);
-  program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-    call.parallel.run(static_cast<int>(m), call.parallel.max_threads(), [&](int row) {
-      const bool marked = static_cast<const std::uint8_t*>(call.tensors[mask])[row] != 0;
-      const std::size_t at = static_cast<std::size_t>(row) * row_bytes;
-      std::copy_n(static_cast<const std::byte*>(call.tensors[marked ? first : second]) + at,
-                  row_bytes, static_cast<std::byte*>(call.tensors[out]) + at);
-    });
-  }));
-}
 
 /// hidden = act(gate) * up.
 void append_gate(Program& program, const Problem& problem, const DeviceFacts& facts,
@@ -102,9 +60,9 @@ LibraryGemm product(DType dtype, const GemmShape& shape, std::size_t a, std::siz
 }  // namespace
 
 std::vector<Baseline> linear_baselines(const Problem& problem, const DeviceFacts& facts) {
-  if (problem.pass != "fwd") return {};  // the library's products here are of rows by rows
+  if (problem.pass == "bwd") return linear_backward_baselines(problem, facts);
   const StageProduct work = product_of(Stage::linear, problem);
-  const std::size_t other = work.c + 1;
+  const std::size_t y = work.c.front(), other = y + 1;
   Baseline baseline;
   baseline.name = "unfused";
   baseline.summary = "the product of all tokens by either expert's weights, and a selection";
@@ -112,16 +70,19 @@ std::vector<Baseline> linear_baselines(const Problem& problem, const DeviceFacts
       {"y_false", problem.dtype, {work.shape.m, work.shape.n}, Role::intermediate, 1}};
   auto& program = baseline.program;
   program.host_tensors = other + 1;
-  program.steps.emplace_back(product(problem.dtype, work.shape, work.a, work.b[0][0], work.c));
-  program.steps.emplace_back(product(problem.dtype, work.shape, work.a, work.b[1][0], other));
-  append_select(program, problem, facts, work.mask, work.c, other, work.c, work.shape.n);
+  program.steps.emplace_back(product(problem.dtype, work.shape, work.a.front(), work.b[0][0], y));
+  program.steps.emplace_back(
+      product(problem.dtype, work.shape, work.a.front(), work.b[1][0], other));
+  append_select(program, problem, facts, work.mask, y, other, y, work.shape.n);
   return {baseline};
 }
 
 std::vector<Baseline> ffn_baselines(const Problem& problem, const DeviceFacts& facts) {
+  if (problem.pass == "bwd") return ffn_backward_baselines(problem, facts);
   const StageProduct gate_up = product_of(Stage::gate_up, problem);
   const StageProduct down = product_of(Stage::down, problem);
-  const std::size_t hidden = gate_up.c, gate = hidden + 1, up = hidden + 2, other = hidden + 3;
+  const std::size_t x = gate_up.a.front(), y = down.c.front(), hidden = gate_up.c.front();
+  const std::size_t gate = hidden + 1, up = hidden + 2, other = hidden + 3;
   const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
   const DType dtype = problem.dtype;
   Baseline baseline;
@@ -133,14 +94,13 @@ std::vector<Baseline> ffn_baselines(const Problem& problem, const DeviceFacts& f
   auto& program = baseline.program;
   program.host_tensors = other + 1;
   for (const std::size_t expert : {0, 1}) {
-    program.steps.emplace_back(
-        product(dtype, gate_up.shape, gate_up.a, gate_up.b[expert][0], gate));
-    program.steps.emplace_back(product(dtype, gate_up.shape, gate_up.a, gate_up.b[expert][1], up));
+    program.steps.emplace_back(product(dtype, gate_up.shape, x, gate_up.b[expert][0], gate));
+    program.steps.emplace_back(product(dtype, gate_up.shape, x, gate_up.b[expert][1], up));
     append_gate(program, problem, facts, gate, up, hidden);
     program.steps.emplace_back(
-        product(dtype, down.shape, hidden, down.b[expert][0], expert == 0 ? down.c : other));
+        product(dtype, down.shape, hidden, down.b[expert][0], expert == 0 ? y : other));
   }
-  append_select(program, problem, facts, down.mask, down.c, other, down.c, d);
+  append_select(program, problem, facts, down.mask, y, other, y, d);
   return {baseline};
 }
 

@@ -10,4 +10,8 @@ namespace fftune::masked {
 std::vector<Baseline> linear_baselines(const Problem& problem, const DeviceFacts& facts);
 std::vector<Baseline> ffn_baselines(const Problem& problem, const DeviceFacts& facts);
 
+/// Of the pass bwd.
+std::vector<Baseline> linear_backward_baselines(const Problem& problem, const DeviceFacts& facts);
+std::vector<Baseline> ffn_backward_baselines(const Problem& problem, const DeviceFacts& facts);
+
 }  // namespace fftune::masked

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "cpu/blas.hpp"
-#include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_task.hpp"
-#include "kernels/common/cpu_vector.hpp"
 #include "kernels/masked/cpu_work.hpp"
 #include "kernels/masked/families.hpp"
 
@@ -19,41 +18,43 @@ constexpr std::int64_t most_lane_bytes = std::int64_t{256} << 20;
 
 struct Blocks {
   StageProduct work;
-  DType dtype = DType::f32;
-  Activation activation = Activation::none;
+  CpuTensors by;
   std::int64_t tokens = 0;    // of a block
   std::int64_t features = 0;  // output features of a block
   int threads = 1;
-  const VectorKernels* vector = nullptr;
 
   /// Elements of f32 of one lane: the block's sums, its tokens, and weights widened from bf16.
   std::int64_t lane_floats() const {
-    const std::int64_t widened = dtype == DType::f32 ? 0 : features;
+    const std::int64_t widened = by.dtype == DType::f32 ? 0 : features;
     return 2 * tokens * features + (tokens + widened) * work.shape.k;
   }
 };
 
 Blocks blocks_of(Stage stage, const Problem& problem, const DeviceFacts& facts,
                  const Config& config) {
-  Blocks blocks;
-  blocks.work = product_of(stage, problem);
-  blocks.dtype = problem.dtype;
-  if (stage == Stage::gate_up) blocks.activation = parse_activation(problem.option("act"));
+  Blocks blocks{product_of(stage, problem), CpuTensors(problem, facts)};
   blocks.tokens = std::min(config.at("token_block"), blocks.work.shape.m);
   blocks.features = std::min(config.at("feature_block"), blocks.work.shape.n);
   blocks.threads = config.get("threads");
-  blocks.vector = &vector_kernels(facts.arch);
   return blocks;
 }
 
-/// Row `row` of a tensor with rows of `columns`, as f32 at `to`.
-void load_row(const Blocks& blocks, const void* tensor, std::int64_t row, std::int64_t columns,
-              float* to) {
-  if (blocks.dtype == DType::f32)
-    std::copy_n(static_cast<const float*>(tensor) + row * columns, columns, to);
-  else
-    blocks.vector->widen(static_cast<const std::uint16_t*>(tensor) + row * columns, to,
-                         static_cast<std::size_t>(columns));
+/// `count` output features of weights from `feature` on: as they are in f32, else widened at
+/// `wide`.
+MatrixView weights_view(const Blocks& blocks, const void* tensor, std::int64_t feature,
+                        std::int64_t count, float* wide) {
+  const GemmShape& shape = blocks.work.shape;
+  const std::int64_t stride = shape.b_transposed ? shape.n : shape.k;
+  if (blocks.by.dtype == DType::f32)
+    return {static_cast<const float*>(tensor) + (shape.b_transposed ? feature : feature * stride),
+            stride, shape.b_transposed};
+  if (!shape.b_transposed) {
+    blocks.by.load(tensor, feature * stride, wide, count * stride);
+    return {wide, stride};
+  }
+  for (std::int64_t k = 0; k < shape.k; ++k)
+    blocks.by.load(tensor, k * stride + feature, wide + k * count, count);
+  return {wide, count, true};
 }
 
 /// One block: rows [first, last) in the order of the mask, all of one expert, and the features
@@ -65,32 +66,20 @@ void run_block(const Blocks& blocks, const HostCall& call, const Grouping& group
   float* const sums[2] = {lane, lane + blocks.tokens * blocks.features};
   float* const tokens = lane + 2 * blocks.tokens * blocks.features;
   float* const wide = tokens + blocks.tokens * k;
-  for (std::int64_t row = first; row < last; ++row)
-    load_row(blocks, call.tensors[work.a], work.sorted_a ? row : groups.order[row], k,
-             tokens + (row - first) * k);
   const auto& weights = work.b[first < groups.marked ? 0 : 1];
   for (std::size_t index = 0; index < weights.size(); ++index) {
-    const void* const tensor = call.tensors[weights[index]];
-    MatrixView view{wide, k};
-    if (blocks.dtype == DType::f32)
-      view.data = static_cast<const float*>(tensor) + feature * k;
-    else
-      for (std::int64_t i = 0; i < count; ++i)
-        load_row(blocks, tensor, feature + i, k, wide + i * k);
-    sgemm(rows, count, k, {tokens, k}, view, 0, sums[index], count);
+    if (index < work.a.size())
+      for (std::int64_t row = first; row < last; ++row)
+        blocks.by.load(call.tensors[work.a[index]], (work.sorted_a ? row : groups.order[row]) * k,
+                       tokens + (row - first) * k, k);
+    const bool adds = work.shape.terms == 2 && index > 0;
+    sgemm(rows, count, k, {tokens, k},
+          weights_view(blocks, call.tensors[weights[index]], feature, count, wide), adds ? 1 : 0,
+          sums[work.shape.products == 2 ? index : 0], count);
   }
-  if (weights.size() == 2)
-    blocks.vector->gated(blocks.activation, sums[0], sums[1], sums[0],
-                         static_cast<std::size_t>(rows * count));
-  for (std::int64_t row = first; row < last; ++row) {
-    const std::int64_t at = (work.sorted_c ? row : groups.order[row]) * n + feature;
-    const float* const from = sums[0] + (row - first) * count;
-    if (blocks.dtype == DType::f32)
-      std::copy_n(from, count, static_cast<float*>(call.tensors[work.c]) + at);
-    else
-      blocks.vector->narrow(from, static_cast<std::uint16_t*>(call.tensors[work.c]) + at,
-                            static_cast<std::size_t>(count));
-  }
+  for (std::int64_t row = first; row < last; ++row)
+    blocks.by.finish(work, call, (work.sorted_c ? row : groups.order[row]) * n + feature,
+                     sums[0] + (row - first) * count, sums[1] + (row - first) * count, count);
 }
 
 /// scratch: the order of the tokens, then lanes.
@@ -120,9 +109,11 @@ void run_stage(const Blocks& blocks, const HostCall& call) {
 
 class CpuBlas final : public Family {
  public:
-  explicit CpuBlas(std::vector<Stage> stages) : stages_(std::move(stages)) {}
+  /// `name` is a string literal.
+  CpuBlas(std::string_view name, std::vector<Stage> stages)
+      : name_(name), stages_(std::move(stages)) {}
 
-  std::string_view name() const override { return "cpu_blas"; }
+  std::string_view name() const override { return name_; }
   std::string_view summary() const override {
     return "blocks over OpenBLAS, each of one expert's tokens gathered";
   }
@@ -133,7 +124,7 @@ class CpuBlas final : public Family {
     return names;
   }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
-    return refuse_pass(stages_.front(), problem);
+    return refuse_host(stages_, problem);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
@@ -176,7 +167,7 @@ class CpuBlas final : public Family {
     std::vector<Blocks> blocks;
     for (const Stage stage : stages_) {
       blocks.push_back(blocks_of(stage, problem, facts, config));
-      program.host_tensors = std::max(program.host_tensors, blocks.back().work.c + 1);
+      program.host_tensors = std::max(program.host_tensors, host_tensors(stage, problem));
     }
     const auto lanes =
         static_cast<std::size_t>(config.at("threads") * lane_floats(problem, facts, config));
@@ -189,7 +180,8 @@ class CpuBlas final : public Family {
   }
 
   std::vector<std::string> sources() const override {
-    return {"masked/cpu_blas.cpp", "masked/cpu_work.hpp", vector_kernel_source};
+    return {"masked/cpu_blas.cpp", "masked/cpu_work.cpp", row_kernel_sources[0],
+            row_kernel_sources[1], vector_kernel_source};
   }
 
  private:
@@ -202,18 +194,21 @@ class CpuBlas final : public Family {
     return most;
   }
 
+  std::string_view name_;
   std::vector<Stage> stages_;
 };
 
 }  // namespace
 
-const Family& linear_cpu_blas_family() {
-  static const CpuBlas family({Stage::linear});
-  return family;
+std::vector<const Family*> linear_cpu_blas_families() {
+  static const CpuBlas forward("cpu_blas", {Stage::linear}), dx("cpu_dx_blas", {Stage::dx});
+  return {&forward, &dx};
 }
-const Family& ffn_cpu_blas_family() {
-  static const CpuBlas family({Stage::gate_up, Stage::down});
-  return family;
+std::vector<const Family*> ffn_cpu_blas_families() {
+  static const CpuBlas forward("cpu_blas", {Stage::gate_up, Stage::down}),
+      gate_up("cpu_gate_up_blas", {Stage::gate_up}),
+      d_hidden("cpu_d_hidden_blas", {Stage::d_hidden}), d_x("cpu_d_x_blas", {Stage::d_x});
+  return {&forward, &gate_up, &d_hidden, &d_x};
 }
 
 }  // namespace fftune::masked

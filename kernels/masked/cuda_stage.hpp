@@ -1,25 +1,66 @@
-// What the CUDA families share: how a stage's kernels are named, and what they refuse.
+// What the CUDA families share: how a stage's kernels are named and called, and what they refuse.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/facts.hpp"
 #include "device/program.hpp"
 #include "kernels/masked/masked.hpp"
+#include "registry/family.hpp"
 
 namespace fftune::masked {
 
-/// The template arguments of every kernel: element type, epilogue, whether A and C are in the order
-/// of the mask.
-std::string template_arguments(Stage stage, const Problem& problem);
+/// A family of one stage on CUDA: what differs between two stages of an engine is the name, and
+/// what the stage computes.
+class StageFamily : public Family {
+ public:
+  /// `name` and `summary` are string literals.
+  StageFamily(Stage stage, std::string_view name, std::string_view summary)
+      : stage_(stage), name_(name), summary_(summary) {}
 
-/// The addresses that the kernels of gathered rows begin with: a, mask, an expert's two weights,
-/// the other's, c. With one product the second weight is null.
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
+
+ protected:
+  Stage stage() const { return stage_; }
+
+ private:
+  Stage stage_;
+  std::string_view name_;
+  std::string_view summary_;
+};
+
+/// The template arguments that every kernel of a product begins with: element type, epilogue,
+/// whether A and C are in the order of the mask.
+std::string template_arguments(const StageProduct& work, const Problem& problem);
+
+/// Appends the addresses of the tensors at these places, and nulls up to `count`.
+void append_places(std::vector<Argument>& arguments, const std::vector<std::size_t>& places,
+                   std::size_t count);
+
+/// The addresses that the kernels of the fallback and of mma.sync begin with: a0, a1, mask, an
+/// expert's b0 and b1, the other's, c0, c1, c2, gate, up; null for what the product does without.
 std::vector<Argument> pointer_arguments(const StageProduct& work);
+/// Those of the sums' kernels: a0, a1, b, an expert's addends, the other's, an expert's c0 and c1,
+/// the other's.
+std::vector<Argument> pointer_arguments(const StageSum& work);
+
+/// The sums as an engine's space and cost may see them: each over half of the tokens, which is what
+/// those of both experts come to.
+GemmShape halved(GemmShape shape);
 
 /// Why no kernel of 16-bit tensor core products and 16-byte rows can serve it.
 std::optional<std::string> refuse_halves(const Problem& problem, const DeviceFacts& facts);
+
+/// The same of the mma.sync engine.
+std::optional<std::string> refuse_mma_sync(const Problem& problem, const DeviceFacts& facts);
+/// The same of the wgmma engine, whose table of tiles is in shared memory: 64 KiB with tiles of 64
+/// rows.
+std::optional<std::string> refuse_wgmma(const Problem& problem, const DeviceFacts& facts);
 
 }  // namespace fftune::masked

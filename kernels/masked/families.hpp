@@ -1,28 +1,28 @@
-// The families of masked-linear and masked-ffn, one function each.
+// The families of masked-linear and masked-ffn, those of one engine together.
 #pragma once
+
+#include <vector>
 
 #include "registry/family.hpp"
 
 namespace fftune::masked {
 
-const Family& linear_sm90_family();
-const Family& gate_up_sm90_family();
-const Family& down_sm90_family();
+std::vector<const Family*> linear_sm90_families();
+std::vector<const Family*> linear_sm90_sum_families();
+std::vector<const Family*> linear_sm80_families();
+std::vector<const Family*> linear_sm80_sum_families();
+std::vector<const Family*> linear_fallback_families();
+std::vector<const Family*> linear_cpu_blas_families();
+std::vector<const Family*> linear_cpu_blas_sum_families();
+std::vector<const Family*> linear_cpu_plain_families();
 
-const Family& linear_sm80_family();
-const Family& gate_up_sm80_family();
-const Family& down_sm80_family();
-
-const Family& linear_fallback_family();
-const Family& dx_fallback_family();
-const Family& dw_fallback_family();
-const Family& gate_up_fallback_family();
-const Family& down_fallback_family();
-
-const Family& linear_cpu_blas_family();
-const Family& ffn_cpu_blas_family();
-const Family& linear_cpu_plain_family();
-const Family& cpu_backward_family();
-const Family& ffn_cpu_plain_family();
+std::vector<const Family*> ffn_sm90_families();
+std::vector<const Family*> ffn_sm90_sum_families();
+std::vector<const Family*> ffn_sm80_families();
+std::vector<const Family*> ffn_sm80_sum_families();
+std::vector<const Family*> ffn_fallback_families();
+std::vector<const Family*> ffn_cpu_blas_families();
+std::vector<const Family*> ffn_cpu_blas_sum_families();
+std::vector<const Family*> ffn_cpu_plain_families();
 
 }  // namespace fftune::masked

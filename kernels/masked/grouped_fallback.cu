@@ -1,19 +1,42 @@
-// C = epilogue(A B1^T[, A B2^T]) with the B of each row's expert, for any sizes, alignment and
-// element type: the kernel of last resort.
+// Products with the B of each row's expert, for any sizes, alignment and element type: the kernel
+// of last resort. One sum, epilogue(A B0^T, A B1^T), two terms A0 B0^T + A1 B1^T, or the gradients
+// of a gate.
 //
-// The rows of each expert are in tiles of 64 of their own, so that none is computed twice. A or C
-// may be in the order of the mask. b0 and b1 are an expert's; b1 is null with one product.
-// transposed_b: they are [k, n].
+// The rows of each expert are in tiles of 64 of their own, so that none is computed twice. A, or
+// all that the epilogue reads and stores, may be in the order of the mask. b0 and b1 are an
+// expert's; transposed_b: they are [k, n]. What a form does without is null; k is that of one term.
 // Grid: (ceil(m / 64) + 1) * ceil(n / 64). Block: 256 threads, 4 x 4 sums each.
 #include "gemm/epilogue.cuh"
 #include "gemm/row_groups.cuh"
 
 namespace fftune {
 
-template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b>
-__global__ void __launch_bounds__(256)
-    grouped_fallback(const T* a, const u8* mask, const T* true_b0, const T* true_b1,
-                     const T* false_b0, const T* false_b1, T* c, int m, int n, int k) {
+// What an element becomes: the outputs of its epilogue, at `at` of each.
+template <class T, class Epilogue>
+__device__ __forceinline__ void store_element(const float (&sum)[Epilogue::products],
+                                              T* const (&c)[most_outputs], const T* gate,
+                                              const T* up, i64 at) {
+  if constexpr (is_gradient<Epilogue>) {
+    float result[Epilogue::outputs];
+    Epilogue::apply(sum[0], to_float(gate[at]), to_float(up[at]), result);
+#pragma unroll
+    for (int output = 0; output < Epilogue::outputs; ++output) {
+      c[output][at] = from_float<T>(result[output]);
+    }
+  } else {
+    c[0][at] = from_float<T>(Epilogue::apply(sum));
+    if constexpr (Epilogue::outputs == 3) {
+      c[1][at] = from_float<T>(sum[0]);
+      c[2][at] = from_float<T>(sum[1]);
+    }
+  }
+}
+
+template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, int terms>
+__global__ void __launch_bounds__(256, 1)
+    grouped_fallback(const T* a0, const T* a1, const u8* mask, const T* true_b0, const T* true_b1,
+                     const T* false_b0, const T* false_b1, T* c0, T* c1, T* c2, const T* gate,
+                     const T* up, int m, int n, int k) {
   constexpr int products = Epilogue::products;
   constexpr int tile = 64, bk = 16, side = 16, per_thread = tile / side, threads = 256;
   constexpr int padded = tile + 1;  // the transposing stores then hit different banks
@@ -43,7 +66,9 @@ __global__ void __launch_bounds__(256)
   const T* const b[2] = {group == 0 ? true_b0 : false_b0, group == 0 ? true_b1 : false_b1};
   const int row = threadIdx.x / side, column = threadIdx.x % side;
   float sum[per_thread][per_thread][products] = {};
+  int term = 0;
   for (int first_k = 0;;) {
+    const T* const a = terms == 2 && term == 1 ? a1 : a0;
 #pragma unroll
     for (int i = threadIdx.x; i < tile * bk; i += threads) {
       const u32 line = i / bk;
@@ -59,9 +84,9 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
       for (int product = 0; product < products; ++product) {
         shared_b[product][k_of_b][n_of_b] =
-            in_n < n && in_k < k
-                ? to_float(b[product][transposed_b ? in_k * n + in_n : in_n * k + in_k])
-                : 0.0f;
+            in_n < n && in_k < k ? to_float(b[terms == 2 ? term : product]
+                                             [transposed_b ? in_k * n + in_n : in_n * k + in_k])
+                                 : 0.0f;
       }
     }
     __syncthreads();
@@ -79,8 +104,12 @@ __global__ void __launch_bounds__(256)
         }
       }
     }
-    if (k - first_k <= bk) break;  // first_k + bk may pass 2^31
-    first_k += bk;
+    if (k - first_k <= bk) {  // first_k + bk may pass 2^31
+      if (++term == terms) break;
+      first_k = 0;
+    } else {
+      first_k += bk;
+    }
     __syncthreads();
   }
 #pragma unroll
@@ -90,7 +119,8 @@ __global__ void __launch_bounds__(256)
       const u32 line = row + i * side;
       const i64 at_n = first_n + column + j * side;
       if (line < rows && at_n < n) {
-        c[static_cast<i64>(rows_of_c[line]) * n + at_n] = from_float<T>(Epilogue::apply(sum[i][j]));
+        store_element<T, Epilogue>(sum[i][j], {c0, c1, c2}, gate, up,
+                                   static_cast<i64>(rows_of_c[line]) * n + at_n);
       }
     }
   }

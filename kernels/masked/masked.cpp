@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/error.hpp"
 
 namespace fftune::masked {
@@ -18,51 +20,122 @@ std::string stage_name(Stage stage) {
       return "gate_up";
     case Stage::down:
       return "down";
+    case Stage::d_hidden:
+      return "d_hidden";
+    case Stage::d_x:
+      return "d_x";
+    case Stage::d_gate_up:
+      return "d_gate_up";
+    case Stage::d_down:
+      return "d_down";
   }
   throw Error(ErrorKind::internal, "stage_name: a value outside the enumeration");
 }
 
-std::optional<std::string> refuse_pass(Stage stage, const Problem& problem) {
-  const std::string pass = stage == Stage::dx || stage == Stage::dw ? "bwd" : "fwd";
-  if (problem.pass == pass) return std::nullopt;
-  return fmt::format("it computes the pass {}, not {}", pass, problem.pass);
+std::vector<Stage> stages_of(const Problem& problem) {
+  const bool backward = problem.pass == "bwd";
+  if (problem.op == masked_linear_op().name())
+    return backward ? std::vector{Stage::dx, Stage::dw} : std::vector{Stage::linear};
+  if (!backward) return {Stage::gate_up, Stage::down};
+  std::vector<Stage> stages{Stage::d_hidden, Stage::d_x, Stage::d_gate_up, Stage::d_down};
+  if (recomputes(problem)) stages.insert(stages.begin(), Stage::gate_up);
+  return stages;
+}
+
+std::optional<std::string> refuse_stage(Stage stage, const Problem& problem) {
+  const auto stages = stages_of(problem);
+  if (std::find(stages.begin(), stages.end(), stage) != stages.end()) return std::nullopt;
+  return fmt::format("the pass {} has no stage {} here", problem.pass, stage_name(stage));
+}
+
+bool accumulates(const Problem& problem) {
+  return problem.has("accumulate", "yes");
+}
+
+bool recomputes(const Problem& problem) {
+  return problem.pass == "bwd" && problem.has("save", "input");
+}
+
+bool stores_gates(const Problem& problem) {
+  return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
 }
 
 StageProduct product_of(Stage stage, const Problem& problem) {
-  const std::int64_t m = problem.size("m");
-  StageProduct product;
-  product.mask = 1;
   switch (stage) {
-    case Stage::linear:  // x, mask, w_true, w_false, y
-      product.shape = {m, problem.size("n"), problem.size("k"), 1};
-      product.b = {{{2}, {3}}};
-      product.c = 4;
-      break;
+    case Stage::linear:
     case Stage::dx:
-      product.shape = {m, problem.size("k"), problem.size("n"), 1};
-      product.a = backward::dy;
-      product.mask = backward::mask;
-      product.b = {{{backward::w_true}, {backward::w_false}}};
-      product.c = backward::dx;
-      product.transposed_b = true;
-      break;
-    case Stage::dw:
-      throw Error(ErrorKind::internal, "dw is no product of grouped rows");
-    case Stage::gate_up:  // x, mask, three weights of each expert, y, hidden
-      product.shape = {m, problem.size("h"), problem.size("d"), 2};
-      product.b = {{{2, 3}, {5, 6}}};
-      product.c = 9;
-      product.sorted_c = true;
-      break;
+      return linear_product(stage, problem);
+    case Stage::gate_up:
     case Stage::down:
-      product.shape = {m, problem.size("d"), problem.size("h"), 1};
-      product.a = 9;
-      product.b = {{{4}, {7}}};
-      product.c = 8;
-      product.sorted_a = true;
+    case Stage::d_hidden:
+    case Stage::d_x:
+      return ffn_product(stage, problem);
+    case Stage::dw:
+    case Stage::d_gate_up:
+    case Stage::d_down:
       break;
   }
-  return product;
+  throw Error(ErrorKind::internal, stage_name(stage) + " is no product of grouped rows");
+}
+
+StageSum sum_of(Stage stage, const Problem& problem) {
+  switch (stage) {
+    case Stage::dw:
+      return linear_sum(problem);
+    case Stage::d_gate_up:
+    case Stage::d_down:
+      return ffn_sum(stage, problem);
+    case Stage::linear:
+    case Stage::dx:
+    case Stage::gate_up:
+    case Stage::down:
+    case Stage::d_hidden:
+    case Stage::d_x:
+      break;
+  }
+  throw Error(ErrorKind::internal, stage_name(stage) + " is no sum over tokens");
+}
+
+bool sums_over_tokens(Stage stage) {
+  return stage == Stage::dw || stage == Stage::d_gate_up || stage == Stage::d_down;
+}
+
+StageSpec stage_spec(Stage stage, const Problem& problem, const std::vector<TensorSpec>& tensors) {
+  StageSpec spec;
+  spec.name = stage_name(stage);
+  const auto add = [&](std::vector<std::string>& names, const std::vector<std::size_t>& places) {
+    for (const std::size_t place : places) names.push_back(tensors.at(place).name);
+  };
+  GemmShape shape;
+  std::size_t mask = 0;
+  if (sums_over_tokens(stage)) {
+    const StageSum sum = sum_of(stage, problem);
+    shape = sum.shape;
+    shape.results /= 2;  // each token is of one expert
+    mask = sum.mask;
+    add(spec.inputs, sum.a);
+    add(spec.inputs, {sum.b});
+    for (const auto& own : sum.addends) add(spec.inputs, own);
+    for (const auto& own : sum.c) add(spec.outputs, own);
+    spec.reduction_length = shape.k;
+  } else {
+    const StageProduct product = product_of(stage, problem);
+    shape = product.shape;
+    mask = product.mask;
+    add(spec.inputs, product.a);
+    for (const auto& own : product.b) add(spec.inputs, own);
+    if (product.gradient) add(spec.inputs, {product.gradient->gate, product.gradient->up});
+    add(spec.outputs, product.c);
+    spec.reduction_length = shape.k * shape.terms;
+  }
+  add(spec.inputs, {mask});
+  // A multiplication and an addition for each weight and token of one expert.
+  spec.flops = 2.0 * shape.products * shape.terms * shape.results * static_cast<double>(shape.m) *
+               static_cast<double>(shape.n) * static_cast<double>(shape.k);
+  for (const auto* names : {&spec.inputs, &spec.outputs})
+    for (const auto& name : *names)
+      spec.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+  return spec;
 }
 
 OptionField mask_option() {
@@ -70,6 +143,16 @@ OptionField mask_option() {
           .help = "what the masks look like: of test data, and to choose a preset by",
           .choices = {"block:0.33"},
           .pattern = true};
+}
+
+OptionField accumulate_option() {
+  return {.name = "accumulate",
+          .help =
+              "whether the gradients of the weights are added to others, which may be the "
+              "same buffers",
+          .choices = {"no", "yes"},
+          .rare = true,
+          .pass = "bwd"};
 }
 
 TensorSpec mask_tensor(const Problem& problem) {

@@ -24,7 +24,7 @@ class MaskedLinear final : public Op {
             {.name = "k", .help = "input features", .default_on_cuda = {}, .default_on_cpu = {}},
             {.name = "n", .help = "output features", .default_on_cuda = {}, .default_on_cpu = {}}};
   }
-  std::vector<OptionField> options() const override { return {mask_option()}; }
+  std::vector<OptionField> options() const override { return {mask_option(), accumulate_option()}; }
   std::vector<DType> dtypes(DeviceKind kind) const override {
     if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
     return {DType::bf16, DType::fp16, DType::f32};
@@ -42,14 +42,18 @@ class MaskedLinear final : public Op {
       const double by_n = 1 / std::sqrt(static_cast<double>(n));
       TensorSpec x{"x", dtype, {m, k}, Role::input, by_m}, mask = mask_tensor(problem);
       x.kept = mask.kept = true;
-      return {{"dy", dtype, {m, n}, Role::input, 1},
-              x,
-              mask,
-              {"w_true", dtype, {n, k}, Role::input, by_n},
-              {"w_false", dtype, {n, k}, Role::input, by_n},
-              {"dx", dtype, {m, k}, Role::output, 1},
-              {"dw_true", dtype, {n, k}, Role::output, 1},
-              {"dw_false", dtype, {n, k}, Role::output, 1}};
+      std::vector<TensorSpec> tensors{{"dy", dtype, {m, n}, Role::input, 1},
+                                      x,
+                                      mask,
+                                      {"w_true", dtype, {n, k}, Role::input, by_n},
+                                      {"w_false", dtype, {n, k}, Role::input, by_n}};
+      if (accumulates(problem))
+        for (const char* name : {"dw_true_before", "dw_false_before"})
+          tensors.push_back({name, dtype, {n, k}, Role::input, 1});
+      tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
+      for (const char* name : {"dw_true", "dw_false"})
+        tensors.push_back({name, dtype, {n, k}, Role::output, 1});
+      return tensors;
     }
     return {{"x", dtype, {m, k}, Role::input, 1},
             mask_tensor(problem),
@@ -59,42 +63,26 @@ class MaskedLinear final : public Op {
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
-    const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
-    std::vector<StageSpec> stages;
-    if (problem.pass == "fwd")
-      stages = {{.name = stage_name(Stage::linear),
-                 .inputs = {"x", "mask", "w_true", "w_false"},
-                 .outputs = {"y"},
-                 .reduction_length = k}};
-    else
-      stages = {{.name = stage_name(Stage::dx),
-                 .inputs = {"dy", "mask", "w_true", "w_false"},
-                 .outputs = {"dx"},
-                 .reduction_length = n},
-                {.name = stage_name(Stage::dw),
-                 .inputs = {"dy", "x", "mask"},
-                 .outputs = {"dw_true", "dw_false"},
-                 .reduction_length = m}};
     const auto tensors = this->tensors(problem);
-    for (StageSpec& stage : stages) {
-      stage.flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-      for (const auto& names : {stage.inputs, stage.outputs})
-        for (const auto& name : names)
-          stage.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
-    }
+    std::vector<StageSpec> stages;
+    for (const Stage stage : stages_of(problem))
+      stages.push_back(stage_spec(stage, problem, tensors));
     return stages;
   }
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    if (problem.pass == "fwd") return masked::reference(Stage::linear, problem, tensors, parallel);
-    masked::reference(stage == 0 ? Stage::dx : Stage::dw, problem, tensors, parallel);
+    masked::reference(stages_of(problem).at(stage), problem, tensors, parallel);
   }
 
   std::vector<const Family*> families() const override {
-    return {&linear_sm90_family(),      &linear_sm80_family(), &linear_fallback_family(),
-            &dx_fallback_family(),      &dw_fallback_family(), &linear_cpu_blas_family(),
-            &linear_cpu_plain_family(), &cpu_backward_family()};
+    std::vector<const Family*> all;
+    for (const auto& some :
+         {linear_sm90_families(), linear_sm90_sum_families(), linear_sm80_families(),
+          linear_sm80_sum_families(), linear_fallback_families(), linear_cpu_blas_families(),
+          linear_cpu_blas_sum_families(), linear_cpu_plain_families()})
+      all.insert(all.end(), some.begin(), some.end());
+    return all;
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return linear_baselines(problem, facts);

@@ -22,44 +22,37 @@ DeviceFacts without_table(DeviceFacts facts) {
   return facts;
 }
 
-class MmaSyncFamily final : public Family {
+class MmaSyncFamily final : public StageFamily {
  public:
-  /// `name` and `summary` are string literals.
-  MmaSyncFamily(Stage stage, std::string_view name, std::string_view summary)
-      : stage_(stage), name_(name), summary_(summary) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
+  using StageFamily::StageFamily;
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_pass(stage_, problem)) return refusal;
-    if (auto refusal = refuse_halves(problem, facts)) return refusal;
-    // As ffn's: wgmma has twice the rate, and up to 64 tokens the memory decides.
-    constexpr std::int64_t most_tokens_beside_wgmma = 64;
-    if (facts.compute_capability == 90 && problem.size("m") > most_tokens_beside_wgmma)
-      return fmt::format(
-          "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
-          most_tokens_beside_wgmma);
-    return std::nullopt;
+    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
+    return refuse_mma_sync(problem, facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return mma_sync_space(product_of(stage_, problem).shape, without_table(facts));
+    return mma_sync_space(product_of(stage(), problem).shape, without_table(facts));
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return mma_sync_default(product_of(stage_, problem).shape, without_table(facts));
+    return mma_sync_default(product_of(stage(), problem).shape, without_table(facts));
+  }
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    return mma_sync_cost(product_of(stage(), problem).shape, facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
-    const StageProduct work = product_of(stage_, problem);
+    const StageProduct work = product_of(stage(), problem);
     Program program;
     program.kernels.push_back(
         {"masked/grouped_sm80.cu",
-         fmt::format("fftune::grouped_sm80<{}, {}>", template_arguments(stage_, problem),
+         fmt::format("fftune::grouped_sm80<{}, {}, {}, {}>", template_arguments(work, problem),
+                     work.shape.b_transposed, work.shape.terms,
                      mma_sync_template_arguments(config))});
     // Each expert's last tile may be a part: there may be a row of tiles more.
     GemmShape tiled = work.shape;
@@ -72,30 +65,28 @@ class MmaSyncFamily final : public Family {
   }
 
   std::vector<std::string> sources() const override { return {"masked/grouped_sm80.cu"}; }
-
- private:
-  Stage stage_;
-  std::string_view name_;
-  std::string_view summary_;
 };
 
 }  // namespace
 
-const Family& linear_sm80_family() {
-  static const MmaSyncFamily family(Stage::linear, "linear_sm80",
-                                    "y in tiles of one expert's tokens, with mma.sync");
-  return family;
+std::vector<const Family*> linear_sm80_families() {
+  static const MmaSyncFamily linear(Stage::linear, "linear_sm80",
+                                    "y in tiles of one expert's tokens, with mma.sync"),
+      dx(Stage::dx, "dx_sm80",
+         "dx in tiles of one expert's tokens, weights read as their transposes by ldmatrix.trans");
+  return {&linear, &dx};
 }
-const Family& gate_up_sm80_family() {
-  static const MmaSyncFamily family(
+std::vector<const Family*> ffn_sm80_families() {
+  static const MmaSyncFamily gate_up(
       Stage::gate_up, "gate_up_sm80",
-      "hidden in tiles of one expert's tokens, x read once for both products, with mma.sync");
-  return family;
-}
-const Family& down_sm80_family() {
-  static const MmaSyncFamily family(Stage::down, "down_sm80",
-                                    "y from tiles of one expert's hidden, with mma.sync");
-  return family;
+      "hidden in tiles of one expert's tokens, x read once for both products, with mma.sync"),
+      down(Stage::down, "down_sm80", "y from tiles of one expert's hidden, with mma.sync"),
+      d_hidden(Stage::d_hidden, "d_hidden_sm80",
+               "dy w_down in tiles of one expert's tokens by mma.sync, the gradients of gate and "
+               "up from it"),
+      d_x(Stage::d_x, "d_x_sm80",
+          "mma.sync over tiles of one expert's tokens, both products in one accumulator");
+  return {&gate_up, &down, &d_hidden, &d_x};
 }
 
 }  // namespace fftune::masked

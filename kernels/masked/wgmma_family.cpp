@@ -12,9 +12,6 @@
 namespace fftune::masked {
 namespace {
 
-/// Its table of tiles is in shared memory: 64 KiB with tiles of 64 rows.
-constexpr std::int64_t most_tokens = std::int64_t{1} << 19;
-
 /// Tiles of rows, at most: each expert's last one may be a part, and fills its cluster.
 std::int64_t most_tiles(std::int64_t m, const WgmmaTile& t) {
   return (ceil_div(m, std::int64_t{t.bm} * t.cluster_m) + 1) * t.cluster_m;
@@ -51,32 +48,44 @@ GemmShape in_tiles(GemmShape shape) {
   return shape;
 }
 
-class WgmmaFamily final : public Family {
- public:
-  /// `name` and `summary` are string literals.
-  WgmmaFamily(Stage stage, std::string_view name, std::string_view summary)
-      : stage_(stage), name_(name), summary_(summary) {}
+/// The kernel of grouped_sm90.cu for the product's form.
+std::string kernel_name(const StageProduct& work) {
+  if (work.gradient) return "grouped_gradient_sm90";
+  if (work.shape.terms == 2) return "grouped_terms_sm90";
+  if (work.shape.products == 1) return "grouped_sm90";
+  return work.c.size() == 3 ? "grouped_pair_saving_sm90" : "grouped_pair_sm90";
+}
 
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
+/// The kernel's arguments up to the sizes, in its order: maps, then addresses.
+std::vector<Argument> arguments_of(const StageProduct& work, const WgmmaMaps& maps) {
+  std::vector<Argument> arguments;
+  for (const std::size_t place : work.a) arguments.emplace_back(maps.a(TensorArgument{place}));
+  for (const auto& weights : work.b)
+    for (const std::size_t place : weights) arguments.emplace_back(maps.b(TensorArgument{place}));
+  std::vector<std::size_t> c = work.c;
+  if (work.gradient) {
+    for (const std::size_t place : {work.gradient->gate, work.gradient->up})
+      arguments.emplace_back(maps.c(TensorArgument{place}));
+    if (c.size() == 2) c.push_back(c.back());  // there is no hidden to store
+  }
+  for (const std::size_t place : c) arguments.emplace_back(maps.c(TensorArgument{place}));
+  append_places(arguments, {work.mask, work.a.front()}, 2);
+  append_places(arguments, c, c.size());
+  return arguments;
+}
+
+class WgmmaFamily final : public StageFamily {
+ public:
+  using StageFamily::StageFamily;
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_pass(stage_, problem)) return refusal;
-    if (auto refusal = refuse_halves(problem, facts)) return refusal;
-    if (facts.compute_capability != 90)
-      return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
-                         facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
-    if (problem.size("m") > most_tokens)
-      return fmt::format("m={}: its table of tiles holds {} tokens", problem.size("m"),
-                         most_tokens);
-    return std::nullopt;
+    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
+    return refuse_wgmma(problem, facts);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const StageProduct work = product_of(stage_, problem);
+    const StageProduct work = product_of(stage(), problem);
     Space space = wgmma_space(in_tiles(work.shape), without_tables(facts, work.shape.m));
     if (!work.sorted_a)
       space.constraint("tokens are gathered by the block that needs them: none is shared",
@@ -86,67 +95,67 @@ class WgmmaFamily final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return wgmma_cheapest(space(problem, facts), in_tiles(product_of(stage_, problem).shape),
+    return wgmma_cheapest(space(problem, facts), in_tiles(product_of(stage(), problem).shape),
                           facts);
+  }
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    const GemmShape shape = in_tiles(product_of(stage(), problem).shape);
+    return wgmma_cost(shape, facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
-    const StageProduct work = product_of(stage_, problem);
+    const StageProduct work = product_of(stage(), problem);
+    const GemmShape& shape = work.shape;
     const WgmmaTile tile(config);
     Program program;
     program.kernels.push_back(
         {"masked/grouped_sm90.cu",
-         fmt::format("fftune::{}<{}, {}>",
-                     work.shape.products == 2 ? "grouped_pair_sm90" : "grouped_sm90",
-                     template_arguments(stage_, problem),
-                     wgmma_template_arguments(config, work.shape.products))});
-    WgmmaOperands operands;
-    operands.dtype = operands.c_dtype = problem.dtype;
-    operands.a = TensorArgument{work.a};
-    for (const auto& weights : work.b)
-      for (const std::size_t place : weights) operands.b.emplace_back(TensorArgument{place});
-    operands.c = {TensorArgument{work.c}};
-    operands.scales = {TensorArgument{work.mask}, TensorArgument{work.a}, TensorArgument{work.c}};
-    // The second stage of a plan may start early, as it fetches its weights first; the first waits
-    // for whatever ran before it, and so for the mask.
-    wgmma_launch(program, work.shape, facts, config, operands,
-                 {work.shape.m, work.shape.n, work.shape.k}, stage_ == Stage::down);
-    auto& launch = std::get<KernelLaunch>(program.steps.back());
-    launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(work.shape.m, tile));
-    const std::int64_t clusters = most_tiles(work.shape.m, tile) / tile.cluster_m *
-                                  ceil_div(work.shape.n, std::int64_t{tile.bn} * tile.cluster_n);
+         fmt::format("fftune::{}<{}, {}, {}>", kernel_name(work), template_arguments(work, problem),
+                     shape.b_transposed,
+                     wgmma_template_arguments(config, shape.products, shape.box_buffers))});
+    // The first stage of a plan waits for whatever ran before it, and so for the mask; the others
+    // may start early, as they fetch their weights first.
+    const bool follows = stages_of(problem).front() != stage();
+    KernelLaunch launch = wgmma_geometry(program, shape, facts, config, follows);
+    launch.arguments = arguments_of(work, WgmmaMaps(shape, config, problem.dtype, problem.dtype));
+    wgmma_append_sizes(launch, config, {shape.m, shape.n, shape.k});
+    launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(shape.m, tile));
+    const std::int64_t clusters = most_tiles(shape.m, tile) / tile.cluster_m *
+                                  ceil_div(shape.n, std::int64_t{tile.bn} * tile.cluster_n);
     const std::int64_t resident = std::max(facts.multiprocessors / tile.cluster_blocks(), 1);
     launch.grid.x = static_cast<std::uint32_t>(
         (tile.split_k > 1 ? clusters : std::min(clusters, resident)) * tile.cluster_blocks());
+    program.steps.emplace_back(std::move(launch));
     return program;
   }
 
   std::vector<std::string> sources() const override { return {"masked/grouped_sm90.cu"}; }
-
- private:
-  Stage stage_;
-  std::string_view name_;
-  std::string_view summary_;
 };
 
 }  // namespace
 
-const Family& linear_sm90_family() {
-  static const WgmmaFamily family(Stage::linear, "linear_sm90",
-                                  "y in tiles of one expert's tokens, with TMA and wgmma");
-  return family;
+std::vector<const Family*> linear_sm90_families() {
+  static const WgmmaFamily linear(Stage::linear, "linear_sm90",
+                                  "y in tiles of one expert's tokens, with TMA and wgmma"),
+      dx(Stage::dx, "dx_sm90",
+         "dx in tiles of one expert's tokens, weights read as their transposes by wgmma");
+  return {&linear, &dx};
 }
-const Family& gate_up_sm90_family() {
-  static const WgmmaFamily family(
+std::vector<const Family*> ffn_sm90_families() {
+  static const WgmmaFamily gate_up(
       Stage::gate_up, "gate_up_sm90",
-      "hidden in tiles of one expert's tokens, x read once for both products, with TMA and wgmma");
-  return family;
-}
-const Family& down_sm90_family() {
-  static const WgmmaFamily family(Stage::down, "down_sm90",
-                                  "y from tiles of one expert's hidden, with TMA and wgmma");
-  return family;
+      "hidden in tiles of one expert's tokens, x read once for both products, with TMA and wgmma"),
+      down(Stage::down, "down_sm90", "y from tiles of one expert's hidden, with TMA and wgmma"),
+      d_hidden(Stage::d_hidden, "d_hidden_sm90",
+               "dy w_down in tiles of one expert's tokens by wgmma, the gradients of gate and up "
+               "from it"),
+      d_x(Stage::d_x, "d_x_sm90",
+          "wgmma over tiles of one expert's tokens, both products in one accumulator");
+  return {&gate_up, &down, &d_hidden, &d_x};
 }
 
 }  // namespace fftune::masked

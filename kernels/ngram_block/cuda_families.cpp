@@ -6,21 +6,21 @@
 
 #include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
+#include "kernels/common/row_threads.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 
 namespace fftune::ngram_block {
 namespace {
 
 constexpr const char* file = "ngram_block/rows.cu";
-constexpr std::int64_t reserved_shared_bytes = 2048;  // of the sums over a block
 
-std::int64_t staged_bytes(const Rows& rows) {
-  const auto bytes = rows.len * static_cast<std::int64_t>(dtype_bytes(rows.ids));
-  return (bytes + 15) / 16 * 16;
+/// The widest access to which every row is aligned.
+std::int64_t widest(const Rows& rows) {
+  return widest_vector(rows.len * static_cast<std::int64_t>(dtype_bytes(rows.ids)));
 }
 
-bool can_stage(const Rows& rows, const DeviceFacts& facts) {
-  return staged_bytes(rows) + reserved_shared_bytes <= facts.shared_bytes_per_block;
+std::int64_t id_bytes(const Rows& rows) {
+  return static_cast<std::int64_t>(dtype_bytes(rows.ids));
 }
 
 class BlockRows final : public Family {
@@ -45,65 +45,70 @@ class BlockRows final : public Family {
     return Space()
         .parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
         .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
-        .parameter("staged", "ids are compared in shared memory: 1, or from the caches: 0", {0, 1})
+        .parameter("vector", "bytes of ids of an access", {4, 8, 16})
+        .constraint("an access is at least one id, and rows are aligned to it",
+                    [least = id_bytes(rows), most = widest(rows)](const Config& c) {
+                      return c.at("vector") >= least && c.at("vector") <= most;
+                    },
+                    {"vector"})
         .constraint("clusters need compute capability 9.0",
                     [capability = facts.compute_capability](const Config& c) {
                       return c.at("cluster") == 1 || capability >= 90;
                     },
                     {"cluster"})
-        .constraint("every thread has an id of its row, but in the smallest block",
-                    [len = rows.len](const Config& c) {
+        .constraint("every thread has ids of its row, but in the smallest block",
+                    [rows](const Config& c) {
                       const std::int64_t threads = c.at("threads") * c.at("cluster");
-                      return threads == 64 || threads < 2 * len;
+                      return threads == 64 ||
+                             threads * (c.at("vector") / id_bytes(rows)) < 2 * rows.len;
                     },
-                    {"threads", "cluster"})
-        .constraint("a block needs all of a row in shared memory: no cluster, and it must fit",
-                    [fits = can_stage(rows, facts)](const Config& c) {
-                      return c.at("staged") == 0 || (fits && c.at("cluster") == 1);
-                    },
-                    {"cluster", "staged"});
+                    {"threads", "cluster", "vector"});
   }
 
-  // One id a thread: a trip to memory is most of the time. Few places get further than their last
-  // id, which the caches have, so that a barrier for shared memory gains nothing. Long rows are for
-  // as many SMs as there are.
+  // One access a thread, of as many ids as it can have: a trip to memory is most of the time. Long
+  // rows are for as many SMs as there are.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     if (fallback_) return {};
     const Rows rows = rows_of(problem);
+    const std::int64_t vector = widest(rows), count = vector / id_bytes(rows);
     std::int64_t threads = 64;
-    while (threads < 1024 && 2 * threads <= rows.len) threads *= 2;
+    while (threads < 1024 && 2 * threads * count <= rows.len) threads *= 2;
     std::int64_t cluster = 1;
     if (facts.compute_capability >= 90)
       while (cluster < 8 && rows.len >= 16384 * cluster && rows.b * cluster < facts.multiprocessors)
         cluster *= 2;
-    return {{"threads", threads}, {"cluster", cluster}, {"staged", 0}};
+    return {{"threads", threads}, {"cluster", cluster}, {"vector", vector}};
   }
 
-  Program program(const Problem& problem, const DeviceFacts&, const Config& given) const override {
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& given) const override {
     constexpr std::int64_t most_clusters = std::int64_t{1} << 20;
     const Rows rows = rows_of(problem);
     const Places at = places_of(problem);
     const Config config =
-        fallback_ ? Config{{"threads", 256}, {"cluster", 1}, {"staged", 0}} : given;
+        fallback_ ? Config{{"threads", 256}, {"cluster", 1}, {"vector", id_bytes(rows)}} : given;
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-    const auto tensor = [](std::size_t place) {
-      return place == absent ? Argument{std::int64_t{0}} : Argument{TensorArgument{place}};
-    };
     Program program;
     program.kernels.push_back({file, fmt::format("fftune::block_rows<{}, {}, {}, {}, {}, {}, {}>",
                                                  element_type(rows.dtype), integer_type(rows.ids),
                                                  rows.own_lengths, rows.own_n, config.at("threads"),
-                                                 config.at("cluster"), config.at("staged") != 0)});
+                                                 config.at("cluster"), config.at("vector"))});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x =
         static_cast<std::uint32_t>(std::min(rows.b, most_clusters) * config.at("cluster"));
     launch.block.x = static_cast<std::uint32_t>(config.at("threads"));
-    if (config.at("staged") != 0)
-      launch.shared_bytes = static_cast<std::uint32_t>(staged_bytes(rows));
-    launch.arguments = {
-        tensor(at.ids), tensor(at.logits), tensor(at.lengths), tensor(at.n),  tensor(at.invalid),
-        rows.b,         small(rows.len),   small(rows.vocab),  small(rows.n), rows.padding};
+    launch.programmatic = facts.compute_capability >= 90;
+    launch.arguments = {tensor_or_null(at.ids),
+                        tensor_or_null(at.logits),
+                        tensor_or_null(at.lengths),
+                        tensor_or_null(at.n),
+                        tensor_or_null(at.invalid),
+                        rows.b,
+                        small(rows.len),
+                        small(rows.vocab),
+                        small(rows.n),
+                        rows.padding};
     program.steps.emplace_back(std::move(launch));
     return program;
   }
@@ -121,8 +126,7 @@ const Family& rows_family() {
   return family;
 }
 const Family& fallback_family() {
-  static const BlockRows family("fallback", "a row by one block, nothing staged: the fallback",
-                                true);
+  static const BlockRows family("fallback", "a row by one block, id by id: the fallback", true);
   return family;
 }
 

@@ -203,10 +203,9 @@ Rows rows_of(const Problem& problem) {
 }
 
 Places places_of(const Problem& problem) {
-  const auto tensors = tensors_of(rows_of(problem));
-  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
-  return {place("ids"), place("logits"),  place("lengths"),
-          place("n"),   place("invalid"), tensors.size()};
+  const TensorPlaces tensors(tensors_of(rows_of(problem)));
+  return {tensors.at("ids"), tensors.at("logits"),  tensors.at("lengths"),
+          tensors.at("n"),   tensors.at("invalid"), tensors.count()};
 }
 
 }  // namespace ngram_block

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/common/tensor_places.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -37,9 +38,6 @@ struct Rows {
   DType dtype = DType::f32;  // of the logits
 };
 Rows rows_of(const Problem& problem);
-
-/// No tensor: one that the options leave out.
-constexpr std::size_t absent = static_cast<std::size_t>(-1);
 
 /// The places of the op's tensors.
 struct Places {

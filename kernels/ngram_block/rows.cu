@@ -1,12 +1,12 @@
 // Blocks the tokens that would repeat an n-gram of their row: definitions and layouts in
 // kernels/ngram_block/ngram_block.hpp.
 //
-// A row belongs to one block, or to the blocks of a cluster. Each thread looks at every so many-th
-// place of it: is the id there a token, and do the n - 1 ids from there on equal the row's last?
-// The comparison begins at the end, where a text differs most often. `staged`: the row is brought
-// to shared memory first, which makes one trip to global memory of two. Several threads may block
+// A row belongs to one block, or to the blocks of a cluster. Each id is read once, `vector` bytes
+// at a time: is it a token, and is it the row's last id? There, where a text differs most often,
+// the comparison of the ids before it with those at the row's end begins. Several threads may block
 // one token: all of them write the same. Grid: any number of clusters of (cluster, 1, 1). Block:
-// `threads`. Dynamic shared memory: len ids if staged.
+// `threads`.
+#include "common/dependency.cuh"
 #include "common/float16.cuh"
 #include "common/row_sum.cuh"
 
@@ -23,54 +23,70 @@ __device__ __forceinline__ T negative_infinity() {
   }
 }
 
-template <class T, class Id, bool own_lengths, bool own_n, int threads, int cluster, bool staged>
+// Neighbouring ids, which one access moves.
+template <class Id, int count>
+struct alignas(count* static_cast<int>(sizeof(Id))) id_run {
+  Id value[count];
+};
+
+template <class T, class Id, bool own_lengths, bool own_n, int threads, int cluster, int vector>
 __global__ void __launch_bounds__(threads)
     block_rows(const Id* ids, T* logits, const int* lengths, const int* ns, int* invalid, i64 rows,
                int len, int vocab, int usual_n, i64 padding_id) {
+  take_turn();
   using row_sums = row_sum<1, threads, 1, cluster>;
   __shared__ typename row_sums::memory shared;
-  extern __shared__ u64 staging[];
-  Id* const staged_ids = reinterpret_cast<Id*>(staging);
+  constexpr int count = vector / static_cast<int>(sizeof(Id));
+  constexpr int unroll = 4;  // runs of ids that a thread has in flight
+  using run = id_run<Id, count>;
   const Id padding = static_cast<Id>(padding_id);
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const int first = rank * threads + static_cast<int>(threadIdx.x);
-  constexpr int step = threads * cluster;
+  const int first = (rank * threads + static_cast<int>(threadIdx.x)) * count;
+  constexpr int step = threads * cluster * count;
 
   int turn = 0;
   for (i64 row = blockIdx.x / cluster; row < rows; row += gridDim.x / cluster, turn ^= 1) {
     const Id* const row_ids = ids + row * len;
-    const auto id_at = [&](int place) { return staged ? staged_ids[place] : row_ids[place]; };
-    const auto is_token = [&](Id id) { return id >= 0 && id < vocab; };
     int length = len;
     if constexpr (own_lengths) {
       length = lengths[row];
       length = length < 0 ? 0 : length < len ? length : len;
     }
     const int n = own_n ? ns[row] : usual_n;
+    const int end = length - 1;
+    const Id last = n > 1 && end >= 0 ? row_ids[end] : padding;
+    const auto is_token = [&](Id id) { return id >= 0 && id < vocab; };
+    const auto block = [&](Id id) {
+      if (id != padding && is_token(id)) logits[row * vocab + id] = negative_infinity<T>();
+    };
 
     float flaws[1] = {0.0f};  // a count, exact up to 2^24
-#pragma unroll 4
-    for (int place = first; place < length; place += step) {
-      const Id id = row_ids[place];
-      if constexpr (staged) staged_ids[place] = id;
-      if (id != padding && !is_token(id)) flaws[0] += 1.0f;
-    }
-    if constexpr (staged) __syncthreads();
-
-    const int starts = n < 1 || n > length ? 0 : length - n + 1;  // places where an n-gram begins
-    for (int place = first; place < starts; place += step) {
-      bool same = true;
-      for (int k = n - 2; k >= 0 && same; --k) {
-        const Id id = id_at(place + k);
-        same = id == id_at(starts + k) && id != padding;
+    const auto look_at = [&](int place, Id id) {
+      if (place >= length || id == padding) return;
+      if (!is_token(id)) flaws[0] += 1.0f;
+      if (n == 1) block(id);
+      if (id != last || place == end || place < n - 2) return;
+      for (int back = 1; back < n - 1; ++back) {
+        const Id before = row_ids[place - back];
+        if (before != row_ids[end - back] || before == padding) return;
       }
-      if (!same) continue;
-      const Id follower = id_at(place + n - 1);
-      if (follower != padding && is_token(follower)) {
-        logits[row * vocab + follower] = negative_infinity<T>();
+      block(row_ids[place + 1]);
+    };
+    // Sums of places are below 2^31: a row has at most 2^17 ids, and `step` is at most 2^15.
+    for (int place = first; place < length; place += unroll * step) {
+      run batch[unroll] = {};
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        if (place + u * step < length) {
+          batch[u] = *reinterpret_cast<const run*>(row_ids + place + u * step);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+        for (int k = 0; k < count; ++k) look_at(place + u * step + k, batch[u].value[k]);
       }
     }
-    // A barrier too: the next row's ids may then take the place of these.
     row_sums::apply(flaws, shared, turn);
     if (threadIdx.x == 0 && rank == 0) invalid[row] = static_cast<int>(flaws[0]);
   }

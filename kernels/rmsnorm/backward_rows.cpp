@@ -126,6 +126,7 @@ class BackwardRows final : public Family {
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x = static_cast<std::uint32_t>(blocks * config.at("cluster"));
     launch.block.x = static_cast<std::uint32_t>(block_threads(config));
+    launch.programmatic = facts.compute_capability >= 90;
     launch.arguments = backward_arguments(layer, ScratchArgument{0});
     program.steps.emplace_back(std::move(launch));
     append_column_sum(program, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight",

@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(group* groups)
   using row_sums = row_sum<saved ? 1 : 2, group, groups, cluster>;
   __shared__ typename row_sums::memory shared;
   __shared__ float group_sums[groups > 1 ? groups * group * vectors * count : 1];
+  wait_for_dependencies();
 
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int lane = static_cast<int>(threadIdx.x) % group;

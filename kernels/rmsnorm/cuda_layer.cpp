@@ -21,11 +21,6 @@ std::string convention_type(Convention convention) {
 
 }  // namespace
 
-Argument tensor_or_null(std::size_t place) {
-  if (place == absent) return std::int64_t{0};
-  return TensorArgument{place};
-}
-
 std::string template_arguments(const Layer& layer) {
   return fmt::format("{}, {}, {}, {}, {}", element_type(layer.dtype),
                      element_type(layer.weight_dtype), convention_type(layer.convention),

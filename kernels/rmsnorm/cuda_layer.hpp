@@ -8,9 +8,6 @@
 
 namespace fftune::rmsnorm {
 
-/// A tensor's address, or a null pointer for one that the options leave out.
-Argument tensor_or_null(std::size_t place);
-
 /// "fftune::bf16, float, fftune::llama_norm, true, false": what every kernel's template arguments
 /// begin with. The booleans are whether a residual is added and whether rstd is saved.
 std::string template_arguments(const Layer& layer);

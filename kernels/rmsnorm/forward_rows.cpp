@@ -126,6 +126,7 @@ class ForwardRows final : public Family {
     launch.grid.x =
         static_cast<std::uint32_t>(row_blocks(layer, facts, config) * config.at("cluster"));
     launch.block.x = static_cast<std::uint32_t>(block_threads(config));
+    launch.programmatic = facts.compute_capability >= 90;
     launch.arguments = forward_arguments(layer);
     program.steps.emplace_back(std::move(launch));
     return program;

@@ -8,6 +8,7 @@
 // fetched once, before the rows, and stay in registers; else for every row, when its sum is known.
 // Where Y is a type of one byte, y is quantised (common/quantise.cuh), and scales [rows] written.
 // Grid: any number of clusters of (cluster, 1, 1). Block: group * groups.
+#include "common/dependency.cuh"
 #include "common/quantise.cuh"
 #include "common/rms_norm.cuh"
 #include "common/row_sum.cuh"
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(group* groups)
     forward_rows(const T* x, const T* residual, const W* w, Y* y, T* sum, float* rstd,
                  float* scales, i64 rows, int d, float eps) {
   constexpr int count = vector / static_cast<int>(sizeof(T));
+  take_turn();
   using row_sums = row_sum<unroll, group, groups, cluster>;
   using row_largest = row_sum<unroll, group, groups, cluster, larger_magnitude>;
   constexpr bool quantises = sizeof(Y) == 1;

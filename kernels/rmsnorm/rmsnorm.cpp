@@ -135,21 +135,20 @@ Layer layer_of(const Problem& problem) {
 }
 
 Places places_of(const Layer& layer) {
+  const TensorPlaces tensors(tensors_of(layer));
   Places places;
-  const auto tensors = tensors_of(layer);
-  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
-  places.x = place("x");
-  places.residual = place("residual");
-  places.w = place("w");
-  places.dy = place("dy");
-  places.dsum = place("dsum");
-  places.rstd = place("rstd");
-  places.y = place("y");
-  places.sum = place("sum");
-  places.scale = place("scale");
-  places.dx = place("dx");
-  places.dw = place("dw");
-  places.count = tensors.size();
+  places.x = tensors.at("x");
+  places.residual = tensors.at("residual");
+  places.w = tensors.at("w");
+  places.dy = tensors.at("dy");
+  places.dsum = tensors.at("dsum");
+  places.rstd = tensors.at("rstd");
+  places.y = tensors.at("y");
+  places.sum = tensors.at("sum");
+  places.scale = tensors.at("scale");
+  places.dx = tensors.at("dx");
+  places.dw = tensors.at("dw");
+  places.count = tensors.count();
   return places;
 }
 

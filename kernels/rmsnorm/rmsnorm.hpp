@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "kernels/common/tensor_places.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -52,9 +53,6 @@ struct Layer {
   bool quantises() const { return out_dtype != dtype; }
 };
 Layer layer_of(const Problem& problem);
-
-/// No tensor: one that the options leave out.
-constexpr std::size_t absent = static_cast<std::size_t>(-1);
 
 /// The places of the op's tensors. Forward: x, residual, w, y, sum, rstd, scale. Backward: x (the
 /// sum where the residual was added), w, dy, dsum, rstd, dx, dw.

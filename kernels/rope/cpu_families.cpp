@@ -1,40 +1,44 @@
-// Blocks of tokens on all threads: a token's sines once, in float64, then all of its heads.
+// Blocks of tokens on all threads: a token's sines once, in float64, then all of its heads in
+// vectors.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 
+#include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_task.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {
 namespace {
 
-/// Sines and cosines of one position, by feature.
+/// How one position turns the features of a head.
 struct Turn {
-  std::array<double, most_features> sine;
-  std::array<double, most_features> cosine;
+  template <typename Real>
+  using Features = std::array<Real, most_features + row_rotation_margin>;
+  Features<double> own{}, other{};
+  Features<float> own_single{}, other_single{};
   std::optional<std::int64_t> position;
 };
 
 /// A problem as the loops need it.
 class Rotation {
  public:
-  explicit Rotation(const Problem& problem)
-      : layer_(layer_of(problem)), at_(places_of(problem)), frequencies_(frequencies_of(problem)) {}
+  Rotation(const Problem& problem, const DeviceFacts& facts)
+      : layer_(layer_of(problem)),
+        at_(places_of(problem)),
+        frequencies_(frequencies_of(problem)),
+        kernels_(&row_kernels(facts.arch, layer_.dtype)) {}
 
   const Layer& layer() const { return layer_; }
   const Places& places() const { return at_; }
 
-  void rotate_token(const HostCall& call, std::int64_t token, Turn& turn,
-                    std::span<float> row) const {
+  void rotate_token(const HostCall& call, std::int64_t token, Turn& turn, bool streams) const {
     turn_to(call, position_of(call, token), turn);
-    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q_row, turn, row);
+    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q_row, turn, streams);
     if (layer_.kv_heads > 0)
-      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k_row, turn, row);
+      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k_row, turn, streams);
   }
 
  private:
@@ -61,64 +65,56 @@ class Rotation {
     if (layer_.table) position = std::clamp<std::int64_t>(position, 0, layer_.positions - 1);
     if (position == turn.position) return;
     turn.position = position;
-    const auto rotary = static_cast<std::size_t>(layer_.rotary);
-    const auto set = [&](std::size_t i, double angle) {
-      turn.sine[i] = std::sin(angle) * double{frequencies_.scale};
-      turn.cosine[i] = std::cos(angle) * double{frequencies_.scale};
-    };
-    if (layer_.table) {
-      const auto* const angles = static_cast<const float*>(call.tensors[at_.angles]) +
-                                 static_cast<std::size_t>(position) * rotary;
-      for (std::size_t i = 0; i < rotary; ++i) set(i, angles[i]);
-      return;
-    }
+    const auto rotary = static_cast<std::size_t>(layer_.rotary), half = rotary / 2;
+    std::array<float, most_features> computed;
+    const float* angles = computed.data();
+    if (layer_.table)
+      angles = static_cast<const float*>(call.tensors[at_.angles]) +
+               static_cast<std::size_t>(position) * rotary;
+    else
+      for (std::size_t pair = 0; pair < half; ++pair)
+        computed[pair] = static_cast<float>(position) * frequencies_.values[pair];
+    std::array<double, most_features> sine, cosine;
+    kernels_->sines(angles, layer_.table ? rotary : half, double{frequencies_.scale}, sine.data(),
+                    cosine.data());
     const bool halves = layer_.rotation == rope::Rotation::halves;
-    for (std::size_t pair = 0; pair < rotary / 2; ++pair) {
+    for (std::size_t pair = 0; pair < half; ++pair) {
       const std::size_t first = halves ? pair : 2 * pair;
-      const std::size_t second = halves ? pair + rotary / 2 : 2 * pair + 1;
-      set(first, static_cast<float>(position) * frequencies_.values[pair]);
-      turn.sine[second] = turn.sine[first];
-      turn.cosine[second] = turn.cosine[first];
+      const std::size_t second = halves ? pair + half : 2 * pair + 1;
+      // In the table each feature has an angle of its own.
+      const std::size_t of_first = layer_.table ? first : pair;
+      const std::size_t of_second = layer_.table ? second : pair;
+      turn.own[first] = cosine[of_first];
+      turn.own[second] = cosine[of_second];
+      // The backward pass is the transpose.
+      turn.other[first] = layer_.backward ? sine[of_second] : -sine[of_first];
+      turn.other[second] = layer_.backward ? -sine[of_first] : sine[of_second];
     }
+    if (layer_.dtype == DType::f32) return;
+    std::copy_n(turn.own.begin(), rotary, turn.own_single.begin());
+    std::copy_n(turn.other.begin(), rotary, turn.other_single.begin());
   }
 
   void rotate_heads(const HostCall& call, std::size_t in, std::size_t out, std::int64_t token,
-                    std::int64_t heads, std::int64_t in_row, const Turn& turn,
-                    std::span<float> row) const {
+                    std::int64_t heads, std::int64_t in_row, const Turn& turn, bool streams) const {
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer_.dtype));
     const auto* from = static_cast<const std::byte*>(call.tensors[in]) + token * in_row * bytes;
     auto* to = static_cast<std::byte*>(call.tensors[out]) + token * heads * layer_.dim * bytes;
-    for (std::int64_t head = 0; head < heads; ++head) {
-      decode(layer_.dtype, from, row);
-      rotate(turn, row.data());
-      encode(layer_.dtype, std::span<const float>(row), to);
-      from += layer_.dim * bytes;
-      to += layer_.dim * bytes;
-    }
-  }
-
-  void rotate(const Turn& turn, float* row) const {
-    const auto rotary = static_cast<std::size_t>(layer_.rotary);
-    if (layer_.rotation == rope::Rotation::halves)
-      for (std::size_t i = 0; i < rotary / 2; ++i) rotate_pair(turn, row, i, i + rotary / 2);
-    else
-      for (std::size_t i = 0; i < rotary; i += 2) rotate_pair(turn, row, i, i + 1);
-  }
-
-  void rotate_pair(const Turn& turn, float* row, std::size_t i, std::size_t k) const {
-    const double a = row[i], b = row[k];
-    if (layer_.backward) {
-      row[i] = static_cast<float>(a * turn.cosine[i] + b * turn.sine[k]);
-      row[k] = static_cast<float>(b * turn.cosine[k] - a * turn.sine[i]);
-    } else {
-      row[i] = static_cast<float>(a * turn.cosine[i] - b * turn.sine[i]);
-      row[k] = static_cast<float>(b * turn.cosine[k] + a * turn.sine[k]);
-    }
+    const bool single = layer_.dtype != DType::f32;
+    const void* const own = turn.own.data();
+    const void* const other = turn.other.data();
+    const RowRotation by{.own = single ? turn.own_single.data() : own,
+                         .other = single ? turn.other_single.data() : other,
+                         .rotary = static_cast<std::size_t>(layer_.rotary),
+                         .dim = static_cast<std::size_t>(layer_.dim),
+                         .interleaved = layer_.rotation == rope::Rotation::interleaved};
+    kernels_->rotate(from, by, to, static_cast<std::size_t>(heads), streams);
   }
 
   Layer layer_;
   Places at_;
   Frequencies frequencies_;
+  const RowKernels* kernels_;
 };
 
 class CpuRows final : public Family {
@@ -131,26 +127,30 @@ class CpuRows final : public Family {
   std::vector<std::string> stages() const override {
     return {backward_ ? stage_backward : stage_forward};
   }
-  std::vector<std::string> sources() const override { return {"rope/cpu_families.cpp"}; }
+  std::vector<std::string> sources() const override {
+    return {"rope/cpu_families.cpp", rotation_source, row_kernel_sources[0], row_kernel_sources[1]};
+  }
   std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
     if ((problem.pass == "bwd") == backward_) return std::nullopt;
     return backward_ ? "it computes the pass bwd, not fwd" : "it computes the pass fwd, not bwd";
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return task_space(layer_of(problem).tokens(), facts);
+    return row_task_space(layer_of(problem).tokens(), facts);
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
     const std::int64_t row_bytes = (layer.heads + layer.kv_heads) * layer.dim *
                                    static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-    return default_task(layer.tokens(), row_bytes, facts);
+    return default_row_task(layer.tokens(), row_bytes, facts);
   }
 
-  Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
-    const Rotation rotation(problem);
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Rotation rotation(problem, facts);
     const std::int64_t of_task = config.at("rows");
     const int threads = config.get("threads");
+    const bool streams = config.at("streams") != 0;
     Program program;
     program.host_tensors = rotation.places().count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
@@ -158,11 +158,9 @@ class CpuRows final : public Family {
       const auto tasks = static_cast<int>((tokens + of_task - 1) / of_task);
       call.parallel.run(tasks, threads, [&](int task) {
         Turn turn;
-        std::array<float, most_features> features;
-        const std::span<float> row(features.data(), static_cast<std::size_t>(rotation.layer().dim));
         for (std::int64_t token = task * of_task; token < std::min(tokens, (task + 1) * of_task);
              ++token)
-          rotation.rotate_token(call, token, turn, row);
+          rotation.rotate_token(call, token, turn, streams);
       });
     }));
     return program;

@@ -160,15 +160,13 @@ class Rows final : public Family {
     return defaults(layer, widest(layer));
   }
 
-  Program program(const Problem& problem, const DeviceFacts&, const Config& given) const override {
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& given) const override {
     const Layer layer = layer_of(problem);
     const Places at = places_of(problem);
     const Config config = fallback_ ? defaults(layer, element_bytes(layer)) : given;
     const Frequencies frequencies = frequencies_of(problem);
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-    const auto tensor = [](std::size_t place) {
-      return place == absent ? Argument{std::int64_t{0}} : Argument{TensorArgument{place}};
-    };
     Program program;
     program.kernels.push_back(
         {file,
@@ -182,15 +180,25 @@ class Rows final : public Family {
     launch.grid.x =
         static_cast<std::uint32_t>(quotient_up(layer.tokens(), config.at("tokens")) * across);
     launch.block.x = static_cast<std::uint32_t>(block_threads(layer, config));
-    launch.arguments = {tensor(at.q),       tensor(at.k),
-                        tensor(at.q_out),   tensor(at.k_out),
-                        tensor(at.angles),  tensor(at.offsets),
-                        tensor(at.starts),  ArrayArgument{frequencies.values},
-                        layer.tokens(),     small(layer.b),
-                        small(layer.s),     small(layer.positions),
-                        small(layer.heads), small(layer.kv_heads),
-                        layer.q_row,        layer.k_row,
-                        small(across),      frequencies.scale};
+    launch.programmatic = facts.compute_capability >= 90;
+    launch.arguments = {tensor_or_null(at.q),
+                        tensor_or_null(at.k),
+                        tensor_or_null(at.q_out),
+                        tensor_or_null(at.k_out),
+                        tensor_or_null(at.angles),
+                        tensor_or_null(at.offsets),
+                        tensor_or_null(at.starts),
+                        ArrayArgument{frequencies.values},
+                        layer.tokens(),
+                        small(layer.b),
+                        small(layer.s),
+                        small(layer.positions),
+                        small(layer.heads),
+                        small(layer.kv_heads),
+                        layer.q_row,
+                        layer.k_row,
+                        small(across),
+                        frequencies.scale};
     program.steps.emplace_back(std::move(launch));
     return program;
   }

@@ -250,17 +250,16 @@ Layer layer_of(const Problem& problem) {
 
 Places places_of(const Problem& problem) {
   const Layer layer = layer_of(problem);
-  const auto tensors = tensors_of(layer);
-  const auto place = [&](const char* name) { return find_tensor(tensors, name).value_or(absent); };
+  const TensorPlaces tensors(tensors_of(layer));
   Places places;
-  places.q = place(layer.backward ? "dq_out" : "q");
-  places.k = place(layer.backward ? "dk_out" : "k");
-  places.angles = place("angles");
-  places.offsets = place("offsets");
-  places.starts = place("starts");
-  places.q_out = place(layer.backward ? "dq" : "q_out");
-  places.k_out = place(layer.backward ? "dk" : "k_out");
-  places.count = tensors.size();
+  places.q = tensors.at(layer.backward ? "dq_out" : "q");
+  places.k = tensors.at(layer.backward ? "dk_out" : "k");
+  places.angles = tensors.at("angles");
+  places.offsets = tensors.at("offsets");
+  places.starts = tensors.at("starts");
+  places.q_out = tensors.at(layer.backward ? "dq" : "q_out");
+  places.k_out = tensors.at(layer.backward ? "dk" : "k_out");
+  places.count = tensors.count();
   return places;
 }
 

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
+#include "kernels/common/tensor_places.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -79,9 +80,6 @@ struct Frequencies {
   float scale = 1;
 };
 Frequencies frequencies_of(const Problem& problem);
-
-/// No tensor: one that the problem leaves out.
-constexpr std::size_t absent = static_cast<std::size_t>(-1);
 
 /// The places of the op's tensors: q, k, angles, offsets, starts, then the results, which have the
 /// names of the gradients in the backward pass.

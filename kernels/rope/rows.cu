@@ -9,6 +9,7 @@
 // head of its token, `unroll` at once and `passes` times that in all, those of q before those of k.
 // What is read of a row is in registers before any of it is written: out may be in place. Grid:
 // ceil(tokens / tokens of a block) * head_blocks. Block: row_lanes * heads * tokens.
+#include "common/dependency.cuh"
 #include "common/packet.cuh"
 #include "common/sine.cuh"
 
@@ -121,6 +122,7 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   constexpr int angles = table ? rotary : rotary / 2;  // of a token
   // Neighbours that are a pair are in one access, but where it is of one element.
   constexpr bool adjacent = interleaved && count == 1;
+  take_turn();
 
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % row_lanes;

@@ -43,7 +43,7 @@ class CudaExecutable final : public Executable {
 
  private:
   static constexpr std::size_t most_arguments = 48;
-  static constexpr std::size_t most_tensor_maps = 8;
+  static constexpr std::size_t most_tensor_maps = 12;
 
   struct Value {
     enum class Kind : std::uint8_t { constant, tensor, workspace } kind = Kind::constant;

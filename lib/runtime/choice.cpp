@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace fftune {
 namespace {
@@ -17,6 +18,33 @@ std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
   std::vector<std::string> names;
   for (const auto& stage : op.stages(problem)) names.push_back(stage.name);
   return names;
+}
+
+/// The sum of what the families say of their variants, in seconds; nothing if one says nothing.
+std::optional<double> estimate_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                                  const Recipe& recipe) {
+  double seconds = 0;
+  for (const Variant& variant : recipe) {
+    const auto own = family_of(op, variant.family).estimate(problem, facts, variant.config);
+    if (!own) return std::nullopt;
+    seconds += *own;
+  }
+  return seconds;
+}
+
+/// A record of another shape was the fastest there, and its tiles may fit this one badly. That it
+/// was measured speaks for it as far as the estimates may be wrong about the default.
+constexpr double benefit_of_measurement = 1.05;
+
+/// How many times as long as the default the record's recipe should take here, if that is more than
+/// what speaks for it.
+std::optional<double> misfit(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                             const PresetMatch& preset, const Recipe& by_default) {
+  if (preset.exact_shape) return std::nullopt;
+  const auto own = estimate_of(op, problem, facts, preset.record->recipe());
+  const auto other = estimate_of(op, problem, facts, by_default);
+  if (!own || !other || *own <= benefit_of_measurement * *other) return std::nullopt;
+  return *own / *other;
 }
 
 }  // namespace
@@ -77,6 +105,15 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
     return choice;
   }
   const auto& record = *choice.preset->record;
+  if (const Recipe by_default = default_recipe(op, problem, facts);
+      const auto times = misfit(op, problem, facts, *choice.preset, by_default)) {
+    choice.recipe = by_default;
+    choice.reason =
+        fmt::format("{}, which should take {:.2f} times as long as the default: default of the op",
+                    choice.preset->reason, *times);
+    choice.preset.reset();
+    return choice;
+  }
   choice.recipe = record.recipe();
   choice.reason = choice.preset->reason;
   if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {

@@ -17,7 +17,9 @@ struct Choice {
   std::string reason;                 // which rule chose it and why, one line
 };
 
-/// `problem` must be canonical. Throws Error(unavailable) only if no family at all can serve it.
+/// The record that serves the problem; where it is of another shape, and the families' estimates
+/// agree that the op's default is faster here, that. `problem` must be canonical. Throws
+/// Error(unavailable) only if no family at all can serve it.
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
 

@@ -33,6 +33,10 @@ TEST_CASE("500 random problems are right on the GPU", "[gpu]") {
   verify_on_gpu(act_mul_op(), random_problem);
 }
 
+TEST_CASE("a few small problems are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(act_mul_op(), random_problem);
+}
+
 TEST_CASE("every CUDA family has a space with its default in it, and legal launches") {
   check_cuda_spaces(act_mul_op(), random_problem);
 }

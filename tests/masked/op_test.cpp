@@ -68,26 +68,104 @@ TEST_CASE("buffers are in the order that the C API promises") {
   CHECK(mask.shape == std::vector<std::int64_t>{2});
 }
 
+TEST_CASE("the buffers of masked-ffn's passes are in the order that the C API promises") {
+  using Names = std::vector<std::string>;
+  const Op& op = masked_ffn_op();
+  Problem saving = ffn_problem(2, 3, 4);
+  saving.options["save"] = "preact";
+  CHECK(names(op, saving, Role::output) == Names{"y", "gate", "up"});
+  Problem backward = ffn_problem(2, 3, 4);
+  backward.pass = "bwd";
+  const Names weights{"w_gate_true",  "w_up_true",  "w_down_true",
+                      "w_gate_false", "w_up_false", "w_down_false"};
+  const Names gradients{"dx",           "dw_gate_true",  "dw_up_true",
+                        "dw_down_true", "dw_gate_false", "dw_up_false",
+                        "dw_down_false"};
+  Names inputs{"dy", "x", "mask", "gate", "up"};
+  inputs.insert(inputs.end(), weights.begin(), weights.end());
+  CHECK(names(op, backward, Role::input) == inputs);
+  CHECK(names(op, backward, Role::output) == gradients);
+  backward.options = {{"save", "input"}, {"accumulate", "yes"}, {"act", "silu"}};
+  backward = canonical(op, backward, DeviceKind::cpu);
+  inputs = {"dy", "x", "mask"};
+  inputs.insert(inputs.end(), weights.begin(), weights.end());
+  for (auto name = gradients.begin() + 1; name != gradients.end(); ++name)
+    inputs.push_back(*name + "_before");
+  CHECK(names(op, backward, Role::input) == inputs);
+  CHECK(names(op, backward, Role::output) == gradients);
+}
+
 TEST_CASE("every place of a stage's tensors is that of its name") {
-  const auto check = [](const Op& op, const Problem& problem, masked::Stage stage,
-                        const std::string& a, const std::vector<std::string>& weights,
-                        const std::string& c) {
+  using Names = std::vector<std::string>;
+  const auto of_places = [](const Op& op, const Problem& problem, const auto& places) {
+    const auto tensors = op.tensors(problem);
+    Names names;
+    for (const std::size_t place : places) names.push_back(tensors.at(place).name);
+    return names;
+  };
+  const auto check_product = [&](const Op& op, const Problem& problem, masked::Stage stage,
+                                 const Names& a, const Names& weights, const Names& c) {
+    CAPTURE(problem.text(), masked::stage_name(stage));
     const auto tensors = op.tensors(problem);
     const auto product = masked::product_of(stage, problem);
-    CHECK(tensors.at(product.a).name == a);
+    CHECK(of_places(op, problem, product.a) == a);
     CHECK(tensors.at(product.mask).name == "mask");
-    CHECK(tensors.at(product.c).name == c);
-    CHECK(tensors.at(product.a).sorted == product.sorted_a);
-    CHECK(tensors.at(product.c).sorted == product.sorted_c);
-    for (std::size_t expert = 0; expert < 2; ++expert)
-      for (std::size_t i = 0; i < weights.size(); ++i)
-        CHECK(tensors.at(product.b.at(expert).at(i)).name ==
-              weights[i] + (expert == 0 ? "_true" : "_false"));
+    CHECK(of_places(op, problem, product.c) == c);
+    for (const std::size_t place : product.a) CHECK(tensors.at(place).sorted == product.sorted_a);
+    for (const std::size_t place : product.c) CHECK(tensors.at(place).sorted == product.sorted_c);
+    for (const std::size_t expert : {0, 1}) {
+      Names own;
+      for (const auto& name : weights) own.push_back(name + (expert == 0 ? "_true" : "_false"));
+      CHECK(of_places(op, problem, product.b.at(expert)) == own);
+    }
   };
-  check(masked_linear_op(), linear_problem(2, 3, 4), masked::Stage::linear, "x", {"w"}, "y");
-  check(masked_ffn_op(), ffn_problem(2, 3, 4), masked::Stage::gate_up, "x", {"w_gate", "w_up"},
-        "hidden");
-  check(masked_ffn_op(), ffn_problem(2, 3, 4), masked::Stage::down, "hidden", {"w_down"}, "y");
+  const auto check_sum = [&](const Op& op, const Problem& problem, masked::Stage stage,
+                             const Names& a, const std::string& b, const Names& gradients) {
+    CAPTURE(problem.text(), masked::stage_name(stage));
+    const auto tensors = op.tensors(problem);
+    const auto sum = masked::sum_of(stage, problem);
+    CHECK(of_places(op, problem, sum.a) == a);
+    CHECK(tensors.at(sum.b).name == b);
+    CHECK(tensors.at(sum.mask).name == "mask");
+    CHECK(tensors.at(sum.b).sorted == sum.sorted_b);
+    for (const std::size_t place : sum.a) CHECK(tensors.at(place).sorted == sum.sorted_a);
+    for (const std::size_t expert : {0, 1}) {
+      Names own, before;
+      for (const auto& name : gradients) {
+        own.push_back(name + (expert == 0 ? "_true" : "_false"));
+        before.push_back(own.back() + "_before");
+      }
+      CHECK(of_places(op, problem, sum.c.at(expert)) == own);
+      CHECK(of_places(op, problem, sum.addends.at(expert)) ==
+            (masked::accumulates(problem) ? before : Names{}));
+    }
+  };
+  using masked::Stage;
+  Problem linear = linear_problem(2, 3, 4);
+  check_product(masked_linear_op(), linear, Stage::linear, {"x"}, {"w"}, {"y"});
+  linear.pass = "bwd";
+  check_product(masked_linear_op(), linear, Stage::dx, {"dy"}, {"w"}, {"dx"});
+  check_sum(masked_linear_op(), linear, Stage::dw, {"dy"}, "x", {"dw"});
+  const Op& op = masked_ffn_op();
+  Problem ffn = ffn_problem(2, 3, 4);
+  check_product(op, ffn, Stage::gate_up, {"x"}, {"w_gate", "w_up"}, {"hidden"});
+  check_product(op, ffn, Stage::down, {"hidden"}, {"w_down"}, {"y"});
+  ffn.options["save"] = "preact";
+  check_product(op, ffn, Stage::gate_up, {"x"}, {"w_gate", "w_up"}, {"hidden", "gate", "up"});
+  for (const char* save : {"preact", "input"})
+    for (const char* accumulate : {"no", "yes"}) {
+      ffn.pass = "bwd";
+      ffn.options["save"] = save;
+      ffn.options["accumulate"] = accumulate;
+      const bool again = masked::recomputes(ffn);
+      if (again)
+        check_product(op, ffn, Stage::gate_up, {"x"}, {"w_gate", "w_up"}, {"hidden", "gate", "up"});
+      check_product(op, ffn, Stage::d_hidden, {"dy"}, {"w_down"},
+                    again ? Names{"d_gate", "d_up"} : Names{"d_gate", "d_up", "hidden"});
+      check_product(op, ffn, Stage::d_x, {"d_gate", "d_up"}, {"w_gate", "w_up"}, {"dx"});
+      check_sum(op, ffn, Stage::d_gate_up, {"d_gate", "d_up"}, "x", {"dw_gate", "dw_up"});
+      check_sum(op, ffn, Stage::d_down, {"dy"}, "hidden", {"dw_down"});
+    }
 }
 
 TEST_CASE("each token goes through its own expert, whatever byte marks it") {
@@ -117,6 +195,19 @@ TEST_CASE("gradients go through the token's expert, and an expert without tokens
   tensors["mask"] = {0, 0, 0};
   masked_linear_op().reference(problem, 1, tensors, threads);
   CHECK(tensors.at("dw_true") == std::vector<double>{0, 0});
+}
+
+TEST_CASE("computing gate and up again costs two products more and keeps 2 m h elements less") {
+  Problem kept = ffn_problem(5, 16, 24);
+  kept.pass = "bwd";
+  Problem again = kept;
+  kept.options["save"] = "preact";
+  again.options["save"] = "input";
+  const Op& op = masked_ffn_op();
+  CHECK(cost_of(op, kept).flops == 12.0 * 5 * 16 * 24);
+  CHECK(cost_of(op, again).flops == 16.0 * 5 * 16 * 24);
+  CHECK(kept_bytes(op.tensors(kept)) == 4 * (5 * 16 + 2 * 5 * 24) + 5);
+  CHECK(kept_bytes(op.tensors(again)) == 4 * 5 * 16 + 5);
 }
 
 TEST_CASE("hidden has the rows of the true expert first") {

@@ -1,6 +1,7 @@
 // Every family over every kind of mask, and over numbers of tokens that no tile divides.
 #include <cstdint>
 #include <future>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -13,10 +14,13 @@ using namespace fftune::test;
 
 namespace {
 
+using Options = std::map<std::string, std::string>;
+
 Problem problem_of(const Op& op, DeviceKind kind, DType dtype, std::int64_t m,
                    const std::vector<std::int64_t>& sizes, const std::string& mask,
-                   const std::string& pass = "fwd") {
-  Problem problem{std::string(op.name()), pass, dtype, {{"m", m}}, {{"mask", mask}}};
+                   const std::string& pass = "fwd", Options options = {}) {
+  options["mask"] = mask;
+  Problem problem{std::string(op.name()), pass, dtype, {{"m", m}}, std::move(options)};
   std::size_t next = 0;
   for (const auto& size : op.sizes())
     if (size.name != op.token_size()) problem.sizes[size.name] = sizes.at(next++);
@@ -29,6 +33,10 @@ std::vector<std::string> masks_of(std::int64_t m) {
   return {"all",      "none",        "block:" + one, "tail:" + one, "block:0.33", "tail:0.6",
           "even:0.5", "random:0.02", "random:0.2",   "random:0.5",  "random:0.8", "random:0.98"};
 }
+
+/// Of masked-ffn's backward pass.
+const std::vector<Options> backward_forms{
+    {}, {{"save", "input"}}, {{"accumulate", "yes"}, {"act", "gelu"}}};
 
 /// One compiled variant and the stages that it covers.
 struct Candidate {
@@ -73,15 +81,15 @@ std::vector<Candidate> candidates_of(Backend& backend, const Op& op, const Probl
 /// Each variant under every mask: what it computes with is compiled once, whatever the mask.
 int verify_patterns(Backend& backend, const Op& op, DType dtype,
                     const std::vector<std::int64_t>& tokens, const std::vector<std::int64_t>& sizes,
-                    int more, const std::string& pass = "fwd") {
+                    int more, const std::string& pass = "fwd", const Options& options = {}) {
   std::mt19937_64 random(1);
   const DeviceKind kind = backend.facts().kind;
   int verified = 0;
   for (const std::int64_t m : tokens) {
     const auto candidates = candidates_of(
-        backend, op, problem_of(op, kind, dtype, m, sizes, "none", pass), random, more);
+        backend, op, problem_of(op, kind, dtype, m, sizes, "none", pass, options), random, more);
     for (const std::string& mask : masks_of(m)) {
-      const Problem problem = problem_of(op, kind, dtype, m, sizes, mask, pass);
+      const Problem problem = problem_of(op, kind, dtype, m, sizes, mask, pass, options);
       Verifier verifier(backend, op, problem, random());
       for (const Candidate& candidate : candidates) {
         const auto result =
@@ -102,8 +110,14 @@ TEST_CASE("masked layers are right on the CPU under every mask") {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 37, 130}, {72, 70}, 1) > 0);
     CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {1, 2, 131}, {40, 67}, 1) > 0);
-    CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 131}, {70, 33}, 0, "bwd") >
-          0);
+    CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {131}, {40, 67}, 1, "fwd",
+                          {{"save", "preact"}}) > 0);
+    for (const Options& form : backward_forms)
+      CHECK(verify_patterns(*backend, masked_ffn_op(), dtype, {1, 2, 131}, {40, 67}, 1, "bwd",
+                            form) > 0);
+    for (const char* accumulate : {"no", "yes"})
+      CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 131}, {70, 33}, 1, "bwd",
+                            {{"accumulate", accumulate}}) > 0);
   }
 }
 
@@ -147,7 +161,23 @@ TEST_CASE("masked networks are right on a GPU under every mask", "[gpu]") {
 TEST_CASE("gradients of masked linear layers are right on a GPU under every mask", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
-  for (const DType dtype : {DType::bf16, DType::f32})
-    CHECK(verify_patterns(*backend, masked_linear_op(), dtype, {1, 2, 515}, {70, 133}, 0, "bwd") >
-          0);
+  const Op& op = masked_linear_op();
+  CHECK(verify_patterns(*backend, op, DType::f32, {1, 515}, {70, 133}, 0, "bwd") > 0);
+  CHECK(verify_patterns(*backend, op, DType::bf16, {1, 2, 63, 131}, {72, 136}, 4, "bwd") > 0);
+  CHECK(verify_patterns(*backend, op, DType::bf16, {515}, {264, 136}, 12, "bwd") > 0);
+  CHECK(verify_patterns(*backend, op, DType::fp16, {2049}, {520, 264}, 12, "bwd",
+                        {{"accumulate", "yes"}}) > 0);
+}
+
+TEST_CASE("gradients of masked networks are right on a GPU under every mask", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Op& op = masked_ffn_op();
+  for (const Options& form : backward_forms) {
+    CHECK(verify_patterns(*backend, op, DType::f32, {65}, {35, 67}, 0, "bwd", form) > 0);
+    CHECK(verify_patterns(*backend, op, DType::bf16, {1, 63, 131}, {72, 136}, 3, "bwd", form) > 0);
+    CHECK(verify_patterns(*backend, op, DType::fp16, {515}, {264, 328}, 6, "bwd", form) > 0);
+  }
+  CHECK(verify_patterns(*backend, op, DType::bf16, {515}, {136, 200}, 4, "fwd",
+                        {{"save", "preact"}}) > 0);
 }

@@ -17,6 +17,10 @@ TEST_CASE("500 random problems are right on the GPU", "[gpu]") {
   verify_on_gpu(ngram_block_op(), random_ngram_block);
 }
 
+TEST_CASE("a few small problems are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(ngram_block_op(), random_ngram_block);
+}
+
 TEST_CASE("the longest rows and the largest vocabulary are right on the GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

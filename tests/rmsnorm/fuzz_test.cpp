@@ -34,3 +34,7 @@ TEST_CASE("large problems of every width are right on the CPU, by every variant"
 TEST_CASE("500 random problems are right on the GPU", "[gpu]") {
   verify_on_gpu(rmsnorm_op(), random_rmsnorm);
 }
+
+TEST_CASE("a few small problems are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(rmsnorm_op(), random_rmsnorm);
+}

@@ -117,10 +117,10 @@ void check_in_place(Backend& backend) {
       run(backend, family, problem, buffers.addresses);
       auto in_place = buffers.addresses;
       in_place[at.q_out] = in_place[at.q];
-      if (at.k != rope::absent) in_place[at.k_out] = in_place[at.k];
+      if (at.k != absent) in_place[at.k_out] = in_place[at.k];
       run(backend, family, problem, in_place);
       CHECK(buffers.read(at.q) == buffers.read(at.q_out));
-      if (at.k != rope::absent) CHECK(buffers.read(at.k) == buffers.read(at.k_out));
+      if (at.k != absent) CHECK(buffers.read(at.k) == buffers.read(at.k_out));
     });
   }
 }

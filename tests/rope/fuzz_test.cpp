@@ -16,6 +16,10 @@ TEST_CASE("500 random problems are right on the GPU", "[gpu]") {
   verify_on_gpu(rope_op(), random_rope);
 }
 
+TEST_CASE("a few small problems are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(rope_op(), random_rope);
+}
+
 TEST_CASE("every CUDA family has a space with its default in it, and legal launches") {
   check_cuda_spaces(rope_op(), random_rope);
 }

@@ -68,7 +68,8 @@ inline void verify_larger_on_cpu(const Op& op, DrawProblem problem, int count = 
                             3) > 0);
 }
 
-inline void verify_on_gpu(const Op& op, DrawProblem problem, int count = 500) {
+/// Every tenth problem has up to 2^`most_bits` elements, the others 2^6 times fewer.
+inline void verify_on_gpu(const Op& op, DrawProblem problem, int count = 500, int most_bits = 20) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
@@ -83,8 +84,8 @@ inline void verify_on_gpu(const Op& op, DrawProblem problem, int count = 500) {
   for (int first = 0; first < count; first += at_once) {
     std::vector<Case> cases;
     for (int i = first; i < std::min(first + at_once, count); ++i) {
-      const Problem drawn =
-          problem(DeviceKind::cuda, draw, std::int64_t{1} << (i % 10 == 0 ? 20 : 14));
+      const Problem drawn = problem(DeviceKind::cuda, draw,
+                                    std::int64_t{1} << (i % 10 == 0 ? most_bits : most_bits - 6));
       const auto variants = draw_variants(facts, op, drawn, draw.random(), 1);
       REQUIRE_FALSE(variants.empty());
       for (const auto& variant : variants) cases.push_back({drawn, variant, {}});
@@ -102,6 +103,11 @@ inline void verify_on_gpu(const Op& op, DrawProblem problem, int count = 500) {
       verify_variant(*verifier, each.variant, each.compiled);
     }
   }
+}
+
+/// Few and small enough to run under compute-sanitizer, ragged like the others.
+inline void verify_small_on_gpu(const Op& op, DrawProblem problem) {
+  verify_on_gpu(op, problem, 24, 13);
 }
 
 /// On architectures drawn at random: some CUDA family serves each problem, and every fallback of

@@ -1,0 +1,143 @@
+// How fast an H200 copies 32 and 256 MiB with a cold L2, by several ways to write the loop: what a
+// memory-bound op can reach at all.
+//
+//   nvcc -O3 -std=c++17 -arch=sm_90a docs/measurements/copy_probe.cu -o copy_probe && ./copy_probe
+//
+// Each way is a CUDA graph of passes over sets of buffers that overflow the L2; the median of seven
+// replays counts. `early`: a pass may start while the one before it drains.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+namespace {
+
+void check(cudaError_t status) {
+  if (status == cudaSuccess) return;
+  std::fprintf(stderr, "copy_probe: %s\n", cudaGetErrorString(status));
+  std::exit(1);
+}
+
+__device__ void take_turn() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
+__device__ std::uint64_t first_to_leave() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// A thread has `vectors` accesses of 16 bytes in flight. With `barrier` none is stored before all
+// of the block's are there, as behind the sum over a row.
+template <int vectors, int threads, bool barrier>
+__global__ void __launch_bounds__(threads) copy_rows(const uint4* from, uint4* to) {
+  take_turn();
+  const std::uint64_t policy = first_to_leave();
+  const std::int64_t first = std::int64_t{blockIdx.x} * threads * vectors + threadIdx.x;
+  uint4 value[vectors];
+#pragma unroll
+  for (int i = 0; i < vectors; ++i)
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(value[i].x), "=r"(value[i].y), "=r"(value[i].z), "=r"(value[i].w)
+                 : "l"(from + first + i * threads), "l"(policy));
+  if (barrier) __syncthreads();
+#pragma unroll
+  for (int i = 0; i < vectors; ++i)
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to + first +
+                                                                                     i * threads),
+                 "r"(value[i].x), "r"(value[i].y), "r"(value[i].z), "r"(value[i].w), "l"(policy)
+                 : "memory");
+}
+
+struct Sets {
+  std::size_t bytes;
+  std::vector<char*> from, to;
+};
+
+/// Microseconds of a pass; `copy` enqueues pass i.
+template <typename Copy>
+float microseconds(const Sets& sets, const Copy& copy) {
+  const int passes = static_cast<int>(sets.from.size()) * 2;
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t ready;
+  check(cudaStreamCreate(&stream));
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < passes; ++i) copy(stream, static_cast<std::size_t>(i) % sets.from.size());
+  check(cudaStreamEndCapture(stream, &graph));
+  check(cudaGraphInstantiate(&ready, graph, 0));
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int round = 0; round < 8; ++round) {
+    float milliseconds = 0;
+    check(cudaEventRecord(begin, stream));
+    check(cudaGraphLaunch(ready, stream));
+    check(cudaEventRecord(end, stream));
+    check(cudaEventSynchronize(end));
+    check(cudaEventElapsedTime(&milliseconds, begin, end));
+    if (round > 0) times.push_back(milliseconds * 1000 / static_cast<float>(passes));
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+void say(const char* way, const Sets& sets, float us) {
+  std::printf("%4zu MiB %-44s %7.2f us  %.2f TB/s\n", sets.bytes >> 20, way, us,
+              2e-6 * static_cast<double>(sets.bytes) / us);
+}
+
+template <int vectors, int threads, bool barrier>
+void try_rows(const Sets& sets, bool early) {
+  const float us = microseconds(sets, [&](cudaStream_t stream, std::size_t set) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(sets.bytes / 16 / threads / vectors);
+    config.blockDim = threads;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    check(cudaLaunchKernelEx(&config, copy_rows<vectors, threads, barrier>,
+                             reinterpret_cast<const uint4*>(sets.from[set]),
+                             reinterpret_cast<uint4*>(sets.to[set])));
+  });
+  char way[64];
+  std::snprintf(way, sizeof way, "%d x 16 B, %d threads%s%s", vectors, threads,
+                barrier ? ", barrier" : "", early ? ", early" : "");
+  say(way, sets, us);
+}
+
+}  // namespace
+
+int main() {
+  for (const std::size_t mebibytes : {32, 256}) {
+    Sets sets{mebibytes << 20, std::vector<char*>(mebibytes < 100 ? 8 : 3), {}};
+    sets.to = sets.from;
+    for (auto* buffers : {&sets.from, &sets.to})
+      for (char*& buffer : *buffers) {
+        check(cudaMalloc(&buffer, sets.bytes));
+        check(cudaMemset(buffer, 1, sets.bytes));
+      }
+    say("cudaMemcpyAsync", sets, microseconds(sets, [&](cudaStream_t stream, std::size_t set) {
+          check(cudaMemcpyAsync(sets.to[set], sets.from[set], sets.bytes, cudaMemcpyDeviceToDevice,
+                                stream));
+        }));
+    for (const bool early : {false, true}) {
+      try_rows<1, 256, false>(sets, early);
+      try_rows<2, 256, false>(sets, early);
+      try_rows<4, 256, false>(sets, early);
+      try_rows<1, 1024, true>(sets, early);
+      try_rows<2, 256, true>(sets, early);
+      try_rows<4, 128, true>(sets, early);
+    }
+    for (const auto* buffers : {&sets.from, &sets.to})
+      for (char* buffer : *buffers) check(cudaFree(buffer));
+  }
+}

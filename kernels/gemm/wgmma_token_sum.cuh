@@ -1,0 +1,319 @@
+// Sums over the rows of each of two groups, C_g = epilogue(A_g^T B_g), where a mask says of which
+// group a row of A and B is: the gradients of two sets of weights, with TMA and wgmma, for sm_90a.
+//
+// A [k, m] and B [k, n] are row-major, and k, the tokens, is what the mask counts. The engine of
+// wgmma_gemm.cuh over the tiles of both groups' C, those of the group with more tokens first, as
+// they take longer. A k tile is 64 tokens of one group. TMA copies it from the operand where its
+// tokens are neighbours; else from a copy of the operand in the order of the groups. An earlier
+// kernel (masked/sort_rows.cu) says which, and fills the copy for such tiles alone. What a
+// group's last k tile has too many, the consumers overwrite with zeros in shared memory.
+//
+// Tokens are added in their order, whatever the mask. A group without tokens has sums of zero.
+#pragma once
+
+#include "gemm/token_tiles.cuh"
+#include "gemm/wgmma_gemm.cuh"
+
+namespace fftune {
+
+// The operands of each group's results, of which there are one or two, each with an A and a C of
+// its own. Of an operand that is sorted already both maps are the same.
+struct token_sum_operands {
+  const tensor_map& a;         // in the order of the tokens
+  const tensor_map& a_sorted;  // in the order of the groups
+  const tensor_map& a1;        // of the second result, as it is in a
+  const tensor_map& b;
+  const tensor_map& b_sorted;
+  const tensor_map& true_c0;
+  const tensor_map& true_c1;  // of the second result, as the others of that number
+  const tensor_map& false_c0;
+  const tensor_map& false_c1;
+  const tensor_map& true_residual0;  // of the boxes of C; unused where nothing is added
+  const tensor_map& true_residual1;
+  const tensor_map& false_residual0;
+  const tensor_map& false_residual1;
+  const u32* tokens;  // the table of token_tiles
+};
+
+template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_b, int results>
+class wgmma_token_sum
+    : wgmma_gemm<T, Epilogue, tile, T, no_scales, matrix_operands<true, true, 1, 1, true>> {
+  using engine =
+      wgmma_gemm<T, Epilogue, tile, T, no_scales, matrix_operands<true, true, 1, 1, true>>;
+  using typename engine::loader;
+  using typename engine::ring;
+  using typename engine::schedule;
+  using typename engine::sums;
+  using store = wgmma_store<T, Epilogue, tile>;
+  using operands = token_sum_operands;
+
+ public:
+  using typename engine::layout;
+
+ private:
+  static_assert(results == 1 || (results == 2 && sorted_a));
+  static constexpr int blanking_barrier = 6;
+  // Looking tokens up takes more registers than the plain engine's producer has, and accumulators
+  // leave them where they are few.
+  static constexpr bool few_sums = layout::parts * store::values < 192;
+  static constexpr int producer_registers = tile.consumers < 3 && few_sums ? 56 : 40;
+  static constexpr int consumer_registers = tile.consumers == 3 ? 152 : few_sums ? 224 : 232;
+
+  static constexpr int tokens_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
+  static_assert(engine::bk == token_tiles::height);
+
+  // Where a k tile of an operand is: at which row of it, or of its copy.
+  struct token_place {
+    int row;
+    bool copy;
+  };
+  template <bool sorted>
+  static __device__ __forceinline__ token_place place_of(const token_tiles& rows, int group,
+                                                         int k_tile) {
+    const int in_copy = rows.begin(group) + k_tile * token_tiles::height;
+    if constexpr (sorted) return {in_copy, true};
+    const u32 place = rows.place(group, k_tile);
+    const bool copy = place == token_tiles::scattered;
+    return {copy ? in_copy : static_cast<int>(place), copy};
+  }
+
+  // A tile of C, of which result, and its k tiles.
+  struct task {
+    tile_position at;
+    int group;
+    bool second;
+    k_range range;
+
+    __device__ __forceinline__ int k_tiles() const { return range.last - range.first; }
+  };
+
+  static __device__ __forceinline__ u32 result_rows(int m) {
+    return ceil_div(static_cast<u32>(m), static_cast<u32>(tile.bm * tile.cluster_m)) *
+           tile.cluster_m;
+  }
+  static __device__ __forceinline__ schedule schedule_of(const wgmma_gemm_shape& shape) {
+    return schedule({static_cast<int>(2 * results * result_rows(shape.m) * tile.bm), shape.n,
+                     shape.k, shape.group_m});
+  }
+  static __device__ __forceinline__ task task_of(const schedule& work, const token_tiles& rows,
+                                                 const wgmma_gemm_shape& shape, u32 rank) {
+    task own{work.position(rank), 0, false, {}};
+    const u32 height = result_rows(shape.m);
+    const u32 result = own.at.m / height;
+    own.at.m -= result * height;
+    const int longer = 2 * rows.marked() >= shape.k ? 0 : 1;
+    own.group = result < results ? longer : 1 - longer;
+    own.second = results == 2 && result % 2 == 1;
+    const int tokens = rows.count(own.group);
+    own.range = wgmma_k_range<tile, engine::bk>(tokens, rank);
+    // A block without a k tile has one past the last, which is all zeros.
+    if (own.range.last == own.range.first) {
+      const int past = ceil_div(tokens, static_cast<int>(engine::bk));
+      own.range = {past, past + 1};
+    }
+    return own;
+  }
+
+  // One thread each, as in the plain engine: B, and the announcement of both operands' bytes.
+  static __device__ __forceinline__ void produce_b(const operands& from, const token_tiles& rows,
+                                                   const wgmma_gemm_shape& shape, ring pipe,
+                                                   u32 rank) {
+    const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
+    for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
+      const task own = task_of(work, rows, shape, rank);
+      const int row = own.at.n * tile.bn + source.i * loader::b_share;
+      for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
+        const token_place tokens = place_of<sorted_b>(rows, own.group, k_tile);
+        barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
+        barrier_arrive_expect(pipe.full_barrier(), layout::stage_bytes);
+        loader::template load_share<tile.cluster_m, true, loader::b_share>(
+            pipe.slot() + layout::a_bytes + source.i * loader::b_share * layout::row_bytes,
+            tokens.copy ? from.b_sorted : from.b, pipe.full_barrier(), tokens.row, row,
+            source.column_blocks, l2_policy::evict_normal);
+      }
+    }
+    // A block may not exit while peers still multicast into it or signal its barriers.
+    if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) {
+      for (int stage = 0; stage < tile.stages; ++stage, pipe.advance()) {
+        barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void produce_a(const operands& from, const token_tiles& rows,
+                                                   const wgmma_gemm_shape& shape, ring pipe,
+                                                   u32 rank) {
+    const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
+    for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
+      const task own = task_of(work, rows, shape, rank);
+      const int row = own.at.m * tile.bm + source.j * loader::a_share;
+      const tensor_map& sorted = results == 2 && own.second ? from.a1 : from.a_sorted;
+      for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
+        const token_place tokens = place_of<sorted_a>(rows, own.group, k_tile);
+        barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
+        loader::template load_share<tile.cluster_n, true, loader::a_share>(
+            pipe.slot() + source.j * loader::a_share * layout::row_bytes,
+            tokens.copy ? sorted : from.a, pipe.full_barrier(), tokens.row, row, source.row_blocks,
+            l2_policy::evict_normal);
+      }
+    }
+  }
+
+  // Overwrites with zeros what a slot has from token `count` on: in each slab of 64 elements of
+  // either operand a token is a row of 128 bytes. All consumers of the tile.
+  static __device__ __forceinline__ void blank(u32 slot, int count, int consumer) {
+    constexpr int threads = (tile.ping_pong ? 1 : tile.consumers) * 128;
+    constexpr int slabs = layout::stage_bytes / wgmma_slab_bytes;
+    const int thread = tile.ping_pong ? threadIdx.x % 128 : threadIdx.x;
+    const int vectors = (64 - count) * (layout::row_bytes / 16);  // of a slab
+    for (int i = thread; i < slabs * vectors; i += threads) {
+      const int slab = i / vectors;
+      store_shared(
+          slot + slab * wgmma_slab_bytes + count * layout::row_bytes + (i - slab * vectors) * 16,
+          make_float4(0, 0, 0, 0));
+    }
+    async_proxy_fence();
+    named_barrier_sync(tile.ping_pong ? 1 + consumer : blanking_barrier, threads);
+  }
+
+  // As the plain engine's, but that the last k tile, of `tokens` in all, may be a part.
+  static __device__ __forceinline__ void main_loop(sums& sum, ring& pipe, const k_range& range,
+                                                   int tokens, u32 first_row, u32 rank,
+                                                   int consumer) {
+    u32 previous = 0;
+    for (int k_tile = range.first; k_tile < range.last; ++k_tile, pipe.advance()) {
+      barrier_wait(pipe.full_barrier(), pipe.parity);
+      const int count = larger(tokens - k_tile * engine::bk, 0);
+      if (count < engine::bk) blank(pipe.slot(), count, consumer);
+      engine::multiply(sum, pipe.slot(), first_row, k_tile > range.first);
+      if (k_tile > range.first) {
+        wgmma_wait<1>();  // the group before this one has read its slot
+        engine::release(previous, rank);
+      }
+      previous = pipe.empty_barrier();
+    }
+    wgmma_wait<0>();
+    engine::release(previous, rank);
+  }
+
+  static __device__ __forceinline__ wgmma_outputs outputs_of(const operands& from,
+                                                             const task& own) {
+    const bool second = results == 2 && own.second, marked = own.group == 0;
+    const tensor_map& c = second   ? marked ? from.true_c1 : from.false_c1
+                          : marked ? from.true_c0
+                                   : from.false_c0;
+    if constexpr (!Epilogue::adds_residual) return wgmma_outputs(c);
+    const tensor_map& residual = second   ? marked ? from.true_residual1 : from.false_residual1
+                                 : marked ? from.true_residual0
+                                          : from.false_residual0;
+    return {c, c, c, residual, nullptr};
+  }
+
+  // The first output of this block: of a split a share of the columns.
+  static __device__ __forceinline__ int feature_of(const task& own, u32 rank) {
+    return own.at.n * tile.bn + (tile.split_k > 1 ? rank * layout::owned_columns : 0);
+  }
+
+  static __device__ __forceinline__ void consume(const operands& from, const token_tiles& rows,
+                                                 const wgmma_gemm_shape& shape, ring pipe, u32 base,
+                                                 u32 rank, int consumer) {
+    const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
+    typename store::boxes boxes{
+        base + layout::output_at + consumer * layout::consumer_output_bytes,
+        base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
+    schedule work = schedule_of(shape);
+    // Ping-pong: past the k tiles of the tile that is the other consumer's.
+    const auto skip = [&](const schedule& other) {
+      if (other.pending()) pipe.skip(task_of(other, rows, shape, rank).k_tiles());
+    };
+    if constexpr (tile.ping_pong) {
+      if (consumer == 1) {
+        skip(work);
+        work.advance(1);
+        named_barrier_arrive(4, 256);  // the first consumer multiplies first
+      }
+    }
+    constexpr u32 turn = tile.ping_pong ? 2 : 1;
+    alignas(16) sums sum;
+    for (; work.pending(); work.advance(turn)) {
+      {
+        const task own = task_of(work, rows, shape, rank);
+        if constexpr (store::fetches) {
+          if (rank < layout::owners || tile.split_k == 1) {
+            store::fetch_residual(boxes, outputs_of(from, own), own.at.m * tile.bm + first_row,
+                                  feature_of(own, rank));
+          }
+        }
+        if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
+        main_loop(sum, pipe, own.range, rows.count(own.group), first_row, rank, consumer);
+      }
+      if constexpr (tile.ping_pong) {
+        named_barrier_arrive(4 + (consumer ^ 1), 256);
+        schedule next = work;
+        next.advance(1);
+        skip(next);
+      }
+      // Once more: until here every register is needed.
+      const task own = task_of(work, rows, shape, rank);
+      const wgmma_outputs to = outputs_of(from, own);
+      const int token = own.at.m * tile.bm + first_row, feature = feature_of(own, rank);
+      if constexpr (tile.split_k > 1) {
+        typename store::owned_sums total;
+        store::exchange_sums(sum, total, base + layout::exchange_at, base + layout::sums_barrier_at,
+                             rank);
+        if (rank >= layout::owners) return;
+        store::store(total, boxes, to, token, feature, shape.n, 1 + consumer);
+      } else {
+        store::store(sum, boxes, to, token, feature, shape.n, 1 + consumer);
+      }
+    }
+    if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
+  }
+
+ public:
+  // `shape`: C is m x n, and k counts all tokens. After the layout's bytes, shared memory has 8
+  // more to align, and the table of token_tiles.
+  static __device__ __forceinline__ void run(const operands& from, const wgmma_gemm_shape& shape,
+                                             unsigned char* memory) {
+    const u32 start = shared_address(memory);
+    const u32 base = (start + 1023) & ~1023u;  // swizzle atoms are 1024 bytes
+    unsigned char* const aligned = memory + (base - start);
+    ring pipe{base, base + layout::barriers_at, base + layout::barriers_at + tile.stages * 8};
+    const u32 rank = layout::cluster_blocks == 1 ? 0 : cluster_rank();
+    const int group = threadIdx.x / 128;
+    if (threadIdx.x == tile.consumers * 128 + 64) {
+      tma_prefetch(from.b);
+      tma_prefetch(from.a);
+      tma_prefetch(from.true_c0);
+      tma_prefetch(from.false_c0);
+    }
+    if (threadIdx.x == 0) engine::init_barriers(pipe, base, rank, 1);
+    if constexpr (tile.split_k > 1) {
+      __syncthreads();
+      cluster_arrive();  // a split's blocks need each other only for the sums: they wait there
+    } else if constexpr (layout::cluster_blocks > 1) {
+      cluster_barrier();
+    }
+    launch_dependents();
+    wait_for_dependencies();  // all operands may be an earlier kernel's work
+    const token_tiles rows = token_tiles::load(
+        from.tokens, shape.k, reinterpret_cast<u32*>(aligned + tokens_at), layout::threads);
+    if (group == tile.consumers) {
+      if constexpr (!layout::light)
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers));
+      const int thread = threadIdx.x % 128;
+      if (thread == 0) produce_b(from, rows, shape, pipe, rank);
+      if (thread == 32) produce_a(from, rows, shape, pipe, rank);
+      if constexpr (tile.split_k > 1) {
+        __syncwarp();
+        cluster_wait();
+      }
+    } else {
+      if constexpr (!layout::light)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers));
+      consume(from, rows, shape, pipe, base, rank, group);
+    }
+  }
+};
+
+}  // namespace fftune

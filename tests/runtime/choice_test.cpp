@@ -1,0 +1,76 @@
+#include "runtime/choice.hpp"
+
+#include <string>
+
+#include "core/error.hpp"
+#include "registry/catalog.hpp"
+#include "registry/op.hpp"
+#include "store/example.hpp"
+#include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace fftune;
+
+namespace {
+
+const Op& ffn() {
+  for (const Op* op : builtin_catalog().ops)
+    if (op->name() == "ffn") return *op;
+  throw Error(ErrorKind::internal, "there is no ffn");
+}
+
+Problem problem_of(std::int64_t d, std::int64_t h, std::int64_t m) {
+  return {"ffn", "fwd", DType::bf16, {{"m", m}, {"d", d}, {"h", h}}, {{"act", "silu"}}};
+}
+
+/// A record of the shape with the tiles that are right for 1024 tokens of a small layer.
+PresetRecord record_of(const Problem& problem) {
+  auto record = example::record(problem);
+  record.stages[0].variant = Variant::parse(
+      "gate_up_sm90/bm=128,bn=128,schedule=0,consumers=2,cluster_m=1,cluster_n=2,"
+      "split_k=1,stages=4,output_boxes=1,group_m=8");
+  record.stages[1].variant = Variant::parse(
+      "down_sm90/bm=128,bn=64,schedule=0,consumers=1,cluster_m=1,cluster_n=1,"
+      "split_k=1,stages=8,output_boxes=1,group_m=8");
+  return record;
+}
+
+Choice choice_of(const Problem& recorded, const Problem& asked) {
+  const testing::TemporaryFolder folder;
+  const auto facts = facts_of_architecture("sm_90a");
+  const PresetDevice device{facts.slug(),          facts.name, facts.kind, facts.arch,
+                            facts.multiprocessors, {}};
+  merge_preset_records(folder.path(), device, "ffn", {record_of(recorded)});
+  return choose(builtin_catalog(), ffn(), asked, facts, PresetLibrary::load({folder.path()}));
+}
+
+}  // namespace
+
+TEST_CASE("a record of a shape like it serves a problem") {
+  const auto recorded = problem_of(1024, 2048, 1024);
+  for (const auto& asked : {recorded, problem_of(1024, 2048, 1000)}) {
+    const Choice choice = choice_of(recorded, asked);
+    CAPTURE(asked.text(), choice.reason);
+    REQUIRE(choice.preset);
+    CHECK(choice.recipe == record_of(recorded).recipe());
+  }
+}
+
+TEST_CASE("tiles of another shape that fit a problem badly give way to the default") {
+  // A wide layer reads each weight 6 times through tiles of 128 x 64.
+  const auto asked = problem_of(4096, 11008, 700);
+  const Choice choice = choice_of(problem_of(1024, 2048, 1024), asked);
+  CAPTURE(choice.reason);
+  CHECK_FALSE(choice.preset);
+  CHECK(choice.recipe == default_recipe(ffn(), asked, facts_of_architecture("sm_90a")));
+  CHECK(choice.reason.find("nearest shape d=1024 h=2048 m=1024, which should take") !=
+        std::string::npos);
+  CHECK(choice.reason.find("times as long as the default: default of the op") != std::string::npos);
+}
+
+TEST_CASE("what was measured at the shape itself is served, whatever an estimate says") {
+  const auto asked = problem_of(4096, 11008, 700);
+  const Choice choice = choice_of(asked, asked);
+  REQUIRE(choice.preset);
+  CHECK(choice.recipe == record_of(asked).recipe());
+}
