@@ -17,8 +17,9 @@ constexpr double news = 1.25;
 constexpr std::size_t most_known = 256;
 /// A parameter's own effect is correlated over about half of its values.
 constexpr double own_reach = 0.5;
-/// How many times what the most promising variant is expected to gain is still likely: chosen on the
-/// recorded landscapes, where it holds at the end of every search (docs/measurements/strategies.md).
+/// How many times what the most promising variant is expected to gain is still likely: chosen on
+/// the recorded landscapes, where it holds at the end of every search
+/// (docs/measurements/strategies.md).
 constexpr double caution = 2;
 
 /// Parameters double more often than they are added to.
