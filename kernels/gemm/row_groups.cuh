@@ -15,7 +15,11 @@ class row_groups {
   static constexpr int chunks = 1024;
 
  private:
-  static constexpr int most_warps = 32;
+  static constexpr int most_warps = 30;
+  // Words of shared memory after those of the chunks and the sum of all: the rows of a chunk, and
+  // the sums of the warps. These are read while the sum of all is written, and keep 16 bytes away
+  // from it: as its neighbours they were reported by racecheck.
+  static constexpr int chunk_rows_at = chunks + 1, warp_sums_at = chunks + 4;
   static constexpr u32 all_bytes = 0x80808080;
 
   const u8* mask_;
@@ -72,7 +76,7 @@ class row_groups {
 
   // Rows of a chunk: a multiple of 16. In shared memory too: registers are dear.
   __device__ __forceinline__ u32 chunk_rows() const {
-    return before_[chunks + 1 + most_warps];
+    return before_[chunk_rows_at];
   }
   __device__ __forceinline__ u32 rows_before(u32 chunk) const {
     const u64 at = static_cast<u64>(chunk) * chunk_rows();
@@ -85,7 +89,7 @@ class row_groups {
     return group == 0 ? before_[chunk] : rows_before(chunk) - before_[chunk];
   }
   // 32-bit words of shared memory that the constructor takes.
-  static constexpr int shared_words = chunks + 1 + most_warps + 1;
+  static constexpr int shared_words = warp_sums_at + most_warps;
 
   // All `threads` threads of the block build it together.
   template <int threads>
@@ -97,8 +101,7 @@ class row_groups {
     groups.before_ = shared;
     groups.rows_ = rows;
     if (threadIdx.x == 0) {
-      shared[chunks + 1 + most_warps] =
-          (static_cast<u32>(rows) + 16 * chunks - 1) / (16 * chunks) * 16;
+      shared[chunk_rows_at] = (static_cast<u32>(rows) + 16 * chunks - 1) / (16 * chunks) * 16;
     }
     __syncthreads();
     const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -114,7 +117,7 @@ class row_groups {
       const u32 other = __shfl_up_sync(0xffffffffu, inclusive, distance);
       if (lane >= distance) inclusive += other;
     }
-    u32* const warp_sums = shared + chunks + 1;
+    u32* const warp_sums = shared + warp_sums_at;
     if (lane == 31) warp_sums[warp] = inclusive;
     __syncthreads();
     u32 total = inclusive - sum;

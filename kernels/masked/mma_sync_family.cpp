@@ -12,7 +12,7 @@ namespace {
 
 /// mma_sync_grouped_gemm::table_words in bytes.
 std::int64_t table_bytes(std::int64_t bm) {
-  constexpr std::int64_t group_words = 1024 + 1 + 32 + 1;
+  constexpr std::int64_t group_words = 1024 + 4 + 30;
   return ceil_div(group_words + 2 * bm, 32) * 128;
 }
 

@@ -20,7 +20,7 @@ std::int64_t most_tiles(std::int64_t m, const WgmmaTile& t) {
 /// What wgmma_grouped_gemm keeps in shared memory beside the engine's layout: 8 bytes to align,
 /// row_groups::shared_words, the rows of each warpgroup's tile, the table of grouped_tiles.
 std::int64_t table_bytes(std::int64_t m, const WgmmaTile& t) {
-  constexpr std::int64_t group_words = 1024 + 1 + 32 + 1;
+  constexpr std::int64_t group_words = 1024 + 4 + 30;
   return 8 + 4 * (group_words + (t.consumers + 1) * t.bm + 1 + 2 * most_tiles(m, t));
 }
 
