@@ -36,8 +36,9 @@ class Family {
   /// The configuration to use untuned: feasible, and chosen by an analytical argument.
   virtual Config default_config(const Problem&, const DeviceFacts&) const = 0;
 
-  /// About how many seconds a feasible configuration takes, by a model of the device that need only
-  /// rank them; nothing where the family has no better one than waves of blocks.
+  /// About how many seconds a feasible configuration takes, by a model of the device; nothing where
+  /// the family has no better one than waves of blocks. It need only rank: a search begins with the
+  /// least, and a record of another shape serves where it is not much above the default's.
   virtual std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const {
     return std::nullopt;
   }
