@@ -99,7 +99,7 @@ class FfnDecode final : public Family {
         .constraint(fmt::format("all blocks must be resident at once, one on each of {} "
                                 "multiprocessors",
                                 processors),
-                    [=](const Config& c) { return Layout(shape, c).blocks <= processors; },
+                    [=](const Config& c) { return ceil_div(shape.h, c.at("rows")) <= processors; },
                     {"rows"})
         .constraint("weights and sums must leave a thread 56 of its registers",
                     [=](const Config& c) {
