@@ -11,7 +11,6 @@
 #include "kernels/ffn/families.hpp"
 #include "kernels/ffn/norm.hpp"
 #include "kernels/ffn/reference.hpp"
-#include "kernels/gemm/shape.hpp"
 
 namespace fftune {
 namespace ffn {

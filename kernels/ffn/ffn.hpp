@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "kernels/gemm/shape.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -36,7 +37,6 @@ constexpr std::size_t w_down = 3;  // [d, h]
 bool is_quantised(const Problem& problem);
 DType wide_dtype(const Problem& problem);
 bool has_block_scales(const Problem& problem);
-constexpr std::int64_t scale_block = 128;
 
 /// What a problem asks for beside the plain forward pass.
 struct Form {

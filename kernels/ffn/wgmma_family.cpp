@@ -76,10 +76,8 @@ Config WgmmaFamily::default_config(const Problem& problem, const DeviceFacts& fa
 std::optional<double> WgmmaFamily::estimate(const Problem& problem, const DeviceFacts& facts,
                                             const Config& config) const {
   if (facts.clock_hz <= 0) return std::nullopt;
-  GemmShape shape = gemm_of(stage_, problem);
-  // The engine counts k in units of two bytes.
-  if (is_quantised(problem)) shape.k = ceil_div(shape.k, 2);
-  return wgmma_cost(shape, facts, config) / facts.clock_hz;
+  const auto cost = is_quantised(problem) ? wgmma_fp8_cost : wgmma_cost;
+  return cost(gemm_of(stage_, problem), facts, config) / facts.clock_hz;
 }
 
 Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,

@@ -19,6 +19,10 @@ struct GemmShape {
   int box_buffers = 1;        // matrices of c's size that are stored, or read and then stored over
 };
 
+/// What shares a scale in fp8 with scales of blocks: so many elements of a row, and in a weight
+/// rows too. The host's twin of scales.cuh.
+constexpr std::int64_t scale_block = 128;
+
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }

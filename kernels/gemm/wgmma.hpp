@@ -39,6 +39,7 @@ struct Fp8Scales {
 };
 Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts, Fp8Scales scales = {});
 Config wgmma_fp8_default(const GemmShape& shape, const DeviceFacts& facts, Fp8Scales scales = {});
+double wgmma_fp8_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config);
 
 /// Dynamic shared memory of a block, in bytes: wgmma_layout::shared_bytes.
 std::int64_t wgmma_shared_bytes(const Config& config, int products, int box_buffers = 1);

@@ -11,8 +11,6 @@ GemmShape in_pairs(GemmShape shape) {
   return shape;
 }
 
-constexpr int scale_block = 128;
-
 void add_block_constraints(Space& space, Fp8Scales scales) {
   if (!scales.blocks) return;
   space.constraint(
@@ -59,6 +57,10 @@ Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts, Fp8Scale
                    {"bm", "bn", "schedule", "split_k"});
   add_block_constraints(space, scales);
   return space;
+}
+
+double wgmma_fp8_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config) {
+  return wgmma_cost(in_pairs(shape), facts, config);
 }
 
 Config wgmma_fp8_default(const GemmShape& shape, const DeviceFacts& facts, Fp8Scales scales) {

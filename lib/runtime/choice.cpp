@@ -36,15 +36,22 @@ std::optional<double> estimate_of(const Op& op, const Problem& problem, const De
 /// was measured speaks for it as far as the estimates may be wrong about the default.
 constexpr double benefit_of_measurement = 1.05;
 
-/// How many times as long as the default the record's recipe should take here, if that is more than
-/// what speaks for it.
+/// How many times as long as the default, `by_default`, the record's recipe should take here.
 std::optional<double> misfit(const Op& op, const Problem& problem, const DeviceFacts& facts,
                              const PresetMatch& preset, const Recipe& by_default) {
-  if (preset.exact_shape) return std::nullopt;
   const auto own = estimate_of(op, problem, facts, preset.record->recipe());
   const auto other = estimate_of(op, problem, facts, by_default);
-  if (!own || !other || *own <= benefit_of_measurement * *other) return std::nullopt;
+  if (!own || !other) return std::nullopt;
   return *own / *other;
+}
+
+Comparison comparison_of(const Op& op) {
+  Comparison comparison{std::string(op.token_size())};
+  for (const auto& option : op.options()) {
+    if (option.number) comparison.numbers.insert(option.name);
+    if (option.pattern) comparison.patterns.insert(option.name);
+  }
+  return comparison;
 }
 
 }  // namespace
@@ -78,19 +85,6 @@ std::vector<std::string> stale_families(const Catalog& catalog, const Op& op,
   return stale;
 }
 
-namespace {
-
-Comparison comparison_of(const Op& op) {
-  Comparison comparison{std::string(op.token_size())};
-  for (const auto& option : op.options()) {
-    if (option.number) comparison.numbers.insert(option.name);
-    if (option.pattern) comparison.patterns.insert(option.name);
-  }
-  return comparison;
-}
-
-}  // namespace
-
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets) {
   const auto illegal = [&](const PresetRecord& record, const Problem& wanted) {
@@ -105,14 +99,18 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
     return choice;
   }
   const auto& record = *choice.preset->record;
-  if (const Recipe by_default = default_recipe(op, problem, facts);
-      const auto times = misfit(op, problem, facts, *choice.preset, by_default)) {
-    choice.recipe = by_default;
-    choice.reason =
-        fmt::format("{}, which should take {:.2f} times as long as the default: default of the op",
-                    choice.preset->reason, *times);
-    choice.preset.reset();
-    return choice;
+  // The default is an enumeration of the whole space, which an exact record does without.
+  if (!choice.preset->exact_shape) {
+    const Recipe by_default = default_recipe(op, problem, facts);
+    const auto times = misfit(op, problem, facts, *choice.preset, by_default);
+    if (times && *times > benefit_of_measurement) {
+      choice.recipe = by_default;
+      choice.reason = fmt::format(
+          "{}, which should take {:.2f} times as long as the default: default of the op",
+          choice.preset->reason, *times);
+      choice.preset.reset();
+      return choice;
+    }
   }
   choice.recipe = record.recipe();
   choice.reason = choice.preset->reason;
