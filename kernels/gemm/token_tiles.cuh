@@ -2,7 +2,7 @@
 // mask, and later ones read.
 #pragma once
 
-#include "gemm/row_groups.cuh"
+#include "gemm/grouped_tiles.cuh"
 
 namespace fftune {
 
@@ -21,15 +21,12 @@ class token_tiles {
     return 2 + ceil_div(tokens, static_cast<u32>(height)) + 1;
   }
 
-  // All `threads` threads of a block.
-  static __device__ __forceinline__ void write(const tiles& from, u32* table, u32 threads) {
-    if (threadIdx.x == 0) table[0] = from.groups.marked();
-    for (u32 tile = threadIdx.x; tile <= from.count(); tile += threads) {
-      const grouped_rows own = from.at(tile);
-      table[1 + tile] = own.consecutive ? own.row : scattered;
-    }
+  // One thread: how many tokens are of the first group, and the place of a tile.
+  static __device__ __forceinline__ void write_marked(int marked, u32* table) { table[0] = marked; }
+  static __device__ __forceinline__ void write_place(u32 tile, u32 place, u32* table) {
+    table[1 + tile] = place;
   }
-  // The same; `shared` has room for the table.
+  // All `threads` threads of a block; `shared` has room for the table.
   static __device__ __forceinline__ token_tiles load(const u32* table, int tokens, u32* shared,
                                                      u32 threads) {
     for (u32 i = threadIdx.x; i < words(tokens); i += threads) shared[i] = table[i];

@@ -216,16 +216,14 @@ class wgmma_gemm {
     tma_prefetch(map.c.first());
   }
 
-  // Calls `fetch` once, after k tile `fetch_at`. `foreign`: ordinary copies filled the ring, which
-  // wgmma does not see without a fence.
+  // Calls `fetch` once, after k tile `fetch_at`.
   template <class Fetch>
   static __device__ __forceinline__ void main_loop(sums& sum, ring& pipe, int k_tiles,
                                                    u32 first_row, u32 rank, int fetch_at,
-                                                   const Fetch& fetch, bool foreign = false) {
+                                                   const Fetch& fetch) {
     u32 previous = 0;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
       barrier_wait(pipe.full_barrier(), pipe.parity);
-      if (foreign) async_proxy_fence();
       multiply(sum, pipe.slot(), first_row, k_tile > 0);
       if (k_tile > 0) {
         wgmma_wait<1>();  // the group before this one has read its slot

@@ -3,7 +3,7 @@
 // rest of the copies stays as it is, for nobody reads it. `tokens` is the table that says which.
 //
 // Matrices are [m, row_vectors] of 16 bytes; the second may be null. A warp copies a row.
-// Grid: any. Block: 256 threads. Dynamic shared memory: the table of grouped_tiles.
+// Grid: any. Block: 256 threads.
 #include "common/dependency.cuh"
 #include "common/vector.cuh"
 #include "gemm/token_tiles.cuh"
@@ -27,19 +27,27 @@ __global__ void __launch_bounds__(sort_warps * 32, 4)
               int m) {
   constexpr int height = token_tiles::height;
   __shared__ u32 words[row_groups::shared_words];
-  extern __shared__ u32 table[];
-  const row_groups groups = row_groups::build<sort_warps * 32>(mask, m, words);
-  const token_tiles::tiles tiles(groups, table, sort_warps * 32);
+  const token_tiles::tiles tiles{row_groups::build<sort_warps * 32>(mask, m, words)};
+  __syncthreads();
   launch_dependents();
   wait_for_dependencies();  // others may still read the copies
-  if (blockIdx.x == 0) token_tiles::write(tiles, tokens, sort_warps * 32);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    token_tiles::write_marked(tiles.groups.marked(), tokens);
+    token_tiles::write_place(tiles.count(), 0, tokens);
+  }
   constexpr u32 parts = height / sort_warps;
   const u32 warp = threadIdx.x / 32;
   for (u32 item = blockIdx.x; item < tiles.count() * parts; item += gridDim.x) {
-    const grouped_rows own = tiles.at(item / parts);
-    const int row = static_cast<int>(item % parts * sort_warps + warp);
-    if (own.consecutive || row >= own.count) continue;
-    const i64 from = groups.row_of(own.group, own.rank + row), to = own.first + row;
+    const u32 tile = item / parts, part = item % parts;
+    const grouped_place own = tiles.at(tile);
+    const row_span found = tiles.groups.span(own.group, own.rank, own.count);
+    if (part == 0 && threadIdx.x == 0) {
+      token_tiles::write_place(tile, found.consecutive ? found.first : token_tiles::scattered,
+                               tokens);
+    }
+    const int row = static_cast<int>(part * sort_warps + warp);
+    if (found.consecutive || row >= own.count) continue;
+    const i64 from = tiles.groups.row_of(own.group, own.rank + row), to = own.first + row;
     copy_row(first + from * first_vectors, first_sorted + to * first_vectors, first_vectors);
     if (second != nullptr) {
       copy_row(second + from * second_vectors, second_sorted + to * second_vectors, second_vectors);

@@ -17,26 +17,16 @@ std::int64_t most_tiles(std::int64_t m, const WgmmaTile& t) {
   return (ceil_div(m, std::int64_t{t.bm} * t.cluster_m) + 1) * t.cluster_m;
 }
 
-/// What wgmma_grouped_gemm keeps in shared memory beside the engine's layout: 8 bytes to align,
-/// row_groups::shared_words, the rows of each warpgroup's tile, the table of grouped_tiles.
-std::int64_t table_bytes(std::int64_t m, const WgmmaTile& t) {
-  constexpr std::int64_t group_words = 1024 + 4 + 30;
-  return 8 + 4 * (group_words + (t.consumers + 1) * t.bm + 1 + 2 * most_tiles(m, t));
+/// wgmma_grouped_gemm::more_bytes: 8 to align, row_groups::shared_words, two row_tables of a tile's
+/// rows, and their barriers.
+std::int64_t table_bytes(int bm) {
+  constexpr std::int64_t group_words = 1024 + 4 + 32;
+  return 8 + 4 * group_words + 2 * 4 * (bm + 4) + 4 * 8;
 }
 
 /// The device as the engine's space may see it: without the shared memory of the largest tables.
-DeviceFacts without_tables(DeviceFacts facts, std::int64_t m) {
-  facts.shared_bytes_per_block -= table_bytes(m, WgmmaTile({{"bm", 256},
-                                                            {"bn", 0},
-                                                            {"schedule", 0},
-                                                            {"consumers", 3},
-                                                            {"cluster_m", 1},
-                                                            {"cluster_n", 1},
-                                                            {"split_k", 1},
-                                                            {"stages", 0},
-                                                            {"output_boxes", 0},
-                                                            {"group_m", 0}})) +
-                                  8 * ceil_div(m, 64);
+DeviceFacts without_tables(DeviceFacts facts) {
+  facts.shared_bytes_per_block -= table_bytes(256);
   return facts;
 }
 
@@ -86,7 +76,7 @@ class WgmmaFamily final : public StageFamily {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const StageProduct work = product_of(stage(), problem);
-    Space space = wgmma_space(in_tiles(work.shape), without_tables(facts, work.shape.m));
+    Space space = wgmma_space(in_tiles(work.shape), without_tables(facts));
     if (!work.sorted_a)
       space.constraint("tokens are gathered by the block that needs them: none is shared",
                        [](const Config& config) { return config.at("cluster_n") == 1; },
@@ -123,7 +113,7 @@ class WgmmaFamily final : public StageFamily {
     KernelLaunch launch = wgmma_geometry(program, shape, facts, config, follows);
     launch.arguments = arguments_of(work, WgmmaMaps(shape, config, problem.dtype, problem.dtype));
     wgmma_append_sizes(launch, config, {shape.m, shape.n, shape.k});
-    launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(shape.m, tile));
+    launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(tile.bm));
     const std::int64_t clusters = most_tiles(shape.m, tile) / tile.cluster_m *
                                   ceil_div(shape.n, std::int64_t{tile.bn} * tile.cluster_n);
     const std::int64_t resident = std::max(facts.multiprocessors / tile.cluster_blocks(), 1);

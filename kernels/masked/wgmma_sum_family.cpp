@@ -18,12 +18,9 @@ namespace {
 
 constexpr std::int64_t height = 64;  // tokens of a k tile
 
-/// Words of token_tiles, and of grouped_tiles.
+/// Words of token_tiles.
 std::int64_t token_words(std::int64_t tokens) {
   return 2 + ceil_div(tokens, height) + 1;
-}
-std::int64_t tile_words(std::int64_t tokens) {
-  return 1 + 2 * (ceil_div(tokens, height) + 1);
 }
 
 /// What wgmma_token_sum keeps in shared memory beside the engine's layout: 8 bytes to align, the
@@ -112,7 +109,6 @@ class WgmmaSumFamily final : public StageFamily {
     launch.grid.x = static_cast<std::uint32_t>(
         std::min(parts * (ceil_div(work.shape.k, height) + 1),
                  blocks * std::max<std::int64_t>(facts.multiprocessors, 1)));
-    launch.shared_bytes = static_cast<std::uint32_t>(4 * tile_words(work.shape.k));
     launch.programmatic = true;
     launch.arguments = {TensorArgument{work.mask}, ScratchArgument{0}};
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(problem.dtype));

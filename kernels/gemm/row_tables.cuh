@@ -1,0 +1,83 @@
+// Which rows the tiles of a schedule have, from the warp that finds it out to those who copy and
+// store the rows: through shared memory, a tile ahead of them.
+#pragma once
+
+#include "gemm/grouped_tiles.cuh"
+#include "gemm/wgmma_ring.cuh"
+
+namespace fftune {
+
+// The rows of a tile.
+struct tile_rows {
+  static constexpr u32 scattered_bit = 0x80000000;
+  u32 word;           // its first row, and whether they are scattered
+  const u32* listed;  // all of them, if they are
+
+  __device__ __forceinline__ bool scattered() const { return (word & scattered_bit) != 0; }
+  __device__ __forceinline__ int first() const { return static_cast<int>(word & ~scattered_bit); }
+};
+
+// Two tables, so that the rows of a tile are found while those of the one before are in use. Like
+// the ring of k tiles each has a barrier that says full and one that says empty.
+template <int height>
+class row_tables {
+  static constexpr int words = height + 4;
+  wgmma_ring<2, words * 4> place_;
+  u32* tables_;
+
+  __device__ __forceinline__ u32* table() const { return tables_ + place_.index * words; }
+
+ public:
+  // Bytes of shared memory, a multiple of 16.
+  static constexpr int bytes = 2 * words * 4 + 4 * 8;
+
+  // `memory` is `shared` as an address.
+  __device__ __forceinline__ row_tables(unsigned char* memory, u32 shared)
+      : place_{shared, shared + 2 * words * 4, shared + 2 * words * 4 + 16},
+        tables_(reinterpret_cast<u32*>(memory)) {}
+
+  // One thread; `releases` are made of each table.
+  __device__ __forceinline__ void init(u32 releases) const {
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(place_.full + i * 8, 1);
+      barrier_init(place_.empty + i * 8, releases);
+    }
+  }
+
+  __device__ __forceinline__ void advance() { place_.advance(); }
+  __device__ __forceinline__ void skip(u32 count) { place_.skip(count); }
+
+  // The rows of a tile, the next one. All lanes of a warp.
+  template <int cluster>
+  __device__ __forceinline__ void fill(const grouped_tiles<height, cluster>& tiles, u32 tile) {
+    const grouped_place own = tiles.at(tile);
+    const u32 lane = threadIdx.x % 32;
+    barrier_wait(place_.empty_barrier(), place_.parity ^ 1);
+    u32 word = 0;
+    if (own.count > 0) {
+      const row_span found = tiles.groups.span(own.group, own.rank, own.count);
+      word = found.first;
+      if (!found.consecutive) {
+        word |= tile_rows::scattered_bit;
+        tiles.groups.list(own.group, own.rank, own.count, found, table());
+        // What is no row of the tile takes part as its last one, which nobody stores twice.
+        for (u32 row = own.count + lane; row < height; row += 32) table()[row] = found.last;
+      }
+    }
+    if (lane == 0) table()[height] = word;
+    __syncwarp();
+    if (lane == 0) barrier_arrive(place_.full_barrier());
+    advance();
+  }
+  __device__ __forceinline__ tile_rows wait() const {
+    barrier_wait(place_.full_barrier(), place_.parity);
+    return {table()[height], table()};
+  }
+  // All lanes of a warp.
+  __device__ __forceinline__ void release() const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(place_.empty_barrier());
+  }
+};
+
+}  // namespace fftune
