@@ -3,18 +3,11 @@
 
 namespace fftune {
 
-// The tile as plain numbers: see wgmma_tile. `shared_bytes` is what the host will launch with.
-template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
-          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
-          int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 1))
+// `shared_bytes` is what the host will launch with.
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
     down_sm90(const __grid_constant__ tensor_map hidden, const __grid_constant__ tensor_map w_down,
               const __grid_constant__ tensor_map y, int m, int d, int h, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_gemm<T, Epilogue, tile>::run({hidden, w_down, w_down, wgmma_outputs(y)}, {m, d, h, group_m},
@@ -23,20 +16,13 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 
 // The same, which adds what the epilogue says. `residual` has the boxes of y, and is y itself where
 // there is none; `bias` is null where there is none.
-template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
-          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
-          int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 1))
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
     down_adding_sm90(const __grid_constant__ tensor_map hidden,
                      const __grid_constant__ tensor_map w_down,
                      const __grid_constant__ tensor_map y,
                      const __grid_constant__ tensor_map residual, const T* bias, int m, int d,
                      int h, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_gemm<T, Epilogue, tile>::run(
@@ -45,19 +31,12 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 }
 
 // The same with elements of fp8, each tensor with a scale; y is bf16.
-template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
-          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
-          int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 2))
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 2))
     down_fp8_sm90(const __grid_constant__ tensor_map hidden,
                   const __grid_constant__ tensor_map w_down, const __grid_constant__ tensor_map y,
                   const float* hidden_scale, const float* w_down_scale, int m, int d, int h,
                   int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_gemm<T, Epilogue, tile, bf16, tensor_scales>::run(
@@ -71,19 +50,12 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 
 // The same with a scale for each 128 elements of a row of hidden, and for each block of 128 x 128
 // of w_down.
-template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
-          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
-          int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 2))
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 2))
     down_fp8_blocks_sm90(const __grid_constant__ tensor_map hidden,
                          const __grid_constant__ tensor_map w_down,
                          const __grid_constant__ tensor_map y, const float* hidden_scale,
                          const float* w_down_scale, int m, int d, int h, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_gemm<T, Epilogue, tile, bf16, block_scales>::run(

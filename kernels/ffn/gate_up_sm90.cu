@@ -4,19 +4,12 @@
 
 namespace fftune {
 
-// The tile as plain numbers: see wgmma_tile. `shared_bytes` is what the host will launch with.
-template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
-          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
-          int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 2))
+// `shared_bytes` is what the host will launch with.
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 2))
     gate_up_sm90(const __grid_constant__ tensor_map x, const __grid_constant__ tensor_map w_gate,
                  const __grid_constant__ tensor_map w_up, const __grid_constant__ tensor_map hidden,
                  int m, int d, int h, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_gemm<T, Epilogue, tile>::run({x, w_gate, w_up, wgmma_outputs(hidden)}, {m, h, d, group_m},
@@ -25,21 +18,14 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 
 // The same, which stores gate = x Wg^T and up = x Wu^T too. A kernel of its own, so that the plain
 // form passes no map in vain.
-template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
-          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
-          int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 2))
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 2))
     gate_up_saving_sm90(const __grid_constant__ tensor_map x,
                         const __grid_constant__ tensor_map w_gate,
                         const __grid_constant__ tensor_map w_up,
                         const __grid_constant__ tensor_map hidden,
                         const __grid_constant__ tensor_map gate,
                         const __grid_constant__ tensor_map up, int m, int d, int h, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_gemm<T, Epilogue, tile>::run(
@@ -48,21 +34,14 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 }
 
 // The same with elements of fp8, each tensor with a scale.
-template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
-          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
-          int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 3))
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 3))
     gate_up_fp8_sm90(const __grid_constant__ tensor_map x,
                      const __grid_constant__ tensor_map w_gate,
                      const __grid_constant__ tensor_map w_up,
                      const __grid_constant__ tensor_map hidden, const float* x_scale,
                      const float* w_gate_scale, const float* w_up_scale, const float* hidden_scale,
                      int m, int d, int h, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_gemm<T, Epilogue, tile, T, tensor_scales>::run(
@@ -72,21 +51,14 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 
 // The same with a scale for each 128 elements of a row of x and of hidden, which are found here,
 // and for each block of 128 x 128 of a weight.
-template <class T, class Epilogue, int bm, int bn, int stages, int consumers, bool ping_pong,
-          bool swapped, int cluster_m, int cluster_n, int split_k, int output_boxes,
-          int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 3))
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 3))
     gate_up_fp8_blocks_sm90(const __grid_constant__ tensor_map x,
                             const __grid_constant__ tensor_map w_gate,
                             const __grid_constant__ tensor_map w_up,
                             const __grid_constant__ tensor_map hidden, const float* x_scale,
                             const float* w_gate_scale, const float* w_up_scale, float* hidden_scale,
                             int m, int d, int h, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_gemm<T, block_quantised<Epilogue>, tile, T, block_scales>::run(

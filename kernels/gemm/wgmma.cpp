@@ -165,9 +165,9 @@ std::int64_t wgmma_shared_bytes(const Config& config, int products, int box_buff
 
 std::string wgmma_template_arguments(const Config& config, int products, int box_buffers) {
   const WgmmaTile t(config);
-  return fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", t.bm, t.bn, t.stages,
-                     t.consumers, t.ping_pong(), t.swapped(), t.cluster_m, t.cluster_n, t.split_k,
-                     t.output_boxes, t.shared_bytes(products, box_buffers));
+  return fmt::format("fftune::wgmma_tile{{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}}}, {}", t.bm, t.bn,
+                     t.stages, t.consumers, t.ping_pong(), t.swapped(), t.cluster_m, t.cluster_n,
+                     t.split_k, t.output_boxes, t.shared_bytes(products, box_buffers));
 }
 
 KernelLaunch wgmma_geometry(const Program& program, const GemmShape& shape,

@@ -44,8 +44,8 @@ double wgmma_fp8_cost(const GemmShape& shape, const DeviceFacts& facts, const Co
 /// Dynamic shared memory of a block, in bytes: wgmma_layout::shared_bytes.
 std::int64_t wgmma_shared_bytes(const Config& config, int products, int box_buffers = 1);
 
-/// The template arguments that follow the types: "128, 128, 4, 2, false, false, 2, 1, 1, 2,
-/// 214080", the last one the dynamic shared memory, which the kernel checks against its own sum.
+/// The template arguments that follow the types: the wgmma_tile, and the dynamic shared memory in
+/// bytes, which the kernel checks against its own sum.
 std::string wgmma_template_arguments(const Config& config, int products, int box_buffers = 1);
 
 /// The launch's matrices: a [m,k], b (one for each product) [n,k], c (one for each output of the

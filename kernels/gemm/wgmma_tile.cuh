@@ -17,14 +17,19 @@ struct wgmma_tile {
   int output_boxes;          // buffers between the registers and the store, for each consumer
 };
 
+// Consumers, and one warpgroup of producers.
+__host__ __device__ constexpr int wgmma_threads(const wgmma_tile& tile) {
+  return (tile.consumers + 1) * 128;
+}
+
 // With small accumulators two blocks fit a multiprocessor, and the next kernel's first blocks start
 // while the last of this one's run; then registers need not move between warpgroups either. Beside
-// its accumulators a thread needs about 64 registers.
-__host__ __device__ constexpr int wgmma_blocks_per_multiprocessor(int columns, int rows,
-                                                                  int consumers, bool ping_pong,
+// its accumulators, those of `products` tiles, a thread needs about 64 registers.
+__host__ __device__ constexpr int wgmma_blocks_per_multiprocessor(const wgmma_tile& tile,
                                                                   int products) {
-  const int parts = (ping_pong ? rows : rows / consumers) / 64;
-  return products * parts * columns / 2 + 64 <= 65536 / 2 / ((consumers + 1) * 128) ? 2 : 1;
+  const int rows = tile.swapped ? tile.bn : tile.bm, columns = tile.swapped ? tile.bm : tile.bn;
+  const int parts = (tile.ping_pong ? rows : rows / tile.consumers) / 64;
+  return products * parts * columns / 2 + 64 <= 65536 / 2 / wgmma_threads(tile) ? 2 : 1;
 }
 
 // `box_buffers`: matrices that are stored together, or read and then stored over.
@@ -79,9 +84,8 @@ struct wgmma_layout {
   // A barrier for each buffer, which says that what is added to the output has arrived there.
   static constexpr int output_barriers = tile.consumers * tile.output_boxes;
 
-  static constexpr int threads = (tile.consumers + 1) * 128;
-  static constexpr bool light =
-      wgmma_blocks_per_multiprocessor(columns, rows, tile.consumers, tile.ping_pong, products) == 2;
+  static constexpr int threads = wgmma_threads(tile);
+  static constexpr bool light = wgmma_blocks_per_multiprocessor(tile, products) == 2;
   // Places in shared memory: the ring, what the others' sums are sent to, the output, then
   // barriers: full and empty of each stage, those of the output, and that of the sums.
   static constexpr int exchange_at = ring_bytes;

@@ -1,26 +1,20 @@
 // Products on sm_90a with the B of each row's expert: TMA and wgmma over grouped rows, each form a
 // kernel of its own. See gemm/wgmma_grouped.cuh.
 //
-// The tile as plain numbers: see wgmma_tile. `shared_bytes` is that of the layout; the tables of
-// the grouping come after it. The addresses that follow the maps are those of the same matrices,
-// for rows that are gathered or scattered. k is that of one term.
+// `shared_bytes` is that of the layout; the tables of the grouping come after it. The addresses
+// that follow the maps are those of the same matrices, for rows that are gathered or scattered. k
+// is that of one term.
 #include "gemm/wgmma_grouped.cuh"
 
 namespace fftune {
 
 // C = A B^T
-template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, int bm, int bn,
-          int stages, int consumers, bool ping_pong, bool swapped, int cluster_m, int cluster_n,
-          int split_k, int output_boxes, int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 1))
+template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, wgmma_tile tile,
+          int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
     grouped_sm90(const __grid_constant__ tensor_map a, const __grid_constant__ tensor_map true_b,
                  const __grid_constant__ tensor_map false_b, const __grid_constant__ tensor_map c,
                  const u8* mask, const T* a_rows, T* c_rows, int m, int n, int k, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_grouped_gemm<T, Epilogue, tile, sorted_a, sorted_c,
@@ -30,13 +24,9 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 }
 
 // C = epilogue(A B0^T, A B1^T)
-template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, int bm, int bn,
-          int stages, int consumers, bool ping_pong, bool swapped, int cluster_m, int cluster_n,
-          int split_k, int output_boxes, int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 2))
+template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, wgmma_tile tile,
+          int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 2))
     grouped_pair_sm90(const __grid_constant__ tensor_map a,
                       const __grid_constant__ tensor_map true_b0,
                       const __grid_constant__ tensor_map true_b1,
@@ -44,8 +34,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                       const __grid_constant__ tensor_map false_b1,
                       const __grid_constant__ tensor_map c, const u8* mask, const T* a_rows,
                       T* c_rows, int m, int n, int k, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_grouped_gemm<T, Epilogue, tile, sorted_a, sorted_c,
@@ -55,13 +43,9 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 }
 
 // The same, which stores both products too.
-template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, int bm, int bn,
-          int stages, int consumers, bool ping_pong, bool swapped, int cluster_m, int cluster_n,
-          int split_k, int output_boxes, int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 2))
+template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, wgmma_tile tile,
+          int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 2))
     grouped_pair_saving_sm90(
         const __grid_constant__ tensor_map a, const __grid_constant__ tensor_map true_b0,
         const __grid_constant__ tensor_map true_b1, const __grid_constant__ tensor_map false_b0,
@@ -69,8 +53,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
         const __grid_constant__ tensor_map first, const __grid_constant__ tensor_map second,
         const u8* mask, const T* a_rows, T* c_rows, T* first_rows, T* second_rows, int m, int n,
         int k, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 2>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_grouped_gemm<T, Epilogue, tile, sorted_a, sorted_c,
@@ -92,13 +74,9 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 }
 
 // C = A0 B0^T + A1 B1^T
-template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, int bm, int bn,
-          int stages, int consumers, bool ping_pong, bool swapped, int cluster_m, int cluster_n,
-          int split_k, int output_boxes, int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 1))
+template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, wgmma_tile tile,
+          int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
     grouped_terms_sm90(const __grid_constant__ tensor_map a0, const __grid_constant__ tensor_map a1,
                        const __grid_constant__ tensor_map true_b0,
                        const __grid_constant__ tensor_map true_b1,
@@ -106,8 +84,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                        const __grid_constant__ tensor_map false_b1,
                        const __grid_constant__ tensor_map c, const u8* mask, const T* a_rows,
                        T* c_rows, int m, int n, int k, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_grouped_gemm<T, Epilogue, tile, sorted_a, sorted_c,
@@ -118,13 +94,9 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 
 // Of dc = A B^T the gradients of gate and up, which are in the order of the mask, and where the
 // epilogue has it act(gate) * up; else `hidden` is any map.
-template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, int bm, int bn,
-          int stages, int consumers, bool ping_pong, bool swapped, int cluster_m, int cluster_n,
-          int split_k, int output_boxes, int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 1))
+template <class T, class Epilogue, bool sorted_a, bool sorted_c, bool transposed_b, wgmma_tile tile,
+          int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
     grouped_gradient_sm90(
         const __grid_constant__ tensor_map a, const __grid_constant__ tensor_map true_b,
         const __grid_constant__ tensor_map false_b, const __grid_constant__ tensor_map gate,
@@ -132,8 +104,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
         const __grid_constant__ tensor_map d_up, const __grid_constant__ tensor_map hidden,
         const u8* mask, const T* a_rows, T* d_gate_rows, T* d_up_rows, T* hidden_rows, int m, int n,
         int k, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1, Epilogue::outputs>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_grouped_gemm<T, Epilogue, tile, sorted_a, sorted_c,

@@ -1,20 +1,15 @@
 // Sums over the tokens of either expert, C = A^T B (+ residual), on sm_90a: TMA and wgmma. See
 // gemm/wgmma_token_sum.cuh.
 //
-// The tile as plain numbers: see wgmma_tile. `shared_bytes` is that of the layout; the table of
-// token_tiles comes after it. Each residual is its C where there is none. C is [m, n], of k tokens.
+// `shared_bytes` is that of the layout; the table of token_tiles comes after it. Each residual is
+// its C where there is none. C is [m, n], of k tokens.
 #include "gemm/wgmma_token_sum.cuh"
 
 namespace fftune {
 
 // One sum of each expert.
-template <class T, class Epilogue, bool sorted_a, bool sorted_b, int bm, int bn, int stages,
-          int consumers, bool ping_pong, bool swapped, int cluster_m, int cluster_n, int split_k,
-          int output_boxes, int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 1))
+template <class T, class Epilogue, bool sorted_a, bool sorted_b, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
     token_sum_sm90(const __grid_constant__ tensor_map a,
                    const __grid_constant__ tensor_map a_sorted,
                    const __grid_constant__ tensor_map b,
@@ -24,8 +19,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                    const __grid_constant__ tensor_map true_residual,
                    const __grid_constant__ tensor_map false_residual, const u32* tokens, int m,
                    int n, int k, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_token_sum<T, Epilogue, tile, sorted_a, sorted_b, 1>::run(
@@ -35,13 +28,8 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
 }
 
 // The same of two A that share B.
-template <class T, class Epilogue, bool sorted_a, bool sorted_b, int bm, int bn, int stages,
-          int consumers, bool ping_pong, bool swapped, int cluster_m, int cluster_n, int split_k,
-          int output_boxes, int shared_bytes>
-__global__ void __launch_bounds__((consumers + 1) * 128,
-                                  wgmma_blocks_per_multiprocessor(swapped ? bm : bn,
-                                                                  swapped ? bn : bm, consumers,
-                                                                  ping_pong, 1))
+template <class T, class Epilogue, bool sorted_a, bool sorted_b, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
     token_sums_sm90(const __grid_constant__ tensor_map a0, const __grid_constant__ tensor_map a1,
                     const __grid_constant__ tensor_map b,
                     const __grid_constant__ tensor_map b_sorted,
@@ -54,8 +42,6 @@ __global__ void __launch_bounds__((consumers + 1) * 128,
                     const __grid_constant__ tensor_map false_residual0,
                     const __grid_constant__ tensor_map false_residual1, const u32* tokens, int m,
                     int n, int k, int group_m) {
-  constexpr wgmma_tile tile{bm,      bn,        stages,    consumers, ping_pong,
-                            swapped, cluster_m, cluster_n, split_k,   output_boxes};
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
   wgmma_token_sum<T, Epilogue, tile, sorted_a, sorted_b, 2>::run(
