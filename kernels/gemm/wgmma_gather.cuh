@@ -20,10 +20,14 @@ class wgmma_gather {
   static constexpr int row_bytes = 128, chunks = row_bytes / 16;
   static constexpr int step = wgmma_gather_warps * 32 / chunks;  // rows of a pass
   static constexpr int passes = height / step;
-  static_assert(step == 8 && height % step == 0, "the swizzle of a thread is that of its first row");
+  static_assert(step == 8 && height % step == 0,
+                "the swizzle of a thread is that of its first row");
   // A thread keeps its rows in registers, so that its copies do not wait for each other; what is
   // too many it reads again.
   static constexpr int kept = smaller(passes, 16);
+  // Addresses that are there before the first of their copies, which else would wait for each other
+  // to read the same registers.
+  static constexpr int together = passes % 4 == 0 ? 4 : 1;
   // k tiles that copies are ahead of the slots that are said to be full: half of the ring, of which
   // a slot is at work and the next one full.
   static constexpr int ahead = smaller(stages / 2, stages - 2);
@@ -55,10 +59,18 @@ class wgmma_gather {
       barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
       const u32 to = pipe.slot() + place;
 #pragma unroll
-      for (int i = 0; i < passes; ++i) {
-        u32 row = i < kept ? kept_rows[i < kept ? i : 0] : rows[own + i * step];
-        asm volatile("" : "+r"(row));  // else whole addresses are kept, twice as many registers
-        copy_async(to + i * step * row_bytes, from + static_cast<u64>(row) * pitch, valid);
+      for (int i = 0; i < passes; i += together) {
+        const char* source[together];
+#pragma unroll
+        for (int j = 0; j < together; ++j) {
+          u32 row = i + j < kept ? kept_rows[i + j < kept ? i + j : 0] : rows[own + (i + j) * step];
+          asm volatile("" : "+r"(row));  // else all addresses are kept, twice as many registers
+          source[j] = from + static_cast<u64>(row) * pitch;
+        }
+#pragma unroll
+        for (int j = 0; j < together; ++j) {
+          copy_async(to + (i + j) * step * row_bytes, source[j], valid);
+        }
       }
       copy_async_commit();
       if (tile_k - first >= ahead) {

@@ -1,9 +1,9 @@
 // C = epilogue(A B1^T[, A B2^T]) where a mask says for each row of A which of two sets of B it
 // takes, with TMA and wgmma, for sm_90a.
 //
-// The engine of wgmma_gemm.cuh over the tiles of grouped_tiles.cuh: each tile has rows of one group,
-// so that no row is computed twice, and the tiles of both groups are one persistent schedule. How
-// many each group has is known in the kernel alone.
+// The engine of wgmma_gemm.cuh over the tiles of grouped_tiles.cuh: each tile has rows of one
+// group, so that no row is computed twice, and the tiles of both groups are one persistent
+// schedule. How many each group has is known in the kernel alone.
 //
 // A or C may be in the order of the groups instead (sorted_a, sorted_c), where a tile's rows are
 // neighbours. Else a tile whose rows happen to be neighbours, as all but a few are under a mask of
@@ -55,8 +55,12 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
   static_assert(sorted_a || Operands::terms == 1);
   static constexpr int groups_barrier = 7;
   // Finding and gathering rows takes more registers than the plain engine's producer has.
-  static constexpr int producer_registers = 56;
-  static constexpr int consumer_registers = tile.consumers == 3 ? 152 : 224;
+  static constexpr int producer_registers = tile.consumers == 1   ? 80
+                                            : tile.consumers == 2 ? 64
+                                                                  : 56;
+  static constexpr int consumer_registers = tile.consumers == 1   ? 232
+                                            : tile.consumers == 2 ? 224
+                                                                  : 152;
 
   // Where the threads of the producer warpgroup begin that each have a part of their own: B, A,
   // gathered or not, and which rows the tiles have.

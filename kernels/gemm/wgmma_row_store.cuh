@@ -35,8 +35,8 @@ __device__ __forceinline__ void copy_box_rows(const wgmma_target_rows& rows, T* 
                                                      : row >> 2 & 1;
     const float4 value =
         load_shared(buffer + row * layout::box_features * 2 + ((chunk ^ swizzle) << 4));
-    const i64 to = rows.table != nullptr ? rows.table[row] : rows.first + row;
-    *reinterpret_cast<float4*>(c + to * n + column) = value;
+    const u32 to = rows.table != nullptr ? rows.table[row] : rows.first + row;
+    *reinterpret_cast<float4*>(c + static_cast<u64>(to) * static_cast<u32>(n) + column) = value;
   }
 }
 
