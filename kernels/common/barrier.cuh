@@ -21,6 +21,12 @@ __device__ __forceinline__ void barrier_arrive_expect(u32 barrier, u32 bytes) {
                : "memory");
 }
 
+// Announces `bytes` of copies to come, before an arrival of this thread.
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
 // Arrives at the barrier that lies at the same address in block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive_remote(u32 barrier, u32 rank) {
   asm volatile(

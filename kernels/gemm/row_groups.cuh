@@ -11,13 +11,6 @@
 
 namespace fftune {
 
-// Rows of a group that follow each other in it.
-struct row_span {
-  u32 first, last;              // rows
-  u32 first_chunk, last_chunk;  // where they are
-  bool consecutive;             // whether they are neighbours
-};
-
 class row_groups {
  public:
   static constexpr int chunks = 1024;
@@ -196,29 +189,28 @@ class row_groups {
     }
     return row_in(group, chunk, rank);
   }
-  // Rows [rank, rank + count) of a group, one at least. All lanes of a warp.
-  __device__ __forceinline__ row_span span(int group, u32 rank, u32 count) const {
-    const u32 end = rank + count - 1;
-    const u32 first_chunk = chunk_of(group, rank), last_chunk = chunk_of(group, end);
-    const u32 first = row_in(group, first_chunk, rank), last = row_in(group, last_chunk, end);
-    return {first, last, first_chunk, last_chunk, last - first == count - 1};
-  }
-  // Writes those that `found` is the span of to `rows`. All lanes of a warp.
-  __device__ __forceinline__ void list(int group, u32 rank, u32 count, const row_span& found,
-                                       u32* rows) const {
-    const u32 own_rows = chunk_rows();
+  // Writes rows [rank, rank + count) of a group, which it has, to `rows`. All lanes of a warp, each
+  // of which takes a chunk.
+  __device__ __forceinline__ void list(int group, u32 rank, u32 count, u32* rows) const {
+    const u32 lane = threadIdx.x % 32, own_rows = chunk_rows();
+    u32 first = chunk_of(group, rank);
 #pragma unroll 1
-    for (u32 chunk = found.first_chunk + threadIdx.x % 32; chunk <= found.last_chunk; chunk += 32) {
-      const u32 begin = rows_before(chunk);
-      u32 place = before(group, chunk) - rank;  // past every count where it is before `rank`
+    do {
+      const u32 begin = rows_before(first + lane);
+      // Beyond every count where it is before `rank`, or no chunk.
+      u32 place = first + lane < chunks ? before(group, first + lane) - rank : count;
 #pragma unroll 1
       for (u32 at = begin; at < begin + own_rows && at < rows_; at += 16) {
-#pragma unroll 1
-        for (u32 bits = members(group, at); bits != 0; bits &= bits - 1, ++place) {
-          if (place < count) rows[place] = at + __ffs(static_cast<int>(bits)) - 1;
+        const u32 bits = members(group, at);
+#pragma unroll
+        for (u32 i = 0; i < 16; ++i) {
+          if ((bits >> i & 1) == 0) continue;
+          if (place < count) rows[place] = at + i;
+          ++place;
         }
       }
-    }
+      first += 32;
+    } while (first < chunks && before(group, first) < rank + count);
   }
 };
 

@@ -9,12 +9,12 @@ namespace fftune {
 
 // The rows of a tile.
 struct tile_rows {
-  static constexpr u32 scattered_bit = 0x80000000;
-  u32 word;           // its first row, and whether they are scattered
-  const u32* listed;  // all of them, if they are
+  static constexpr u32 scattered = 0x80000000;
+  u32 word;         // the first of them, and whether they are no neighbours
+  const u32* rows;  // in shared memory
 
-  __device__ __forceinline__ bool scattered() const { return (word & scattered_bit) != 0; }
-  __device__ __forceinline__ int first() const { return static_cast<int>(word & ~scattered_bit); }
+  __device__ __forceinline__ bool consecutive() const { return (word & scattered) == 0; }
+  __device__ __forceinline__ int first() const { return static_cast<int>(word & ~scattered); }
 };
 
 // Two tables, so that the rows of a tile are found while those of the one before are in use. Like
@@ -24,8 +24,6 @@ class row_tables {
   static constexpr int words = height + 4;
   wgmma_ring<2, words * 4> place_;
   u32* tables_;
-
-  __device__ __forceinline__ u32* table() const { return tables_ + place_.index * words; }
 
  public:
   // Bytes of shared memory, a multiple of 16.
@@ -48,30 +46,28 @@ class row_tables {
   __device__ __forceinline__ void skip(u32 count) { place_.skip(count); }
 
   // The rows of a tile, the next one. All lanes of a warp.
-  template <int cluster>
-  __device__ __forceinline__ void fill(const grouped_tiles<height, cluster>& tiles, u32 tile) {
-    const grouped_place own = tiles.at(tile);
+  __device__ __forceinline__ void fill(const row_groups& groups, const grouped_place& own) {
     const u32 lane = threadIdx.x % 32;
+    u32* const rows = tables_ + place_.index * words;
     barrier_wait(place_.empty_barrier(), place_.parity ^ 1);
     u32 word = 0;
     if (own.count > 0) {
-      const row_span found = tiles.groups.span(own.group, own.rank, own.count);
-      word = found.first;
-      if (!found.consecutive) {
-        word |= tile_rows::scattered_bit;
-        tiles.groups.list(own.group, own.rank, own.count, found, table());
-        // What is no row of the tile takes part as its last one, which nobody stores twice.
-        for (u32 row = own.count + lane; row < height; row += 32) table()[row] = found.last;
-      }
+      groups.list(own.group, own.rank, own.count, rows);
+      __syncwarp();
+      const u32 first = rows[0], last = rows[own.count - 1];
+      word = last - first == static_cast<u32>(own.count - 1) ? first : first | tile_rows::scattered;
+      // What is no row of the tile takes part as its last one, which nobody stores twice.
+      for (u32 row = own.count + lane; row < height; row += 32) rows[row] = last;
     }
-    if (lane == 0) table()[height] = word;
+    if (lane == 0) rows[height] = word;
     __syncwarp();
     if (lane == 0) barrier_arrive(place_.full_barrier());
     advance();
   }
   __device__ __forceinline__ tile_rows wait() const {
     barrier_wait(place_.full_barrier(), place_.parity);
-    return {table()[height], table()};
+    const u32* const rows = tables_ + place_.index * words;
+    return {rows[height], rows};
   }
   // All lanes of a warp.
   __device__ __forceinline__ void release() const {

@@ -12,74 +12,100 @@
 
 namespace fftune {
 
-constexpr int wgmma_gather_warps = 2;  // each arrives at the full barrier of a slot
+// The warps that gather for a block; each arrives at the full barrier of a slot.
+constexpr int wgmma_gather_warps = 2, wgmma_gather_threads = wgmma_gather_warps * 32;
 
-// Tiles of `height` rows, and 128 bytes of k, into slots of Ring, which has `stages`.
-template <class T, int height, class Ring, int stages>
+// A warp's slots whose copies are under way.
+template <class Ring, int stages>
+class wgmma_open_slots {
+  // So many at most: half of the ring, of which a slot is at work and the next one full.
+  static constexpr int most = smaller(stages / 2, stages - 2);
+  Ring oldest_;
+  int count_ = 0;
+
+  // Says that the oldest is full; its copies are complete.
+  __device__ __forceinline__ void close() {
+    async_proxy_fence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(oldest_.full_barrier());
+    oldest_.advance();
+    --count_;
+  }
+
+ public:
+  explicit __device__ __forceinline__ wgmma_open_slots(const Ring& pipe) : oldest_(pipe) {}
+
+  // All copies into this slot, the next one, have begun.
+  __device__ __forceinline__ void add(const Ring& pipe) {
+    copy_async_commit();
+    if (count_ == 0) oldest_ = pipe;
+    if (++count_ <= most) return;
+    copy_async_wait<most>();
+    close();
+  }
+  __device__ __forceinline__ void close_all() {
+    copy_async_wait<0>();
+    while (count_ > 0) close();
+  }
+};
+
+// What a thread copies: of every eighth row of a tile 16 of each 128 bytes. So its swizzle is that
+// of its first row.
+template <int height>
 class wgmma_gather {
   static constexpr int row_bytes = 128, chunks = row_bytes / 16;
-  static constexpr int step = wgmma_gather_warps * 32 / chunks;  // rows of a pass
+  static constexpr int step = wgmma_gather_threads / chunks;  // rows of a pass
   static constexpr int passes = height / step;
-  static_assert(step == 8 && height % step == 0,
-                "the swizzle of a thread is that of its first row");
-  // A thread keeps its rows in registers, so that its copies do not wait for each other; what is
-  // too many it reads again.
+  static_assert(step == 8 && height % step == 0);
+  // Rows wait in registers, so that copies do not wait for each other; what is too many is read
+  // again.
   static constexpr int kept = smaller(passes, 16);
   // Addresses that are there before the first of their copies, which else would wait for each other
   // to read the same registers.
   static constexpr int together = passes % 4 == 0 ? 4 : 1;
-  // k tiles that copies are ahead of the slots that are said to be full: half of the ring, of which
-  // a slot is at work and the next one full.
-  static constexpr int ahead = smaller(stages / 2, stages - 2);
 
-  // Says of the oldest slot that it is full; its copies are complete.
-  static __device__ __forceinline__ void signal(Ring& behind) {
-    async_proxy_fence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(behind.full_barrier());
-    behind.advance();
-  }
+  const u32* rows_;
+  u32 kept_[kept];
+  int chunk_, first_;
 
  public:
-  // The k tiles [first, last) of `rows` of a matrix with `k` elements a row; all of these slots are
-  // full in the end. `thread` is one of the warps'.
-  static __device__ __forceinline__ void copy(const T* matrix, const u32* rows, int k, int first,
-                                              int last, Ring& pipe, int thread) {
-    const int chunk = thread % chunks, own = thread / chunks;
-    u32 kept_rows[kept];
+  // `rows` in shared memory, of which the first 128 are read at once. `thread` is one of the
+  // warps'.
+  __device__ __forceinline__ wgmma_gather(const u32* rows, int thread)
+      : chunk_(thread % chunks), first_(thread / chunks) {
+    rows_ = rows + first_;
 #pragma unroll
-    for (int i = 0; i < kept; ++i) kept_rows[i] = rows[own + i * step];
-    const u32 pitch = static_cast<u32>(k) * sizeof(T);
-    const u32 place = own * row_bytes + ((chunk ^ own) << 4);
-    Ring behind = pipe;
-    for (int tile_k = first; tile_k < last; ++tile_k, pipe.advance()) {
-      const int column = (tile_k * chunks + chunk) * (16 / static_cast<int>(sizeof(T)));
-      const bool valid = column < k;  // zeros for the rest
-      const char* const from = reinterpret_cast<const char*>(matrix + (valid ? column : 0));
-      barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
-      const u32 to = pipe.slot() + place;
+    for (int i = 0; i < kept; ++i) kept_[i] = rows_[i * step];
+  }
+
+  // Elements [column, column + 64 slabs) of the rows of a matrix with `columns`, zeros past its
+  // end, into slabs of `height` rows of 64 elements.
+  template <int slabs, class T>
+  __device__ __forceinline__ void copy(const T* matrix, int columns, int column, u32 to) const {
+    constexpr int elements = row_bytes / sizeof(T);
+    const int own = column + chunk_ * 16 / static_cast<int>(sizeof(T));
+    const u32 pitch = static_cast<u32>(columns) * sizeof(T);
+    const char* const from = reinterpret_cast<const char*>(matrix + (own < columns ? own : 0));
+    to += first_ * row_bytes + ((chunk_ ^ first_) << 4);
 #pragma unroll
-      for (int i = 0; i < passes; i += together) {
-        const char* source[together];
+    for (int i = 0; i < passes; i += together) {
+      const char* source[together];
 #pragma unroll
-        for (int j = 0; j < together; ++j) {
-          u32 row = i + j < kept ? kept_rows[i + j < kept ? i + j : 0] : rows[own + (i + j) * step];
-          asm volatile("" : "+r"(row));  // else all addresses are kept, twice as many registers
-          source[j] = from + static_cast<u64>(row) * pitch;
-        }
-#pragma unroll
-        for (int j = 0; j < together; ++j) {
-          copy_async(to + (i + j) * step * row_bytes, source[j], valid);
-        }
+      for (int j = 0; j < together; ++j) {
+        u32 row = i + j < kept ? kept_[i + j < kept ? i + j : 0] : rows_[(i + j) * step];
+        asm volatile("" : "+r"(row));  // else all addresses are kept, twice as many registers
+        source[j] = from + static_cast<u64>(row) * pitch;
       }
-      copy_async_commit();
-      if (tile_k - first >= ahead) {
-        copy_async_wait<ahead>();
-        signal(behind);
+#pragma unroll
+      for (int slab = 0; slab < slabs; ++slab) {
+        const bool valid = own + slab * elements < columns;
+#pragma unroll
+        for (int j = 0; j < together; ++j) {
+          copy_async(to + (slab * height + (i + j) * step) * row_bytes,
+                     source[j] + slab * row_bytes, valid);
+        }
       }
     }
-    copy_async_wait<0>();
-    while (behind.index != pipe.index) signal(behind);
   }
 };
 

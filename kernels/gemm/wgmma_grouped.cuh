@@ -43,7 +43,6 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
   using store = wgmma_row_store_of<T, Epilogue, tile>;
   using tiles = grouped_tiles<tile.bm, tile.cluster_m>;
   using tables = row_tables<tile.bm>;
-  using gather = wgmma_gather<T, tile.bm, ring, tile.stages>;
 
  public:
   using typename engine::layout;
@@ -56,16 +55,17 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
   static constexpr int groups_barrier = 7;
   // Finding and gathering rows takes more registers than the plain engine's producer has.
   static constexpr int producer_registers = tile.consumers == 1   ? 80
-                                            : tile.consumers == 2 ? 64
-                                                                  : 56;
-  static constexpr int consumer_registers = tile.consumers == 1   ? 232
-                                            : tile.consumers == 2 ? 224
-                                                                  : 152;
+                                            : tile.consumers == 3 ? 56
+                                            : sorted_a            ? 48
+                                                                  : 64;
+  static constexpr int consumer_registers = tile.consumers == 3               ? 152
+                                            : tile.consumers == 1 || sorted_a ? 232
+                                                                              : 224;
 
   // Where the threads of the producer warpgroup begin that each have a part of their own: B, A,
   // gathered or not, and which rows the tiles have.
   static constexpr int b_thread = 0, a_thread = 32, rows_thread = 96;
-  static_assert(a_thread + wgmma_gather_warps * 32 == rows_thread);
+  static_assert(a_thread + wgmma_gather_threads == rows_thread);
 
   // In shared memory after the engine's: what row_groups needs, and the tables of rows.
   static constexpr int groups_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
@@ -138,15 +138,22 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     const int thread = threadIdx.x % 128 - a_thread;
     wait_for_dependencies();
     for (schedule work(shape); work.pending(); work.advance(1), found.advance()) {
-      const tile_rows rows = found.wait();
-      if (rows.scattered()) {
-        gather::copy(from.a_rows, rows.listed, shape.k, range.first, range.last, pipe, thread);
+      const tile_rows own = found.wait();
+      if (!own.consecutive()) {
+        const wgmma_gather<tile.bm> gather(own.rows, thread);
+        wgmma_open_slots<ring, tile.stages> open(pipe);
+        for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
+          barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
+          gather.template copy<1>(from.a_rows, shape.k, tile_k * engine::bk, pipe.slot());
+          open.add(pipe);
+        }
+        open.close_all();
       } else if (thread % 32 == 0) {
         for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
           barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
           if (thread == 0) {
             barrier_arrive_expect(pipe.full_barrier(), layout::a_bytes);
-            tma_load(pipe.slot(), from.a, pipe.full_barrier(), tile_k * engine::bk, rows.first(),
+            tma_load(pipe.slot(), from.a, pipe.full_barrier(), tile_k * engine::bk, own.first(),
                      l2_policy::evict_normal);
           } else {
             barrier_arrive(pipe.full_barrier());
@@ -163,7 +170,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
   static __device__ __forceinline__ void find_rows(const tiles& rows, const wgmma_gemm_shape& shape,
                                                    u32 rank, tables found) {
     for (schedule work(shape); work.pending(); work.advance(1)) {
-      found.fill(rows, work.position(rank).m);
+      found.fill(rows.groups, rows.at(work.position(rank).m));
     }
   }
 
@@ -175,7 +182,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     int first = own.first;
     if constexpr (!sorted_c) {
       const tile_rows own_rows = found.wait();
-      if (own_rows.scattered()) return {own_rows.listed + skipped, 0, count, false};
+      if (!own_rows.consecutive()) return {own_rows.rows + skipped, 0, count, false};
       first = own_rows.first();
     }
     const bool last = first + own.count == rows.groups.rows();  // what follows is no row of C

@@ -1,38 +1,40 @@
 // Sums over the rows of each of two groups, C_g = epilogue(A_g^T B_g), where a mask says of which
 // group a row of A and B is: the gradients of two sets of weights, with TMA and wgmma, for sm_90a.
 //
-// A [k, m] and B [k, n] are row-major, and k, the tokens, is what the mask counts. The engine of
-// wgmma_gemm.cuh over the tiles of both groups' C, those of the group with more tokens first, as
-// they take longer. A k tile is 64 tokens of one group. TMA copies it from the operand where its
-// tokens are neighbours; else from a copy of the operand in the order of the groups. An earlier
-// kernel (masked/sort_rows.cu) says which, and fills the copy for such tiles alone. What a
-// group's last k tile has too many, the consumers overwrite with zeros in shared memory.
+// A [k, m] and B [k, n] are row-major, and k, the tokens, is what the mask counts; either may be in
+// the order of the groups (sorted_a, sorted_b). The engine of wgmma_gemm.cuh over the tiles of both
+// groups' C, those of the group with more tokens first, as they take longer. A k tile is 64 tokens
+// of one group. TMA copies it where its tokens are neighbours, or sorted; else two warps of the
+// producer gather them. What a group's last k tile has too many, the consumers overwrite with zeros
+// in shared memory.
 //
 // Tokens are added in their order, whatever the mask. A group without tokens has sums of zero.
 #pragma once
 
-#include "gemm/token_tiles.cuh"
+#include "gemm/row_tables.cuh"
+#include "gemm/wgmma_gather.cuh"
 #include "gemm/wgmma_gemm.cuh"
 
 namespace fftune {
 
 // The operands of each group's results, of which there are one or two, each with an A and a C of
-// its own. Of an operand that is sorted already both maps are the same.
+// its own; and the addresses of what is gathered.
+template <class T>
 struct token_sum_operands {
-  const tensor_map& a;         // in the order of the tokens
-  const tensor_map& a_sorted;  // in the order of the groups
-  const tensor_map& a1;        // of the second result, as it is in a
+  const tensor_map& a;
+  const tensor_map& a1;  // of the second result, as the others of that number
   const tensor_map& b;
-  const tensor_map& b_sorted;
   const tensor_map& true_c0;
-  const tensor_map& true_c1;  // of the second result, as the others of that number
+  const tensor_map& true_c1;
   const tensor_map& false_c0;
   const tensor_map& false_c1;
   const tensor_map& true_residual0;  // of the boxes of C; unused where nothing is added
   const tensor_map& true_residual1;
   const tensor_map& false_residual0;
   const tensor_map& false_residual1;
-  const u32* tokens;  // the table of token_tiles
+  const u8* mask;
+  const T* a_rows;
+  const T* b_rows;
 };
 
 template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_b, int results>
@@ -45,36 +47,40 @@ class wgmma_token_sum
   using typename engine::schedule;
   using typename engine::sums;
   using store = wgmma_store<T, Epilogue, tile>;
-  using operands = token_sum_operands;
+  using operands = token_sum_operands<T>;
 
  public:
   using typename engine::layout;
 
  private:
   static_assert(results == 1 || (results == 2 && sorted_a));
-  static constexpr int blanking_barrier = 6;
-  // Looking tokens up takes more registers than the plain engine's producer has, and accumulators
-  // leave them where they are few.
+  static constexpr int height = 64;  // tokens of a k tile
+  static_assert(engine::bk == height);
+  using tables = row_tables<height>;
+  static constexpr int blanking_barrier = 6, groups_barrier = 7;
+  // Gathering takes more registers than the plain engine's producer has, and accumulators leave
+  // them where they are few.
   static constexpr bool few_sums = layout::parts * store::values < 192;
-  static constexpr int producer_registers = tile.consumers < 3 && few_sums ? 56 : 40;
+  static constexpr int producer_registers = tile.consumers == 1   ? 80
+                                            : tile.consumers == 3 ? 56
+                                            : few_sums            ? 64
+                                                                  : 48;
   static constexpr int consumer_registers = tile.consumers == 3 ? 152 : few_sums ? 224 : 232;
 
-  static constexpr int tokens_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
-  static_assert(engine::bk == token_tiles::height);
+  // Where the threads of the producer warpgroup begin that each have a part of their own: both
+  // operands, gathered or not, and which tokens the k tiles have.
+  static constexpr int operands_thread = 32, tokens_thread = 96;
+  static_assert(operands_thread + wgmma_gather_threads == tokens_thread);
 
-  // Where a k tile of an operand is: at which row of it, or of its copy.
-  struct token_place {
-    int row;
-    bool copy;
-  };
-  template <bool sorted>
-  static __device__ __forceinline__ token_place place_of(const token_tiles& rows, int group,
-                                                         int k_tile) {
-    const int in_copy = rows.begin(group) + k_tile * token_tiles::height;
-    if constexpr (sorted) return {in_copy, true};
-    const u32 place = rows.place(group, k_tile);
-    const bool copy = place == token_tiles::scattered;
-    return {copy ? in_copy : static_cast<int>(place), copy};
+  // In shared memory after the engine's: what row_groups needs, and the tables of tokens.
+  static constexpr int groups_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
+  static constexpr int tables_at = groups_at + row_groups::shared_words * 4;
+
+  // A k tile, or one past a group's last, which has no tokens.
+  static __device__ __forceinline__ grouped_place place_of(const row_groups& groups, int group,
+                                                           int k_tile) {
+    const int rank = k_tile * height, left = groups.count(group) - rank;
+    return {group, rank, (group == 0 ? 0 : groups.marked()) + rank, smaller(left, height)};
   }
 
   // A tile of C, of which result, and its k tiles.
@@ -95,16 +101,16 @@ class wgmma_token_sum
     return schedule({static_cast<int>(2 * results * result_rows(shape.m) * tile.bm), shape.n,
                      shape.k, shape.group_m});
   }
-  static __device__ __forceinline__ task task_of(const schedule& work, const token_tiles& rows,
+  static __device__ __forceinline__ task task_of(const schedule& work, const row_groups& groups,
                                                  const wgmma_gemm_shape& shape, u32 rank) {
     task own{work.position(rank), 0, false, {}};
     const u32 height = result_rows(shape.m);
     const u32 result = own.at.m / height;
     own.at.m -= result * height;
-    const int longer = 2 * rows.marked() >= shape.k ? 0 : 1;
+    const int longer = 2 * groups.marked() >= shape.k ? 0 : 1;
     own.group = result < results ? longer : 1 - longer;
     own.second = results == 2 && result % 2 == 1;
-    const int tokens = rows.count(own.group);
+    const int tokens = groups.count(own.group);
     own.range = wgmma_k_range<tile, engine::bk>(tokens, rank);
     // A block without a k tile has one past the last, which is all zeros.
     if (own.range.last == own.range.first) {
@@ -114,24 +120,56 @@ class wgmma_token_sum
     return own;
   }
 
-  // One thread each, as in the plain engine: B, and the announcement of both operands' bytes.
-  static __device__ __forceinline__ void produce_b(const operands& from, const token_tiles& rows,
-                                                   const wgmma_gemm_shape& shape, ring pipe,
-                                                   u32 rank) {
+  // The gathering warps: both operands of every k tile. Of what TMA copies the first thread of one
+  // has A, that of the other B, and each announces its bytes.
+  static __device__ __forceinline__ void produce(const operands& from, const row_groups& groups,
+                                                 const wgmma_gemm_shape& shape, ring pipe, u32 rank,
+                                                 tables found) {
+    const int thread = threadIdx.x % 128 - operands_thread;
+    const bool has_a = thread == 0, has_b = thread == 32;
     const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
+    wgmma_open_slots<ring, tile.stages> open(pipe);
     for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
-      const task own = task_of(work, rows, shape, rank);
-      const int row = own.at.n * tile.bn + source.i * loader::b_share;
+      const task own = task_of(work, groups, shape, rank);
+      const tensor_map& a = results == 2 && own.second ? from.a1 : from.a;
+      const int row = own.at.m * tile.bm, column = own.at.n * tile.bn;
       for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
-        const token_place tokens = place_of<sorted_b>(rows, own.group, k_tile);
+        const int sorted = place_of(groups, own.group, k_tile).first;
+        const tile_rows tokens = found.wait();
+        const wgmma_gather<height> gather(tokens.rows, thread);
+        found.release();
+        found.advance();
+        const bool consecutive = tokens.consecutive();
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
-        barrier_arrive_expect(pipe.full_barrier(), layout::stage_bytes);
-        loader::template load_share<tile.cluster_m, true, loader::b_share>(
-            pipe.slot() + layout::a_bytes + source.i * loader::b_share * layout::row_bytes,
-            tokens.copy ? from.b_sorted : from.b, pipe.full_barrier(), tokens.row, row,
-            source.column_blocks, l2_policy::evict_normal);
+        if (has_a && (sorted_a || consecutive)) {
+          barrier_expect(pipe.full_barrier(), layout::a_bytes);
+          loader::template load_share<tile.cluster_n, true, loader::a_share>(
+              pipe.slot() + source.j * loader::a_share * layout::row_bytes, a, pipe.full_barrier(),
+              sorted_a ? sorted : tokens.first(), row + source.j * loader::a_share,
+              source.row_blocks, l2_policy::evict_normal);
+        }
+        if (has_b && (sorted_b || consecutive)) {
+          barrier_expect(pipe.full_barrier(), layout::b_bytes);
+          loader::template load_share<tile.cluster_m, true, loader::b_share>(
+              pipe.slot() + layout::a_bytes + source.i * loader::b_share * layout::row_bytes,
+              from.b, pipe.full_barrier(), sorted_b ? sorted : tokens.first(),
+              column + source.i * loader::b_share, source.column_blocks, l2_policy::evict_normal);
+        }
+        __syncwarp();
+        if (consecutive) {
+          open.close_all();
+          if (has_a || has_b) barrier_arrive(pipe.full_barrier());
+          continue;
+        }
+        if constexpr (!sorted_a)
+          gather.template copy<tile.bm / 64>(from.a_rows, shape.m, row, pipe.slot());
+        if constexpr (!sorted_b)
+          gather.template copy<tile.bn / 64>(from.b_rows, shape.n, column,
+                                             pipe.slot() + layout::a_bytes);
+        open.add(pipe);
       }
     }
+    open.close_all();
     // A block may not exit while peers still multicast into it or signal its barriers.
     if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) {
       for (int stage = 0; stage < tile.stages; ++stage, pipe.advance()) {
@@ -140,21 +178,14 @@ class wgmma_token_sum
     }
   }
 
-  static __device__ __forceinline__ void produce_a(const operands& from, const token_tiles& rows,
-                                                   const wgmma_gemm_shape& shape, ring pipe,
-                                                   u32 rank) {
-    const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
+  // One warp.
+  static __device__ __forceinline__ void find_tokens(const row_groups& groups,
+                                                     const wgmma_gemm_shape& shape, u32 rank,
+                                                     tables found) {
     for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
-      const task own = task_of(work, rows, shape, rank);
-      const int row = own.at.m * tile.bm + source.j * loader::a_share;
-      const tensor_map& sorted = results == 2 && own.second ? from.a1 : from.a_sorted;
-      for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
-        const token_place tokens = place_of<sorted_a>(rows, own.group, k_tile);
-        barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
-        loader::template load_share<tile.cluster_n, true, loader::a_share>(
-            pipe.slot() + source.j * loader::a_share * layout::row_bytes,
-            tokens.copy ? sorted : from.a, pipe.full_barrier(), tokens.row, row, source.row_blocks,
-            l2_policy::evict_normal);
+      const task own = task_of(work, groups, shape, rank);
+      for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile) {
+        found.fill(groups, place_of(groups, own.group, k_tile));
       }
     }
   }
@@ -214,7 +245,7 @@ class wgmma_token_sum
     return own.at.n * tile.bn + (tile.split_k > 1 ? rank * layout::owned_columns : 0);
   }
 
-  static __device__ __forceinline__ void consume(const operands& from, const token_tiles& rows,
+  static __device__ __forceinline__ void consume(const operands& from, const row_groups& groups,
                                                  const wgmma_gemm_shape& shape, ring pipe, u32 base,
                                                  u32 rank, int consumer) {
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
@@ -224,7 +255,7 @@ class wgmma_token_sum
     schedule work = schedule_of(shape);
     // Ping-pong: past the k tiles of the tile that is the other consumer's.
     const auto skip = [&](const schedule& other) {
-      if (other.pending()) pipe.skip(task_of(other, rows, shape, rank).k_tiles());
+      if (other.pending()) pipe.skip(task_of(other, groups, shape, rank).k_tiles());
     };
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
@@ -237,7 +268,7 @@ class wgmma_token_sum
     alignas(16) sums sum;
     for (; work.pending(); work.advance(turn)) {
       {
-        const task own = task_of(work, rows, shape, rank);
+        const task own = task_of(work, groups, shape, rank);
         if constexpr (store::fetches) {
           if (rank < layout::owners || tile.split_k == 1) {
             store::fetch_residual(boxes, outputs_of(from, own), own.at.m * tile.bm + first_row,
@@ -245,7 +276,7 @@ class wgmma_token_sum
           }
         }
         if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
-        main_loop(sum, pipe, own.range, rows.count(own.group), first_row, rank, consumer);
+        main_loop(sum, pipe, own.range, groups.count(own.group), first_row, rank, consumer);
       }
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
@@ -254,7 +285,7 @@ class wgmma_token_sum
         skip(next);
       }
       // Once more: until here every register is needed.
-      const task own = task_of(work, rows, shape, rank);
+      const task own = task_of(work, groups, shape, rank);
       const wgmma_outputs to = outputs_of(from, own);
       const int token = own.at.m * tile.bm + first_row, feature = feature_of(own, rank);
       if constexpr (tile.split_k > 1) {
@@ -271,8 +302,10 @@ class wgmma_token_sum
   }
 
  public:
-  // `shape`: C is m x n, and k counts all tokens. After the layout's bytes, shared memory has 8
-  // more to align, and the table of token_tiles.
+  // Bytes of shared memory after the layout's, 8 of which align.
+  static constexpr int more_bytes = 8 + row_groups::shared_words * 4 + tables::bytes;
+
+  // `shape`: C is m x n, and k counts all tokens.
   static __device__ __forceinline__ void run(const operands& from, const wgmma_gemm_shape& shape,
                                              unsigned char* memory) {
     const u32 start = shared_address(memory);
@@ -280,30 +313,38 @@ class wgmma_token_sum
     unsigned char* const aligned = memory + (base - start);
     ring pipe{base, base + layout::barriers_at, base + layout::barriers_at + tile.stages * 8};
     const u32 rank = layout::cluster_blocks == 1 ? 0 : cluster_rank();
-    const int group = threadIdx.x / 128;
-    if (threadIdx.x == tile.consumers * 128 + 64) {
+    const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+    const tables found(aligned + tables_at, base + tables_at);
+    if (group == tile.consumers && thread == 64) {
       tma_prefetch(from.b);
       tma_prefetch(from.a);
       tma_prefetch(from.true_c0);
       tma_prefetch(from.false_c0);
     }
-    if (threadIdx.x == 0) engine::init_barriers(pipe, base, rank, 1);
-    if constexpr (tile.split_k > 1) {
-      __syncthreads();
-      cluster_arrive();  // a split's blocks need each other only for the sums: they wait there
-    } else if constexpr (layout::cluster_blocks > 1) {
-      cluster_barrier();
+    if (group == tile.consumers && thread == 0) {
+      found.init(wgmma_gather_warps);
+      engine::init_barriers(pipe, base, rank, wgmma_gather_warps);
     }
+    __syncwarp();
+    if constexpr (layout::cluster_blocks > 1) cluster_arrive();
+    // The mask is older than the kernel before this one, so it is read without a wait.
+    const row_groups groups = row_groups::build<layout::threads>(
+        from.mask, shape.k, reinterpret_cast<u32*>(aligned + groups_at));
+    // A split's blocks need each other only for the sums: they wait there.
+    if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) cluster_wait();
     launch_dependents();
+    const bool finds = group == tile.consumers && thread >= tokens_thread;
+    if (!finds) named_barrier_arrive(groups_barrier, layout::threads);
     wait_for_dependencies();  // all operands may be an earlier kernel's work
-    const token_tiles rows = token_tiles::load(
-        from.tokens, shape.k, reinterpret_cast<u32*>(aligned + tokens_at), layout::threads);
     if (group == tile.consumers) {
       if constexpr (!layout::light)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers));
-      const int thread = threadIdx.x % 128;
-      if (thread == 0) produce_b(from, rows, shape, pipe, rank);
-      if (thread == 32) produce_a(from, rows, shape, pipe, rank);
+      if (finds) {
+        named_barrier_sync(groups_barrier, layout::threads);
+        find_tokens(groups, shape, rank, found);
+      } else if (thread >= operands_thread) {
+        produce(from, groups, shape, pipe, rank, found);
+      }
       if constexpr (tile.split_k > 1) {
         __syncwarp();
         cluster_wait();
@@ -311,7 +352,7 @@ class wgmma_token_sum
     } else {
       if constexpr (!layout::light)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers));
-      consume(from, rows, shape, pipe, base, rank, group);
+      consume(from, groups, shape, pipe, base, rank, group);
     }
   }
 };

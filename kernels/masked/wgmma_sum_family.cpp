@@ -16,22 +16,13 @@
 namespace fftune::masked {
 namespace {
 
-constexpr std::int64_t height = 64;  // tokens of a k tile
-
-/// Words of token_tiles.
-std::int64_t token_words(std::int64_t tokens) {
-  return 2 + ceil_div(tokens, height) + 1;
-}
-
-/// What wgmma_token_sum keeps in shared memory beside the engine's layout: 8 bytes to align, the
-/// table of token_tiles.
-std::int64_t table_bytes(std::int64_t tokens) {
-  return 8 + 4 * token_words(tokens);
-}
+/// wgmma_token_sum::more_bytes: 8 to align, row_groups::shared_words, two row_tables of 64 tokens,
+/// and their barriers.
+constexpr std::int64_t table_bytes = 8 + 4 * (1024 + 4 + 32) + 2 * 4 * (64 + 4) + 4 * 8;
 
 /// The device as the engine's space may see it: without the shared memory of the tables.
-DeviceFacts without_tables(DeviceFacts facts, std::int64_t tokens) {
-  facts.shared_bytes_per_block -= table_bytes(tokens);
+DeviceFacts without_tables(DeviceFacts facts) {
+  facts.shared_bytes_per_block -= table_bytes;
   return facts;
 }
 
@@ -47,7 +38,7 @@ class WgmmaSumFamily final : public StageFamily {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const GemmShape shape = sum_of(stage(), problem).shape;
-    return wgmma_space(halved(shape), without_tables(facts, shape.k));
+    return wgmma_space(halved(shape), without_tables(facts));
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const auto feasible = space(problem, facts).feasible();
@@ -66,24 +57,31 @@ class WgmmaSumFamily final : public StageFamily {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const StageSum work = sum_of(stage(), problem);
+    const bool adds = !work.addends[0].empty();
     Program program;
-    const auto copy = [&](bool sorted, std::size_t place, std::int64_t columns) -> Pointer {
-      if (sorted) return TensorArgument{place};
-      program.scratch.push_back(
-          {static_cast<std::size_t>(work.shape.k * columns) * dtype_bytes(problem.dtype), false});
-      return ScratchArgument{program.scratch.size() - 1};
-    };
-    program.scratch.push_back({static_cast<std::size_t>(4 * token_words(work.shape.k)), false});
-    const Pointer a = copy(work.sorted_a, work.a.front(), work.shape.m);
-    const Pointer b = copy(work.sorted_b, work.b, work.shape.n);
-    append_sort(program, problem, facts, work, a, b);
-    append_sums(program, problem, facts, config, work, a, b);
+    program.kernels.push_back(
+        {"masked/token_sum_sm90.cu",
+         fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}>",
+                     work.a.size() == 2 ? "token_sums_sm90" : "token_sum_sm90",
+                     element_type(problem.dtype), adds, work.sorted_a, work.sorted_b,
+                     wgmma_template_arguments(config, 1))});
+    KernelLaunch launch = wgmma_geometry(program, work.shape, facts, config, true);
+    launch.shared_bytes += static_cast<std::uint32_t>(table_bytes);
+    const WgmmaMaps maps(work.shape, config, problem.dtype, problem.dtype);
+    for (const std::size_t place : work.a)
+      launch.arguments.emplace_back(maps.a(TensorArgument{place}));
+    launch.arguments.emplace_back(maps.b(TensorArgument{work.b}));
+    for (const auto* matrices : {&work.c, adds ? &work.addends : &work.c})
+      for (const auto& own : *matrices)
+        for (const std::size_t place : own)
+          launch.arguments.emplace_back(maps.c(TensorArgument{place}));
+    append_places(launch.arguments, {work.mask, work.a.front(), work.b}, 3);
+    wgmma_append_sizes(launch, config, {work.shape.m, work.shape.n, work.shape.k});
+    program.steps.emplace_back(std::move(launch));
     return program;
   }
 
-  std::vector<std::string> sources() const override {
-    return {"masked/sort_rows.cu", "masked/token_sum_sm90.cu"};
-  }
+  std::vector<std::string> sources() const override { return {"masked/token_sum_sm90.cu"}; }
 
  private:
   /// As wgmma_cost(). A multiprocessor with a tile of either expert adds up all tokens; one with a
@@ -97,60 +95,6 @@ class WgmmaSumFamily final : public StageFamily {
         share = std::max(pattern->share, 1 - pattern->share);
     shape.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(shape.k) * share));
     return wgmma_cost(shape, facts, config);
-  }
-
-  /// Copies what is scattered of those operands that are not in the order of the mask.
-  static void append_sort(Program& program, const Problem& problem, const DeviceFacts& facts,
-                          const StageSum& work, const Pointer& a, const Pointer& b) {
-    constexpr std::int64_t parts = 8, blocks = 4;  // of a tile; of a multiprocessor
-    program.kernels.push_back({"masked/sort_rows.cu", "fftune::sort_rows"});
-    KernelLaunch launch;
-    launch.block.x = 256;
-    launch.grid.x = static_cast<std::uint32_t>(
-        std::min(parts * (ceil_div(work.shape.k, height) + 1),
-                 blocks * std::max<std::int64_t>(facts.multiprocessors, 1)));
-    launch.programmatic = true;
-    launch.arguments = {TensorArgument{work.mask}, ScratchArgument{0}};
-    const auto bytes = static_cast<std::int64_t>(dtype_bytes(problem.dtype));
-    std::size_t copied = 0;
-    const auto add = [&](std::size_t from, const Pointer& to, std::int64_t columns) {
-      launch.arguments.insert(
-          launch.arguments.end(),
-          {TensorArgument{from}, argument_of(to), static_cast<std::int32_t>(columns * bytes / 16)});
-      ++copied;
-    };
-    if (!work.sorted_a) add(work.a.front(), a, work.shape.m);
-    if (!work.sorted_b) add(work.b, b, work.shape.n);
-    for (; copied < 2; ++copied)
-      launch.arguments.insert(launch.arguments.end(),
-                              {std::int64_t{0}, std::int64_t{0}, std::int32_t{0}});
-    launch.arguments.emplace_back(static_cast<std::int32_t>(work.shape.k));
-    program.steps.emplace_back(std::move(launch));
-  }
-
-  static void append_sums(Program& program, const Problem& problem, const DeviceFacts& facts,
-                          const Config& config, const StageSum& work, const Pointer& a,
-                          const Pointer& b) {
-    const bool adds = !work.addends[0].empty();
-    program.kernels.push_back(
-        {"masked/token_sum_sm90.cu",
-         fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}>",
-                     work.a.size() == 2 ? "token_sums_sm90" : "token_sum_sm90",
-                     element_type(problem.dtype), adds, work.sorted_a, work.sorted_b,
-                     wgmma_template_arguments(config, 1))});
-    KernelLaunch launch = wgmma_geometry(program, work.shape, facts, config, true);
-    launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(work.shape.k));
-    const WgmmaMaps maps(work.shape, config, problem.dtype, problem.dtype);
-    launch.arguments = {maps.a(TensorArgument{work.a.front()}),
-                        work.a.size() == 2 ? maps.a(TensorArgument{work.a.back()}) : maps.a(a),
-                        maps.b(TensorArgument{work.b}), maps.b(b)};
-    for (const auto* matrices : {&work.c, adds ? &work.addends : &work.c})
-      for (const auto& own : *matrices)
-        for (const std::size_t place : own)
-          launch.arguments.emplace_back(maps.c(TensorArgument{place}));
-    launch.arguments.emplace_back(ScratchArgument{0});
-    wgmma_append_sizes(launch, config, {work.shape.m, work.shape.n, work.shape.k});
-    program.steps.emplace_back(std::move(launch));
   }
 };
 
