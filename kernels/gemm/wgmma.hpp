@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,7 +27,9 @@ Config wgmma_default(const GemmShape& shape, const DeviceFacts& facts);
 /// An estimate of the clock cycles a configuration takes, good enough to rank.
 double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config& config);
 
-/// The configuration of the space with the least wgmma_cost(), of equal cost the deeper ring.
+/// The configuration of the space with the least cost, of equal cost the deeper ring.
+Config wgmma_cheapest(const Space& space, const std::function<double(const Config&)>& cost_of);
+/// The same by wgmma_cost().
 Config wgmma_cheapest(const Space& space, const GemmShape& shape, const DeviceFacts& facts);
 
 /// The same for fp8, whose k tiles of 128 are added up in registers beside the sums. Their cost is

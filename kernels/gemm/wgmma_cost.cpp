@@ -73,18 +73,23 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   return start_cycles + together + overlapped(work, memory, 4);
 }
 
-Config wgmma_cheapest(const Space& space, const GemmShape& shape, const DeviceFacts& facts) {
+Config wgmma_cheapest(const Space& space, const std::function<double(const Config&)>& cost_of) {
   const auto feasible = space.feasible();
   if (feasible.empty()) throw Error(ErrorKind::internal, "a space of wgmma is empty");
   const Config* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Config& config : feasible) {
-    const double cost = wgmma_cost(shape, facts, config);
+    const double cost = cost_of(config);
     if (cost > least || (cost == least && config.at("stages") <= best->at("stages"))) continue;
     least = cost;
     best = &config;
   }
   return *best;
+}
+
+Config wgmma_cheapest(const Space& space, const GemmShape& shape, const DeviceFacts& facts) {
+  return wgmma_cheapest(space,
+                        [&](const Config& config) { return wgmma_cost(shape, facts, config); });
 }
 
 Config wgmma_default(const GemmShape& shape, const DeviceFacts& facts) {

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "core/pattern.hpp"
 #include "kernels/gemm/wgmma.hpp"
 #include "kernels/gemm/wgmma_tile.hpp"
 #include "kernels/masked/cuda_stage.hpp"
@@ -30,11 +32,22 @@ DeviceFacts without_tables(DeviceFacts facts) {
   return facts;
 }
 
-/// The product as the engine's space and cost may see it. Each expert's last tile is a part: with
-/// many tokens there are half a tile of rows more in the mean, which may start another wave.
+/// The product as the engine's space may see it. Each expert's last tile is a part: with many
+/// tokens there are half a tile of rows more in the mean, which may start another wave.
 GemmShape in_tiles(GemmShape shape) {
   constexpr std::int64_t half_a_tile = 64;
   if (shape.m >= 512) shape.m += half_a_tile;
+  return shape;
+}
+
+/// The product as its cost may see it: with the rows of all tiles that a mask of the problem's
+/// pattern leads to.
+GemmShape in_tiles_of(const Problem& problem, GemmShape shape, const WgmmaTile& t) {
+  const auto pattern = parse_pattern(problem.option("mask"));
+  if (!pattern) return in_tiles(shape);
+  const std::int64_t marked = std::llround(static_cast<double>(shape.m) * pattern->share);
+  const std::int64_t height = std::int64_t{t.bm} * t.cluster_m;
+  shape.m = (ceil_div(marked, height) + ceil_div(shape.m - marked, height)) * height;
   return shape;
 }
 
@@ -85,14 +98,17 @@ class WgmmaFamily final : public StageFamily {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return wgmma_cheapest(space(problem, facts), in_tiles(product_of(stage(), problem).shape),
-                          facts);
+    const GemmShape shape = product_of(stage(), problem).shape;
+    return wgmma_cheapest(space(problem, facts), [&](const Config& config) {
+      return wgmma_cost(in_tiles_of(problem, shape, WgmmaTile(config)), facts, config);
+    });
   }
 
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
     if (facts.clock_hz <= 0) return std::nullopt;
-    const GemmShape shape = in_tiles(product_of(stage(), problem).shape);
+    const GemmShape shape =
+        in_tiles_of(problem, product_of(stage(), problem).shape, WgmmaTile(config));
     return wgmma_cost(shape, facts, config) / facts.clock_hz;
   }
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <utility>
 
-#include "core/error.hpp"
 #include "core/pattern.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/gemm/wgmma.hpp"
@@ -41,12 +40,8 @@ class WgmmaSumFamily final : public StageFamily {
     return wgmma_space(halved(shape), without_tables(facts));
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto feasible = space(problem, facts).feasible();
-    if (feasible.empty()) throw Error(ErrorKind::internal, "a space of wgmma is empty");
-    return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
-      const double first = cost(problem, facts, a), second = cost(problem, facts, b);
-      return first < second || (first == second && a.at("stages") > b.at("stages"));
-    });
+    return wgmma_cheapest(space(problem, facts),
+                          [&](const Config& config) { return cost(problem, facts, config); });
   }
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
