@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "core/error.hpp"
+#include "kernels/ffn/ffn.hpp"
 #include "kernels/masked/masked.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
@@ -64,6 +65,42 @@ TEST_CASE("grouped launches fit the device") {
         for (const char* pass : {"fwd", "bwd"})
           CHECK(check_launches(*op, problem_of(*op, m, 1024, 2048, pass),
                                facts_of_architecture(arch)) > 0);
+}
+
+TEST_CASE("untuned, a mask that marks every token takes the tiles of the plain layer") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Problem plain =
+      canonical(ffn_op(), {"ffn", "fwd", DType::bf16, {{"m", 1024}, {"d", 1024}, {"h", 2048}}, {}},
+                DeviceKind::cuda);
+  Problem masked = problem_of(masked_ffn_op(), 1024, 1024, 2048);
+  for (const char* family : {"gate_up_sm90", "down_sm90"}) {
+    const Config usual = family_of(ffn_op(), family).default_config(plain, facts);
+    const auto same_tile = [&](const char* mask) {
+      masked.options["mask"] = mask;
+      const Config own = family_of(masked_ffn_op(), family).default_config(masked, facts);
+      return own.at("bm") == usual.at("bm") && own.at("bn") == usual.at("bn");
+    };
+    CAPTURE(family);
+    CHECK(same_tile("all"));
+    CHECK(same_tile("none"));
+    CHECK_FALSE(same_tile("block:0.33"));  // nine rows of such tiles, and a second wave
+  }
+}
+
+TEST_CASE("gradients of the weights take no memory beside the tensors") {
+  const auto facts = facts_of_architecture("sm_90a");
+  for (const Op* op : {&masked_linear_op(), &masked_ffn_op()}) {
+    const Problem problem = problem_of(*op, 4096, 1024, 2048, "bwd");
+    for (const char* name : {"dw_sm90", "d_gate_up_sm90", "d_down_sm90"}) {
+      for (const Family* family : op->families()) {
+        if (family->name() != name) continue;
+        const Program program =
+            family->program(problem, facts, family->default_config(problem, facts));
+        CHECK(program.scratch.empty());
+        CHECK(program.steps.size() == 1);
+      }
+    }
+  }
 }
 
 TEST_CASE("families refuse what they cannot compute") {
