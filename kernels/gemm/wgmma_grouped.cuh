@@ -54,13 +54,13 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
   static_assert(sorted_a || Operands::terms == 1);
   static constexpr int groups_barrier = 7;
   // Finding and gathering rows takes more registers than the plain engine's producer has.
-  static constexpr int producer_registers = tile.consumers == 1   ? 80
-                                            : tile.consumers == 3 ? 56
-                                            : sorted_a            ? 48
-                                                                  : 64;
+  static constexpr int producer_registers = tile.consumers == 1               ? 80
+                                            : tile.consumers == 2 && sorted_a ? 40
+                                                                              : 56;
   static constexpr int consumer_registers = tile.consumers == 3               ? 152
                                             : tile.consumers == 1 || sorted_a ? 232
                                                                               : 224;
+  static_assert(wgmma_registers_fit(tile, consumer_registers, producer_registers));
 
   // Where the threads of the producer warpgroup begin that each have a part of their own: B, A,
   // gathered or not, and which rows the tiles have.

@@ -32,6 +32,14 @@ __host__ __device__ constexpr int wgmma_blocks_per_multiprocessor(const wgmma_ti
   return products * parts * columns / 2 + 64 <= 65536 / 2 / wgmma_threads(tile) ? 2 : 1;
 }
 
+// Whether a consumer's threads and the producer's may have so many registers: a block moves what it
+// starts with, as many a thread as are there for all, in eights, and would wait for more for ever.
+__host__ __device__ constexpr bool wgmma_registers_fit(const wgmma_tile& tile, int consumer,
+                                                       int producer) {
+  const int at_start = 65536 / wgmma_threads(tile) / 8 * 8;
+  return tile.consumers * consumer + producer <= (tile.consumers + 1) * at_start;
+}
+
 // `box_buffers`: matrices that are stored together, or read and then stored over.
 template <wgmma_tile tile, int products, int box_buffers = 1>
 struct wgmma_layout {

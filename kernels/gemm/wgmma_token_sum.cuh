@@ -61,11 +61,11 @@ class wgmma_token_sum
   // Gathering takes more registers than the plain engine's producer has, and accumulators leave
   // them where they are few.
   static constexpr bool few_sums = layout::parts * store::values < 192;
-  static constexpr int producer_registers = tile.consumers == 1   ? 80
-                                            : tile.consumers == 3 ? 56
-                                            : few_sums            ? 64
-                                                                  : 48;
+  static constexpr int producer_registers = tile.consumers == 1                ? 80
+                                            : tile.consumers == 2 && !few_sums ? 40
+                                                                               : 56;
   static constexpr int consumer_registers = tile.consumers == 3 ? 152 : few_sums ? 224 : 232;
+  static_assert(wgmma_registers_fit(tile, consumer_registers, producer_registers));
 
   // Where the threads of the producer warpgroup begin that each have a part of their own: both
   // operands, gathered or not, and which tokens the k tiles have.
