@@ -106,14 +106,6 @@ class row_groups {
     return group == 0 ? before_[chunk] : rows_before(chunk) - before_[chunk];
   }
 
-  // The chunk of row number `rank` of a group. All lanes of a warp.
-  __device__ __forceinline__ u32 chunk_of(int group, u32 rank) const {
-    static_assert(chunks == 32 * 32);
-    const u32 lane = threadIdx.x % 32;
-    const u32 parts = __ballot_sync(~0u, before(group, lane * 32) <= rank);
-    const u32 first = (__popc(parts) - 1) * 32;
-    return first + __popc(__ballot_sync(~0u, before(group, first + lane) <= rank)) - 1;
-  }
   // Row number `rank` of a group, which is in this chunk.
   __device__ __forceinline__ u32 row_in(int group, u32 chunk, u32 rank) const {
     rank -= before(group, chunk);
@@ -180,6 +172,14 @@ class row_groups {
     return static_cast<int>(group == 0 ? marked_ : rows_ - marked_);
   }
 
+  // The chunk of row number `rank` of a group. All lanes of a warp.
+  __device__ __forceinline__ u32 chunk_of(int group, u32 rank) const {
+    static_assert(chunks == 32 * 32);
+    const u32 lane = threadIdx.x % 32;
+    const u32 parts = __ballot_sync(~0u, before(group, lane * 32) <= rank);
+    const u32 first = (__popc(parts) - 1) * 32;
+    return first + __popc(__ballot_sync(~0u, before(group, first + lane) <= rank)) - 1;
+  }
   // Row number `rank` of the marked ones (group 0), or of the others (group 1).
   __device__ __forceinline__ u32 row_of(int group, u32 rank) const {
     u32 chunk = 0;
@@ -189,28 +189,32 @@ class row_groups {
     }
     return row_in(group, chunk, rank);
   }
-  // Writes rows [rank, rank + count) of a group, which it has, to `rows`. All lanes of a warp, each
-  // of which takes a chunk.
-  __device__ __forceinline__ void list(int group, u32 rank, u32 count, u32* rows) const {
+  // Writes rows [rank, rank + count) of a group, which it has, to `rows`, and leaves anything in
+  // the word behind them. `first` is the chunk of the first one; returns one from which those that
+  // follow may be looked for. All lanes of a warp, each of which takes a chunk.
+  __device__ __forceinline__ u32 list(int group, u32 rank, u32 count, u32 first, u32* rows) const {
     const u32 lane = threadIdx.x % 32, own_rows = chunk_rows();
-    u32 first = chunk_of(group, rank);
-#pragma unroll 1
-    do {
+    while (true) {
       const u32 begin = rows_before(first + lane);
-      // Beyond every count where it is before `rank`, or no chunk.
-      u32 place = first + lane < chunks ? before(group, first + lane) - rank : count;
+      const bool exists = first + lane < chunks;
+      const u32 own_rank = exists ? before(group, first + lane) : ~0u;
+      u32 place = own_rank - rank;  // beyond every count where it is before `rank`
 #pragma unroll 1
-      for (u32 at = begin; at < begin + own_rows && at < rows_; at += 16) {
+      for (u32 at = begin; at < begin + own_rows && at < rows_ && exists; at += 16) {
         const u32 bits = members(group, at);
+        // Without a branch: of 16 that differ between the lanes each would take its time.
 #pragma unroll
         for (u32 i = 0; i < 16; ++i) {
-          if ((bits >> i & 1) == 0) continue;
-          if (place < count) rows[place] = at + i;
-          ++place;
+          const u32 set = bits >> i & 1;
+          const u32 to = set != 0 ? place : count;
+          rows[to < count ? to : count] = at + i;
+          place += set;
         }
       }
+      const u32 begun = __popc(__ballot_sync(~0u, own_rank <= rank + count));
+      if (begun < 32 || first + 32 >= chunks) return first + begun - 1;
       first += 32;
-    } while (first < chunks && before(group, first) < rank + count);
+    }
   }
 };
 

@@ -24,6 +24,9 @@ class row_tables {
   static constexpr int words = height + 4;
   wgmma_ring<2, words * 4> place_;
   u32* tables_;
+  // Where the rows that follow the last ones found may be looked for.
+  int next_ = -1;
+  u32 chunk_ = 0;
 
  public:
   // Bytes of shared memory, a multiple of 16.
@@ -52,7 +55,9 @@ class row_tables {
     barrier_wait(place_.empty_barrier(), place_.parity ^ 1);
     u32 word = 0;
     if (own.count > 0) {
-      groups.list(own.group, own.rank, own.count, rows);
+      if (own.first != next_ || own.rank == 0) chunk_ = groups.chunk_of(own.group, own.rank);
+      chunk_ = groups.list(own.group, own.rank, own.count, chunk_, rows);
+      next_ = own.first + own.count;
       __syncwarp();
       const u32 first = rows[0], last = rows[own.count - 1];
       word = last - first == static_cast<u32>(own.count - 1) ? first : first | tile_rows::scattered;

@@ -17,6 +17,8 @@ struct GemmShape {
   int terms = 1;              // pairs of a and b that add up to one sum; k is that of each
   int results = 1;            // how many a share b, each with a c of its own
   int box_buffers = 1;        // matrices of c's size that are stored, or read and then stored over
+  bool a_gathered = false;    // its rows are gathered by a list, rather than copied in tiles
+  bool b_gathered = false;
 };
 
 /// What shares a scale in fp8 with scales of blocks: so many elements of a row, and in a weight

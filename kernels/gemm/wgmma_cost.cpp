@@ -20,19 +20,24 @@ double overlapped(double first, double second, double sharpness) {
 
 /// Clocks of one step of 16 of k in a block: of its products, of the bytes that a multiprocessor
 /// takes in for it, multicast or not, or of waiting for them where the ring is short.
-double step_cycles(const WgmmaTile& t, int products) {
+double step_cycles(const WgmmaTile& t, const GemmShape& shape) {
   constexpr double shared_rate = 128;    // bytes a clock
   constexpr double intake_rate = 58;     // bytes a clock, from the L2
+  constexpr double gather_rate = 18;     // bytes a clock, by cp.async
   constexpr double efficiency = 0.7;     // of the tensor cores under load, at a clock that yields
   constexpr double load_latency = 2000;  // clocks from a slot that is free to one that is full
+  const int products = shape.products;
   // wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
   const double width = t.instruction_columns(products);
   const double instructions = double(t.rows()) / 64 * products * t.columns() / width;
   const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
   const double intake = (t.bm + double(products) * t.bn) * 32 / intake_rate;
+  const double gather =
+      ((shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? t.bn : 0)) * 32 / gather_rate;
   const double latency = load_latency / 4 / std::max(t.stages - 1, 1);
   const double multicast = t.cluster_m * t.cluster_n > 1 ? 0.99 : 1;
-  return multicast * std::max(overlapped(instructions * wgmma, intake, 12), latency);
+  return std::max(multicast * std::max(overlapped(instructions * wgmma, intake, 12), latency),
+                  gather);
 }
 
 /// Clocks of reading and writing everything once. A memory-bound kernel needs most of the device
@@ -60,7 +65,7 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   constexpr double exposed = 0.75;        // of the epilogue in ping-pong
   const WgmmaTile t(config);
   const double output = double(t.bm) * t.bn * 2 * shape.box_buffers / output_rate;
-  const double tile = 4.0 * static_cast<double>(t.k_tiles(shape)) * step_cycles(t, shape.products) +
+  const double tile = 4.0 * static_cast<double>(t.k_tiles(shape)) * step_cycles(t, shape) +
                       (t.ping_pong() ? exposed * output : output);
   // A cluster's blocks start together, and those that lie beyond the matrix idle.
   const auto at_once = std::max<std::int64_t>(facts.multiprocessors / t.cluster_blocks(), 1);

@@ -2,9 +2,9 @@
 // as TMA would.
 //
 // wgmma reads through another proxy than cp.async writes, so that a fence has to stand between the
-// two. The warps that copy have it, once their copies are complete: some k tiles behind, so that
-// several are under way, and before they say that a slot is full. So the consumers wait for
-// gathered rows as they do for the copy engine's.
+// two. Those who multiply have it, in front of each k tile that was gathered: it costs them nothing
+// that can be measured. Gathering warps that wait for their own copies to have it instead lose a
+// tenth of the rate of the copies.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -12,42 +12,8 @@
 
 namespace fftune {
 
-// The warps that gather for a block; each arrives at the full barrier of a slot.
-constexpr int wgmma_gather_warps = 2, wgmma_gather_threads = wgmma_gather_warps * 32;
-
-// A warp's slots whose copies are under way.
-template <class Ring, int stages>
-class wgmma_open_slots {
-  // So many at most: half of the ring, of which a slot is at work and the next one full.
-  static constexpr int most = smaller(stages / 2, stages - 2);
-  Ring oldest_;
-  int count_ = 0;
-
-  // Says that the oldest is full; its copies are complete.
-  __device__ __forceinline__ void close() {
-    async_proxy_fence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(oldest_.full_barrier());
-    oldest_.advance();
-    --count_;
-  }
-
- public:
-  explicit __device__ __forceinline__ wgmma_open_slots(const Ring& pipe) : oldest_(pipe) {}
-
-  // All copies into this slot, the next one, have begun.
-  __device__ __forceinline__ void add(const Ring& pipe) {
-    copy_async_commit();
-    if (count_ == 0) oldest_ = pipe;
-    if (++count_ <= most) return;
-    copy_async_wait<most>();
-    close();
-  }
-  __device__ __forceinline__ void close_all() {
-    copy_async_wait<0>();
-    while (count_ > 0) close();
-  }
-};
+// The threads that gather for a block; each arrives at the full barrier of a slot.
+constexpr int wgmma_gather_threads = 64;
 
 // What a thread copies: of every eighth row of a tile 16 of each 128 bytes. So its swizzle is that
 // of its first row.
@@ -78,8 +44,8 @@ class wgmma_gather {
     for (int i = 0; i < kept; ++i) kept_[i] = rows_[i * step];
   }
 
-  // Elements [column, column + 64 slabs) of the rows of a matrix with `columns`, zeros past its
-  // end, into slabs of `height` rows of 64 elements.
+  // Begins to copy elements [column, column + 64 slabs) of the rows of a matrix with `columns`,
+  // zeros past its end, into slabs of `height` rows of 64 elements.
   template <int slabs, class T>
   __device__ __forceinline__ void copy(const T* matrix, int columns, int column, u32 to) const {
     constexpr int elements = row_bytes / sizeof(T);

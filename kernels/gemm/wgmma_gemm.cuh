@@ -216,14 +216,16 @@ class wgmma_gemm {
     tma_prefetch(map.c.first());
   }
 
-  // Calls `fetch` once, after k tile `fetch_at`.
+  // Calls `fetch` once, after k tile `fetch_at`. `foreign`: ordinary copies filled the ring, which
+  // wgmma does not see without a fence.
   template <class Fetch>
   static __device__ __forceinline__ void main_loop(sums& sum, ring& pipe, int k_tiles,
                                                    u32 first_row, u32 rank, int fetch_at,
-                                                   const Fetch& fetch) {
+                                                   const Fetch& fetch, bool foreign = false) {
     u32 previous = 0;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
       barrier_wait(pipe.full_barrier(), pipe.parity);
+      if (foreign) async_proxy_fence();
       multiply(sum, pipe.slot(), first_row, k_tile > 0);
       if (k_tile > 0) {
         wgmma_wait<1>();  // the group before this one has read its slot

@@ -141,22 +141,19 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
       const tile_rows own = found.wait();
       if (!own.consecutive()) {
         const wgmma_gather<tile.bm> gather(own.rows, thread);
-        wgmma_open_slots<ring, tile.stages> open(pipe);
         for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
           barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
           gather.template copy<1>(from.a_rows, shape.k, tile_k * engine::bk, pipe.slot());
-          open.add(pipe);
+          barrier_arrive_copied(pipe.full_barrier());
         }
-        open.close_all();
       } else if (thread % 32 == 0) {
         for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
           barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
+          barrier_arrive(pipe.full_barrier(), thread == 0 ? 31 : 32);  // in place of its warp
           if (thread == 0) {
             barrier_arrive_expect(pipe.full_barrier(), layout::a_bytes);
             tma_load(pipe.slot(), from.a, pipe.full_barrier(), tile_k * engine::bk, own.first(),
                      l2_policy::evict_normal);
-          } else {
-            barrier_arrive(pipe.full_barrier());
           }
         }
       } else {
@@ -215,6 +212,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
       // split a share of the columns.
       const int share = tile.split_k > 1 ? static_cast<int>(rank) * layout::owned_columns : 0;
       const int skipped = tile.swapped ? share : first_row;
+      const bool gathered = !sorted_a && !found.wait().consecutive();
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       const auto fetch = [&] {
         if constexpr (store::base::fetches) {
@@ -223,7 +221,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
         }
       };
       engine::main_loop(sum, pipe, k_tiles, first_row, rank,
-                        smaller(store::base::fetch_after, k_tiles) - 1, fetch);
+                        smaller(store::base::fetch_after, k_tiles) - 1, fetch, gathered);
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
         pipe.skip(k_tiles);
@@ -261,7 +259,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     if (group == tile.consumers && thread == 64) prefetch_maps(from);
     if (group == tile.consumers && thread == b_thread) {
       found.init(tile.ping_pong ? 4 : 4 * tile.consumers);
-      engine::init_barriers(pipe, base, rank, sorted_a ? 1 : 1 + wgmma_gather_warps);
+      engine::init_barriers(pipe, base, rank, sorted_a ? 1 : 1 + wgmma_gather_threads);
     }
     __syncwarp();
     if constexpr (layout::cluster_blocks > 1) cluster_arrive();

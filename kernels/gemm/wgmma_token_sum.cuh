@@ -128,7 +128,6 @@ class wgmma_token_sum
     const int thread = threadIdx.x % 128 - operands_thread;
     const bool has_a = thread == 0, has_b = thread == 32;
     const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
-    wgmma_open_slots<ring, tile.stages> open(pipe);
     for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
       const task own = task_of(work, groups, shape, rank);
       const tensor_map& a = results == 2 && own.second ? from.a1 : from.a;
@@ -157,8 +156,7 @@ class wgmma_token_sum
         }
         __syncwarp();
         if (consecutive) {
-          open.close_all();
-          if (has_a || has_b) barrier_arrive(pipe.full_barrier());
+          if (has_a || has_b) barrier_arrive(pipe.full_barrier(), 32);  // in place of its warp
           continue;
         }
         if constexpr (!sorted_a)
@@ -166,10 +164,9 @@ class wgmma_token_sum
         if constexpr (!sorted_b)
           gather.template copy<tile.bn / 64>(from.b_rows, shape.n, column,
                                              pipe.slot() + layout::a_bytes);
-        open.add(pipe);
+        barrier_arrive_copied(pipe.full_barrier());
       }
     }
-    open.close_all();
     // A block may not exit while peers still multicast into it or signal its barriers.
     if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) {
       for (int stage = 0; stage < tile.stages; ++stage, pipe.advance()) {
@@ -216,6 +213,7 @@ class wgmma_token_sum
       barrier_wait(pipe.full_barrier(), pipe.parity);
       const int count = larger(tokens - k_tile * engine::bk, 0);
       if (count < engine::bk) blank(pipe.slot(), count, consumer);
+      async_proxy_fence();  // its tokens may have been gathered
       engine::multiply(sum, pipe.slot(), first_row, k_tile > range.first);
       if (k_tile > range.first) {
         wgmma_wait<1>();  // the group before this one has read its slot
@@ -322,8 +320,8 @@ class wgmma_token_sum
       tma_prefetch(from.false_c0);
     }
     if (group == tile.consumers && thread == 0) {
-      found.init(wgmma_gather_warps);
-      engine::init_barriers(pipe, base, rank, wgmma_gather_warps);
+      found.init(wgmma_gather_threads / 32);
+      engine::init_barriers(pipe, base, rank, wgmma_gather_threads);
     }
     __syncwarp();
     if constexpr (layout::cluster_blocks > 1) cluster_arrive();

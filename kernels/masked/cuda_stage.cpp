@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/pattern.hpp"
 #include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
 
@@ -57,6 +58,12 @@ std::vector<Argument> pointer_arguments(const StageSum& work) {
   for (const auto& own : work.addends) append_places(arguments, own, 2);
   for (const auto& own : work.c) append_places(arguments, own, 2);
   return arguments;
+}
+
+bool scatters(const Problem& problem) {
+  const auto pattern = parse_pattern(problem.option("mask"));
+  return pattern && pattern->share > 0 && pattern->share < 1 &&
+         (pattern->kind == Pattern::Kind::even || pattern->kind == Pattern::Kind::random);
 }
 
 GemmShape halved(GemmShape shape) {

@@ -50,6 +50,9 @@ std::vector<Argument> pointer_arguments(const StageProduct& work);
 /// the other's.
 std::vector<Argument> pointer_arguments(const StageSum& work);
 
+/// Whether most tiles of a mask of the problem's pattern have tokens that are no neighbours.
+bool scatters(const Problem& problem);
+
 /// The sums as an engine's space and cost may see them: each over half of the tokens, which is what
 /// those of both experts come to.
 GemmShape halved(GemmShape shape);

@@ -42,12 +42,14 @@ GemmShape in_tiles(GemmShape shape) {
 
 /// The product as its cost may see it: with the rows of all tiles that a mask of the problem's
 /// pattern leads to.
-GemmShape in_tiles_of(const Problem& problem, GemmShape shape, const WgmmaTile& t) {
+GemmShape in_tiles_of(const Problem& problem, const StageProduct& work, const WgmmaTile& t) {
   const auto pattern = parse_pattern(problem.option("mask"));
-  if (!pattern) return in_tiles(shape);
+  if (!pattern) return in_tiles(work.shape);
+  GemmShape shape = work.shape;
   const std::int64_t marked = std::llround(static_cast<double>(shape.m) * pattern->share);
   const std::int64_t height = std::int64_t{t.bm} * t.cluster_m;
   shape.m = (ceil_div(marked, height) + ceil_div(shape.m - marked, height)) * height;
+  shape.a_gathered = !work.sorted_a && scatters(problem);
   return shape;
 }
 
@@ -98,17 +100,16 @@ class WgmmaFamily final : public StageFamily {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const GemmShape shape = product_of(stage(), problem).shape;
+    const StageProduct work = product_of(stage(), problem);
     return wgmma_cheapest(space(problem, facts), [&](const Config& config) {
-      return wgmma_cost(in_tiles_of(problem, shape, WgmmaTile(config)), facts, config);
+      return wgmma_cost(in_tiles_of(problem, work, WgmmaTile(config)), facts, config);
     });
   }
 
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
     if (facts.clock_hz <= 0) return std::nullopt;
-    const GemmShape shape =
-        in_tiles_of(problem, product_of(stage(), problem).shape, WgmmaTile(config));
+    const GemmShape shape = in_tiles_of(problem, product_of(stage(), problem), WgmmaTile(config));
     return wgmma_cost(shape, facts, config) / facts.clock_hz;
   }
 

@@ -82,7 +82,10 @@ class WgmmaSumFamily final : public StageFamily {
   /// As wgmma_cost(). A multiprocessor with a tile of either expert adds up all tokens; one with a
   /// single tile those of one expert, and the expert with more tokens decides.
   double cost(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
-    GemmShape shape = sum_of(stage(), problem).shape;
+    const StageSum work = sum_of(stage(), problem);
+    GemmShape shape = work.shape;
+    shape.a_gathered = !work.sorted_a && scatters(problem);
+    shape.b_gathered = !work.sorted_b && scatters(problem);
     const WgmmaTile tile(config);
     double share = 0.5;
     if (tile.tiles(shape) * tile.split_k <= facts.multiprocessors)
