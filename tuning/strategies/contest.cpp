@@ -96,12 +96,12 @@ std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_
                                     double reserve, double band, int samples) {
   const double time = search.seconds_left();
   std::size_t size = std::isfinite(time) ? first_batch : compile_batch;
-  const auto ended = [&] {
+  const auto ended = [&](double kept) {
     return search.stopped() || search.enough() ||
-           (std::isfinite(time) && search.seconds_left() < time * reserve);
+           (std::isfinite(time) && search.seconds_left() < time * kept);
   };
   std::vector<std::size_t> reached;
-  for (std::size_t begin = 0, end = 0; begin < order.size() && !ended(); begin = end) {
+  for (std::size_t begin = 0, end = 0; begin < order.size() && !ended(reserve); begin = end) {
     end = std::min(begin + size, order.size());
     const std::vector<std::size_t> batch(order.begin() + static_cast<std::ptrdiff_t>(begin),
                                          order.begin() + static_cast<std::ptrdiff_t>(end));
@@ -120,7 +120,8 @@ std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_
       reached.insert(reached.end(), screened.begin(), screened.end());
       continue;
     }
-    for (std::size_t i = begin; i < end && !ended(); ++i) {
+    // What has been compiled is worth a little more time than what has not.
+    for (std::size_t i = begin; i < end && !ended(reserve / 2); ++i) {
       search.screen(order[i], search.best_us() * band);
       if (samples > 3) search.measure({order[i]}, samples, search.seconds_left());
       reached.push_back(order[i]);
