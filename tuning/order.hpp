@@ -11,6 +11,11 @@ namespace fftune {
 /// std::shuffle does not promise.
 std::vector<std::size_t> shuffled(std::size_t count, std::size_t fixed, std::uint64_t seed);
 
+/// The same, but with every other of the rest in the order of their estimates, least first: where
+/// the time is too short for all, half of it goes where most is expected, and half anywhere.
+std::vector<std::size_t> half_by_estimate(const std::vector<double>& estimates, std::size_t fixed,
+                                          std::uint64_t seed);
+
 /// The next of a sequence of random numbers; `state` is its seed, then its place (SplitMix64:
 /// Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195).
 std::uint64_t next_random(std::uint64_t& state);

@@ -55,53 +55,16 @@ class tile_gather {
   __device__ __forceinline__ void move(i64 bytes) {
     source_ += bytes;
   }
+  // Bytes from one element of a row to that `walked` further along k.
+  static __device__ __forceinline__ i64 distance(i64 walked) {
+    return walked * 2;
+  }
 
  private:
   int thread_, row_, valid_, chunk_k_;
   u32 pitch_;
   const u32* table_;
   const char* source_;
-};
-
-// As mma_sync_producer, with gathered rows of A.
-template <class Operands, int products, int bm, int bn, int bk, int threads>
-struct grouped_producer {
-  using a_copy = tile_gather<bm, bk, threads>;
-  using b_copy = typename tile_operand<Operands::b_transposed, bn, bk, threads>::copy;
-  a_copy a;
-  b_copy b[2];  // the second is unused with one product
-  int k_left;   // elements of k from the start of the next tile to the end of this block's range
-  // Of two terms: the tiles to the end of the first, and how to go on from there.
-  int first_term_tiles = 0, second_k = 0;
-  i64 a_jump = 0, b_jump = 0;
-
-  template <int share, int shares>
-  __device__ __forceinline__ void issue(u32 slot) const {
-    a.template issue<share * a_copy::steps / shares, (share + 1) * a_copy::steps / shares>(slot,
-                                                                                           k_left);
-#pragma unroll
-    for (int product = 0; product < products; ++product) {
-      b[product]
-          .template issue<share * b_copy::steps / shares, (share + 1) * b_copy::steps / shares>(
-              slot + a_copy::bytes + product * b_copy::bytes, k_left);
-    }
-  }
-
-  __device__ __forceinline__ void next_tile() {
-    a.next_tile();
-#pragma unroll
-    for (int product = 0; product < products; ++product) {
-      b[product].next_tile();
-    }
-    k_left -= bk;
-    if constexpr (Operands::terms == 2) {
-      if (--first_term_tiles == 0) {
-        a.move(a_jump);
-        b[0].move(b_jump);
-        k_left = second_k;
-      }
-    }
-  }
 };
 
 template <class T>
@@ -128,7 +91,9 @@ class mma_sync_grouped_gemm
   using typename engine::b_layout;
   using typename engine::output_tile;
   using typename engine::place;
-  using source_type = grouped_producer<Operands, Epilogue::products, bm, bn, bk, engine::threads>;
+  using a_gather = tile_gather<bm, bk, engine::threads>;
+  using source_type =
+      mma_sync_copies<a_gather, Operands, Epilogue::products, bn, bk, engine::threads>;
   static_assert(!Operands::a_transposed && (sorted_c || !is_gradient<Epilogue>));
 
   // From the first k tile of this block's range on, which may begin in the second term.
@@ -143,18 +108,12 @@ class mma_sync_grouped_gemm
     const T* const b1 = group == 0 ? from.b[0][1] : from.b[1][1];
     const i64 b_pitch = Operands::b_transposed ? from.n : from.k;
     source_type source = {
-        tile_gather<bm, bk, engine::threads>(late ? from.a1 : from.a, rows_of_a, rows, from.k,
-                                             first_k, thread),
+        a_gather(late ? from.a1 : from.a, rows_of_a, rows, from.k, first_k, thread),
         {b_copy(late ? b1 : b0, first_n, columns, b_pitch, first_k, thread),
-         b_copy(Epilogue::products == 2 ? b1 : b0, first_n, columns, b_pitch, first_k, thread)},
-        range.end_in_term(before) - first_k};
-    if constexpr (Operands::terms == 2) {
-      const i64 walked = static_cast<i64>(range.term_tiles) * bk;
-      source.first_term_tiles = late ? 0 : static_cast<int>(range.term_tiles - range.first);
-      source.second_k = range.end_in_term(range.term_tiles);
-      source.a_jump = (from.a1 - from.a) * 2 - walked * 2;
-      source.b_jump = (b1 - b0) * 2 - b_copy::distance(walked, b_pitch);
-    }
+         b_copy(Epilogue::products == 2 ? b1 : b0, first_n, columns, b_pitch, first_k, thread)}};
+    const i64 walked = static_cast<i64>(range.term_tiles) * bk;
+    source.begin(range, late, (from.a1 - from.a) * 2 - a_gather::distance(walked),
+                 (b1 - b0) * 2 - b_copy::distance(walked, b_pitch));
     return source;
   }
 

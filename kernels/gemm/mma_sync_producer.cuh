@@ -48,26 +48,33 @@ struct mma_sync_range {
   }
 };
 
-template <class T, class Operands, int products, int bm, int bn, int bk, int threads>
-struct mma_sync_producer {
-  using a_copy = typename tile_operand<Operands::a_transposed, bm, bk, threads>::copy;
+// The copies of one k tile after the other, of both operands and over all terms. `copy_of_a` is a
+// tile_copy, or the like of it.
+template <class copy_of_a, class Operands, int products, int bn, int bk, int threads>
+struct mma_sync_copies {
+  using a_copy = copy_of_a;
   using b_copy = typename tile_operand<Operands::b_transposed, bn, bk, threads>::copy;
 
   a_copy a;
-  b_copy b[2];  // the second is unused with one product
-  int k_left;   // elements of k from the start of the next tile to the end of this block's range
+  b_copy b[2];     // the second is unused with one product
+  int k_left = 0;  // elements of k from the start of the next tile to the end of this block's range
   // Of two terms: the tiles to the end of the first, and how to go on from there.
   int first_term_tiles = 0, second_k = 0;
   i64 a_jump = 0, b_jump = 0;
 
-  // `second`: of two results, A is the second one's.
-  __device__ __forceinline__ mma_sync_producer(const gemm_arguments<T, products>& from,
-                                               const mma_sync_range& range, bool second,
-                                               i64 first_m, int rows, i64 first_n, int columns,
-                                               int thread)
-      : mma_sync_producer(from, range, second,
-                          Operands::terms == 2 && range.first >= range.term_tiles, first_m, rows,
-                          first_n, columns, thread) {}
+  // `late`: the range begins in the second term. `to_second_a` and `to_second_b`: bytes from the
+  // first tile behind the first term to the second term's first.
+  __device__ __forceinline__ void begin(const mma_sync_range& range, bool late, i64 to_second_a,
+                                        i64 to_second_b) {
+    const u32 before = late ? range.term_tiles : 0;
+    k_left = range.end_in_term(before) - static_cast<int>((range.first - before) * bk);
+    if constexpr (Operands::terms == 2) {
+      first_term_tiles = late ? 0 : static_cast<int>(range.term_tiles - range.first);
+      second_k = range.end_in_term(range.term_tiles);
+      a_jump = to_second_a;
+      b_jump = to_second_b;
+    }
+  }
 
   // Copies a share of the next tile; spreading it over the k16 steps keeps the load unit from
   // bursting.
@@ -98,6 +105,26 @@ struct mma_sync_producer {
       }
     }
   }
+};
+
+template <class T, class Operands, int products, int bm, int bn, int bk, int threads>
+struct mma_sync_producer
+    : mma_sync_copies<typename tile_operand<Operands::a_transposed, bm, bk, threads>::copy,
+                      Operands, products, bn, bk, threads> {
+  using copies =
+      mma_sync_copies<typename tile_operand<Operands::a_transposed, bm, bk, threads>::copy,
+                      Operands, products, bn, bk, threads>;
+  using typename copies::a_copy;
+  using typename copies::b_copy;
+
+  // `second`: of two results, A is the second one's.
+  __device__ __forceinline__ mma_sync_producer(const gemm_arguments<T, products>& from,
+                                               const mma_sync_range& range, bool second,
+                                               i64 first_m, int rows, i64 first_n, int columns,
+                                               int thread)
+      : mma_sync_producer(from, range, second,
+                          Operands::terms == 2 && range.first >= range.term_tiles, first_m, rows,
+                          first_n, columns, thread) {}
 
  private:
   static __device__ __forceinline__ i64 a_pitch(const gemm_arguments<T, products>& from) {
@@ -116,26 +143,19 @@ struct mma_sync_producer {
             from, second || late ? from.a1 : from.a, late ? from.b1 : from.b[0],
             static_cast<int>((late ? range.first - range.term_tiles : range.first) * bk), first_m,
             rows, first_n, columns, thread) {
-    const u32 before = late ? range.term_tiles : 0;
-    k_left = range.end_in_term(before) - static_cast<int>((range.first - before) * bk);
-    if constexpr (Operands::terms == 2) {
-      const i64 walked = static_cast<i64>(range.term_tiles) * bk;
-      first_term_tiles = late ? 0 : static_cast<int>(range.term_tiles - range.first);
-      second_k = range.end_in_term(range.term_tiles);
-      a_jump = (from.a1 - from.a) * 2 - a_copy::distance(walked, a_pitch(from));
-      b_jump = (from.b1 - from.b[0]) * 2 - b_copy::distance(walked, b_pitch(from));
-    }
+    const i64 walked = static_cast<i64>(range.term_tiles) * bk;
+    this->begin(range, late, (from.a1 - from.a) * 2 - a_copy::distance(walked, a_pitch(from)),
+                (from.b1 - from.b[0]) * 2 - b_copy::distance(walked, b_pitch(from)));
   }
 
   __device__ __forceinline__ mma_sync_producer(const gemm_arguments<T, products>& from,
                                                const T* first_a, const T* first_b, int first_k,
                                                i64 first_m, int rows, i64 first_n, int columns,
                                                int thread)
-      : a(first_a, first_m, rows, a_pitch(from), first_k, thread),
-        b{b_copy(first_b, first_n, columns, b_pitch(from), first_k, thread),
-          b_copy(products == 2 ? from.b[products - 1] : first_b, first_n, columns, b_pitch(from),
-                 first_k, thread)},
-        k_left(0) {}
+      : copies{a_copy(first_a, first_m, rows, a_pitch(from), first_k, thread),
+               {b_copy(first_b, first_n, columns, b_pitch(from), first_k, thread),
+                b_copy(products == 2 ? from.b[products - 1] : first_b, first_n, columns,
+                       b_pitch(from), first_k, thread)}} {}
 };
 
 }  // namespace fftune

@@ -2,34 +2,25 @@
 
 #include "kernels/masked/baselines.hpp"
 #include "kernels/masked/families.hpp"
-#include "kernels/masked/masked.hpp"
+#include "kernels/masked/masked_op.hpp"
 
 namespace fftune {
 namespace masked {
 namespace {
 
-class MaskedLinear final : public Op {
+class MaskedLinear final : public MaskedOp {
  public:
   std::string_view name() const override { return "masked-linear"; }
   std::string_view summary() const override {
     return "linear layer of two experts: y_i = x_i w_true^T where mask_i, else x_i w_false^T";
   }
-  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
 
   std::vector<SizeField> sizes() const override {
-    return {{.name = "m",
-             .help = "tokens",
-             .default_on_cuda = {256, 1024, 4096, 16384},
-             .default_on_cpu = {16, 128, 512}},
+    return {tokens(),
             {.name = "k", .help = "input features", .default_on_cuda = {}, .default_on_cpu = {}},
             {.name = "n", .help = "output features", .default_on_cuda = {}, .default_on_cpu = {}}};
   }
   std::vector<OptionField> options() const override { return {mask_option(), accumulate_option()}; }
-  std::vector<DType> dtypes(DeviceKind kind) const override {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
-  }
-  std::string_view token_size() const override { return "m"; }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
@@ -62,27 +53,11 @@ class MaskedLinear final : public Op {
             {"y", dtype, {m, n}, Role::output, 1}};
   }
 
-  std::vector<StageSpec> stages(const Problem& problem) const override {
-    const auto tensors = this->tensors(problem);
-    std::vector<StageSpec> stages;
-    for (const Stage stage : stages_of(problem))
-      stages.push_back(stage_spec(stage, problem, tensors));
-    return stages;
-  }
-
-  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
-                 Parallel& parallel) const override {
-    masked::reference(stages_of(problem).at(stage), problem, tensors, parallel);
-  }
-
   std::vector<const Family*> families() const override {
-    std::vector<const Family*> all;
-    for (const auto& some :
-         {linear_sm90_families(), linear_sm90_sum_families(), linear_sm80_families(),
-          linear_sm80_sum_families(), linear_fallback_families(), linear_cpu_blas_families(),
-          linear_cpu_blas_sum_families(), linear_cpu_plain_families()})
-      all.insert(all.end(), some.begin(), some.end());
-    return all;
+    return all_of({linear_sm90_families(), linear_sm90_sum_families(), linear_sm80_families(),
+                   linear_sm80_sum_families(), linear_fallback_families(),
+                   linear_cpu_blas_families(), linear_cpu_blas_sum_families(),
+                   linear_cpu_plain_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return linear_baselines(problem, facts);

@@ -42,6 +42,26 @@ TEST_CASE("an order is a permutation that keeps its head and depends on the seed
   CHECK(shuffled(50, 1, 1) != shuffled(50, 1, 2));
 }
 
+TEST_CASE("half of an order goes by the estimates, half is from anywhere, and each comes once") {
+  for (const std::size_t count : {0u, 1u, 2u, 3u, 50u})
+    for (std::size_t fixed = 0; fixed <= count; fixed += 1 + count / 3) {
+      std::vector<double> estimates;
+      for (std::size_t i = 0; i < count; ++i) estimates.push_back(static_cast<double>(count - i));
+      auto order = half_by_estimate(estimates, fixed, 7);
+      for (std::size_t i = 0; i < fixed; ++i) CHECK(order[i] == i);
+      // The last has the least estimate.
+      if (fixed < count) CHECK(order[fixed] == count - 1);
+      const std::set<std::size_t> tenth(order.begin(),
+                                        order.begin() + static_cast<std::ptrdiff_t>(count / 5));
+      for (std::size_t i = 0; fixed == 0 && i < count / 10; ++i)
+        CHECK(tenth.contains(count - 1 - i));
+      std::sort(order.begin(), order.end());
+      std::vector<std::size_t> all(count);
+      std::iota(all.begin(), all.end(), std::size_t{0});
+      CHECK(order == all);
+    }
+}
+
 TEST_CASE("ties are broken by registers, then by id; the rest goes by time") {
   const std::vector<Contestant> all{
       {"d", 100, 64}, {"b", 101.9, 40}, {"a", 102.1, 32}, {"c", 101, 40}, {"e", 103, 8}};

@@ -70,6 +70,24 @@ TEST_CASE("halving spends little on what is slow") {
   CHECK(total < 550);
 }
 
+TEST_CASE("a search that has little time for compiling screens what it compiled") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 400);
+  for (const std::string strategy : {"halving", "guided", "exhaustive"}) {
+    FakeEvaluator evaluator(valley);
+    evaluator.compile_seconds = 0.05;
+    auto options = evaluator.options();
+    options.strategy = strategy;
+    options.budget_seconds = 5;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    INFO(strategy << ": " << evaluator.compiled.size() << " compiled");
+    CHECK(result.record->stages[0].measured >= 20);
+    // guided compiles ahead of what it tries.
+    const int part = strategy == "guided" ? 3 : 2;
+    CHECK(part * result.record->stages[0].measured >= static_cast<int>(evaluator.compiled.size()));
+  }
+}
+
 TEST_CASE("random tries a quarter and answers with the best of it") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 200);

@@ -7,9 +7,12 @@
 namespace fftune {
 namespace {
 
-/// Variants are compiled this many at a time, so that screening begins early and an end comes soon,
-/// while every core has several to compile.
+/// Variants are compiled so many at a time that every core has several to compile.
 constexpr std::size_t compile_batch = 128;
+/// Where time is short: first this many, then as many as this part of the time compiles, so that
+/// what was compiled is screened too.
+constexpr std::size_t first_batch = 16;
+constexpr double compile_share = 0.1;
 
 /// What shares a device with one other takes twice as long, or a little more.
 constexpr double suspect_band = 3;
@@ -92,24 +95,33 @@ std::vector<std::size_t> finals(Search& search, const std::vector<std::size_t>& 
 std::vector<std::size_t> in_batches(Search& search, const std::vector<std::size_t>& order,
                                     double reserve, double band, int samples) {
   const double time = search.seconds_left();
-  const auto ended = [&] {
+  std::size_t size = std::isfinite(time) ? first_batch : compile_batch;
+  const auto ended = [&](double kept) {
     return search.stopped() || search.enough() ||
-           (std::isfinite(time) && search.seconds_left() < time * reserve);
+           (std::isfinite(time) && search.seconds_left() < time * kept);
   };
   std::vector<std::size_t> reached;
-  for (std::size_t begin = 0; begin < order.size() && !ended(); begin += compile_batch) {
-    const std::size_t end = std::min(begin + compile_batch, order.size());
+  for (std::size_t begin = 0, end = 0; begin < order.size() && !ended(reserve); begin = end) {
+    end = std::min(begin + size, order.size());
     const std::vector<std::size_t> batch(order.begin() + static_cast<std::ptrdiff_t>(begin),
                                          order.begin() + static_cast<std::ptrdiff_t>(end));
     search.enter(Phase::compile, order.size());
+    const double before = search.seconds_left();
     search.compile(batch);
+    if (std::isfinite(time)) {
+      const double each =
+          std::max(before - search.seconds_left(), 1e-6) / static_cast<double>(batch.size());
+      size = static_cast<std::size_t>(std::clamp(search.seconds_left() * compile_share / each,
+                                                 double{first_batch}, double{compile_batch}));
+    }
     search.enter(Phase::screen, order.size());
     if (search.lanes() > 1) {
       const auto screened = search.screen_all(batch, band, samples);
       reached.insert(reached.end(), screened.begin(), screened.end());
       continue;
     }
-    for (std::size_t i = begin; i < end && !ended(); ++i) {
+    // What has been compiled is worth a little more time than what has not.
+    for (std::size_t i = begin; i < end && !ended(reserve / 2); ++i) {
       search.screen(order[i], search.best_us() * band);
       if (samples > 3) search.measure({order[i]}, samples, search.seconds_left());
       reached.push_back(order[i]);

@@ -27,6 +27,9 @@ constexpr std::size_t least_first = 6;
 /// more, the better they fill the cores that compile them.
 constexpr double batch_part = 0.007;
 constexpr std::size_t least_batch = 2;
+/// So few leave most cores idle while they are compiled, and what is proposed now is likely to be
+/// proposed again: this many are compiled at a time.
+constexpr std::size_t compiled_ahead = 16;
 /// What may be tried before the descent, as a part of all, where a gain of one percent counts; with
 /// half the gain twice as much.
 constexpr double most_part = 0.1;
@@ -54,7 +57,11 @@ class Descent {
       if (surrogate_.gain_expected() < search_.least_gain() || reached_.size() >= most_tried())
         break;
       const auto batch = std::max(part_of_all(batch_part, least_batch), search_.lanes());
-      if (!attempt(surrogate_.propose(batch), descent_reserve)) break;
+      auto proposed = surrogate_.propose(std::max(batch, compiled_ahead));
+      search_.enter(Phase::compile, tried_.size());
+      search_.compile(proposed);
+      proposed.resize(std::min(batch, proposed.size()));
+      if (!attempt(proposed, descent_reserve)) break;
     }
     // Until no neighbour of the best is faster by what noise does not explain.
     for (double before = 0; !over() && search_.best_us() != before;) {

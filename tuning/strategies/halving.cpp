@@ -32,7 +32,10 @@ constexpr std::array rounds{Round{2, 0.3, 1.25, 0.5}, Round{4, 0.3, 1.12, 0.5},
 constexpr double longest_round_seconds = 4;
 
 std::vector<std::size_t> screen(Search& search) {
-  const auto order = shuffled(search.variants().size(), search.favourites(), search.seed());
+  std::vector<double> estimates;
+  for (std::size_t i = 0; i < search.variants().size(); ++i)
+    estimates.push_back(search.estimate_us(i));
+  const auto order = half_by_estimate(estimates, search.favourites(), search.seed());
   const auto fresh = about_to_be_timed(search, order);
   auto reached = in_batches(search, order, reserve, screening_band);
   look_again(search, fresh, screening_band);
