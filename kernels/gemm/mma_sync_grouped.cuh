@@ -133,7 +133,6 @@ class mma_sync_grouped_gemm
     unsigned char* const shared = block_shared + engine::kept_bytes;
 
     const row_groups groups = row_groups::build<threads>(arguments.mask, arguments.m, words);
-    __syncthreads();
     const u32 marked = groups.marked(), others = arguments.m - marked;
     const u32 marked_tiles = ceil_div(marked, static_cast<u32>(bm));
     const u32 tiles_m = marked_tiles + ceil_div(others, static_cast<u32>(bm));

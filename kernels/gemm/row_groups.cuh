@@ -57,7 +57,7 @@ class row_groups {
     return ~bits & (at + 16 <= rows_ ? 0xffffu : (1u << (rows_ - at)) - 1);
   }
   // The place of set bit number `rank` among 16.
-  static __device__ __forceinline__ u32 place_of(u32 bits, u32 rank) {
+  static __device__ __forceinline__ u32 select(u32 bits, u32 rank) {
     u32 place = 0;
 #pragma unroll
     for (u32 width = 8; width > 0; width /= 2) {
@@ -112,7 +112,7 @@ class row_groups {
 #pragma unroll 1
     for (u32 at = rows_before(chunk); at < rows_; at += 16) {
       const u32 bits = members(group, at), count = __popc(bits);
-      if (rank < count) return at + place_of(bits, rank);
+      if (rank < count) return at + select(bits, rank);
       rank -= count;
     }
     return rows_ - 1;  // there is no such row
@@ -122,10 +122,17 @@ class row_groups {
   // 32-bit words of shared memory that a block takes.
   static constexpr int shared_words = warp_sums_at + most_warps;
 
-  // All `threads` threads of the block build it together. They know the size of either group at
-  // once, and must meet again before the first of them looks for a row.
+  // All `threads` threads of the block build it together.
   template <int threads>
   static __device__ __forceinline__ row_groups build(const u8* mask, int rows, u32* shared) {
+    const row_groups groups = scan<threads>(mask, rows, shared);
+    __syncthreads();
+    return groups;
+  }
+  // The same without the last barrier: all know the sizes of the groups, but must meet once more
+  // before the first of them looks for a row.
+  template <int threads>
+  static __device__ __forceinline__ row_groups scan(const u8* mask, int rows, u32* shared) {
     constexpr u32 own = (chunks + threads - 1) / threads;  // chunks of a thread
     constexpr u32 warps = threads / 32;
     static_assert(threads % 32 == 0 && warps <= most_warps);
@@ -189,6 +196,16 @@ class row_groups {
     }
     return row_in(group, chunk, rank);
   }
+  // The place of a row in the order of the groups.
+  __device__ __forceinline__ u32 place_of(u32 row) const {
+    const u32 chunk = row / chunk_rows();
+    u32 before = before_[chunk];
+#pragma unroll 1
+    for (u32 at = chunk * chunk_rows(); at < row; at += 16) {
+      before += __popc(marks(at) & (at + 16 <= row ? 0xffffu : (1u << (row - at)) - 1));
+    }
+    return mask_[row] != 0 ? before : marked_ + row - before;
+  }
   // Writes rows [rank, rank + count) of a group, which it has, to `rows`, and leaves anything in
   // the word behind them. `first` is the chunk of the first one; returns one from which those that
   // follow may be looked for. All lanes of a warp, each of which takes a chunk.
@@ -211,7 +228,7 @@ class row_groups {
           place += set;
         }
       }
-      const u32 begun = __popc(__ballot_sync(~0u, own_rank <= rank + count));
+      const u32 begun = __popc(__ballot_sync(~0u, own_rank < rank + count));
       if (begun < 32 || first + 32 >= chunks) return first + begun - 1;
       first += 32;
     }

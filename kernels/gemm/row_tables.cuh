@@ -18,10 +18,12 @@ struct tile_rows {
 };
 
 // Two tables, so that the rows of a tile are found while those of the one before are in use. Like
-// the ring of k tiles each has a barrier that says full and one that says empty.
-template <int height>
+// the ring of k tiles each has a barrier that says full and one that says empty. A table may have
+// the rows of several tiles that follow each other in their group.
+template <int height, int tiles = 1>
 class row_tables {
-  static constexpr int words = height + 4;
+  static_assert(tiles <= 4);
+  static constexpr int all = height * tiles, words = all + 4;
   wgmma_ring<2, words * 4> place_;
   u32* tables_;
   // Where the rows that follow the last ones found may be looked for.
@@ -29,8 +31,8 @@ class row_tables {
   u32 chunk_ = 0;
 
  public:
-  // Bytes of shared memory, a multiple of 16.
-  static constexpr int bytes = 2 * words * 4 + 4 * 8;
+  // Rows of a table; bytes of shared memory for both, a multiple of 16.
+  static constexpr int rows = all, bytes = 2 * words * 4 + 4 * 8;
 
   // `memory` is `shared` as an address.
   __device__ __forceinline__ row_tables(unsigned char* memory, u32 shared)
@@ -48,32 +50,40 @@ class row_tables {
   __device__ __forceinline__ void advance() { place_.advance(); }
   __device__ __forceinline__ void skip(u32 count) { place_.skip(count); }
 
-  // The rows of a tile, the next one. All lanes of a warp.
+  // The rows of the next table. All lanes of a warp.
   __device__ __forceinline__ void fill(const row_groups& groups, const grouped_place& own) {
-    const u32 lane = threadIdx.x % 32;
-    u32* const rows = tables_ + place_.index * words;
+    const int lane = threadIdx.x % 32;
+    u32* const table = tables_ + place_.index * words;
     barrier_wait(place_.empty_barrier(), place_.parity ^ 1);
-    u32 word = 0;
     if (own.count > 0) {
       if (own.first != next_ || own.rank == 0) chunk_ = groups.chunk_of(own.group, own.rank);
-      chunk_ = groups.list(own.group, own.rank, own.count, chunk_, rows);
+      chunk_ = groups.list(own.group, own.rank, own.count, chunk_, table);
       next_ = own.first + own.count;
       __syncwarp();
-      const u32 first = rows[0], last = rows[own.count - 1];
-      word = last - first == static_cast<u32>(own.count - 1) ? first : first | tile_rows::scattered;
-      // What is no row of the tile takes part as its last one, which nobody stores twice.
-      for (u32 row = own.count + lane; row < height; row += 32) rows[row] = last;
+      // What is no row of a tile takes part as its last one, which nobody stores twice.
+      const u32 last = table[own.count - 1];
+      for (int row = own.count + lane; row < all; row += 32) table[row] = last;
     }
-    if (lane == 0) rows[height] = word;
+    if (lane < tiles) {
+      u32 word = 0;
+      const int left = smaller(own.count - lane * height, height);
+      if (left > 0) {
+        const u32 first = table[lane * height], last = table[lane * height + left - 1];
+        word = last - first == static_cast<u32>(left - 1) ? first : first | tile_rows::scattered;
+      }
+      table[all + lane] = word;
+    }
     __syncwarp();
     if (lane == 0) barrier_arrive(place_.full_barrier());
     advance();
   }
-  __device__ __forceinline__ tile_rows wait() const {
+  __device__ __forceinline__ tile_rows wait(int tile = 0) const {
     barrier_wait(place_.full_barrier(), place_.parity);
-    const u32* const rows = tables_ + place_.index * words;
-    return {rows[height], rows};
+    const u32* const table = tables_ + place_.index * words;
+    return {table[all + tile], table + tile * height};
   }
+  // A table whose rows nobody looks at.
+  __device__ __forceinline__ tile_rows unread() const { return {0, tables_}; }
   // All lanes of a warp.
   __device__ __forceinline__ void release() const {
     __syncwarp();

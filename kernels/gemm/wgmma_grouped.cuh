@@ -264,7 +264,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     __syncwarp();
     if constexpr (layout::cluster_blocks > 1) cluster_arrive();
     // The mask is older than the kernel before this one, so it is read without a wait.
-    const tiles rows{row_groups::build<layout::threads>(
+    const tiles rows{row_groups::scan<layout::threads>(
         from.mask, shape.m, reinterpret_cast<u32*>(aligned + groups_at))};
     // A split's blocks need each other only for the sums: they wait there.
     if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) cluster_wait();

@@ -56,8 +56,12 @@ class wgmma_token_sum
   static_assert(results == 1 || (results == 2 && sorted_a));
   static constexpr int height = 64;  // tokens of a k tile
   static_assert(engine::bk == height);
-  using tables = row_tables<height>;
+  // A warp alone would not find the tokens of one k tile after another in time.
+  static constexpr int k_tiles_together = 4;
+  using tables = row_tables<height, k_tiles_together>;
   static constexpr int blanking_barrier = 6, groups_barrier = 7;
+  // Else all k tiles are copied by TMA, from where the order of the groups has them.
+  static constexpr bool finds = !sorted_a || !sorted_b;
   // Gathering takes more registers than the plain engine's producer has, and accumulators leave
   // them where they are few.
   static constexpr bool few_sums = layout::parts * store::values < 192;
@@ -76,11 +80,11 @@ class wgmma_token_sum
   static constexpr int groups_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
   static constexpr int tables_at = groups_at + row_groups::shared_words * 4;
 
-  // A k tile, or one past a group's last, which has no tokens.
+  // The tokens from a k tile of a group on, `most` of them; there are none past the group's last.
   static __device__ __forceinline__ grouped_place place_of(const row_groups& groups, int group,
-                                                           int k_tile) {
+                                                           int k_tile, int most) {
     const int rank = k_tile * height, left = groups.count(group) - rank;
-    return {group, rank, (group == 0 ? 0 : groups.marked()) + rank, smaller(left, height)};
+    return {group, rank, (group == 0 ? 0 : groups.marked()) + rank, smaller(left, most)};
   }
 
   // A tile of C, of which result, and its k tiles.
@@ -133,12 +137,15 @@ class wgmma_token_sum
       const tensor_map& a = results == 2 && own.second ? from.a1 : from.a;
       const int row = own.at.m * tile.bm, column = own.at.n * tile.bn;
       for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
-        const int sorted = place_of(groups, own.group, k_tile).first;
-        const tile_rows tokens = found.wait();
+        const int sorted = place_of(groups, own.group, k_tile, height).first;
+        const int in_table = (k_tile - own.range.first) % k_tiles_together;
+        const tile_rows tokens = finds ? found.wait(in_table) : found.unread();
         const wgmma_gather<height> gather(tokens.rows, thread);
-        found.release();
-        found.advance();
-        const bool consecutive = tokens.consecutive();
+        if (finds && (in_table == k_tiles_together - 1 || k_tile == own.range.last - 1)) {
+          found.release();
+          found.advance();
+        }
+        const bool consecutive = !finds || tokens.consecutive();
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
         if (has_a && (sorted_a || consecutive)) {
           barrier_expect(pipe.full_barrier(), layout::a_bytes);
@@ -181,8 +188,8 @@ class wgmma_token_sum
                                                      tables found) {
     for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
       const task own = task_of(work, groups, shape, rank);
-      for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile) {
-        found.fill(groups, place_of(groups, own.group, k_tile));
+      for (int k_tile = own.range.first; k_tile < own.range.last; k_tile += k_tiles_together) {
+        found.fill(groups, place_of(groups, own.group, k_tile, tables::rows));
       }
     }
   }
@@ -213,7 +220,7 @@ class wgmma_token_sum
       barrier_wait(pipe.full_barrier(), pipe.parity);
       const int count = larger(tokens - k_tile * engine::bk, 0);
       if (count < engine::bk) blank(pipe.slot(), count, consumer);
-      async_proxy_fence();  // its tokens may have been gathered
+      if (finds) async_proxy_fence();  // its tokens may have been gathered
       engine::multiply(sum, pipe.slot(), first_row, k_tile > range.first);
       if (k_tile > range.first) {
         wgmma_wait<1>();  // the group before this one has read its slot
@@ -326,20 +333,20 @@ class wgmma_token_sum
     __syncwarp();
     if constexpr (layout::cluster_blocks > 1) cluster_arrive();
     // The mask is older than the kernel before this one, so it is read without a wait.
-    const row_groups groups = row_groups::build<layout::threads>(
+    const row_groups groups = row_groups::scan<layout::threads>(
         from.mask, shape.k, reinterpret_cast<u32*>(aligned + groups_at));
     // A split's blocks need each other only for the sums: they wait there.
     if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) cluster_wait();
     launch_dependents();
-    const bool finds = group == tile.consumers && thread >= tokens_thread;
-    if (!finds) named_barrier_arrive(groups_barrier, layout::threads);
+    const bool looks = group == tile.consumers && thread >= tokens_thread;
+    if (!looks) named_barrier_arrive(groups_barrier, layout::threads);
     wait_for_dependencies();  // all operands may be an earlier kernel's work
     if (group == tile.consumers) {
       if constexpr (!layout::light)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers));
-      if (finds) {
+      if (looks) {
         named_barrier_sync(groups_barrier, layout::threads);
-        find_tokens(groups, shape, rank, found);
+        if constexpr (finds) find_tokens(groups, shape, rank, found);
       } else if (thread >= operands_thread) {
         produce(from, groups, shape, pipe, rank, found);
       }

@@ -36,7 +36,6 @@ __global__ void __launch_bounds__(256, 4)
     restore_rows(const u8* mask, const T* sorted, T* out, int rows, i64 columns) {
   __shared__ u32 words[row_groups::shared_words];
   const row_groups groups = row_groups::build<256>(mask, rows, words);
-  __syncthreads();
   for (int place = blockIdx.x; place < rows; place += gridDim.x) {
     const int group = place < groups.marked() ? 0 : 1;
     const i64 token = groups.row_of(group, group == 0 ? place : place - groups.marked());

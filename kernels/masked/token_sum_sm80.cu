@@ -15,7 +15,6 @@ namespace fftune {
 __global__ void __launch_bounds__(256, 4) order_tokens(const u8* mask, u32* order, int m) {
   __shared__ u32 words[row_groups::shared_words];
   const row_groups groups = row_groups::build<256>(mask, m, words);
-  __syncthreads();
   const int place = static_cast<int>(blockIdx.x * 256 + threadIdx.x), marked = groups.marked();
   if (place == 0) order[m] = marked;
   if (place >= m) return;

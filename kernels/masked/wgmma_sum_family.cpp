@@ -15,9 +15,9 @@
 namespace fftune::masked {
 namespace {
 
-/// wgmma_token_sum::more_bytes: 8 to align, row_groups::shared_words, two row_tables of 64 tokens,
+/// wgmma_token_sum::more_bytes: 8 to align, row_groups::shared_words, two row_tables of 256 tokens,
 /// and their barriers.
-constexpr std::int64_t table_bytes = 8 + 4 * (1024 + 4 + 32) + 2 * 4 * (64 + 4) + 4 * 8;
+constexpr std::int64_t table_bytes = 8 + 4 * (1024 + 4 + 32) + 2 * 4 * (256 + 4) + 4 * 8;
 
 /// The device as the engine's space may see it: without the shared memory of the tables.
 DeviceFacts without_tables(DeviceFacts facts) {
@@ -37,7 +37,15 @@ class WgmmaSumFamily final : public StageFamily {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const GemmShape shape = sum_of(stage(), problem).shape;
-    return wgmma_space(halved(shape), without_tables(facts));
+    Space space = wgmma_space(halved(shape), without_tables(facts));
+    space.parameter("sorts",
+                    "1: a kernel before copies the tokens into the order of the mask; 0: blocks "
+                    "gather those that are scattered",
+                    {0, 1});
+    if (!scatters(problem))
+      space.constraint("under a mask of long runs nearly all tokens are copied from where they are",
+                       [](const Config& config) { return config.at("sorts") == 0; }, {"sorts"});
+    return space;
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     return wgmma_cheapest(space(problem, facts),
@@ -54,18 +62,28 @@ class WgmmaSumFamily final : public StageFamily {
     const StageSum work = sum_of(stage(), problem);
     const bool adds = !work.addends[0].empty();
     Program program;
+    const bool sorts = config.at("sorts") == 1;
+    const auto copy = [&](bool sorted, std::size_t place, std::int64_t columns) -> Pointer {
+      if (sorted || !sorts) return TensorArgument{place};
+      program.scratch.push_back(
+          {static_cast<std::size_t>(work.shape.k * columns) * dtype_bytes(problem.dtype), false});
+      return ScratchArgument{program.scratch.size() - 1};
+    };
+    const Pointer a = copy(work.sorted_a, work.a.front(), work.shape.m);
+    const Pointer b = copy(work.sorted_b, work.b, work.shape.n);
+    if (sorts) append_sort(program, problem, facts, work, a, b);
     program.kernels.push_back(
         {"masked/token_sum_sm90.cu",
          fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}>",
                      work.a.size() == 2 ? "token_sums_sm90" : "token_sum_sm90",
-                     element_type(problem.dtype), adds, work.sorted_a, work.sorted_b,
-                     wgmma_template_arguments(config, 1))});
+                     element_type(problem.dtype), adds, work.sorted_a || sorts,
+                     work.sorted_b || sorts, wgmma_template_arguments(config, 1))});
     KernelLaunch launch = wgmma_geometry(program, work.shape, facts, config, true);
     launch.shared_bytes += static_cast<std::uint32_t>(table_bytes);
     const WgmmaMaps maps(work.shape, config, problem.dtype, problem.dtype);
-    for (const std::size_t place : work.a)
-      launch.arguments.emplace_back(maps.a(TensorArgument{place}));
-    launch.arguments.emplace_back(maps.b(TensorArgument{work.b}));
+    launch.arguments = {maps.a(a)};
+    if (work.a.size() == 2) launch.arguments.emplace_back(maps.a(TensorArgument{work.a.back()}));
+    launch.arguments.emplace_back(maps.b(b));
     for (const auto* matrices : {&work.c, adds ? &work.addends : &work.c})
       for (const auto& own : *matrices)
         for (const std::size_t place : own)
@@ -76,7 +94,9 @@ class WgmmaSumFamily final : public StageFamily {
     return program;
   }
 
-  std::vector<std::string> sources() const override { return {"masked/token_sum_sm90.cu"}; }
+  std::vector<std::string> sources() const override {
+    return {"masked/sort_rows.cu", "masked/token_sum_sm90.cu"};
+  }
 
  private:
   /// As wgmma_cost(). A multiprocessor with a tile of either expert adds up all tokens; one with a
@@ -84,15 +104,55 @@ class WgmmaSumFamily final : public StageFamily {
   double cost(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
     const StageSum work = sum_of(stage(), problem);
     GemmShape shape = work.shape;
-    shape.a_gathered = !work.sorted_a && scatters(problem);
-    shape.b_gathered = !work.sorted_b && scatters(problem);
+    const bool gathers = scatters(problem) && config.at("sorts") == 0;
+    shape.a_gathered = gathers && !work.sorted_a;
+    shape.b_gathered = gathers && !work.sorted_b;
     const WgmmaTile tile(config);
     double share = 0.5;
     if (tile.tiles(shape) * tile.split_k <= facts.multiprocessors)
       if (const auto pattern = parse_pattern(problem.option("mask")))
         share = std::max(pattern->share, 1 - pattern->share);
     shape.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(shape.k) * share));
-    return wgmma_cost(shape, facts, config);
+    return wgmma_cost(shape, facts, config) +
+           (config.at("sorts") == 1 ? sort_cycles(work, facts) : 0);
+  }
+
+  /// Of the kernel that copies what is not in the order of the mask, beside its launch.
+  static double sort_cycles(const StageSum& work, const DeviceFacts& facts) {
+    constexpr double start_cycles = 4000;
+    const double columns =
+        double((work.sorted_a ? 0 : work.shape.m) + (work.sorted_b ? 0 : work.shape.n));
+    const double bytes = 2 * 2 * columns * static_cast<double>(work.shape.k);
+    const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
+    const double clock = facts.clock_hz > 0 ? facts.clock_hz : 1.7e9;
+    return start_cycles + bytes / (0.9 * bandwidth / clock);
+  }
+
+  static void append_sort(Program& program, const Problem& problem, const DeviceFacts& facts,
+                          const StageSum& work, const Pointer& a, const Pointer& b) {
+    constexpr std::int64_t warps = 8, blocks = 4;  // of a block; of a multiprocessor
+    program.kernels.push_back({"masked/sort_rows.cu", "fftune::sort_rows"});
+    KernelLaunch launch;
+    launch.block.x = warps * 32;
+    launch.grid.x = static_cast<std::uint32_t>(std::min(
+        ceil_div(work.shape.k, warps), blocks * std::max<std::int64_t>(facts.multiprocessors, 1)));
+    launch.programmatic = true;
+    launch.arguments = {TensorArgument{work.mask}};
+    const auto bytes = static_cast<std::int64_t>(dtype_bytes(problem.dtype));
+    std::size_t copied = 0;
+    const auto add = [&](std::size_t from, const Pointer& to, std::int64_t columns) {
+      launch.arguments.insert(
+          launch.arguments.end(),
+          {TensorArgument{from}, argument_of(to), static_cast<std::int32_t>(columns * bytes / 16)});
+      ++copied;
+    };
+    if (!work.sorted_a) add(work.a.front(), a, work.shape.m);
+    if (!work.sorted_b) add(work.b, b, work.shape.n);
+    for (; copied < 2; ++copied)
+      launch.arguments.insert(launch.arguments.end(),
+                              {std::int64_t{0}, std::int64_t{0}, std::int32_t{0}});
+    launch.arguments.emplace_back(static_cast<std::int32_t>(work.shape.k));
+    program.steps.emplace_back(std::move(launch));
   }
 };
 
