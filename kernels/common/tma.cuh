@@ -23,6 +23,13 @@ __device__ __forceinline__ void tma_prefetch(const tensor_map& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// Brings the box at element (inner, outer) into L2.
+__device__ __forceinline__ void tma_prefetch(const tensor_map& map, int inner, int outer) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(inner),
+               "r"(outer)
+               : "memory");
+}
+
 // Loads the box at element (inner, outer) into `shared`; its bytes count towards `barrier`.
 __device__ __forceinline__ void tma_load(u32 shared, const tensor_map& map, u32 barrier, int inner,
                                          int outer, l2_policy policy) {

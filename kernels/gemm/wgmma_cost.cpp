@@ -32,12 +32,13 @@ double step_cycles(const WgmmaTile& t, const GemmShape& shape) {
   const double instructions = double(t.rows()) / 64 * products * t.columns() / width;
   const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
   const double intake = (t.bm + double(products) * t.bn) * 32 / intake_rate;
-  const double gather =
-      ((shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? t.bn : 0)) * 32 / gather_rate;
   const double latency = load_latency / 4 / std::max(t.stages - 1, 1);
   const double multicast = t.cluster_m * t.cluster_n > 1 ? 0.99 : 1;
-  return std::max(multicast * std::max(overlapped(instructions * wgmma, intake, 12), latency),
-                  gather);
+  const double gathered = (shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? products * t.bn : 0);
+  const double copied = multicast * std::max(overlapped(instructions * wgmma, intake, 12), latency);
+  if (gathered == 0) return copied;
+  // With few slots the copies and the products take turns.
+  return std::max(copied, gathered * 32 / gather_rate + copied / std::max(t.stages - 1, 1));
 }
 
 /// Clocks of reading and writing everything once. A memory-bound kernel needs most of the device
