@@ -25,6 +25,11 @@ DeviceFacts without_tables(DeviceFacts facts) {
   return facts;
 }
 
+/// Whether a kernel before copies the tokens into the order of the mask.
+bool sorts_first(const Problem& problem, const Config& config) {
+  return scatters(problem) && config.at("sorts") == 1;
+}
+
 class WgmmaSumFamily final : public StageFamily {
  public:
   using StageFamily::StageFamily;
@@ -38,13 +43,12 @@ class WgmmaSumFamily final : public StageFamily {
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const GemmShape shape = sum_of(stage(), problem).shape;
     Space space = wgmma_space(halved(shape), without_tables(facts));
-    space.parameter("sorts",
-                    "1: a kernel before copies the tokens into the order of the mask; 0: blocks "
-                    "gather those that are scattered",
-                    {0, 1});
-    if (!scatters(problem))
-      space.constraint("under a mask of long runs nearly all tokens are copied from where they are",
-                       [](const Config& config) { return config.at("sorts") == 0; }, {"sorts"});
+    // Under a mask of long runs nearly all tokens are copied from where they are.
+    if (scatters(problem))
+      space.parameter("sorts",
+                      "1: a kernel before copies the tokens into the order of the mask; 0: blocks "
+                      "gather those that are scattered",
+                      {0, 1});
     return space;
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
@@ -62,7 +66,7 @@ class WgmmaSumFamily final : public StageFamily {
     const StageSum work = sum_of(stage(), problem);
     const bool adds = !work.addends[0].empty();
     Program program;
-    const bool sorts = config.at("sorts") == 1;
+    const bool sorts = sorts_first(problem, config);
     const auto copy = [&](bool sorted, std::size_t place, std::int64_t columns) -> Pointer {
       if (sorted || !sorts) return TensorArgument{place};
       program.scratch.push_back(
@@ -104,7 +108,7 @@ class WgmmaSumFamily final : public StageFamily {
   double cost(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
     const StageSum work = sum_of(stage(), problem);
     GemmShape shape = work.shape;
-    const bool gathers = scatters(problem) && config.at("sorts") == 0;
+    const bool gathers = scatters(problem) && !sorts_first(problem, config);
     shape.a_gathered = gathers && !work.sorted_a;
     shape.b_gathered = gathers && !work.sorted_b;
     const WgmmaTile tile(config);
@@ -114,7 +118,7 @@ class WgmmaSumFamily final : public StageFamily {
         share = std::max(pattern->share, 1 - pattern->share);
     shape.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(shape.k) * share));
     return wgmma_cost(shape, facts, config) +
-           (config.at("sorts") == 1 ? sort_cycles(work, facts) : 0);
+           (sorts_first(problem, config) ? sort_cycles(work, facts) : 0);
   }
 
   /// Of the kernel that copies what is not in the order of the mask, beside its launch.

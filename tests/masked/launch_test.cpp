@@ -87,20 +87,26 @@ TEST_CASE("untuned, a mask that marks every token takes the tiles of the plain l
   }
 }
 
-TEST_CASE("gradients of the weights take no memory beside the tensors") {
+TEST_CASE("gradients of the weights take memory beside the tensors only to sort scattered tokens") {
   const auto facts = facts_of_architecture("sm_90a");
-  for (const Op* op : {&masked_linear_op(), &masked_ffn_op()}) {
-    const Problem problem = problem_of(*op, 4096, 1024, 2048, "bwd");
-    for (const char* name : {"dw_sm90", "d_gate_up_sm90", "d_down_sm90"}) {
-      for (const Family* family : op->families()) {
-        if (family->name() != name) continue;
-        const Program program =
-            family->program(problem, facts, family->default_config(problem, facts));
-        CHECK(program.scratch.empty());
-        CHECK(program.steps.size() == 1);
-      }
-    }
-  }
+  Problem problem = problem_of(masked_linear_op(), 4096, 1024, 2048, "bwd");
+  const Family& family = family_of(masked_linear_op(), "dw_sm90");
+  const auto program_of = [&](const Config& config) {
+    return family.program(problem, facts, config);
+  };
+  Config config = family.default_config(problem, facts);
+  CHECK_FALSE(config.contains("sorts"));
+  CHECK(program_of(config).scratch.empty());
+  CHECK(program_of(config).steps.size() == 1);
+  problem.options["mask"] = "random:0.33";
+  config.set("sorts", 0);
+  CHECK(program_of(config).scratch.empty());
+  CHECK(program_of(config).steps.size() == 1);
+  config.set("sorts", 1);
+  CHECK(program_of(config).scratch.size() == 2);
+  CHECK(program_of(config).scratch[0].bytes == 4096 * 2048 * 2);
+  CHECK(program_of(config).scratch[1].bytes == 4096 * 1024 * 2);
+  CHECK(program_of(config).steps.size() == 2);
 }
 
 TEST_CASE("families refuse what they cannot compute") {
