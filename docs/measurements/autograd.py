@@ -106,9 +106,9 @@ def check_masked_linear(fftune, report, name, m, k, n, kind, accumulate):
     weights = [random(n, k, scale=k**-0.5).to(dtype) for _ in range(2)]
     before, grads = start(weights, accumulate)
     dx = torch.full_like(x, float("nan"))
-    fftune.run({"op": "masked-linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
-                "accumulate": "yes" if accumulate else "no"},
-               [dy, x, mask, *weights, *(grads if accumulate else []), dx, *grads])
+    run_once(fftune, {"op": "masked-linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
+                      "accumulate": "yes" if accumulate else "no"},
+             [dy, x, mask, *weights, *(grads if accumulate else []), dx, *grads])
     function = lambda x, first, second: masked(mask, F.linear(x, first), F.linear(x, second))
     compare_masked(report, f"masked-linear {name} m={m} k={k} n={n} {kind}", name, function,
                    [x, *weights], dy, ["dx", "dw_true", "dw_false"], [dx, *grads], before,
@@ -125,13 +125,13 @@ def check_masked_ffn(fftune, report, name, m, d, h, act, kind, save, accumulate)
     if save == "preact":
         y = torch.full_like(x, float("nan"))
         saved = [torch.full((m, h), float("nan"), dtype=dtype, device="cuda") for _ in range(2)]
-        fftune.run({"op": "masked-ffn", "pass": "fwd", "dtype": name, "m": m, "d": d, "h": h,
-                    "act": act, "save": save}, [x, mask, *weights, y, *saved])
+        run_once(fftune, {"op": "masked-ffn", "pass": "fwd", "dtype": name, "m": m, "d": d, "h": h,
+                          "act": act, "save": save}, [x, mask, *weights, y, *saved])
     before, grads = start(weights, accumulate)
     dx = torch.full_like(x, float("nan"))
-    fftune.run({"op": "masked-ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h,
-                "act": act, "save": save, "accumulate": "yes" if accumulate else "no"},
-               [dy, x, mask, *saved, *weights, *(grads if accumulate else []), dx, *grads])
+    run_once(fftune, {"op": "masked-ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h,
+                      "act": act, "save": save, "accumulate": "yes" if accumulate else "no"},
+             [dy, x, mask, *saved, *weights, *(grads if accumulate else []), dx, *grads])
     function = lambda x, *w: masked(mask, ffn(act, x, *w[:3]), ffn(act, x, *w[3:]))
     names = ["dx", *[f"dw_{part}_{expert}" for expert in ("true", "false")
                      for part in ("gate", "up", "down")]]
