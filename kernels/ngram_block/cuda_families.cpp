@@ -1,4 +1,5 @@
-// Rows by blocks or clusters of blocks; the fallback is the same kernel without either choice.
+// Rows by blocks or clusters of blocks; the fallback is the same kernel without either choice, and
+// where rows share prefixes the kernel of groups.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +17,7 @@ constexpr const char* file = "ngram_block/rows.cu";
 
 /// The widest access to which every row is aligned.
 std::int64_t widest(const Rows& rows) {
-  return widest_vector(rows.len * static_cast<std::int64_t>(dtype_bytes(rows.ids)));
+  return widest_access(rows, rows.len);
 }
 
 std::int64_t id_bytes(const Rows& rows) {
@@ -33,9 +34,15 @@ class BlockRows final : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   bool is_fallback() const override { return fallback_; }
   std::vector<std::string> stages() const override { return {stage}; }
-  std::vector<std::string> sources() const override { return {file}; }
+  std::vector<std::string> sources() const override {
+    if (fallback_) return {file, "ngram_block/groups.cu"};
+    return {file};
+  }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
+    if (!fallback_ && problem.sizes.contains("prefix"))
+      return fmt::format("prefix={}: rows that share prefixes are another family's",
+                         problem.size("prefix"));
     return refuse_cuda(problem, "fwd", facts);
   }
 
@@ -84,6 +91,10 @@ class BlockRows final : public Family {
                   const Config& given) const override {
     constexpr std::int64_t most_clusters = std::int64_t{1} << 20;
     const Rows rows = rows_of(problem);
+    if (rows.prefix > 0)
+      return groups_program(
+          problem, facts,
+          {{"threads", 256}, {"cluster", 1}, {"tile", 1}, {"vector", id_bytes(rows)}});
     const Places at = places_of(problem);
     const Config config =
         fallback_ ? Config{{"threads", 256}, {"cluster", 1}, {"vector", id_bytes(rows)}} : given;

@@ -7,27 +7,10 @@
 // one token: all of them write the same. Grid: any number of clusters of (cluster, 1, 1). Block:
 // `threads`.
 #include "common/dependency.cuh"
-#include "common/float16.cuh"
 #include "common/row_sum.cuh"
+#include "common/token_ids.cuh"
 
 namespace fftune {
-
-template <class T>
-__device__ __forceinline__ T negative_infinity() {
-  if constexpr (sizeof(T) == 4) {
-    return __uint_as_float(0xff800000u);
-  } else if constexpr (is_same<T, bf16>) {
-    return T{0xff80};
-  } else {
-    return T{0xfc00};
-  }
-}
-
-// Neighbouring ids, which one access moves.
-template <class Id, int count>
-struct alignas(count* static_cast<int>(sizeof(Id))) id_run {
-  Id value[count];
-};
 
 template <class T, class Id, bool own_lengths, bool own_n, int threads, int cluster, int vector>
 __global__ void __launch_bounds__(threads)
