@@ -29,7 +29,8 @@ std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
 }
 
 void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
-  space.parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 4, 8, 16})
+  space
+      .parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8, 16})
       .constraint("the rows of a block meet in 48 KB of shared memory",
                   [work](const Config& c) { return shared_bytes(work, c) <= 48 * 1024; },
                   {"vector", "columns", "rows"})
@@ -60,10 +61,14 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
   Config config{
       {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 1}};
   if (!work.sums) return config;
-  // About 64 registers a thread leave room for four blocks of 256.
+  // As many blocks as an SM has at once: those that start when others end have it for themselves.
+  // A thread has about 32 registers and 12 for each row that it has in flight.
   config.set("waves", 1);
-  for (const std::int64_t waves : {2, 4})
-    if (waves / 2 * facts.multiprocessors * rows * unroll < work.m * column_blocks(work, config))
+  const std::int64_t resident =
+      facts.registers_per_multiprocessor / ((32 + 12 * unroll) * columns * rows);
+  for (const std::int64_t waves : {2, 3, 4})
+    if (waves <= resident &&
+        waves / 2 * facts.multiprocessors * rows * unroll < work.m * column_blocks(work, config))
       config.set("waves", waves);
   return config;
 }

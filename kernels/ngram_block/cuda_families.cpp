@@ -24,6 +24,16 @@ std::int64_t id_bytes(const Rows& rows) {
   return static_cast<std::int64_t>(dtype_bytes(rows.ids));
 }
 
+bool can_ask_early(const Rows& rows, const DeviceFacts& facts) {
+  return facts.compute_capability >= 90 && widest(rows) == 16;
+}
+
+/// Whether all threads together leave half of every SM free.
+bool run_at_once(const Rows& rows, const DeviceFacts& facts, const Config& config) {
+  return rows.b * config.at("cluster") * config.at("threads") <=
+         1024 * std::int64_t{facts.multiprocessors};
+}
+
 class BlockRows final : public Family {
  public:
   BlockRows(std::string_view name, std::string_view summary, bool fallback)
@@ -53,6 +63,19 @@ class BlockRows final : public Family {
         .parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
         .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
         .parameter("vector", "bytes of ids of an access", {4, 8, 16})
+        .parameter("early", "L2 is asked for the first rows before the kernel's turn: 1, or not: 0",
+                   {0, 1})
+        .constraint("only kernels that may start before their turn can ask early, by 16 bytes",
+                    [rows, facts](const Config& c) {
+                      return c.at("early") == 0 || can_ask_early(rows, facts);
+                    },
+                    {"early"})
+        .constraint(
+            "all blocks run at once, beside those of the kernel before: later ones ask late",
+            [rows, facts](const Config& c) {
+              return c.at("early") == 0 || run_at_once(rows, facts, c);
+            },
+            {"threads", "cluster", "early"})
         .constraint("an access is at least one id, and rows are aligned to it",
                     [least = id_bytes(rows), most = widest(rows)](const Config& c) {
                       return c.at("vector") >= least && c.at("vector") <= most;
@@ -84,7 +107,9 @@ class BlockRows final : public Family {
     if (facts.compute_capability >= 90)
       while (cluster < 8 && rows.len >= 16384 * cluster && rows.b * cluster < facts.multiprocessors)
         cluster *= 2;
-    return {{"threads", threads}, {"cluster", cluster}, {"vector", vector}};
+    Config config{{"threads", threads}, {"cluster", cluster}, {"vector", vector}};
+    config.set("early", can_ask_early(rows, facts) && run_at_once(rows, facts, config) ? 1 : 0);
+    return config;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -97,13 +122,16 @@ class BlockRows final : public Family {
           {{"threads", 256}, {"cluster", 1}, {"tile", 1}, {"vector", id_bytes(rows)}});
     const Places at = places_of(problem);
     const Config config =
-        fallback_ ? Config{{"threads", 256}, {"cluster", 1}, {"vector", id_bytes(rows)}} : given;
+        fallback_
+            ? Config{{"threads", 256}, {"cluster", 1}, {"vector", id_bytes(rows)}, {"early", 0}}
+            : given;
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
     Program program;
-    program.kernels.push_back({file, fmt::format("fftune::block_rows<{}, {}, {}, {}, {}, {}, {}>",
-                                                 element_type(rows.dtype), integer_type(rows.ids),
-                                                 rows.own_lengths, rows.own_n, config.at("threads"),
-                                                 config.at("cluster"), config.at("vector"))});
+    program.kernels.push_back(
+        {file,
+         fmt::format("fftune::block_rows<{}, {}, {}, {}, {}, {}, {}, {}>", element_type(rows.dtype),
+                     integer_type(rows.ids), rows.own_lengths, rows.own_n, config.at("threads"),
+                     config.at("cluster"), config.at("vector"), config.at("early") != 0)});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x =
