@@ -13,7 +13,7 @@ namespace fftune::ngram_block {
 namespace {
 
 constexpr const char* file = "ngram_block/groups.cu";
-constexpr std::int64_t other_registers = 40;  // addresses, runs of ids, what was found
+constexpr std::int64_t other_registers = 48;  // addresses, runs of ids, what was found
 
 std::int64_t id_bytes(const Rows& rows) {
   return static_cast<std::int64_t>(dtype_bytes(rows.ids));
@@ -57,6 +57,11 @@ class BlockGroups final : public Family {
               return c.at("vector") >= least && c.at("vector") <= most;
             },
             {"vector"})
+        .constraint("accesses narrower than half of what alignment allows only add instructions",
+                    [most = widest_access(rows, rows.prefix)](const Config& c) {
+                      return 2 * c.at("vector") >= most;
+                    },
+                    {"vector"})
         .constraint("clusters need compute capability 9.0",
                     [capability = facts.compute_capability](const Config& c) {
                       return c.at("cluster") == 1 || capability >= 90;
