@@ -50,11 +50,13 @@ void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts&
 
 /// Many bytes in flight where there are many: 16 a thread and row, for four rows, is more than
 /// bandwidth times latency at half occupancy; with few, more threads end sooner than longer ones.
+/// Where rows are summed, blocks are narrow: those of a row's columns then share fewer sums.
 Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t vector) {
-  const std::int64_t columns = std::min<std::int64_t>(256, power_of_two(row_vectors(work, vector)));
+  const std::int64_t columns =
+      std::min<std::int64_t>(work.sums ? 64 : 256, power_of_two(row_vectors(work, vector)));
   const std::int64_t rows = 256 / columns;
   const std::int64_t threads = work.m * row_vectors(work, vector);
-  const std::int64_t most = work.tensors > 3 ? 2 : 4;
+  const std::int64_t most = work.tensors > 3 || work.sums ? 2 : 4;
   std::int64_t unroll = 1;
   while (unroll < most && threads / (2 * unroll) >= 2048 * std::int64_t{facts.multiprocessors})
     unroll *= 2;

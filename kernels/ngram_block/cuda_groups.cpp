@@ -86,16 +86,18 @@ class BlockGroups final : public Family {
                     {"threads", "tile", "vector"});
   }
 
-  // Each id is read once, by as many SMs as there are; of threads a block has those whose accesses
-  // are all in flight at once, up to 512, as each also compares an id with every row's last.
+  // Rows look at an id together while there are units for all SMs; what further units read again
+  // comes from L2. Clusters only where there are too few units even so. Of threads a block has
+  // those whose accesses are all in flight at once, up to 512, as each also compares every id.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Rows rows = rows_of(problem);
     const std::int64_t vector = widest_access(rows, rows.prefix);
     const std::int64_t count = vector / id_bytes(rows);
     std::int64_t tile = std::min<std::int64_t>(16, power_of_two(rows.beams));
+    while (tile > 1 && units(rows, tile / 2) <= facts.multiprocessors) tile /= 2;
     std::int64_t cluster = 1;
     if (facts.compute_capability >= 90)
-      while (cluster < 8 && rows.prefix >= 256 * count * cluster &&
+      while (cluster < 8 && rows.prefix >= 4096 * cluster &&
              2 * units(rows, tile) * cluster <= facts.multiprocessors)
         cluster *= 2;
     std::int64_t threads = 64;

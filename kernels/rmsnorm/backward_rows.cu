@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(group* groups)
       forget_floats(weights[i]);
     }
     if constexpr (!saved) r = reciprocal_deviation(sums[1], d, eps);
-    const float mean = sums[0] * r / static_cast<float>(d);  // of g x̂
+    // r² times the mean of g x̂: what the slope is less by for each x.
+    const float mean_slope = sums[0] * r / static_cast<float>(d) * r * r;
 
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
@@ -143,11 +144,12 @@ __global__ void __launch_bounds__(group* groups)
       if constexpr (adds && !rings) to_floats(current.passed[i], other);
 #pragma unroll
       for (int e = 0; e < count; ++e) {
-        const float normalised = value[e] * r;
-        weight_gradient[i][e] += gradient[e] * normalised;
-        const float g = Convention::factor(weight[e]) * gradient[e];
-        float slope = r * (g - normalised * mean);
-        if (!saved && d == 1) slope = lone_gradient(g, r, eps);
+        const float scaled = gradient[e] * r;
+        weight_gradient[i][e] += scaled * value[e];
+        float slope = Convention::factor(weight[e]) * scaled - value[e] * mean_slope;
+        if (!saved && d == 1) {
+          slope = lone_gradient(Convention::factor(weight[e]) * gradient[e], r, eps);
+        }
         value[e] = slope + other[e];
       }
       store_once(dx + row * d + column, from_floats<T>(value), policy);

@@ -64,8 +64,9 @@ std::int64_t registers_needed(const Layer& layer, const Config& config) {
          2 * count * words * (layer.table ? 2 : 1) + 2 * count * words + other_registers;
 }
 
-/// As many rows as make a block of about 256 threads, four heads of a token for each; fewer where
-/// so few threads would share a token that they were long at its sines.
+/// As many rows as make a block of about 128 threads, few of which wait for each other's sines,
+/// four heads of a token for each; fewer where so few threads would share a token that they were
+/// long at its sines.
 Config defaults(const Layer& layer, std::int64_t vector) {
   const std::int64_t lanes = row_lanes(layer, vector);
   const std::int64_t heads_needed = all_heads(layer);
@@ -80,7 +81,7 @@ Config defaults(const Layer& layer, std::int64_t vector) {
     unroll /= 2;
   const std::int64_t heads = side_by_side(unroll);
   std::int64_t tokens = 1;
-  while (2 * tokens * heads * lanes <= 256 && tokens < layer.tokens() && tokens < 128 &&
+  while (2 * tokens * heads * lanes <= 128 && tokens < layer.tokens() && tokens < 128 &&
          2 * tokens * sine_bytes(layer) <= most_sine_bytes)
     tokens *= 2;
   while (heads * tokens * lanes < 64 && tokens < 128) tokens *= 2;
