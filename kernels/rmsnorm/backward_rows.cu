@@ -147,10 +147,10 @@ __global__ void __launch_bounds__(group* groups)
         const float scaled = gradient[e] * r;
         weight_gradient[i][e] += scaled * value[e];
         float slope = Convention::factor(weight[e]) * scaled - value[e] * mean_slope;
-        if (!saved && d == 1) {
-          slope = lone_gradient(Convention::factor(weight[e]) * gradient[e], r, eps);
+        if constexpr (!saved && count == 1) {  // as rows of one column have it
+          if (d == 1) slope = lone_gradient(Convention::factor(weight[e]) * gradient[e], r, eps);
         }
-        value[e] = slope + other[e];
+        value[e] = adds ? slope + other[e] : slope;
       }
       store_once(dx + row * d + column, from_floats<T>(value), policy);
     }
