@@ -51,6 +51,8 @@ class Units {
     units_.push_back({family, variant, problem.text(), std::move(program), shared});
   }
 
+  bool empty() const { return units_.empty(); }
+
   /// First and last, and the rest evenly between them.
   std::vector<CompileUnit> take(std::size_t sample) {
     if (sample == 0 || units_.size() <= sample) return std::move(units_);
@@ -102,6 +104,19 @@ std::vector<Problem> example_problems(const Op& op, const ProblemOptions& chosen
   return problems;
 }
 
+/// The same with every rare size at its example too, for families that serve nothing else; none
+/// where these do not go together.
+std::vector<Problem> rare_problems(const Op& op, ProblemOptions chosen) {
+  for (const SizeField& field : op.sizes())
+    if (field.rare) chosen.sizes.emplace(field.name, std::to_string(field.example));
+  try {
+    return example_problems(op, chosen);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::invalid_input) throw;
+    return {};
+  }
+}
+
 }  // namespace
 
 std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
@@ -116,11 +131,16 @@ std::vector<CompileUnit> compile_units(const Op& op, const DeviceFacts& facts,
     const std::string name(each->name());
     if (each->device_kind() != DeviceKind::cuda || (!family.empty() && name != family)) continue;
     Units units;
-    for (const Problem& problem : problems) {
-      if (each->refusal(problem, facts)) continue;
-      for (const Config& config : each->space(problem, facts).feasible())
-        units.add(name, Variant{name, config}.id(), problem, each->program(problem, facts, config));
-    }
+    const auto add = [&](const std::vector<Problem>& served) {
+      for (const Problem& problem : served) {
+        if (each->refusal(problem, facts)) continue;
+        for (const Config& config : each->space(problem, facts).feasible())
+          units.add(name, Variant{name, config}.id(), problem,
+                    each->program(problem, facts, config));
+      }
+    };
+    add(problems);
+    if (units.empty()) add(rare_problems(op, chosen));
     take(units);
   }
   Units baselines;

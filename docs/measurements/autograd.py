@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Compares fftune's backward passes, through the C API, with PyTorch's autograd on the GPU.
 
-usage: autograd.py LIBFFTUNE.so PRESETS
+usage: autograd.py LIBFFTUNE.so PRESETS [PART/PARTS]
 
 For every dtype, form and size, the relative error of each gradient against autograd in float64,
 beside that of autograd in the dtype itself. fftune must not be worse than 1.5 times autograd and
 four roundings. Where gradients accumulate, they do so in place. Ends with 1 where one is wrong.
+Nearly all of the time is compiling: `for i in $(seq 12); do autograd.py LIB PRESETS $i/12 & done`
+uses as many cores, each for every twelfth case.
 """
 import sys
 
@@ -106,9 +108,9 @@ def check_masked_linear(fftune, report, name, m, k, n, kind, accumulate):
     weights = [random(n, k, scale=k**-0.5).to(dtype) for _ in range(2)]
     before, grads = start(weights, accumulate)
     dx = torch.full_like(x, float("nan"))
-    fftune.run({"op": "masked-linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
-                "accumulate": "yes" if accumulate else "no"},
-               [dy, x, mask, *weights, *(grads if accumulate else []), dx, *grads])
+    run_once(fftune, {"op": "masked-linear", "pass": "bwd", "dtype": name, "m": m, "k": k, "n": n,
+                      "accumulate": "yes" if accumulate else "no"},
+             [dy, x, mask, *weights, *(grads if accumulate else []), dx, *grads])
     function = lambda x, first, second: masked(mask, F.linear(x, first), F.linear(x, second))
     compare_masked(report, f"masked-linear {name} m={m} k={k} n={n} {kind}", name, function,
                    [x, *weights], dy, ["dx", "dw_true", "dw_false"], [dx, *grads], before,
@@ -125,13 +127,13 @@ def check_masked_ffn(fftune, report, name, m, d, h, act, kind, save, accumulate)
     if save == "preact":
         y = torch.full_like(x, float("nan"))
         saved = [torch.full((m, h), float("nan"), dtype=dtype, device="cuda") for _ in range(2)]
-        fftune.run({"op": "masked-ffn", "pass": "fwd", "dtype": name, "m": m, "d": d, "h": h,
-                    "act": act, "save": save}, [x, mask, *weights, y, *saved])
+        run_once(fftune, {"op": "masked-ffn", "pass": "fwd", "dtype": name, "m": m, "d": d, "h": h,
+                          "act": act, "save": save}, [x, mask, *weights, y, *saved])
     before, grads = start(weights, accumulate)
     dx = torch.full_like(x, float("nan"))
-    fftune.run({"op": "masked-ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h,
-                "act": act, "save": save, "accumulate": "yes" if accumulate else "no"},
-               [dy, x, mask, *saved, *weights, *(grads if accumulate else []), dx, *grads])
+    run_once(fftune, {"op": "masked-ffn", "pass": "bwd", "dtype": name, "m": m, "d": d, "h": h,
+                      "act": act, "save": save, "accumulate": "yes" if accumulate else "no"},
+             [dy, x, mask, *saved, *weights, *(grads if accumulate else []), dx, *grads])
     function = lambda x, *w: masked(mask, ffn(act, x, *w[:3]), ffn(act, x, *w[3:]))
     names = ["dx", *[f"dw_{part}_{expert}" for expert in ("true", "false")
                      for part in ("gate", "up", "down")]]
@@ -172,25 +174,32 @@ def check_linear(fftune, report, name, m, k, n, accumulate):
                    ["y", "dx", "dw", "dbias"], [y, dx, *grads], exact, theirs)
 
 
+def cases():
+    """Every check and its arguments, in order."""
+    for name in DTYPES:
+        for m, d, h in SIZES:
+            for save in ("preact", "input"):
+                yield check_ffn, (name, m, d, h, "silu", save, m % 2 == 1)
+            yield check_linear, (name, m, d, h, m % 2 == 1)
+            for kind in MASKS:
+                yield check_masked_linear, (name, m, d, h, kind, m % 2 == 1)
+                save = "preact" if kind in ("block", "none") else "input"
+                yield check_masked_ffn, (name, m, d, h, "silu", kind, save, m % 2 == 1)
+        for act in ACTIVATIONS:
+            yield check_ffn, (name, 130, 136, 72, act, "preact", False)
+            yield check_masked_ffn, (name, 130, 136, 72, act, "random", "preact", False)
+
+
 def main():
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
+    part, parts = map(int, sys.argv[3].split("/")) if len(sys.argv) == 4 else (1, 1)
     torch.manual_seed(1)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     fftune, report = Fftune(sys.argv[1], sys.argv[2]), Report()
-    for name in DTYPES:
-        for m, d, h in SIZES:
-            for save in ("preact", "input"):
-                check_ffn(fftune, report, name, m, d, h, "silu", save, m % 2 == 1)
-            check_linear(fftune, report, name, m, d, h, m % 2 == 1)
-            for kind in MASKS:
-                check_masked_linear(fftune, report, name, m, d, h, kind, m % 2 == 1)
-                save = "preact" if kind in ("block", "none") else "input"
-                check_masked_ffn(fftune, report, name, m, d, h, "silu", kind, save, m % 2 == 1)
-        for act in ACTIVATIONS:
-            check_ffn(fftune, report, name, 130, 136, 72, act, "preact", False)
-            check_masked_ffn(fftune, report, name, 130, 136, 72, act, "random", "preact", False)
+    for check, arguments in list(cases())[part - 1::parts]:
+        check(fftune, report, *arguments)
     print(f"{report.wrong} wrong")
     sys.exit(1 if report.wrong else 0)
 

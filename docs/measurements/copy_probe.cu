@@ -1,5 +1,5 @@
-// How fast an H200 copies 32 and 256 MiB with a cold L2, by several ways to write the loop: what a
-// memory-bound op can reach at all.
+// How fast an H200 copies 512 KiB, 32 MiB and 256 MiB with a cold L2, by several ways to write the
+// loop: what a memory-bound op can reach at all.
 //
 //   nvcc -O3 -std=c++17 -arch=sm_90a docs/measurements/copy_probe.cu -o copy_probe && ./copy_probe
 //
@@ -53,6 +53,11 @@ __global__ void __launch_bounds__(threads) copy_rows(const uint4* from, uint4* t
                  : "memory");
 }
 
+// What a launch takes that does nothing.
+__global__ void take_turn_alone() {
+  take_turn();
+}
+
 struct Sets {
   std::size_t bytes;
   std::vector<char*> from, to;
@@ -88,25 +93,38 @@ float microseconds(const Sets& sets, const Copy& copy) {
 }
 
 void say(const char* way, const Sets& sets, float us) {
-  std::printf("%4zu MiB %-44s %7.2f us  %.2f TB/s\n", sets.bytes >> 20, way, us,
+  std::printf("%6zu KiB %-44s %7.2f us  %.2f TB/s\n", sets.bytes >> 10, way, us,
               2e-6 * static_cast<double>(sets.bytes) / us);
+}
+
+template <typename Kernel, typename... Arguments>
+void launch(cudaStream_t stream, Kernel kernel, unsigned blocks, int threads, bool early,
+            Arguments... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = static_cast<unsigned>(threads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+void try_nothing(const Sets& sets, bool early) {
+  say(early ? "nothing, early" : "nothing", sets,
+      microseconds(sets, [&](cudaStream_t stream, std::size_t) {
+        launch(stream, take_turn_alone, 64, 512, early);
+      }));
 }
 
 template <int vectors, int threads, bool barrier>
 void try_rows(const Sets& sets, bool early) {
   const float us = microseconds(sets, [&](cudaStream_t stream, std::size_t set) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(sets.bytes / 16 / threads / vectors);
-    config.blockDim = threads;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
-    check(cudaLaunchKernelEx(&config, copy_rows<vectors, threads, barrier>,
-                             reinterpret_cast<const uint4*>(sets.from[set]),
-                             reinterpret_cast<uint4*>(sets.to[set])));
+    launch(stream, copy_rows<vectors, threads, barrier>,
+           static_cast<unsigned>(sets.bytes / 16 / threads / vectors), threads, early,
+           reinterpret_cast<const uint4*>(sets.from[set]), reinterpret_cast<uint4*>(sets.to[set]));
   });
   char way[64];
   std::snprintf(way, sizeof way, "%d x 16 B, %d threads%s%s", vectors, threads,
@@ -117,8 +135,10 @@ void try_rows(const Sets& sets, bool early) {
 }  // namespace
 
 int main() {
-  for (const std::size_t mebibytes : {32, 256}) {
-    Sets sets{mebibytes << 20, std::vector<char*>(mebibytes < 100 ? 8 : 3), {}};
+  constexpr std::size_t overflowing = 512 << 20;  // bytes of all sets together
+  for (const std::size_t kibibytes : {512, 32768, 262144}) {
+    Sets sets{kibibytes << 10, {}, {}};
+    sets.from.resize(std::max<std::size_t>(3, overflowing / 2 / sets.bytes));
     sets.to = sets.from;
     for (auto* buffers : {&sets.from, &sets.to})
       for (char*& buffer : *buffers) {
@@ -130,9 +150,12 @@ int main() {
                                 stream));
         }));
     for (const bool early : {false, true}) {
+      try_nothing(sets, early);
+      try_rows<1, 128, false>(sets, early);
       try_rows<1, 256, false>(sets, early);
       try_rows<2, 256, false>(sets, early);
       try_rows<4, 256, false>(sets, early);
+      try_rows<1, 512, true>(sets, early);
       try_rows<1, 1024, true>(sets, early);
       try_rows<2, 256, true>(sets, early);
       try_rows<4, 128, true>(sets, early);

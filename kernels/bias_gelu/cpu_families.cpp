@@ -57,7 +57,8 @@ class CpuFamily : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   bool is_fallback() const override { return true; }
   std::vector<std::string> sources() const override {
-    return {"bias_gelu/cpu_families.cpp", row_kernel_sources[0], row_kernel_sources[1]};
+    return {"bias_gelu/cpu_families.cpp", curve_source, row_kernel_sources[0],
+            row_kernel_sources[1]};
   }
 };
 
@@ -145,7 +146,7 @@ class CpuBackward final : public CpuFamily {
           rows.kernels->bias_act_gradient(rows.activation, rows.row(call.tensors[x], row), bias,
                                           rows.row(call.tensors[rows.at.dy], row),
                                           rows.row(call.tensors[rows.at.dx], row), sums,
-                                          rows.width(), streams);
+                                          rows.bias == DType::f32, rows.width(), streams);
       });
       add_parts(call.parallel, threads, partial, parts, rows.h, rows.bias,
                 call.tensors[rows.at.dbias]);

@@ -29,7 +29,8 @@ std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
 }
 
 void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
-  space.parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 4, 8, 16})
+  space
+      .parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8, 16})
       .constraint("the rows of a block meet in 48 KB of shared memory",
                   [work](const Config& c) { return shared_bytes(work, c) <= 48 * 1024; },
                   {"vector", "columns", "rows"})
@@ -49,21 +50,27 @@ void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts&
 
 /// Many bytes in flight where there are many: 16 a thread and row, for four rows, is more than
 /// bandwidth times latency at half occupancy; with few, more threads end sooner than longer ones.
+/// Where rows are summed, blocks are narrow: those of a row's columns then share fewer sums.
 Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t vector) {
-  const std::int64_t columns = std::min<std::int64_t>(256, power_of_two(row_vectors(work, vector)));
+  const std::int64_t columns =
+      std::min<std::int64_t>(work.sums ? 64 : 256, power_of_two(row_vectors(work, vector)));
   const std::int64_t rows = 256 / columns;
   const std::int64_t threads = work.m * row_vectors(work, vector);
-  const std::int64_t most = work.tensors > 3 ? 2 : 4;
+  const std::int64_t most = work.tensors > 3 || work.sums ? 2 : 4;
   std::int64_t unroll = 1;
   while (unroll < most && threads / (2 * unroll) >= 2048 * std::int64_t{facts.multiprocessors})
     unroll *= 2;
   Config config{
       {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 1}};
   if (!work.sums) return config;
-  // About 64 registers a thread leave room for four blocks of 256.
+  // As many blocks as an SM has at once: those that start when others end have it for themselves.
+  // A thread has about 32 registers and 12 for each row that it has in flight.
   config.set("waves", 1);
-  for (const std::int64_t waves : {2, 4})
-    if (waves / 2 * facts.multiprocessors * rows * unroll < work.m * column_blocks(work, config))
+  const std::int64_t resident =
+      facts.registers_per_multiprocessor / ((32 + 12 * unroll) * columns * rows);
+  for (const std::int64_t waves : {2, 3, 4})
+    if (waves <= resident &&
+        waves / 2 * facts.multiprocessors * rows * unroll < work.m * column_blocks(work, config))
       config.set("waves", waves);
   return config;
 }

@@ -24,7 +24,8 @@ constexpr std::size_t row_rotation_margin = 16;
 
 /// The same loops for one element type in one instruction set. `count` elements of a row; every
 /// array but those of float holds elements of that type. All arithmetic is in float, every sum has
-/// an order that `count` fixes, and results round to nearest even. `streams` writes around the
+/// an order that `count` fixes, and results round to nearest even; activations that are rounded to
+/// bf16 are as exact as that takes (cpu_curve.inc). `streams` writes around the
 /// caches, which a result wants that is far larger than they are; it is in memory, for other
 /// threads too, when the function returns.
 struct RowKernels {
@@ -44,9 +45,10 @@ struct RowKernels {
   /// y = act(x + bias)
   void (*bias_act)(Activation activation, const void* x, const float* bias, void* y,
                    std::size_t count, bool streams);
-  /// dx = dy ⊙ act'(x + bias); dbias += dx before it is rounded.
+  /// dx = dy ⊙ act'(x + bias); dbias += dx before it is rounded, for a dbias that stays float where
+  /// `exact`.
   void (*bias_act_gradient)(Activation activation, const void* x, const float* bias, const void* dy,
-                            void* dx, float* dbias, std::size_t count, bool streams);
+                            void* dx, float* dbias, bool exact, std::size_t count, bool streams);
   /// out = act(gate) ⊙ up
   void (*act_mul)(Activation activation, const void* gate, const void* up, void* out,
                   std::size_t count, bool streams);
@@ -67,6 +69,7 @@ const RowKernels& row_kernels(std::string_view isa, DType dtype);
 /// The embedded sources whose change makes a choice among these loops stale.
 constexpr const char* row_kernel_sources[] = {"common/cpu_rows.inc", "common/cpu_vector.inc"};
 constexpr const char* rotation_source = "common/cpu_rotate.inc";
+constexpr const char* curve_source = "common/cpu_curve.inc";
 
 // Each is compiled for its instruction set, and there only on the processors that have it.
 const RowKernels& row_kernels_avx2(DType dtype);

@@ -15,6 +15,14 @@ namespace {
 constexpr std::size_t lanes = 8;      // floats of a vector register
 constexpr std::size_t tile_rows = 6;  // by two vectors of tokens: what the registers hold
 
+// The greater and the lesser of two, or `value` where that is a NaN.
+inline __m256 greater(__m256 value, __m256 other) {
+  return _mm256_max_ps(other, value);
+}
+inline __m256 lesser(__m256 value, __m256 other) {
+  return _mm256_min_ps(other, value);
+}
+
 #include "kernels/common/cpu_vector.inc"
 
 // Around the caches, to addresses at the vector's own alignment; and what makes such stores
@@ -39,6 +47,12 @@ inline Halves narrower(Bits value) {
 inline Vector paired(Bits low, Bits high) {
   const __m256i halves = _mm256_packus_epi32(reinterpret<__m256i>(low), reinterpret<__m256i>(high));
   return reinterpret<Vector>(_mm256_permute4x64_epi64(halves, 0xd8));
+}
+
+// Whether a or b has a NaN.
+inline bool any_nan(Vector a, Vector b) {
+  return _mm256_movemask_ps(
+             _mm256_cmp_ps(reinterpret<__m256>(a), reinterpret<__m256>(b), _CMP_UNORD_Q)) != 0;
 }
 
 #include "kernels/common/cpu_rows.inc"

@@ -15,6 +15,15 @@ namespace {
 constexpr std::size_t lanes = 16;      // floats of a vector register
 constexpr std::size_t tile_rows = 12;  // by two vectors of tokens: what the registers hold
 
+// The greater and the lesser of two, or `value` where that is a NaN; in all lanes, by a mask,
+// because GCC 12 warns of the plain ones' undefined destination.
+inline __m512 greater(__m512 value, __m512 other) {
+  return _mm512_maskz_max_ps(0xffff, other, value);
+}
+inline __m512 lesser(__m512 value, __m512 other) {
+  return _mm512_maskz_min_ps(0xffff, other, value);
+}
+
 #include "kernels/common/cpu_vector.inc"
 
 // Around the caches, to addresses at the vector's own alignment; and what makes such stores
@@ -37,6 +46,11 @@ inline Halves narrower(Bits value) {
 inline Vector paired(Bits low, Bits high) {
   const Halves halves[2] = {narrower(low), narrower(high)};
   return load<Vector>(halves);
+}
+
+// Whether a or b has a NaN.
+inline bool any_nan(Vector a, Vector b) {
+  return _mm512_cmp_ps_mask(reinterpret<__m512>(a), reinterpret<__m512>(b), _CMP_UNORD_Q) != 0;
 }
 
 #include "kernels/common/cpu_rows.inc"

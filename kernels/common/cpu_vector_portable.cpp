@@ -14,6 +14,15 @@ namespace {
 constexpr std::size_t lanes = 4;      // floats of a vector register
 constexpr std::size_t tile_rows = 6;  // by two vectors of tokens: what the registers hold
 
+// The greater and the lesser of two, or `value` where that is a NaN.
+typedef float Floats __attribute__((vector_size(lanes * sizeof(float))));
+inline Floats greater(Floats value, Floats other) {
+  return value < other ? other : value;
+}
+inline Floats lesser(Floats value, Floats other) {
+  return value > other ? other : value;
+}
+
 #include "kernels/common/cpu_vector.inc"
 
 // No portable store goes around the caches.
@@ -33,6 +42,13 @@ inline Halves narrower(Bits value) {
 inline Vector paired(Bits low, Bits high) {
   const Halves halves[2] = {narrower(low), narrower(high)};
   return load<Vector>(halves);
+}
+
+// Whether a or b has a NaN.
+inline bool any_nan(Vector a, Vector b) {
+  typedef std::uint64_t Words __attribute__((vector_size(lanes * sizeof(float))));
+  const Words words = reinterpret<Words>((a != a) | (b != b));
+  return (words[0] | words[1]) != 0;
 }
 
 #include "kernels/common/cpu_rows.inc"

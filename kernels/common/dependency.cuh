@@ -20,6 +20,16 @@ __device__ __forceinline__ void wait_for_dependencies() {
 #endif
 }
 
+// Asks for bytes to be brought to L2, a multiple of 16 from an address that is one: a hint, which
+// may be given before the kernel's turn, as it reads nothing. Whatever is written until then passes
+// L2 too.
+__device__ __forceinline__ void fetch_to_l2([[maybe_unused]] const void* address,
+                                            [[maybe_unused]] unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));
+#endif
+}
+
 // What a kernel does first that may be the first of a plan and start early: it touches nothing
 // before whatever ran before it is complete, and only then lets the next kernel start, which may
 // fetch what is older than this one.

@@ -134,8 +134,8 @@ Program CpuBlasProduct::program(const Problem& problem, const DeviceFacts& facts
 }
 
 std::vector<std::string> CpuBlasProduct::sources() const {
-  return {"gemm/cpu_product_blas.cpp", "gemm/cpu_product_block.cpp", row_kernel_sources[0],
-          row_kernel_sources[1]};
+  return {"gemm/cpu_product_blas.cpp", "gemm/cpu_product_block.cpp", curve_source,
+          row_kernel_sources[0], row_kernel_sources[1]};
 }
 
 }  // namespace fftune

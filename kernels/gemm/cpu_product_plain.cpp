@@ -65,8 +65,8 @@ Program CpuPlainProduct::program(const Problem& problem, const DeviceFacts& fact
 }
 
 std::vector<std::string> CpuPlainProduct::sources() const {
-  return {"gemm/cpu_product_plain.cpp", "gemm/cpu_product_block.cpp", row_kernel_sources[0],
-          row_kernel_sources[1]};
+  return {"gemm/cpu_product_plain.cpp", "gemm/cpu_product_block.cpp", curve_source,
+          row_kernel_sources[0], row_kernel_sources[1]};
 }
 
 }  // namespace fftune

@@ -139,8 +139,8 @@ class CpuPlain final : public Family {
   }
 
   std::vector<std::string> sources() const override {
-    return {"masked/cpu_plain.cpp", "masked/cpu_work.cpp", row_kernel_sources[0],
-            row_kernel_sources[1], vector_kernel_source};
+    return {"masked/cpu_plain.cpp", "masked/cpu_work.cpp", curve_source,
+            row_kernel_sources[0],  row_kernel_sources[1], vector_kernel_source};
   }
 
  private:

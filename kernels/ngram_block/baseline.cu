@@ -29,6 +29,20 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// texts [rows, prefix_len + len]: each row's ids after its group's prefix, as a pipeline has them
+// that knows of whole rows alone. Columns are places of a text.
+template <class Id>
+__global__ void __launch_bounds__(256) baseline_join(const Id* prefixes, const Id* ids, Id* texts,
+                                                     i64 rows, int beams, int prefix_len, int len) {
+  const int place = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
+  if (place >= prefix_len + len) return;
+  for (i64 row = blockIdx.y; row < rows; row += gridDim.y) {
+    texts[row * (prefix_len + len) + place] = place < prefix_len
+                                                  ? prefixes[row / beams * prefix_len + place]
+                                                  : ids[row * len + place - prefix_len];
+  }
+}
+
 // Columns are tokens.
 template <class T>
 __global__ void __launch_bounds__(256)

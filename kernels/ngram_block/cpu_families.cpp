@@ -11,47 +11,86 @@
 namespace fftune::ngram_block {
 namespace {
 
+/// What a row says: its own ids, after those of its prefix where `joined`.
+template <typename Id, bool joined>
+struct Text {
+  std::span<const Id> prefix;
+  std::span<const Id> own;
+
+  std::int64_t size() const { return std::ssize(prefix) + std::ssize(own); }
+  Id operator[](std::int64_t place) const {
+    if constexpr (joined) {
+      if (place < std::ssize(prefix)) return prefix[static_cast<std::size_t>(place)];
+      place -= std::ssize(prefix);
+    }
+    return own[static_cast<std::size_t>(place)];
+  }
+};
+
 /// Calls block(token) for every token that followed the last n - 1 ids before; returns how many ids
 /// are no tokens.
-template <typename Id, typename Block>
-std::int32_t search(const Rows& rows, std::span<const Id> ids, std::int64_t n, const Block& block) {
+template <typename Id, bool joined, typename Block>
+std::int32_t search(const Rows& rows, const Text<Id, joined>& text, std::int64_t n,
+                    const Block& block) {
   const auto padding = static_cast<Id>(rows.padding);
   const auto is_token = [&](Id id) { return id >= 0 && id < rows.vocab; };
-  const auto flaws =
-      std::count_if(ids.begin(), ids.end(), [&](Id id) { return id != padding && !is_token(id); });
-  const std::int64_t starts = n < 1 ? 0 : std::ssize(ids) - n + 1;
-  if (starts <= 0) return static_cast<std::int32_t>(flaws);
-  const std::span<const Id> last = ids.last(static_cast<std::size_t>(n) - 1);
-  if (std::find(last.begin(), last.end(), padding) != last.end())
-    return static_cast<std::int32_t>(flaws);
-  for (std::size_t place = 0; place < static_cast<std::size_t>(starts); ++place) {
-    const Id follower = ids[place + last.size()];
+  const auto is_flaw = [&](Id id) { return id != padding && !is_token(id); };
+  auto flaws = std::count_if(text.own.begin(), text.own.end(), is_flaw);
+  if constexpr (joined) flaws += std::count_if(text.prefix.begin(), text.prefix.end(), is_flaw);
+  const std::int64_t starts = n < 1 ? 0 : text.size() - n + 1;
+  // The window that ends before `end`, against the last one from the end, where a text differs most
+  // often; each place of the last one is met before any match.
+  const auto matches = [&](std::int64_t end) {
+    for (std::int64_t back = 1; back < n; ++back) {
+      const Id id = text[end - back];
+      if (id != text[text.size() - back] || id == padding) return false;
+    }
+    return true;
+  };
+  for (std::int64_t end = n - 1; end < starts + n - 1; ++end) {
+    const Id follower = text[end];
     if (follower == padding || !is_token(follower)) continue;
-    // From the end, where a text differs most often.
-    const auto window = ids.subspan(place, last.size());
-    if (std::equal(window.rbegin(), window.rend(), last.rbegin()))
-      block(static_cast<std::size_t>(follower));
+    if (matches(end)) block(static_cast<std::size_t>(follower));
   }
   return static_cast<std::int32_t>(flaws);
 }
 
+/// What counts of row `row` of ids [rows, whole].
 template <typename Id>
+std::span<const Id> counted(const Rows& rows, const HostCall& call, std::size_t ids,
+                            std::size_t lengths, std::int64_t whole, std::int64_t row) {
+  std::int64_t length = whole;
+  if (rows.own_lengths)
+    length = std::clamp<std::int64_t>(static_cast<const std::int32_t*>(call.tensors[lengths])[row],
+                                      0, whole);
+  return {static_cast<const Id*>(call.tensors[ids]) + row * whole,
+          static_cast<std::size_t>(length)};
+}
+
+template <typename Id, bool joined>
 void block_row(const Rows& rows, const Places& at, const HostCall& call, std::int64_t row) {
-  const auto counts = [&](std::size_t place) {
-    return static_cast<const std::int32_t*>(call.tensors[place])[row];
-  };
-  const auto* const ids = static_cast<const Id*>(call.tensors[at.ids]) + row * rows.len;
-  const std::int64_t length =
-      rows.own_lengths ? std::clamp<std::int64_t>(counts(at.lengths), 0, rows.len) : rows.len;
+  Text<Id, joined> text;
+  text.own = counted<Id>(rows, call, at.ids, at.lengths, rows.len, row);
+  if constexpr (joined)
+    text.prefix =
+        counted<Id>(rows, call, at.prefix, at.prefix_lengths, rows.prefix, row / rows.beams);
   auto* const logits = static_cast<std::byte*>(call.tensors[at.logits]) +
                        row * rows.vocab * static_cast<std::int64_t>(dtype_bytes(rows.dtype));
   constexpr float blocked[] = {-std::numeric_limits<float>::infinity()};
   const auto block = [&](std::size_t token) {
     encode(rows.dtype, std::span<const float>(blocked), logits + token * dtype_bytes(rows.dtype));
   };
-  static_cast<std::int32_t*>(call.tensors[at.invalid])[row] =
-      search(rows, std::span<const Id>(ids, static_cast<std::size_t>(length)),
-             rows.own_n ? counts(at.n) : rows.n, block);
+  const std::int64_t n =
+      rows.own_n ? static_cast<const std::int32_t*>(call.tensors[at.n])[row] : rows.n;
+  static_cast<std::int32_t*>(call.tensors[at.invalid])[row] = search(rows, text, n, block);
+}
+
+using BlockRow = void (*)(const Rows&, const Places&, const HostCall&, std::int64_t row);
+
+BlockRow block_row_of(const Rows& rows) {
+  if (rows.ids == DType::i64)
+    return rows.prefix > 0 ? block_row<std::int64_t, true> : block_row<std::int64_t, false>;
+  return rows.prefix > 0 ? block_row<std::int32_t, true> : block_row<std::int32_t, false>;
 }
 
 class CpuRows final : public Family {
@@ -70,7 +109,8 @@ class CpuRows final : public Family {
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Rows rows = rows_of(problem);
-    return default_task(rows.b, rows.len * static_cast<std::int64_t>(dtype_bytes(rows.ids)), facts);
+    return default_task(
+        rows.b, (rows.prefix + rows.len) * static_cast<std::int64_t>(dtype_bytes(rows.ids)), facts);
   }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
@@ -78,16 +118,14 @@ class CpuRows final : public Family {
     const Places at = places_of(problem);
     const std::int64_t of_task = config.at("rows");
     const int threads = config.get("threads");
+    const BlockRow block = block_row_of(rows);
     Program program;
     program.host_tensors = at.count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const auto tasks = static_cast<int>((rows.b + of_task - 1) / of_task);
       call.parallel.run(tasks, threads, [&](int task) {
         for (std::int64_t row = task * of_task; row < std::min(rows.b, (task + 1) * of_task); ++row)
-          if (rows.ids == DType::i64)
-            block_row<std::int64_t>(rows, at, call, row);
-          else
-            block_row<std::int32_t>(rows, at, call, row);
+          block(rows, at, call, row);
       });
     }));
     return program;

@@ -1,4 +1,5 @@
-// Rows by blocks or clusters of blocks; the fallback is the same kernel without either choice.
+// Rows by blocks or clusters of blocks; the fallback is the same kernel without either choice, and
+// where rows share prefixes the kernel of groups.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,11 +17,21 @@ constexpr const char* file = "ngram_block/rows.cu";
 
 /// The widest access to which every row is aligned.
 std::int64_t widest(const Rows& rows) {
-  return widest_vector(rows.len * static_cast<std::int64_t>(dtype_bytes(rows.ids)));
+  return widest_access(rows, rows.len);
 }
 
 std::int64_t id_bytes(const Rows& rows) {
   return static_cast<std::int64_t>(dtype_bytes(rows.ids));
+}
+
+bool can_ask_early(const Rows& rows, const DeviceFacts& facts) {
+  return facts.compute_capability >= 90 && widest(rows) == 16;
+}
+
+/// Whether all threads together leave half of every SM free.
+bool run_at_once(const Rows& rows, const DeviceFacts& facts, const Config& config) {
+  return rows.b * config.at("cluster") * config.at("threads") <=
+         1024 * std::int64_t{facts.multiprocessors};
 }
 
 class BlockRows final : public Family {
@@ -33,9 +44,15 @@ class BlockRows final : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   bool is_fallback() const override { return fallback_; }
   std::vector<std::string> stages() const override { return {stage}; }
-  std::vector<std::string> sources() const override { return {file}; }
+  std::vector<std::string> sources() const override {
+    if (fallback_) return {file, "ngram_block/groups.cu"};
+    return {file};
+  }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
+    if (!fallback_ && problem.sizes.contains("prefix"))
+      return fmt::format("prefix={}: rows that share prefixes are another family's",
+                         problem.size("prefix"));
     return refuse_cuda(problem, "fwd", facts);
   }
 
@@ -46,6 +63,19 @@ class BlockRows final : public Family {
         .parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
         .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
         .parameter("vector", "bytes of ids of an access", {4, 8, 16})
+        .parameter("early", "L2 is asked for the first rows before the kernel's turn: 1, or not: 0",
+                   {0, 1})
+        .constraint("only kernels that may start before their turn can ask early, by 16 bytes",
+                    [rows, facts](const Config& c) {
+                      return c.at("early") == 0 || can_ask_early(rows, facts);
+                    },
+                    {"early"})
+        .constraint(
+            "all blocks run at once, beside those of the kernel before: later ones ask late",
+            [rows, facts](const Config& c) {
+              return c.at("early") == 0 || run_at_once(rows, facts, c);
+            },
+            {"threads", "cluster", "early"})
         .constraint("an access is at least one id, and rows are aligned to it",
                     [least = id_bytes(rows), most = widest(rows)](const Config& c) {
                       return c.at("vector") >= least && c.at("vector") <= most;
@@ -77,22 +107,31 @@ class BlockRows final : public Family {
     if (facts.compute_capability >= 90)
       while (cluster < 8 && rows.len >= 16384 * cluster && rows.b * cluster < facts.multiprocessors)
         cluster *= 2;
-    return {{"threads", threads}, {"cluster", cluster}, {"vector", vector}};
+    Config config{{"threads", threads}, {"cluster", cluster}, {"vector", vector}};
+    config.set("early", can_ask_early(rows, facts) && run_at_once(rows, facts, config) ? 1 : 0);
+    return config;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
     constexpr std::int64_t most_clusters = std::int64_t{1} << 20;
     const Rows rows = rows_of(problem);
+    if (rows.prefix > 0)
+      return groups_program(
+          problem, facts,
+          {{"threads", 256}, {"cluster", 1}, {"tile", 1}, {"vector", id_bytes(rows)}});
     const Places at = places_of(problem);
     const Config config =
-        fallback_ ? Config{{"threads", 256}, {"cluster", 1}, {"vector", id_bytes(rows)}} : given;
+        fallback_
+            ? Config{{"threads", 256}, {"cluster", 1}, {"vector", id_bytes(rows)}, {"early", 0}}
+            : given;
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
     Program program;
-    program.kernels.push_back({file, fmt::format("fftune::block_rows<{}, {}, {}, {}, {}, {}, {}>",
-                                                 element_type(rows.dtype), integer_type(rows.ids),
-                                                 rows.own_lengths, rows.own_n, config.at("threads"),
-                                                 config.at("cluster"), config.at("vector"))});
+    program.kernels.push_back(
+        {file,
+         fmt::format("fftune::block_rows<{}, {}, {}, {}, {}, {}, {}, {}>", element_type(rows.dtype),
+                     integer_type(rows.ids), rows.own_lengths, rows.own_n, config.at("threads"),
+                     config.at("cluster"), config.at("vector"), config.at("early") != 0)});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x =

@@ -17,18 +17,20 @@ namespace fftune {
 namespace ngram_block {
 namespace {
 
-/// Rows that repeat themselves: most of an alphabet of a few tokens, with a little padding and some
-/// ids that are no tokens; every fourth of the whole vocabulary.
-void draw_ids(const Rows& rows, std::uint64_t seed, std::span<double> ids) {
+/// Texts of `length` ids that repeat themselves: most of an alphabet of a few tokens, with a little
+/// padding and some ids that are no tokens; every fourth of the whole vocabulary. Alphabets of
+/// prefixes and of what follows them begin alike, so that texts repeat themselves across the
+/// border.
+void draw_ids(const Rows& rows, std::int64_t length, std::uint64_t seed, std::span<double> ids) {
   std::mt19937_64 random(seed);
   const auto below = [&](std::int64_t bound) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(bound));
   };
-  for (std::size_t first = 0; first < ids.size(); first += static_cast<std::size_t>(rows.len)) {
+  for (std::size_t first = 0; first < ids.size(); first += static_cast<std::size_t>(length)) {
     const std::int64_t alphabet = below(4) == 0 ? rows.vocab : std::min(rows.vocab, 1 + below(12));
-    const std::int64_t origin = below(rows.vocab - alphabet + 1);
+    const std::int64_t origin = rows.prefix > 0 ? 0 : below(rows.vocab - alphabet + 1);
     const bool flawed = below(4) == 0;
-    for (double& id : ids.subspan(first, static_cast<std::size_t>(rows.len))) {
+    for (double& id : ids.subspan(first, static_cast<std::size_t>(length))) {
       id = static_cast<double>(origin + below(alphabet));
       if (flawed && below(16) == 0) id = static_cast<double>(rows.padding);
       if (flawed && below(16) == 0) id = static_cast<double>(below(2) ? rows.vocab + below(9) : -2);
@@ -46,20 +48,28 @@ void draw_counts(std::uint64_t seed, std::int64_t least, std::int64_t most,
 }
 
 std::vector<TensorSpec> tensors_of(const Rows& rows) {
-  std::vector<TensorSpec> tensors{{"ids", rows.ids, {rows.b, rows.len}, Role::input, 1},
-                                  {"logits", rows.dtype, {rows.b, rows.vocab}, Role::updated, 3}};
-  tensors.front().draw = [rows](std::uint64_t seed, std::span<double> ids) {
-    draw_ids(rows, seed, ids);
+  const auto texts = [&](const char* name, std::int64_t count, std::int64_t length) {
+    TensorSpec ids{name, rows.ids, {count, length}};
+    ids.draw = [=](std::uint64_t seed, std::span<double> values) {
+      draw_ids(rows, length, seed, values);
+    };
+    return ids;
   };
-  const auto add_counts = [&](const char* name, std::int64_t least, std::int64_t most) {
-    TensorSpec counts{name, DType::i32, {rows.b}};
+  std::vector<TensorSpec> tensors{texts("ids", rows.b, rows.len),
+                                  {"logits", rows.dtype, {rows.b, rows.vocab}, Role::updated, 3}};
+  if (rows.prefix > 0) tensors.push_back(texts("prefix", rows.groups(), rows.prefix));
+  const auto add_counts = [&](const char* name, std::int64_t count, std::int64_t least,
+                              std::int64_t most) {
+    TensorSpec counts{name, DType::i32, {count}};
     counts.draw = [=](std::uint64_t seed, std::span<double> values) {
       draw_counts(seed, least, most, values);
     };
     tensors.push_back(std::move(counts));
   };
-  if (rows.own_lengths) add_counts("lengths", 0, rows.len);
-  if (rows.own_n) add_counts("n", 0, 5);
+  if (rows.own_lengths) add_counts("lengths", rows.b, 0, rows.len);
+  if (rows.own_lengths && rows.prefix > 0)
+    add_counts("prefix_lengths", rows.groups(), 0, rows.prefix);
+  if (rows.own_n) add_counts("n", rows.b, 0, 5);
   tensors.push_back({"invalid", DType::i32, {rows.b}, Role::output, 1});
   return tensors;
 }
@@ -99,7 +109,7 @@ class NgramBlock final : public Op {
              .default_on_cpu = {1, 32},
              .example = 256},
             {.name = "len",
-             .help = "ids of a row",
+             .help = "ids of a row; with a prefix, those after it",
              .max = most_ids,
              .default_on_cuda = {},
              .default_on_cpu = {},
@@ -109,11 +119,28 @@ class NgramBlock final : public Op {
              .max = most_tokens,
              .default_on_cuda = {},
              .default_on_cpu = {},
-             .example = 32128}};
+             .example = 32128},
+            {.name = "prefix",
+             .help = "ids of a prefix that rows share, before their own; none if left out",
+             .max = most_ids,
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 8192,
+             .rare = true},
+            {.name = "beams",
+             .help = "rows after each other that share a prefix; 1 if left out",
+             .max = most_beams,
+             .default_on_cuda = {},
+             .default_on_cpu = {},
+             .example = 8,
+             .rare = true}};
   }
   std::vector<OptionField> options() const override {
     return {{"ids", "element type of the ids", {"i32", "i64"}},
-            {"lengths", "of the rows: all of len, or each its own", {"whole", "own"}, true},
+            {"lengths",
+             "of rows and prefixes: all of len and prefix, or each its own",
+             {"whole", "own"},
+             true},
             {"ngrams", "one n for all rows, or each its own", {"one", "own"}, true},
             {.name = "n",
              .help = "tokens of an n-gram, a whole number",
@@ -131,8 +158,13 @@ class NgramBlock final : public Op {
     return {DType::bf16, DType::fp16, DType::f32};
   }
   std::string_view token_size() const override { return "b"; }
+  bool rows_are_alike(const Problem& problem) const override {
+    return rows_of(problem).prefix == 0;
+  }
 
   std::string contradiction(const Problem& problem) const override {
+    if (problem.sizes.contains("beams") && !problem.sizes.contains("prefix"))
+      return "beams without prefix: there is nothing to share";
     for (const char* name : {"n", "padding"})
       if (problem.options.contains(name) && !is_whole(problem.number(name)))
         return fmt::format("{}={} is not a whole number", name, problem.option(name));
@@ -151,32 +183,44 @@ class NgramBlock final : public Op {
     stage.bytes = 0;
     for (const auto& tensor : tensors)
       if (tensor.role != Role::updated) stage.bytes += static_cast<double>(tensor.bytes());
-    stage.flops = static_cast<double>(rows.b) * static_cast<double>(rows.len);
+    stage.flops = static_cast<double>(rows.b) * static_cast<double>(rows.prefix + rows.len);
     return {stage};
   }
 
   void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
     const Rows rows = rows_of(problem);
-    const auto len = static_cast<std::size_t>(rows.len);
-    const std::span<const double> ids(tensors.at("ids"));
     auto& logits = tensors.at("logits");
     std::vector<double> invalid(static_cast<std::size_t>(rows.b));
+    // What counts of row `row` of `name`, of texts of `whole` ids.
+    const auto text = [&](const char* name, const char* lengths, std::int64_t whole,
+                          std::size_t row) {
+      const auto length = rows.own_lengths
+                              ? std::clamp<std::int64_t>(
+                                    static_cast<std::int64_t>(tensors.at(lengths)[row]), 0, whole)
+                              : whole;
+      return std::span<const double>(tensors.at(name))
+          .subspan(row * static_cast<std::size_t>(whole), static_cast<std::size_t>(length));
+    };
     parallel.run(static_cast<int>(rows.b), parallel.max_threads(), [&](int task) {
       const auto row = static_cast<std::size_t>(task);
-      const auto length =
-          rows.own_lengths ? std::clamp<std::int64_t>(
-                                 static_cast<std::int64_t>(tensors.at("lengths")[row]), 0, rows.len)
-                           : rows.len;
+      std::vector<double> ids;
+      if (rows.prefix > 0) {
+        const auto prefix = text("prefix", "prefix_lengths", rows.prefix,
+                                 row / static_cast<std::size_t>(rows.beams));
+        ids.assign(prefix.begin(), prefix.end());
+      }
+      const auto own = text("ids", "lengths", rows.len, row);
+      ids.insert(ids.end(), own.begin(), own.end());
       const auto n = rows.own_n ? static_cast<std::int64_t>(tensors.at("n")[row]) : rows.n;
-      block_row(rows, ids.subspan(row * len, static_cast<std::size_t>(length)), n,
-                logits.data() + row * static_cast<std::size_t>(rows.vocab), invalid[row]);
+      block_row(rows, ids, n, logits.data() + row * static_cast<std::size_t>(rows.vocab),
+                invalid[row]);
     });
     tensors["invalid"] = std::move(invalid);
   }
 
   std::vector<const Family*> families() const override {
-    return {&rows_family(), &fallback_family(), &cpu_rows_family()};
+    return {&rows_family(), &groups_family(), &fallback_family(), &cpu_rows_family()};
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return ngram_block::baselines(problem, facts);
@@ -192,6 +236,8 @@ Rows rows_of(const Problem& problem) {
   Rows rows;
   rows.b = problem.size("b");
   rows.len = problem.size("len");
+  if (problem.sizes.contains("prefix")) rows.prefix = problem.size("prefix");
+  if (problem.sizes.contains("beams")) rows.beams = problem.size("beams");
   rows.vocab = problem.size("vocab");
   rows.n = number("n", 3);
   rows.padding = number("padding", -1);
@@ -204,8 +250,16 @@ Rows rows_of(const Problem& problem) {
 
 Places places_of(const Problem& problem) {
   const TensorPlaces tensors(tensors_of(rows_of(problem)));
-  return {tensors.at("ids"), tensors.at("logits"),  tensors.at("lengths"),
-          tensors.at("n"),   tensors.at("invalid"), tensors.count()};
+  Places places;
+  places.ids = tensors.at("ids");
+  places.logits = tensors.at("logits");
+  places.prefix = tensors.at("prefix");
+  places.lengths = tensors.at("lengths");
+  places.prefix_lengths = tensors.at("prefix_lengths");
+  places.n = tensors.at("n");
+  places.invalid = tensors.at("invalid");
+  places.count = tensors.count();
+  return places;
 }
 
 }  // namespace ngram_block

@@ -6,6 +6,11 @@
 // not blocked. Any other id that is no token, below 0 or from `vocab` on, is compared like any id,
 // counted in `invalid`, and never written through. A row whose n is below 1 blocks nothing; lengths
 // are clamped to what there is.
+//
+// Rows may share prefixes: `beams` rows after each other are a group (the last may be smaller), and
+// the text of each begins with the group's prefix, which is stored once, and goes on with its own
+// ids. Definitions are of the whole text, so n-grams span the border, and an id of a prefix that is
+// no token is counted in each row of the group.
 #pragma once
 
 #include <cstddef>
@@ -22,37 +27,51 @@ const Op& ngram_block_op();
 namespace ngram_block {
 
 constexpr const char* stage = "block";
-constexpr std::int64_t most_ids = 131072;     // of a row
+constexpr std::int64_t most_ids = 131072;     // of a row or prefix
 constexpr std::int64_t most_tokens = 524288;  // of a vocabulary
+constexpr std::int64_t most_beams = 65536;    // of a group
 
 /// A problem's sizes and options, read once.
 struct Rows {
-  std::int64_t b = 0;      // rows
-  std::int64_t len = 0;    // ids of a row
-  std::int64_t vocab = 0;  // logits of a row
-  std::int64_t n = 0;      // of every row, unless each has its own
+  std::int64_t b = 0;       // rows
+  std::int64_t len = 0;     // ids of a row; where there is a prefix, those after it
+  std::int64_t prefix = 0;  // ids of a prefix; 0: there is none
+  std::int64_t beams = 1;   // rows that share one
+  std::int64_t vocab = 0;   // logits of a row
+  std::int64_t n = 0;       // of every row, unless each has its own
   std::int64_t padding = 0;
   bool own_lengths = false;
   bool own_n = false;
   DType ids = DType::i32;
   DType dtype = DType::f32;  // of the logits
+
+  std::int64_t groups() const { return (b + beams - 1) / beams; }
 };
 Rows rows_of(const Problem& problem);
 
 /// The places of the op's tensors.
 struct Places {
-  std::size_t ids = absent;      // [b, len]
-  std::size_t logits = absent;   // [b, vocab], updated
-  std::size_t lengths = absent;  // [b], i32
-  std::size_t n = absent;        // [b], i32
-  std::size_t invalid = absent;  // [b], i32
+  std::size_t ids = absent;             // [b, len]
+  std::size_t logits = absent;          // [b, vocab], updated
+  std::size_t prefix = absent;          // [groups, prefix]
+  std::size_t lengths = absent;         // [b], i32
+  std::size_t prefix_lengths = absent;  // [groups], i32
+  std::size_t n = absent;               // [b], i32
+  std::size_t invalid = absent;         // [b], i32
   std::size_t count = 0;
 };
 Places places_of(const Problem& problem);
 
 const Family& rows_family();
+const Family& groups_family();
 const Family& fallback_family();
 const Family& cpu_rows_family();
+
+/// The widest access, in bytes, to which rows of `ids` ids are aligned.
+std::int64_t widest_access(const Rows& rows, std::int64_t ids);
+
+/// What the family `groups` does: one launch of groups.cu.
+Program groups_program(const Problem& problem, const DeviceFacts& facts, const Config& config);
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 

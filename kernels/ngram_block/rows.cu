@@ -4,35 +4,25 @@
 // A row belongs to one block, or to the blocks of a cluster. Each id is read once, `vector` bytes
 // at a time: is it a token, and is it the row's last id? There, where a text differs most often,
 // the comparison of the ids before it with those at the row's end begins. Several threads may block
-// one token: all of them write the same. Grid: any number of clusters of (cluster, 1, 1). Block:
-// `threads`.
+// one token: all of them write the same. `early`: before its turn a block asks L2 for its first
+// row. Grid: any number of clusters of (cluster, 1, 1). Block: `threads`.
 #include "common/dependency.cuh"
-#include "common/float16.cuh"
 #include "common/row_sum.cuh"
+#include "common/token_ids.cuh"
 
 namespace fftune {
 
-template <class T>
-__device__ __forceinline__ T negative_infinity() {
-  if constexpr (sizeof(T) == 4) {
-    return __uint_as_float(0xff800000u);
-  } else if constexpr (is_same<T, bf16>) {
-    return T{0xff80};
-  } else {
-    return T{0xfc00};
-  }
-}
-
-// Neighbouring ids, which one access moves.
-template <class Id, int count>
-struct alignas(count* static_cast<int>(sizeof(Id))) id_run {
-  Id value[count];
-};
-
-template <class T, class Id, bool own_lengths, bool own_n, int threads, int cluster, int vector>
+template <class T, class Id, bool own_lengths, bool own_n, int threads, int cluster, int vector,
+          bool early>
 __global__ void __launch_bounds__(threads)
     block_rows(const Id* ids, T* logits, const int* lengths, const int* ns, int* invalid, i64 rows,
                int len, int vocab, int usual_n, i64 padding_id) {
+  if constexpr (early) {
+    if (threadIdx.x == 0 && blockIdx.x % cluster == 0) {
+      fetch_to_l2(ids + static_cast<i64>(blockIdx.x / cluster) * len,
+                  static_cast<u32>(len) * static_cast<u32>(sizeof(Id)));
+    }
+  }
   take_turn();
   using row_sums = row_sum<1, threads, 1, cluster>;
   __shared__ typename row_sums::memory shared;

@@ -37,6 +37,20 @@ std::int64_t row_blocks(const Layer& layer, const DeviceFacts& facts, const Conf
                   std::max<std::int64_t>(1, waves * facts.multiprocessors / config.at("cluster")));
 }
 
+bool can_ask_early(const Layer& layer, const DeviceFacts& facts) {
+  const auto bytes = [&](DType dtype) {
+    return layer.d * static_cast<std::int64_t>(dtype_bytes(dtype));
+  };
+  return facts.compute_capability >= 90 && bytes(layer.dtype) % 16 == 0 &&
+         bytes(layer.weight_dtype) % 16 == 0;
+}
+
+/// Whether all threads together leave half of every SM free.
+bool run_at_once(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  return row_blocks(layer, facts, config) * config.at("cluster") * block_threads(config) <=
+         1024 * std::int64_t{facts.multiprocessors};
+}
+
 class ForwardRows final : public Family {
  public:
   std::string_view name() const override { return "forward_rows"; }
@@ -60,6 +74,19 @@ class ForwardRows final : public Family {
                    {0, 1})
         .parameter("waves", "blocks for each SM, which go on to further rows; 0: one block a set",
                    {0, 2, 4, 8, 16})
+        .parameter("early", "L2 is asked for the first rows before the kernel's turn: 1, or not: 0",
+                   {0, 1})
+        .constraint("only kernels that may start before their turn can ask early, by 16 bytes",
+                    [layer, facts](const Config& c) {
+                      return c.at("early") == 0 || can_ask_early(layer, facts);
+                    },
+                    {"early"})
+        .constraint(
+            "all blocks run at once, beside those of the kernel before: later ones ask late",
+            [layer, facts](const Config& c) {
+              return c.at("early") == 0 || run_at_once(layer, facts, c);
+            },
+            {"group", "groups", "cluster", "unroll", "waves", "early"})
         .constraint("a thread keeps its part of the rows and weights in registers",
                     [layer, facts](const Config& c) {
                       return registers_needed(layer, c) <=
@@ -100,13 +127,14 @@ class ForwardRows final : public Family {
   // Blocks that start and end on their own keep the memory busy between them, so no block goes on.
   // Many rows: 4 vectors a thread, 64 bytes in flight, which at half occupancy is 64 KB an SM,
   // twice what bandwidth times latency asks for. Few rows: one vector a thread, the shortest time
-  // for each row.
+  // for each row, and what they read is on its way before the kernel's turn.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
     Config config = default_rows(layer, facts, layer.m <= 2 * facts.multiprocessors ? 1 : 4, 4);
     config.set("unroll", 1);
     config.set("keep", vectors_of_thread(layer, config) <= weights_at_hand ? 1 : 0);
     config.set("waves", 0);
+    config.set("early", can_ask_early(layer, facts) && run_at_once(layer, facts, config) ? 1 : 0);
     return config;
   }
 
@@ -116,11 +144,11 @@ class ForwardRows final : public Family {
     Program program;
     program.kernels.push_back(
         {"rmsnorm/forward_rows.cu",
-         fmt::format("fftune::forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+         fmt::format("fftune::forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                      template_arguments(layer), element_type(layer.out_dtype), config.at("vector"),
                      vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
                      config.at("unroll"), config.at("cluster"), config.at("keep") != 0,
-                     config.at("streams") != 0)});
+                     config.at("streams") != 0, config.at("early") != 0)});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x =

@@ -6,6 +6,7 @@
 // thread is vector (i * cluster + rank) * group + lane of the row, so that neighbouring lanes touch
 // neighbouring bytes. Blocks go on to further rows until none is left. `keeps`: weights are
 // fetched once, before the rows, and stay in registers; else for every row, when its sum is known.
+// `early`: before its turn a block asks L2 for its first rows, and the first block for the weights.
 // Where Y is a type of one byte, y is quantised (common/quantise.cuh), and scales [rows] written.
 // Grid: any number of clusters of (cluster, 1, 1). Block: group * groups.
 #include "common/dependency.cuh"
@@ -16,11 +17,24 @@
 namespace fftune {
 
 template <class T, class W, class Convention, bool adds, bool saves, class Y, int vector,
-          int vectors, int group, int groups, int unroll, int cluster, bool keeps, bool streams>
+          int vectors, int group, int groups, int unroll, int cluster, bool keeps, bool streams,
+          bool early>
 __global__ void __launch_bounds__(group* groups)
     forward_rows(const T* x, const T* residual, const W* w, Y* y, T* sum, float* rstd,
                  float* scales, i64 rows, int d, float eps) {
   constexpr int count = vector / static_cast<int>(sizeof(T));
+  if constexpr (early) {
+    // The rows of a block are next to each other.
+    const i64 begin = static_cast<i64>(blockIdx.x / cluster) * groups * unroll;
+    const i64 left = rows - begin;
+    const u32 row_bytes = static_cast<u32>(d) * static_cast<u32>(sizeof(T));
+    const u32 block_rows = static_cast<u32>(left < groups * unroll ? left : groups * unroll);
+    if (threadIdx.x == 0 && blockIdx.x % cluster == 0) {
+      fetch_to_l2(x + begin * d, block_rows * row_bytes);
+      if constexpr (adds) fetch_to_l2(residual + begin * d, block_rows * row_bytes);
+      if (blockIdx.x == 0) fetch_to_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
+    }
+  }
   take_turn();
   using row_sums = row_sum<unroll, group, groups, cluster>;
   using row_largest = row_sum<unroll, group, groups, cluster, larger_magnitude>;

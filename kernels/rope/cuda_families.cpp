@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* file = "rope/rows.cu";
 constexpr std::int64_t most_sine_bytes = 48 * 1024;  // what a block has without opting in
+constexpr std::int64_t most_sines = 4;               // that a thread makes by default
 constexpr std::int64_t other_registers = 48;  // addresses, the position, one pair of accesses
 
 std::int64_t element_bytes(const Layer& layer) {
@@ -27,9 +28,13 @@ std::int64_t widest(const Layer& layer) {
   return widest_vector(elements * element_bytes(layer));
 }
 
+std::int64_t angles_of_token(const Layer& layer) {
+  return layer.table ? layer.rotary : layer.rotary / 2;
+}
+
 /// Of one token, sines and cosines.
 std::int64_t sine_bytes(const Layer& layer) {
-  return (layer.table ? layer.rotary : layer.rotary / 2) * 2 *
+  return angles_of_token(layer) * 2 *
          (layer.dtype == DType::f32 ? std::int64_t{sizeof(double)} : std::int64_t{sizeof(float)});
 }
 
@@ -59,16 +64,24 @@ std::int64_t registers_needed(const Layer& layer, const Config& config) {
          2 * count * words * (layer.table ? 2 : 1) + 2 * count * words + other_registers;
 }
 
-/// As many rows as make a block of about 256 threads, four heads of a token for each.
+/// As many rows as make a block of about 128 threads, few of which wait for each other's sines,
+/// four heads of a token for each; fewer where so few threads would share a token that they were
+/// long at its sines.
 Config defaults(const Layer& layer, std::int64_t vector) {
   const std::int64_t lanes = row_lanes(layer, vector);
   const std::int64_t heads_needed = all_heads(layer);
+  const auto side_by_side = [&](std::int64_t unroll) {
+    std::int64_t heads = 1;
+    while (2 * heads * lanes <= 256 && heads * unroll < heads_needed && heads < 32) heads *= 2;
+    return heads;
+  };
   std::int64_t unroll = 1;
   while (unroll < 4 && 2 * unroll <= heads_needed) unroll *= 2;
-  std::int64_t heads = 1;
-  while (2 * heads * lanes <= 256 && heads * unroll < heads_needed && heads < 32) heads *= 2;
+  while (unroll > 1 && angles_of_token(layer) > most_sines * lanes * side_by_side(unroll))
+    unroll /= 2;
+  const std::int64_t heads = side_by_side(unroll);
   std::int64_t tokens = 1;
-  while (2 * tokens * heads * lanes <= 256 && tokens < layer.tokens() && tokens < 128 &&
+  while (2 * tokens * heads * lanes <= 128 && tokens < layer.tokens() && tokens < 128 &&
          2 * tokens * sine_bytes(layer) <= most_sine_bytes)
     tokens *= 2;
   while (heads * tokens * lanes < 64 && tokens < 128) tokens *= 2;

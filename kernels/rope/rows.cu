@@ -154,24 +154,38 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   };
   load(0);
 
-  // While those are on their way: all angles of the block's tokens, each by one thread.
+  // While those are on their way: all angles of the block's tokens, each by one thread, and those
+  // of a thread from memory together.
+  constexpr int threads = row_lanes * heads * tokens;
+  constexpr int of_thread = ceil_div(tokens * angles, threads);
+  constexpr int batch = of_thread < 4 ? of_thread : 4;
   alignas(16) __shared__ Real sines[tokens * angles], cosines[tokens * angles];
-  for (int i = thread; i < tokens * angles; i += row_lanes * heads * tokens) {
-    const i64 of = first_token + i / angles;
-    if (of >= token_count) break;
-    const int position =
-        position_of<layout, starts>(of, sequences, length, offsets, first_positions);
-    float angle;
-    if constexpr (table) {
-      const int row = position < 0 ? 0 : position < positions ? position : positions - 1;
-      angle = angle_table[static_cast<i64>(row) * rotary + i % angles];
-    } else {
-      angle = __fmul_rn(static_cast<float>(position), frequencies.value[i % angles]);
+  for (int start = thread; start < tokens * angles; start += batch * threads) {
+    float angle[batch];
+#pragma unroll
+    for (int b = 0; b < batch; ++b) {
+      const int i = start + b * threads;
+      const i64 of = first_token + i / angles;
+      angle[b] = 0.0f;
+      if (i >= tokens * angles || of >= token_count) continue;
+      const int position =
+          position_of<layout, starts>(of, sequences, length, offsets, first_positions);
+      if constexpr (table) {
+        const int row = position < 0 ? 0 : position < positions ? position : positions - 1;
+        angle[b] = angle_table[static_cast<i64>(row) * rotary + i % angles];
+      } else {
+        angle[b] = __fmul_rn(static_cast<float>(position), frequencies.value[i % angles]);
+      }
     }
-    Real sine, cosine;
-    sine_and_cosine(angle, sine, cosine);
-    sines[i] = sine * scale;
-    cosines[i] = cosine * scale;
+#pragma unroll
+    for (int b = 0; b < batch; ++b) {
+      const int i = start + b * threads;
+      if (i >= tokens * angles) break;
+      Real sine, cosine;
+      sine_and_cosine(angle[b], sine, cosine);
+      sines[i] = sine * scale;
+      cosines[i] = cosine * scale;
+    }
   }
   __syncthreads();
 

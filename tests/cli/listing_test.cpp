@@ -87,3 +87,12 @@ TEST_CASE("compile gives the same sample twice, from the cache the second time")
     CHECK(after.at("programs")[i].at("cached") == true);
   }
 }
+
+TEST_CASE("compile takes a family that serves nothing but rare sizes too") {
+  const Finished done = Sandbox().fftune(
+      "compile --arch sm_80 --op ngram-block --family groups --dtype f32 --sample 1 --json");
+  if (done.code == 3) FFTUNE_SKIP("no NVRTC: " + done.err);
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  CHECK(Json::parse(done.out).at("programs").size() == 1);
+}

@@ -25,16 +25,17 @@ TEST_CASE("the longest rows and the largest vocabulary are right on the GPU", "[
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   Draw draw(5);
-  for (const char* ids : {"i32", "i64"}) {
-    const auto problem = canonical(ngram_block_op(),
-                                   {"ngram-block",
-                                    "fwd",
-                                    DType::bf16,
-                                    {{"b", 2}, {"len", 131072}, {"vocab", 524288}},
-                                    {{"ids", ids}, {"ngrams", "own"}}},
-                                   DeviceKind::cuda);
-    REQUIRE(verify_variants(*backend, ngram_block_op(), problem, draw.random(), 6) > 0);
-  }
+  for (const char* ids : {"i32", "i64"})
+    for (const bool shares : {false, true}) {
+      Problem problem{"ngram-block",
+                      "fwd",
+                      DType::bf16,
+                      {{"b", 2}, {"len", 131072}, {"vocab", 524288}},
+                      {{"ids", ids}, {"ngrams", "own"}}};
+      if (shares) problem.sizes.insert({{"prefix", 131072}, {"beams", 2}});
+      problem = canonical(ngram_block_op(), problem, DeviceKind::cuda);
+      REQUIRE(verify_variants(*backend, ngram_block_op(), problem, draw.random(), 6) > 0);
+    }
 }
 
 TEST_CASE("every CUDA family has a space with its default in it, and legal launches") {

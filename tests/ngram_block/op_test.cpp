@@ -81,14 +81,49 @@ TEST_CASE("logits are updated in place") {
   CHECK(ngram_block_op().tensors(problem_of(2, 5, {{"ids", "i64"}}))[0].dtype == DType::i64);
 }
 
-TEST_CASE("beams that share a prefix block what it says, each for its own end") {
-  const auto problem = problem_of(2, 6, {{"n", "2"}});
+TEST_CASE("rows that share a prefix are as if each began with it, for each its own end") {
+  // Groups of two rows, the last of one; n-grams span the border.
+  auto problem = problem_of(3, 2, {{"lengths", "own"}});
+  problem.sizes["prefix"] = 6;
+  problem.sizes["beams"] = 2;
+  problem = canonical(ngram_block_op(), problem, DeviceKind::cpu);
   HostThreads threads;
-  ReferenceTensors tensors{{"ids", {1, 2, 3, 4, 5, 1, 1, 2, 3, 4, 5, 3}}, {"logits", Ids(20, 1.0)}};
+  ReferenceTensors tensors{{"prefix", {1, 2, 3, 4, 12, 1, 5, 5, 7, 5, 5, 99}},
+                           {"prefix_lengths", {6, 5}},
+                           {"ids", {2, 9, 3, 4, 0, 0}},
+                           {"lengths", {1, 2, 0}},
+                           {"logits", Ids(30, 1.0)}};
   ngram_block_op().reference(problem, 0, tensors, threads);
-  CHECK(std::isinf(tensors.at("logits")[2]));
-  CHECK(std::isinf(tensors.at("logits")[14]));
-  CHECK(std::count(tensors.at("logits").begin(), tensors.at("logits").end(), 1.0) == 18);
+  const auto& logits = tensors.at("logits");
+  CHECK(std::isinf(logits[3]));       // 1 2 before: 3
+  CHECK(std::isinf(logits[20 + 7]));  // 5 5 before: 7
+  CHECK(std::count(logits.begin(), logits.end(), 1.0) == 28);
+  CHECK(tensors.at("invalid") == Ids{1, 1, 0});  // the prefix's in each row
+}
+
+TEST_CASE("a prefix is an input of each group, with lengths of its own") {
+  auto problem = problem_of(17, 5, {{"lengths", "own"}});
+  problem.sizes["prefix"] = 100;
+  problem.sizes["beams"] = 8;
+  const auto tensors = ngram_block_op().tensors(problem);
+  REQUIRE(tensors.size() == 6);
+  CHECK(tensors[2].name == "prefix");
+  CHECK(tensors[2].shape == std::vector<std::int64_t>{3, 100});
+  CHECK(tensors[4].name == "prefix_lengths");
+  CHECK(tensors[4].shape == std::vector<std::int64_t>{3});
+}
+
+TEST_CASE("beams without a prefix are refused, and problems without either say neither") {
+  auto problem = problem_of(4, 4);
+  CHECK(problem.text().find("prefix") == std::string::npos);
+  problem.sizes["beams"] = 2;
+  try {
+    canonical(ngram_block_op(), problem, DeviceKind::cpu);
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()) ==
+          "ngram-block: beams without prefix: there is nothing to share");
+  }
 }
 
 TEST_CASE("numbers that are not whole are refused") {

@@ -1,0 +1,171 @@
+// Blocks the tokens that would repeat an n-gram of their row, where rows share prefixes:
+// definitions and layouts in kernels/ngram_block/ngram_block.hpp.
+//
+// `tile` rows of a group belong to one block, or to the blocks of a cluster. Each id of their
+// prefix is read once, `vector` bytes at a time: is it a token, and of which rows is it the last
+// id? There the comparison of the ids before it with those at the row's end begins. The rows' own
+// ids, `own_vector` bytes at a time, are shared out to the cluster's blocks by rows. Several
+// threads may block one token: all of them write the same. Grid: any number of clusters of
+// (cluster, 1, 1). Block: `threads`.
+#include "common/dependency.cuh"
+#include "common/row_sum.cuh"
+#include "common/token_ids.cuh"
+
+namespace fftune {
+
+// What is known of a row before its ids are looked at.
+template <class Id>
+struct tile_row {
+  int length;  // of prefix and own ids together
+  int n;
+  int flaws;  // own ids that are no tokens
+  Id last;    // padding where nothing may match it
+};
+
+__device__ __forceinline__ int clamped(int length, int most) {
+  return length < 0 ? 0 : length < most ? length : most;
+}
+
+template <class T, class Id, bool own_lengths, bool own_n, int threads, int cluster, int tile,
+          int vector, int own_vector>
+__global__ void __launch_bounds__(threads)
+    block_groups(const Id* ids, const Id* prefixes, T* logits, const int* lengths,
+                 const int* prefix_lengths, const int* ns, int* invalid, i64 rows, int beams,
+                 int len, int prefix_len, int vocab, int usual_n, i64 padding_id) {
+  take_turn();
+  using row_sums = row_sum<1, threads, 1, cluster>;
+  __shared__ typename row_sums::memory shared;
+  __shared__ tile_row<Id> known[tile];
+  constexpr int count = vector / static_cast<int>(sizeof(Id));
+  constexpr int own_count = own_vector / static_cast<int>(sizeof(Id));
+  constexpr int unroll = 4;  // runs of a prefix that a thread has in flight
+  static_assert(count * tile <= 64, "a bit for each id of a run and each row");
+  using run = id_run<Id, count>;
+  const Id padding = static_cast<Id>(padding_id);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int first = (rank * threads + thread) * count;
+  constexpr int step = threads * cluster * count;
+  const auto is_token = [&](Id id) { return id >= 0 && id < vocab; };
+
+  const int tiles = (beams - 1) / tile + 1;  // of a group
+  const i64 units = ((rows - 1) / beams + 1) * tiles;
+  int turn = 0;
+  for (i64 unit = blockIdx.x / cluster; unit < units; unit += gridDim.x / cluster, turn ^= 1) {
+    const i64 group = unit / tiles;
+    const i64 begin = (unit - group * tiles) * tile;  // the first row's place in its group
+    const i64 first_row = group * beams + begin;
+    const i64 left = beams - begin < rows - first_row ? beams - begin : rows - first_row;
+    const int tile_rows = left < tile ? static_cast<int>(left) : tile;
+    if (tile_rows <= 0) break;  // the last group may be smaller
+    const Id* const prefix = prefixes + group * prefix_len;
+    const Id* const tile_ids = ids + first_row * len;
+
+    // The first of the prefix is on its way while the rows' ends are looked up, before it is known
+    // how much of it counts.
+    run batch[unroll];
+    const auto fetch = [&](int place, int length) {
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        batch[u] = {};
+        if (place + u * step < length) {
+          batch[u] = *reinterpret_cast<const run*>(prefix + place + u * step);
+        }
+      }
+    };
+    fetch(first, prefix_len);
+    const int shared_length = own_lengths ? clamped(prefix_lengths[group], prefix_len) : prefix_len;
+    if (thread < tile_rows) {
+      const i64 row = first_row + thread;
+      const int own = own_lengths ? clamped(lengths[row], len) : len;
+      const int n = own_n ? ns[row] : usual_n;
+      Id last = padding;
+      if (n > 1 && own > 0) last = ids[row * len + own - 1];
+      if (n > 1 && own == 0 && shared_length > 0) last = prefix[shared_length - 1];
+      known[thread] = {shared_length + own, n, 0, last};
+    } else if (thread < tile) {
+      known[thread] = {0, 0, 0, padding};
+    }
+    __syncthreads();
+    Id last[tile];
+    u32 of_every_id = 0;  // bits of the rows that block all their ids
+#pragma unroll
+    for (int k = 0; k < tile; ++k) {
+      last[k] = known[k].last;
+      if (known[k].n == 1) of_every_id |= 1u << k;
+    }
+
+    const auto id_at = [&](int k, int place) {
+      return place < shared_length ? prefix[place]
+                                   : tile_ids[static_cast<i64>(k) * len + place - shared_length];
+    };
+    const auto block = [&](int k, Id id) {
+      if (id != padding && is_token(id)) {
+        logits[(first_row + k) * vocab + id] = negative_infinity<T>();
+      }
+    };
+    // At `place` row k has its last id, or, with n = 1, any: is all before it the same?
+    const auto look_at = [&](int k, int place) {
+      const int n = known[k].n, end = known[k].length - 1;
+      if (n == 1) return block(k, id_at(k, place));
+      if (place == end || place < n - 2) return;
+      for (int back = 1; back < n - 1; ++back) {
+        const Id before = id_at(k, place - back);
+        if (before != id_at(k, end - back) || before == padding) return;
+      }
+      block(k, id_at(k, place + 1));
+    };
+
+    // Sums of places are below 2^31: there are at most 2^18, and `step` is at most 2^15.
+    int flaws = 0;
+    for (int place = first; place < shared_length;) {
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        u64 found = 0;
+#pragma unroll
+        for (int e = 0; e < count; ++e) {
+          const Id id = batch[u].value[e];
+          if (place + u * step + e >= shared_length || id == padding) continue;
+          if (!is_token(id)) ++flaws;
+          u32 same = of_every_id;
+#pragma unroll
+          for (int k = 0; k < tile; ++k) same |= id == last[k] ? 1u << k : 0u;
+          found |= static_cast<u64>(same) << (e * tile);
+        }
+        while (found != 0) {
+          const int bit = __ffsll(static_cast<long long>(found)) - 1;
+          found &= found - 1;
+          look_at(bit % tile, place + u * step + bit / tile);
+        }
+      }
+      place += unroll * step;
+      fetch(place, shared_length);
+    }
+
+    const int runs = (len - 1) / own_count + 1;  // of a row
+    const int mine = (tile_rows - rank + cluster - 1) / cluster;
+    for (int i = thread; i < mine * runs; i += threads) {
+      const int k = i / runs * cluster + rank;
+      const int place = i % runs * own_count;
+      using own_run = id_run<Id, own_count>;
+      const auto own =
+          *reinterpret_cast<const own_run*>(tile_ids + static_cast<i64>(k) * len + place);
+#pragma unroll
+      for (int e = 0; e < own_count; ++e) {
+        const Id id = own.value[e];
+        if (shared_length + place + e >= known[k].length || id == padding) continue;
+        if (!is_token(id)) atomicAdd(&known[k].flaws, 1);
+        if (known[k].n == 1 || id == known[k].last) look_at(k, shared_length + place + e);
+      }
+    }
+
+    float prefix_flaws[1] = {static_cast<float>(flaws)};  // exact up to 2^24
+    row_sums::apply(prefix_flaws, shared, turn);
+    if (thread < tile_rows && thread % cluster == rank) {
+      invalid[first_row + thread] = static_cast<int>(prefix_flaws[0]) + known[thread].flaws;
+    }
+  }
+  row_sums::finish();
+}
+
+}  // namespace fftune

@@ -1,0 +1,107 @@
+// The CPU's loops over rows of bf16: activations over every value there is, and what is no number.
+#include "kernels/common/cpu_rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu/machine.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+
+namespace {
+
+constexpr std::size_t halves = 65536;
+
+/// The sets of loops that this processor can run.
+std::vector<const RowKernels*> runnable() {
+  std::vector<const RowKernels*> kernels{&row_kernels("", DType::bf16)};
+  for (const std::string isa : {"avx2", "avx512"})
+    if (vector_isa() == isa || (vector_isa() == "avx512" && isa == "avx2"))
+      kernels.push_back(&row_kernels(isa, DType::bf16));
+  return kernels;
+}
+
+std::vector<std::uint16_t> every_half() {
+  std::vector<std::uint16_t> values(halves);
+  for (std::size_t i = 0; i < halves; ++i) values[i] = static_cast<std::uint16_t>(i);
+  return values;
+}
+
+float as_float(std::uint16_t half) {
+  float value[1];
+  decode(DType::bf16, &half, std::span<float>(value));
+  return value[0];
+}
+
+/// Roundings to bf16 of all that the loops of an instruction set make of every bf16.
+struct Results {
+  explicit Results(const RowKernels& kernels, Activation activation) {
+    const auto x = every_half();
+    const std::vector<std::uint16_t> ones(halves, 0x3f80);
+    const std::vector<float> zeros(halves, 0.0f);
+    std::vector<float> sums(halves);
+    // In parts of 1 to 37 elements, so that ends of rows are among them.
+    for (std::size_t first = 0, count = 1; first < halves; first += count, count = count % 37 + 1) {
+      count = std::min(count, halves - first);
+      kernels.bias_act(activation, &x[first], &zeros[first], &biased[first], count, false);
+      kernels.act_mul(activation, &x[first], &ones[first], &gated[first], count, false);
+      kernels.bias_act_gradient(activation, &x[first], &zeros[first], &ones[first], &slope[first],
+                                &sums[first], false, count, false);
+    }
+  }
+  std::vector<std::uint16_t> biased = std::vector<std::uint16_t>(halves);
+  std::vector<std::uint16_t> gated = biased, slope = biased;
+};
+
+/// Beside a rounding to bf16, 2^-8 at most, what the approximations may be off.
+bool close(std::uint16_t half, double exact, double beside) {
+  const double error = std::abs(static_cast<double>(as_float(half)) - exact);
+  return error <= std::abs(exact) * 0x1.1p-8 + beside;
+}
+
+void check_every_half(const RowKernels& kernels, const std::string& name) {
+  const Activation activation = parse_activation(name);
+  const Results results(kernels, activation);
+  for (std::size_t i = 0; i < halves; ++i) {
+    const float x = as_float(static_cast<std::uint16_t>(i));
+    CAPTURE(name, x);
+    if (std::isnan(x)) {
+      REQUIRE(std::isnan(as_float(results.biased[i])) == (name != "relu"));
+    } else if (std::isfinite(x)) {
+      // Gelu's lower tail ends where 1e-7 is left of it, and the definition's digits end too.
+      const double beside = name == "gelu" ? 2e-7 : 1e-14;
+      REQUIRE(close(results.biased[i], activate(activation, static_cast<double>(x)), beside));
+      REQUIRE(as_float(results.gated[i]) == as_float(results.biased[i]));
+      REQUIRE(close(results.slope[i], activation_slope(activation, static_cast<double>(x)), 2e-3));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("activations of every bf16 are right to a rounding") {
+  for (const RowKernels* kernels : runnable())
+    for (const std::string& name : activation_names()) check_every_half(*kernels, name);
+}
+
+TEST_CASE("a NaN whose lower half is full stays one when it is rounded") {
+  const std::vector<std::uint16_t> x(40, 0x3f80);
+  std::vector<float> bias(40, 1.0f);
+  const std::uint32_t bits = 0x7fffffff;
+  std::memcpy(&bias[17], &bits, sizeof bits);
+  for (const RowKernels* kernels : runnable())
+    for (const bool streams : {false, true}) {
+      std::vector<std::uint16_t> y(40);
+      kernels->bias_act(Activation::none, x.data(), bias.data(), y.data(), y.size(), streams);
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        CHECK(std::isnan(as_float(y[i])) == (i == 17));
+        if (i != 17) CHECK(as_float(y[i]) == 2.0f);
+      }
+    }
+}
