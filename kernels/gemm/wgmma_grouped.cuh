@@ -84,37 +84,32 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
 
   // While the mask is on its way: both experts' weights for what should be this block's first tile,
   // and what should be its rows, into L2. Which tile it is, and of which expert, the mask decides,
-  // but all of it is what some block needs. Of the blocks that share it one in four brings it. One
-  // thread of each of three warps, by number.
+  // but all of it is what some block needs, unless one expert has no rows. Of the blocks that share
+  // it one in four brings it. Kernels of two products, and those that come early to wait for an
+  // earlier one, do not gain by it. One thread of each of three warps, by number.
+  static constexpr bool prefetches = !sorted_a && Epilogue::products == 1;
   static __device__ __forceinline__ void prefetch_first(const operands& from,
                                                         const wgmma_gemm_shape& shape, u32 rank,
                                                         int warp) {
     const schedule work({shape.m + tile.bm, shape.n, shape.k, shape.group_m});
     const tile_position at = work.position(rank);
     const bool rows = warp == 1;
-    if (!work.pending() || (rows ? at.n / tile.cluster_n : at.m / tile.cluster_m) % 4 != 0) return;
+    if (!work.pending() || (rows ? at.n : at.m / tile.cluster_m) % 4 != 0) return;
     const k_range range = engine::range_of(shape, rank);
     const int last = smaller(range.last, range.first + tile.stages);
-    const u32 share = tile.split_k > 1 ? 0 : rank / tile.cluster_n;
+    const u32 share = tile.split_k > 1 ? 0 : rank;
     const int row = at.m * tile.bm, feature = at.n * tile.bn + share * loader::b_share;
+    const tensor_map& b = warp == 2 ? from.true_b0 : from.false_b0;
     for (int tile_k = range.first; tile_k < last; ++tile_k) {
       const int k = tile_k * engine::bk;
       if (rows) {
-        if constexpr (!sorted_a) tma_prefetch(from.a, k, row);
-      } else {
-        prefetch_b(warp == 2 ? from.true_b0 : from.false_b0, k, feature);
-        if constexpr (Epilogue::products == 2) {
-          prefetch_b(warp == 2 ? from.true_b1 : from.false_b1, k, feature);
-        }
-      }
-    }
-  }
-  static __device__ __forceinline__ void prefetch_b(const tensor_map& b, int k, int feature) {
-    if constexpr (Operands::b_transposed) {
+        tma_prefetch(from.a, k, row);
+      } else if constexpr (Operands::b_transposed) {
 #pragma unroll
-      for (int slab = 0; slab < loader::b_share; slab += 64) tma_prefetch(b, feature + slab, k);
-    } else {
-      tma_prefetch(b, k, feature);
+        for (int slab = 0; slab < loader::b_share; slab += 64) tma_prefetch(b, feature + slab, k);
+      } else {
+        tma_prefetch(b, k, feature);
+      }
     }
   }
 
@@ -294,7 +289,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     const tables found(aligned + tables_at, base + tables_at);
     if (group == tile.consumers && thread > 0 && thread % 32 == 0) {
       if (thread == 64) prefetch_maps(from);
-      prefetch_first(from, shape, rank, thread / 32);
+      if constexpr (prefetches) prefetch_first(from, shape, rank, thread / 32);
     }
     if (group == tile.consumers && thread == b_thread) {
       found.init(tile.ping_pong ? 4 : 4 * tile.consumers);
