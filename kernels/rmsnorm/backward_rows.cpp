@@ -14,8 +14,9 @@ namespace fftune::rmsnorm {
 namespace {
 
 constexpr std::int64_t other_registers = 44;  // addresses, sums, one vector of each as floats
-constexpr std::int64_t spare_registers =
-    20;  // of those, what a variant of two vectors does without
+// Of those, what a variant of two vectors does without: with one group of threads, or with several,
+// whose sums meet.
+constexpr std::int64_t spare_registers = 20, spare_registers_of_groups = 12;
 constexpr std::int64_t static_shared_bytes = 48 * 1024;  // what a block has without opting in
 constexpr std::int64_t row_sum_bytes = 1024;
 
@@ -103,7 +104,9 @@ class BackwardRows final : public Family {
     config.set("streams", 0);
     config.set("waves", 1);
     config.set("ahead", 0);
-    const std::int64_t registers = registers_needed(layer, config) - spare_registers;
+    const std::int64_t registers =
+        registers_needed(layer, config) -
+        (config.at("groups") == 1 ? spare_registers : spare_registers_of_groups);
     const std::int64_t resident =
         facts.registers_per_multiprocessor / (registers * block_threads(config));
     const Space space = this->space(problem, facts);
