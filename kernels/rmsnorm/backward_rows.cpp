@@ -14,33 +14,22 @@ namespace fftune::rmsnorm {
 namespace {
 
 constexpr std::int64_t other_registers = 44;  // addresses, sums, one vector of each as floats
-constexpr std::int64_t spare_registers = 12;  // of those, what most variants do without
-constexpr std::int64_t least_ring_group = 256;
+// Of those, what a variant of two vectors does without: with one group of threads, or with several,
+// whose sums meet.
+constexpr std::int64_t spare_registers = 20, spare_registers_of_groups = 12;
 constexpr std::int64_t static_shared_bytes = 48 * 1024;  // what a block has without opting in
 constexpr std::int64_t row_sum_bytes = 1024;
 
-std::int64_t row_tensors(const Layer& layer) {
-  return layer.adds ? 3 : 2;
-}
-
-/// x, dy and, with a residual, dsum as they are read, of the next row too if it is fetched ahead,
-/// or a part of them where they are in shared memory; weights; and dw in fp32.
+/// x, dy and, with a residual, dsum as they are read, of the next row too if it is fetched ahead;
+/// weights; and dw in fp32.
 std::int64_t registers_needed(const Layer& layer, const Config& config) {
   const std::int64_t count = elements_of_vector(layer, config);
   const std::int64_t elements = vectors_of_thread(layer, config) * count;
   const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   const auto weight_bytes = static_cast<std::int64_t>(dtype_bytes(layer.weight_dtype));
-  const std::int64_t ahead = config.at("ahead");
-  const std::int64_t tensors = ahead > 1 ? 1 : row_tensors(layer) * (ahead + 1);
-  return raw_registers(elements, element_bytes, count) * tensors +
+  return raw_registers(elements, element_bytes, count) * (layer.adds ? 3 : 2) *
+             (config.at("ahead") + 1) +
          raw_registers(elements, weight_bytes, count) + elements + other_registers;
-}
-
-/// Of the rows that are on their way to shared memory.
-std::int64_t ring_bytes(const Layer& layer, const Config& config) {
-  if (config.at("ahead") < 2) return 0;
-  return config.at("ahead") * row_tensors(layer) * block_threads(config) *
-         vectors_of_thread(layer, config) * config.at("vector");
 }
 
 /// Of the sums of dw by which the groups of a block meet.
@@ -56,15 +45,6 @@ std::int64_t row_blocks(const Layer& layer, const DeviceFacts& facts, const Conf
   const std::int64_t sets = quotient_up(layer.m, config.at("groups"));
   return std::min(sets, std::max<std::int64_t>(
                             1, config.at("waves") * facts.multiprocessors / config.at("cluster")));
-}
-
-/// Blocks that an SM has at once, by registers and shared memory.
-std::int64_t resident_blocks(const Layer& layer, const DeviceFacts& facts, const Config& config) {
-  const std::int64_t registers = registers_needed(layer, config) - spare_registers;
-  const std::int64_t shared = ring_bytes(layer, config) + shared_bytes(layer, config);
-  return std::min<std::int64_t>(
-      facts.registers_per_multiprocessor / (registers * block_threads(config)),
-      facts.shared_bytes_per_multiprocessor / shared);
 }
 
 class BackwardRows final : public Family {
@@ -88,11 +68,8 @@ class BackwardRows final : public Family {
     space
         .parameter("waves", "blocks for each SM, which go on to further rows",
                    {1, 2, 3, 4, 6, 8, 12})
-        .parameter(
-            "ahead",
-            "the next row is fetched before the sums of this one: 1, or after: 0; more: rows "
-            "in shared memory or on their way there",
-            {0, 1, 2, 3, 4, 6})
+        .parameter("ahead", "the next row is fetched before the sums of this one: 1, or after: 0",
+                   {0, 1})
         .constraint("a thread keeps its part of a row, of the weights and of dw in registers",
                     [layer, facts](const Config& c) {
                       return registers_needed(layer, c) <=
@@ -103,15 +80,6 @@ class BackwardRows final : public Family {
             "the groups' sums of dw meet in 48 KB of shared memory",
             [layer](const Config& c) { return shared_bytes(layer, c) <= static_shared_bytes; },
             {"vector", "group", "groups", "cluster"})
-        .constraint("rows go to shared memory 16 bytes at a time",
-                    [](const Config& c) { return c.at("ahead") < 2 || c.at("vector") == 16; },
-                    {"vector", "ahead"})
-        .constraint("rows on their way fit in a block's shared memory, beside the sums",
-                    [layer, facts](const Config& c) {
-                      return c.at("ahead") < 2 || ring_bytes(layer, c) + shared_bytes(layer, c) <=
-                                                      facts.shared_bytes_per_block;
-                    },
-                    {"vector", "group", "groups", "cluster", "ahead"})
         .constraint("no more than 2048 threads of an SM run at once: more blocks only add sums",
                     [](const Config& c) {
                       return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
@@ -127,25 +95,26 @@ class BackwardRows final : public Family {
     return space;
   }
 
-  // Two vectors a thread, and where a block's threads wait for one row's sums, further rows on
-  // their way to shared memory: a few tens of KB an SM are then in flight all the time. As many
-  // blocks as are resident at once.
+  // Two vectors a thread, and as many blocks as are resident at once: while one waits for the sum
+  // over its row, others load and store. Lines stay in L2 as others do: with a policy of their own
+  // they take a tenth longer.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
     Config config = default_rows(layer, facts, 2, 2);
+    config.set("streams", 0);
     config.set("waves", 1);
     config.set("ahead", 0);
+    const std::int64_t registers =
+        registers_needed(layer, config) -
+        (config.at("groups") == 1 ? spare_registers : spare_registers_of_groups);
+    const std::int64_t resident =
+        facts.registers_per_multiprocessor / (registers * block_threads(config));
     const Space space = this->space(problem, facts);
-    const auto take = [&](const char* name, std::int64_t value) {
-      Config other = config;
-      other.set(name, value);
-      if (space.violations(other).empty()) config = other;
-    };
-    if (config.at("group") >= least_ring_group)
-      for (const std::int64_t ahead : {2, 3}) take("ahead", ahead);
-    const std::int64_t resident = resident_blocks(layer, facts, config);
-    for (const std::int64_t waves : {2, 3, 4, 6, 8})
-      if (waves <= resident) take("waves", waves);
+    for (const std::int64_t waves : {2, 3, 4, 6, 8}) {
+      Config more = config;
+      more.set("waves", waves);
+      if (waves <= resident && space.violations(more).empty()) config = more;
+    }
     return config;
   }
 
@@ -160,12 +129,11 @@ class BackwardRows final : public Family {
          fmt::format("fftune::backward_rows<{}, {}, {}, {}, {}, {}, {}, {}>",
                      template_arguments(layer), config.at("vector"),
                      vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
-                     config.at("cluster"), config.at("ahead"), config.at("streams") != 0)});
+                     config.at("cluster"), config.at("ahead") != 0, config.at("streams") != 0)});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x = static_cast<std::uint32_t>(blocks * config.at("cluster"));
     launch.block.x = static_cast<std::uint32_t>(block_threads(config));
-    launch.shared_bytes = static_cast<std::uint32_t>(ring_bytes(layer, config));
     launch.programmatic = facts.compute_capability >= 90;
     launch.arguments = backward_arguments(layer, ScratchArgument{0});
     program.steps.emplace_back(std::move(launch));

@@ -160,31 +160,40 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   constexpr int of_thread = ceil_div(tokens * angles, threads);
   constexpr int batch = of_thread < 4 ? of_thread : 4;
   alignas(16) __shared__ Real sines[tokens * angles], cosines[tokens * angles];
-  for (int start = thread; start < tokens * angles; start += batch * threads) {
-    float angle[batch];
-#pragma unroll
-    for (int b = 0; b < batch; ++b) {
-      const int i = start + b * threads;
-      const i64 of = first_token + i / angles;
-      angle[b] = 0.0f;
-      if (i >= tokens * angles || of >= token_count) continue;
-      const int position =
-          position_of<layout, starts>(of, sequences, length, offsets, first_positions);
-      if constexpr (table) {
-        const int row = position < 0 ? 0 : position < positions ? position : positions - 1;
-        angle[b] = angle_table[static_cast<i64>(row) * rotary + i % angles];
-      } else {
-        angle[b] = __fmul_rn(static_cast<float>(position), frequencies.value[i % angles]);
-      }
+  const auto angle_of = [&](i64 of, int feature) {
+    const int position =
+        position_of<layout, starts>(of, sequences, length, offsets, first_positions);
+    if constexpr (table) {
+      const int row = position < 0 ? 0 : position < positions ? position : positions - 1;
+      return angle_table[static_cast<i64>(row) * rotary + feature];
+    } else {
+      return __fmul_rn(static_cast<float>(position), frequencies.value[feature]);
     }
+  };
+  const auto keep_sine = [&](int i, float angle) {
+    Real sine, cosine;
+    sine_and_cosine(angle, sine, cosine);
+    sines[i] = sine * scale;
+    cosines[i] = cosine * scale;
+  };
+  for (int start = thread; start < tokens * angles; start += batch * threads) {
+    if constexpr (batch == 1) {
+      const i64 of = first_token + start / angles;
+      if (of >= token_count) break;
+      keep_sine(start, angle_of(of, start % angles));
+    } else {
+      float angle[batch];
 #pragma unroll
-    for (int b = 0; b < batch; ++b) {
-      const int i = start + b * threads;
-      if (i >= tokens * angles) break;
-      Real sine, cosine;
-      sine_and_cosine(angle[b], sine, cosine);
-      sines[i] = sine * scale;
-      cosines[i] = cosine * scale;
+      for (int b = 0; b < batch; ++b) {
+        const int i = start + b * threads;
+        const i64 of = first_token + i / angles;
+        angle[b] = i < tokens * angles && of < token_count ? angle_of(of, i % angles) : 0.0f;
+      }
+#pragma unroll
+      for (int b = 0; b < batch; ++b) {
+        const int i = start + b * threads;
+        if (i < tokens * angles) keep_sine(i, angle[b]);
+      }
     }
   }
   __syncthreads();
