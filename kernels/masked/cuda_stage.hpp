@@ -1,6 +1,7 @@
 // What the CUDA families share: how a stage's kernels are named and called, and what they refuse.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -49,6 +50,13 @@ std::vector<Argument> pointer_arguments(const StageProduct& work);
 /// Those of the sums' kernels: a0, a1, b, an expert's addends, the other's, an expert's c0 and c1,
 /// the other's.
 std::vector<Argument> pointer_arguments(const StageSum& work);
+
+/// What the sm_90a kernels keep in shared memory beside the engine's layout (more_bytes): 8 bytes
+/// to align, row_groups::shared_words, two row_tables of `rows` rows, and their barriers.
+constexpr std::int64_t row_table_bytes(std::int64_t rows) {
+  constexpr std::int64_t group_words = 1024 + 4 + 32;
+  return 8 + 4 * group_words + 2 * 4 * (rows + 4) + 4 * 8;
+}
 
 /// Whether most tiles of a mask of the problem's pattern have tokens that are no neighbours.
 bool scatters(const Problem& problem);

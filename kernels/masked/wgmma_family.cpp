@@ -19,16 +19,9 @@ std::int64_t most_tiles(std::int64_t m, const WgmmaTile& t) {
   return (ceil_div(m, std::int64_t{t.bm} * t.cluster_m) + 1) * t.cluster_m;
 }
 
-/// wgmma_grouped_gemm::more_bytes: 8 to align, row_groups::shared_words, two row_tables of a tile's
-/// rows, and their barriers.
-std::int64_t table_bytes(int bm) {
-  constexpr std::int64_t group_words = 1024 + 4 + 32;
-  return 8 + 4 * group_words + 2 * 4 * (bm + 4) + 4 * 8;
-}
-
 /// The device as the engine's space may see it: without the shared memory of the largest tables.
 DeviceFacts without_tables(DeviceFacts facts) {
-  facts.shared_bytes_per_block -= table_bytes(256);
+  facts.shared_bytes_per_block -= row_table_bytes(256);
   return facts;
 }
 
@@ -130,7 +123,7 @@ class WgmmaFamily final : public StageFamily {
     KernelLaunch launch = wgmma_geometry(program, shape, facts, config, follows);
     launch.arguments = arguments_of(work, WgmmaMaps(shape, config, problem.dtype, problem.dtype));
     wgmma_append_sizes(launch, config, {shape.m, shape.n, shape.k});
-    launch.shared_bytes += static_cast<std::uint32_t>(table_bytes(tile.bm));
+    launch.shared_bytes += static_cast<std::uint32_t>(row_table_bytes(tile.bm));
     const std::int64_t clusters = most_tiles(shape.m, tile) / tile.cluster_m *
                                   ceil_div(shape.n, std::int64_t{tile.bn} * tile.cluster_n);
     const std::int64_t resident = std::max(facts.multiprocessors / tile.cluster_blocks(), 1);

@@ -15,9 +15,7 @@
 namespace fftune::masked {
 namespace {
 
-/// wgmma_token_sum::more_bytes: 8 to align, row_groups::shared_words, two row_tables of 256 tokens,
-/// and their barriers.
-constexpr std::int64_t table_bytes = 8 + 4 * (1024 + 4 + 32) + 2 * 4 * (256 + 4) + 4 * 8;
+constexpr std::int64_t table_bytes = row_table_bytes(256);  // of the tokens of four k tiles
 
 /// The device as the engine's space may see it: without the shared memory of the tables.
 DeviceFacts without_tables(DeviceFacts facts) {

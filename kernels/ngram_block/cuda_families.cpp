@@ -7,6 +7,7 @@
 
 #include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
+#include "kernels/common/early_rows.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 
@@ -20,18 +21,9 @@ std::int64_t widest(const Rows& rows) {
   return widest_access(rows, rows.len);
 }
 
-std::int64_t id_bytes(const Rows& rows) {
-  return static_cast<std::int64_t>(dtype_bytes(rows.ids));
-}
-
-bool can_ask_early(const Rows& rows, const DeviceFacts& facts) {
-  return facts.compute_capability >= 90 && widest(rows) == 16;
-}
-
-/// Whether all threads together leave half of every SM free.
-bool run_at_once(const Rows& rows, const DeviceFacts& facts, const Config& config) {
-  return rows.b * config.at("cluster") * config.at("threads") <=
-         1024 * std::int64_t{facts.multiprocessors};
+/// Of all blocks.
+std::int64_t all_threads(const Rows& rows, const Config& config) {
+  return rows.b * config.at("cluster") * config.at("threads");
 }
 
 class BlockRows final : public Family {
@@ -59,23 +51,13 @@ class BlockRows final : public Family {
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     if (fallback_) return {};
     const Rows rows = rows_of(problem);
-    return Space()
-        .parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
+    Space space;
+    space.parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
         .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
-        .parameter("vector", "bytes of ids of an access", {4, 8, 16})
-        .parameter("early", "L2 is asked for the first rows before the kernel's turn: 1, or not: 0",
-                   {0, 1})
-        .constraint("only kernels that may start before their turn can ask early, by 16 bytes",
-                    [rows, facts](const Config& c) {
-                      return c.at("early") == 0 || can_ask_early(rows, facts);
-                    },
-                    {"early"})
-        .constraint(
-            "all blocks run at once, beside those of the kernel before: later ones ask late",
-            [rows, facts](const Config& c) {
-              return c.at("early") == 0 || run_at_once(rows, facts, c);
-            },
-            {"threads", "cluster", "early"})
+        .parameter("vector", "bytes of ids of an access", {4, 8, 16});
+    add_early(space, facts, can_ask_early(facts, widest(rows)),
+              [rows](const Config& c) { return all_threads(rows, c); }, {"threads", "cluster"});
+    space
         .constraint("an access is at least one id, and rows are aligned to it",
                     [least = id_bytes(rows), most = widest(rows)](const Config& c) {
                       return c.at("vector") >= least && c.at("vector") <= most;
@@ -93,6 +75,7 @@ class BlockRows final : public Family {
                              threads * (c.at("vector") / id_bytes(rows)) < 2 * rows.len;
                     },
                     {"threads", "cluster", "vector"});
+    return space;
   }
 
   // One access a thread, of as many ids as it can have: a trip to memory is most of the time. Long
@@ -108,7 +91,9 @@ class BlockRows final : public Family {
       while (cluster < 8 && rows.len >= 16384 * cluster && rows.b * cluster < facts.multiprocessors)
         cluster *= 2;
     Config config{{"threads", threads}, {"cluster", cluster}, {"vector", vector}};
-    config.set("early", can_ask_early(rows, facts) && run_at_once(rows, facts, config) ? 1 : 0);
+    const bool early =
+        can_ask_early(facts, vector) && run_at_once(facts, all_threads(rows, config));
+    config.set("early", early ? 1 : 0);
     return config;
   }
 

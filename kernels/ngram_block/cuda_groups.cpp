@@ -15,10 +15,6 @@ namespace {
 constexpr const char* file = "ngram_block/groups.cu";
 constexpr std::int64_t other_registers = 48;  // addresses, runs of ids, what was found
 
-std::int64_t id_bytes(const Rows& rows) {
-  return static_cast<std::int64_t>(dtype_bytes(rows.ids));
-}
-
 /// Sets of rows that look at a prefix together.
 std::int64_t units(const Rows& rows, std::int64_t tile) {
   return rows.groups() * quotient_up(std::min(rows.beams, rows.b), tile);
@@ -112,6 +108,10 @@ class BlockGroups final : public Family {
 };
 
 }  // namespace
+
+std::int64_t id_bytes(const Rows& rows) {
+  return static_cast<std::int64_t>(dtype_bytes(rows.ids));
+}
 
 std::int64_t widest_access(const Rows& rows, std::int64_t ids) {
   return widest_vector(ids * id_bytes(rows));

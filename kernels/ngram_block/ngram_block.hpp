@@ -67,6 +67,7 @@ const Family& groups_family();
 const Family& fallback_family();
 const Family& cpu_rows_family();
 
+std::int64_t id_bytes(const Rows& rows);
 /// The widest access, in bytes, to which rows of `ids` ids are aligned.
 std::int64_t widest_access(const Rows& rows, std::int64_t ids);
 

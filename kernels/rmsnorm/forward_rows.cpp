@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/common/device_types.hpp"
+#include "kernels/common/early_rows.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -37,18 +38,17 @@ std::int64_t row_blocks(const Layer& layer, const DeviceFacts& facts, const Conf
                   std::max<std::int64_t>(1, waves * facts.multiprocessors / config.at("cluster")));
 }
 
-bool can_ask_early(const Layer& layer, const DeviceFacts& facts) {
+/// What rows and the weights are aligned to, in bytes, 16 at most.
+std::int64_t row_alignment(const Layer& layer) {
   const auto bytes = [&](DType dtype) {
     return layer.d * static_cast<std::int64_t>(dtype_bytes(dtype));
   };
-  return facts.compute_capability >= 90 && bytes(layer.dtype) % 16 == 0 &&
-         bytes(layer.weight_dtype) % 16 == 0;
+  return std::min(widest_vector(bytes(layer.dtype)), widest_vector(bytes(layer.weight_dtype)));
 }
 
-/// Whether all threads together leave half of every SM free.
-bool run_at_once(const Layer& layer, const DeviceFacts& facts, const Config& config) {
-  return row_blocks(layer, facts, config) * config.at("cluster") * block_threads(config) <=
-         1024 * std::int64_t{facts.multiprocessors};
+/// Of all blocks.
+std::int64_t all_threads(const Layer& layer, const DeviceFacts& facts, const Config& config) {
+  return row_blocks(layer, facts, config) * config.at("cluster") * block_threads(config);
 }
 
 class ForwardRows final : public Family {
@@ -73,20 +73,11 @@ class ForwardRows final : public Family {
         .parameter("keep", "weights stay in registers from row to row: 1, or are fetched: 0",
                    {0, 1})
         .parameter("waves", "blocks for each SM, which go on to further rows; 0: one block a set",
-                   {0, 2, 4, 8, 16})
-        .parameter("early", "L2 is asked for the first rows before the kernel's turn: 1, or not: 0",
-                   {0, 1})
-        .constraint("only kernels that may start before their turn can ask early, by 16 bytes",
-                    [layer, facts](const Config& c) {
-                      return c.at("early") == 0 || can_ask_early(layer, facts);
-                    },
-                    {"early"})
-        .constraint(
-            "all blocks run at once, beside those of the kernel before: later ones ask late",
-            [layer, facts](const Config& c) {
-              return c.at("early") == 0 || run_at_once(layer, facts, c);
-            },
-            {"group", "groups", "cluster", "unroll", "waves", "early"})
+                   {0, 2, 4, 8, 16});
+    add_early(space, facts, can_ask_early(facts, row_alignment(layer)),
+              [layer, facts](const Config& c) { return all_threads(layer, facts, c); },
+              {"group", "groups", "cluster", "unroll", "waves"});
+    space
         .constraint("a thread keeps its part of the rows and weights in registers",
                     [layer, facts](const Config& c) {
                       return registers_needed(layer, c) <=
@@ -134,7 +125,9 @@ class ForwardRows final : public Family {
     config.set("unroll", 1);
     config.set("keep", vectors_of_thread(layer, config) <= weights_at_hand ? 1 : 0);
     config.set("waves", 0);
-    config.set("early", can_ask_early(layer, facts) && run_at_once(layer, facts, config) ? 1 : 0);
+    const bool early = can_ask_early(facts, row_alignment(layer)) &&
+                       run_at_once(facts, all_threads(layer, facts, config));
+    config.set("early", early ? 1 : 0);
     return config;
   }
 
