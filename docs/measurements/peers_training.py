@@ -175,7 +175,7 @@ def run(library, word, sizes, m, other):
     print(f"{word:22s} {case.d:5d} {case.h:6d} {m:6d} "
           + " ".join(f"{name} {row[name]:.1f}" for name in calls)
           + f" | {row['ratio']:.2f} x {best}"
-          + (f", {row['other'] / row['fftune']:.2f} x other" if other else "")
+          + (f", {row['other'] / row['fftune']:.2f} x other" if "other" in row else "")
           + f" | error {row['fftune_error']:.1e} ({best} {row[best + '_error']:.1e})", flush=True)
     library.destroy(plan)
     return row
