@@ -19,11 +19,18 @@ struct GemmShape {
   int box_buffers = 1;        // matrices of c's size that are stored, or read and then stored over
   bool a_gathered = false;    // its rows are gathered by a list, rather than copied in tiles
   bool b_gathered = false;
+  bool grouped = false;  // its rows are in groups whose sizes are known on the device alone
 };
 
 /// What shares a scale in fp8 with scales of blocks: so many elements of a row, and in a weight
 /// rows too. The host's twin of scales.cuh.
 constexpr std::int64_t scale_block = 128;
+
+/// Lines of the L2, of 128 bytes, that 128 bytes of a row of `extent` two-byte elements touch: rows
+/// that are no multiple of a line begin anywhere in one.
+constexpr int lines_of(std::int64_t extent) {
+  return extent % 64 == 0 ? 1 : 2;
+}
 
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
   return (value + divisor - 1) / divisor;

@@ -31,7 +31,13 @@ double step_cycles(const WgmmaTile& t, const GemmShape& shape) {
   const double width = t.instruction_columns(products);
   const double instructions = double(t.rows()) / 64 * products * t.columns() / width;
   const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
-  const double intake = (t.bm + double(products) * t.bn) * 32 / intake_rate;
+  // A multicast line is asked for once, and taken in by each block of the cluster.
+  const int a_lines = lines_of(shape.a_transposed ? shape.m : shape.k);
+  const int b_lines = lines_of(shape.b_transposed ? shape.n : shape.k);
+  const double rows = t.bm + double(products) * t.bn;
+  const double asked =
+      double(t.bm) * a_lines / t.cluster_n + double(products) * t.bn * b_lines / t.cluster_m;
+  const double intake = std::max(rows, asked) * 32 / intake_rate;
   const double latency = load_latency / 4 / std::max(t.stages - 1, 1);
   const double multicast = t.cluster_m * t.cluster_n > 1 ? 0.99 : 1;
   const double gathered = (shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? products * t.bn : 0);

@@ -292,7 +292,8 @@ class wgmma_gemm {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
         pipe.skip(k_tiles);
       }
-      if constexpr (Scales::present) promotion::finish(sum, map.scales);
+      if constexpr (Scales::present)
+        promotion::template finish<Epilogue::outputs == 1>(sum, map.scales);
       if constexpr (tile.split_k > 1) {
         typename store::owned_sums total;
         store::exchange_sums(sum, total, base + layout::exchange_at, base + layout::sums_barrier_at,

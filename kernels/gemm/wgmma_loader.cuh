@@ -28,7 +28,7 @@ struct wgmma_loader {
   static constexpr int a_share = tile.bm / tile.cluster_n, b_share = tile.bn / tile.cluster_m;
   // Few tokens: a weight is read once in all, so it should leave the L2 first.
   static constexpr l2_policy b_policy =
-      tile.swapped ? l2_policy::evict_first : l2_policy::evict_normal;
+      tile.swapped && tile.bm <= 64 ? l2_policy::evict_first : l2_policy::evict_normal;
   wgmma_operand_maps map;
   int term_tiles;
   u32 i, j;

@@ -97,14 +97,15 @@ struct wgmma_promotion {
     }
   }
 
-  // Turns sums of elements into those that the epilogue takes: the output's own scale goes to the
-  // last product, which every epilogue is linear in.
+  // Turns sums of elements into those that the epilogue takes. `joins`: the output's own scale goes
+  // to the last product, which every epilogue is linear in.
+  template <bool joins>
   static __device__ __forceinline__ void finish(sums& sum, const Scales& scales) {
     if constexpr (!Scales::in_blocks) {
 #pragma unroll
       for (int product = 0; product < products; ++product) {
         float factor = scales.of_product(product);
-        if (product == products - 1) factor *= scales.of_output();
+        if (joins && product == products - 1) factor *= scales.of_output();
 #pragma unroll
         for (int i = 0; i < layout::parts * values; ++i) {
           sum[i / values][product][i % values] *= factor;
