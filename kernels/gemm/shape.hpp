@@ -26,10 +26,10 @@ struct GemmShape {
 /// rows too. The host's twin of scales.cuh.
 constexpr std::int64_t scale_block = 128;
 
-/// Lines of the L2, of 128 bytes, that 128 bytes of a row of `extent` two-byte elements touch: rows
-/// that are no multiple of a line begin anywhere in one.
-constexpr int lines_of(std::int64_t extent) {
-  return extent % 64 == 0 ? 1 : 2;
+/// Whether rows of `extent` two-byte elements begin lines of the L2, of 128 bytes; others begin
+/// anywhere in one, and 128 bytes of them touch two.
+constexpr bool starts_lines(std::int64_t extent) {
+  return extent % 64 == 0;
 }
 
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {

@@ -82,7 +82,7 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
       });
   add("a ping-pong block has more than one tile, a split one exactly one", {"schedule", "split_k"},
       [](const WgmmaTile& t) { return !t.ping_pong() || t.split_k == 1; });
-  const bool aligned = lines_of(shape.k) == 1;
+  const bool aligned = starts_lines(shape.k);
   add("of swapped tiles an operand is worth sharing only where it costs two lines for each of its "
       "rows, and there are more than a few tokens",
       {"bm", "schedule", "cluster_m", "cluster_n"}, [=](const WgmmaTile& t) {
@@ -145,9 +145,12 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
       "tokens then take the side of wgmma that comes in steps of 8",
       {"bm", "bn", "schedule", "split_k"}, [=](const WgmmaTile& t) {
         if (is_usual(t.bm)) return true;
-        return t.swapped() && !shape.grouped && shape.m > 64 && t.bn >= 64 &&
-               t.bm == ceil_div(ceil_div(shape.m, ceil_div(shape.m, t.bm)), 8) * 8 &&
-               busiest(shape, processors, t.bm, t.bn, t.split_k) < usual;
+        const auto rows = ceil_div(shape.m, t.bm);
+        const bool narrowest = t.bm == ceil_div(ceil_div(shape.m, rows), 8) * 8;
+        if (!t.swapped() || shape.grouped || shape.m <= 64 || t.bn < 64 || !narrowest) return false;
+        // Few tokens leave the tensor cores idle: what counts is what is copied in vain.
+        if (shape.m <= 128) return rows * t.bm < ceil_div(shape.m, 32) * 32;
+        return busiest(shape, processors, t.bm, t.bn, t.split_k) < usual;
       });
   add("more than half of a tile would be padding", {"bm", "bn"}, [=](const WgmmaTile& t) {
     return (t.bm == (swaps(shape) ? 8 : 64) || t.bm < 2 * shape.m) &&

@@ -83,7 +83,18 @@ class wgmma_gemm {
       second = at.m >= result_rows(shape);
       if (second) at.m -= result_rows(shape);
     }
-    return {at, second};
+    return {at, second, first_token(at.m * tile.bm, shape.m)};
+  }
+
+  // A block that copied only the rows that there are would run ahead of those that share the
+  // weights with it: requests that come together are one to the L2, and apart each is one. So the
+  // last tile of tokens is a whole one too, and computes some rows again, to the same bits. Not
+  // where what is stored is added to what was there: that may be the same memory.
+  static __device__ __forceinline__ int first_token(int token, int m) {
+    if constexpr (!a_transposed && !store::fetches) {
+      if (token < m && token + tile.bm > m) return m > tile.bm ? m - tile.bm : 0;
+    }
+    return token;
   }
 
   // The k tiles of this block, over all terms.
@@ -262,7 +273,7 @@ class wgmma_gemm {
     for (; work.pending(); work.advance(turn)) {
       const wgmma_result_tile at = position(work, shape, rank);
       const typename store::outputs& to = Operands::results == 2 && at.second ? *map.c1 : map.c;
-      int token = at.m * tile.bm, feature = at.n * tile.bn;
+      int token = at.token, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
       const auto fetch = [&] {
         if constexpr (store::fetches) {
