@@ -15,6 +15,15 @@ inline constexpr bool is_same = false;
 template <class Type>
 inline constexpr bool is_same<Type, Type> = true;
 
+template <bool condition, class Then, class Else>
+struct choose_type {
+  using type = Then;
+};
+template <class Then, class Else>
+struct choose_type<false, Then, Else> {
+  using type = Else;
+};
+
 static_assert(sizeof(u8) == 1 && sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 
 template <class Integer>

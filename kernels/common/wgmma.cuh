@@ -3,8 +3,8 @@
 //
 // Accumulator c[j], lane l of warp w: row 16 w + l / 4 (+ 8 when j & 2), column 8 (j / 4) + 2 (l %
 // 4) + (j & 1) (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16"). PTX wants every
-// register named in the text of the instruction, so the widths are spelled out; the macros only
-// shorten the lists and end with this file.
+// register named in the text of the instruction, so the widths are spelled out, each from the one
+// before; the macros end with this file.
 #pragma once
 
 #include "common/float8.cuh"
@@ -43,217 +43,207 @@ __device__ __forceinline__ u64 wgmma_transposed_descriptor(u32 shared) {
          ((shared & 0x3ffffu) >> 4);
 }
 
+// The accumulators of each width: their numbers in the text, and the operands themselves.
+#define FFTUNE_T4(i, j, k, l) "%" #i ", %" #j ", %" #k ", %" #l
 #define FFTUNE_C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
-#define FFTUNE_C16(i) FFTUNE_C4(i), FFTUNE_C4(i + 4), FFTUNE_C4(i + 8), FFTUNE_C4(i + 12)
-#define FFTUNE_C64(i) FFTUNE_C16(i), FFTUNE_C16(i + 16), FFTUNE_C16(i + 32), FFTUNE_C16(i + 48)
+#define FFTUNE_T_8 FFTUNE_T4(0, 1, 2, 3)
+#define FFTUNE_T_16 FFTUNE_T_8 ", " FFTUNE_T4(4, 5, 6, 7)
+#define FFTUNE_T_24 FFTUNE_T_16 ", " FFTUNE_T4(8, 9, 10, 11)
+#define FFTUNE_T_32 FFTUNE_T_24 ", " FFTUNE_T4(12, 13, 14, 15)
+#define FFTUNE_T_40 FFTUNE_T_32 ", " FFTUNE_T4(16, 17, 18, 19)
+#define FFTUNE_T_48 FFTUNE_T_40 ", " FFTUNE_T4(20, 21, 22, 23)
+#define FFTUNE_T_56 FFTUNE_T_48 ", " FFTUNE_T4(24, 25, 26, 27)
+#define FFTUNE_T_64 FFTUNE_T_56 ", " FFTUNE_T4(28, 29, 30, 31)
+#define FFTUNE_T_72 FFTUNE_T_64 ", " FFTUNE_T4(32, 33, 34, 35)
+#define FFTUNE_T_80 FFTUNE_T_72 ", " FFTUNE_T4(36, 37, 38, 39)
+#define FFTUNE_T_88 FFTUNE_T_80 ", " FFTUNE_T4(40, 41, 42, 43)
+#define FFTUNE_T_96 FFTUNE_T_88 ", " FFTUNE_T4(44, 45, 46, 47)
+#define FFTUNE_T_104 FFTUNE_T_96 ", " FFTUNE_T4(48, 49, 50, 51)
+#define FFTUNE_T_112 FFTUNE_T_104 ", " FFTUNE_T4(52, 53, 54, 55)
+#define FFTUNE_T_120 FFTUNE_T_112 ", " FFTUNE_T4(56, 57, 58, 59)
+#define FFTUNE_T_128 FFTUNE_T_120 ", " FFTUNE_T4(60, 61, 62, 63)
+#define FFTUNE_T_136 FFTUNE_T_128 ", " FFTUNE_T4(64, 65, 66, 67)
+#define FFTUNE_T_144 FFTUNE_T_136 ", " FFTUNE_T4(68, 69, 70, 71)
+#define FFTUNE_T_152 FFTUNE_T_144 ", " FFTUNE_T4(72, 73, 74, 75)
+#define FFTUNE_T_160 FFTUNE_T_152 ", " FFTUNE_T4(76, 77, 78, 79)
+#define FFTUNE_T_168 FFTUNE_T_160 ", " FFTUNE_T4(80, 81, 82, 83)
+#define FFTUNE_T_176 FFTUNE_T_168 ", " FFTUNE_T4(84, 85, 86, 87)
+#define FFTUNE_T_184 FFTUNE_T_176 ", " FFTUNE_T4(88, 89, 90, 91)
+#define FFTUNE_T_192 FFTUNE_T_184 ", " FFTUNE_T4(92, 93, 94, 95)
+#define FFTUNE_T_200 FFTUNE_T_192 ", " FFTUNE_T4(96, 97, 98, 99)
+#define FFTUNE_T_208 FFTUNE_T_200 ", " FFTUNE_T4(100, 101, 102, 103)
+#define FFTUNE_T_216 FFTUNE_T_208 ", " FFTUNE_T4(104, 105, 106, 107)
+#define FFTUNE_T_224 FFTUNE_T_216 ", " FFTUNE_T4(108, 109, 110, 111)
+#define FFTUNE_T_232 FFTUNE_T_224 ", " FFTUNE_T4(112, 113, 114, 115)
+#define FFTUNE_T_240 FFTUNE_T_232 ", " FFTUNE_T4(116, 117, 118, 119)
+#define FFTUNE_T_248 FFTUNE_T_240 ", " FFTUNE_T4(120, 121, 122, 123)
+#define FFTUNE_T_256 FFTUNE_T_248 ", " FFTUNE_T4(124, 125, 126, 127)
+#define FFTUNE_C_8 FFTUNE_C4(0)
+#define FFTUNE_C_16 FFTUNE_C_8, FFTUNE_C4(4)
+#define FFTUNE_C_24 FFTUNE_C_16, FFTUNE_C4(8)
+#define FFTUNE_C_32 FFTUNE_C_24, FFTUNE_C4(12)
+#define FFTUNE_C_40 FFTUNE_C_32, FFTUNE_C4(16)
+#define FFTUNE_C_48 FFTUNE_C_40, FFTUNE_C4(20)
+#define FFTUNE_C_56 FFTUNE_C_48, FFTUNE_C4(24)
+#define FFTUNE_C_64 FFTUNE_C_56, FFTUNE_C4(28)
+#define FFTUNE_C_72 FFTUNE_C_64, FFTUNE_C4(32)
+#define FFTUNE_C_80 FFTUNE_C_72, FFTUNE_C4(36)
+#define FFTUNE_C_88 FFTUNE_C_80, FFTUNE_C4(40)
+#define FFTUNE_C_96 FFTUNE_C_88, FFTUNE_C4(44)
+#define FFTUNE_C_104 FFTUNE_C_96, FFTUNE_C4(48)
+#define FFTUNE_C_112 FFTUNE_C_104, FFTUNE_C4(52)
+#define FFTUNE_C_120 FFTUNE_C_112, FFTUNE_C4(56)
+#define FFTUNE_C_128 FFTUNE_C_120, FFTUNE_C4(60)
+#define FFTUNE_C_136 FFTUNE_C_128, FFTUNE_C4(64)
+#define FFTUNE_C_144 FFTUNE_C_136, FFTUNE_C4(68)
+#define FFTUNE_C_152 FFTUNE_C_144, FFTUNE_C4(72)
+#define FFTUNE_C_160 FFTUNE_C_152, FFTUNE_C4(76)
+#define FFTUNE_C_168 FFTUNE_C_160, FFTUNE_C4(80)
+#define FFTUNE_C_176 FFTUNE_C_168, FFTUNE_C4(84)
+#define FFTUNE_C_184 FFTUNE_C_176, FFTUNE_C4(88)
+#define FFTUNE_C_192 FFTUNE_C_184, FFTUNE_C4(92)
+#define FFTUNE_C_200 FFTUNE_C_192, FFTUNE_C4(96)
+#define FFTUNE_C_208 FFTUNE_C_200, FFTUNE_C4(100)
+#define FFTUNE_C_216 FFTUNE_C_208, FFTUNE_C4(104)
+#define FFTUNE_C_224 FFTUNE_C_216, FFTUNE_C4(108)
+#define FFTUNE_C_232 FFTUNE_C_224, FFTUNE_C4(112)
+#define FFTUNE_C_240 FFTUNE_C_232, FFTUNE_C4(116)
+#define FFTUNE_C_248 FFTUNE_C_240, FFTUNE_C4(120)
+#define FFTUNE_C_256 FFTUNE_C_248, FFTUNE_C4(124)
 
-#define FFTUNE_WGMMA_8(kind, layouts)           \
-  asm volatile(                                 \
-      "{.reg .pred p; setp.ne.b32 p, %6, 0;\n"  \
-      "wgmma.mma_async.sync.aligned.m64n8" kind \
-      " {"                                      \
-      "%0, %1, %2, %3"                          \
-      "}, %4, %5, p, 1, 1" layouts ";}"         \
-      : FFTUNE_C4(0)                            \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_16(kind, layouts)           \
-  asm volatile(                                  \
-      "{.reg .pred p; setp.ne.b32 p, %10, 0;\n"  \
-      "wgmma.mma_async.sync.aligned.m64n16" kind \
-      " {"                                       \
-      "%0, %1, %2, %3, %4, %5, %6, %7"           \
-      "}, %8, %9, p, 1, 1" layouts ";}"          \
-      : FFTUNE_C4(0), FFTUNE_C4(4)               \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_24(kind, layouts)                   \
-  asm volatile(                                          \
-      "{.reg .pred p; setp.ne.b32 p, %14, 0;\n"          \
-      "wgmma.mma_async.sync.aligned.m64n24" kind         \
-      " {"                                               \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11" \
-      "}, %12, %13, p, 1, 1" layouts ";}"                \
-      : FFTUNE_C4(0), FFTUNE_C4(4), FFTUNE_C4(8)         \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_32(kind, layouts)                                       \
-  asm volatile(                                                              \
-      "{.reg .pred p; setp.ne.b32 p, %18, 0;\n"                              \
-      "wgmma.mma_async.sync.aligned.m64n32" kind                             \
-      " {"                                                                   \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-      "}, %16, %17, p, 1, 1" layouts ";}"                                    \
-      : FFTUNE_C16(0)                                                        \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_64(kind, layouts)                                                 \
-  asm volatile(                                                                        \
-      "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"                                        \
-      "wgmma.mma_async.sync.aligned.m64n64" kind                                       \
-      " {"                                                                             \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-      "}, %32, %33, p, 1, 1" layouts ";}"                                              \
-      : FFTUNE_C16(0), FFTUNE_C16(16)                                                  \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_96(kind, layouts)                                                   \
-  asm volatile(                                                                          \
-      "{.reg .pred p; setp.ne.b32 p, %50, 0;\n"                                          \
-      "wgmma.mma_async.sync.aligned.m64n96" kind                                         \
-      " {"                                                                               \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"   \
-      "}, %48, %49, p, 1, 1" layouts ";}"                                                \
-      : FFTUNE_C16(0), FFTUNE_C16(16), FFTUNE_C16(32)                                    \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_128(kind, layouts)                                                  \
-  asm volatile(                                                                          \
-      "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"                                          \
-      "wgmma.mma_async.sync.aligned.m64n128" kind                                        \
-      " {"                                                                               \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"   \
-      "}, %64, %65, p, 1, 1" layouts ";}"                                                \
-      : FFTUNE_C64(0)                                                                    \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_160(kind, layouts)                                                  \
-  asm volatile(                                                                          \
-      "{.reg .pred p; setp.ne.b32 p, %82, 0;\n"                                          \
-      "wgmma.mma_async.sync.aligned.m64n160" kind                                        \
-      " {"                                                                               \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"   \
-      "}, %80, %81, p, 1, 1" layouts ";}"                                                \
-      : FFTUNE_C64(0), FFTUNE_C16(64)                                                    \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_192(kind, layouts)                                                  \
-  asm volatile(                                                                          \
-      "{.reg .pred p; setp.ne.b32 p, %98, 0;\n"                                          \
-      "wgmma.mma_async.sync.aligned.m64n192" kind                                        \
-      " {"                                                                               \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"   \
-      "}, %96, %97, p, 1, 1" layouts ";}"                                                \
-      : FFTUNE_C64(0), FFTUNE_C16(64), FFTUNE_C16(80)                                    \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_224(kind, layouts)                                                            \
-  asm volatile(                                                                                    \
-      "{.reg .pred p; setp.ne.b32 p, %114, 0;\n"                                                   \
-      "wgmma.mma_async.sync.aligned.m64n224" kind                                                  \
-      " {"                                                                                         \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                     \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "           \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "           \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
-      "}, %112, %113, p, 1, 1" layouts ";}"                                                        \
-      : FFTUNE_C64(0), FFTUNE_C16(64), FFTUNE_C16(80), FFTUNE_C16(96)                              \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-#define FFTUNE_WGMMA_256(kind, layouts)                                                            \
-  asm volatile(                                                                                    \
-      "{.reg .pred p; setp.ne.b32 p, %130, 0;\n"                                                   \
-      "wgmma.mma_async.sync.aligned.m64n256" kind                                                  \
-      " {"                                                                                         \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                     \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "           \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "           \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
-      "%111, "                                                                                     \
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
-      "%127"                                                                                       \
-      "}, %128, %129, p, 1, 1" layouts ";}"                                                        \
-      : FFTUNE_C64(0), FFTUNE_C64(64)                                                              \
-      : "l"(a), "l"(b), "r"(accumulate))
-
-// The instruction of one width, for each element type. Only 16-bit elements have a choice of
-// layout: 0 where k is contiguous, 1 where the other extent is.
-#define FFTUNE_WGMMA_16BIT(width, kind)         \
-  if constexpr (a_transposed && b_transposed) { \
-    FFTUNE_WGMMA_##width(kind, ", 1, 1");       \
-  } else if constexpr (b_transposed) {          \
-    FFTUNE_WGMMA_##width(kind, ", 0, 1");       \
-  } else {                                      \
-    static_assert(!a_transposed);               \
-    FFTUNE_WGMMA_##width(kind, ", 0, 0");       \
-  }
-#define FFTUNE_WGMMA(width)                              \
-  if constexpr (is_same<T, bf16>) {                      \
-    FFTUNE_WGMMA_16BIT(width, "k16.f32.bf16.bf16");      \
-  } else if constexpr (is_same<T, fp16>) {               \
-    FFTUNE_WGMMA_16BIT(width, "k16.f32.f16.f16");        \
-  } else {                                               \
-    static_assert(is_same<T, fp8>, "bf16, fp16 or fp8"); \
-    FFTUNE_WGMMA_##width("k32.f32.e4m3.e4m3", "");       \
+// One instruction: its width, then the numbers of the operands behind the accumulators. Only 16-bit
+// elements have a choice of layout: 0 where k is contiguous, 1 where the other extent is.
+#define FFTUNE_WGMMA(width, at_a, at_b, at_p, kind, layouts, ...)                    \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %" #at_p                               \
+               ", 0;\n"                                                              \
+               "wgmma.mma_async.sync.aligned.m64n" #width kind " {" FFTUNE_T_##width \
+               "}, %" #at_a ", %" #at_b ", p, 1, 1" layouts ";}"                     \
+               : FFTUNE_C_##width                                                    \
+               : "l"(a), "l"(b), "r"(accumulate)__VA_ARGS__)
+#define FFTUNE_WGMMA_16BIT(width, at_a, at_b, at_p, at_s, at_t, kind)                            \
+  FFTUNE_WGMMA(width, at_a, at_b, at_p, kind, ", %" #at_s ", %" #at_t, , "n"(int{a_transposed}), \
+               "n"(int{b_transposed}))
+#define FFTUNE_WGMMA_CASE(width, at_a, at_b, at_p, at_s, at_t)                      \
+  if constexpr (n == width) {                                                       \
+    if constexpr (is_same<T, bf16>) {                                               \
+      FFTUNE_WGMMA_16BIT(width, at_a, at_b, at_p, at_s, at_t, "k16.f32.bf16.bf16"); \
+    } else if constexpr (is_same<T, fp16>) {                                        \
+      FFTUNE_WGMMA_16BIT(width, at_a, at_b, at_p, at_s, at_t, "k16.f32.f16.f16");   \
+    } else {                                                                        \
+      FFTUNE_WGMMA(width, at_a, at_b, at_p, "k32.f32.e4m3.e4m3", "");               \
+    }                                                                               \
   }
 
 // c (+)= a b^T: a [64, k], b [n, k], k 32 bytes, by descriptors; c is overwritten where
 // `accumulate` is 0. A transposed operand has its other extent contiguous.
 template <class T, int n, bool a_transposed = false, bool b_transposed = false>
 __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accumulate) {
-  if constexpr (n == 8) {
-    FFTUNE_WGMMA(8);
-  } else if constexpr (n == 16) {
-    FFTUNE_WGMMA(16);
-  } else if constexpr (n == 24) {
-    FFTUNE_WGMMA(24);
-  } else if constexpr (n == 32) {
-    FFTUNE_WGMMA(32);
-  } else if constexpr (n == 64) {
-    FFTUNE_WGMMA(64);
-  } else if constexpr (n == 96) {
-    FFTUNE_WGMMA(96);
-  } else if constexpr (n == 128) {
-    FFTUNE_WGMMA(128);
-  } else if constexpr (n == 160) {
-    FFTUNE_WGMMA(160);
-  } else if constexpr (n == 192) {
-    FFTUNE_WGMMA(192);
-  } else if constexpr (n == 224) {
-    FFTUNE_WGMMA(224);
-  } else if constexpr (n == 256) {
-    FFTUNE_WGMMA(256);
-  } else {
-    static_assert(n == 256, "this width is not spelled out");
-  }
+  static_assert(n % 8 == 0 && n >= 8 && n <= 256);
+  static_assert(is_same<T, bf16> || is_same<T, fp16> || is_same<T, fp8>);
+  static_assert(b_transposed || !a_transposed);
+  static_assert(!b_transposed || !is_same<T, fp8>);
+  FFTUNE_WGMMA_CASE(8, 4, 5, 6, 7, 8);
+  FFTUNE_WGMMA_CASE(16, 8, 9, 10, 11, 12);
+  FFTUNE_WGMMA_CASE(24, 12, 13, 14, 15, 16);
+  FFTUNE_WGMMA_CASE(32, 16, 17, 18, 19, 20);
+  FFTUNE_WGMMA_CASE(40, 20, 21, 22, 23, 24);
+  FFTUNE_WGMMA_CASE(48, 24, 25, 26, 27, 28);
+  FFTUNE_WGMMA_CASE(56, 28, 29, 30, 31, 32);
+  FFTUNE_WGMMA_CASE(64, 32, 33, 34, 35, 36);
+  FFTUNE_WGMMA_CASE(72, 36, 37, 38, 39, 40);
+  FFTUNE_WGMMA_CASE(80, 40, 41, 42, 43, 44);
+  FFTUNE_WGMMA_CASE(88, 44, 45, 46, 47, 48);
+  FFTUNE_WGMMA_CASE(96, 48, 49, 50, 51, 52);
+  FFTUNE_WGMMA_CASE(104, 52, 53, 54, 55, 56);
+  FFTUNE_WGMMA_CASE(112, 56, 57, 58, 59, 60);
+  FFTUNE_WGMMA_CASE(120, 60, 61, 62, 63, 64);
+  FFTUNE_WGMMA_CASE(128, 64, 65, 66, 67, 68);
+  FFTUNE_WGMMA_CASE(136, 68, 69, 70, 71, 72);
+  FFTUNE_WGMMA_CASE(144, 72, 73, 74, 75, 76);
+  FFTUNE_WGMMA_CASE(152, 76, 77, 78, 79, 80);
+  FFTUNE_WGMMA_CASE(160, 80, 81, 82, 83, 84);
+  FFTUNE_WGMMA_CASE(168, 84, 85, 86, 87, 88);
+  FFTUNE_WGMMA_CASE(176, 88, 89, 90, 91, 92);
+  FFTUNE_WGMMA_CASE(184, 92, 93, 94, 95, 96);
+  FFTUNE_WGMMA_CASE(192, 96, 97, 98, 99, 100);
+  FFTUNE_WGMMA_CASE(200, 100, 101, 102, 103, 104);
+  FFTUNE_WGMMA_CASE(208, 104, 105, 106, 107, 108);
+  FFTUNE_WGMMA_CASE(216, 108, 109, 110, 111, 112);
+  FFTUNE_WGMMA_CASE(224, 112, 113, 114, 115, 116);
+  FFTUNE_WGMMA_CASE(232, 116, 117, 118, 119, 120);
+  FFTUNE_WGMMA_CASE(240, 120, 121, 122, 123, 124);
+  FFTUNE_WGMMA_CASE(248, 124, 125, 126, 127, 128);
+  FFTUNE_WGMMA_CASE(256, 128, 129, 130, 131, 132);
 }
 
 #undef FFTUNE_WGMMA
 #undef FFTUNE_WGMMA_16BIT
-#undef FFTUNE_WGMMA_8
-#undef FFTUNE_WGMMA_16
-#undef FFTUNE_WGMMA_24
-#undef FFTUNE_WGMMA_32
-#undef FFTUNE_WGMMA_64
-#undef FFTUNE_WGMMA_96
-#undef FFTUNE_WGMMA_128
-#undef FFTUNE_WGMMA_160
-#undef FFTUNE_WGMMA_192
-#undef FFTUNE_WGMMA_224
-#undef FFTUNE_WGMMA_256
-#undef FFTUNE_C64
-#undef FFTUNE_C16
+#undef FFTUNE_WGMMA_CASE
 #undef FFTUNE_C4
+#undef FFTUNE_T4
+#undef FFTUNE_T_8
+#undef FFTUNE_T_16
+#undef FFTUNE_T_24
+#undef FFTUNE_T_32
+#undef FFTUNE_T_40
+#undef FFTUNE_T_48
+#undef FFTUNE_T_56
+#undef FFTUNE_T_64
+#undef FFTUNE_T_72
+#undef FFTUNE_T_80
+#undef FFTUNE_T_88
+#undef FFTUNE_T_96
+#undef FFTUNE_T_104
+#undef FFTUNE_T_112
+#undef FFTUNE_T_120
+#undef FFTUNE_T_128
+#undef FFTUNE_T_136
+#undef FFTUNE_T_144
+#undef FFTUNE_T_152
+#undef FFTUNE_T_160
+#undef FFTUNE_T_168
+#undef FFTUNE_T_176
+#undef FFTUNE_T_184
+#undef FFTUNE_T_192
+#undef FFTUNE_T_200
+#undef FFTUNE_T_208
+#undef FFTUNE_T_216
+#undef FFTUNE_T_224
+#undef FFTUNE_T_232
+#undef FFTUNE_T_240
+#undef FFTUNE_T_248
+#undef FFTUNE_T_256
+#undef FFTUNE_C_8
+#undef FFTUNE_C_16
+#undef FFTUNE_C_24
+#undef FFTUNE_C_32
+#undef FFTUNE_C_40
+#undef FFTUNE_C_48
+#undef FFTUNE_C_56
+#undef FFTUNE_C_64
+#undef FFTUNE_C_72
+#undef FFTUNE_C_80
+#undef FFTUNE_C_88
+#undef FFTUNE_C_96
+#undef FFTUNE_C_104
+#undef FFTUNE_C_112
+#undef FFTUNE_C_120
+#undef FFTUNE_C_128
+#undef FFTUNE_C_136
+#undef FFTUNE_C_144
+#undef FFTUNE_C_152
+#undef FFTUNE_C_160
+#undef FFTUNE_C_168
+#undef FFTUNE_C_176
+#undef FFTUNE_C_184
+#undef FFTUNE_C_192
+#undef FFTUNE_C_200
+#undef FFTUNE_C_208
+#undef FFTUNE_C_216
+#undef FFTUNE_C_224
+#undef FFTUNE_C_232
+#undef FFTUNE_C_240
+#undef FFTUNE_C_248
+#undef FFTUNE_C_256
 
 }  // namespace fftune

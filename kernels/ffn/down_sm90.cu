@@ -63,4 +63,43 @@ __global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multipro
       {m, d, h, group_m}, shared_memory);
 }
 
+// The two of fp8, which add what the epilogue says, in bf16.
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 2))
+    down_adding_fp8_sm90(const __grid_constant__ tensor_map hidden,
+                         const __grid_constant__ tensor_map w_down,
+                         const __grid_constant__ tensor_map y,
+                         const __grid_constant__ tensor_map residual, const bf16* bias,
+                         const float* hidden_scale, const float* w_down_scale, int m, int d, int h,
+                         int group_m) {
+  static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
+  extern __shared__ unsigned char shared_memory[];
+  wgmma_gemm<T, Epilogue, tile, bf16, tensor_scales>::run(
+      {hidden,
+       w_down,
+       w_down,
+       wgmma_outputs(y, y, y, residual, bias),
+       {hidden_scale, {w_down_scale, w_down_scale}, nullptr}},
+      {m, d, h, group_m}, shared_memory);
+}
+
+template <class T, class Epilogue, wgmma_tile tile, int shared_bytes>
+__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 2))
+    down_adding_fp8_blocks_sm90(const __grid_constant__ tensor_map hidden,
+                                const __grid_constant__ tensor_map w_down,
+                                const __grid_constant__ tensor_map y,
+                                const __grid_constant__ tensor_map residual, const bf16* bias,
+                                const float* hidden_scale, const float* w_down_scale, int m, int d,
+                                int h, int group_m) {
+  static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
+  extern __shared__ unsigned char shared_memory[];
+  wgmma_gemm<T, Epilogue, tile, bf16, block_scales>::run(
+      {hidden,
+       w_down,
+       w_down,
+       wgmma_outputs(y, y, y, residual, bias),
+       {hidden_scale, {w_down_scale, w_down_scale}}},
+      {m, d, h, group_m}, shared_memory);
+}
+
 }  // namespace fftune

@@ -14,6 +14,7 @@ WgmmaOperands operands_of(CudaStage stage, const Problem& problem) {
   WgmmaOperands operands;
   operands.dtype = problem.dtype;
   operands.c_dtype = stage == CudaStage::gate_up ? problem.dtype : wide_dtype(problem);
+  operands.sums_dtype = wide_dtype(problem);
   operands.scales = scale_arguments(stage, problem);
   if (stage == CudaStage::gate_up) {
     operands.a = TensorArgument{at.gate_up_x};
@@ -39,10 +40,11 @@ Fp8Scales scales_of(CudaStage stage, const Problem& problem) {
 
 /// What the form adds to the name of the stage's kernel.
 std::string kernel_name(CudaStage stage, const Problem& problem) {
-  if (is_quantised(problem)) return stage_name(stage) + fp8_suffix(problem) + "_sm90";
   const Form form = form_of(problem);
-  if (stage == CudaStage::gate_up) return form.saves ? "gate_up_saving_sm90" : "gate_up_sm90";
-  return form.adds() ? "down_adding_sm90" : "down_sm90";
+  const std::string elements = is_quantised(problem) ? fp8_suffix(problem) : "";
+  if (stage == CudaStage::gate_up)
+    return (form.saves ? "gate_up_saving" : "gate_up") + elements + "_sm90";
+  return (form.adds() ? "down_adding" : "down") + elements + "_sm90";
 }
 
 }  // namespace
@@ -53,8 +55,6 @@ std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
                                            : refuse_tensor_cores(problem, facts, stage_))
     return refusal;
   if (auto refusal = refuse_rows(problem)) return refusal;
-  if (is_quantised(problem) && !form_of(problem).plain())
-    return "in fp8 it saves and adds nothing: the plain form alone";
   if (facts.compute_capability != 90)
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);

@@ -19,11 +19,18 @@ struct GemmShape {
   int box_buffers = 1;        // matrices of c's size that are stored, or read and then stored over
   bool a_gathered = false;    // its rows are gathered by a list, rather than copied in tiles
   bool b_gathered = false;
+  bool grouped = false;  // its rows are in groups whose sizes are known on the device alone
 };
 
 /// What shares a scale in fp8 with scales of blocks: so many elements of a row, and in a weight
 /// rows too. The host's twin of scales.cuh.
 constexpr std::int64_t scale_block = 128;
+
+/// Whether rows of `extent` two-byte elements begin lines of the L2, of 128 bytes; others begin
+/// anywhere in one, and 128 bytes of them touch two.
+constexpr bool starts_lines(std::int64_t extent) {
+  return extent % 64 == 0;
+}
 
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
   return (value + divisor - 1) / divisor;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "kernels/gemm/wgmma_tile.hpp"
 
@@ -12,6 +13,37 @@ namespace {
 /// Whether output features may take the 64-row side.
 bool swaps(const GemmShape& shape) {
   return !shape.a_transposed && !shape.b_transposed && shape.box_buffers == 1;
+}
+
+/// Whether many problems are served by tiles of so many tokens. Those between are for one number of
+/// tokens each.
+bool is_usual(int bm) {
+  return bm == 8 || bm == 16 || bm == 32 || bm % 64 == 0;
+}
+
+/// Whether so many tiles are few enough to share the k of each.
+bool may_split(std::int64_t tiles, int split_k, int processors) {
+  return split_k == 1 || (tiles < processors && tiles * split_k <= 2 * processors);
+}
+
+/// What the busiest multiprocessor computes, in elements of the output.
+double busiest(const GemmShape& shape, int processors, int bm, int bn, int split_k) {
+  const auto tiles = ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
+  return double(ceil_div(tiles * split_k, processors)) * bm * bn / split_k;
+}
+
+/// The least of that by usual tiles that registers can hold and that are not too low for L2.
+double busiest_usual(const GemmShape& shape, int processors) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const int bm : {64, 128, 192, 256})
+    for (const int bn : {64, 96, 128, 192, 256})
+      for (const int split_k : {1, 2, 4}) {
+        const auto tiles = ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
+        if ((bm > 64 || shape.m <= 128) && bm * bn * shape.products <= 128 * 384 &&
+            may_split(tiles, split_k, processors))
+          least = std::min(least, busiest(shape, processors, bm, bn, split_k));
+      }
+  return least;
 }
 
 void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
@@ -25,11 +57,9 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
       {"bm", "bn", "schedule", "consumers"},
       [](const WgmmaTile& t) { return t.rows() % (64 * t.row_consumers()) == 0; });
   add("the narrow side of the tile is one wgmma wide", {"bm", "bn", "schedule"},
-      [](const WgmmaTile& t) { return t.swapped() ? t.bm <= 128 && t.bn <= 128 : t.bm >= 64; });
-  add("the widths of wgmma that are spelled out are multiples of 32, and some below",
-      {"bm", "bn", "schedule"}, [=](const WgmmaTile& t) {
-        const int width = t.instruction_columns(products);
-        return width <= 32 || width % 32 == 0;
+      [](const WgmmaTile& t) {
+        if (!t.swapped()) return t.bm >= 64;
+        return is_usual(t.bm) ? t.bm <= 128 && t.bn <= 128 : true;
       });
   add("ping-pong is two warpgroups in turn", {"schedule", "consumers"},
       [](const WgmmaTile& t) { return !t.ping_pong() || t.consumers == 2; });
@@ -52,9 +82,17 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
       });
   add("a ping-pong block has more than one tile, a split one exactly one", {"schedule", "split_k"},
       [](const WgmmaTile& t) { return !t.ping_pong() || t.split_k == 1; });
-  add("swapped tiles are for few tokens, where no operand is worth sharing",
-      {"schedule", "cluster_m", "cluster_n"},
-      [](const WgmmaTile& t) { return !t.swapped() || t.cluster_m * t.cluster_n == 1; });
+  const bool aligned = starts_lines(shape.k);
+  add("of swapped tiles an operand is worth sharing only where it costs two lines for each of its "
+      "rows, and there are more than a few tokens",
+      {"bm", "schedule", "cluster_m", "cluster_n"}, [=](const WgmmaTile& t) {
+        const bool shares = t.cluster_m * t.cluster_n > 1;
+        return !t.swapped() || !shares || (!aligned && !is_usual(t.bm));
+      });
+  add("blocks share an operand in whole swizzle atoms of 8 rows",
+      {"bm", "bn", "cluster_m", "cluster_n"}, [](const WgmmaTile& t) {
+        return t.bm % (8 * t.cluster_n) == 0 && t.bn % (8 * t.cluster_m) == 0;
+      });
   add("a slab of 64 of its rows is what the copy engine and wgmma take of a transposed operand",
       {"bm", "bn", "cluster_m", "cluster_n"}, [=](const WgmmaTile& t) {
         return (!shape.a_transposed || t.bm / t.cluster_n % 64 == 0) &&
@@ -93,26 +131,35 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
       {"bm", "bn"}, [=](const WgmmaTile& t) {
         return t.bn >= 64 || ceil_div(shape.m, t.bm) * ceil_div(shape.n, 64) < processors;
       });
-  add("widths between the usual ones are for waves that they fill better", {"bm", "bn"},
+  add("widths between the usual ones are for waves that they fill better", {"bm", "bn", "split_k"},
       [=](const WgmmaTile& t) {
-        const auto columns = [&](int bn) {  // that the busiest multiprocessor computes
-          return ceil_div(ceil_div(shape.m, t.bm) * ceil_div(shape.n, bn), processors) * bn;
-        };
         if (t.bn != 80 && t.bn != 112 && t.bn != 160 && t.bn != 224) return true;
         const int less = t.bn == 80 ? 64 : t.bn == 112 ? 96 : t.bn == 160 ? 128 : 192;
         const int more = t.bn == 80 ? 96 : t.bn == 112 ? 128 : t.bn == 160 ? 192 : 256;
-        return columns(t.bn) < columns(less) && columns(t.bn) < columns(more);
+        const auto work = [&](int bn) { return busiest(shape, processors, t.bm, bn, t.split_k); };
+        return work(t.bn) < work(less) && work(t.bn) < work(more);
+      });
+  const double usual = busiest_usual(shape, processors);
+  add("tiles of other numbers of tokens are for rows and waves that no usual tile fills as well, "
+      "and "
+      "tokens then take the side of wgmma that comes in steps of 8",
+      {"bm", "bn", "schedule", "split_k"}, [=](const WgmmaTile& t) {
+        if (is_usual(t.bm)) return true;
+        const auto rows = ceil_div(shape.m, t.bm);
+        const bool narrowest = t.bm == ceil_div(ceil_div(shape.m, rows), 8) * 8;
+        if (!t.swapped() || shape.grouped || shape.m <= 64 || t.bn < 64 || !narrowest) return false;
+        // Few tokens leave the tensor cores idle: what counts is what is copied in vain.
+        if (shape.m <= 128) return rows * t.bm < ceil_div(shape.m, 32) * 32;
+        return busiest(shape, processors, t.bm, t.bn, t.split_k) < usual;
       });
   add("more than half of a tile would be padding", {"bm", "bn"}, [=](const WgmmaTile& t) {
     return (t.bm == (swaps(shape) ? 8 : 64) || t.bm < 2 * shape.m) &&
            (t.bn <= 64 || t.bn < 2 * shape.n);
   });
-  add("every row of tiles reads the weights again: at most four, or tiles of 128 tokens", {"bm"},
-      [=](const WgmmaTile& t) {
-        return t.bm >= std::min<std::int64_t>(128, ceil_div(shape.m, 4));
-      });
-  add("swapped tiles pay up to 256 tokens", {"schedule"},
-      [=](const WgmmaTile& t) { return !t.swapped() || shape.m <= 256; });
+  add("every row of tiles reads the weights again: at most four, or tiles of 80 tokens", {"bm"},
+      [=](const WgmmaTile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(shape.m, 4)); });
+  add("swapped tiles of the usual numbers of tokens pay up to 256 of them", {"bm", "schedule"},
+      [=](const WgmmaTile& t) { return !t.swapped() || !is_usual(t.bm) || shape.m <= 256; });
   add("blocks that share an operand need a tile each", {"bm", "bn", "cluster_m", "cluster_n"},
       [=](const WgmmaTile& t) {
         return ceil_div(shape.m, t.bm) >= t.cluster_m && ceil_div(shape.n, t.bn) >= t.cluster_n;
@@ -120,10 +167,8 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
   add("splitting k pays only while there are fewer tiles than multiprocessors, and up to two "
       "blocks "
       "for each",
-      {"bm", "bn", "split_k"}, [=](const WgmmaTile& t) {
-        return t.split_k == 1 ||
-               (t.tiles(shape) < processors && t.tiles(shape) * t.split_k <= 2 * processors);
-      });
+      {"bm", "bn", "split_k"},
+      [=](const WgmmaTile& t) { return may_split(t.tiles(shape), t.split_k, processors); });
   add("a split needs at least two k tiles", {"split_k"}, [=](const WgmmaTile& t) {
     return t.split_k == 1 || shape.k * shape.terms >= std::int64_t{128} * t.split_k;
   });
@@ -139,7 +184,9 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
 
 Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts) {
   Space space;
-  space.parameter("bm", "tokens of a tile", {8, 16, 32, 64, 128, 192, 256})
+  std::vector<std::int64_t> tokens;
+  for (int bm = 8; bm <= 256; bm += 8) tokens.push_back(bm);
+  space.parameter("bm", "tokens of a tile", tokens)
       .parameter("bn", "output features of a tile",
                  {16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256})
       .parameter(
@@ -206,8 +253,12 @@ TensorMapArgument WgmmaMaps::b(const Pointer& matrix) const {
 }
 
 TensorMapArgument WgmmaMaps::c(const Pointer& matrix) const {
+  return c(matrix, c_dtype_);
+}
+
+TensorMapArgument WgmmaMaps::c(const Pointer& matrix, DType dtype) const {
   return {matrix,
-          c_dtype_,
+          dtype,
           shape_.m,
           shape_.n,
           static_cast<std::uint32_t>(tile_.box_tokens()),
@@ -221,7 +272,9 @@ void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& f
   KernelLaunch launch = wgmma_geometry(program, shape, facts, config, programmatic);
   launch.arguments.emplace_back(maps.a(operands.a));
   for (const Pointer& b : operands.b) launch.arguments.emplace_back(maps.b(b));
-  for (const Pointer& c : operands.c) launch.arguments.emplace_back(maps.c(c));
+  for (std::size_t i = 0; i < operands.c.size(); ++i)
+    launch.arguments.emplace_back(
+        maps.c(operands.c[i], i == 0 ? operands.c_dtype : operands.sums_dtype));
   if (operands.residual || operands.bias) {
     launch.arguments.emplace_back(maps.c(operands.residual.value_or(operands.c.front())));
     launch.arguments.push_back(operands.bias ? argument_of(*operands.bias)

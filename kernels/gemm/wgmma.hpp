@@ -60,7 +60,8 @@ struct WgmmaOperands {
   std::optional<Pointer> bias = std::nullopt;      // [n], added to every row of c
   std::optional<Pointer> residual = std::nullopt;  // [m,n], added to c
   DType dtype = DType::bf16;                       // of a and b
-  DType c_dtype = DType::bf16;                     // of c and what is added to it
+  DType c_dtype = DType::bf16;                     // of the first c and what is added to it
+  DType sums_dtype = DType::bf16;                  // of each further c
   std::vector<Argument> scales = {};  // of fp8, in the order of the kernel's parameters
 };
 
@@ -71,6 +72,7 @@ class WgmmaMaps {
   TensorMapArgument a(const Pointer& matrix) const;
   TensorMapArgument b(const Pointer& matrix) const;
   TensorMapArgument c(const Pointer& matrix) const;  // or any matrix in c's boxes
+  TensorMapArgument c(const Pointer& matrix, DType dtype) const;
 
  private:
   TensorMapArgument operand(const Pointer& matrix, bool transposed, std::int64_t rows,

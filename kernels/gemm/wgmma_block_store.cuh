@@ -12,8 +12,16 @@ struct wgmma_block_outputs {
   const tensor_map& c;
   float* scales;  // [tokens, blocks of features]
   int tokens;
+  const tensor_map& first_sums;  // unused with one output
+  const tensor_map& second_sums;
+  const void* bias = nullptr;
 
   __device__ __forceinline__ const tensor_map& first() const { return c; }
+  template <int output>
+  __device__ __forceinline__ const tensor_map& map() const {
+    static_assert(output == 1 || output == 2, "the first is stored in units of its own scales");
+    return output == 1 ? first_sums : second_sums;
+  }
 };
 
 template <class Epilogue, wgmma_tile tile>
@@ -29,6 +37,15 @@ struct wgmma_block_store : wgmma_store<fp8, Epilogue, tile> {
   static __device__ __forceinline__ void store(const owned_sums& sum, boxes& ring,
                                                const outputs& to, int token, int feature, int n,
                                                int barrier_id) {
+    if constexpr (Epilogue::outputs > 1) {
+#pragma unroll
+      for (int box = 0; box < layout::boxes; ++box) {
+        base::template store_box<1>(sum, ring, to, token, feature, n, box, barrier_id);
+      }
+      // The sums' boxes fill the whole of a buffer.
+      if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
+      named_barrier_sync(barrier_id, 128);
+    }
     values value;
 #pragma unroll
     for (int part = 0; part < layout::parts; ++part) {

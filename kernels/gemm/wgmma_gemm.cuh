@@ -83,7 +83,18 @@ class wgmma_gemm {
       second = at.m >= result_rows(shape);
       if (second) at.m -= result_rows(shape);
     }
-    return {at, second};
+    return {at, second, first_token(at.m * tile.bm, shape.m)};
+  }
+
+  // A block that copied only the rows that there are would run ahead of those that share the
+  // weights with it: requests that come together are one to the L2, and apart each is one. So the
+  // last tile of tokens is a whole one too, and computes some rows again, to the same bits. Not
+  // where what is stored is added to what was there: that may be the same memory.
+  static __device__ __forceinline__ int first_token(int token, int m) {
+    if constexpr (!a_transposed && !store::fetches) {
+      if (token < m && token + tile.bm > m) return m > tile.bm ? m - tile.bm : 0;
+    }
+    return token;
   }
 
   // The k tiles of this block, over all terms.
@@ -262,7 +273,7 @@ class wgmma_gemm {
     for (; work.pending(); work.advance(turn)) {
       const wgmma_result_tile at = position(work, shape, rank);
       const typename store::outputs& to = Operands::results == 2 && at.second ? *map.c1 : map.c;
-      int token = at.m * tile.bm, feature = at.n * tile.bn;
+      int token = at.token, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
       const auto fetch = [&] {
         if constexpr (store::fetches) {
@@ -277,12 +288,17 @@ class wgmma_gemm {
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       if constexpr (Scales::present) {
         promotion::clear(sum);
-        const promotion scaled{map.scales, shape, token, feature};
-        for (int k_tile = range.first; k_tile < range.last; ++k_tile, pipe.advance()) {
-          const typename promotion::factors factors = scaled.factors_of(k_tile);
-          barrier_wait(pipe.full_barrier(), pipe.parity);
-          promotion::multiply(sum, pipe.slot(), first_row, factors);
-          release(pipe.empty_barrier(), rank);
+        if constexpr (promotion::overlaps) {
+          promotion::multiply_all(sum, pipe, k_tiles, first_row,
+                                  [&](u32 empty_barrier) { release(empty_barrier, rank); });
+        } else {
+          const promotion scaled{map.scales, shape, token, feature};
+          for (int k_tile = range.first; k_tile < range.last; ++k_tile, pipe.advance()) {
+            const typename promotion::factors factors = scaled.factors_of(k_tile);
+            barrier_wait(pipe.full_barrier(), pipe.parity);
+            promotion::multiply(sum, pipe.slot(), first_row, factors);
+            release(pipe.empty_barrier(), rank);
+          }
         }
       } else {
         main_loop(sum, pipe, k_tiles, first_row, rank, smaller(store::fetch_after, k_tiles) - 1,
@@ -292,7 +308,8 @@ class wgmma_gemm {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
         pipe.skip(k_tiles);
       }
-      if constexpr (Scales::present) promotion::finish(sum, map.scales);
+      if constexpr (Scales::present)
+        promotion::template finish<Epilogue::outputs == 1>(sum, map.scales);
       if constexpr (tile.split_k > 1) {
         typename store::owned_sums total;
         store::exchange_sums(sum, total, base + layout::exchange_at, base + layout::sums_barrier_at,

@@ -15,9 +15,10 @@ struct wgmma_operand_maps {
   const tensor_map* a1;  // of the second term or result
 };
 
-// A tile, and of which result it is.
+// A tile, of which result it is, and its first token.
 struct wgmma_result_tile : tile_position {
   bool second;
+  int token;
 };
 
 // Fills slots with this block's shares: part j of its tile row's A, part i of its tile column's B,
@@ -28,7 +29,7 @@ struct wgmma_loader {
   static constexpr int a_share = tile.bm / tile.cluster_n, b_share = tile.bn / tile.cluster_m;
   // Few tokens: a weight is read once in all, so it should leave the L2 first.
   static constexpr l2_policy b_policy =
-      tile.swapped ? l2_policy::evict_first : l2_policy::evict_normal;
+      tile.swapped && tile.bm <= 64 ? l2_policy::evict_first : l2_policy::evict_normal;
   wgmma_operand_maps map;
   int term_tiles;
   u32 i, j;
@@ -85,7 +86,7 @@ struct wgmma_loader {
     const bool second = of_second_term(k_tile) || (Operands::results == 2 && at.second);
     load_share<tile.cluster_n, Operands::a_transposed, a_share>(
         slot + j * a_share * layout::row_bytes, second ? *map.a1 : map.a, full, k_of(k_tile),
-        at.m * tile.bm + j * a_share, row_blocks, l2_policy::evict_normal);
+        at.token + static_cast<int>(j) * a_share, row_blocks, l2_policy::evict_normal);
   }
 
   __device__ __forceinline__ void load_b(u32 slot, u32 full, int k_tile,

@@ -12,15 +12,18 @@ struct wgmma_outputs {
   const tensor_map& second_sums;
   const tensor_map& residual;  // [m, n]; unused where nothing is added
   const void* bias;            // [n]
+  const float* scale;          // of an output of fp8 beside which its sums are stored
 
   explicit __device__ __forceinline__ wgmma_outputs(const tensor_map& only)
       : wgmma_outputs(only, only, only, only, nullptr) {}
   __device__ __forceinline__ wgmma_outputs(const tensor_map& value, const tensor_map& first,
                                            const tensor_map& second, const tensor_map& more,
-                                           const void* row)
-      : c(value), first_sums(first), second_sums(second), residual(more), bias(row) {}
+                                           const void* row, const float* unit = nullptr)
+      : c(value), first_sums(first), second_sums(second), residual(more), bias(row), scale(unit) {}
 
   __device__ __forceinline__ const tensor_map& first() const { return c; }
+  // What makes the first output an element, where that is not in its sums already.
+  __device__ __forceinline__ float factor() const { return scale != nullptr ? 1 / *scale : 1; }
   template <int output>
   __device__ __forceinline__ const tensor_map& map() const {
     if constexpr (output == 0) {

@@ -21,6 +21,9 @@ struct wgmma_store {
   using owned_sums = float[layout::parts][products][owned];
   using boxes = wgmma_boxes<tile.output_boxes, layout::box_bytes>;
   using outputs = wgmma_outputs;
+  // The elements of an output: sums that are stored beside one of fp8 are bf16.
+  template <int output>
+  using element = typename choose_type<output == 0 || sizeof(T) == 2, T, bf16>::type;
   // Whether boxes are filled before they are stored, and after how many k tiles that begins.
   static constexpr bool fetches = Epilogue::adds_residual;
   static constexpr int fetch_after = 0;
@@ -99,10 +102,10 @@ struct wgmma_store {
   }
 
  protected:
-  template <int output>
+  template <int output, class Outputs>
   static __device__ __forceinline__ void store_box(const owned_sums& sum, boxes& ring,
-                                                   const wgmma_outputs& to, int token, int feature,
-                                                   int n, int box, int barrier_id) {
+                                                   const Outputs& to, int token, int feature, int n,
+                                                   int box, int barrier_id) {
     const int thread = threadIdx.x % 128;
     const u32 place = ring.take(), buffer = ring.buffer(place);
     if constexpr (Epilogue::adds_residual) {
@@ -111,9 +114,10 @@ struct wgmma_store {
       if (thread == 0) tma_store_wait_read<tile.output_boxes - 1>();
       named_barrier_sync(barrier_id, 128);
     }
-    if constexpr (sizeof(T) == 1) {
+    if constexpr (sizeof(element<output>) == 1) {
+      const float factor = to.factor();
       wgmma_write_bytes<layout, tile.swapped>(buffer, box, thread, [&](int part, int at) {
-        return finish_bytes<output>(sum, part, at);
+        return finish_bytes<output>(sum, part, at, factor);
       });
     } else if constexpr (tile.swapped) {
       write_swapped<output>(sum, buffer, box, thread, to.bias, feature + box * layout::box_features,
@@ -183,12 +187,14 @@ struct wgmma_store {
     finish<output>(sum, part, at, value, next);
     if constexpr (Epilogue::adds_bias) add_pair<T>(value, next, bias);
     if constexpr (Epilogue::adds_residual) add_pair<T>(value, next, residual);
-    return pack<T>(value, next);
+    return pack<element<output>>(value, next);
   }
   template <int output>
-  static __device__ __forceinline__ u16 finish_bytes(const owned_sums& sum, int part, int at) {
+  static __device__ __forceinline__ u16 finish_bytes(const owned_sums& sum, int part, int at,
+                                                     float factor) {
     float value, next;
     finish<output>(sum, part, at, value, next);
+    if constexpr (Epilogue::outputs > 1) value *= factor, next *= factor;
     return pack_fp8(value, next);
   }
 

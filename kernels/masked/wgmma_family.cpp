@@ -30,6 +30,7 @@ DeviceFacts without_tables(DeviceFacts facts) {
 GemmShape in_tiles(GemmShape shape) {
   constexpr std::int64_t half_a_tile = 64;
   if (shape.m >= 512) shape.m += half_a_tile;
+  shape.grouped = true;
   return shape;
 }
 

@@ -275,9 +275,10 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
       dtype_unit_roundoff(spec.dtype) * static_cast<double>(stage - first_stage + 1);
   const double measured = squares == 0 ? 0 : std::sqrt(error_squares / squares);
   expected.rounding_error = std::max(measured, worst / std::sqrt(static_cast<double>(sample)));
-  // The coarsest dtype that the run rounds to decides, were it an intermediate's.
+  // The coarsest dtype that the run rounds to on the way decides, were it an intermediate's; what
+  // else the stage writes is beside the way.
   DType coarsest = spec.dtype;
-  for (std::size_t k = first_stage; k <= stage; ++k)
+  for (std::size_t k = first_stage; k < stage; ++k)
     for (const auto& name : stages_[k].outputs) {
       const DType other = tensors_[tensor_index(tensors_, name)].dtype;
       if (dtype_unit_roundoff(other) > dtype_unit_roundoff(coarsest)) coarsest = other;

@@ -232,7 +232,7 @@ TEST_CASE("fp8 is for wgmma and the fallbacks, and the others say why") {
   for (const auto* name : {"gate_up_decode", "down_decode", "gate_up_sm80", "down_sm80"})
     REQUIRE(family_of(ffn_op(), name).refusal(problem, ampere)->find("fp8") != std::string::npos);
   problem.options["save"] = "preact";
-  REQUIRE(default_recipe(ffn_op(), problem, hopper)[0].family == "gate_up_fallback");
+  REQUIRE(default_recipe(ffn_op(), problem, hopper)[0].family == "gate_up_sm90");
   problem.options.erase("save");
   problem.sizes["d"] = 72;  // 16-byte rows in bf16, not in fp8
   REQUIRE(family_of(ffn_op(), "gate_up_sm90").refusal(problem, hopper));

@@ -1,5 +1,6 @@
 // The space of the wgmma engine: rich where it should be, legal, never empty; and its host twin.
 #include <algorithm>
+#include <random>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -31,6 +32,35 @@ TEST_CASE("the wgmma space has the tiles that are known to win", "[kernels]") {
                       {"cluster_m", 2},    {"cluster_n", 1}, {"split_k", 1},  {"stages", 4},
                       {"output_boxes", 2}, {"group_m", 8}};
   CHECK(std::find(feasible.begin(), feasible.end(), winner) != feasible.end());
+}
+
+TEST_CASE("constraints of the wgmma space read no parameter but those they name", "[kernels]") {
+  // feasible() judges a constraint as soon as what it names is known, whatever the rest is then.
+  std::mt19937 random(1);
+  for (const std::int64_t m : {16, 77, 333, 4096})
+    for (const auto& shape : shapes_of(m, 2304, 9216))
+      for (const Space& space :
+           {wgmma_space(shape, hopper()), wgmma_fp8_space(shape, hopper(), {true, true})}) {
+        const auto draw = [&](const Parameter& parameter) {
+          return parameter.values[random() % parameter.values.size()];
+        };
+        for (int round = 0; round < 300; ++round) {
+          Config config, other;
+          for (const auto& parameter : space.parameters())
+            config.set(parameter.name, draw(parameter));
+          for (const auto& constraint : space.constraints()) {
+            if (constraint.reads.empty()) continue;
+            for (const auto& parameter : space.parameters()) {
+              const auto& reads = constraint.reads;
+              const bool read =
+                  std::find(reads.begin(), reads.end(), parameter.name) != reads.end();
+              other.set(parameter.name, read ? config.at(parameter.name) : draw(parameter));
+            }
+            INFO(constraint.reason << ": " << config.text() << ", " << other.text());
+            REQUIRE(constraint.holds(config) == constraint.holds(other));
+          }
+        }
+      }
 }
 
 TEST_CASE("every product has a wgmma default, and it is feasible", "[kernels]") {

@@ -1,6 +1,7 @@
 // An op's tensors on a device, to run programs on them and to look at what these wrote.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -23,7 +24,8 @@ class OpRun {
     specs_.insert(specs_.end(), extra.begin(), extra.end());
     std::mt19937_64 random(seed);
     for (const TensorSpec& spec : specs_) {
-      std::normal_distribution<float> normal(0, static_cast<float>(spec.scale));
+      std::normal_distribution<float> normal(static_cast<float>(spec.mean),
+                                             static_cast<float>(spec.scale));
       std::vector<float> values(static_cast<std::size_t>(spec.elements()));
       for (float& value : values) value = normal(random);
       std::vector<std::byte> bytes(spec.bytes());
@@ -39,28 +41,44 @@ class OpRun {
     addresses_[tensor_index(specs_, tensor)] = addresses_[tensor_index(specs_, same)];
   }
 
-  void run(const Program& program) {
-    const auto compiled = backend_->compile(program);
-    REQUIRE(compiled.report.failure == "");
-    const auto workspace = backend_->allocate(compiled.executable->workspace_bytes() + 256);
-    compiled.executable->enqueue(addresses_.data(), workspace->data(), backend_->stream());
-    backend_->synchronize();
-  }
+  void run(const Program& program) { run(std::vector<Program>{program}); }
+  /// As a plan does: nothing waits between one stage and the next but the kernels themselves.
   void run(const Op& op, const Problem& problem, const Recipe& recipe) {
+    std::vector<Program> programs;
     for (const Variant& variant : recipe)
-      run(family_of(op, variant.family).program(problem, backend_->facts(), variant.config));
+      programs.push_back(
+          family_of(op, variant.family).program(problem, backend_->facts(), variant.config));
+    run(programs);
   }
 
-  std::vector<float> values(const std::string& tensor) const {
+  std::vector<std::byte> bytes(const std::string& tensor) const {
     const std::size_t at = tensor_index(specs_, tensor);
     std::vector<std::byte> bytes(specs_[at].bytes());
     backend_->read(bytes.data(), addresses_[at], bytes.size());
-    std::vector<float> values(static_cast<std::size_t>(specs_[at].elements()));
-    decode(specs_[at].dtype, bytes.data(), values);
+    return bytes;
+  }
+  std::vector<float> values(const std::string& tensor) const {
+    const TensorSpec& spec = specs_[tensor_index(specs_, tensor)];
+    std::vector<float> values(static_cast<std::size_t>(spec.elements()));
+    decode(spec.dtype, bytes(tensor).data(), values);
     return values;
   }
 
  private:
+  void run(const std::vector<Program>& programs) {
+    std::vector<CompileResult> compiled;
+    std::size_t workspace_bytes = 256;
+    for (const Program& program : programs) {
+      compiled.push_back(backend_->compile(program));
+      REQUIRE(compiled.back().report.failure == "");
+      workspace_bytes = std::max(workspace_bytes, compiled.back().executable->workspace_bytes());
+    }
+    const auto workspace = backend_->allocate(workspace_bytes);
+    for (const auto& each : compiled)
+      each.executable->enqueue(addresses_.data(), workspace->data(), backend_->stream());
+    backend_->synchronize();
+  }
+
   Backend* backend_;
   std::vector<TensorSpec> specs_;
   std::vector<std::unique_ptr<Buffer>> buffers_;

@@ -1,0 +1,109 @@
+// ffn in fp8 on a GPU: every form with either kind of scales, and the same bits every time.
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/ffn/families.hpp"
+#include "kernels/ffn/ffn.hpp"
+#include "support/op_run.hpp"
+#include "support/verify_variants.hpp"
+#include "verify/host_threads.hpp"
+#include "verify/truth.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+
+const std::vector<Options> forms{{},
+                                 {{"save", "preact"}},
+                                 {{"bias", "down"}},
+                                 {{"residual", "yes"}},
+                                 {{"bias", "down"}, {"residual", "yes"}, {"save", "preact"}}};
+
+Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h, Options options,
+                   const std::string& scales) {
+  options["scales"] = scales;
+  return canonical(ffn_op(), {"ffn", "fwd", DType::fp8, {{"m", m}, {"d", d}, {"h", h}}, options},
+                   DeviceKind::cuda);
+}
+
+}  // namespace
+
+TEST_CASE("the Hopper families take every form in fp8") {
+  const auto facts = facts_of_architecture("sm_90a");
+  for (const std::string scales : {"tensor", "block"})
+    for (const Options& form : forms)
+      for (const Family* family : {&ffn::gate_up_sm90_family(), &ffn::down_sm90_family()}) {
+        const Problem problem = problem_of(33, 272, 400, form, scales);
+        CAPTURE(problem.text(), family->name());
+        CHECK(family->refusal(problem, facts).value_or("") == "");
+      }
+}
+
+TEST_CASE("what the Hopper families save in fp8 is bf16, as what they add") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Problem problem = problem_of(33, 272, 400, forms.back(), "tensor");
+  const auto maps_of = [&](const Family& family) {
+    std::vector<TensorMapArgument> maps;
+    const auto program = family.program(problem, facts, family.default_config(problem, facts));
+    for (const auto& argument : std::get<KernelLaunch>(program.steps.back()).arguments)
+      if (const auto* map = std::get_if<TensorMapArgument>(&argument)) maps.push_back(*map);
+    return maps;
+  };
+  const auto gate_up = maps_of(ffn::gate_up_sm90_family());
+  REQUIRE(gate_up.size() == 6);  // x, w_gate, w_up, hidden, gate, up
+  CHECK(gate_up[3].dtype == DType::fp8);
+  CHECK(gate_up[4].dtype == DType::bf16);
+  CHECK(gate_up[5].dtype == DType::bf16);
+  const auto down = maps_of(ffn::down_sm90_family());
+  REQUIRE(down.size() == 4);  // hidden, w_down, y, residual
+  CHECK(down[2].dtype == DType::bf16);
+  CHECK(down[3].dtype == DType::bf16);
+}
+
+TEST_CASE("what is saved in fp8 is held to the tolerance of bf16, unlike hidden") {
+  HostThreads threads;
+  const Problem problem = problem_of(300, 272, 400, {{"save", "preact"}}, "tensor");
+  Truth truth(ffn_op(), problem, 1, threads);
+  const ffn::Places at = ffn::places_of(problem);
+  CHECK(truth.expected(0, at.gate).tolerance < 3.5e-3);
+  CHECK(truth.expected(0, at.up).tolerance < 3.5e-3);
+  CHECK(truth.expected(0, at.hidden).tolerance > 1e-2);
+  CHECK(truth.expected(0, at.y).tolerance > 1e-2);  // hidden is on its way
+}
+
+TEST_CASE("fp8 is right on a GPU in every form, with either kind of scales", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(11);
+  for (const std::string scales : {"tensor", "block"})
+    for (const Options& form : forms)
+      for (const std::int64_t m : {33, 300}) {
+        const Problem problem = problem_of(m, 272, 400, form, scales);
+        REQUIRE(verify_variants(*backend, ffn_op(), problem, random, 1) > 0);
+        verify_recipe(*backend, ffn_op(), problem,
+                      default_recipe(ffn_op(), problem, backend->facts()), 1);
+      }
+}
+
+TEST_CASE("a thousand runs in fp8 give the same bits", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const std::string scales : {"tensor", "block"})
+    for (const std::int64_t m : {1, 64, 1000}) {
+      const Problem problem = problem_of(m, 1024, 2048, {}, scales);
+      const Recipe recipe = default_recipe(ffn_op(), problem, backend->facts());
+      CAPTURE(problem.text(), recipe_text(recipe));
+      OpRun run(*backend, ffn_op(), problem);
+      run.run(ffn_op(), problem, recipe);
+      const auto first = run.bytes("y");
+      for (int i = 1; i < 1000; ++i) {
+        run.run(ffn_op(), problem, recipe);
+        REQUIRE(run.bytes("y") == first);
+      }
+    }
+}
