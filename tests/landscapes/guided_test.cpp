@@ -13,19 +13,13 @@ using namespace fftune::test;
 
 namespace {
 
-DeviceFacts h200() {
-  auto facts = facts_of_architecture("sm_90a");
-  facts.name = "NVIDIA H200";
-  facts.memory_bandwidth = 4.8e12;
-  return facts;
-}
-
 std::vector<Landscape> recorded() {
   std::vector<Landscape> all;
   for (const auto& entry :
        std::filesystem::directory_iterator(FFTUNE_SOURCE_DIR "/docs/measurements/landscapes"))
-    for (auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200()))
-      all.push_back(std::move(landscape));
+    if (entry.is_regular_file())
+      for (auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200()))
+        all.push_back(std::move(landscape));
   return all;
 }
 

@@ -146,6 +146,13 @@ double Landscape::best() const {
   return *std::min_element(us.begin(), us.end());
 }
 
+DeviceFacts h200() {
+  auto facts = facts_of_architecture("sm_90a");
+  facts.name = "NVIDIA H200";
+  facts.memory_bandwidth = 4.8e12;
+  return facts;
+}
+
 std::vector<Landscape> read_landscapes(const std::filesystem::path& file, const Catalog& catalog,
                                        const DeviceFacts& facts) {
   std::ifstream in(file);

@@ -28,6 +28,9 @@ struct Landscape {
   double best() const;
 };
 
+/// The device that they were recorded on.
+DeviceFacts h200();
+
 /// Those of a file, in its order; what the catalog does not know any more is left out. Throws
 /// std::runtime_error with the line that cannot be read.
 std::vector<Landscape> read_landscapes(const std::filesystem::path& file, const Catalog& catalog,
