@@ -119,6 +119,22 @@ __device__ __forceinline__ void store_once(T* address, const packet<T, count>& v
   }
 }
 
+// Neighbours to where they are aligned as a whole, or to 16 bytes if they are more.
+template <int count>
+__device__ __forceinline__ void store_floats(float* to, const float (&from)[count]) {
+  constexpr int at_once = count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : 1;
+  struct alignas(at_once * 4) run {
+    float value[at_once];
+  };
+#pragma unroll
+  for (int i = 0; i < count; i += at_once) {
+    run part;
+#pragma unroll
+    for (int e = 0; e < at_once; ++e) part.value[e] = from[i + e];
+    *reinterpret_cast<run*>(to + i) = part;
+  }
+}
+
 // Hides from the compiler that it has had these elements as floats before: converting them again
 // costs an instruction each, keeping them would cost twice the registers.
 template <class T, int count>

@@ -69,7 +69,8 @@ class BackwardRows final : public Family {
                    {0, 1})
         .parameter("ahead", "the next row is fetched before the sums of this one: 1, or after: 0",
                    {0, 1})
-        .parameter("asked", "rows of the block before it that L2 is asked for a row; 0: it is not",
+        .parameter("asked",
+                   "rows of the block before it that L2 is asked for a row; 0: it is not asked",
                    {0, 1, 2, 4})
         .constraint("threads of all blocks keep in registers what is theirs of a row and of dw",
                     [layer, facts](const Config& c) {
@@ -105,22 +106,23 @@ class BackwardRows final : public Family {
     return space;
   }
 
-  // Two vectors a thread, and as many blocks as are resident at once: while one waits for the sum
-  // over its row, others load and store. Lines stay in L2 as others do: with a policy of their own
-  // they take a tenth longer.
+  // One vector a thread, so that all that a row needs again stays in its registers, and the next
+  // row on its way; L2 is asked for the one after that. Then as many blocks as an SM has registers
+  // for.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    Config config = default_rows(layer_of(problem), facts, 2, 2);
-    config.set("streams", 0);
+    Config config = default_rows(layer_of(problem), facts, 1, 2);
+    for (const char* name : {"keep", "ahead", "asked"}) config.set(name, 0);
     config.set("waves", 1);
-    config.set("keep", 0);
-    config.set("ahead", 0);
-    config.set("asked", 0);
     const Space space = this->space(problem, facts);
-    for (const std::int64_t waves : {2, 3, 4, 6, 8}) {
-      Config more = config;
-      more.set("waves", waves);
-      if (space.violations(more).empty()) config = more;
-    }
+    const auto set_if_feasible = [&](const char* name, std::int64_t value) {
+      Config other = config;
+      other.set(name, value);
+      if (space.violations(other).empty()) config = other;
+    };
+    set_if_feasible("keep", 1);
+    set_if_feasible("ahead", 1);
+    set_if_feasible("asked", 2);
+    for (const std::int64_t waves : {2, 3, 4, 6, 8}) set_if_feasible("waves", waves);
     return config;
   }
 

@@ -8,9 +8,9 @@
 // backward_rows_weight adds up the blocks. Every sum has a fixed order. `keeps`: weights stay in
 // registers as floats; else they are fetched for every row, twice, from L1. `ahead`: the next row
 // is fetched before the sums of this one, so that loads are in flight all the time. `asked`: before
-// a row is worked on, L2 is asked for the one that comes so many turns later; 0: for none. Grid:
-// any number of clusters of (cluster, 1, 1). Block: group * groups, of which an SM is to have
-// `resident` at once.
+// a row is worked on, L2 is asked for the one that comes so many turns later, and before the
+// kernel's turn for the first ones and the weights; 0: for none. Grid: any number of clusters of
+// (cluster, 1, 1). Block: group * groups, of which an SM is to have `resident` at once.
 #include "common/column_sum.cuh"
 #include "common/packet.cuh"
 #include "common/rms_norm.cuh"
@@ -27,10 +27,30 @@ __global__ void __launch_bounds__(group* groups, resident)
   constexpr int count = vector / static_cast<int>(sizeof(T));
   using row_sums = row_sum<saved ? 1 : 2, group, groups, cluster>;
   __shared__ typename row_sums::memory shared;
-  __shared__ float group_sums[groups > 1 ? groups * group * vectors * count : 1];
-  wait_for_dependencies();
+  alignas(16) __shared__ float group_sums[groups > 1 ? groups * group * vectors * count : 1];
 
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const i64 step = static_cast<i64>(gridDim.x / cluster) * groups;
+  i64 base = static_cast<i64>(blockIdx.x / cluster) * groups;  // the block's first row
+  // The rows of a block are next to each other.
+  const auto ask = [&](i64 first) {
+    if (threadIdx.x != 0 || rank != 0 || first >= rows) return;
+    const i64 left = rows - first;
+    const u32 bytes = static_cast<u32>(left < groups ? left : groups) * static_cast<u32>(d) *
+                      static_cast<u32>(sizeof(T));
+    fetch_to_l2(x + first * d, bytes);
+    fetch_to_l2(dy + first * d, bytes);
+    if constexpr (adds) fetch_to_l2(dsum + first * d, bytes);
+  };
+  if constexpr (asked > 0) {
+#pragma unroll
+    for (int turns = 0; turns < asked; ++turns) ask(base + turns * step);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      fetch_to_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
+    }
+  }
+  wait_for_dependencies();
+
   const int lane = static_cast<int>(threadIdx.x) % group;
   const int first_column = (rank * group + lane) * count;
   constexpr int column_step = cluster * group * count;
@@ -78,21 +98,7 @@ __global__ void __launch_bounds__(group* groups, resident)
     to.r = saved && row < rows ? rstd[row] : 0.0f;
   };
 
-  const i64 step = static_cast<i64>(gridDim.x / cluster) * groups;
-  i64 base = static_cast<i64>(blockIdx.x / cluster) * groups;  // the block's first row
   i64 row = base + threadIdx.x / group;
-  // The rows of a block are next to each other.
-  const auto ask = [&](i64 first) {
-    if (threadIdx.x != 0 || rank != 0 || first >= rows) return;
-    const i64 left = rows - first;
-    const u32 bytes = static_cast<u32>(left < groups ? left : groups) * static_cast<u32>(d) *
-                      static_cast<u32>(sizeof(T));
-    fetch_to_l2(x + first * d, bytes);
-    fetch_to_l2(dy + first * d, bytes);
-    if constexpr (adds) fetch_to_l2(dsum + first * d, bytes);
-  };
-#pragma unroll
-  for (int turns = 1; turns < asked; ++turns) ask(base + turns * step);
   loaded_row current;
   load(row, current);
   for (int turn = 0; base < rows; base += step, row += step, turn ^= 1) {
@@ -150,21 +156,15 @@ __global__ void __launch_bounds__(group* groups, resident)
   if constexpr (groups == 1) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-#pragma unroll
-      for (int e = 0; e < count; ++e) {
-        const int column = first_column + i * column_step + e;
-        if (column < d) block_partial[column] = weight_gradient[i][e];
-      }
+      const int column = first_column + i * column_step;
+      if (column < d) store_floats(block_partial + column, weight_gradient[i]);
     }
   } else {
     constexpr int width = group * vectors * count;  // d, or more
     float* const own = group_sums + threadIdx.x / group * width;
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-#pragma unroll
-      for (int e = 0; e < count; ++e) {
-        own[first_column + i * column_step + e] = weight_gradient[i][e];
-      }
+      store_floats(own + first_column + i * column_step, weight_gradient[i]);
     }
     __syncthreads();
     for (int column = static_cast<int>(threadIdx.x); column < d; column += group * groups) {

@@ -1,6 +1,7 @@
 // Rows of heads shared by a few threads; the fallback is the same kernel element by element.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 
@@ -15,6 +16,7 @@ namespace {
 constexpr const char* file = "rope/rows.cu";
 constexpr std::int64_t most_sine_bytes = 48 * 1024;  // what a block has without opting in
 constexpr std::int64_t most_sines = 4;               // that a thread makes by default
+constexpr std::int64_t usual_vector = 8;      // bytes of an access by default: a thread has two
 constexpr std::int64_t other_registers = 48;  // addresses, the position, one pair of accesses
 
 std::int64_t element_bytes(const Layer& layer) {
@@ -86,7 +88,7 @@ Config defaults(const Layer& layer, std::int64_t vector) {
     tokens *= 2;
   while (heads * tokens * lanes < 64 && tokens < 128) tokens *= 2;
   return {{"vector", vector}, {"heads", heads}, {"tokens", tokens},
-          {"unroll", unroll}, {"passes", 1},    {"streams", 1}};
+          {"unroll", unroll}, {"passes", 1},    {"streams", 0}};
 }
 
 class Rows final : public Family {
@@ -170,7 +172,7 @@ class Rows final : public Family {
   Config default_config(const Problem& problem, const DeviceFacts&) const override {
     if (fallback_) return {};
     const Layer layer = layer_of(problem);
-    return defaults(layer, widest(layer));
+    return defaults(layer, std::min(widest(layer), usual_vector));
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
