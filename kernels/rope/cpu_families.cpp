@@ -38,9 +38,9 @@ class Rotation {
 
   void rotate_token(const HostCall& call, std::int64_t token, Turn& turn, bool streams) const {
     turn_to(call, position_of(call, token), turn);
-    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q_row, turn, streams);
+    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q, turn, streams);
     if (layer_.kv_heads > 0)
-      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k_row, turn, streams);
+      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k, turn, streams);
   }
 
  private:
@@ -105,9 +105,11 @@ class Rotation {
   }
 
   void rotate_heads(const HostCall& call, std::size_t in, std::size_t out, std::int64_t token,
-                    std::int64_t heads, std::int64_t in_row, const Turn& turn, bool streams) const {
+                    std::int64_t heads, const Strides& strides, const Turn& turn,
+                    bool streams) const {
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer_.dtype));
-    const auto* from = static_cast<const std::byte*>(call.tensors[in]) + token * in_row * bytes;
+    const auto* from =
+        static_cast<const std::byte*>(call.tensors[in]) + layer_.place(strides, token, 0) * bytes;
     auto* to = static_cast<std::byte*>(call.tensors[out]) + token * heads * layer_.dim * bytes;
     const bool singles = layer_.dtype == DType::f32;
     const void* const own = turn.of_singles.own.data();
@@ -117,7 +119,13 @@ class Rotation {
                          .rotary = static_cast<std::size_t>(layer_.rotary),
                          .dim = static_cast<std::size_t>(layer_.dim),
                          .interleaved = layer_.rotation == rope::Rotation::interleaved};
-    kernels_->rotate(from, by, to, static_cast<std::size_t>(heads), streams);
+    if (strides.head == layer_.dim) {
+      kernels_->rotate(from, by, to, static_cast<std::size_t>(heads), streams);
+      return;
+    }
+    for (std::int64_t head = 0; head < heads; ++head)
+      kernels_->rotate(from + head * strides.head * bytes, by, to + head * layer_.dim * bytes, 1,
+                       streams);
   }
 
   Layer layer_;

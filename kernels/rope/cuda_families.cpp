@@ -25,8 +25,10 @@ std::int64_t element_bytes(const Layer& layer) {
 
 /// The widest access that divides a row's halves and its rest, and to which all rows are aligned.
 std::int64_t widest(const Layer& layer) {
-  const std::int64_t elements =
-      std::gcd(std::gcd(layer.rotary / 2, layer.dim), std::gcd(layer.q_row, layer.k_row));
+  std::int64_t elements = std::gcd(layer.rotary / 2, layer.dim);
+  for (const Strides& strides : {layer.q, layer.k})
+    for (const std::int64_t stride : {strides.row, strides.outer, strides.head})
+      elements = std::gcd(elements, stride);
   return widest_vector(elements * element_bytes(layer));
 }
 
@@ -185,11 +187,12 @@ class Rows final : public Family {
     Program program;
     program.kernels.push_back(
         {file,
-         fmt::format("fftune::rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                     element_type(layer.dtype), static_cast<int>(layer.layout), layer.starts,
-                     layer.table, backward_, layer.rotation == Rotation::interleaved, layer.dim,
-                     layer.rotary, config.at("vector"), config.at("heads"), config.at("tokens"),
-                     config.at("unroll"), config.at("passes"), config.at("streams") != 0)});
+         fmt::format(
+             "fftune::rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+             element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
+             layer.starts, layer.table, backward_, layer.rotation == Rotation::interleaved,
+             layer.dim, layer.rotary, config.at("vector"), config.at("heads"), config.at("tokens"),
+             config.at("unroll"), config.at("passes"), config.at("streams") != 0)});
     const std::int64_t across = head_blocks(layer, config);
     KernelLaunch launch;
     launch.grid.x =
@@ -210,8 +213,12 @@ class Rows final : public Family {
                         small(layer.positions),
                         small(layer.heads),
                         small(layer.kv_heads),
-                        layer.q_row,
-                        layer.k_row,
+                        layer.q.row,
+                        layer.k.row,
+                        layer.q.outer,
+                        layer.k.outer,
+                        layer.q.head,
+                        layer.k.head,
                         small(across),
                         frequencies.scale};
     program.steps.emplace_back(std::move(launch));
