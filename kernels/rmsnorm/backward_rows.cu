@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(group* groups, resident)
       fetch_to_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
     }
   }
-  wait_for_dependencies();
+  take_turn();
 
   const int lane = static_cast<int>(threadIdx.x) % group;
   const int first_column = (rank * group + lane) * count;
@@ -174,7 +174,6 @@ __global__ void __launch_bounds__(group* groups, resident)
       block_partial[column] = sum;
     }
   }
-  launch_dependents();
 }
 
 template <class W>
