@@ -73,6 +73,7 @@ class CpuRows final : public Family {
               else
                 kernels.act_mul(activation, first(at.gate, row), second(at.up, row),
                                 row_of(at.out, row), h, streams);
+            if (streams) kernels.fence();
           });
         }));
     return program;

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(columns* rows)
   using grid = column_grid<T, vector, columns, rows, unroll>;
   constexpr int count = grid::count;
   __shared__ float row_sums[rows > 1 ? rows * grid::width : 1];
-  wait_for_dependencies();
+  take_turn();
   const grid at(column_blocks);
   const bool inside = at.column < h;
   const u64 policy = stream_policy<streams>();
@@ -75,7 +75,6 @@ __global__ void __launch_bounds__(columns* rows)
       if (begin + i < h) block_partial[begin + i] = total;
     }
   }
-  launch_dependents();
 }
 
 template <class B>

@@ -100,6 +100,7 @@ class CpuForward final : public CpuFamily {
           write(rows.activation, rows.at.y);
           if (rows.saves) write(Activation::none, rows.at.input);
         }
+        if (streams) rows.kernels->fence();
       });
     }));
     return program;
@@ -147,6 +148,7 @@ class CpuBackward final : public CpuFamily {
                                           rows.row(call.tensors[rows.at.dy], row),
                                           rows.row(call.tensors[rows.at.dx], row), sums,
                                           rows.bias == DType::f32, rows.width(), streams);
+        if (streams) rows.kernels->fence();
       });
       add_parts(call.parallel, threads, partial, parts, rows.h, rows.bias,
                 call.tensors[rows.at.dbias]);

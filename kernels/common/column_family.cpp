@@ -61,7 +61,7 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
   while (unroll < most && threads / (2 * unroll) >= 2048 * std::int64_t{facts.multiprocessors})
     unroll *= 2;
   Config config{
-      {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 1}};
+      {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 0}};
   if (!work.sums) return config;
   // As many blocks as an SM has at once: those that start when others end have it for themselves.
   // A thread has about 32 registers and 12 for each row that it has in flight.

@@ -23,8 +23,17 @@ __device__ __forceinline__ void column_sum(const float* partial, W* out, int row
   float sum = 0.0f;
   if (column < columns) {
     const float* const first = partial + column;
-#pragma unroll 8
-    for (int row = lane; row < rows; row += column_sum_lanes) sum += first[row * columns];
+    constexpr int batch = 12;  // rows on their way together, where as many are left or not
+    for (int row = lane; row < rows; row += batch * column_sum_lanes) {
+      float value[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        const int own = row + i * column_sum_lanes;
+        value[i] = own < rows ? first[own * columns] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < batch; ++i) sum += value[i];
+    }
   }
   sums[lane][column_in_block] = sum;
   __syncthreads();

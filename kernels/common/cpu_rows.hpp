@@ -25,9 +25,9 @@ constexpr std::size_t row_rotation_margin = 16;
 /// The same loops for one element type in one instruction set. `count` elements of a row; every
 /// array but those of float holds elements of that type. All arithmetic is in float, every sum has
 /// an order that `count` fixes, and results round to nearest even; activations that are rounded to
-/// bf16 are as exact as that takes (cpu_curve.inc). `streams` writes around the
-/// caches, which a result wants that is far larger than they are; it is in memory, for other
-/// threads too, when the function returns.
+/// bf16 are as exact as that takes (cpu_curve.inc). `streams` writes around the caches, which a
+/// result wants that is far larger than they are; other threads may read it once this one has
+/// called `fence`.
 struct RowKernels {
   /// The sum of x².
   float (*squares)(const void* x, std::size_t count);
@@ -58,8 +58,12 @@ struct RowKernels {
                            bool streams);
   /// y [heads, dim] = x turned; y may be x. f32 is turned in double.
   void (*rotate)(const void* x, const RowRotation& by, void* y, std::size_t heads, bool streams);
-  /// scale times the sines and cosines of `count` angles, to a few 1e-16.
-  void (*sines)(const float* angle, std::size_t count, double scale, double* sine, double* cosine);
+  /// scale times the sines and cosines of `count` angles: for f32 double, to a few 1e-16, else
+  /// float, to 1e-7.
+  void (*sines)(const float* angle, std::size_t count, double scale, void* sine, void* cosine);
+  /// Waits until what this thread has written around the caches is in memory. It takes as long as
+  /// that does, so it is called for many rows at once.
+  void (*fence)();
 };
 
 /// For a CPU's DeviceFacts::arch: "avx512", "avx2", or else for the compiler's own target; f32 and

@@ -119,6 +119,22 @@ __device__ __forceinline__ void store_once(T* address, const packet<T, count>& v
   }
 }
 
+// Neighbours to where they are aligned as a whole, or to 16 bytes if they are more.
+template <int count>
+__device__ __forceinline__ void store_floats(float* to, const float (&from)[count]) {
+  constexpr int at_once = count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : 1;
+  struct alignas(at_once * 4) run {
+    float value[at_once];
+  };
+#pragma unroll
+  for (int i = 0; i < count; i += at_once) {
+    run part;
+#pragma unroll
+    for (int e = 0; e < at_once; ++e) part.value[e] = from[i + e];
+    *reinterpret_cast<run*>(to + i) = part;
+  }
+}
+
 // Hides from the compiler that it has had these elements as floats before: converting them again
 // costs an instruction each, keeping them would cost twice the registers.
 template <class T, int count>
@@ -138,6 +154,31 @@ __device__ __forceinline__ void to_floats(const packet<T, count>& from, float (&
   } else {
 #pragma unroll
     for (int i = 0; i < count; i += 2) unpack<T>(from.word[i / 2], to[i], to[i + 1]);
+  }
+}
+
+// The same a second time, so that the compiler does not find that it has had these floats before:
+// kept until here they would take twice the registers of what they were made from. `zero` is 0, and
+// the compiler must not know it.
+template <class T, int count>
+__device__ __forceinline__ void to_floats_again(const packet<T, count>& from,
+                                                [[maybe_unused]] u32 zero, float (&to)[count]) {
+  if constexpr (is_same<T, bf16> && count > 1) {
+#pragma unroll
+    for (int i = 0; i < count; i += 2) {  // by another instruction than the first time
+      u32 first, second;
+      asm("prmt.b32 %0, %1, 0, 0x1044;" : "=r"(first) : "r"(from.word[i / 2]));
+      asm("prmt.b32 %0, %1, 0, 0x3244;" : "=r"(second) : "r"(from.word[i / 2]));
+      to[i] = __uint_as_float(first);
+      to[i + 1] = __uint_as_float(second);
+    }
+  } else if constexpr (sizeof(T) == 2) {
+    packet<T, count> other;
+#pragma unroll
+    for (int i = 0; i < packet<T, count>::words; ++i) other.word[i] = from.word[i] ^ zero;
+    to_floats(other, to);
+  } else {
+    to_floats(from, to);
   }
 }
 

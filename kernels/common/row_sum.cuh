@@ -35,29 +35,10 @@ struct row_sum {
   // Leaves in every thread of the row the sum over them all. To be called by all threads of the
   // block, with `turn` 0 and 1 alternating.
   static __device__ __forceinline__ void apply(float (&value)[values], memory& shared, int turn) {
-#pragma unroll
-    for (int v = 0; v < values; ++v) {
-#pragma unroll
-      for (int distance = (group < 32 ? group : 32) / 2; distance > 0; distance /= 2) {
-        value[v] = Join::join(value[v], __shfl_xor_sync(0xffffffffu, value[v], distance));
-      }
-    }
-    if constexpr (group_warps > 1) {
-      const int warp = static_cast<int>(threadIdx.x) / 32;
-      if (threadIdx.x % 32 == 0) {
-#pragma unroll
-        for (int v = 0; v < values; ++v) shared.warp[turn][v][warp] = value[v];
-      }
-      __syncthreads();
-      const int first = warp / group_warps * group_warps;
-#pragma unroll
-      for (int v = 0; v < values; ++v) {
-        value[v] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < group_warps; ++i) {
-          value[v] = Join::join(value[v], shared.warp[turn][v][first + i]);
-        }
-      }
+    if constexpr (values == 2) {
+      sum_both(value, shared, turn);
+    } else {
+      sum_each(value, shared, turn);
     }
     if constexpr (cluster > 1) {
       if (threadIdx.x == 0) {
@@ -82,6 +63,69 @@ struct row_sum {
   // After the last sum: no block may leave while others read its shared memory.
   static __device__ __forceinline__ void finish() {
     if constexpr (cluster > 1) cluster_barrier();
+  }
+
+ private:
+  static __device__ __forceinline__ void sum_each(float (&value)[values], memory& shared,
+                                                  int turn) {
+#pragma unroll
+    for (int v = 0; v < values; ++v) {
+#pragma unroll
+      for (int distance = (group < 32 ? group : 32) / 2; distance > 0; distance /= 2) {
+        value[v] = Join::join(value[v], __shfl_xor_sync(0xffffffffu, value[v], distance));
+      }
+    }
+    if constexpr (group_warps > 1) {
+      const int warp = static_cast<int>(threadIdx.x) / 32;
+      if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int v = 0; v < values; ++v) shared.warp[turn][v][warp] = value[v];
+      }
+      __syncthreads();
+      const int first = warp / group_warps * group_warps;
+#pragma unroll
+      for (int v = 0; v < values; ++v) {
+        value[v] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < group_warps; ++i) {
+          value[v] = Join::join(value[v], shared.warp[turn][v][first + i]);
+        }
+      }
+    }
+  }
+
+  // Half of the lanes that share a sum have the first of the two, half the second: little more than
+  // the work of one.
+  static __device__ __forceinline__ void sum_both(float (&value)[values], memory& shared,
+                                                  int turn) {
+    constexpr int half = (group < 32 ? group : 32) / 2;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int second = (lane & half) != 0 ? 1 : 0;
+    float own = second ? value[1] : value[0];
+    own = Join::join(own, __shfl_xor_sync(0xffffffffu, second ? value[0] : value[1], half));
+#pragma unroll
+    for (int distance = half / 2; distance > 0; distance /= 2) {
+      own = Join::join(own, __shfl_xor_sync(0xffffffffu, own, distance));
+    }
+    if constexpr (group_warps > 1) {
+      const int warp = static_cast<int>(threadIdx.x) / 32;
+      if (lane % half == 0) shared.warp[turn][second][warp] = own;
+      __syncthreads();
+      const int first = warp / group_warps * group_warps;
+      constexpr int readers = group_warps < half ? group_warps : half;
+      const int reader = lane % readers;
+      own = shared.warp[turn][second][first + reader];
+      if constexpr (group_warps > half) {
+        own = Join::join(own, shared.warp[turn][second][first + half + reader]);
+      }
+#pragma unroll
+      for (int distance = readers / 2; distance > 0; distance /= 2) {
+        own = Join::join(own, __shfl_xor_sync(0xffffffffu, own, distance));
+      }
+    }
+    const float other = __shfl_xor_sync(0xffffffffu, own, half);
+    value[0] = second ? other : own;
+    value[1] = second ? own : other;
   }
 };
 

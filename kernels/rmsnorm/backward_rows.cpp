@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/early_rows.hpp"
 #include "kernels/common/kernel_step.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
@@ -13,23 +14,19 @@
 namespace fftune::rmsnorm {
 namespace {
 
-constexpr std::int64_t other_registers = 44;  // addresses, sums, one vector of each as floats
-// Of those, what a variant of two vectors does without: with one group of threads, or with several,
-// whose sums meet.
-constexpr std::int64_t spare_registers = 20, spare_registers_of_groups = 12;
+constexpr std::int64_t other_registers = 32;  // addresses, sums, one vector of each as floats
 constexpr std::int64_t static_shared_bytes = 48 * 1024;  // what a block has without opting in
 constexpr std::int64_t row_sum_bytes = 1024;
 
 /// x, dy and, with a residual, dsum as they are read, of the next row too if it is fetched ahead;
-/// weights; and dw in fp32.
+/// and, in fp32, dw and the weights that stay.
 std::int64_t registers_needed(const Layer& layer, const Config& config) {
   const std::int64_t count = elements_of_vector(layer, config);
   const std::int64_t elements = vectors_of_thread(layer, config) * count;
   const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-  const auto weight_bytes = static_cast<std::int64_t>(dtype_bytes(layer.weight_dtype));
   return raw_registers(elements, element_bytes, count) * (layer.adds ? 3 : 2) *
              (config.at("ahead") + 1) +
-         raw_registers(elements, weight_bytes, count) + elements + other_registers;
+         elements * (config.at("keep") + 1) + other_registers;
 }
 
 /// Of the sums of dw by which the groups of a block meet.
@@ -68,14 +65,28 @@ class BackwardRows final : public Family {
     space
         .parameter("waves", "blocks for each SM, which go on to further rows",
                    {1, 2, 3, 4, 6, 8, 12})
+        .parameter("keep", "weights stay in registers from row to row: 1, or are fetched: 0",
+                   {0, 1})
         .parameter("ahead", "the next row is fetched before the sums of this one: 1, or after: 0",
                    {0, 1})
-        .constraint("a thread keeps its part of a row, of the weights and of dw in registers",
+        .parameter("asked",
+                   "rows of the block before it that L2 is asked for a row; 0: it is not asked",
+                   {0, 1, 2, 4})
+        .constraint("threads of all blocks keep in registers what is theirs of a row and of dw",
                     [layer, facts](const Config& c) {
                       return registers_needed(layer, c) <=
-                             registers_of_thread(facts, block_threads(c));
+                             registers_of_thread(facts, c.at("waves") * block_threads(c));
                     },
-                    {"vector", "group", "groups", "cluster", "ahead"})
+                    {"vector", "group", "groups", "cluster", "waves", "keep", "ahead"})
+        .constraint("L2 is asked for rows of whole 16 bytes, and before they are fetched",
+                    [layer, facts](const Config& c) {
+                      const auto element_bytes =
+                          static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+                      return c.at("asked") == 0 ||
+                             (c.at("asked") > c.at("ahead") &&
+                              can_ask_early(facts, widest_vector(layer.d * element_bytes)));
+                    },
+                    {"ahead", "asked"})
         .constraint(
             "the groups' sums of dw meet in 48 KB of shared memory",
             [layer](const Config& c) { return shared_bytes(layer, c) <= static_shared_bytes; },
@@ -95,26 +106,23 @@ class BackwardRows final : public Family {
     return space;
   }
 
-  // Two vectors a thread, and as many blocks as are resident at once: while one waits for the sum
-  // over its row, others load and store. Lines stay in L2 as others do: with a policy of their own
-  // they take a tenth longer.
+  // One vector a thread, so that all that a row needs again stays in its registers, and the next
+  // row on its way; L2 is asked for the one after that. Then as many blocks as an SM has registers
+  // for.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    Config config = default_rows(layer, facts, 2, 2);
-    config.set("streams", 0);
+    Config config = default_rows(layer_of(problem), facts, 1, 2);
+    for (const char* name : {"keep", "ahead", "asked"}) config.set(name, 0);
     config.set("waves", 1);
-    config.set("ahead", 0);
-    const std::int64_t registers =
-        registers_needed(layer, config) -
-        (config.at("groups") == 1 ? spare_registers : spare_registers_of_groups);
-    const std::int64_t resident =
-        facts.registers_per_multiprocessor / (registers * block_threads(config));
     const Space space = this->space(problem, facts);
-    for (const std::int64_t waves : {2, 3, 4, 6, 8}) {
-      Config more = config;
-      more.set("waves", waves);
-      if (waves <= resident && space.violations(more).empty()) config = more;
-    }
+    const auto set_if_feasible = [&](const char* name, std::int64_t value) {
+      Config other = config;
+      other.set(name, value);
+      if (space.violations(other).empty()) config = other;
+    };
+    set_if_feasible("keep", 1);
+    set_if_feasible("ahead", 1);
+    set_if_feasible("asked", 2);
+    for (const std::int64_t waves : {2, 3, 4, 6, 8}) set_if_feasible("waves", waves);
     return config;
   }
 
@@ -126,10 +134,11 @@ class BackwardRows final : public Family {
     program.scratch = {{static_cast<std::size_t>(blocks * layer.d) * sizeof(float), false}};
     program.kernels.push_back(
         {"rmsnorm/backward_rows.cu",
-         fmt::format("fftune::backward_rows<{}, {}, {}, {}, {}, {}, {}, {}>",
+         fmt::format("fftune::backward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                      template_arguments(layer), config.at("vector"),
                      vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
-                     config.at("cluster"), config.at("ahead") != 0, config.at("streams") != 0)});
+                     config.at("cluster"), config.at("keep") != 0, config.at("ahead") != 0,
+                     config.at("asked"), config.at("streams") != 0, config.at("waves"))});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x = static_cast<std::uint32_t>(blocks * config.at("cluster"));

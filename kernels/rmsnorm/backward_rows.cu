@@ -5,9 +5,12 @@
 // x, dy, dsum, dx [rows, d], w, dw [d], rstd [rows]; partial [gridDim.x / cluster, d]. Threads
 // share rows as in forward_rows. A thread has the same columns in every row that it works on, so it
 // adds up their dw in registers; the groups of a block meet in shared memory, and
-// backward_rows_weight adds up the blocks. Every sum has a fixed order. `ahead`: the next row is
-// fetched before the sums of this one, so that loads are in flight all the time.
-// Grid: any number of clusters of (cluster, 1, 1). Block: group * groups.
+// backward_rows_weight adds up the blocks. Every sum has a fixed order. `keeps`: weights stay in
+// registers as floats; else they are fetched for every row, twice, from L1. `ahead`: the next row
+// is fetched before the sums of this one, so that loads are in flight all the time. `asked`: before
+// a row is worked on, L2 is asked for the one that comes so many turns later, and before the
+// kernel's turn for the first ones and the weights; 0: for none. Grid: any number of clusters of
+// (cluster, 1, 1). Block: group * groups, of which an SM is to have `resident` at once.
 #include "common/column_sum.cuh"
 #include "common/packet.cuh"
 #include "common/rms_norm.cuh"
@@ -16,29 +19,66 @@
 namespace fftune {
 
 template <class T, class W, class Convention, bool adds, bool saved, int vector, int vectors,
-          int group, int groups, int cluster, bool ahead, bool streams>
-__global__ void __launch_bounds__(group* groups)
+          int group, int groups, int cluster, bool keeps, bool ahead, int asked, bool streams,
+          int resident>
+__global__ void __launch_bounds__(group* groups, resident)
     backward_rows(const T* x, const W* w, const T* dy, const T* dsum, const float* rstd, T* dx,
                   float* partial, i64 rows, int d, float eps) {
   constexpr int count = vector / static_cast<int>(sizeof(T));
   using row_sums = row_sum<saved ? 1 : 2, group, groups, cluster>;
   __shared__ typename row_sums::memory shared;
-  __shared__ float group_sums[groups > 1 ? groups * group * vectors * count : 1];
-  wait_for_dependencies();
+  alignas(16) __shared__ float group_sums[groups > 1 ? groups * group * vectors * count : 1];
 
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const i64 step = static_cast<i64>(gridDim.x / cluster) * groups;
+  i64 base = static_cast<i64>(blockIdx.x / cluster) * groups;  // the block's first row
+  // The rows of a block are next to each other.
+  const auto ask = [&](i64 first) {
+    if (threadIdx.x != 0 || rank != 0 || first >= rows) return;
+    const i64 left = rows - first;
+    const u32 bytes = static_cast<u32>(left < groups ? left : groups) * static_cast<u32>(d) *
+                      static_cast<u32>(sizeof(T));
+    fetch_to_l2(x + first * d, bytes);
+    fetch_to_l2(dy + first * d, bytes);
+    if constexpr (adds) fetch_to_l2(dsum + first * d, bytes);
+  };
+  if constexpr (asked > 0) {
+#pragma unroll
+    for (int turns = 0; turns < asked; ++turns) ask(base + turns * step);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      fetch_to_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
+    }
+  }
+  take_turn();
+
   const int lane = static_cast<int>(threadIdx.x) % group;
   const int first_column = (rank * group + lane) * count;
   constexpr int column_step = cluster * group * count;
   const u64 policy = stream_policy<streams>();
 
-  packet<W, count> weights[vectors];
+  const float inverse_width = 1.0f / static_cast<float>(d);
+  const u32 zero = static_cast<u32>(d) >> 31;  // which the compiler does not know
+
   float weight_gradient[vectors][count] = {};
-#pragma unroll
-  for (int i = 0; i < vectors; ++i) {
+  const auto load_factors = [&](int i, float(&factor)[count]) {
     const int column = first_column + i * column_step;
-    weights[i] = load_shared_by_blocks<W, count>(w + column, column < d);
+    to_floats(load_shared_by_blocks<W, count>(w + column, column < d), factor);
+#pragma unroll
+    for (int e = 0; e < count; ++e) factor[e] = Convention::factor(factor[e]);
+  };
+  float kept[keeps ? vectors : 1][count];
+  if constexpr (keeps) {
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) load_factors(i, kept[i]);
   }
+  const auto factors = [&](int i, float(&factor)[count]) {
+    if constexpr (keeps) {
+#pragma unroll
+      for (int e = 0; e < count; ++e) factor[e] = kept[i][e];
+    } else {
+      load_factors(i, factor);
+    }
+  };
 
   struct loaded_row {
     packet<T, count> values[vectors], gradients[vectors], passed[adds ? vectors : 1];
@@ -58,55 +98,49 @@ __global__ void __launch_bounds__(group* groups)
     to.r = saved && row < rows ? rstd[row] : 0.0f;
   };
 
-  const i64 step = static_cast<i64>(gridDim.x / cluster) * groups;
-  i64 base = static_cast<i64>(blockIdx.x / cluster) * groups;  // the block's first row
   i64 row = base + threadIdx.x / group;
   loaded_row current;
   load(row, current);
   for (int turn = 0; base < rows; base += step, row += step, turn ^= 1) {
+    if constexpr (asked > 0) ask(base + asked * step);
     loaded_row next;
     if constexpr (ahead) load(row + step, next);
 
     float sums[saved ? 1 : 2] = {};  // of factor(w) dy x, and of x²
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-      float value[count], gradient[count], weight[count];
+      float value[count], gradient[count], factor[count];
       to_floats(current.values[i], value);
       to_floats(current.gradients[i], gradient);
-      to_floats(weights[i], weight);
+      factors(i, factor);
 #pragma unroll
       for (int e = 0; e < count; ++e) {
-        sums[0] += Convention::factor(weight[e]) * gradient[e] * value[e];
+        sums[0] += factor[e] * gradient[e] * value[e];
         if constexpr (!saved) sums[1] += value[e] * value[e];
       }
     }
     row_sums::apply(sums, shared, turn);
-#pragma unroll
-    for (int i = 0; i < vectors; ++i) {
-      forget_floats(current.values[i]);
-      forget_floats(current.gradients[i]);
-      forget_floats(weights[i]);
-    }
-    const float r = saved ? current.r : reciprocal_deviation(sums[saved ? 0 : 1], d, eps);
-    const float mean = sums[0] * r / static_cast<float>(d);  // of g x̂
+    const float r = saved ? current.r : rsqrtf(sums[saved ? 0 : 1] * inverse_width + eps);
+    const float taken = sums[0] * r * inverse_width * r * r;  // from dx for each unit of x
 
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       const int column = first_column + i * column_step;
       if (row >= rows || column >= d) continue;
-      float value[count], gradient[count], weight[count], other[count] = {};
-      to_floats(current.values[i], value);
-      to_floats(current.gradients[i], gradient);
-      to_floats(weights[i], weight);
+      float value[count], gradient[count], factor[count], other[count];
+      to_floats_again(current.values[i], zero, value);
+      to_floats_again(current.gradients[i], zero, gradient);
+      factors(i, factor);
       if constexpr (adds) to_floats(current.passed[i], other);
 #pragma unroll
       for (int e = 0; e < count; ++e) {
-        const float normalised = value[e] * r;
-        weight_gradient[i][e] += gradient[e] * normalised;
-        const float g = Convention::factor(weight[e]) * gradient[e];
-        float slope = r * (g - normalised * mean);
-        if (!saved && d == 1) slope = lone_gradient(g, r, eps);
-        value[e] = slope + other[e];
+        const float scaled = gradient[e] * r;
+        weight_gradient[i][e] += scaled * value[e];
+        float slope = factor[e] * scaled - value[e] * taken;
+        if constexpr (!saved && count == 1) {  // no row of one element is read otherwise
+          if (d == 1) slope = lone_gradient(factor[e] * gradient[e], r, eps);
+        }
+        value[e] = adds ? slope + other[e] : slope;
       }
       store_once(dx + row * d + column, from_floats<T>(value), policy);
     }
@@ -122,21 +156,15 @@ __global__ void __launch_bounds__(group* groups)
   if constexpr (groups == 1) {
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-#pragma unroll
-      for (int e = 0; e < count; ++e) {
-        const int column = first_column + i * column_step + e;
-        if (column < d) block_partial[column] = weight_gradient[i][e];
-      }
+      const int column = first_column + i * column_step;
+      if (column < d) store_floats(block_partial + column, weight_gradient[i]);
     }
   } else {
     constexpr int width = group * vectors * count;  // d, or more
     float* const own = group_sums + threadIdx.x / group * width;
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
-#pragma unroll
-      for (int e = 0; e < count; ++e) {
-        own[first_column + i * column_step + e] = weight_gradient[i][e];
-      }
+      store_floats(own + first_column + i * column_step, weight_gradient[i]);
     }
     __syncthreads();
     for (int column = static_cast<int>(threadIdx.x); column < d; column += group * groups) {
@@ -146,7 +174,6 @@ __global__ void __launch_bounds__(group* groups)
       block_partial[column] = sum;
     }
   }
-  launch_dependents();
 }
 
 template <class W>

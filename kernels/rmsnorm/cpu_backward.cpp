@@ -43,6 +43,7 @@ void differentiate(const Layer& layer, const RowKernels& kernels, const HostCall
     const float slope = factors[0] * gradient * r * (layer.eps * r * r) + other;
     encode(layer.dtype, std::span<const float>(&slope, 1), dx);
   }
+  if (streams) kernels.fence();
 }
 
 class CpuBackward final : public Family {

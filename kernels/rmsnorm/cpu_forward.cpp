@@ -103,6 +103,7 @@ class CpuForward final : public Family {
           kernels.normalise(values, factors, r, layer.convention == Convention::llama,
                             row_of(layer, tensor(at.y), row), d, streams);
         }
+        if (streams) kernels.fence();
       });
     }));
     return program;

@@ -14,8 +14,9 @@
 namespace fftune::rmsnorm {
 namespace {
 
-constexpr std::int64_t other_registers = 40;  // addresses, sums, one vector as floats
-constexpr std::int64_t weights_at_hand = 4;   // vectors, where they are fetched for every row
+constexpr std::int64_t other_registers = 40;   // addresses, sums, one vector as floats
+constexpr std::int64_t weights_at_hand = 4;    // vectors, where they are fetched for every row
+constexpr std::int64_t wide_row_bytes = 8192;  // from where on a thread has 4 vectors by default
 
 /// Registers of a thread for the row's bytes as they are read, and for the weights.
 std::int64_t registers_needed(const Layer& layer, const Config& config) {
@@ -116,12 +117,16 @@ class ForwardRows final : public Family {
   }
 
   // Blocks that start and end on their own keep the memory busy between them, so no block goes on.
-  // Many rows: 4 vectors a thread, 64 bytes in flight, which at half occupancy is 64 KB an SM,
-  // twice what bandwidth times latency asks for. Few rows: one vector a thread, the shortest time
-  // for each row, and what they read is on its way before the kernel's turn.
+  // Many rows: blocks of 256 threads with 2 vectors each, or 4 of wide rows; more bytes in flight
+  // than those only make the memory slower. Few rows: one vector a thread, the shortest time for
+  // each row, and what they read is on its way before the kernel's turn.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
-    Config config = default_rows(layer, facts, layer.m <= 2 * facts.multiprocessors ? 1 : 4, 4);
+    const std::int64_t row_bytes = layer.d * static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+    const std::int64_t vectors = layer.m <= 2 * facts.multiprocessors ? 1
+                                 : row_bytes <= wide_row_bytes        ? 2
+                                                                      : 4;
+    Config config = default_rows(layer, facts, vectors, 4);
     config.set("unroll", 1);
     config.set("keep", vectors_of_thread(layer, config) <= weights_at_hand ? 1 : 0);
     config.set("waves", 0);

@@ -118,7 +118,7 @@ Config default_rows(const Layer& layer, const DeviceFacts& facts, std::int64_t v
           {"group", group},
           {"groups", cluster > 1 ? 1 : groups},
           {"cluster", cluster},
-          {"streams", 1}};
+          {"streams", 0}};
 }
 
 }  // namespace fftune::rmsnorm

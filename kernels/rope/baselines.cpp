@@ -16,6 +16,8 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   // Sequences that begin anywhere take a user a loop over them.
   if (facts.kind == DeviceKind::cpu || layer.layout == Layout::thd || layer.starts) return {};
   if (layer.table && layer.positions < layer.s) return {};
+  // Other views than parts of packed rows take a user a copy first.
+  if (!layer.is_plain()) return {};
   constexpr const char* file = "rope/baseline.cu";
   constexpr std::uint32_t threads = 256;
   const Places at = places_of(problem);
@@ -59,8 +61,8 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
         {TensorArgument{in}, turned, cosine, sine, TensorArgument{out}, layer.tokens(), count, row,
          divisor, layer.s});
   };
-  append(at.q, at.q_out, layer.heads, layer.q_row);
-  if (layer.kv_heads > 0) append(at.k, at.k_out, layer.kv_heads, layer.k_row);
+  append(at.q, at.q_out, layer.heads, layer.q.row);
+  if (layer.kv_heads > 0) append(at.k, at.k_out, layer.kv_heads, layer.k.row);
   return {baseline};
 }
 

@@ -1,5 +1,4 @@
-// Blocks of tokens on all threads: a token's sines once, in float64, then all of its heads in
-// vectors.
+// Blocks of tokens on all threads: a token's sines once, then all of its heads in vectors.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -13,12 +12,14 @@
 namespace fftune::rope {
 namespace {
 
-/// How one position turns the features of a head.
+/// How one position turns the features of a head: as RowRotation has it.
+template <typename Real>
+struct Turns {
+  std::array<Real, most_features + row_rotation_margin> own{}, other{};
+};
 struct Turn {
-  template <typename Real>
-  using Features = std::array<Real, most_features + row_rotation_margin>;
-  Features<double> own{}, other{};
-  Features<float> own_single{}, other_single{};
+  Turns<double> of_singles;
+  Turns<float> of_halves;
   std::optional<std::int64_t> position;
 };
 
@@ -33,12 +34,13 @@ class Rotation {
 
   const Layer& layer() const { return layer_; }
   const Places& places() const { return at_; }
+  void fence() const { kernels_->fence(); }
 
   void rotate_token(const HostCall& call, std::int64_t token, Turn& turn, bool streams) const {
     turn_to(call, position_of(call, token), turn);
-    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q_row, turn, streams);
+    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q, turn, streams);
     if (layer_.kv_heads > 0)
-      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k_row, turn, streams);
+      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k, turn, streams);
   }
 
  private:
@@ -74,7 +76,17 @@ class Rotation {
     else
       for (std::size_t pair = 0; pair < half; ++pair)
         computed[pair] = static_cast<float>(position) * frequencies_.values[pair];
-    std::array<double, most_features> sine, cosine;
+    if (layer_.dtype == DType::f32)
+      set(turn.of_singles, angles);
+    else
+      set(turn.of_halves, angles);
+  }
+
+  /// By the angles of the features, or of their pairs.
+  template <typename Real>
+  void set(Turns<Real>& turns, const float* angles) const {
+    const auto rotary = static_cast<std::size_t>(layer_.rotary), half = rotary / 2;
+    std::array<Real, most_features> sine, cosine;
     kernels_->sines(angles, layer_.table ? rotary : half, double{frequencies_.scale}, sine.data(),
                     cosine.data());
     const bool halves = layer_.rotation == rope::Rotation::halves;
@@ -84,31 +96,36 @@ class Rotation {
       // In the table each feature has an angle of its own.
       const std::size_t of_first = layer_.table ? first : pair;
       const std::size_t of_second = layer_.table ? second : pair;
-      turn.own[first] = cosine[of_first];
-      turn.own[second] = cosine[of_second];
+      turns.own[first] = cosine[of_first];
+      turns.own[second] = cosine[of_second];
       // The backward pass is the transpose.
-      turn.other[first] = layer_.backward ? sine[of_second] : -sine[of_first];
-      turn.other[second] = layer_.backward ? -sine[of_first] : sine[of_second];
+      turns.other[first] = layer_.backward ? sine[of_second] : -sine[of_first];
+      turns.other[second] = layer_.backward ? -sine[of_first] : sine[of_second];
     }
-    if (layer_.dtype == DType::f32) return;
-    std::copy_n(turn.own.begin(), rotary, turn.own_single.begin());
-    std::copy_n(turn.other.begin(), rotary, turn.other_single.begin());
   }
 
   void rotate_heads(const HostCall& call, std::size_t in, std::size_t out, std::int64_t token,
-                    std::int64_t heads, std::int64_t in_row, const Turn& turn, bool streams) const {
+                    std::int64_t heads, const Strides& strides, const Turn& turn,
+                    bool streams) const {
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer_.dtype));
-    const auto* from = static_cast<const std::byte*>(call.tensors[in]) + token * in_row * bytes;
+    const auto* from =
+        static_cast<const std::byte*>(call.tensors[in]) + layer_.place(strides, token, 0) * bytes;
     auto* to = static_cast<std::byte*>(call.tensors[out]) + token * heads * layer_.dim * bytes;
-    const bool single = layer_.dtype != DType::f32;
-    const void* const own = turn.own.data();
-    const void* const other = turn.other.data();
-    const RowRotation by{.own = single ? turn.own_single.data() : own,
-                         .other = single ? turn.other_single.data() : other,
+    const bool singles = layer_.dtype == DType::f32;
+    const void* const own = turn.of_singles.own.data();
+    const void* const other = turn.of_singles.other.data();
+    const RowRotation by{.own = singles ? own : turn.of_halves.own.data(),
+                         .other = singles ? other : turn.of_halves.other.data(),
                          .rotary = static_cast<std::size_t>(layer_.rotary),
                          .dim = static_cast<std::size_t>(layer_.dim),
                          .interleaved = layer_.rotation == rope::Rotation::interleaved};
-    kernels_->rotate(from, by, to, static_cast<std::size_t>(heads), streams);
+    if (strides.head == layer_.dim) {
+      kernels_->rotate(from, by, to, static_cast<std::size_t>(heads), streams);
+      return;
+    }
+    for (std::int64_t head = 0; head < heads; ++head)
+      kernels_->rotate(from + head * strides.head * bytes, by, to + head * layer_.dim * bytes, 1,
+                       streams);
   }
 
   Layer layer_;
@@ -161,6 +178,7 @@ class CpuRows final : public Family {
         for (std::int64_t token = task * of_task; token < std::min(tokens, (task + 1) * of_task);
              ++token)
           rotation.rotate_token(call, token, turn, streams);
+        if (streams) rotation.fence();
       });
     }));
     return program;

@@ -1,6 +1,7 @@
 // Rows of heads shared by a few threads; the fallback is the same kernel element by element.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 
@@ -15,6 +16,7 @@ namespace {
 constexpr const char* file = "rope/rows.cu";
 constexpr std::int64_t most_sine_bytes = 48 * 1024;  // what a block has without opting in
 constexpr std::int64_t most_sines = 4;               // that a thread makes by default
+constexpr std::int64_t usual_vector = 8;      // bytes of an access by default: a thread has two
 constexpr std::int64_t other_registers = 48;  // addresses, the position, one pair of accesses
 
 std::int64_t element_bytes(const Layer& layer) {
@@ -23,8 +25,10 @@ std::int64_t element_bytes(const Layer& layer) {
 
 /// The widest access that divides a row's halves and its rest, and to which all rows are aligned.
 std::int64_t widest(const Layer& layer) {
-  const std::int64_t elements =
-      std::gcd(std::gcd(layer.rotary / 2, layer.dim), std::gcd(layer.q_row, layer.k_row));
+  std::int64_t elements = std::gcd(layer.rotary / 2, layer.dim);
+  for (const Strides& strides : {layer.q, layer.k})
+    for (const std::int64_t stride : {strides.row, strides.outer, strides.head})
+      elements = std::gcd(elements, stride);
   return widest_vector(elements * element_bytes(layer));
 }
 
@@ -86,7 +90,7 @@ Config defaults(const Layer& layer, std::int64_t vector) {
     tokens *= 2;
   while (heads * tokens * lanes < 64 && tokens < 128) tokens *= 2;
   return {{"vector", vector}, {"heads", heads}, {"tokens", tokens},
-          {"unroll", unroll}, {"passes", 1},    {"streams", 1}};
+          {"unroll", unroll}, {"passes", 1},    {"streams", 0}};
 }
 
 class Rows final : public Family {
@@ -170,7 +174,7 @@ class Rows final : public Family {
   Config default_config(const Problem& problem, const DeviceFacts&) const override {
     if (fallback_) return {};
     const Layer layer = layer_of(problem);
-    return defaults(layer, widest(layer));
+    return defaults(layer, std::min(widest(layer), usual_vector));
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -183,11 +187,12 @@ class Rows final : public Family {
     Program program;
     program.kernels.push_back(
         {file,
-         fmt::format("fftune::rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                     element_type(layer.dtype), static_cast<int>(layer.layout), layer.starts,
-                     layer.table, backward_, layer.rotation == Rotation::interleaved, layer.dim,
-                     layer.rotary, config.at("vector"), config.at("heads"), config.at("tokens"),
-                     config.at("unroll"), config.at("passes"), config.at("streams") != 0)});
+         fmt::format(
+             "fftune::rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+             element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
+             layer.starts, layer.table, backward_, layer.rotation == Rotation::interleaved,
+             layer.dim, layer.rotary, config.at("vector"), config.at("heads"), config.at("tokens"),
+             config.at("unroll"), config.at("passes"), config.at("streams") != 0)});
     const std::int64_t across = head_blocks(layer, config);
     KernelLaunch launch;
     launch.grid.x =
@@ -208,8 +213,12 @@ class Rows final : public Family {
                         small(layer.positions),
                         small(layer.heads),
                         small(layer.kv_heads),
-                        layer.q_row,
-                        layer.k_row,
+                        layer.q.row,
+                        layer.k.row,
+                        layer.q.outer,
+                        layer.k.outer,
+                        layer.q.head,
+                        layer.k.head,
                         small(across),
                         frequencies.scale};
     program.steps.emplace_back(std::move(launch));

@@ -70,15 +70,14 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
   struct Side {
     const char* in;
     const char* out;
-    std::size_t heads, row;
+    std::size_t heads;
+    const Strides& strides;
   };
   std::vector<Side> sides{{layer.backward ? "dq_out" : "q", layer.backward ? "dq" : "q_out",
-                           static_cast<std::size_t>(layer.heads),
-                           static_cast<std::size_t>(layer.q_row)}};
+                           static_cast<std::size_t>(layer.heads), layer.q}};
   if (layer.kv_heads > 0)
     sides.push_back({layer.backward ? "dk_out" : "k", layer.backward ? "dk" : "k_out",
-                     static_cast<std::size_t>(layer.kv_heads),
-                     static_cast<std::size_t>(layer.k_row)});
+                     static_cast<std::size_t>(layer.kv_heads), layer.k});
   std::vector<std::vector<double>> outs;
   for (const Side& side : sides)
     outs.emplace_back(static_cast<std::size_t>(layer.tokens()) * side.heads * dim);
@@ -94,7 +93,8 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
     for (std::size_t side = 0; side < sides.size(); ++side)
       for (std::size_t head = 0; head < sides[side].heads; ++head) {
         const double* const x =
-            tensors.at(sides[side].in).data() + token * sides[side].row + head * dim;
+            tensors.at(sides[side].in).data() +
+            layer.place(sides[side].strides, task, static_cast<std::int64_t>(head));
         double* const y = outs[side].data() + (token * sides[side].heads + head) * dim;
         for (std::size_t i = 0; i < dim; ++i) {
           if (i >= rotary) {

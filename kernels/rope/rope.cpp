@@ -13,6 +13,8 @@ namespace fftune {
 namespace rope {
 namespace {
 
+constexpr std::int64_t most_stride = std::int64_t{1} << 34;
+
 /// Sequences of unlike lengths, some of them empty, that fill all tokens.
 void draw_offsets(std::uint64_t seed, std::int64_t tokens, std::span<double> offsets) {
   std::mt19937_64 random(seed);
@@ -28,28 +30,36 @@ void draw_starts(std::uint64_t seed, std::span<double> starts) {
   for (double& start : starts) start = static_cast<double>(random() % 100);
 }
 
+/// As far as a view's last element.
+std::int64_t extent(const Layer& layer, const Strides& strides, std::int64_t heads) {
+  return layer.place(strides, layer.tokens() - 1, heads - 1) + layer.dim;
+}
+
 TensorSpec rows_of(const Layer& layer, const char* name, Role role, std::int64_t heads,
-                   std::int64_t row) {
+                   const Strides& strides) {
   std::vector<std::int64_t> shape{layer.s};
   if (layer.layout == Layout::sbhd) shape = {layer.s, layer.b};
   if (layer.layout == Layout::bshd) shape = {layer.b, layer.s};
-  if (row == heads * layer.dim)
+  if (!layer.is_plain(strides, heads))
+    shape = {extent(layer, strides, heads)};
+  else if (strides.row == heads * layer.dim)
     shape.insert(shape.end(), {heads, layer.dim});
   else
-    shape.push_back(row);
+    shape.push_back(strides.row);
   return {name, layer.dtype, shape, role, 1};
 }
 
 std::vector<TensorSpec> tensors_of(const Layer& layer) {
   const bool back = layer.backward;
   const auto output = [&](const char* name, std::int64_t heads) {
-    return rows_of(layer, name, Role::output, heads, heads * layer.dim);
+    const std::int64_t row = heads * layer.dim;
+    const std::int64_t outer = layer.layout == Layout::thd ? 0 : layer.inner() * row;
+    return rows_of(layer, name, Role::output, heads, {row, outer, layer.dim});
   };
   std::vector<TensorSpec> tensors{
-      rows_of(layer, back ? "dq_out" : "q", Role::input, layer.heads, layer.q_row)};
+      rows_of(layer, back ? "dq_out" : "q", Role::input, layer.heads, layer.q)};
   if (layer.kv_heads > 0)
-    tensors.push_back(
-        rows_of(layer, back ? "dk_out" : "k", Role::input, layer.kv_heads, layer.k_row));
+    tensors.push_back(rows_of(layer, back ? "dk_out" : "k", Role::input, layer.kv_heads, layer.k));
   if (layer.table)
     tensors.push_back({"angles", DType::f32, {layer.positions, layer.rotary}, Role::input, 20});
   if (layer.layout == Layout::thd) {
@@ -89,6 +99,38 @@ OptionField number(const char* name, const char* help, const char* usual, double
           .number = NumberRange{least, most}};
 }
 
+std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise) {
+  const auto entry = problem.sizes.find(name);
+  return entry == problem.sizes.end() ? otherwise : entry->second;
+}
+
+/// `name` is q or k.
+Strides strides_of(const Problem& problem, const Layer& layer, const std::string& name,
+                   std::int64_t heads) {
+  Strides strides;
+  strides.head = size_or(problem, name + "-head", layer.dim);
+  strides.row = size_or(problem, name + "-row", heads * layer.dim);
+  if (layer.layout != Layout::thd)
+    strides.outer = size_or(problem, name + "-outer", layer.inner() * strides.row);
+  return strides;
+}
+
+/// What is wrong with them, or nothing.
+std::string wrong_strides(const Problem& problem, const Layer& layer, const std::string& name,
+                          const Strides& strides, std::int64_t heads) {
+  const bool own_heads = problem.sizes.contains(name + "-head");
+  if (!own_heads && strides.row < heads * layer.dim)
+    return fmt::format("{}-row={} is less than {}heads * dim = {}", name, strides.row,
+                       name == "q" ? "" : "kv-", heads * layer.dim);
+  if (strides.head < layer.dim)
+    return fmt::format("{}-head={} is less than dim={}", name, strides.head, layer.dim);
+  if (strides.row < layer.dim)
+    return fmt::format("{}-row={} is less than dim={}", name, strides.row, layer.dim);
+  if (layer.layout == Layout::thd && problem.sizes.contains(name + "-outer"))
+    return fmt::format("{}-outer with layout=thd: its tokens have one dimension", name);
+  return "";
+}
+
 class Rope final : public Op {
  public:
   std::string_view name() const override { return "rope"; }
@@ -97,42 +139,51 @@ class Rope final : public Op {
   }
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   std::vector<SizeField> sizes() const override {
-    return {{.name = "s",
-             .help = "tokens of a sequence; in layout thd of all sequences together",
-             .max = std::int64_t{1} << 24,
-             .default_on_cuda = {512, 2048, 8192},
-             .default_on_cpu = {512},
-             .example = 2048},
-            {.name = "b",
-             .help = "sequences",
-             .max = 65536,
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 2},
-            {.name = "heads",
-             .help = "heads of q",
-             .max = most_heads,
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 32},
-            {.name = "dim",
-             .help = "features of a head",
-             .max = most_features,
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 128},
-            optional_size("kv-heads", "heads of k, rotated in the same launch; none if left out",
-                          most_heads, 8),
-            optional_size("rotary", "features of a head to rotate, an even number; all if left out",
-                          most_features, 64),
-            optional_size("positions", "rows of the table of angles; s if left out",
-                          (std::int64_t{1} << 31) - 1, 4096),
-            optional_size("q-row",
-                          "elements from a token's q to the next token's, for a part of a "
-                          "packed row; heads * dim if left out",
-                          most_heads * most_features, 6144),
-            optional_size("k-row", "the same of k; kv-heads * dim if left out",
-                          most_heads * most_features, 6144)};
+    return {
+        {.name = "s",
+         .help = "tokens of a sequence; in layout thd of all sequences together",
+         .max = std::int64_t{1} << 24,
+         .default_on_cuda = {512, 2048, 8192},
+         .default_on_cpu = {512},
+         .example = 2048},
+        {.name = "b",
+         .help = "sequences",
+         .max = 65536,
+         .default_on_cuda = {},
+         .default_on_cpu = {},
+         .example = 2},
+        {.name = "heads",
+         .help = "heads of q",
+         .max = most_heads,
+         .default_on_cuda = {},
+         .default_on_cpu = {},
+         .example = 32},
+        {.name = "dim",
+         .help = "features of a head",
+         .max = most_features,
+         .default_on_cuda = {},
+         .default_on_cpu = {},
+         .example = 128},
+        optional_size("kv-heads", "heads of k, rotated in the same launch; none if left out",
+                      most_heads, 8),
+        optional_size("rotary", "features of a head to rotate, an even number; all if left out",
+                      most_features, 64),
+        optional_size("positions", "rows of the table of angles; s if left out",
+                      (std::int64_t{1} << 31) - 1, 4096),
+        optional_size("q-row",
+                      "elements from a token's q to the next token's, for a part of a "
+                      "packed row; heads * dim if left out",
+                      most_stride, 6144),
+        optional_size("q-outer",
+                      "elements from a sequence's q to the next one's in bshd, from a "
+                      "position's in sbhd; what their tokens take if left out",
+                      most_stride, 12582912),
+        optional_size("q-head", "elements from a head of q to the next one; dim if left out",
+                      most_stride, 262144),
+        optional_size("k-row", "the same as q-row of k; kv-heads * dim if left out", most_stride,
+                      6144),
+        optional_size("k-outer", "the same as q-outer of k", most_stride, 12582912),
+        optional_size("k-head", "the same as q-head of k; dim if left out", most_stride, 262144)};
   }
   std::vector<OptionField> options() const override {
     return {
@@ -170,14 +221,14 @@ class Rope final : public Op {
       return fmt::format("rotary={} exceeds dim={}", layer.rotary, layer.dim);
     if (layer.rotary % 2 != 0)
       return fmt::format("rotary={} is odd: features are rotated in pairs", layer.rotary);
-    if (layer.q_row < layer.heads * layer.dim)
-      return fmt::format("q-row={} is less than heads * dim = {}", layer.q_row,
-                         layer.heads * layer.dim);
-    if (layer.k_row < layer.kv_heads * layer.dim)
-      return fmt::format("k-row={} is less than kv-heads * dim = {}", layer.k_row,
-                         layer.kv_heads * layer.dim);
-    if (layer.kv_heads == 0 && problem.sizes.contains("k-row"))
-      return "k-row without kv-heads: there is no k";
+    if (auto wrong = wrong_strides(problem, layer, "q", layer.q, layer.heads); !wrong.empty())
+      return wrong;
+    if (layer.kv_heads > 0)
+      if (auto wrong = wrong_strides(problem, layer, "k", layer.k, layer.kv_heads); !wrong.empty())
+        return wrong;
+    for (const char* size : {"k-row", "k-outer", "k-head"})
+      if (layer.kv_heads == 0 && problem.sizes.contains(size))
+        return fmt::format("{} without kv-heads: there is no k", size);
     if (problem.option("angles") == "llama3" &&
         number_of(problem, "high") <= number_of(problem, "low"))
       return fmt::format("high={} is not above low={}", number_of(problem, "high"),
@@ -195,11 +246,17 @@ class Rope final : public Op {
     const Layer layer = layer_of(problem);
     StageSpec stage =
         whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
-    // Of a packed row, the others' parts are not read.
-    const auto unread = static_cast<double>(layer.q_row - layer.heads * layer.dim + layer.k_row -
-                                            layer.kv_heads * layer.dim);
     const auto tokens = static_cast<double>(layer.tokens());
-    stage.bytes -= tokens * unread * static_cast<double>(dtype_bytes(layer.dtype));
+    // Of a packed row or another view, the others' parts are not read.
+    for (const auto& [strides, heads] :
+         {std::pair{layer.q, layer.heads}, std::pair{layer.k, layer.kv_heads}}) {
+      if (heads == 0) continue;
+      const double held = layer.is_plain(strides, heads)
+                              ? tokens * static_cast<double>(strides.row)
+                              : static_cast<double>(extent(layer, strides, heads));
+      stage.bytes -= (held - tokens * static_cast<double>(heads * layer.dim)) *
+                     static_cast<double>(dtype_bytes(layer.dtype));
+    }
     stage.reduction_length = 2;
     stage.flops = 3 * tokens * static_cast<double>((layer.heads + layer.kv_heads) * layer.rotary);
     return {stage};
@@ -219,11 +276,6 @@ class Rope final : public Op {
   }
 };
 
-std::int64_t size_or(const Problem& problem, const char* name, std::int64_t otherwise) {
-  const auto entry = problem.sizes.find(name);
-  return entry == problem.sizes.end() ? otherwise : entry->second;
-}
-
 }  // namespace
 
 Layer layer_of(const Problem& problem) {
@@ -235,10 +287,10 @@ Layer layer_of(const Problem& problem) {
   layer.dim = problem.size("dim");
   layer.rotary = size_or(problem, "rotary", layer.dim);
   layer.positions = size_or(problem, "positions", layer.s);
-  layer.q_row = size_or(problem, "q-row", layer.heads * layer.dim);
-  layer.k_row = size_or(problem, "k-row", layer.kv_heads * layer.dim);
   const auto& layout = problem.option("layout");
   layer.layout = layout == "sbhd" ? Layout::sbhd : layout == "bshd" ? Layout::bshd : Layout::thd;
+  layer.q = strides_of(problem, layer, "q", layer.heads);
+  layer.k = strides_of(problem, layer, "k", layer.kv_heads);
   layer.rotation =
       problem.option("rotation") == "halves" ? Rotation::halves : Rotation::interleaved;
   layer.backward = problem.pass == "bwd";

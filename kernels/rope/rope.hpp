@@ -20,6 +20,9 @@
 //           interpolated, linearly in j; m = 0.1 ln(factor) + 1, or 1 for a factor below 1
 // m is 1 but in yarn; the option `scale` sets it to another value.
 //
+// q and k may be views of other tensors: their strides of a token, of the dimension outside it and
+// of a head are sizes. Results are contiguous.
+//
 // Every thread reads all it needs of a tensor before it writes, so an output may lie in the buffer
 // of its input where both have rows of the same length.
 #pragma once
@@ -49,6 +52,13 @@ constexpr std::int64_t most_heads = 1024;
 enum class Layout { sbhd, bshd, thd };
 enum class Rotation { halves, interleaved };
 
+/// Where the heads of q or k lie, in elements. Features are next to each other.
+struct Strides {
+  std::int64_t row = 0;    // from a token to the next one: in sbhd of the next sequence
+  std::int64_t outer = 0;  // from a sequence to the next in bshd, from a position in sbhd; thd: 0
+  std::int64_t head = 0;
+};
+
 /// A problem's sizes and options, read once.
 struct Layer {
   std::int64_t s = 0;          // positions of a sequence; in thd tokens of all sequences together
@@ -58,8 +68,7 @@ struct Layer {
   std::int64_t dim = 0;        // features of a head
   std::int64_t rotary = 0;     // of which these are rotated
   std::int64_t positions = 0;  // rows of the table
-  std::int64_t q_row = 0;      // elements from a token's q to the next token's
-  std::int64_t k_row = 0;
+  Strides q, k;
   Layout layout = Layout::sbhd;
   Rotation rotation = Rotation::halves;
   bool backward = false;
@@ -68,6 +77,18 @@ struct Layer {
   DType dtype = DType::f32;
 
   std::int64_t tokens() const { return layout == Layout::thd ? s : s * b; }
+  /// Tokens of the inner dimension: neighbours by Strides::row.
+  std::int64_t inner() const { return layout == Layout::sbhd ? b : s; }
+  /// Whether so many heads are next to each other, and tokens all as far apart.
+  bool is_plain(const Strides& strides, std::int64_t head_count) const {
+    return strides.head == dim && strides.row >= head_count * dim &&
+           (layout == Layout::thd || strides.outer == inner() * strides.row);
+  }
+  bool is_plain() const { return is_plain(q, heads) && is_plain(k, kv_heads); }
+  /// Of the first feature.
+  std::int64_t place(const Strides& strides, std::int64_t token, std::int64_t head) const {
+    return token / inner() * strides.outer + token % inner() * strides.row + head * strides.head;
+  }
 };
 Layer layer_of(const Problem& problem);
 

@@ -1,7 +1,8 @@
 // y_i = m (x_i cos f_i ± x_p sin f_p or f_i) for the features of a head, p the partner of i: every
 // byte of q and k is moved once, and a block's sines serve all heads that it goes through.
 //
-// q, k, q_out, k_out [tokens, heads, dim], rows of q and k q_row and k_row elements apart;
+// q, k, q_out, k_out [tokens, heads, dim], tokens of q and k q_row and k_row elements apart, and
+// where they are `strided` the outer ones and heads so many elements as their names say;
 // angle_table [positions, rotary], offsets [sequences + 1], starts [sequences]. A row, of one head
 // of one token, is shared by row_lanes threads: each has two accesses of `vector` bytes, which are
 // rotated with each other (the halves), or each within itself (interleaved), or copied (beyond
@@ -106,13 +107,15 @@ __device__ __forceinline__ void rotate(float& first, float& second, Real first_s
   }
 }
 
-template <class T, int layout, bool starts, bool table, bool transposed, bool interleaved, int dim,
-          int rotary, int vector, int heads, int tokens, int unroll, int passes, bool streams>
+template <class T, int layout, bool strided, bool starts, bool table, bool transposed,
+          bool interleaved, int dim, int rotary, int vector, int heads, int tokens, int unroll,
+          int passes, bool streams>
 __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads* tokens)
     rope_rows(const T* q, const T* k, T* q_out, T* k_out, const float* angle_table,
               const int* offsets, const int* first_positions, float_array<rotary / 2> frequencies,
               i64 token_count, int sequences, int length, int positions, int q_heads, int k_heads,
-              i64 q_row, i64 k_row, int head_blocks, float scale) {
+              i64 q_row, i64 k_row, i64 q_outer, i64 k_outer, i64 q_head, i64 k_head,
+              int head_blocks, float scale) {
   using Real = typename rope_arithmetic<T>::type;
   using row_of = rope_row<T, dim, rotary, vector>;
   constexpr int count = row_of::count;
@@ -139,15 +142,23 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   const bool has_second = rotates || second_column < dim;
   const u64 policy = stream_policy<streams>();
 
+  // Of a head's first feature.
+  const auto place_of = [&](i64 row, i64 outer, i64 head_stride, int head) {
+    if constexpr (!strided) return token * row + static_cast<i64>(head) * dim;
+    const i64 in_token = head * head_stride;
+    if constexpr (layout == rope_layout::thd) return token * row + in_token;
+    const int inner = layout == rope_layout::sbhd ? sequences : length;
+    const i64 block = quotient(token, inner);
+    return block * outer + (token - block * inner) * row + in_token;
+  };
   packet<T, count> values[unroll][2];
   const auto load = [&](int pass) {
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const int head = first_head + (pass * unroll + u) * heads;
       const bool valid = token < token_count && head < q_heads + k_heads;
-      const T* const row = head < q_heads
-                               ? q + token * q_row + static_cast<i64>(head) * dim
-                               : k + token * k_row + static_cast<i64>(head - q_heads) * dim;
+      const T* const row = head < q_heads ? q + place_of(q_row, q_outer, q_head, head)
+                                          : k + place_of(k_row, k_outer, k_head, head - q_heads);
       values[u][0] = load_once<T, count>(row + first_column, valid, policy);
       values[u][1] = load_once<T, count>(row + second_column, valid && has_second, policy);
     }

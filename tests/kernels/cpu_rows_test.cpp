@@ -1,4 +1,4 @@
-// The CPU's loops over rows of bf16: activations over every value there is, and what is no number.
+// The CPU's loops over rows: activations of every bf16, what is no number, and sines.
 #include "kernels/common/cpu_rows.hpp"
 
 #include <algorithm>
@@ -19,11 +19,11 @@ namespace {
 constexpr std::size_t halves = 65536;
 
 /// The sets of loops that this processor can run.
-std::vector<const RowKernels*> runnable() {
-  std::vector<const RowKernels*> kernels{&row_kernels("", DType::bf16)};
+std::vector<const RowKernels*> runnable(DType dtype = DType::bf16) {
+  std::vector<const RowKernels*> kernels{&row_kernels("", dtype)};
   for (const std::string isa : {"avx2", "avx512"})
     if (vector_isa() == isa || (vector_isa() == "avx512" && isa == "avx2"))
-      kernels.push_back(&row_kernels(isa, DType::bf16));
+      kernels.push_back(&row_kernels(isa, dtype));
   return kernels;
 }
 
@@ -83,6 +83,41 @@ void check_every_half(const RowKernels& kernels, const std::string& name) {
   }
 }
 
+/// Multiples of a quarter and of an eighth of a turn and their neighbours, and angles of all sizes,
+/// beyond 10^6 too.
+std::vector<float> angles_of_all_sizes() {
+  std::vector<float> angles{0.0f, -0.0f, 999999.9f, -1e6f, 1000001.0f, 3e7f, -1e9f};
+  for (const double turns : {1, 2, 3, 5, 7, 1001, 30000, 83443, 636618})
+    for (const double unit : {0.78539816339744831, 1.5707963267948966})
+      for (const float side : {0.0f, 1e9f, -1e9f})
+        angles.push_back(std::nextafter(static_cast<float>(turns * unit), side));
+  for (float angle = 1e-6f; angle < 4e6f; angle *= 1.0173f) {
+    angles.push_back(angle);
+    angles.push_back(-angle);
+  }
+  return angles;
+}
+
+/// Real is what the sines of the type are, and `beside` how far off they may be.
+template <typename Real>
+void check_sines(DType dtype, double beside) {
+  const auto angles = angles_of_all_sizes();
+  for (const RowKernels* kernels : runnable(dtype))
+    for (std::size_t first = 0, count = 1; first < angles.size();
+         first += count, count = count % 37 + 1) {
+      count = std::min(count, angles.size() - first);
+      std::vector<Real> sine(count + 1, 7), cosine = sine;
+      kernels->sines(&angles[first], count, 0.5, sine.data(), cosine.data());
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto angle = static_cast<double>(angles[first + i]);
+        CAPTURE(dtype_name(dtype), angle, count, i);
+        REQUIRE(std::abs(static_cast<double>(sine[i]) - 0.5 * std::sin(angle)) <= beside);
+        REQUIRE(std::abs(static_cast<double>(cosine[i]) - 0.5 * std::cos(angle)) <= beside);
+      }
+      REQUIRE((sine[count] == 7 && cosine[count] == 7));
+    }
+}
+
 }  // namespace
 
 TEST_CASE("activations of every bf16 are right to a rounding") {
@@ -104,4 +139,9 @@ TEST_CASE("a NaN whose lower half is full stays one when it is rounded") {
         if (i != 17) CHECK(as_float(y[i]) == 2.0f);
       }
     }
+}
+
+TEST_CASE("sines are as exact as their element type takes") {
+  check_sines<double>(DType::f32, 4e-16);
+  check_sines<float>(DType::bf16, 6e-8);
 }

@@ -107,8 +107,8 @@ void check_in_place(Backend& backend) {
   Draw draw(22);
   for (int i = 0; i < 40; ++i) {
     Problem problem = random_rope(backend.facts().kind, draw, 1 << 13);
-    problem.sizes.erase("q-row");
-    problem.sizes.erase("k-row");
+    for (const char* stride : {"q-row", "q-outer", "q-head", "k-row", "k-outer", "k-head"})
+      problem.sizes.erase(stride);
     CAPTURE(problem.text());
     for_each_family(backend, problem, [&](const Family& family) {
       CAPTURE(family.name());

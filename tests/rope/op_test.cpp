@@ -63,6 +63,29 @@ TEST_CASE("buffers are those that pass, sizes and options ask for") {
   CHECK(packed[2].shape == std::vector<std::int64_t>{2, 1, 2, 4});
 }
 
+TEST_CASE("the reference reads a view by its strides, by hand") {
+  ReferenceTensors in{{"q", {}}, {"k", {}}, {"angles", std::vector<double>(4, 0.0)}};
+  for (int i = 0; i < 16; ++i) in["q"].push_back(i);
+  for (int i = 0; i < 9; ++i) in["k"].push_back(i);
+  // q lies as [b, heads, s, dim]; of k, tokens overlap and leave gaps.
+  const Problem problem = problem_of("fwd", {{"b", 2},
+                                             {"heads", 2},
+                                             {"dim", 2},
+                                             {"q-row", 8},
+                                             {"q-outer", 2},
+                                             {"q-head", 4},
+                                             {"kv-heads", 1},
+                                             {"k-row", 3},
+                                             {"k-outer", 4}});
+  const auto tensors = rope_op().tensors(problem);
+  CHECK(tensors[0].shape == std::vector<std::int64_t>{16});
+  CHECK(tensors[1].shape == std::vector<std::int64_t>{9});
+  const auto out = run(problem, in);
+  CHECK(out.at("q_out") ==
+        std::vector<double>{0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15});
+  CHECK(out.at("k_out") == std::vector<double>{0, 1, 3, 4, 4, 5, 7, 8});
+}
+
 TEST_CASE("the reference is the formula, by hand") {
   const double a = 0.5, b = 0.25, c = 2.0, d = 1.0;
   const ReferenceTensors in{{"q", {1, 2, 3, 4, 5, 6, 7, 8}}, {"angles", {a, b, c, d, 0, 0, 0, 0}}};
@@ -149,6 +172,11 @@ TEST_CASE("fields that do not go together are refused") {
   CHECK(refusal({{"dim", 5}}) == "rope: rotary=5 is odd: features are rotated in pairs");
   CHECK(refusal({{"heads", 2}, {"q-row", 7}}) == "rope: q-row=7 is less than heads * dim = 8");
   CHECK(refusal({{"k-row", 8}}) == "rope: k-row without kv-heads: there is no k");
+  CHECK(refusal({{"k-head", 8}}) == "rope: k-head without kv-heads: there is no k");
+  CHECK(refusal({{"q-head", 3}}) == "rope: q-head=3 is less than dim=4");
+  CHECK(refusal({{"q-head", 8}, {"q-row", 2}}) == "rope: q-row=2 is less than dim=4");
+  CHECK(refusal({{"q-outer", 8}}, {{"layout", "thd"}}) ==
+        "rope: q-outer with layout=thd: its tokens have one dimension");
   CHECK(refusal({{"positions", 8}}, {{"angles", "base"}}) ==
         "rope: positions are those of a table: angles=base has none");
   CHECK(refusal({}, {{"angles", "llama3"}, {"high", "0.5"}}) ==

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -17,7 +18,23 @@ inline Problem rope_problem(DeviceKind kind, const std::string& pass, DType dtyp
   return canonical(rope_op(), {"rope", pass, dtype, std::move(sizes), std::move(options)}, kind);
 }
 
-/// A problem with every field drawn; q and k are often parts of a packed row.
+/// The sizes of a view of q or k, whose `counts` outer and inner tokens and heads lie in any order,
+/// with gaps now and then.
+inline void draw_view(Draw& draw, std::map<std::string, std::int64_t>& sizes,
+                      const std::string& name, std::array<std::int64_t, 3> counts,
+                      std::int64_t dim) {
+  const std::array<std::string, 3> strides{"-outer", "-row", "-head"};
+  std::array<std::size_t, 3> order{0, 1, 2};
+  std::shuffle(order.begin(), order.end(), draw.random());
+  std::int64_t stride = dim;
+  for (const std::size_t i : order) {
+    stride += 8 * draw.below(2);
+    sizes[name + strides[i]] = stride;
+    stride *= counts[i];
+  }
+}
+
+/// A problem with every field drawn; q and k are often parts of a packed row, or other views.
 inline Problem random_rope(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   std::int64_t dim = 2 * draw.size(7);
   if (draw.below(2)) dim = (dim + 15) / 16 * 16;
@@ -40,6 +57,13 @@ inline Problem random_rope(DeviceKind kind, Draw& draw, std::int64_t most_elemen
   if (draw.below(3) == 0) sizes["rotary"] = 2 * (1 + draw.below(dim / 2));
   if (draw.below(3) == 0) sizes["q-row"] = row + draw.below(3);
   if (kv_heads > 0 && draw.below(3) == 0) sizes["k-row"] = row;
+  const bool inner_b = options["layout"] == "sbhd";
+  const std::int64_t outer = inner_b ? s : b, inner = inner_b ? b : s;
+  if (draw.below(4) == 0) draw_view(draw, sizes, "q", {outer, inner, heads}, dim);
+  if (kv_heads > 0 && draw.below(4) == 0)
+    draw_view(draw, sizes, "k", {outer, inner, kv_heads}, dim);
+  if (options["layout"] == "thd")
+    for (const char* size : {"q-outer", "k-outer"}) sizes.erase(size);
   if (options["angles"] == "table") {
     if (draw.below(2)) sizes["positions"] = 1 + draw.below(2 * s);
   } else {
