@@ -87,7 +87,8 @@ std::int64_t clusters_at_once(const WgmmaTile& t, const DeviceFacts& facts) {
 }
 
 /// Clocks of reading and writing everything once. A memory-bound kernel needs most of the device
-/// loading at once, and blocks of other tokens load no other weights.
+/// loading at once, and blocks of other tokens load no other weights. With many rows of tiles there
+/// is more to compute than to read.
 double memory_cycles(const WgmmaTile& t, const GemmShape& shape, const DeviceFacts& facts,
                      double busy) {
   const double clock = facts.clock_hz > 0 ? facts.clock_hz : 1.7e9;
@@ -97,7 +98,8 @@ double memory_cycles(const WgmmaTile& t, const GemmShape& shape, const DeviceFac
                         double(shape.m) * shape.k * shape.terms * shape.results +
                         double(shape.m) * shape.n * shape.results * shape.box_buffers) *
                        2;
-  const double loading = busy * (0.1 + 0.9 / static_cast<double>(ceil_div(shape.m, t.bm)));
+  const auto rows = std::min<std::int64_t>(ceil_div(shape.m, t.bm), 4);
+  const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
   return bytes / (rate * std::min(1.0, loading * 2.5));
 }
 
