@@ -131,6 +131,14 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
       {"bm", "bn"}, [=](const WgmmaTile& t) {
         return t.bn >= 64 || ceil_div(shape.m, t.bm) * ceil_div(shape.n, 64) < processors;
       });
+  add("widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
+      "groups "
+      "end in parts of tiles, and boxes that are read too are 32 features wide",
+      {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
+        const int width = t.instruction_columns(shape.products);
+        const bool plain = !shape.grouped && shape.box_buffers == 1;
+        return plain || width <= 32 || width % 32 == 0;
+      });
   add("widths between the usual ones are for waves that they fill better", {"bm", "bn", "split_k"},
       [=](const WgmmaTile& t) {
         if (t.bn != 80 && t.bn != 112 && t.bn != 160 && t.bn != 224) return true;

@@ -8,6 +8,7 @@ namespace {
 /// In units of two bytes, as the engine's space and cost count k.
 GemmShape in_pairs(GemmShape shape) {
   shape.k = ceil_div(shape.k, 2);
+  shape.promoted = true;
   return shape;
 }
 

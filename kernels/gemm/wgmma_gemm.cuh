@@ -288,17 +288,12 @@ class wgmma_gemm {
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       if constexpr (Scales::present) {
         promotion::clear(sum);
-        if constexpr (promotion::overlaps) {
-          promotion::multiply_all(sum, pipe, k_tiles, first_row,
-                                  [&](u32 empty_barrier) { release(empty_barrier, rank); });
-        } else {
-          const promotion scaled{map.scales, shape, token, feature};
-          for (int k_tile = range.first; k_tile < range.last; ++k_tile, pipe.advance()) {
-            const typename promotion::factors factors = scaled.factors_of(k_tile);
-            barrier_wait(pipe.full_barrier(), pipe.parity);
-            promotion::multiply(sum, pipe.slot(), first_row, factors);
-            release(pipe.empty_barrier(), rank);
-          }
+        const promotion scaled{map.scales, shape, token, feature};
+        for (int k_tile = range.first; k_tile < range.last; ++k_tile, pipe.advance()) {
+          const typename promotion::factors factors = scaled.factors_of(k_tile);
+          barrier_wait(pipe.full_barrier(), pipe.parity);
+          promotion::multiply(sum, pipe.slot(), first_row, factors);
+          release(pipe.empty_barrier(), rank);
         }
       } else {
         main_loop(sum, pipe, k_tiles, first_row, rank, smaller(store::fetch_after, k_tiles) - 1,

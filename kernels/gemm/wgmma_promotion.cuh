@@ -13,11 +13,6 @@ template <class T, int products, wgmma_tile tile, class layout, class Scales>
 struct wgmma_promotion {
   static constexpr int values = layout::columns / 2;  // accumulators a thread, product and part
   using sums = float[layout::parts][products][values];
-  // Whether multiply_all() may be used. With few tokens there is nothing to hide.
-  static constexpr bool overlaps = !Scales::in_blocks && layout::parts * products % 2 == 0 &&
-                                   tile.consumers < 3 && !tile.swapped &&
-                                   (layout::parts * products + 2) * values <= 192;
-
   // What a thread multiplies its sums of a k tile by: of A, one for each of its two rows of a part,
   // or with swapped operands one for each of its columns; of B, one for each product and part.
   static constexpr int tokens = tile.swapped ? values / 2 : 2 * layout::parts;
@@ -74,47 +69,30 @@ struct wgmma_promotion {
 
   static __device__ __forceinline__ void multiply(sums& sum, u32 slot, u32 first_row,
                                                   const factors& factor) {
+    const u64 a = wgmma_descriptor(slot + (tile.swapped ? 0 : first_row * 128));
+    const u64 b = wgmma_descriptor(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
 #pragma unroll
-    for (int group = 0; group < groups; ++group) {
-      float partial[values];
-      begin(partial, slot, first_row, group);
-      wgmma_wait<0>();
-      add(sum[group / products][group % products], partial, factor, group / products,
-          group % products);
-    }
-  }
-
-  // The same over all k tiles, where there are registers for the partial sums of two groups: while
-  // one group is added up, the tensor cores have the next. `release` is told of each slot that has
-  // been read.
-  template <class Ring, class Release>
-  static __device__ __forceinline__ void multiply_all(sums& sum, Ring& pipe, int k_tiles,
-                                                      u32 first_row, const Release& release) {
-    float partial[2][values] = {};
-    constexpr int last = groups - 1;
-    barrier_wait(pipe.full_barrier(), pipe.parity);
-    begin(partial[0], pipe.slot(), first_row, 0);
-    for (int k_tile = 0;;) {
-      const u32 slot = pipe.slot(), empty = pipe.empty_barrier();
+    for (int part = 0; part < layout::parts; ++part) {
 #pragma unroll
-      for (int group = 1; group < groups; ++group) {
-        begin(partial[group % 2], slot, first_row, group);
-        wgmma_wait<1>();
-        add(sum[(group - 1) / products][(group - 1) % products], partial[(group - 1) % 2], {}, 0,
-            0);
-      }
-      pipe.advance();
-      if (++k_tile == k_tiles) {
+      for (int product = 0; product < products; ++product) {
+        float partial[values];
+        const int row_offset = part * 64 * 128 >> 4,
+                  product_offset = product * layout::b_bytes >> 4;
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < layout::row_bytes / 32; ++step) {
+          if constexpr (tile.swapped) {
+            wgmma<T, tile.bm>(partial, b + product_offset + row_offset + step * 2, a + step * 2,
+                              step > 0);
+          } else {
+            wgmma<T, tile.bn>(partial, a + row_offset + step * 2, b + product_offset + step * 2,
+                              step > 0);
+          }
+        }
+        wgmma_commit();
         wgmma_wait<0>();
-        add(sum[last / products][last % products], partial[1], {}, 0, 0);
-        release(empty);
-        break;
+        add(sum[part][product], partial, factor, part, product);
       }
-      barrier_wait(pipe.full_barrier(), pipe.parity);
-      begin(partial[0], pipe.slot(), first_row, 0);
-      wgmma_wait<1>();
-      add(sum[last / products][last % products], partial[1], {}, 0, 0);
-      release(empty);
     }
   }
 
@@ -136,30 +114,6 @@ struct wgmma_promotion {
   }
 
  private:
-  // A group is the sums of one part and one product.
-  static constexpr int groups = layout::parts * products;
-
-  // Starts the products of a group and a k tile, which overwrite `partial`.
-  static __device__ __forceinline__ void begin(float (&partial)[values], u32 slot, u32 first_row,
-                                               int group) {
-    const int part = group / products, product = group % products;
-    const u64 a = wgmma_descriptor(slot + (tile.swapped ? 0 : first_row * 128));
-    const u64 b = wgmma_descriptor(slot + layout::a_bytes + (tile.swapped ? first_row * 128 : 0));
-    const int row_offset = part * 64 * 128 >> 4, product_offset = product * layout::b_bytes >> 4;
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < layout::row_bytes / 32; ++step) {
-      if constexpr (tile.swapped) {
-        wgmma<T, tile.bm>(partial, b + product_offset + row_offset + step * 2, a + step * 2,
-                          step > 0);
-      } else {
-        wgmma<T, tile.bn>(partial, a + row_offset + step * 2, b + product_offset + step * 2,
-                          step > 0);
-      }
-    }
-    wgmma_commit();
-  }
-
   static __device__ __forceinline__ void add(float (&sum)[values], const float (&partial)[values],
                                              const factors& factor, int part, int product) {
     if constexpr (!Scales::in_blocks) {

@@ -43,6 +43,13 @@ CUtensorMapSwizzle swizzle_of(std::size_t box_row_bytes) {
               fmt::format("a tensor map's box of {} bytes a row: 32, 64 or 128", box_row_bytes));
 }
 
+/// What a copy fetches from memory around what it asks for: of rows that begin within a line of the
+/// L2 no more than lines, as their pieces of two lines cost the L2 enough.
+CUtensorMapL2promotion promotion_of(cuuint64_t row_bytes) {
+  return row_bytes % 128 == 0 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                              : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+}
+
 }  // namespace
 
 CUtensorMap encode_tensor_map(const Driver& driver, const TensorMapArgument& argument,
@@ -59,7 +66,7 @@ CUtensorMap encode_tensor_map(const Driver& driver, const TensorMapArgument& arg
       driver.tensor_map_encode_tiled(
           &map, type_of(argument.dtype), 2, address, sizes, row_stride, box, every_element,
           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(argument.box_columns * element),
-          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+          promotion_of(row_stride[0]), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
       fmt::format("cuTensorMapEncodeTiled of {}x{} in boxes of {}x{}", argument.rows,
                   argument.columns, argument.box_rows, argument.box_columns)
           .c_str());

@@ -275,10 +275,12 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
       dtype_unit_roundoff(spec.dtype) * static_cast<double>(stage - first_stage + 1);
   const double measured = squares == 0 ? 0 : std::sqrt(error_squares / squares);
   expected.rounding_error = std::max(measured, worst / std::sqrt(static_cast<double>(sample)));
-  // The coarsest dtype that the run rounds to on the way decides, were it an intermediate's; what
-  // else the stage writes is beside the way.
+  // The coarsest dtype that the run rounds to on the way decides, were it an intermediate's. What
+  // else the last stage writes is beside the way; but in f32 nothing is rounded that would cover
+  // what sums of fp8 are off by.
   DType coarsest = spec.dtype;
-  for (std::size_t k = first_stage; k < stage; ++k)
+  const std::size_t end = spec.dtype == DType::f32 ? stage + 1 : stage;
+  for (std::size_t k = first_stage; k < end; ++k)
     for (const auto& name : stages_[k].outputs) {
       const DType other = tensors_[tensor_index(tensors_, name)].dtype;
       if (dtype_unit_roundoff(other) > dtype_unit_roundoff(coarsest)) coarsest = other;

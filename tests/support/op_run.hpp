@@ -41,14 +41,36 @@ class OpRun {
     addresses_[tensor_index(specs_, tensor)] = addresses_[tensor_index(specs_, same)];
   }
 
-  void run(const Program& program) { run(std::vector<Program>{program}); }
-  /// As a plan does: nothing waits between one stage and the next but the kernels themselves.
-  void run(const Op& op, const Problem& problem, const Recipe& recipe) {
+  using Executables = std::vector<std::shared_ptr<const Executable>>;
+  Executables compile(const std::vector<Program>& programs) {
+    Executables executables;
+    for (const Program& program : programs) {
+      const auto compiled = backend_->compile(program);
+      REQUIRE(compiled.report.failure == "");
+      executables.push_back(compiled.executable);
+    }
+    return executables;
+  }
+  Executables compile(const Op& op, const Problem& problem, const Recipe& recipe) {
     std::vector<Program> programs;
     for (const Variant& variant : recipe)
       programs.push_back(
           family_of(op, variant.family).program(problem, backend_->facts(), variant.config));
-    run(programs);
+    return compile(programs);
+  }
+
+  /// As a plan does: nothing waits between one stage and the next but the kernels themselves.
+  void run(const Executables& executables) {
+    std::size_t bytes = 256;
+    for (const auto& each : executables) bytes = std::max(bytes, each->workspace_bytes());
+    const auto workspace = backend_->allocate(bytes);
+    for (const auto& each : executables)
+      each->enqueue(addresses_.data(), workspace->data(), backend_->stream());
+    backend_->synchronize();
+  }
+  void run(const Program& program) { run(compile(std::vector<Program>{program})); }
+  void run(const Op& op, const Problem& problem, const Recipe& recipe) {
+    run(compile(op, problem, recipe));
   }
 
   std::vector<std::byte> bytes(const std::string& tensor) const {
@@ -65,20 +87,6 @@ class OpRun {
   }
 
  private:
-  void run(const std::vector<Program>& programs) {
-    std::vector<CompileResult> compiled;
-    std::size_t workspace_bytes = 256;
-    for (const Program& program : programs) {
-      compiled.push_back(backend_->compile(program));
-      REQUIRE(compiled.back().report.failure == "");
-      workspace_bytes = std::max(workspace_bytes, compiled.back().executable->workspace_bytes());
-    }
-    const auto workspace = backend_->allocate(workspace_bytes);
-    for (const auto& each : compiled)
-      each.executable->enqueue(addresses_.data(), workspace->data(), backend_->stream());
-    backend_->synchronize();
-  }
-
   Backend* backend_;
   std::vector<TensorSpec> specs_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
