@@ -31,6 +31,9 @@ std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
 void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
   space
       .parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8, 16})
+      .parameter("asked",
+                 "turns of a block before it that L2 is asked for rows; 0: it is not asked",
+                 {0, 1, 2})
       .constraint("the rows of a block meet in 48 KB of shared memory",
                   [work](const Config& c) { return shared_bytes(work, c) <= 48 * 1024; },
                   {"vector", "columns", "rows"})
@@ -65,6 +68,7 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
   if (!work.sums) return config;
   // As many blocks as an SM has at once: those that start when others end have it for themselves.
   // A thread has about 32 registers and 12 for each row that it has in flight.
+  config.set("asked", 1);
   config.set("waves", 1);
   const std::int64_t resident =
       facts.registers_per_multiprocessor / ((32 + 12 * unroll) * columns * rows);
@@ -143,8 +147,10 @@ Config ColumnFamily::resolved(const ColumnWork& work, const DeviceFacts& facts,
 }
 
 std::string column_template_arguments(const Config& config) {
-  return fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
-                     config.at("rows"), config.at("unroll"), config.at("streams") != 0);
+  const std::string shape =
+      fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
+                  config.at("rows"), config.at("unroll"), config.at("streams") != 0);
+  return config.contains("asked") ? fmt::format("{}, {}", shape, config.at("asked")) : shape;
 }
 
 std::int64_t column_blocks(const ColumnWork& work, const Config& config) {
