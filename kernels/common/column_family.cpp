@@ -61,7 +61,8 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
   const std::int64_t threads = work.m * row_vectors(work, vector);
   const std::int64_t most = work.tensors > 3 || work.sums ? 2 : 4;
   std::int64_t unroll = 1;
-  while (unroll < most && threads / (2 * unroll) >= 2048 * std::int64_t{facts.multiprocessors})
+  while (unroll < most &&
+         threads / (2 * unroll) >= unroll * 2048 * std::int64_t{facts.multiprocessors})
     unroll *= 2;
   Config config{
       {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 0}};
