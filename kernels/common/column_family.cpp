@@ -31,6 +31,9 @@ std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
 void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
   space
       .parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8, 16})
+      .parameter("asked",
+                 "turns of a block before it that L2 is asked for rows; 0: it is not asked",
+                 {0, 1, 2})
       .constraint("the rows of a block meet in 48 KB of shared memory",
                   [work](const Config& c) { return shared_bytes(work, c) <= 48 * 1024; },
                   {"vector", "columns", "rows"})
@@ -58,13 +61,15 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
   const std::int64_t threads = work.m * row_vectors(work, vector);
   const std::int64_t most = work.tensors > 3 || work.sums ? 2 : 4;
   std::int64_t unroll = 1;
-  while (unroll < most && threads / (2 * unroll) >= 2048 * std::int64_t{facts.multiprocessors})
+  while (unroll < most &&
+         threads / (2 * unroll) >= unroll * 2048 * std::int64_t{facts.multiprocessors})
     unroll *= 2;
   Config config{
       {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 0}};
   if (!work.sums) return config;
   // As many blocks as an SM has at once: those that start when others end have it for themselves.
   // A thread has about 32 registers and 12 for each row that it has in flight.
+  config.set("asked", 1);
   config.set("waves", 1);
   const std::int64_t resident =
       facts.registers_per_multiprocessor / ((32 + 12 * unroll) * columns * rows);
@@ -143,8 +148,10 @@ Config ColumnFamily::resolved(const ColumnWork& work, const DeviceFacts& facts,
 }
 
 std::string column_template_arguments(const Config& config) {
-  return fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
-                     config.at("rows"), config.at("unroll"), config.at("streams") != 0);
+  const std::string shape =
+      fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
+                  config.at("rows"), config.at("unroll"), config.at("streams") != 0);
+  return config.contains("asked") ? fmt::format("{}, {}", shape, config.at("asked")) : shape;
 }
 
 std::int64_t column_blocks(const ColumnWork& work, const Config& config) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* file = "rope/rows.cu";
 constexpr std::int64_t most_sine_bytes = 48 * 1024;  // what a block has without opting in
-constexpr std::int64_t most_sines = 4;               // that a thread makes by default
+constexpr std::int64_t most_sines = 1;               // that a thread makes by default
 constexpr std::int64_t usual_vector = 8;      // bytes of an access by default: a thread has two
 constexpr std::int64_t other_registers = 48;  // addresses, the position, one pair of accesses
 
