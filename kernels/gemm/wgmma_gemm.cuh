@@ -202,7 +202,7 @@ class wgmma_gemm {
     }
     if constexpr (tile.split_k > 1) {
       barrier_init(base + layout::sums_barrier_at, 1);
-      if (rank < layout::owners) {
+      if (!tile.one_owner && rank < layout::owners) {
         barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
       }
     }

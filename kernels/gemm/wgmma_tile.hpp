@@ -10,8 +10,9 @@ namespace fftune {
 
 struct WgmmaTile {
   int bm, bn, schedule, consumers, cluster_m, cluster_n, split_k, stages, output_boxes, group_m;
+  bool one_owner;
 
-  explicit WgmmaTile(const Config& config)
+  explicit WgmmaTile(const Config& config, bool one = false)
       : bm(config.get("bm")),
         bn(config.get("bn")),
         schedule(config.get("schedule")),
@@ -21,7 +22,8 @@ struct WgmmaTile {
         split_k(config.get("split_k")),
         stages(config.get("stages")),
         output_boxes(config.get("output_boxes")),
-        group_m(config.get("group_m")) {}
+        group_m(config.get("group_m")),
+        one_owner(one) {}
 
   bool ping_pong() const { return schedule == 1; }
   bool swapped() const { return schedule == 2; }
@@ -43,7 +45,7 @@ struct WgmmaTile {
 
   int owners() const {
     const int granule = swapped() ? 8 : 32;
-    return columns() % (granule * split_k) == 0 ? split_k : 1;
+    return !one_owner && columns() % (granule * split_k) == 0 ? split_k : 1;
   }
   int owned_columns() const { return columns() / owners(); }
   int box_features(int box_buffers = 1) const {
