@@ -56,6 +56,11 @@ struct WgmmaTile {
   int boxes(int box_buffers = 1) const {
     return swapped() ? parts() : owned_columns() / box_features(box_buffers);
   }
+  /// Of boxes that are read and then stored over: whether those of a tile come in while the tile
+  /// before it is under way (wgmma_gradient.cuh).
+  bool reads_ahead(int box_buffers) const {
+    return output_boxes * (ping_pong() ? consumers : 1) >= (ping_pong() ? boxes(box_buffers) : 2);
+  }
 
   std::int64_t shared_bytes(int products, int box_buffers = 1) const {
     const std::int64_t ring = std::int64_t{stages} * (bm + products * bn) * 128;
