@@ -48,9 +48,10 @@ double busiest_usual(const GemmShape& shape, int processors) {
 
 void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
   const int products = shape.products;
-  const auto add = [&space](std::string reason, std::vector<std::string> reads, auto holds) {
+  const auto add = [&](std::string reason, std::vector<std::string> reads, auto holds) {
     space.constraint(
-        std::move(reason), [holds](const Config& c) { return holds(WgmmaTile(c)); },
+        std::move(reason),
+        [holds, one = shape.one_owner](const Config& c) { return holds(WgmmaTile(c, one)); },
         std::move(reads));
   };
   add("wgmma takes 64 rows for each warpgroup: tokens, or output features when swapped",
@@ -120,9 +121,10 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
 }
 
 void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
-  const auto add = [&space](std::string reason, std::vector<std::string> reads, auto holds) {
+  const auto add = [&](std::string reason, std::vector<std::string> reads, auto holds) {
     space.constraint(
-        std::move(reason), [holds](const Config& c) { return holds(WgmmaTile(c)); },
+        std::move(reason),
+        [holds, one = shape.one_owner](const Config& c) { return holds(WgmmaTile(c, one)); },
         std::move(reads));
   };
   const int processors = std::max(facts.multiprocessors, 1);
@@ -218,16 +220,18 @@ std::int64_t wgmma_shared_bytes(const Config& config, int products, int box_buff
   return WgmmaTile(config).shared_bytes(products, box_buffers);
 }
 
-std::string wgmma_template_arguments(const Config& config, int products, int box_buffers) {
-  const WgmmaTile t(config);
-  return fmt::format("fftune::wgmma_tile{{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}}}, {}", t.bm, t.bn,
-                     t.stages, t.consumers, t.ping_pong(), t.swapped(), t.cluster_m, t.cluster_n,
-                     t.split_k, t.output_boxes, t.shared_bytes(products, box_buffers));
+std::string wgmma_template_arguments(const Config& config, int products, int box_buffers,
+                                     bool one_owner) {
+  const WgmmaTile t(config, one_owner);
+  return fmt::format("fftune::wgmma_tile{{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}}, {}", t.bm,
+                     t.bn, t.stages, t.consumers, t.ping_pong(), t.swapped(), t.cluster_m,
+                     t.cluster_n, t.split_k, t.output_boxes, t.one_owner,
+                     t.shared_bytes(products, box_buffers));
 }
 
 KernelLaunch wgmma_geometry(const Program& program, const GemmShape& shape,
                             const DeviceFacts& facts, const Config& config, bool programmatic) {
-  const WgmmaTile t(config);
+  const WgmmaTile t(config, shape.one_owner);
   const std::int64_t clusters = t.clusters(shape);
   const std::int64_t resident = std::max(facts.multiprocessors / t.cluster_blocks(), 1);
   KernelLaunch launch;
@@ -243,7 +247,7 @@ KernelLaunch wgmma_geometry(const Program& program, const GemmShape& shape,
 }
 
 WgmmaMaps::WgmmaMaps(const GemmShape& shape, const Config& config, DType dtype, DType c_dtype)
-    : shape_(shape), tile_(config), dtype_(dtype), c_dtype_(c_dtype) {}
+    : shape_(shape), tile_(config, shape.one_owner), dtype_(dtype), c_dtype_(c_dtype) {}
 
 TensorMapArgument WgmmaMaps::operand(const Pointer& matrix, bool transposed, std::int64_t rows,
                                      int share) const {

@@ -49,7 +49,8 @@ std::int64_t wgmma_shared_bytes(const Config& config, int products, int box_buff
 
 /// The template arguments that follow the types: the wgmma_tile, and the dynamic shared memory in
 /// bytes, which the kernel checks against its own sum.
-std::string wgmma_template_arguments(const Config& config, int products, int box_buffers = 1);
+std::string wgmma_template_arguments(const Config& config, int products, int box_buffers = 1,
+                                     bool one_owner = false);
 
 /// The launch's matrices: a [m,k], b (one for each product) [n,k], c (one for each output of the
 /// epilogue) [m,n].

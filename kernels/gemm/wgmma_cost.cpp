@@ -111,10 +111,13 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   constexpr double split_cycles = 300;
   constexpr double output_rate = 16;  // bytes a clock, through shared memory
   constexpr double exposed = 0.4;     // of the epilogue in ping-pong
+  constexpr double waiting = 1.5;     // times longer, for boxes that are read
   const WgmmaTile t(config);
+  const bool waits = shape.box_buffers > 1 && (shape.grouped || !t.reads_ahead(shape.box_buffers));
   const double blocks = static_cast<double>(t.clusters(shape) * t.cluster_blocks());
   const double busy = std::min(1.0, blocks / std::max(facts.multiprocessors, 1));
-  const double output = double(t.bm) * t.bn * 2 * shape.box_buffers / output_rate;
+  const double output =
+      double(t.bm) * t.bn * 2 * shape.box_buffers / output_rate * (waits ? waiting : 1);
   const double tile = 4.0 * static_cast<double>(t.k_tiles(shape)) * step_cycles(t, shape, busy) +
                       (t.ping_pong() ? exposed * output : output);
   // A cluster's blocks start together, and those that lie beyond the matrix idle.

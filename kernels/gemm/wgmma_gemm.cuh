@@ -213,7 +213,7 @@ class wgmma_gemm {
     }
     if constexpr (tile.split_k > 1) {
       barrier_init(base + layout::sums_barrier_at, 1);
-      if (rank < layout::owners) {
+      if (!tile.one_owner && rank < layout::owners) {
         barrier_arrive_expect(base + layout::sums_barrier_at, layout::exchange_bytes);
       }
     }
@@ -256,27 +256,39 @@ class wgmma_gemm {
     const k_range range = range_of(shape, rank);
     const int k_tiles = range.last - range.first;
     const int first_row = tile.ping_pong ? 0 : consumer * layout::consumer_rows;
+    const int ring_of = store::fetches_ahead && tile.ping_pong ? 0 : consumer;
     typename store::boxes boxes{
-        base + layout::output_at + consumer * layout::consumer_output_bytes,
-        base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
+        base + layout::output_at + ring_of * layout::consumer_output_bytes,
+        base + layout::output_barriers_at + ring_of * tile.output_boxes * 8};
     schedule work = schedule_of(shape);
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
         work.advance(1);
         pipe.skip(k_tiles);
         named_barrier_arrive(4, 256);  // the first consumer multiplies first
+        if constexpr (store::fetches_ahead) named_barrier_arrive(6, 256);  // and stores first
       }
     }
     constexpr u32 turn = tile.ping_pong ? 2 : 1;
     if constexpr (Scales::in_blocks) wait_for_dependencies();  // it reads scales of A itself
     alignas(16) sums sum;
-    for (; work.pending(); work.advance(turn)) {
+    for (u32 ordinal = tile.ping_pong ? consumer : 0; work.pending();
+         work.advance(turn), ordinal += turn) {
       const wgmma_result_tile at = position(work, shape, rank);
       const typename store::outputs& to = Operands::results == 2 && at.second ? *map.c1 : map.c;
       int token = at.token, feature = at.n * tile.bn;
       (tile.swapped ? feature : token) += first_row;
+      const auto place_of = [&](u32 later) {
+        schedule then = work;
+        then.advance(later);
+        const wgmma_result_tile next = position(then, shape, rank);
+        return tile_place{then.pending(), static_cast<int>(next.m) * tile.bm + first_row,
+                          static_cast<int>(next.n) * tile.bn};
+      };
       const auto fetch = [&] {
-        if constexpr (store::fetches) {
+        if constexpr (store::fetches_ahead) {
+          if (ordinal == 0) store::begin(boxes, to, place_of);
+        } else if constexpr (store::fetches) {
           const int share = tile.split_k > 1 ? rank * layout::owned_columns : 0;
           if (rank < layout::owners || tile.split_k == 1) {
             store::fetch_residual(boxes, to, token + (tile.swapped ? share : 0),
@@ -312,6 +324,8 @@ class wgmma_gemm {
         if (rank >= layout::owners) return;
         (tile.swapped ? token : feature) += rank * layout::owned_columns;
         store::store(total, boxes, to, token, feature, shape.n, 1 + consumer);
+      } else if constexpr (store::fetches_ahead) {
+        store::store_ahead(sum, boxes, to, ordinal, place_of, 1 + consumer);
       } else {
         store::store(sum, boxes, to, token, feature, shape.n, 1 + consumer);
       }

@@ -19,6 +19,12 @@ struct wgmma_gradient_maps {
   __device__ __forceinline__ const tensor_map& first() const { return gate; }
 };
 
+// Where a consumer's share of a tile lies, if there is such a tile.
+struct tile_place {
+  bool pending;
+  int token, feature;
+};
+
 template <class T, class Epilogue, wgmma_tile tile>
 struct wgmma_gradient_store {
   static constexpr int buffers = Epilogue::outputs;  // of a box: gate, up, and hidden beside them
@@ -32,7 +38,60 @@ struct wgmma_gradient_store {
   // are gone, and nobody waits.
   static constexpr bool fetches = true;
   static constexpr int fetch_after = 4;
+  // Or the boxes are numbered through all tiles in the order in which they are finished, and each
+  // is fetched when its buffer is free, while the next box is finished in another. In ping-pong the
+  // consumers take tiles in turn and share a ring; a buffer then serves a tile once at most. A wait
+  // by parity cannot tell a round that has not come from one that is past, so a consumer waits for
+  // its boxes only after the other one has had all of its own.
+  static constexpr u32 sharers = tile.ping_pong ? tile.consumers : 1;
+  static constexpr u32 places = tile.output_boxes * sharers;
+  static constexpr bool fetches_ahead = places >= (tile.ping_pong ? layout::boxes : 2);
   static_assert(!tile.swapped && tile.split_k == 1);
+
+  // For the first tile's consumer to call: starts to fill the whole ring. `place_of(n)` is the
+  // tile_place of the n-th tile after this one. What is fetched may be an earlier kernel's work.
+  template <class PlaceOf>
+  static __device__ __forceinline__ void begin(const boxes& ring, const outputs& from,
+                                               const PlaceOf& place_of) {
+    if (threadIdx.x % 128 != 0) return;
+    wait_for_dependencies();
+#pragma unroll
+    for (u32 number = 0; number < places; ++number) refill(ring, from, number, 0, place_of);
+  }
+
+  // The tile that is `ordinal` among those of the ring, all of whose boxes but the first ones of
+  // the block have been asked for when others were done with their buffers: the next tile's arrive
+  // while its main loop runs.
+  template <class PlaceOf>
+  static __device__ __forceinline__ void store_ahead(const sums& sum, const boxes& ring,
+                                                     const outputs& to, u32 ordinal,
+                                                     const PlaceOf& place_of, int barrier_id) {
+    const bool first = threadIdx.x % 128 == 0;
+    const tile_place here = place_of(0);
+    if (first) wait_for_dependencies();
+    const int consumer = tile.ping_pong ? ordinal % 2 : 0;
+    if constexpr (tile.ping_pong) named_barrier_sync(6 + consumer, 256);
+#pragma unroll
+    for (int box = 0; box < layout::boxes; ++box) {
+      const u32 number = ordinal * layout::boxes + box;
+      const u32 barrier = ring.barriers + number % places * 8;
+      const u32 parity = number / places & 1;
+      barrier_wait(barrier, parity);
+      if (tile.ping_pong && box + 1 == layout::boxes) {
+        named_barrier_arrive(6 + (consumer ^ 1), 256);
+      }
+      finish_box(sum, ring.buffer(number % places), to, box,
+                 here.feature + box * layout::box_features, here.token, barrier_id);
+      if (first && box > 0) {
+        tma_store_wait_read<1>();
+        refill(ring, to, number - 1 + places, ordinal, place_of);
+      }
+    }
+    if (first) {
+      tma_store_wait_read<0>();
+      refill(ring, to, ordinal * layout::boxes + layout::boxes - 1 + places, ordinal, place_of);
+    }
+  }
 
   // Starts to fetch gate and up for this consumer's first boxes, for store() to find. What they
   // come from may be an earlier kernel's work.
@@ -55,26 +114,43 @@ struct wgmma_gradient_store {
     for (int box = 0; box < layout::boxes; ++box) {
       const u32 place = ring.take(), buffer = ring.buffer(place);
       ring.wait(place);
-      write(sum, buffer, box);
-      async_proxy_fence();
-      named_barrier_sync(barrier_id, 128);
-      if (thread == 0) {
-        const int column = feature + box * layout::box_features;
-        tma_store(to.d_gate, buffer, column, token);
-        tma_store(to.d_up, buffer + layout::box_bytes, column, token);
-        if constexpr (buffers == 3) {
-          tma_store(to.hidden, buffer + 2 * layout::box_bytes, column, token);
-        }
-        tma_store_commit();
-        if (box + tile.output_boxes < layout::boxes) {
-          tma_store_wait_read<0>();
-          fetch(ring, place, to, column + tile.output_boxes * layout::box_features, token);
-        }
+      const int column = feature + box * layout::box_features;
+      finish_box(sum, buffer, to, box, column, token, barrier_id);
+      if (thread == 0 && box + tile.output_boxes < layout::boxes) {
+        tma_store_wait_read<0>();
+        fetch(ring, place, to, column + tile.output_boxes * layout::box_features, token);
       }
     }
   }
 
  protected:
+  // The buffer of the box that is `number` among all, if there is a tile for it; `ordinal` is that
+  // of place_of(0).
+  template <class PlaceOf>
+  static __device__ __forceinline__ void refill(const boxes& ring, const outputs& from, u32 number,
+                                                u32 ordinal, const PlaceOf& place_of) {
+    const tile_place at = place_of(number / layout::boxes - ordinal);
+    if (!at.pending) return;
+    const int column = at.feature + static_cast<int>(number % layout::boxes) * layout::box_features;
+    fetch(ring, number % places, from, column, at.token);
+  }
+
+  // One box: what is in the buffer becomes the outputs, which one thread starts to store.
+  static __device__ __forceinline__ void finish_box(const sums& sum, u32 buffer, const outputs& to,
+                                                    int box, int column, int token,
+                                                    int barrier_id) {
+    write(sum, buffer, box);
+    async_proxy_fence();
+    named_barrier_sync(barrier_id, 128);
+    if (threadIdx.x % 128 != 0) return;
+    tma_store(to.d_gate, buffer, column, token);
+    tma_store(to.d_up, buffer + layout::box_bytes, column, token);
+    if constexpr (buffers == 3) {
+      tma_store(to.hidden, buffer + 2 * layout::box_bytes, column, token);
+    }
+    tma_store_commit();
+  }
+
   static __device__ __forceinline__ void fetch(const boxes& ring, u32 place, const outputs& from,
                                                int feature, int token) {
     const u32 barrier = ring.barriers + place * 8, buffer = ring.buffer(place);

@@ -27,6 +27,7 @@ struct wgmma_store {
   // Whether boxes are filled before they are stored, and after how many k tiles that begins.
   static constexpr bool fetches = Epilogue::adds_residual;
   static constexpr int fetch_after = 0;
+  static constexpr bool fetches_ahead = false;
 
   // Gives every owner its columns of all the blocks' sums, added in the order of the blocks.
   // `exchange` is shared memory for this alone, and `arrived` a barrier that expects all of it: so

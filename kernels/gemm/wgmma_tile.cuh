@@ -15,6 +15,7 @@ struct wgmma_tile {
   int cluster_m, cluster_n;  // blocks that share operands by multicast
   int split_k;               // blocks of a cluster that share the k of one tile
   int output_boxes;          // buffers between the registers and the store, for each consumer
+  bool one_owner = false;    // a tile that blocks share is finished by one of them alone
 };
 
 // Consumers, and one warpgroup of producers.
@@ -67,9 +68,10 @@ struct wgmma_layout {
       !tile.swapped && products * tile.bn <= (tile.consumers == 3 ? 192 : 256);
 
   // The blocks of a split each finish a share of the columns, if the shares are whole boxes; else
-  // the first does all.
+  // one does all.
   static constexpr int granule = tile.swapped ? 8 : 32;
-  static constexpr int owners = columns % (granule * tile.split_k) == 0 ? tile.split_k : 1;
+  static constexpr int owners =
+      !tile.one_owner && columns % (granule * tile.split_k) == 0 ? tile.split_k : 1;
   static constexpr int owned_columns = columns / owners;
   static constexpr int exchange_bytes =
       tile.split_k == 1

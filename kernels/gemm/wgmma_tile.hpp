@@ -10,8 +10,9 @@ namespace fftune {
 
 struct WgmmaTile {
   int bm, bn, schedule, consumers, cluster_m, cluster_n, split_k, stages, output_boxes, group_m;
+  bool one_owner;
 
-  explicit WgmmaTile(const Config& config)
+  explicit WgmmaTile(const Config& config, bool one = false)
       : bm(config.get("bm")),
         bn(config.get("bn")),
         schedule(config.get("schedule")),
@@ -21,7 +22,8 @@ struct WgmmaTile {
         split_k(config.get("split_k")),
         stages(config.get("stages")),
         output_boxes(config.get("output_boxes")),
-        group_m(config.get("group_m")) {}
+        group_m(config.get("group_m")),
+        one_owner(one) {}
 
   bool ping_pong() const { return schedule == 1; }
   bool swapped() const { return schedule == 2; }
@@ -43,7 +45,7 @@ struct WgmmaTile {
 
   int owners() const {
     const int granule = swapped() ? 8 : 32;
-    return columns() % (granule * split_k) == 0 ? split_k : 1;
+    return !one_owner && columns() % (granule * split_k) == 0 ? split_k : 1;
   }
   int owned_columns() const { return columns() / owners(); }
   int box_features(int box_buffers = 1) const {
@@ -53,6 +55,11 @@ struct WgmmaTile {
   int box_tokens() const { return swapped() ? owned_columns() : consumer_rows(); }
   int boxes(int box_buffers = 1) const {
     return swapped() ? parts() : owned_columns() / box_features(box_buffers);
+  }
+  /// Of boxes that are read and then stored over: whether those of a tile come in while the tile
+  /// before it is under way (wgmma_gradient.cuh).
+  bool reads_ahead(int box_buffers) const {
+    return output_boxes * (ping_pong() ? consumers : 1) >= (ping_pong() ? boxes(box_buffers) : 2);
   }
 
   std::int64_t shared_bytes(int products, int box_buffers = 1) const {

@@ -3,17 +3,21 @@
 //
 // A [k, m] and B [k, n] are row-major, and k, the tokens, is what the mask counts; either may be in
 // the order of the groups (sorted_a, sorted_b). The engine of wgmma_gemm.cuh over the tiles of both
-// groups' C, those of the group with more tokens first, as they take longer. A k tile is 64 tokens
-// of one group. TMA copies it where its tokens are neighbours, or sorted; else two warps of the
-// producer gather them. What a group's last k tile has too many, the consumers overwrite with zeros
-// in shared memory.
+// groups' C. A k tile is 64 tokens of one group. TMA copies it where its tokens are neighbours, or
+// sorted; else two warps of the producer gather them. What a group's last k tile has too many, the
+// consumers overwrite with zeros in shared memory.
 //
 // Tokens are added in their order, whatever the mask. A group without tokens has sums of zero.
+//
+// Blocks that share k share a tile of each group (token_tasks.cuh). Who has a part of a tile that
+// it does not finish sends its sums to the one who does, most often while that one is still busy.
 #pragma once
 
 #include "gemm/row_tables.cuh"
+#include "gemm/token_tasks.cuh"
 #include "gemm/wgmma_gather.cuh"
 #include "gemm/wgmma_gemm.cuh"
+#include "gemm/wgmma_sent_sums.cuh"
 
 namespace fftune {
 
@@ -44,7 +48,6 @@ class wgmma_token_sum
       wgmma_gemm<T, Epilogue, tile, T, no_scales, matrix_operands<true, true, 1, 1, true>>;
   using typename engine::loader;
   using typename engine::ring;
-  using typename engine::schedule;
   using typename engine::sums;
   using store = wgmma_store<T, Epilogue, tile>;
   using operands = token_sum_operands<T>;
@@ -54,6 +57,7 @@ class wgmma_token_sum
 
  private:
   static_assert(results == 1 || (results == 2 && sorted_a));
+  static_assert(tile.one_owner || tile.split_k == 1);
   static constexpr int height = 64;  // tokens of a k tile
   static_assert(engine::bk == height);
   // A warp alone would not find the tokens of one k tile after another in time.
@@ -75,6 +79,8 @@ class wgmma_token_sum
   // operands, gathered or not, and which tokens the k tiles have.
   static constexpr int operands_thread = 32, tokens_thread = 96;
   static_assert(operands_thread + wgmma_gather_threads == tokens_thread);
+  using tasks = token_tasks<tile, height, results>;
+  using sent_sums = wgmma_sent_sums<layout::parts * store::values, tile.consumers * 128>;
 
   // In shared memory after the engine's: what row_groups needs, and the tables of tokens.
   static constexpr int groups_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
@@ -87,43 +93,6 @@ class wgmma_token_sum
     return {group, rank, (group == 0 ? 0 : groups.marked()) + rank, smaller(left, most)};
   }
 
-  // A tile of C, of which result, and its k tiles.
-  struct task {
-    tile_position at;
-    int group;
-    bool second;
-    k_range range;
-
-    __device__ __forceinline__ int k_tiles() const { return range.last - range.first; }
-  };
-
-  static __device__ __forceinline__ u32 result_rows(int m) {
-    return ceil_div(static_cast<u32>(m), static_cast<u32>(tile.bm * tile.cluster_m)) *
-           tile.cluster_m;
-  }
-  static __device__ __forceinline__ schedule schedule_of(const wgmma_gemm_shape& shape) {
-    return schedule({static_cast<int>(2 * results * result_rows(shape.m) * tile.bm), shape.n,
-                     shape.k, shape.group_m});
-  }
-  static __device__ __forceinline__ task task_of(const schedule& work, const row_groups& groups,
-                                                 const wgmma_gemm_shape& shape, u32 rank) {
-    task own{work.position(rank), 0, false, {}};
-    const u32 height = result_rows(shape.m);
-    const u32 result = own.at.m / height;
-    own.at.m -= result * height;
-    const int longer = 2 * groups.marked() >= shape.k ? 0 : 1;
-    own.group = result < results ? longer : 1 - longer;
-    own.second = results == 2 && result % 2 == 1;
-    const int tokens = groups.count(own.group);
-    own.range = wgmma_k_range<tile, engine::bk>(tokens, rank);
-    // A block without a k tile has one past the last, which is all zeros.
-    if (own.range.last == own.range.first) {
-      const int past = ceil_div(tokens, static_cast<int>(engine::bk));
-      own.range = {past, past + 1};
-    }
-    return own;
-  }
-
   // The gathering warps: both operands of every k tile. Of what TMA copies the first thread of one
   // has A, that of the other B, and each announces its bytes.
   static __device__ __forceinline__ void produce(const operands& from, const row_groups& groups,
@@ -132,8 +101,8 @@ class wgmma_token_sum
     const int thread = threadIdx.x % 128 - operands_thread;
     const bool has_a = thread == 0, has_b = thread == 32;
     const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
-    for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
-      const task own = task_of(work, groups, shape, rank);
+    for (tasks work(shape); work.pending(); work.advance(1)) {
+      const token_task own = work.current(groups, shape, rank);
       const tensor_map& a = results == 2 && own.second ? from.a1 : from.a;
       const int row = own.at.m * tile.bm, column = own.at.n * tile.bn;
       for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
@@ -186,8 +155,8 @@ class wgmma_token_sum
   static __device__ __forceinline__ void find_tokens(const row_groups& groups,
                                                      const wgmma_gemm_shape& shape, u32 rank,
                                                      tables found) {
-    for (schedule work = schedule_of(shape); work.pending(); work.advance(1)) {
-      const task own = task_of(work, groups, shape, rank);
+    for (tasks work(shape); work.pending(); work.advance(1)) {
+      const token_task own = work.current(groups, shape, rank);
       for (int k_tile = own.range.first; k_tile < own.range.last; k_tile += k_tiles_together) {
         found.fill(groups, place_of(groups, own.group, k_tile, tables::rows));
       }
@@ -233,7 +202,7 @@ class wgmma_token_sum
   }
 
   static __device__ __forceinline__ wgmma_outputs outputs_of(const operands& from,
-                                                             const task& own) {
+                                                             const token_task& own) {
     const bool second = results == 2 && own.second, marked = own.group == 0;
     const tensor_map& c = second   ? marked ? from.true_c1 : from.false_c1
                           : marked ? from.true_c0
@@ -245,11 +214,6 @@ class wgmma_token_sum
     return {c, c, c, residual, nullptr};
   }
 
-  // The first output of this block: of a split a share of the columns.
-  static __device__ __forceinline__ int feature_of(const task& own, u32 rank) {
-    return own.at.n * tile.bn + (tile.split_k > 1 ? rank * layout::owned_columns : 0);
-  }
-
   static __device__ __forceinline__ void consume(const operands& from, const row_groups& groups,
                                                  const wgmma_gemm_shape& shape, ring pipe, u32 base,
                                                  u32 rank, int consumer) {
@@ -257,10 +221,10 @@ class wgmma_token_sum
     typename store::boxes boxes{
         base + layout::output_at + consumer * layout::consumer_output_bytes,
         base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
-    schedule work = schedule_of(shape);
+    tasks work(shape);
     // Ping-pong: past the k tiles of the tile that is the other consumer's.
-    const auto skip = [&](const schedule& other) {
-      if (other.pending()) pipe.skip(task_of(other, groups, shape, rank).k_tiles());
+    const auto skip = [&](const tasks& other) {
+      if (other.pending()) pipe.skip(other.current(groups, shape, rank).k_tiles());
     };
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
@@ -271,13 +235,15 @@ class wgmma_token_sum
     }
     constexpr u32 turn = tile.ping_pong ? 2 : 1;
     alignas(16) sums sum;
+    bool met = false;
     for (; work.pending(); work.advance(turn)) {
       {
-        const task own = task_of(work, groups, shape, rank);
+        const token_task own = work.current(groups, shape, rank);
+        if (tile.split_k > 1 && own.k_tiles() == 0) continue;
         if constexpr (store::fetches) {
-          if (rank < layout::owners || tile.split_k == 1) {
+          if (rank == own.owner) {
             store::fetch_residual(boxes, outputs_of(from, own), own.at.m * tile.bm + first_row,
-                                  feature_of(own, rank));
+                                  own.at.n * tile.bn);
           }
         }
         if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
@@ -285,23 +251,25 @@ class wgmma_token_sum
       }
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
-        schedule next = work;
+        tasks next = work;
         next.advance(1);
         skip(next);
       }
       // Once more: until here every register is needed.
-      const task own = task_of(work, groups, shape, rank);
-      const wgmma_outputs to = outputs_of(from, own);
-      const int token = own.at.m * tile.bm + first_row, feature = feature_of(own, rank);
+      const token_task own = work.current(groups, shape, rank);
       if constexpr (tile.split_k > 1) {
-        typename store::owned_sums total;
-        store::exchange_sums(sum, total, base + layout::exchange_at, base + layout::sums_barrier_at,
-                             rank);
-        if (rank >= layout::owners) return;
-        store::store(total, boxes, to, token, feature, shape.n, 1 + consumer);
-      } else {
-        store::store(sum, boxes, to, token, feature, shape.n, 1 + consumer);
+        if (!met) cluster_wait();  // the other blocks have started, and their barriers are there
+        met = true;
+        auto& mine = reinterpret_cast<float(&)[layout::parts * store::values]>(sum);
+        const u32 places = base + layout::exchange_at, arrived = base + layout::sums_barrier_at;
+        if (rank != own.owner) {
+          sent_sums::send(mine, places, arrived, rank, own.owner);
+          continue;
+        }
+        sent_sums::receive(mine, places, arrived, own.senders, own.owner);
       }
+      store::store(sum, boxes, outputs_of(from, own), own.at.m * tile.bm + first_row,
+                   own.at.n * tile.bn, shape.n, 1 + consumer);
     }
     if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
   }

@@ -44,6 +44,7 @@ GemmShape in_tiles_of(const Problem& problem, const StageProduct& work, const Wg
   const std::int64_t height = std::int64_t{t.bm} * t.cluster_m;
   shape.m = (ceil_div(marked, height) + ceil_div(shape.m - marked, height)) * height;
   shape.a_gathered = !work.sorted_a && scatters(problem);
+  shape.grouped = true;
   return shape;
 }
 

@@ -39,8 +39,7 @@ class WgmmaSumFamily final : public StageFamily {
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const GemmShape shape = sum_of(stage(), problem).shape;
-    Space space = wgmma_space(halved(shape), without_tables(facts));
+    Space space = wgmma_space(halved(shape_of(problem)), without_tables(facts));
     // Under a mask of long runs nearly all tokens are copied from where they are.
     if (scatters(problem))
       space.parameter("sorts",
@@ -79,10 +78,12 @@ class WgmmaSumFamily final : public StageFamily {
          fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}>",
                      work.a.size() == 2 ? "token_sums_sm90" : "token_sum_sm90",
                      element_type(problem.dtype), adds, work.sorted_a || sorts,
-                     work.sorted_b || sorts, wgmma_template_arguments(config, 1))});
-    KernelLaunch launch = wgmma_geometry(program, work.shape, facts, config, true);
+                     work.sorted_b || sorts, wgmma_template_arguments(config, 1, 1, true))});
+    GemmShape shape = shape_of(problem);
+    if (config.at("split_k") > 1) shape.results /= 2;  // the blocks have a tile of either expert
+    KernelLaunch launch = wgmma_geometry(program, shape, facts, config, true);
     launch.shared_bytes += static_cast<std::uint32_t>(table_bytes);
-    const WgmmaMaps maps(work.shape, config, problem.dtype, problem.dtype);
+    const WgmmaMaps maps(shape, config, problem.dtype, problem.dtype);
     launch.arguments = {maps.a(a)};
     if (work.a.size() == 2) launch.arguments.emplace_back(maps.a(TensorArgument{work.a.back()}));
     launch.arguments.emplace_back(maps.b(b));
@@ -101,8 +102,15 @@ class WgmmaSumFamily final : public StageFamily {
   }
 
  private:
-  /// As wgmma_cost(). A multiprocessor with a tile of either expert adds up all tokens; one with a
-  /// single tile those of one expert, and the expert with more tokens decides.
+  GemmShape shape_of(const Problem& problem) const {
+    GemmShape shape = sum_of(stage(), problem).shape;
+    shape.one_owner = true;
+    return shape;
+  }
+
+  /// As wgmma_cost(). Blocks that share k, and a multiprocessor with a tile of either expert, add
+  /// up all tokens; one with a single tile those of one expert, and the expert with more tokens
+  /// decides.
   double cost(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
     const StageSum work = sum_of(stage(), problem);
     GemmShape shape = work.shape;
@@ -111,9 +119,13 @@ class WgmmaSumFamily final : public StageFamily {
     shape.b_gathered = gathers && !work.sorted_b;
     const WgmmaTile tile(config);
     double share = 0.5;
-    if (tile.tiles(shape) * tile.split_k <= facts.multiprocessors)
+    if (tile.split_k > 1) {
+      shape.results /= 2;
+      share = 1;
+    } else if (tile.tiles(shape) <= facts.multiprocessors) {
       if (const auto pattern = parse_pattern(problem.option("mask")))
         share = std::max(pattern->share, 1 - pattern->share);
+    }
     shape.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(shape.k) * share));
     return wgmma_cost(shape, facts, config) +
            (sorts_first(problem, config) ? sort_cycles(work, facts) : 0);

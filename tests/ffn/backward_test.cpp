@@ -159,6 +159,30 @@ TEST_CASE("the backward pass is right on a GPU at sizes that no tile divides", "
     verify_all(*backend, problem_of(m, d, h, DType::bf16, {}), random, 1);
 }
 
+TEST_CASE("the gradients of a gate are right on a GPU where a block has several tiles", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Problem problem = problem_of(6001, 40, 1032, DType::bf16, {});
+  const Family& family = family_of(ffn_op(), "d_hidden_sm90");
+  if (family.refusal(problem, backend->facts())) FFTUNE_SKIP("the device has no wgmma");
+  const auto feasible = family.space(problem, backend->facts()).feasible();
+  std::mt19937_64 random(7);
+  Verifier verifier(*backend, ffn_op(), problem, random());
+  for (const int schedule : {0, 1}) {
+    // What is read comes a tile ahead where there are buffers.
+    std::vector<Config> configs;
+    for (const Config& config : feasible)
+      if (config.at("schedule") == schedule && config.at("bn") == 128 &&
+          config.at("output_boxes") >= 2)
+        configs.push_back(config);
+    for (int i = 0; i < 3; ++i) {
+      const Config& config = configs.at(random() % configs.size());
+      verify_variant(verifier, {&family, config, 0, 1},
+                     backend->compile(family.program(problem, backend->facts(), config)));
+    }
+  }
+}
+
 TEST_CASE("the backward pass is right on a GPU in every form", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

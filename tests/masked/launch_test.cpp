@@ -109,6 +109,24 @@ TEST_CASE("gradients of the weights take memory beside the tensors only to sort 
   CHECK(program_of(config).steps.size() == 2);
 }
 
+TEST_CASE("blocks that share the tokens of a gradient have the tiles of both experts") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Problem problem = problem_of(masked_linear_op(), 4096, 1024, 1024, "bwd");
+  const Family& family = family_of(masked_linear_op(), "dw_sm90");
+  Config config = family.default_config(problem, facts);
+  UNSCOPED_INFO(config.text());
+  CHECK(config.at("split_k") == 2);
+  const auto blocks = [&] {
+    const Program program = family.program(problem, facts, config);
+    return std::get<KernelLaunch>(program.steps.back()).grid.x;
+  };
+  config.set("bm", 128);
+  config.set("bn", 128);
+  CHECK(blocks() == 2 * 64);
+  config.set("split_k", 1);
+  CHECK(blocks() == 2 * 64);
+}
+
 TEST_CASE("families refuse what they cannot compute") {
   const auto facts = facts_of_architecture("sm_90a");
   const Op& op = masked_linear_op();
