@@ -35,12 +35,12 @@ PresetRecord record_of(const Problem& problem) {
   return record;
 }
 
-Choice choice_of(const Problem& recorded, const Problem& asked) {
+Choice choice_of(const PresetRecord& record, const Problem& asked) {
   const testing::TemporaryFolder folder;
   const auto facts = facts_of_architecture("sm_90a");
   const PresetDevice device{facts.slug(),          facts.name, facts.kind, facts.arch,
                             facts.multiprocessors, {}};
-  merge_preset_records(folder.path(), device, "ffn", {record_of(recorded)});
+  merge_preset_records(folder.path(), device, "ffn", {record});
   return choose(builtin_catalog(), ffn(), asked, facts, PresetLibrary::load({folder.path()}));
 }
 
@@ -48,18 +48,21 @@ Choice choice_of(const Problem& recorded, const Problem& asked) {
 
 TEST_CASE("a record of a shape like it serves a problem") {
   const auto recorded = problem_of(1024, 2048, 1024);
+  auto record = record_of(recorded);
+  const Recipe recipe = default_recipe(ffn(), recorded, facts_of_architecture("sm_90a"));
+  for (std::size_t i = 0; i < recipe.size(); ++i) record.stages[i].variant = recipe[i];
   for (const auto& asked : {recorded, problem_of(1024, 2048, 1023)}) {
-    const Choice choice = choice_of(recorded, asked);
+    const Choice choice = choice_of(record, asked);
     CAPTURE(asked.text(), choice.reason);
     REQUIRE(choice.preset);
-    CHECK(choice.recipe == record_of(recorded).recipe());
+    CHECK(choice.recipe == recipe);
   }
 }
 
 TEST_CASE("tiles of another shape that fit a problem badly give way to the default") {
   // A wide layer reads each weight 6 times through tiles of 128 x 64.
   const auto asked = problem_of(4096, 11008, 700);
-  const Choice choice = choice_of(problem_of(1024, 2048, 1024), asked);
+  const Choice choice = choice_of(record_of(problem_of(1024, 2048, 1024)), asked);
   CAPTURE(choice.reason);
   CHECK_FALSE(choice.preset);
   CHECK(choice.recipe == default_recipe(ffn(), asked, facts_of_architecture("sm_90a")));
@@ -70,7 +73,7 @@ TEST_CASE("tiles of another shape that fit a problem badly give way to the defau
 
 TEST_CASE("what was measured at the shape itself is served, whatever an estimate says") {
   const auto asked = problem_of(4096, 11008, 700);
-  const Choice choice = choice_of(asked, asked);
+  const Choice choice = choice_of(record_of(asked), asked);
   REQUIRE(choice.preset);
   CHECK(choice.recipe == record_of(asked).recipe());
 }
