@@ -1,0 +1,2 @@
+// Nothing but the headers that are compiled once for every test.
+#include "support/catch.hpp"
