@@ -4,9 +4,7 @@
 //
 // x, dy, dx [m, h], bias, dbias [h], partial [row blocks, h]. A thread adds up its own columns over
 // all the rows that it visits; the rows of a block meet in shared memory, and
-// backward_columns_bias adds up the blocks. Every sum has a fixed order. `asked`: before rows are
-// worked on, L2 is asked for those that come so many turns later, and before the kernel's turn for
-// the first ones; 0: for none.
+// backward_columns_bias adds up the blocks. Every sum has a fixed order.
 // Grid: column_blocks * row_blocks. Block: columns * rows.
 #include "common/column_grid.cuh"
 #include "common/column_sum.cuh"
@@ -15,33 +13,22 @@
 namespace fftune {
 
 template <class T, class B, class Curve, bool saved, int vector, int columns, int rows, int unroll,
-          bool streams, int asked>
+          bool streams>
 __global__ void __launch_bounds__(columns* rows)
     backward_columns(const T* x, const B* bias, const T* dy, T* dx, float* partial, i64 m, i64 h,
                      int column_blocks) {
   using grid = column_grid<T, vector, columns, rows, unroll>;
   constexpr int count = grid::count;
   __shared__ float row_sums[rows > 1 ? rows * grid::width : 1];
+  take_turn();
   const grid at(column_blocks);
   const bool inside = at.column < h;
-  const i64 step = static_cast<i64>(gridDim.x / static_cast<u32>(column_blocks)) * grid::height;
-  const auto ask = [&](i64 first) {
-#pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-      const i64 row = first + u * rows;
-      ask_l2(x + row * h + at.column, inside && row < m);
-      ask_l2(dy + row * h + at.column, inside && row < m);
-    }
-  };
-#pragma unroll
-  for (int turns = 0; turns < asked; ++turns) ask(at.row + turns * step);
-  take_turn();
   const u64 policy = stream_policy<streams>();
   float offset[count], sum[count] = {};
   to_floats(load_shared_by_blocks<B, count>(bias + at.column, inside && !saved), offset);
 
+  const i64 step = static_cast<i64>(gridDim.x / static_cast<u32>(column_blocks)) * grid::height;
   for (i64 first = at.row; first < m; first += step) {
-    if constexpr (asked > 0) ask(first + asked * step);
     packet<T, count> values[unroll], gradients[unroll];
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {

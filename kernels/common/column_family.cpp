@@ -31,9 +31,6 @@ std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
 void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
   space
       .parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8, 16})
-      .parameter("asked",
-                 "turns of a block before it that L2 is asked for rows; 0: it is not asked",
-                 {0, 1, 2})
       .constraint("the rows of a block meet in 48 KB of shared memory",
                   [work](const Config& c) { return shared_bytes(work, c) <= 48 * 1024; },
                   {"vector", "columns", "rows"})
@@ -53,23 +50,23 @@ void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts&
 
 /// Many bytes in flight where there are many: 16 a thread and row, for four rows, is more than
 /// bandwidth times latency at half occupancy; with few, more threads end sooner than longer ones.
-/// Where rows are summed, blocks are narrow: those of a row's columns then share fewer sums.
+/// Where rows are summed, blocks are narrow: those of a row's columns then share fewer sums; and
+/// with four rows in flight twice as large.
 Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t vector) {
   const std::int64_t columns =
       std::min<std::int64_t>(work.sums ? 64 : 256, power_of_two(row_vectors(work, vector)));
-  const std::int64_t rows = 256 / columns;
   const std::int64_t threads = work.m * row_vectors(work, vector);
-  const std::int64_t most = work.tensors > 3 || work.sums ? 2 : 4;
+  const std::int64_t most = work.tensors > 3 || (work.sums && vector < 16) ? 2 : 4;
   std::int64_t unroll = 1;
   while (unroll < most &&
          threads / (2 * unroll) >= unroll * 2048 * std::int64_t{facts.multiprocessors})
     unroll *= 2;
+  const std::int64_t rows = (work.sums && unroll == 4 ? 512 : 256) / columns;
   Config config{
       {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 0}};
   if (!work.sums) return config;
   // As many blocks as an SM has at once: those that start when others end have it for themselves.
   // A thread has about 32 registers and 12 for each row that it has in flight.
-  config.set("asked", 1);
   config.set("waves", 1);
   const std::int64_t resident =
       facts.registers_per_multiprocessor / ((32 + 12 * unroll) * columns * rows);
@@ -148,10 +145,8 @@ Config ColumnFamily::resolved(const ColumnWork& work, const DeviceFacts& facts,
 }
 
 std::string column_template_arguments(const Config& config) {
-  const std::string shape =
-      fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
-                  config.at("rows"), config.at("unroll"), config.at("streams") != 0);
-  return config.contains("asked") ? fmt::format("{}, {}", shape, config.at("asked")) : shape;
+  return fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
+                     config.at("rows"), config.at("unroll"), config.at("streams") != 0);
 }
 
 std::int64_t column_blocks(const ColumnWork& work, const Config& config) {

@@ -6,12 +6,6 @@
 
 namespace fftune {
 
-// Asks for the line of an address to be brought to L2: a hint, which may be given before the
-// kernel's turn, as it reads nothing.
-__device__ __forceinline__ void ask_l2(const void* address, bool valid) {
-  if (valid) asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 template <class T, int vector, int columns, int rows, int unroll>
 struct column_grid {
   static constexpr int count = vector / static_cast<int>(sizeof(T));  // elements of an access

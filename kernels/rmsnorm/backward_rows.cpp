@@ -15,7 +15,6 @@ namespace fftune::rmsnorm {
 namespace {
 
 constexpr std::int64_t other_registers = 32;  // addresses, sums, one vector of each as floats
-constexpr std::int64_t few_rows = 64;         // of an SM
 constexpr std::int64_t static_shared_bytes = 48 * 1024;  // what a block has without opting in
 constexpr std::int64_t row_sum_bytes = 1024;
 
@@ -108,11 +107,10 @@ class BackwardRows final : public Family {
   }
 
   // Two vectors a thread: all that a row needs again stays in its registers, and the next row is on
-  // its way to them; L2 is asked for the one after that. Then as many blocks as an SM has registers
-  // for, but larger ones where there are few rows, as the sum of the blocks' dw takes its time.
+  // its way to them; L2 is asked for the one after that. Blocks of 512 threads, as few of them
+  // leave few sums of dw to add up, and as many as an SM has registers for.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    Config config = default_rows(layer, facts, 2, 2);
+    Config config = default_rows(layer_of(problem), facts, 2, 2);
     for (const char* name : {"keep", "ahead", "asked"}) config.set(name, 0);
     config.set("waves", 1);
     const Space space = this->space(problem, facts);
@@ -124,8 +122,7 @@ class BackwardRows final : public Family {
     set_if_feasible("keep", 1);
     set_if_feasible("ahead", 1);
     set_if_feasible("asked", 2);
-    if (layer.m < few_rows * facts.multiprocessors && block_threads(config) <= 256)
-      set_if_feasible("groups", 2 * config.at("groups"));
+    if (block_threads(config) <= 256) set_if_feasible("groups", 2 * config.at("groups"));
     for (const std::int64_t waves : {2, 3, 4, 6, 8}) set_if_feasible("waves", waves);
     return config;
   }
