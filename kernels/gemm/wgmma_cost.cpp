@@ -64,18 +64,20 @@ double step_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
   const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
   const double intake = intake_cycles(t, shape, busy);
   // What the L2 delivers takes power from the products. Blocks with a share of k each have fewer
-  // neighbours that ask for the same lines.
-  const double copied =
-      (t.split_k > 1 ? 1.3 : 1) * (overlapped(instructions * wgmma, intake, 5) + 0.02 * intake);
+  // neighbours that ask for the same lines, unless they have the tiles of two groups (one_owner).
+  const double copied = (t.split_k > 1 && !shape.one_owner ? 1.3 : 1) *
+                        (overlapped(instructions * wgmma, intake, 5) + 0.02 * intake);
   const double gathered = (shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? products * t.bn : 0);
   if (gathered == 0) return copied + promotion_cycles(t, shape);
   // With few slots the copies and the products take turns.
   return std::max(copied, gathered * 32 / gather_rate + copied / std::max(t.stages - 1, 1));
 }
 
-/// Clocks until each block of a split has the sums that the others made for it.
+/// Clocks until each block of a split has the sums that the others made for it. An only owner has
+/// them while it is busy.
 double exchange_cycles(const WgmmaTile& t, const GemmShape& shape) {
   constexpr double rate = 16;  // bytes a clock, into a block
+  if (shape.one_owner) return 0;
   return double(t.split_k - 1) * t.rows() * t.owned_columns() * shape.products * 4 / rate;
 }
 

@@ -113,7 +113,7 @@ class WgmmaSumFamily final : public StageFamily {
   /// decides.
   double cost(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
     const StageSum work = sum_of(stage(), problem);
-    GemmShape shape = work.shape;
+    GemmShape shape = shape_of(problem);
     const bool gathers = scatters(problem) && !sorts_first(problem, config);
     shape.a_gathered = gathers && !work.sorted_a;
     shape.b_gathered = gathers && !work.sorted_b;

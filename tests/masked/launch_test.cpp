@@ -114,8 +114,10 @@ TEST_CASE("blocks that share the tokens of a gradient have the tiles of both exp
   const Problem problem = problem_of(masked_linear_op(), 4096, 1024, 1024, "bwd");
   const Family& family = family_of(masked_linear_op(), "dw_sm90");
   Config config = family.default_config(problem, facts);
-  UNSCOPED_INFO(config.text());
+  CAPTURE(config.text());
   CHECK(config.at("split_k") == 2);
+  const Problem longer = problem_of(masked_linear_op(), 16384, 1024, 1024, "bwd");
+  CHECK(family.default_config(longer, facts).at("split_k") == 2);
   const auto blocks = [&] {
     const Program program = family.program(problem, facts, config);
     return std::get<KernelLaunch>(program.steps.back()).grid.x;
