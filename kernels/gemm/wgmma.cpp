@@ -171,8 +171,8 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
       [=](const WgmmaTile& t) {
         return ceil_div(shape.m, t.bm) >= t.cluster_m && ceil_div(shape.n, t.bn) >= t.cluster_n;
       });
-  add("splitting k pays only while there are fewer tiles than multiprocessors, and up to two blocks "
-      "for each",
+  add("splitting k pays only while there are fewer tiles than multiprocessors, and up to two "
+      "blocks for each",
       {"bm", "bn", "split_k"},
       [=](const WgmmaTile& t) { return may_split(t.tiles(shape), t.split_k, processors); });
   add("a split needs at least two k tiles", {"split_k"}, [=](const WgmmaTile& t) {
