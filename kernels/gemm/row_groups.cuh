@@ -105,13 +105,6 @@ class row_groups {
   __device__ __forceinline__ u32 before(int group, u32 chunk) const {
     return group == 0 ? before_[chunk] : rows_before(chunk) - before_[chunk];
   }
-  // Whether all rows of a chunk are of the group.
-  __device__ __forceinline__ bool alone_in(int group, u32 chunk) const {
-    const bool last = chunk + 1 == chunks;
-    const u32 end = last ? rows_ : rows_before(chunk + 1);
-    const u32 members = (last ? count(group) : before(group, chunk + 1)) - before(group, chunk);
-    return members == end - rows_before(chunk);
-  }
 
   // Row number `rank` of a group, which is in this chunk.
   __device__ __forceinline__ u32 row_in(int group, u32 chunk, u32 rank) const {
@@ -194,17 +187,6 @@ class row_groups {
     const u32 first = (__popc(parts) - 1) * 32;
     return first + __popc(__ballot_sync(~0u, before(group, first + lane) <= rank)) - 1;
   }
-  // The first of rows [rank, rank + count) of a group, which it has, if they are neighbours and the
-  // chunks of the first, which is `chunk`, and of the last are of this group alone, as nearly all
-  // are under a mask of long runs; else -1. It takes no look at the mask. All lanes of a warp.
-  __device__ __forceinline__ int run_from(int group, u32 rank, u32 count, u32 chunk) const {
-    if (!alone_in(group, chunk)) return -1;
-    const u32 last_rank = rank + count - 1, last_chunk = chunk_of(group, last_rank);
-    if (!alone_in(group, last_chunk)) return -1;
-    const u32 first = rows_before(chunk) + rank - before(group, chunk);
-    const u32 last = rows_before(last_chunk) + last_rank - before(group, last_chunk);
-    return last - first == count - 1 ? static_cast<int>(first) : -1;
-  }
   // Row number `rank` of the marked ones (group 0), or of the others (group 1).
   __device__ __forceinline__ u32 row_of(int group, u32 rank) const {
     u32 chunk = 0;
@@ -225,9 +207,9 @@ class row_groups {
     return mask_[row] != 0 ? before : marked_ + row - before;
   }
   // Writes rows [rank, rank + count) of a group, which it has, to `rows`, and leaves anything in
-  // the word behind them. `first` is the chunk of the first one. All lanes of a warp, each of which
-  // takes a chunk.
-  __device__ __forceinline__ void list(int group, u32 rank, u32 count, u32 first, u32* rows) const {
+  // the word behind them. `first` is the chunk of the first one; returns one from which those that
+  // follow may be looked for. All lanes of a warp, each of which takes a chunk.
+  __device__ __forceinline__ u32 list(int group, u32 rank, u32 count, u32 first, u32* rows) const {
     const u32 lane = threadIdx.x % 32, own_rows = chunk_rows();
     while (true) {
       const u32 begin = rows_before(first + lane);
@@ -246,8 +228,8 @@ class row_groups {
           place += set;
         }
       }
-      const bool more = __all_sync(~0u, own_rank < rank + count);
-      if (!more || first + 32 >= chunks) return;
+      const u32 begun = __popc(__ballot_sync(~0u, own_rank < rank + count));
+      if (begun < 32 || first + 32 >= chunks) return first + begun - 1;
       first += 32;
     }
   }

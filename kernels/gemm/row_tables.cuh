@@ -26,6 +26,9 @@ class row_tables {
   static constexpr int all = height * tiles, words = all + 4;
   wgmma_ring<2, words * 4> place_;
   u32* tables_;
+  // Where the rows that follow the last ones found may be looked for.
+  int next_ = -1;
+  u32 chunk_ = 0;
 
  public:
   // Rows of a table; bytes of shared memory for both, a multiple of 16.
@@ -47,32 +50,24 @@ class row_tables {
   __device__ __forceinline__ void advance() { place_.advance(); }
   __device__ __forceinline__ void skip(u32 count) { place_.skip(count); }
 
-  // The rows of the next table; of neighbours that are found without a look at the mask only the
-  // words that say so. All lanes of a warp.
+  // The rows of the next table. All lanes of a warp.
   __device__ __forceinline__ void fill(const row_groups& groups, const grouped_place& own) {
     const int lane = threadIdx.x % 32;
     u32* const table = tables_ + place_.index * words;
     barrier_wait(place_.empty_barrier(), place_.parity ^ 1);
-    int run = -1;
-    if (groups.count(own.group) == groups.rows()) {
-      run = own.rank;  // the other group has none
-    } else if (own.count > 0) {
-      const u32 chunk = groups.chunk_of(own.group, own.rank);
-      run = groups.run_from(own.group, own.rank, own.count, chunk);
-      if (run < 0) {
-        groups.list(own.group, own.rank, own.count, chunk, table);
-        __syncwarp();
-        // What is no row of a tile takes part as its last one, which nobody stores twice.
-        const u32 last = table[own.count - 1];
-        for (int row = own.count + lane; row < all; row += 32) table[row] = last;
-      }
+    if (own.count > 0) {
+      if (own.first != next_ || own.rank == 0) chunk_ = groups.chunk_of(own.group, own.rank);
+      chunk_ = groups.list(own.group, own.rank, own.count, chunk_, table);
+      next_ = own.first + own.count;
+      __syncwarp();
+      // What is no row of a tile takes part as its last one, which nobody stores twice.
+      const u32 last = table[own.count - 1];
+      for (int row = own.count + lane; row < all; row += 32) table[row] = last;
     }
     if (lane < tiles) {
       u32 word = 0;
       const int left = smaller(own.count - lane * height, height);
-      if (left > 0 && run >= 0) {
-        word = run + lane * height;
-      } else if (left > 0) {
+      if (left > 0) {
         const u32 first = table[lane * height], last = table[lane * height + left - 1];
         word = last - first == static_cast<u32>(left - 1) ? first : first | tile_rows::scattered;
       }
