@@ -20,14 +20,14 @@ __global__ void __launch_bounds__(columns* rows)
   using grid = column_grid<T, vector, columns, rows, unroll>;
   constexpr int count = grid::count;
   __shared__ float row_sums[rows > 1 ? rows * grid::width : 1];
-  take_turn();
   const grid at(column_blocks);
   const bool inside = at.column < h;
+  const i64 step = static_cast<i64>(gridDim.x / static_cast<u32>(column_blocks)) * grid::height;
+  take_turn();
   const u64 policy = stream_policy<streams>();
   float offset[count], sum[count] = {};
   to_floats(load_shared_by_blocks<B, count>(bias + at.column, inside && !saved), offset);
 
-  const i64 step = static_cast<i64>(gridDim.x / static_cast<u32>(column_blocks)) * grid::height;
   for (i64 first = at.row; first < m; first += step) {
     packet<T, count> values[unroll], gradients[unroll];
 #pragma unroll

@@ -150,8 +150,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         return work(t.bn) < work(less) && work(t.bn) < work(more);
       });
   const double usual = busiest_usual(shape, processors);
-  add("tiles of other numbers of tokens are for rows and waves that no usual tile fills as well, "
-      "and "
+  add("tiles of other numbers of tokens are for rows and waves that no usual tile fills as well: "
       "tokens then take the side of wgmma that comes in steps of 8",
       {"bm", "bn", "schedule", "split_k"}, [=](const WgmmaTile& t) {
         if (is_usual(t.bm)) return true;
@@ -175,8 +174,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         return ceil_div(shape.m, t.bm) >= t.cluster_m && ceil_div(shape.n, t.bn) >= t.cluster_n;
       });
   add("splitting k pays only while there are fewer tiles than multiprocessors, and up to two "
-      "blocks "
-      "for each",
+      "blocks for each",
       {"bm", "bn", "split_k"},
       [=](const WgmmaTile& t) { return may_split(t.tiles(shape), t.split_k, processors); });
   add("a split needs at least two k tiles", {"split_k"}, [=](const WgmmaTile& t) {

@@ -16,8 +16,9 @@ bool is_of_the_engine(const Variant& variant) {
 
 }  // namespace
 
-TEST_CASE("what the cost model prefers is within 6% of the fastest, ragged and aligned") {
+TEST_CASE("what the cost model prefers is within 9% of the fastest, and within 2% in the mean") {
   std::size_t landscapes = 0;
+  double slower = 0;  // in all
   for (const auto& entry : std::filesystem::recursive_directory_iterator(
            FFTUNE_SOURCE_DIR "/docs/measurements/landscapes")) {
     if (!entry.is_regular_file()) continue;
@@ -33,8 +34,10 @@ TEST_CASE("what the cost model prefers is within 6% of the fastest, ragged and a
       if (best == std::numeric_limits<double>::infinity()) continue;
       ++landscapes;
       INFO(landscape.problem.text() << ": " << landscape.stages);
-      CHECK(chosen <= 1.06 * best);
+      CHECK(chosen <= 1.09 * best);
+      slower += chosen / best - 1;
     }
   }
-  CHECK(landscapes >= 20);
+  CHECK(landscapes >= 50);
+  CHECK(slower <= 0.02 * static_cast<double>(landscapes));
 }
