@@ -206,8 +206,7 @@ class row_groups {
     }
     return mask_[row] != 0 ? before : marked_ + row - before;
   }
-  // Writes rows [rank, rank + count) of a group, which it has, to `rows`, and leaves anything in
-  // the word behind them. `first` is the chunk of the first one; returns one from which those that
+  // Writes rows [rank, rank + count) of a group, which it has, to `rows`. `first` is the chunk of the first one; returns one from which those that
   // follow may be looked for. All lanes of a warp, each of which takes a chunk.
   __device__ __forceinline__ u32 list(int group, u32 rank, u32 count, u32 first, u32* rows) const {
     const u32 lane = threadIdx.x % 32, own_rows = chunk_rows();
@@ -219,12 +218,12 @@ class row_groups {
 #pragma unroll 1
       for (u32 at = begin; at < begin + own_rows && at < rows_ && exists; at += 16) {
         const u32 bits = members(group, at);
-        // Without a branch: of 16 that differ between the lanes each would take its time.
+        // A predicate a store, and no branch: of 16 that differ between the lanes each would take
+        // its time.
 #pragma unroll
         for (u32 i = 0; i < 16; ++i) {
           const u32 set = bits >> i & 1;
-          const u32 to = set != 0 ? place : count;
-          rows[to < count ? to : count] = at + i;
+          if (set != 0 && place < count) rows[place] = at + i;
           place += set;
         }
       }
