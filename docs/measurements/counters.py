@@ -68,12 +68,11 @@ def table(text):
         time = number(row, "gpu__time_duration.sum") * SCALE[units["gpu__time_duration.sum"]]
         stalls = sorted(((number(row, name) or 0, STALL.fullmatch(name).group(1))
                          for name in row if STALL.fullmatch(name)), reverse=True)
-        name = row["Kernel Name"].split("<")[0].split("::")[-1]
+        name = row["Kernel Name"].split("<")[0].split("::")[-1].split()[-1]
         print("| %s | %.4g | %s | %s | %s | %.3g: %s |" % (
             name, time,
-            percent(row, r"sm__inst_executed_pipe_tensor_op_gmma.*pct.*",
-                    r"sm__(inst_executed_)?pipe_tensor.*cycles_active.*pct.*",
-                    r"sm__.*tensor.*pct.*"),
+            percent(row, r"sm__pipe_tensor_cycles_active\.avg\.pct_of_peak_sustained_active",
+                    r"sm__pipe_tensor.*cycles_active\.avg\.pct.*"),
             percent(row, r"lts__t_sectors\.avg\.pct.*", r"lts__throughput.*pct.*"),
             percent(row, r"gpu__dram_throughput.*pct.*", r"dram__throughput.*pct.*"),
             sum(value for value, _ in stalls),
