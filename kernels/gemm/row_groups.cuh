@@ -206,8 +206,9 @@ class row_groups {
     }
     return mask_[row] != 0 ? before : marked_ + row - before;
   }
-  // Writes rows [rank, rank + count) of a group, which it has, to `rows`. `first` is the chunk of the first one; returns one from which those that
-  // follow may be looked for. All lanes of a warp, each of which takes a chunk.
+  // Writes rows [rank, rank + count) of a group, which it has, to `rows`. `first` is the chunk of
+  // the first one; returns one from which those that follow may be looked for. All lanes of a warp,
+  // each of which takes a chunk.
   __device__ __forceinline__ u32 list(int group, u32 rank, u32 count, u32 first, u32* rows) const {
     const u32 lane = threadIdx.x % 32, own_rows = chunk_rows();
     while (true) {
