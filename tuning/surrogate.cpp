@@ -17,9 +17,9 @@ constexpr double news = 1.25;
 constexpr std::size_t most_known = 256;
 /// A parameter's own effect is correlated over about half of its values.
 constexpr double own_reach = 0.5;
-/// How many times what the most promising variant is expected to gain is still likely: chosen on
-/// the recorded landscapes, where it holds at the end of every search
-/// (docs/measurements/strategies.md).
+/// How many times what the most promising variant is expected to gain is still likely, and how many
+/// times a time's error: chosen on the recorded landscapes, where it holds at the end of every
+/// search (docs/measurements/strategies.md).
 constexpr double caution = 2;
 
 /// Parameters double more often than they are added to.
@@ -220,7 +220,8 @@ double Surrogate::gain_likely() const {
   double most = 0;
   for (std::size_t i = 0; i < process_.watched().size(); ++i)
     most = std::max(most, expected_gain(process_.belief(i), best_ - mean_));
-  return std::min(1 - std::exp(-caution * most), gain_expected());
+  // Whoever is sure that nothing is left still knows the best no better than a time can be known.
+  return std::min(1 - std::exp(-caution * most), gain_expected()) + caution * scales_.noise;
 }
 
 }  // namespace fftune

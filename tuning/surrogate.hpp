@@ -35,7 +35,8 @@ class Surrogate {
   /// no more than this, the sum of what each is expected to gain.
   double gain_expected() const;
   /// A bound for people, which is seldom exceeded: twice what the most promising of them is
-  /// expected to gain. The sum takes variants that are much alike for as many chances.
+  /// expected to gain, and twice the error of a time. The sum takes variants that are much alike
+  /// for as many chances.
   double gain_likely() const;
 
  private:

@@ -84,7 +84,7 @@ TEST_CASE("what guided says may be left seldom falls short of what is, at its en
       }
     }
   INFO(ends_kept << " of " << ends << " at the end, " << all_kept << " of " << all << " of all");
-  CHECK(static_cast<double>(ends_kept) >= 0.94 * static_cast<double>(ends));
+  CHECK(static_cast<double>(ends_kept) >= 0.97 * static_cast<double>(ends));
   CHECK(static_cast<double>(all_kept) >= 0.9 * static_cast<double>(all));
   // And it says something: a bound of anything would be kept too.
   std::sort(said.begin(), said.end());
