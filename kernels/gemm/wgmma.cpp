@@ -26,10 +26,13 @@ bool may_split(std::int64_t tiles, int split_k, int processors) {
   return split_k == 1 || (tiles < processors && tiles * split_k <= 2 * processors);
 }
 
+std::int64_t tiles_of(const GemmShape& shape, int bm, int bn) {
+  return ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
+}
+
 /// What the busiest multiprocessor computes, in elements of the output.
 double busiest(const GemmShape& shape, int processors, int bm, int bn, int split_k) {
-  const auto tiles = ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
-  return double(ceil_div(tiles * split_k, processors)) * bm * bn / split_k;
+  return double(ceil_div(tiles_of(shape, bm, bn) * split_k, processors)) * bm * bn / split_k;
 }
 
 /// The least of that by usual tiles that registers can hold and that are not too low for L2.
@@ -37,23 +40,27 @@ double busiest_usual(const GemmShape& shape, int processors) {
   double least = std::numeric_limits<double>::infinity();
   for (const int bm : {64, 128, 192, 256})
     for (const int bn : {64, 96, 128, 192, 256})
-      for (const int split_k : {1, 2, 4}) {
-        const auto tiles = ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
+      for (const int split_k : {1, 2, 4})
         if ((bm > 64 || shape.m <= 128) && bm * bn * shape.products <= 128 * 384 &&
-            may_split(tiles, split_k, processors))
+            may_split(tiles_of(shape, bm, bn), split_k, processors))
           least = std::min(least, busiest(shape, processors, bm, bn, split_k));
-      }
   return least;
+}
+
+/// A function that adds to `space` what has to hold of a tile: why, the parameters that it reads,
+/// and whether it does.
+auto tile_constraints(Space& space, const GemmShape& shape) {
+  return [&space, one = shape.one_owner](std::string reason, std::vector<std::string> reads,
+                                         auto holds) {
+    space.constraint(
+        std::move(reason), [holds, one](const Config& c) { return holds(WgmmaTile(c, one)); },
+        std::move(reads));
+  };
 }
 
 void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
   const int products = shape.products;
-  const auto add = [&](std::string reason, std::vector<std::string> reads, auto holds) {
-    space.constraint(
-        std::move(reason),
-        [holds, one = shape.one_owner](const Config& c) { return holds(WgmmaTile(c, one)); },
-        std::move(reads));
-  };
+  const auto add = tile_constraints(space, shape);
   add("wgmma takes 64 rows for each warpgroup: tokens, or output features when swapped",
       {"bm", "bn", "schedule", "consumers"},
       [](const WgmmaTile& t) { return t.rows() % (64 * t.row_consumers()) == 0; });
@@ -121,12 +128,7 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
 }
 
 void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceFacts& facts) {
-  const auto add = [&](std::string reason, std::vector<std::string> reads, auto holds) {
-    space.constraint(
-        std::move(reason),
-        [holds, one = shape.one_owner](const Config& c) { return holds(WgmmaTile(c, one)); },
-        std::move(reads));
-  };
+  const auto add = tile_constraints(space, shape);
   const int processors = std::max(facts.multiprocessors, 1);
   add("tiles of fewer than 64 features read the tokens more often, for the sake of processors that "
       "would have no tile",
@@ -134,8 +136,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         return t.bn >= 64 || ceil_div(shape.m, t.bm) * ceil_div(shape.n, 64) < processors;
       });
   add("widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
-      "groups "
-      "end in parts of tiles, and boxes that are read too are 32 features wide",
+      "groups end in parts of tiles, and boxes that are read too are 32 features wide",
       {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
         const int width = t.instruction_columns(shape.products);
         const bool plain = !shape.grouped && shape.box_buffers == 1;

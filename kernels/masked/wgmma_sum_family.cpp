@@ -79,8 +79,7 @@ class WgmmaSumFamily final : public StageFamily {
                      work.a.size() == 2 ? "token_sums_sm90" : "token_sum_sm90",
                      element_type(problem.dtype), adds, work.sorted_a || sorts,
                      work.sorted_b || sorts, wgmma_template_arguments(config, 1, 1, true))});
-    GemmShape shape = shape_of(problem);
-    if (config.at("split_k") > 1) shape.results /= 2;  // the blocks have a tile of either expert
+    const GemmShape shape = shape_of(problem, config);
     KernelLaunch launch = wgmma_geometry(program, shape, facts, config, true);
     launch.shared_bytes += static_cast<std::uint32_t>(table_bytes);
     const WgmmaMaps maps(shape, config, problem.dtype, problem.dtype);
@@ -108,19 +107,25 @@ class WgmmaSumFamily final : public StageFamily {
     return shape;
   }
 
+  /// The same by blocks that share k: those have a tile of either expert.
+  GemmShape shape_of(const Problem& problem, const Config& config) const {
+    GemmShape shape = shape_of(problem);
+    if (config.at("split_k") > 1) shape.results /= 2;
+    return shape;
+  }
+
   /// As wgmma_cost(). Blocks that share k, and a multiprocessor with a tile of either expert, add
   /// up all tokens; one with a single tile those of one expert, and the expert with more tokens
   /// decides.
   double cost(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
     const StageSum work = sum_of(stage(), problem);
-    GemmShape shape = shape_of(problem);
+    GemmShape shape = shape_of(problem, config);
     const bool gathers = scatters(problem) && !sorts_first(problem, config);
     shape.a_gathered = gathers && !work.sorted_a;
     shape.b_gathered = gathers && !work.sorted_b;
     const WgmmaTile tile(config);
     double share = 0.5;
     if (tile.split_k > 1) {
-      shape.results /= 2;
       share = 1;
     } else if (tile.tiles(shape) <= facts.multiprocessors) {
       if (const auto pattern = parse_pattern(problem.option("mask")))
