@@ -46,7 +46,7 @@ void write_report(const std::string& path, const std::string& text) {
 }
 
 int run(const Options& options, const Session& session) {
-  const std::string device = devices_named(options.device, session.environment).at(0);
+  const std::string device = device_named(options.device, session.environment);
   const DeviceKind kind = kind_of_device(device);
   CheckSettings settings;
   settings.seeds = static_cast<int>(parse_whole(options.seeds, "--seeds", 1, 1000));

@@ -27,6 +27,17 @@ std::vector<PresetFile> preset_files(const std::vector<std::string>& paths) {
   return files;
 }
 
+std::vector<PresetFile> whole_preset_files(const std::vector<std::string>& paths,
+                                           const std::string& done) {
+  std::vector<PresetFile> files = preset_files(paths);
+  for (const PresetFile& file : files)
+    if (!file.complaints.empty())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{}; nothing was {}: repair or leave out that file",
+                              file.complaints.front(), done));
+  return files;
+}
+
 std::vector<std::string> or_presets_folder(std::vector<std::string> paths) {
   if (paths.empty()) paths.emplace_back("presets");
   return paths;

@@ -24,6 +24,11 @@ void add_presets_merge(CommandLine& line, CLI::App& group);
 /// for a path that is not there.
 std::vector<PresetFile> preset_files(const std::vector<std::string>& paths);
 
+/// The same where one that is damaged would make the result a wrong one: throws
+/// Error(invalid_input) with its first complaint, and that nothing was `done` ("merged").
+std::vector<PresetFile> whole_preset_files(const std::vector<std::string>& paths,
+                                           const std::string& done);
+
 /// `paths`, or ./presets if there are none.
 std::vector<std::string> or_presets_folder(std::vector<std::string> paths);
 

@@ -1,5 +1,6 @@
 // fftune presets validate: reads the files as the library would, and names all that it would skip.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +12,7 @@
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/presets.hpp"
 #include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/numbers.hpp"
 #include "core/error.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/devices.hpp"
@@ -76,7 +78,12 @@ void check_record(const PresetRecord& record, const PresetFile& file,
 }
 
 int run(const Options& options, const Session& session) {
-  const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
+  const std::vector<std::string> paths = or_presets_folder(options.paths);
+  const std::vector<PresetFile> files = preset_files(paths);
+  if (files.empty())
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("{} holds no <device>/<op>.json: there is nothing to validate",
+                            fmt::join(paths, ", ")));
   const Devices here = list_devices(session.environment);
   Findings findings;
   std::size_t records = 0;
@@ -90,9 +97,9 @@ int run(const Options& options, const Session& session) {
   for (const std::string& fault : findings.faults) session.output.line(fault);
   if (!session.output.quiet())
     for (const std::string& note : findings.notes) session.output.line("note: " + note);
-  session.output.line(fmt::format("{} files, {} readable records, {} faults, {} notes",
-                                  files.size(), records, findings.faults.size(),
-                                  findings.notes.size()));
+  session.output.line(fmt::format(
+      "{}, {}, {}, {}", counted(files.size(), "file"), counted(records, "readable record"),
+      counted(findings.faults.size(), "fault"), counted(findings.notes.size(), "note")));
   session.output.document({{"files", files.size()},
                            {"records", records},
                            {"faults", findings.faults},
