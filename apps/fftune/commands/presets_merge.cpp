@@ -36,7 +36,6 @@ int run(const Options& options, const Session& session) {
     document.push_back(
         {{"path", path.string()}, {"from", file.path.string()}, {"records", file.records.size()}});
   }
-  if (files.empty()) session.output.line("no preset files there");
   session.output.document(document);
   return exit_good;
 }

@@ -58,7 +58,7 @@ int run(const Options& options, const Session& session) {
   const bool readable = std::any_of(files.begin(), files.end(), [](const PresetFile& file) {
     return file.complaints.empty() || !file.records.empty();
   });
-  if (!files.empty() && !readable)
+  if (!readable)
     throw Error(ErrorKind::invalid_input,
                 fmt::format("{}; nothing else is there to show", files.front().complaints.front()));
   Json document = Json::array();
@@ -76,7 +76,6 @@ int run(const Options& options, const Session& session) {
                         {"records", records},
                         {"complaints", file.complaints}});
   }
-  if (document.empty()) session.output.line("no preset files there");
   session.output.document(document);
   return exit_good;
 }

@@ -1,6 +1,5 @@
 // fftune presets validate: reads the files as the library would, and names all that it would skip.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -78,12 +77,7 @@ void check_record(const PresetRecord& record, const PresetFile& file,
 }
 
 int run(const Options& options, const Session& session) {
-  const std::vector<std::string> paths = or_presets_folder(options.paths);
-  const std::vector<PresetFile> files = preset_files(paths);
-  if (files.empty())
-    throw Error(ErrorKind::invalid_input,
-                fmt::format("{} holds no <device>/<op>.json: there is nothing to validate",
-                            fmt::join(paths, ", ")));
+  const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
   const Devices here = list_devices(session.environment);
   Findings findings;
   std::size_t records = 0;
