@@ -100,7 +100,7 @@ double memory_cycles(const WgmmaTile& t, const GemmShape& shape, const DeviceFac
                         double(shape.m) * shape.k * shape.terms * shape.results +
                         double(shape.m) * shape.n * shape.results * shape.box_buffers) *
                        2;
-  const auto rows = std::min<std::int64_t>(ceil_div(shape.m, t.bm), 4);
+  const auto rows = std::min<std::int64_t>(shape.row_tiles(t.bm), 4);
   const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
   return bytes / (rate * std::min(1.0, loading * 2.5));
 }

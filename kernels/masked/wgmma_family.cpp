@@ -25,26 +25,14 @@ DeviceFacts without_tables(DeviceFacts facts) {
   return facts;
 }
 
-/// The product as the engine's space may see it. Each expert's last tile is a part: with many
-/// tokens there are half a tile of rows more in the mean, which may start another wave.
-GemmShape in_tiles(GemmShape shape) {
-  constexpr std::int64_t half_a_tile = 64;
-  if (shape.m >= 512) shape.m += half_a_tile;
-  shape.grouped = true;
-  return shape;
-}
-
-/// The product as its cost may see it: with the rows of all tiles that a mask of the problem's
-/// pattern leads to.
-GemmShape in_tiles_of(const Problem& problem, const StageProduct& work, const WgmmaTile& t) {
-  const auto pattern = parse_pattern(problem.option("mask"));
-  if (!pattern) return in_tiles(work.shape);
+/// The product as the engine's space and its cost may see it: its tokens in groups as large as
+/// those of a mask of the problem's pattern.
+GemmShape in_groups(const Problem& problem, const StageProduct& work) {
   GemmShape shape = work.shape;
-  const std::int64_t marked = std::llround(static_cast<double>(shape.m) * pattern->share);
-  const std::int64_t height = std::int64_t{t.bm} * t.cluster_m;
-  shape.m = (ceil_div(marked, height) + ceil_div(shape.m - marked, height)) * height;
-  shape.a_gathered = !work.sorted_a && scatters(problem);
   shape.grouped = true;
+  if (const auto pattern = parse_pattern(problem.option("mask")))
+    shape.marked = std::llround(static_cast<double>(shape.m) * pattern->share);
+  shape.a_gathered = !work.sorted_a && scatters(problem);
   return shape;
 }
 
@@ -86,7 +74,7 @@ class WgmmaFamily final : public StageFamily {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const StageProduct work = product_of(stage(), problem);
-    Space space = wgmma_space(in_tiles(work.shape), without_tables(facts));
+    Space space = wgmma_space(in_groups(problem, work), without_tables(facts));
     if (!work.sorted_a)
       space.constraint("tokens are gathered by the block that needs them: none is shared",
                        [](const Config& config) { return config.at("cluster_n") == 1; },
@@ -95,17 +83,15 @@ class WgmmaFamily final : public StageFamily {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const StageProduct work = product_of(stage(), problem);
-    return wgmma_cheapest(space(problem, facts), [&](const Config& config) {
-      return wgmma_cost(in_tiles_of(problem, work, WgmmaTile(config)), facts, config);
-    });
+    const GemmShape shape = in_groups(problem, product_of(stage(), problem));
+    return wgmma_cheapest(space(problem, facts), shape, facts);
   }
 
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
     if (facts.clock_hz <= 0) return std::nullopt;
-    const GemmShape shape = in_tiles_of(problem, product_of(stage(), problem), WgmmaTile(config));
-    return wgmma_cost(shape, facts, config) / facts.clock_hz;
+    return wgmma_cost(in_groups(problem, product_of(stage(), problem)), facts, config) /
+           facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
