@@ -70,7 +70,9 @@ double step_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
   const double gathered = (shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? products * t.bn : 0);
   if (gathered == 0) return copied + promotion_cycles(t, shape);
   // With few slots the copies and the products take turns.
-  return std::max(copied, gathered * 32 / gather_rate + copied / std::max(t.stages - 1, 1));
+  const double first =
+      std::max(copied, gathered * 32 / gather_rate + copied / std::max(t.stages - 1, 1));
+  return (first + (shape.turns - 1) * copied) / shape.turns;
 }
 
 /// Clocks until each block of a split has the sums that the others made for it. An only owner has
@@ -123,7 +125,7 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   const double tile = 4.0 * static_cast<double>(t.k_tiles(shape)) * step_cycles(t, shape, busy) +
                       (t.ping_pong() ? exposed * output : output);
   // A cluster's blocks start together, and those that lie beyond the matrix idle.
-  const auto waves = ceil_div(t.clusters(shape), clusters_at_once(t, facts));
+  const auto waves = ceil_div(t.row_runs(shape), clusters_at_once(t, facts)) * shape.turns;
   const double together = t.split_k > 1            ? split_cycles + exchange_cycles(t, shape)
                           : t.cluster_blocks() > 1 ? cluster_cycles
                                                    : 0;
