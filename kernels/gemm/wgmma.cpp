@@ -112,7 +112,7 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
       [=](const WgmmaTile& t) { return t.split_k == 1 || shape.box_buffers == 1; });
   add("no more buffers for the output than it has boxes",
       {"bm", "bn", "schedule", "consumers", "split_k", "output_boxes"},
-      [=](const WgmmaTile& t) { return t.output_boxes <= t.boxes(shape.box_buffers); });
+      [=](const WgmmaTile& t) { return t.output_boxes <= t.boxes(); });
   const std::int64_t limit = facts.shared_bytes_per_block;
   add(fmt::format("stages * 128 bytes * (bm + {} bn), the output boxes and the exchange of split-K "
                   "must fit in the {} bytes of shared memory that a block can have",
@@ -273,7 +273,7 @@ TensorMapArgument WgmmaMaps::c(const Pointer& matrix, DType dtype) const {
           shape_.m,
           shape_.n,
           static_cast<std::uint32_t>(tile_.box_tokens()),
-          static_cast<std::uint32_t>(tile_.box_features(shape_.box_buffers))};
+          static_cast<std::uint32_t>(tile_.box_features())};
 }
 
 void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,

@@ -140,7 +140,7 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   constexpr double exposed = 0.4;     // of the epilogue in ping-pong
   constexpr double waiting = 1.5;     // times longer, for boxes that are read
   const WgmmaTile t(config);
-  const bool waits = shape.box_buffers > 1 && (shape.grouped || !t.reads_ahead(shape.box_buffers));
+  const bool waits = shape.box_buffers > 1 && (shape.grouped || !t.reads_ahead());
   const double blocks = static_cast<double>(t.row_runs(shape) * t.cluster_blocks());
   const double busy = std::min(1.0, blocks / std::max(facts.multiprocessors, 1));
   const double output =
