@@ -136,7 +136,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         return t.bn >= 64 || shape.row_tiles(t.bm) * ceil_div(shape.n, 64) < processors;
       });
   add("widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
-      "groups end in parts of tiles, and boxes that are read too are 32 features wide",
+      "groups end in parts of tiles, and boxes that are read too have 32 features or 64",
       {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
         const int width = t.instruction_columns(shape.products);
         const bool plain = !shape.grouped && shape.box_buffers == 1;
