@@ -114,7 +114,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"check --seeds 0", 2, {"--seeds 0"}},
       {"check --device cpu --max-flops -1", 2, {"--max-flops '-1'"}},
       {"compile --arch sm_99", 2, {"--arch 'sm_99'", "sm_90a"}},
-      {"compile --op fnf", 2, {"fnf", "ffn"}},
+      {"compile --op lineal", 2, {"--op 'lineal'", "did you mean linear?"}},
       {"compile --family gate_up_sm8", 2, {"did you mean gate_up_sm80?"}},
       {"compile --dtype fp9", 2, {"--dtype 'fp9'", "fp8"}},
       {"compile --option save", 2, {"--option save", "NAME=VALUE"}},

@@ -42,8 +42,13 @@ struct Options {
 
 std::vector<const Op*> ops_named(const std::string& text, const Catalog& catalog) {
   if (text.empty()) return catalog.ops;
+  std::vector<std::string> known;
+  for (const Op* op : catalog.ops) known.emplace_back(op->name());
   std::vector<const Op*> ops;
-  for (const std::string& name : parse_words(text, "--op")) ops.push_back(&catalog.op(name));
+  for (const std::string& name : parse_words(text, "--op")) {
+    check_choice(name, "--op", known);
+    ops.push_back(&catalog.op(name));
+  }
   return ops;
 }
 
