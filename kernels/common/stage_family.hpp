@@ -32,4 +32,15 @@ class StageFamily : public Family {
   std::string_view summary_;
 };
 
+/// The one that takes what the others refuse: it has no parameters.
+template <typename Stage, DeviceKind kind>
+class StageFallback : public StageFamily<Stage, kind> {
+ public:
+  using StageFamily<Stage, kind>::StageFamily;
+
+  bool is_fallback() const override { return true; }
+  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
+  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+};
+
 }  // namespace fftune

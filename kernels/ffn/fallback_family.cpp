@@ -12,14 +12,6 @@ std::optional<std::string> FallbackFamily::refusal(const Problem& problem,
   return refuse_cuda(problem, facts, stage());
 }
 
-Space FallbackFamily::space(const Problem&, const DeviceFacts&) const {
-  return {};
-}
-
-Config FallbackFamily::default_config(const Problem&, const DeviceFacts&) const {
-  return {};
-}
-
 Program FallbackFamily::program(const Problem& problem, const DeviceFacts&, const Config&) const {
   constexpr std::int64_t tile = 64;  // of fallback_gemm, as are its 256 threads
   const GemmShape shape = gemm_of(stage(), problem);

@@ -6,15 +6,12 @@
 
 namespace fftune::ffn {
 
-class FallbackFamily final : public StageFamily<CudaStage, DeviceKind::cuda> {
+class FallbackFamily final : public StageFallback<CudaStage, DeviceKind::cuda> {
  public:
   /// `name` is its kernel's and its device source's too.
-  using StageFamily::StageFamily;
+  using StageFallback::StageFallback;
 
-  bool is_fallback() const override { return true; }
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
-  Space space(const Problem&, const DeviceFacts&) const override;
-  Config default_config(const Problem&, const DeviceFacts&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
   std::vector<std::string> sources() const override;
 };

@@ -6,10 +6,10 @@
 
 namespace fftune {
 
-template <DeviceKind kind>
-class ProductFamily : public StageFamily<ProductStage, kind> {
+template <DeviceKind kind, template <typename, DeviceKind> class Base = StageFamily>
+class ProductFamily : public Base<ProductStage, kind> {
  public:
-  using StageFamily<ProductStage, kind>::StageFamily;
+  using Base<ProductStage, kind>::Base;
 
  protected:
   Product product(const Problem& problem) const { return this->stage().product(problem); }
@@ -56,14 +56,11 @@ class DecodeProduct final : public CudaProduct {
 };
 
 /// gemm/fallback.cuh, for any CUDA device, size and type.
-class FallbackProduct final : public CudaProduct {
+class FallbackProduct final : public ProductFamily<DeviceKind::cuda, StageFallback> {
  public:
   FallbackProduct(const ProductStage& stage, std::string_view name)
-      : CudaProduct(stage, name, "any sizes, alignment and type: the fallback") {}
-  bool is_fallback() const override { return true; }
+      : ProductFamily(stage, name, "any sizes, alignment and type: the fallback") {}
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
-  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
-  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
   std::vector<std::string> sources() const override;
 };
@@ -81,14 +78,11 @@ class CpuBlasProduct final : public CpuProduct {
 };
 
 /// Plain loops, on the CPU.
-class CpuPlainProduct final : public CpuProduct {
+class CpuPlainProduct final : public ProductFamily<DeviceKind::cpu, StageFallback> {
  public:
   CpuPlainProduct(const ProductStage& stage, std::string_view name)
-      : CpuProduct(stage, name, "plain loops for any sizes: the fallback") {}
-  bool is_fallback() const override { return true; }
+      : ProductFamily(stage, name, "plain loops for any sizes: the fallback") {}
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
-  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
-  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
   std::vector<std::string> sources() const override;
 };

@@ -2,28 +2,14 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kernels/linear/linear.hpp"
+#include "kernels/linear/d_bias_family.hpp"
 
 namespace fftune::linear {
 namespace {
 
-constexpr ProductStage stage{stage_d_bias, "bwd", nullptr};
-
-class CpuDBias final : public Family {
+class CpuDBias final : public DBiasFamily<DeviceKind::cpu> {
  public:
-  std::string_view name() const override { return "cpu_d_bias"; }
-  std::string_view summary() const override { return "column sums of dy, by blocks of columns"; }
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  bool is_fallback() const override { return true; }
-  std::vector<std::string> stages() const override { return {stage_d_bias}; }
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage, problem, facts, DeviceKind::cpu)) return refusal;
-    if (!form_of(problem).bias) return "there is no bias to have a gradient";
-    return std::nullopt;
-  }
-  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
-  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+  CpuDBias() : DBiasFamily("cpu_d_bias", "column sums of dy, by blocks of columns") {}
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");

@@ -4,12 +4,10 @@
 #include <algorithm>
 
 #include "kernels/common/device_types.hpp"
-#include "kernels/linear/linear.hpp"
+#include "kernels/linear/d_bias_family.hpp"
 
 namespace fftune::linear {
 namespace {
-
-constexpr ProductStage stage{stage_d_bias, "bwd", nullptr};
 
 /// Rows that one sum of the first step covers: enough parts to fill a device, few enough that
 /// the second step is short.
@@ -17,21 +15,9 @@ std::int64_t rows_of_part(std::int64_t rows) {
   return std::max<std::int64_t>(64, ceil_div(rows, 64));
 }
 
-class DBias final : public Family {
+class DBias final : public DBiasFamily<DeviceKind::cuda> {
  public:
-  std::string_view name() const override { return "d_bias"; }
-  std::string_view summary() const override { return "column sums of dy in two steps"; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  bool is_fallback() const override { return true; }
-  std::vector<std::string> stages() const override { return {stage_d_bias}; }
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage, problem, facts, DeviceKind::cuda)) return refusal;
-    if (!form_of(problem).bias) return "there is no bias to have a gradient";
-    return std::nullopt;
-  }
-  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
-  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+  DBias() : DBiasFamily("d_bias", "column sums of dy in two steps") {}
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");

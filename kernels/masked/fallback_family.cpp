@@ -13,19 +13,22 @@ namespace {
 
 constexpr std::int64_t tile = 64;  // of either kernel, as are its 256 threads
 
-class FallbackFamily final : public StageFamily {
+class Fallback : public StageFallback<Stage, DeviceKind::cuda> {
  public:
-  FallbackFamily(Stage stage, std::string_view name)
-      : StageFamily(stage, name, "any sizes, alignment and element type; no claim to speed") {}
+  Fallback(Stage stage, std::string_view name)
+      : StageFallback(stage, name, "any sizes, alignment and element type; no claim to speed") {}
 
-  bool is_fallback() const override { return true; }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
     if (auto refusal = refuse_stage(stage(), problem)) return refusal;
     return refuse_cuda(problem, problem.pass, facts);
   }
-  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
-  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+};
+
+/// The products of each expert's tokens.
+class ProductFallback final : public Fallback {
+ public:
+  using Fallback::Fallback;
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const StageProduct work = product_of(stage(), problem);
@@ -49,19 +52,9 @@ class FallbackFamily final : public StageFamily {
 };
 
 /// The sums over each expert's tokens.
-class SumFallback final : public StageFamily {
+class SumFallback final : public Fallback {
  public:
-  SumFallback(Stage stage, std::string_view name)
-      : StageFamily(stage, name, "any sizes, alignment and element type; no claim to speed") {}
-
-  bool is_fallback() const override { return true; }
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(stage(), problem)) return refusal;
-    return refuse_cuda(problem, problem.pass, facts);
-  }
-  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
-  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+  using Fallback::Fallback;
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const StageSum work = sum_of(stage(), problem);
@@ -88,13 +81,13 @@ class SumFallback final : public StageFamily {
 }  // namespace
 
 std::vector<const Family*> linear_fallback_families() {
-  static const FallbackFamily linear(Stage::linear, "linear_fallback"),
+  static const ProductFallback linear(Stage::linear, "linear_fallback"),
       dx(Stage::dx, "dx_fallback");
   static const SumFallback dw(Stage::dw, "dw_fallback");
   return {&linear, &dx, &dw};
 }
 std::vector<const Family*> ffn_fallback_families() {
-  static const FallbackFamily gate_up(Stage::gate_up, "gate_up_fallback"),
+  static const ProductFallback gate_up(Stage::gate_up, "gate_up_fallback"),
       down(Stage::down, "down_fallback"), d_hidden(Stage::d_hidden, "d_hidden_fallback"),
       d_x(Stage::d_x, "d_x_fallback");
   static const SumFallback d_gate_up(Stage::d_gate_up, "d_gate_up_fallback"),
