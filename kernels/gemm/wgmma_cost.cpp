@@ -55,7 +55,8 @@ double intake_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
 /// Clocks of one step of 16 of k in a block.
 double step_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
   constexpr double shared_rate = 128;  // bytes a clock
-  constexpr double gather_rate = 18;   // bytes a clock, by cp.async
+  // Bytes a clock by cp.async: a fourth of a multiprocessor serves one warp, or two no faster.
+  const double gather_rate = shape.gatherers == 4 ? 33 : 18;
   constexpr double efficiency = 0.84;  // of the tensor cores under load, at a clock that yields
   const int products = shape.products;
   // wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
