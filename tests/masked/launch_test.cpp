@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <variant>
 
 #include "core/error.hpp"
@@ -100,6 +101,7 @@ TEST_CASE("gradients of the weights take memory beside the tensors only to sort 
   CHECK(program_of(config).scratch.empty());
   CHECK(program_of(config).steps.size() == 1);
   problem.options["mask"] = "random:0.33";
+  config.set("copiers", 0);
   config.set("gatherers", 2);
   config.set("sorts", 0);
   CHECK(program_of(config).scratch.empty());
@@ -125,9 +127,12 @@ TEST_CASE("untuned, four warps of another warpgroup gather the scattered tokens 
       const Program program = family.program(problem, facts, config);
       return std::get<KernelLaunch>(program.steps.back()).block.x;
     };
-    CHECK(threads() == 512);
-    config.set("gatherers", 2);
-    CHECK(threads() == 384);
+    for (const auto& [gatherers, copiers, all] :
+         {std::tuple{4, 7, 640u}, {4, 3, 512u}, {4, 0, 512u}, {2, 0, 384u}}) {
+      config.set("gatherers", gatherers);
+      config.set("copiers", copiers);
+      CHECK(threads() == all);
+    }
   }
 }
 

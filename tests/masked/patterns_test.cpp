@@ -128,7 +128,8 @@ void verify_scattered(Backend& backend, const Op& op, DType dtype,
                       const Options& options = {}) {
   std::mt19937_64 random(1);
   for (const std::int64_t m : tokens)
-    for (const auto& [parameter, value] : {std::pair{"gatherers", 4}, {"sorts", 1}}) {
+    for (const auto& [parameter, value] :
+         {std::pair{"gatherers", 4}, {"copiers", 3}, {"copiers", 7}, {"sorts", 1}}) {
       const Problem problem =
           problem_of(op, DeviceKind::cuda, dtype, m, sizes, "random:0.5", "bwd", options);
       const auto wanted = [&, name = parameter, at = value](const Config& config) {
@@ -222,13 +223,18 @@ TEST_CASE("gradients of masked networks are right on a GPU under every mask", "[
                         {{"save", "preact"}}) > 0);
 }
 
-TEST_CASE("gradients are right on a GPU however scattered tokens come, under every mask", "[gpu]") {
+TEST_CASE("gradients of layers are right on a GPU however scattered tokens come", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   verify_scattered(*backend, masked_linear_op(), DType::bf16, {1, 63, 131}, {72, 136}, 3);
   verify_scattered(*backend, masked_linear_op(), DType::bf16, {2049}, {520, 264}, 16);
   verify_scattered(*backend, masked_linear_op(), DType::fp16, {515}, {264, 136}, 8,
                    {{"accumulate", "yes"}});
+}
+
+TEST_CASE("gradients of networks are right on a GPU however scattered tokens come", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const Options& form : backward_forms)
     verify_scattered(*backend, masked_ffn_op(), DType::bf16, {1, 515}, {264, 328}, 5, form);
 }
