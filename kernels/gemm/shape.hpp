@@ -23,7 +23,6 @@ struct GemmShape {
   int box_buffers = 1;        // matrices of c's size that are stored, or read and then stored over
   bool a_gathered = false;    // its rows are gathered by a list, rather than copied in tiles
   bool b_gathered = false;
-  int copiers = 0;
   int gatherers = 2;        // warps of a block that gather
   bool promoted = false;    // of fp8: sums of a k tile join those of all in registers
   bool grouped = false;     // its rows are in two groups whose sizes are known on the device alone

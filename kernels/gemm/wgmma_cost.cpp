@@ -56,7 +56,7 @@ double intake_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
 double step_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
   constexpr double shared_rate = 128;  // bytes a clock
   // Bytes a clock by cp.async: a fourth of a multiprocessor serves one warp, or two no faster.
-  const double gather_rate = shape.gatherers == 4 ? 33 + 1.6 * shape.copiers : 18;
+  const double gather_rate = shape.gatherers == 4 ? 33 : 18;
   constexpr double efficiency = 0.84;  // of the tensor cores under load, at a clock that yields
   const int products = shape.products;
   // wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.

@@ -46,11 +46,9 @@ class wgmma_gather {
   }
 
   // Begins to copy elements [column, column + 64 slabs) of the rows of a matrix with `columns`,
-  // zeros past its end, into slabs of `height` rows of 64 elements. Without the last `less` rows of
-  // the last slab.
-  template <int slabs, int less = 0, class T>
+  // zeros past its end, into slabs of `height` rows of 64 elements.
+  template <int slabs, class T>
   __device__ __forceinline__ void copy(const T* matrix, int columns, int column, u32 to) const {
-    static_assert(less % step == 0);
     constexpr int elements = row_bytes / sizeof(T);
     const int own = column + chunk_ * 16 / static_cast<int>(sizeof(T));
     const u32 pitch = static_cast<u32>(columns) * sizeof(T);
@@ -70,7 +68,6 @@ class wgmma_gather {
         const bool valid = own + slab * elements < columns;
 #pragma unroll
         for (int j = 0; j < together; ++j) {
-          if (slab == slabs - 1 && (i + j) * step >= height - less) continue;
           copy_async(to + (slab * height + (i + j) * step) * row_bytes,
                      source[j] + slab * row_bytes, valid);
         }

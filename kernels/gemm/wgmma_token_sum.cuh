@@ -40,21 +40,18 @@ struct token_sum_operands {
   const u8* mask;
   const T* a_rows;
   const T* b_rows;
-  const tensor_map& row;  // boxes of a row of 64 elements, of what copiers copy
 };
 
-// Threads of a block with so many gathering warps and copiers, and how many blocks fit a
-// multiprocessor.
-__host__ __device__ constexpr int token_sum_threads(const wgmma_tile& tile, int gatherers,
-                                                    int copiers) {
-  return wgmma_threads(tile) + (gatherers == 4 ? (copiers + 4) / 4 * 128 : 0);
+// Threads of a block with so many gathering warps, and how many blocks fit a multiprocessor.
+__host__ __device__ constexpr int token_sum_threads(const wgmma_tile& tile, int gatherers) {
+  return wgmma_threads(tile) + (gatherers == 4 ? 128 : 0);
 }
 __host__ __device__ constexpr int token_sum_blocks(const wgmma_tile& tile, int gatherers) {
   return gatherers == 4 ? 1 : wgmma_blocks_per_multiprocessor(tile, 1);
 }
 
 template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_b, int gatherers,
-          int copiers, int results>
+          int results>
 class wgmma_token_sum
     : wgmma_gemm<T, Epilogue, tile, T, no_scales, matrix_operands<true, true, 1, 1, true>> {
   using engine =
@@ -80,44 +77,29 @@ class wgmma_token_sum
   static constexpr int blanking_barrier = 6, groups_barrier = 7;
   // Else all k tiles are copied by TMA, from where the order of the groups has them.
   static constexpr bool finds = !sorted_a || !sorted_b;
-  static constexpr int threads = token_sum_threads(tile, gatherers, copiers);
+  static constexpr int threads = token_sum_threads(tile, gatherers);
   static constexpr int producers = threads / 128 - tile.consumers;  // warpgroups
   static constexpr bool light = token_sum_blocks(tile, gatherers) == 2;
   // Gathering takes more registers than the plain engine's producer has, and accumulators leave
   // them where they are few. A warpgroup more takes its own from the consumers.
   static constexpr int own_sums = layout::parts * store::values;
-  static constexpr bool few_sums = own_sums < 192;
-  static constexpr int producer_registers = producers == 3                     ? 64
-                                            : producers == 2 && own_sums <= 64 ? 96
-                                            : tile.consumers == 1              ? 80
-                                            : tile.consumers == 2 && !few_sums ? 40
-                                                                               : 56;
-  static constexpr int consumer_registers = producers == 3                     ? 144
-                                            : producers == 2 && own_sums <= 64 ? 160
-                                            : producers == 2                   ? 200
-                                            : tile.consumers == 3              ? 152
-                                            : few_sums                         ? 224
-                                                                               : 232;
-  static_assert(gatherers == 4 ||
-                wgmma_registers_fit(tile, consumer_registers, producer_registers));
-  static_assert(gatherers == 2 ||
-                (few_sums && 2 * consumer_registers + producers * producer_registers <=
-                                 threads / 128 * (65536 / threads / 8 * 8)));
+  static constexpr int producer_registers = producers == 2        ? own_sums > 64 ? 56 : 96
+                                            : tile.consumers == 1 ? 80
+                                            : tile.consumers == 2 && own_sums >= 192 ? 40
+                                                                                     : 56;
+  static constexpr int consumer_registers = producers == 2        ? own_sums > 64 ? 200 : 160
+                                            : tile.consumers == 3 ? 152
+                                            : own_sums < 192      ? 224
+                                                                  : 232;
+  static_assert(producers == 2 ? own_sums <= 128 && consumer_registers + producer_registers <= 256
+                               : wgmma_registers_fit(tile, consumer_registers, producer_registers));
 
   // Where the threads of the producers begin that each have a part of their own: both operands,
   // gathered or not, and which tokens the k tiles have.
   static constexpr int gather_threads = gatherers * 32;
   static constexpr int operands_thread = gatherers == 4 ? 0 : 32;
   static constexpr int tokens_thread = operands_thread + gather_threads;
-  static_assert(tokens_thread + 32 * (1 + copiers) <= producers * 128);
-  // Of scattered tokens the copiers have the last slab of one operand, for the last `copied_rows`:
-  // so many that they take as long as the gathering warps.
-  static_assert(copiers == 0 || (finds && gatherers == 4));
-  static constexpr bool copies_b = copiers > 0 && !sorted_b, copies_a = copiers > 0 && sorted_b;
-  static constexpr int gathered_slabs =
-      (sorted_a ? 0 : tile.bm / 64) + (sorted_b ? 0 : tile.bn / 64);
-  static constexpr int copied_rows =
-      smaller(gathered_slabs * 4 * (copiers > 3 ? 4 : 2) / 16, 4) * 16;
+  static_assert(tokens_thread + 32 <= producers * 128);
   using tasks = token_tasks<tile, height, results>;
   using sent_sums = wgmma_sent_sums<layout::parts * store::values, tile.consumers * 128>;
 
@@ -175,11 +157,10 @@ class wgmma_token_sum
           continue;
         }
         if constexpr (!sorted_a)
-          gather.template copy<tile.bm / 64, copies_a ? copied_rows : 0>(from.a_rows, shape.m, row,
-                                                                         pipe.slot());
+          gather.template copy<tile.bm / 64>(from.a_rows, shape.m, row, pipe.slot());
         if constexpr (!sorted_b)
-          gather.template copy<tile.bn / 64, copies_b ? copied_rows : 0>(
-              from.b_rows, shape.n, column, pipe.slot() + layout::a_bytes);
+          gather.template copy<tile.bn / 64>(from.b_rows, shape.n, column,
+                                             pipe.slot() + layout::a_bytes);
         barrier_arrive_copied(pipe.full_barrier());
       }
     }
@@ -187,41 +168,6 @@ class wgmma_token_sum
     if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) {
       for (int stage = 0; stage < tile.stages; ++stage, pipe.advance()) {
         barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
-      }
-    }
-  }
-
-  // A warp that copies rows of 128 bytes by TMA, each a copy, beside the gathering warps: what they
-  // reach is limited by how fast cp.async is issued.
-  static __device__ __forceinline__ void copy_rows(const operands& from, const row_groups& groups,
-                                                   const wgmma_gemm_shape& shape, ring pipe,
-                                                   u32 rank, tables found, int copier) {
-    constexpr int slab = (copies_b ? tile.bn : tile.bm) / 64 - 1;
-    constexpr int first_row = height - copied_rows;
-    for (tasks work(shape); work.pending(); work.advance(1)) {
-      const token_task own = work.current(groups, shape, rank);
-      const int column = (copies_b ? own.at.n * tile.bn : own.at.m * tile.bm) + slab * 64;
-      for (int k_tile = own.range.first; k_tile < own.range.last; ++k_tile, pipe.advance()) {
-        const int in_table = (k_tile - own.range.first) % k_tiles_together;
-        const tile_rows tokens = found.wait(in_table);
-        barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
-        if (threadIdx.x % 32 == 0) {
-          if (!tokens.consecutive()) {
-            barrier_expect(pipe.full_barrier(),
-                           (copied_rows - copier + copiers - 1) / copiers * layout::row_bytes);
-            const u32 to = pipe.slot() + (copies_b ? layout::a_bytes : 0) + slab * wgmma_slab_bytes;
-            for (int row = first_row + copier; row < height; row += copiers) {
-              tma_load(to + row * layout::row_bytes, from.row, pipe.full_barrier(), column,
-                       static_cast<int>(tokens.rows[row]), l2_policy::evict_normal);
-            }
-          }
-          barrier_arrive(pipe.full_barrier());
-        }
-        __syncwarp();
-        if (in_table == k_tiles_together - 1 || k_tile == own.range.last - 1) {
-          found.release();
-          found.advance();
-        }
       }
     }
   }
@@ -370,8 +316,8 @@ class wgmma_token_sum
       tma_prefetch(from.false_c0);
     }
     if (producer == 0) {
-      found.init(gatherers + copiers);
-      engine::init_barriers(pipe, base, rank, gather_threads + copiers);
+      found.init(gatherers);
+      engine::init_barriers(pipe, base, rank, gather_threads);
     }
     __syncwarp();
     if constexpr (layout::cluster_blocks > 1) cluster_arrive();
@@ -392,8 +338,6 @@ class wgmma_token_sum
         if constexpr (finds) find_tokens(groups, shape, rank, found);
       } else if (producer >= operands_thread && producer < tokens_thread) {
         produce(from, groups, shape, pipe, rank, found);
-      } else if (copiers > 0 && producer >= tokens_thread) {
-        copy_rows(from, groups, shape, pipe, rank, found, producer / 32 - tokens_thread / 32 - 1);
       }
       if constexpr (tile.split_k > 1) {
         __syncwarp();

@@ -33,11 +33,6 @@ int gatherers(const Problem& problem, const Config& config) {
   return scatters(problem) ? static_cast<int>(config.at("gatherers")) : 2;
 }
 
-/// How many warps of a block copy rows one by one beside those.
-int copiers(const Problem& problem, const Config& config) {
-  return scatters(problem) ? static_cast<int>(config.at("copiers")) : 0;
-}
-
 class WgmmaSumFamily final : public StageFamily {
  public:
   using StageFamily::StageFamily;
@@ -61,18 +56,6 @@ class WgmmaSumFamily final : public StageFamily {
                    "warps of a block that gather: 2 of the producers, or 4, which are a warpgroup "
                    "more",
                    {2, 4})
-        .parameter("copiers", "warps that copy rows of 128 bytes one by one beside those",
-                   {0, 3, 7})
-        .constraint("copiers are for what four gathering warps do not reach",
-                    [](const Config& c) { return c.at("copiers") == 0 || c.at("gatherers") == 4; },
-                    {"gatherers", "copiers"})
-        .constraint(
-            "five warpgroups start with 96 registers a thread, and two of them multiply with 152",
-            [](const Config& c) {
-              const WgmmaTile tile(c, true);
-              return c.at("copiers") <= 3 || (tile.sums(1) <= 64 && tile.bn <= 128);
-            },
-            {"bm", "bn", "schedule", "consumers", "copiers"})
         .constraint("sorted tokens are not gathered",
                     [](const Config& c) { return c.at("sorts") == 0 || c.at("gatherers") == 2; },
                     {"sorts", "gatherers"})
@@ -114,16 +97,15 @@ class WgmmaSumFamily final : public StageFamily {
     if (sorts) append_sort(program, problem, facts, work, a, b);
     program.kernels.push_back(
         {"masked/token_sum_sm90.cu",
-         fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}, {}, {}>",
+         fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}, {}>",
                      work.a.size() == 2 ? "token_sums_sm90" : "token_sum_sm90",
                      element_type(problem.dtype), adds, work.sorted_a || sorts,
-                     work.sorted_b || sorts, gatherers(problem, config), copiers(problem, config),
+                     work.sorted_b || sorts, gatherers(problem, config),
                      wgmma_template_arguments(config, 1, 1, true))});
     const GemmShape shape = shape_of(problem, config);
     KernelLaunch launch = wgmma_geometry(program, shape, facts, config, true);
     launch.shared_bytes += static_cast<std::uint32_t>(table_bytes);
-    if (gatherers(problem, config) == 4)
-      launch.block.x += static_cast<std::uint32_t>((copiers(problem, config) + 4) / 4 * 128);
+    if (gatherers(problem, config) == 4) launch.block.x += 128;
     const WgmmaMaps maps(shape, config, problem.dtype, problem.dtype);
     launch.arguments = {maps.a(a)};
     if (work.a.size() == 2) launch.arguments.emplace_back(maps.a(TensorArgument{work.a.back()}));
@@ -132,10 +114,6 @@ class WgmmaSumFamily final : public StageFamily {
       for (const auto& own : *matrices)
         for (const std::size_t place : own)
           launch.arguments.emplace_back(maps.c(TensorArgument{place}));
-    const auto dtype_of = problem.dtype;
-    launch.arguments.emplace_back(
-        TensorMapArgument{work.sorted_b || sorts ? a : b, dtype_of, work.shape.k,
-                          work.sorted_b || sorts ? work.shape.m : work.shape.n, 1, 64});
     append_places(launch.arguments, {work.mask, work.a.front(), work.b}, 3);
     wgmma_append_sizes(launch, config, {work.shape.m, work.shape.n, work.shape.k});
     program.steps.emplace_back(std::move(launch));
@@ -170,7 +148,6 @@ class WgmmaSumFamily final : public StageFamily {
     shape.a_gathered = gathers && !work.sorted_a;
     shape.b_gathered = gathers && !work.sorted_b;
     shape.gatherers = gatherers(problem, config);
-    shape.copiers = copiers(problem, config);
     const WgmmaTile tile(config);
     double share = 0.5;
     if (tile.split_k > 1) {

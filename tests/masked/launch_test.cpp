@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <variant>
 
 #include "core/error.hpp"
@@ -101,7 +100,6 @@ TEST_CASE("gradients of the weights take memory beside the tensors only to sort 
   CHECK(program_of(config).scratch.empty());
   CHECK(program_of(config).steps.size() == 1);
   problem.options["mask"] = "random:0.33";
-  config.set("copiers", 0);
   config.set("gatherers", 2);
   config.set("sorts", 0);
   CHECK(program_of(config).scratch.empty());
@@ -127,12 +125,9 @@ TEST_CASE("untuned, four warps of another warpgroup gather the scattered tokens 
       const Program program = family.program(problem, facts, config);
       return std::get<KernelLaunch>(program.steps.back()).block.x;
     };
-    for (const auto& [gatherers, copiers, all] :
-         {std::tuple{4, 7, 640u}, {4, 3, 512u}, {4, 0, 512u}, {2, 0, 384u}}) {
-      config.set("gatherers", gatherers);
-      config.set("copiers", copiers);
-      CHECK(threads() == all);
-    }
+    CHECK(threads() == 512);
+    config.set("gatherers", 2);
+    CHECK(threads() == 384);
   }
 }
 
