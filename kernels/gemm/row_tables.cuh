@@ -84,9 +84,7 @@ class row_tables {
   // A table whose rows nobody looks at.
   __device__ __forceinline__ tile_rows unread() const { return {0, tables_}; }
   // All lanes of a warp.
-  __device__ __forceinline__ void release() const {
-    barrier_arrive(place_.empty_barrier());
-  }
+  __device__ __forceinline__ void release() const { barrier_arrive(place_.empty_barrier()); }
 };
 
 }  // namespace fftune

@@ -76,6 +76,11 @@ struct WgmmaTile {
     return shape.row_tiles(std::int64_t{bm} * cluster_m) *
            ceil_div(shape.n, std::int64_t{bn} * cluster_n) * shape.results;
   }
+  /// What clusters have one after the other: as many tiles of the same rows as they take in turn.
+  std::int64_t row_runs(const GemmShape& shape) const {
+    return shape.row_tiles(std::int64_t{bm} * cluster_m) *
+           ceil_div(ceil_div(shape.n, std::int64_t{bn} * cluster_n), shape.turns) * shape.results;
+  }
   std::int64_t tiles(const GemmShape& shape) const {
     return shape.row_tiles(bm) * ceil_div(shape.n, bn) * shape.results;
   }
