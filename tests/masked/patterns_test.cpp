@@ -121,25 +121,25 @@ int verify_patterns(Backend& backend, const Op& op, DType dtype,
   return verified;
 }
 
-/// The sums over tokens that are chosen for scattered ones: gathered by four warps, or sorted.
+/// The sums over tokens that are chosen for scattered ones: gathered by four warps, or sorted. A
+/// section of each, so that one can be asked for by its name.
 void verify_scattered(Backend& backend, const Op& op, DType dtype,
                       const std::vector<std::int64_t>& tokens,
                       const std::vector<std::int64_t>& sizes, int more,
                       const Options& options = {}) {
-  std::mt19937_64 random(1);
   for (const std::int64_t m : tokens)
     for (const auto& [parameter, value] : {std::pair{"gatherers", 4}, {"sorts", 1}}) {
       const Problem problem =
           problem_of(op, DeviceKind::cuda, dtype, m, sizes, "random:0.5", "bwd", options);
-      const auto wanted = [&, name = parameter, at = value](const Config& config) {
-        return config.contains(name) && config.at(name) == at;
-      };
-      const auto candidates = candidates_of(backend, op, problem, random, more, wanted);
-      if (candidates.empty()) {
-        WARN("no family here has " << parameter << "=" << value);
-        continue;
+      DYNAMIC_SECTION(problem.text() << " " << parameter << "=" << value) {
+        std::mt19937_64 random(1);
+        const auto wanted = [name = parameter, at = value](const Config& config) {
+          return config.contains(name) && config.at(name) == at;
+        };
+        const auto candidates = candidates_of(backend, op, problem, random, more, wanted);
+        if (candidates.empty()) WARN("no family here has it");
+        verify_masks(backend, op, problem, candidates, random);
       }
-      verify_masks(backend, op, problem, candidates, random);
     }
 }
 
