@@ -60,22 +60,23 @@ void backward_reference(const Problem& problem, const std::string& stage, Refere
     d_hidden(problem, tensors, by);
   } else if (stage == stage_d_x) {
     auto dx = by.start(false, "", m * d);
-    for (const auto& [gradient, weights] : {std::pair{"d_gate", "w_gate"}, {"d_up", "w_up"}})
-      reference_product(parallel, m, d, h, by.view(gradient, h, false), by.view(weights, d, true),
-                        1, dx.data());
+    reference_product(parallel, m, d, h, by.view("d_gate", h, false), by.view("w_gate", d, true), 0,
+                      dx.data());
+    reference_product(parallel, m, d, h, by.view("d_up", h, false), by.view("w_up", d, true), 1,
+                      dx.data());
     tensors["dx"] = std::move(dx);
   } else if (stage == stage_d_gate_up) {
     auto dw_gate = by.start(adds, "dw_gate_before", h * d);
     auto dw_up = by.start(adds, "dw_up_before", h * d);
-    reference_product(parallel, h, d, m, by.view("d_gate", h, true), by.view("x", d, true), 1,
+    reference_product(parallel, h, d, m, by.view("d_gate", h, true), by.view("x", d, true), adds,
                       dw_gate.data());
-    reference_product(parallel, h, d, m, by.view("d_up", h, true), by.view("x", d, true), 1,
+    reference_product(parallel, h, d, m, by.view("d_up", h, true), by.view("x", d, true), adds,
                       dw_up.data());
     tensors["dw_gate"] = std::move(dw_gate);
     tensors["dw_up"] = std::move(dw_up);
   } else {
     auto dw_down = by.start(adds, "dw_down_before", d * h);
-    reference_product(parallel, d, h, m, by.view("dy", d, true), by.view("hidden", h, true), 1,
+    reference_product(parallel, d, h, m, by.view("dy", d, true), by.view("hidden", h, true), adds,
                       dw_down.data());
     tensors["dw_down"] = std::move(dw_down);
   }

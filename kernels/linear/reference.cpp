@@ -20,7 +20,7 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
   };
   if (!form.backward) {
     auto y = start(form.residual, "residual", m * n);
-    reference_product(parallel, m, n, k, {data("x"), k}, {data("w"), k}, 1, y.data());
+    reference_product(parallel, m, n, k, {data("x"), k}, {data("w"), k}, form.residual, y.data());
     if (form.bias)
       for_each_row(static_cast<std::size_t>(m), width, parallel, [&](std::size_t row) {
         for (std::size_t i = 0; i < width; ++i) y[row * width + i] += data("bias")[i];
@@ -32,7 +32,8 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     tensors["dx"] = std::move(dx);
   } else if (stage == 1) {
     auto dw = start(form.accumulates, "dw_before", n * k);
-    reference_product(parallel, n, k, m, {data("dy"), n, true}, {data("x"), k, true}, 1, dw.data());
+    reference_product(parallel, n, k, m, {data("dy"), n, true}, {data("x"), k, true},
+                      form.accumulates, dw.data());
     tensors["dw"] = std::move(dw);
   } else {
     auto dbias = start(form.accumulates, "dbias_before", n);

@@ -62,7 +62,7 @@ class Definition {
         const Rows rows(*this, term.in, term.sorted, expert, k);
         const Matrix& w = tensors_->at(term.w + expert.name);
         reference_product(*parallel_, expert.rows(), n, k, {rows.data, k},
-                          {w.data(), transposed ? n : k, transposed}, 1, own);
+                          {w.data(), transposed ? n : k, transposed}, &term != &terms.front(), own);
       }
       if (sorted) continue;
       for_each_row(expert.tokens.size(), width, *parallel_, [&](std::size_t i) {
@@ -83,7 +83,7 @@ class Definition {
       if (!expert.tokens.empty()) {
         const Rows left(*this, a.in, a.sorted, expert, n), right(*this, b.in, b.sorted, expert, k);
         reference_product(*parallel_, n, k, expert.rows(), {left.data, n, true},
-                          {right.data, k, true}, 1, sum.data());
+                          {right.data, k, true}, accumulates(*problem_), sum.data());
       }
       (*tensors_)[dw + expert.name] = std::move(sum);
     }

@@ -11,7 +11,7 @@
 #include "verify/bits.hpp"
 #include "verify/comparison.hpp"
 #include "verify/device_tensors.hpp"
-#include "verify/host_threads.hpp"
+#include "verify/proven_products.hpp"
 #include "verify/truth.hpp"
 
 namespace fftune {
@@ -35,6 +35,7 @@ constexpr double element_deviations = 16;
 struct Verifier::State {
   State(Backend& device, const Op& op, Problem problem, std::uint64_t seed, ReferenceFile* kept)
       : backend(&device),
+        threads(device),
         truth(op, std::move(problem), seed, threads, kept),
         tensors(device, truth, threads) {
     tensors.fit();
@@ -66,7 +67,7 @@ struct Verifier::State {
   bool leaves_run(std::size_t tensor, std::size_t end) const;
 
   Backend* backend;
-  HostThreads threads;
+  ProvenProducts threads;
   Truth truth;
   DeviceTensors tensors;
   std::vector<std::vector<std::byte>> results{truth.tensors().size()};  // of the first run
