@@ -83,8 +83,8 @@ bool is_product(const DoubleProduct& product, Parallel& parallel) {
 }
 
 bool ProvenProducts::multiply(const DoubleProduct& product) {
-  if (!asks_) return false;
-  asks_ = backend_->multiply(product) && is_product(product, threads_);
+  if (!asks_ || !backend_->multiply(product)) return false;
+  asks_ = is_product(product, threads_);
   return asks_;
 }
 

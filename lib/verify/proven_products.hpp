@@ -15,7 +15,7 @@ bool is_product(const DoubleProduct& product, Parallel& parallel);
 
 /// Runs tasks as HostThreads does, and has products computed by the device under test: in float64
 /// it is tens of times as fast as the host. What it returns is believed only if is_product() says
-/// so, by arithmetic of the host; once it is not, the device is not asked again.
+/// so, by arithmetic of the host; after one that is wrong, the device is not asked again.
 class ProvenProducts final : public Parallel {
  public:
   explicit ProvenProducts(Backend& backend) : backend_(&backend) {}
