@@ -39,11 +39,11 @@ class row_tables {
       : place_{shared, shared + 2 * words * 4, shared + 2 * words * 4 + 16},
         tables_(reinterpret_cast<u32*>(memory)) {}
 
-  // One thread; `releases` are made of each table.
+  // One thread; `releases` warps release each table.
   __device__ __forceinline__ void init(u32 releases) const {
     for (int i = 0; i < 2; ++i) {
-      barrier_init(place_.full + i * 8, 1);
-      barrier_init(place_.empty + i * 8, releases);
+      barrier_init(place_.full + i * 8, 32);
+      barrier_init(place_.empty + i * 8, 32 * releases);
     }
   }
 
@@ -73,8 +73,7 @@ class row_tables {
       }
       table[all + lane] = word;
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(place_.full_barrier());
+    barrier_arrive(place_.full_barrier());
     advance();
   }
   __device__ __forceinline__ tile_rows wait(int tile = 0) const {
@@ -85,10 +84,7 @@ class row_tables {
   // A table whose rows nobody looks at.
   __device__ __forceinline__ tile_rows unread() const { return {0, tables_}; }
   // All lanes of a warp.
-  __device__ __forceinline__ void release() const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(place_.empty_barrier());
-  }
+  __device__ __forceinline__ void release() const { barrier_arrive(place_.empty_barrier()); }
 };
 
 }  // namespace fftune

@@ -5,6 +5,10 @@
 
 namespace fftune {
 
+constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
+
 /// c [m,n] = epilogue(a [m,k] · b1 [n,k]ᵀ[, a · b2 [n,k]ᵀ]), row-major, so k is contiguous in both
 /// operands unless they are stored transposed.
 struct GemmShape {
@@ -19,9 +23,16 @@ struct GemmShape {
   int box_buffers = 1;        // matrices of c's size that are stored, or read and then stored over
   bool a_gathered = false;    // its rows are gathered by a list, rather than copied in tiles
   bool b_gathered = false;
-  bool promoted = false;   // of fp8: sums of a k tile join those of all in registers
-  bool grouped = false;    // its rows are in groups whose sizes are known on the device alone
-  bool one_owner = false;  // a tile whose k is split is finished by one block alone
+  int turns = 1;          // tiles of the same rows of a that a block has, of which one is gathered
+  bool promoted = false;  // of fp8: sums of a k tile join those of all in registers
+  bool grouped = false;   // its rows are in two groups whose sizes are known on the device alone
+  std::int64_t marked = 0;  // rows that the first group should have
+  bool one_owner = false;   // a tile whose k is split is finished by one block alone
+
+  /// How many tiles of so many rows m takes; no tile has rows of both groups.
+  constexpr std::int64_t row_tiles(std::int64_t height) const {
+    return ceil_div(m - marked, height) + ceil_div(marked, height);
+  }
 };
 
 /// What shares a scale in fp8 with scales of blocks: so many elements of a row, and in a weight
@@ -32,10 +43,6 @@ constexpr std::int64_t scale_block = 128;
 /// anywhere in one, and 128 bytes of them touch two.
 constexpr bool starts_lines(std::int64_t extent) {
   return extent % 64 == 0;
-}
-
-constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
-  return (value + divisor - 1) / divisor;
 }
 
 }  // namespace fftune

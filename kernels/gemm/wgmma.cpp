@@ -27,7 +27,7 @@ bool may_split(std::int64_t tiles, int split_k, int processors) {
 }
 
 std::int64_t tiles_of(const GemmShape& shape, int bm, int bn) {
-  return ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
+  return shape.row_tiles(bm) * ceil_div(shape.n, bn) * shape.results;
 }
 
 /// What the busiest multiprocessor computes, in elements of the output.
@@ -133,14 +133,14 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
   add("tiles of fewer than 64 features read the tokens more often, for the sake of processors that "
       "would have no tile",
       {"bm", "bn"}, [=](const WgmmaTile& t) {
-        return t.bn >= 64 || ceil_div(shape.m, t.bm) * ceil_div(shape.n, 64) < processors;
+        return t.bn >= 64 || shape.row_tiles(t.bm) * ceil_div(shape.n, 64) < processors;
       });
   add("widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
       "groups end in parts of tiles, and boxes that are read too are 32 features wide",
       {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
         const int width = t.instruction_columns(shape.products);
         const bool plain = !shape.grouped && shape.box_buffers == 1;
-        return plain || width <= 32 || width % 32 == 0;
+        return plain || t.swapped() || width <= 32 || width % 32 == 0;
       });
   add("widths between the usual ones are for waves that they fill better", {"bm", "bn", "split_k"},
       [=](const WgmmaTile& t) {
@@ -155,9 +155,9 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
       "tokens then take the side of wgmma that comes in steps of 8",
       {"bm", "bn", "schedule", "split_k"}, [=](const WgmmaTile& t) {
         if (is_usual(t.bm)) return true;
-        const auto rows = ceil_div(shape.m, t.bm);
-        const bool narrowest = t.bm == ceil_div(ceil_div(shape.m, rows), 8) * 8;
-        if (!t.swapped() || shape.grouped || shape.m <= 64 || t.bn < 64 || !narrowest) return false;
+        const auto rows = shape.row_tiles(t.bm);
+        const bool narrowest = shape.row_tiles(t.bm - 8) > rows;
+        if (!t.swapped() || shape.m <= 64 || t.bn < 64 || !narrowest) return false;
         // Few tokens leave the tensor cores idle: what counts is what is copied in vain.
         if (shape.m <= 128) return rows * t.bm < ceil_div(shape.m, 32) * 32;
         return busiest(shape, processors, t.bm, t.bn, t.split_k) < usual;
@@ -172,7 +172,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
       [=](const WgmmaTile& t) { return !t.swapped() || !is_usual(t.bm) || shape.m <= 256; });
   add("blocks that share an operand need a tile each", {"bm", "bn", "cluster_m", "cluster_n"},
       [=](const WgmmaTile& t) {
-        return ceil_div(shape.m, t.bm) >= t.cluster_m && ceil_div(shape.n, t.bn) >= t.cluster_n;
+        return shape.row_tiles(t.bm) >= t.cluster_m && ceil_div(shape.n, t.bn) >= t.cluster_n;
       });
   add("splitting k pays only while there are fewer tiles than multiprocessors, and up to two "
       "blocks for each",
@@ -185,7 +185,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
       [=](const WgmmaTile& t) { return t.stages == 2 || t.stages <= t.k_tiles(shape) + 1; });
   add("without several waves the order of the tiles does not matter", {"bm", "bn", "group_m"},
       [=](const WgmmaTile& t) {
-        return t.group_m == 8 || (t.tiles(shape) > processors && ceil_div(shape.m, t.bm) > 8);
+        return t.group_m == 8 || (t.tiles(shape) > processors && shape.row_tiles(t.bm) > 8);
       });
 }
 

@@ -19,6 +19,13 @@ double overlapped(double first, double second, double sharpness) {
   return std::pow(std::pow(first, sharpness) + std::pow(second, sharpness), 1 / sharpness);
 }
 
+/// Of the memory of the whole device.
+double bytes_a_clock(const DeviceFacts& facts) {
+  const double clock = facts.clock_hz > 0 ? facts.clock_hz : 1.7e9;
+  const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
+  return bandwidth / clock;
+}
+
 /// Rows of 128 bytes that a block asks the L2 for, for each k tile. What is multicast is asked for
 /// once. A row that begins within a line touches two, whose requests do not join those of the rows
 /// beside it as whole lines' do.
@@ -52,10 +59,9 @@ double intake_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
   return overlapped(intake, latency, 4);
 }
 
-/// Clocks of one step of 16 of k in a block.
+/// Clocks of one step of 16 of k in a block whose operands are copied in tiles.
 double step_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
   constexpr double shared_rate = 128;  // bytes a clock
-  constexpr double gather_rate = 18;   // bytes a clock, by cp.async
   constexpr double efficiency = 0.84;  // of the tensor cores under load, at a clock that yields
   const int products = shape.products;
   // wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
@@ -65,12 +71,33 @@ double step_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
   const double intake = intake_cycles(t, shape, busy);
   // What the L2 delivers takes power from the products. Blocks with a share of k each have fewer
   // neighbours that ask for the same lines, unless they have the tiles of two groups (one_owner).
-  const double copied = (t.split_k > 1 && !shape.one_owner ? 1.3 : 1) *
-                        (overlapped(instructions * wgmma, intake, 5) + 0.02 * intake);
-  const double gathered = (shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? products * t.bn : 0);
-  if (gathered == 0) return copied + promotion_cycles(t, shape);
+  return (t.split_k > 1 && !shape.one_owner ? 1.3 : 1) *
+             (overlapped(instructions * wgmma, intake, 5) + 0.02 * intake) +
+         promotion_cycles(t, shape);
+}
+
+/// The same where rows are gathered, and kept for other turns if there are several.
+double gathering_step_cycles(const WgmmaTile& t, const GemmShape& shape, double copied) {
+  constexpr double rate = 18;  // bytes a clock, by cp.async
+  // Each 32 bytes take a cycle of shared memory, of which the products leave about half.
+  constexpr double gathering = 0.45, keeping = 0.35;
+  const double rows =
+      (shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? shape.products * t.bn : 0);
+  if (rows == 0) return copied;
   // With few slots the copies and the products take turns.
-  return std::max(copied, gathered * 32 / gather_rate + copied / std::max(t.stages - 1, 1));
+  return std::max(copied + (shape.turns > 1 ? gathering + keeping : gathering) * rows,
+                  rows * 32 / rate + copied / std::max(t.stages - 1, 1));
+}
+
+/// Clocks in which all blocks at once read and keep their first turn's rows.
+double keeping_cycles(const WgmmaTile& t, const GemmShape& shape, const DeviceFacts& facts) {
+  constexpr double efficiency = 0.6;  // of the memory, by scattered reads and writes
+  if (shape.turns == 1) return 0;
+  const double blocks = std::min<double>(static_cast<double>(t.row_runs(shape)),
+                                         static_cast<double>(facts.multiprocessors));
+  const double rows = blocks * static_cast<double>(shape.row_tiles(t.bm)) /
+                      static_cast<double>(t.row_runs(shape)) * t.bm;
+  return rows * static_cast<double>(shape.k) * 2 * 2 / (efficiency * bytes_a_clock(facts));
 }
 
 /// Clocks until each block of a split has the sums that the others made for it. An only owner has
@@ -93,14 +120,12 @@ std::int64_t clusters_at_once(const WgmmaTile& t, const DeviceFacts& facts) {
 /// is more to compute than to read.
 double memory_cycles(const WgmmaTile& t, const GemmShape& shape, const DeviceFacts& facts,
                      double busy) {
-  const double clock = facts.clock_hz > 0 ? facts.clock_hz : 1.7e9;
-  const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
-  const double rate = 0.95 * bandwidth / clock;  // of the whole device
+  const double rate = 0.95 * bytes_a_clock(facts);
   const double bytes = (double(shape.n) * shape.k * shape.products * shape.terms +
                         double(shape.m) * shape.k * shape.terms * shape.results +
                         double(shape.m) * shape.n * shape.results * shape.box_buffers) *
                        2;
-  const auto rows = std::min<std::int64_t>(ceil_div(shape.m, t.bm), 4);
+  const auto rows = std::min<std::int64_t>(shape.row_tiles(t.bm), 4);
   const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
   return bytes / (rate * std::min(1.0, loading * 2.5));
 }
@@ -116,14 +141,18 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   constexpr double waiting = 1.5;     // times longer, for boxes that are read
   const WgmmaTile t(config);
   const bool waits = shape.box_buffers > 1 && (shape.grouped || !t.reads_ahead(shape.box_buffers));
-  const double blocks = static_cast<double>(t.clusters(shape) * t.cluster_blocks());
+  const double blocks = static_cast<double>(t.row_runs(shape) * t.cluster_blocks());
   const double busy = std::min(1.0, blocks / std::max(facts.multiprocessors, 1));
   const double output =
       double(t.bm) * t.bn * 2 * shape.box_buffers / output_rate * (waits ? waiting : 1);
-  const double tile = 4.0 * static_cast<double>(t.k_tiles(shape)) * step_cycles(t, shape, busy) +
-                      (t.ping_pong() ? exposed * output : output);
+  const double steps = 4.0 * static_cast<double>(t.k_tiles(shape));
+  const double copied = step_cycles(t, shape, busy);
+  const double first =
+      std::max(steps * gathering_step_cycles(t, shape, copied), keeping_cycles(t, shape, facts));
+  const double turn = (first + (shape.turns - 1) * steps * copied) / shape.turns;
+  const double tile = turn + (t.ping_pong() ? exposed * output : output);
   // A cluster's blocks start together, and those that lie beyond the matrix idle.
-  const auto waves = ceil_div(t.clusters(shape), clusters_at_once(t, facts));
+  const auto waves = ceil_div(t.row_runs(shape), clusters_at_once(t, facts)) * shape.turns;
   const double together = t.split_k > 1            ? split_cycles + exchange_cycles(t, shape)
                           : t.cluster_blocks() > 1 ? cluster_cycles
                                                    : 0;

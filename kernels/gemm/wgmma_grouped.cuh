@@ -15,6 +15,7 @@
 #include "gemm/wgmma_gather.cuh"
 #include "gemm/wgmma_gemm.cuh"
 #include "gemm/wgmma_row_store.cuh"
+#include "gemm/wgmma_turns.cuh"
 
 namespace fftune {
 
@@ -22,7 +23,8 @@ namespace fftune {
 template <class T, class Outputs>
 struct grouped_operands {
   const tensor_map& a;
-  const tensor_map& a1;  // of the second term
+  const tensor_map& a1;    // of the second term
+  const tensor_map& kept;  // A's rows for the other turns; unused where there is one
   const tensor_map& true_b0;
   const tensor_map& true_b1;  // of the second product or term, as that of the other group
   const tensor_map& false_b0;
@@ -34,12 +36,12 @@ struct grouped_operands {
 };
 
 template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_c,
-          class Operands = forward_operands>
+          class Operands = forward_operands, int turns = 1>
 class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands> {
   using engine = wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>;
   using typename engine::loader;
   using typename engine::ring;
-  using typename engine::schedule;
+  using schedule = wgmma_turns<tile, turns>;
   using store = wgmma_row_store_of<T, Epilogue, tile>;
   using tiles = grouped_tiles<tile.bm, tile.cluster_m>;
   using tables = row_tables<tile.bm>;
@@ -52,6 +54,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
   static_assert(sorted_a || tile.cluster_n == 1, "gathered rows are not multicast");
   static_assert(!Operands::a_transposed && Operands::results == 1);
   static_assert(sorted_a || Operands::terms == 1);
+  static_assert(turns == 1 || (!sorted_a && !store::base::fetches));
   static constexpr int groups_barrier = 7;
   // Finding and gathering rows takes more registers than the plain engine's producer has.
   static constexpr int producer_registers = tile.consumers == 1               ? 80
@@ -67,9 +70,11 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
   static constexpr int b_thread = 0, a_thread = 32, rows_thread = 96;
   static_assert(a_thread + wgmma_gather_threads == rows_thread);
 
-  // In shared memory after the engine's: what row_groups needs, and the tables of rows.
+  // In shared memory after the engine's: what row_groups needs, the tables of rows, and the
+  // barriers of rows that are kept.
   static constexpr int groups_at = (layout::sums_barrier_at + 8 + 15) / 16 * 16;
   static constexpr int tables_at = groups_at + row_groups::shared_words * 4;
+  static constexpr int kept_at = tables_at + tables::bytes;
 
   static __device__ __forceinline__ void prefetch_maps(const operands& from) {
     tma_prefetch(from.true_b0);
@@ -164,13 +169,17 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
   // rows are neighbours. Both warps fill every slot, so that neither is a phase behind.
   static __device__ __forceinline__ void produce_a(const operands& from,
                                                    const wgmma_gemm_shape& shape, ring pipe,
-                                                   u32 rank, tables found) {
+                                                   u32 base, u32 rank, tables found) {
     const k_range range = engine::range_of(shape, rank);
     const int thread = threadIdx.x % 128 - a_thread;
+    const wgmma_kept_barriers kept{base + kept_at};
+    bool second = false;  // turn of rows that are kept
+    u32 parity = 0;
     wait_for_dependencies();
-    for (schedule work(shape); work.pending(); work.advance(1), found.advance()) {
+    for (schedule work(shape); work.pending(); work.advance(1)) {
       const tile_rows own = found.wait();
-      if (!own.consecutive()) {
+      const bool consecutive = own.consecutive();
+      if (!consecutive && work.first()) {
         const wgmma_gather<tile.bm> gather(own.rows, thread);
         for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
           barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
@@ -178,12 +187,16 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
           barrier_arrive_copied(pipe.full_barrier());
         }
       } else if (thread % 32 == 0) {
+        const tensor_map& a = consecutive ? from.a : from.kept;
+        const int row =
+            consecutive ? own.first() : static_cast<int>(work.position(rank).m) * tile.bm;
         for (int tile_k = range.first; tile_k < range.last; ++tile_k, pipe.advance()) {
           barrier_wait(pipe.empty_barrier(), pipe.parity ^ 1);
           barrier_arrive(pipe.full_barrier(), thread == 0 ? 31 : 32);  // in place of its warp
           if (thread == 0) {
+            if (second) kept.wait(tile_k, range.last, parity);
             barrier_arrive_expect(pipe.full_barrier(), layout::a_bytes);
-            tma_load(pipe.slot(), from.a, pipe.full_barrier(), tile_k * engine::bk, own.first(),
+            tma_load(pipe.slot(), a, pipe.full_barrier(), tile_k * engine::bk, row,
                      l2_policy::evict_normal);
           }
         }
@@ -191,13 +204,16 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
         pipe.skip(range.last - range.first);
       }
       __syncwarp();
+      if (second) parity ^= 1;
+      second = !consecutive && work.first() && !work.last();
+      if (work.last()) found.advance();
     }
   }
 
   // One warp.
   static __device__ __forceinline__ void find_rows(const tiles& rows, const wgmma_gemm_shape& shape,
                                                    u32 rank, tables found) {
-    for (schedule work(shape); work.pending(); work.advance(1)) {
+    for (schedule work(shape); work.pending(); work.advance_rows()) {
       found.fill(rows.groups, rows.at(work.position(rank).m));
     }
   }
@@ -217,6 +233,30 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     return {nullptr, first + skipped, count, count > 0 && (count >= layout::box_tokens || last)};
   }
 
+  // As the engine's main loop, where a block has several turns. `gathered`: in this one.
+  static __device__ __forceinline__ void main_loop(typename engine::sums& sum, ring& pipe,
+                                                   int k_tiles, u32 first_row, u32 rank,
+                                                   bool gathered, const wgmma_keeper& keeper,
+                                                   const wgmma_kept_barriers& kept) {
+    u32 previous = 0;
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, pipe.advance()) {
+      barrier_wait(pipe.full_barrier(), pipe.parity);
+      if (gathered) async_proxy_fence();
+      keeper.store(pipe.slot(), k_tile * engine::bk);
+      engine::multiply(sum, pipe.slot(), first_row, k_tile > 0);
+      if (k_tile > 0) {
+        wgmma_wait<1>();
+        keeper.template wait_read<1>();
+        engine::release(previous, rank);
+      }
+      previous = pipe.empty_barrier();
+    }
+    wgmma_wait<0>();
+    keeper.template wait_read<0>();
+    engine::release(previous, rank);
+    keeper.template arrive<wgmma_kept_late>(kept.most);
+  }
+
   static __device__ __forceinline__ void consume(const operands& from, const tiles& rows,
                                                  const wgmma_gemm_shape& shape, ring pipe, u32 base,
                                                  u32 rank, int consumer, tables found) {
@@ -226,6 +266,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     typename store::base::boxes boxes{
         base + layout::output_at + consumer * layout::consumer_output_bytes,
         base + layout::output_barriers_at + consumer * tile.output_boxes * 8};
+    const wgmma_kept_barriers kept{base + kept_at};
     schedule work(shape);
     if constexpr (tile.ping_pong) {
       if (consumer == 1) {
@@ -237,13 +278,14 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     }
     constexpr u32 turn = tile.ping_pong ? 2 : 1;
     alignas(16) typename engine::sums sum;
-    for (; work.pending(); work.advance(turn), found.skip(turn)) {
+    for (bool last = true; work.pending(); work.advance(turn), found.skip(last ? turn : 0)) {
+      last = work.last();
       const tile_position at = work.position(rank);
       // What this consumer stores: a share of the tile's rows or, swapped, of its features; of a
       // split a share of the columns.
       const int share = tile.split_k > 1 ? static_cast<int>(rank) * layout::owned_columns : 0;
       const int skipped = tile.swapped ? share : first_row;
-      const bool gathered = !sorted_a && !found.wait().consecutive();
+      const bool gathered = !sorted_a && work.first() && !found.wait().consecutive();
       if constexpr (tile.ping_pong) named_barrier_sync(4 + consumer, 256);
       const auto fetch = [&] {
         if constexpr (store::base::fetches) {
@@ -251,8 +293,14 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
                                       static_cast<int>(at.n) * tile.bn);
         }
       };
-      engine::main_loop(sum, pipe, k_tiles, first_row, rank,
-                        smaller(store::base::fetch_after, k_tiles) - 1, fetch, gathered);
+      const wgmma_keeper keeper{from.kept, static_cast<int>(at.m) * tile.bm,
+                                gathered && !last && threadIdx.x == 0};
+      if constexpr (turns > 1) {
+        main_loop(sum, pipe, k_tiles, first_row, rank, gathered, keeper, kept);
+      } else {
+        engine::main_loop(sum, pipe, k_tiles, first_row, rank,
+                          smaller(store::base::fetch_after, k_tiles) - 1, fetch, gathered);
+      }
       if constexpr (tile.ping_pong) {
         named_barrier_arrive(4 + (consumer ^ 1), 256);
         pipe.skip(k_tiles);
@@ -267,7 +315,9 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
         store::store(total, boxes, from.c, from.c_rows, to(), feature, shape.n, 1 + consumer);
       } else {
         store::store(sum, boxes, from.c, from.c_rows, to(), feature, shape.n, 1 + consumer);
-        found.release();
+        if constexpr (turns > 1)
+          keeper.template arrive<layout::boxes * Epilogue::outputs>(kept.all());
+        if (last) found.release();
       }
     }
     if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
@@ -275,7 +325,8 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
 
  public:
   // Bytes of shared memory after the layout's, 8 of which align.
-  static constexpr int more_bytes = 8 + row_groups::shared_words * 4 + tables::bytes;
+  static constexpr int more_bytes =
+      8 + row_groups::shared_words * 4 + tables::bytes + wgmma_kept_barriers::bytes;
 
   // `shape.m` counts all rows.
   static __device__ __forceinline__ void run(const operands& from, const wgmma_gemm_shape& shape,
@@ -293,6 +344,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
     }
     if (group == tile.consumers && thread == b_thread) {
       found.init(tile.ping_pong ? 4 : 4 * tile.consumers);
+      if constexpr (turns > 1) wgmma_kept_barriers{base + kept_at}.init();
       engine::init_barriers(pipe, base, rank, sorted_a ? 1 : 1 + wgmma_gather_threads);
     }
     __syncwarp();
@@ -314,7 +366,7 @@ class wgmma_grouped_gemm : wgmma_gemm<T, Epilogue, tile, T, no_scales, Operands>
       if constexpr (sorted_a) {
         if (thread == a_thread) produce_sorted_a(from, rows, tiled, pipe, rank);
       } else {
-        if (thread >= a_thread && !finds) produce_a(from, tiled, pipe, rank, found);
+        if (thread >= a_thread && !finds) produce_a(from, tiled, pipe, base, rank, found);
       }
       if (finds) {
         named_barrier_sync(groups_barrier, layout::threads);

@@ -73,11 +73,16 @@ struct WgmmaTile {
   }
 
   std::int64_t clusters(const GemmShape& shape) const {
-    return ceil_div(shape.m, std::int64_t{bm} * cluster_m) *
+    return shape.row_tiles(std::int64_t{bm} * cluster_m) *
            ceil_div(shape.n, std::int64_t{bn} * cluster_n) * shape.results;
   }
+  /// What clusters have one after the other: as many tiles of the same rows as they take in turn.
+  std::int64_t row_runs(const GemmShape& shape) const {
+    return shape.row_tiles(std::int64_t{bm} * cluster_m) *
+           ceil_div(ceil_div(shape.n, std::int64_t{bn} * cluster_n), shape.turns) * shape.results;
+  }
   std::int64_t tiles(const GemmShape& shape) const {
-    return ceil_div(shape.m, bm) * ceil_div(shape.n, bn) * shape.results;
+    return shape.row_tiles(bm) * ceil_div(shape.n, bn) * shape.results;
   }
   /// k tiles of a block, of all terms.
   std::int64_t k_tiles(const GemmShape& shape) const {

@@ -19,32 +19,53 @@ std::int64_t most_tiles(std::int64_t m, const WgmmaTile& t) {
   return (ceil_div(m, std::int64_t{t.bm} * t.cluster_m) + 1) * t.cluster_m;
 }
 
+/// What follows the engine's shared memory: tables of rows, and the barriers of those that are kept
+/// (wgmma_turns.cuh).
+std::int64_t more_bytes(std::int64_t bm) {
+  return row_table_bytes(bm) + 16;
+}
+
 /// The device as the engine's space may see it: without the shared memory of the largest tables.
 DeviceFacts without_tables(DeviceFacts facts) {
-  facts.shared_bytes_per_block -= row_table_bytes(256);
+  facts.shared_bytes_per_block -= more_bytes(256);
   return facts;
 }
 
-/// The product as the engine's space may see it. Each expert's last tile is a part: with many
-/// tokens there are half a tile of rows more in the mean, which may start another wave.
-GemmShape in_tiles(GemmShape shape) {
-  constexpr std::int64_t half_a_tile = 64;
-  if (shape.m >= 512) shape.m += half_a_tile;
-  shape.grouped = true;
-  return shape;
+/// Whether a block may have several tiles of the same gathered rows in turn.
+bool takes_turns(const Problem& problem, const StageProduct& work) {
+  return scatters(problem) && !work.sorted_a && !work.gradient;
+}
+int turns_of(const Config& config) {
+  return config.contains("turns") ? config.get("turns") : 1;
 }
 
-/// The product as its cost may see it: with the rows of all tiles that a mask of the problem's
-/// pattern leads to.
-GemmShape in_tiles_of(const Problem& problem, const StageProduct& work, const WgmmaTile& t) {
-  const auto pattern = parse_pattern(problem.option("mask"));
-  if (!pattern) return in_tiles(work.shape);
+void add_turns(Space& space, const GemmShape& shape) {
+  space.parameter("turns",
+                  "tiles of the same tokens that a block has one after the other: the first is "
+                  "gathered, and copied from there for the others",
+                  {1, 2, 4, 8});
+  space.constraint("blocks take turns by themselves, with all consumers at one tile",
+                   [](const Config& config) {
+                     const WgmmaTile t(config);
+                     return turns_of(config) == 1 || (t.cluster_blocks() == 1 && !t.ping_pong());
+                   },
+                   {"schedule", "cluster_m", "cluster_n", "split_k", "turns"});
+  space.constraint("there are no more tiles of the same tokens than the features have",
+                   [n = shape.n](const Config& config) {
+                     return turns_of(config) <= ceil_div(n, config.at("bn"));
+                   },
+                   {"bn", "turns"});
+}
+
+/// The product as the engine's space and its cost may see it: its tokens in groups as large as
+/// those of a mask of the problem's pattern.
+GemmShape in_groups(const Problem& problem, const StageProduct& work, int turns = 1) {
   GemmShape shape = work.shape;
-  const std::int64_t marked = std::llround(static_cast<double>(shape.m) * pattern->share);
-  const std::int64_t height = std::int64_t{t.bm} * t.cluster_m;
-  shape.m = (ceil_div(marked, height) + ceil_div(shape.m - marked, height)) * height;
-  shape.a_gathered = !work.sorted_a && scatters(problem);
+  shape.turns = turns;
   shape.grouped = true;
+  if (const auto pattern = parse_pattern(problem.option("mask")))
+    shape.marked = std::llround(static_cast<double>(shape.m) * pattern->share);
+  shape.a_gathered = !work.sorted_a && scatters(problem);
   return shape;
 }
 
@@ -56,10 +77,17 @@ std::string kernel_name(const StageProduct& work) {
   return work.c.size() == 3 ? "grouped_pair_saving_sm90" : "grouped_pair_sm90";
 }
 
+/// Whether that kernel has forms in which blocks take turns.
+bool has_kept(const StageProduct& work) {
+  return !work.gradient && work.shape.terms == 1;
+}
+
 /// The kernel's arguments up to the sizes, in its order: maps, then addresses.
-std::vector<Argument> arguments_of(const StageProduct& work, const WgmmaMaps& maps) {
+std::vector<Argument> arguments_of(const StageProduct& work, const WgmmaMaps& maps,
+                                   const TensorMapArgument& kept) {
   std::vector<Argument> arguments;
   for (const std::size_t place : work.a) arguments.emplace_back(maps.a(TensorArgument{place}));
+  if (has_kept(work)) arguments.emplace_back(kept);
   for (const auto& weights : work.b)
     for (const std::size_t place : weights) arguments.emplace_back(maps.b(TensorArgument{place}));
   std::vector<std::size_t> c = work.c;
@@ -86,26 +114,27 @@ class WgmmaFamily final : public StageFamily {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const StageProduct work = product_of(stage(), problem);
-    Space space = wgmma_space(in_tiles(work.shape), without_tables(facts));
+    Space space = wgmma_space(in_groups(problem, work), without_tables(facts));
     if (!work.sorted_a)
       space.constraint("tokens are gathered by the block that needs them: none is shared",
                        [](const Config& config) { return config.at("cluster_n") == 1; },
                        {"cluster_n"});
+    if (takes_turns(problem, work)) add_turns(space, work.shape);
     return space;
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const StageProduct work = product_of(stage(), problem);
     return wgmma_cheapest(space(problem, facts), [&](const Config& config) {
-      return wgmma_cost(in_tiles_of(problem, work, WgmmaTile(config)), facts, config);
+      return wgmma_cost(in_groups(problem, work, turns_of(config)), facts, config);
     });
   }
 
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
     if (facts.clock_hz <= 0) return std::nullopt;
-    const GemmShape shape = in_tiles_of(problem, product_of(stage(), problem), WgmmaTile(config));
-    return wgmma_cost(shape, facts, config) / facts.clock_hz;
+    const StageProduct work = product_of(stage(), problem);
+    return wgmma_cost(in_groups(problem, work, turns_of(config)), facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -113,21 +142,34 @@ class WgmmaFamily final : public StageFamily {
     const StageProduct work = product_of(stage(), problem);
     const GemmShape& shape = work.shape;
     const WgmmaTile tile(config);
+    const int turns = turns_of(config);
     Program program;
     program.kernels.push_back(
         {"masked/grouped_sm90.cu",
-         fmt::format("fftune::{}<{}, {}, {}>", kernel_name(work), template_arguments(work, problem),
-                     shape.b_transposed,
-                     wgmma_template_arguments(config, shape.products, shape.box_buffers))});
+         fmt::format("fftune::{}<{}, {}, {}{}>", kernel_name(work),
+                     template_arguments(work, problem), shape.b_transposed,
+                     wgmma_template_arguments(config, shape.products, shape.box_buffers),
+                     has_kept(work) ? fmt::format(", {}", turns) : "")});
+    Pointer kept = TensorArgument{work.a.front()};
+    const std::int64_t kept_rows = most_tiles(shape.m, tile) * tile.bm;
+    if (turns > 1) {
+      program.scratch.push_back(
+          {static_cast<std::size_t>(kept_rows * shape.k) * dtype_bytes(problem.dtype), false});
+      kept = ScratchArgument{program.scratch.size() - 1};
+    }
     // The first stage of a plan waits for whatever ran before it, and so for the mask; the others
     // may start early, as they fetch their weights first.
     const bool follows = stages_of(problem).front() != stage();
     KernelLaunch launch = wgmma_geometry(program, shape, facts, config, follows);
-    launch.arguments = arguments_of(work, WgmmaMaps(shape, config, problem.dtype, problem.dtype));
+    const WgmmaMaps maps(shape, config, problem.dtype, problem.dtype);
+    TensorMapArgument kept_map = maps.a(kept);
+    if (turns > 1) kept_map.rows = kept_rows;
+    launch.arguments = arguments_of(work, maps, kept_map);
     wgmma_append_sizes(launch, config, {shape.m, shape.n, shape.k});
-    launch.shared_bytes += static_cast<std::uint32_t>(row_table_bytes(tile.bm));
-    const std::int64_t clusters = most_tiles(shape.m, tile) / tile.cluster_m *
-                                  ceil_div(shape.n, std::int64_t{tile.bn} * tile.cluster_n);
+    launch.shared_bytes += static_cast<std::uint32_t>(more_bytes(tile.bm));
+    const std::int64_t clusters =
+        most_tiles(shape.m, tile) / tile.cluster_m *
+        ceil_div(ceil_div(shape.n, std::int64_t{tile.bn} * tile.cluster_n), turns);
     const std::int64_t resident = std::max(facts.multiprocessors / tile.cluster_blocks(), 1);
     launch.grid.x = static_cast<std::uint32_t>(
         (tile.split_k > 1 ? clusters : std::min(clusters, resident)) * tile.cluster_blocks());

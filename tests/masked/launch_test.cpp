@@ -87,6 +87,25 @@ TEST_CASE("untuned, a mask that marks every token takes the tiles of the plain l
   }
 }
 
+TEST_CASE("tiles are as high as the groups of the problem's mask fill them") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Family& family = family_of(masked_ffn_op(), "down_sm90");
+  const auto may_be = [&](const char* mask, int height) {
+    Problem problem = problem_of(masked_ffn_op(), 1024, 4096, 14336);
+    problem.options["mask"] = mask;
+    const auto feasible = family.space(problem, facts).feasible();
+    return std::any_of(feasible.begin(), feasible.end(),
+                       [&](const Config& config) { return config.at("bm") == height; });
+  };
+  // 338 and 686 tokens: two and four tiles of 176, where lower ones are more and higher ones no
+  // fewer.
+  CHECK(may_be("block:0.33", 176));
+  CHECK_FALSE(may_be("block:0.33", 168));
+  CHECK_FALSE(may_be("block:0.33", 184));
+  CHECK_FALSE(may_be("all", 176));
+  CHECK(may_be("block:0.33", 128));
+}
+
 TEST_CASE("gradients of the weights take memory beside the tensors only to sort scattered tokens") {
   const auto facts = facts_of_architecture("sm_90a");
   Problem problem = problem_of(masked_linear_op(), 4096, 1024, 2048, "bwd");
