@@ -55,7 +55,9 @@ bool References::can_extend() const {
     // Values that follow the number of tokens are other values.
     if (tensor.draw || tensor.scale != before[i].scale || tensor.mean != before[i].mean)
       return false;
-    if (rows_->counts_tokens(i) || rows_->producer(i) == rows_->stages().size()) continue;
+    if (rows_->counts_tokens(i)) continue;
+    if (tensor.shape != before[i].shape) return false;
+    if (rows_->producer(i) == rows_->stages().size()) continue;
     if (!tensor.sums_tokens) return false;
     for (const StageSpec& stage : rows_->stages())
       if (contains(stage.inputs, tensor.name)) return false;
