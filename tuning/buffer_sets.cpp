@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 
 #include "core/pattern.hpp"
@@ -74,7 +75,8 @@ SetLayout layout_of(const std::vector<TensorSpec>& tensors) {
   SetLayout layout;
   for (const auto& tensor : tensors) {
     layout.offsets.push_back(layout.bytes);
-    layout.bytes += (tensor.bytes() + alignment - 1) / alignment * alignment;
+    const std::size_t more = (tensor.bytes() + alignment - 1) / alignment * alignment;
+    layout.bytes += std::min(more, std::numeric_limits<std::size_t>::max() - layout.bytes);
   }
   return layout;
 }

@@ -12,7 +12,8 @@
 
 namespace fftune {
 
-/// Where the tensors lie in one allocation, each 256-byte aligned.
+/// Where the tensors lie in one allocation, each 256-byte aligned. `bytes` is the largest number
+/// there is where they are more.
 struct SetLayout {
   std::vector<std::size_t> offsets;
   std::size_t bytes = 0;

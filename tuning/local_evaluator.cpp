@@ -80,16 +80,16 @@ Setup LocalEvaluator::begin(const Problem& problem) {
     if (setup.bytes_per_set > there)
       throw Error(
           ErrorKind::unavailable,
-          fmt::format("{} needs {} bytes of memory on {}, {} are free: choose smaller sizes",
-                      problem.text(), setup.bytes_per_set, facts().name, there));
+          fmt::format("it needs {} bytes of memory on {}, {} are free: choose smaller sizes",
+                      setup.bytes_per_set, facts().name, there));
     state.make_verifier(before);
     const auto left = state.backend.free_bytes();
     setup.buffer_sets = set_count(state.stages, setup.bytes_per_set, facts().l2_bytes, left);
     if (setup.buffer_sets == 0)
       throw Error(ErrorKind::unavailable,
-                  fmt::format("{} needs {} bytes of memory on {} beside what its verification "
+                  fmt::format("it needs {} bytes of memory on {} beside what its verification "
                               "takes, {} are free: choose smaller sizes",
-                              problem.text(), setup.bytes_per_set, facts().name, left));
+                              setup.bytes_per_set, facts().name, left));
     state.sets.emplace(state.backend, state.tensors, setup.buffer_sets, state.seed);
     state.compute_intermediates();
     state.sets->replicate();

@@ -20,7 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Checks the numbers of tokens of one layer, so that its weights and reference serve them all.
+/// Checks the numbers of tokens of one layer, in ascending order: its weights serve them all, and
+/// the reference of each goes on from that of the one before.
 class LayerCheck {
  public:
   LayerCheck(const Op& op, const Problem& layer, std::set<std::int64_t> tokens,

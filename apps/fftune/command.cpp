@@ -16,8 +16,9 @@ CLI::App& CommandLine::add(CLI::App& parent, const std::string& name, const std:
                            Run run) {
   CLI::App& command = add_group(parent, name, summary);
   command.add_flag("--json", flags_.json, "print the result as one JSON document");
-  command.add_flag("-v,--verbose", flags_.verbose, "say more");
-  command.add_flag("-q,--quiet", flags_.quiet, "print the result and errors alone");
+  CLI::Option* verbose = command.add_flag("-v,--verbose", flags_.verbose, "say more");
+  command.add_flag("-q,--quiet", flags_.quiet, "print the result and errors alone")
+      ->excludes(verbose);
   runs_.emplace_back(&command, std::move(run));
   return command;
 }

@@ -24,6 +24,7 @@ class CompileSummary {
   void add(const std::string& arch, const std::vector<CompileUnit>& units,
            const std::vector<UnitResult>& results);
 
+  std::size_t programs() const { return programs_.size(); }
   std::size_t failures() const { return failed_.size(); }
   /// The table, then the failures, one line each; or all kernels as JSON.
   void print(const Output& output) const;

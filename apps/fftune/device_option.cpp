@@ -14,6 +14,29 @@
 
 namespace fftune::tool {
 
+namespace {
+
+/// "cuda:0" for "cuda" and "cuda:00" as well.
+std::string canonical_name(const std::string& word) {
+  if (kind_of_device(word) == DeviceKind::cpu) return word;
+  const std::size_t colon = word.find(':');
+  return fmt::format("cuda:{}", colon == word.npos ? 0 : std::stoi(word.substr(colon + 1)));
+}
+
+DeviceFacts facts_among(const Devices& devices, const std::string& name) {
+  std::vector<std::string> here;
+  for (const DeviceListing& listing : devices.found) {
+    if (listing.spec == name) return listing.facts;
+    here.push_back(listing.spec);
+  }
+  throw Error(
+      ErrorKind::unavailable,
+      fmt::format("--device {} is not here: there is {}{}{}", name, fmt::join(here, ", "),
+                  devices.unavailable.empty() ? "" : "; ", fmt::join(devices.unavailable, "; ")));
+}
+
+}  // namespace
+
 void add_device_option(CLI::App& command, std::string& value, bool several) {
   command
       .add_option(
@@ -39,6 +62,10 @@ DeviceKind kind_of_device(const std::string& name) {
                           name));
 }
 
+std::string device_named(const std::string& value, const Environment& environment) {
+  return value.empty() ? default_device(environment) : canonical_name(value);
+}
+
 std::vector<std::string> devices_named(const std::string& value, const Environment& environment) {
   if (value.empty()) return {default_device(environment)};
   std::vector<std::string> names;
@@ -48,8 +75,16 @@ std::vector<std::string> devices_named(const std::string& value, const Environme
     // The CPU is a device, but who means all GPUs does not want to wait for it.
     return names.empty() ? std::vector<std::string>{"cpu"} : names;
   }
-  names = parse_words(value, "--device");
-  for (const std::string& name : names) kind_of_device(name);
+  for (const std::string& word : parse_words(value, "--device")) {
+    const std::string name = canonical_name(word);
+    if (kind_of_device(name) == DeviceKind::cuda &&
+        std::find(names.begin(), names.end(), name) != names.end())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--device {} has {} twice, and two searches at once on one GPU would "
+                              "spoil each other's times: give it once",
+                              value, name));
+    names.push_back(name);
+  }
   return names;
 }
 
@@ -58,14 +93,13 @@ std::vector<std::vector<std::string>> devices_by_model(const std::string& value,
   const auto names = devices_named(value, environment);
   if (names.size() == 1) return {names};
   std::map<std::string, std::string> models;
-  for (const DeviceListing& listing : list_devices(environment).found)
-    models[listing.spec] = listing.facts.slug();
+  const Devices here = list_devices(environment);
+  for (const std::string& name : names) models[name] = facts_among(here, name).slug();
   std::vector<std::vector<std::string>> groups;
   for (const std::string& name : names) {
     const auto same = [&](const auto& group) { return models[group.front()] == models[name]; };
     const auto group = std::find_if(groups.begin(), groups.end(), same);
-    // One that is not here says so when it is opened.
-    if (group == groups.end() || models[name].empty())
+    if (group == groups.end())
       groups.push_back({name});
     else
       group->push_back(name);
@@ -75,16 +109,7 @@ std::vector<std::vector<std::string>> devices_by_model(const std::string& value,
 
 DeviceFacts facts_of_device(const std::string& name, const Environment& environment) {
   kind_of_device(name);
-  const Devices devices = list_devices(environment);
-  std::vector<std::string> here;
-  for (const DeviceListing& listing : devices.found) {
-    if (listing.spec == name) return listing.facts;
-    here.push_back(listing.spec);
-  }
-  throw Error(
-      ErrorKind::unavailable,
-      fmt::format("--device {} is not here: there is {}{}{}", name, fmt::join(here, ", "),
-                  devices.unavailable.empty() ? "" : "; ", fmt::join(devices.unavailable, "; ")));
+  return facts_among(list_devices(environment), name);
 }
 
 std::unique_ptr<Backend> open_named(const std::string& name, const Session& session) {

@@ -17,11 +17,16 @@ namespace fftune::tool {
 /// Adds --device; with `several`, a list and "all" as well.
 void add_device_option(CLI::App& command, std::string& value, bool several);
 
+/// The one device named; the default one if `value` is empty. Throws Error(invalid_input) if it
+/// names none, or several.
+std::string device_named(const std::string& value, const Environment& environment);
+
 /// The devices named, in order: the default one if `value` is empty, every GPU, or else the
-/// CPU, for "all".
+/// CPU, for "all". A GPU that is named twice is an Error(invalid_input).
 std::vector<std::string> devices_named(const std::string& value, const Environment& environment);
 
-/// The same in groups: each of one model, over which one search can be spread.
+/// The same in groups: each of one model, over which one search can be spread. Of several, one that
+/// is not here is an Error(unavailable).
 std::vector<std::vector<std::string>> devices_by_model(const std::string& value,
                                                        const Environment& environment);
 

@@ -54,6 +54,7 @@ int parse_and_run(int argc, char** argv) {
     return report(exit_wrong_input, unexpected_word(root).value_or(parse_error_line(root, error)));
   }
   if (const auto wrong = unexpected_word(root)) return report(exit_wrong_input, *wrong);
+  if (const auto wrong = empty_option(root)) return report(exit_wrong_input, *wrong);
   if (version || reference) {
     const std::string text = version ? version_text() : reference_page(root);
     std::fwrite(text.data(), 1, text.size(), stdout);

@@ -1,11 +1,14 @@
 // Numbers as people read them.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace fftune::tool {
 
+/// "1 file", "2 files".
+std::string counted(std::size_t count, std::string_view what);
 /// "118 KiB", "139.8 GiB": three or four digits with a binary unit.
 std::string bytes_text(double bytes);
 /// "12.34": microseconds with four significant digits, no unit.

@@ -33,6 +33,11 @@ std::vector<std::filesystem::path> preset_folders(const std::string& value,
 
 PresetLibrary load_presets(const std::string& value, const Session& session) {
   PresetLibrary library = PresetLibrary::load(preset_folders(value, session.environment));
+  if (!value.empty() && library.files().empty())
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--presets {} holds no <device>/<op>.json: give the folder that the "
+                            "devices' folders are in",
+                            value));
   for (const std::string& complaint : library.complaints())
     spdlog::warn("{}; it is skipped", complaint);
   return library;

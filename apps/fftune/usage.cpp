@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <vector>
 
 #include "apps/fftune/command.hpp"
@@ -24,7 +25,7 @@ std::vector<std::string> subcommand_names(const CLI::App& command) {
 std::vector<std::string> option_names(const CLI::App& command) {
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
   return names;
 }
 
@@ -32,9 +33,11 @@ std::string line_for(const CLI::App& command, const std::string& word) {
   const std::string help = command_path(command) + " --help";
   if (word.rfind('-', 0) == 0) {
     const std::string name = word.substr(0, word.find('='));
-    const std::string near = suggestion(name, option_names(command));
-    return near.empty() ? fmt::format("unknown option {}: see {}", name, help)
-                        : fmt::format("unknown option {}{} See {}", name, near, help);
+    const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+    const std::string near = nearest(bare, option_names(command));
+    return near.empty()
+               ? fmt::format("unknown option {}: see {}", name, help)
+               : fmt::format("unknown option {}: did you mean --{}? See {}", name, near, help);
   }
   const std::vector<std::string> names = subcommand_names(command);
   if (names.empty()) return fmt::format("unexpected word '{}': see {}", word, help);
@@ -66,8 +69,24 @@ std::string missing_subcommand(const CLI::App& command) {
                      fmt::join(subcommand_names(command), ", "));
 }
 
+std::optional<std::string> empty_option(const CLI::App& root) {
+  const CLI::App& command = deepest(root);
+  for (const CLI::Option* option : command.get_options()) {
+    const auto& given = option->results();
+    if (option->get_type_size() != 0 && std::find(given.begin(), given.end(), "") != given.end())
+      return fmt::format("{} is empty: give it a value, or leave it out; see {} --help",
+                         option->get_name(), command_path(command));
+  }
+  return std::nullopt;
+}
+
 std::string parse_error_line(const CLI::App& root, const CLI::ParseError& error) {
   std::string reason = error.what();
+  if (error.get_name() == "ArgumentMismatch") {
+    const std::string option = reason.substr(0, reason.find(':'));
+    const bool too_many = reason.find("At Most") != std::string::npos;
+    reason = option + (too_many ? " is given more than once" : " lacks its value");
+  }
   for (char& letter : reason)
     if (letter == '\n') letter = ' ';
   return fmt::format("{}: see {} --help", reason, command_path(deepest(root)));

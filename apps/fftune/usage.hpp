@@ -17,6 +17,10 @@ std::string command_path(const CLI::App& command);
 /// The first word that no command took, as a line that suggests what was meant; or nothing.
 std::optional<std::string> unexpected_word(const CLI::App& root);
 
+/// The first option or word of the given command that is empty, as a variable of a shell that is
+/// not set leaves it, as a line; or nothing.
+std::optional<std::string> empty_option(const CLI::App& root);
+
 /// That the given command needs one of its subcommands.
 std::string missing_subcommand(const CLI::App& command);
 

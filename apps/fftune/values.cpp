@@ -41,6 +41,13 @@ bool parse_real(const std::string& text, double& value) {
   }
 }
 
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& letter : lower)
+    if (letter >= 'A' && letter <= 'Z') letter += 'a' - 'A';
+  return lower;
+}
+
 // Levenshtein's distance, one row at a time.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -142,13 +149,14 @@ void check_choice(const std::string& text, const std::string& where,
                    fmt::join(choices, ", ")));
 }
 
-std::string nearest(std::string_view word, const std::vector<std::string>& choices) {
+std::string nearest(std::string_view given, const std::vector<std::string>& choices) {
+  const std::string word = lower_case(given);
   std::string best;
   // A third of the word may be wrong, and any word may be cut short.
   std::size_t best_distance = std::max<std::size_t>(1, word.size() / 3) + 1;
   for (const std::string& choice : choices) {
     const bool cut_short = word.size() >= 2 && choice.rfind(word, 0) == 0;
-    const std::size_t distance = cut_short ? 1 : edit_distance(word, choice);
+    const std::size_t distance = cut_short ? 0 : edit_distance(word, choice);
     if (distance < best_distance) {
       best_distance = distance;
       best = choice;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/common/op_fields.hpp"
 #include "kernels/common/whole_stage.hpp"
 
 namespace fftune {
@@ -15,24 +16,13 @@ class ActMul final : public Op {
   std::string_view summary() const override { return "out = act(gate) * up"; }
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   std::vector<SizeField> sizes() const override {
-    return {{.name = "m",
-             .help = "tokens",
-             .default_on_cuda = {1, 64, 4096, 16384},
-             .default_on_cpu = {1, 64, 4096}},
-            {.name = "h",
-             .help = "features of a token in out",
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 4096}};
+    return {row_tokens(), {.name = "h", .help = "features of a token in out", .example = 4096}};
   }
   std::vector<OptionField> options() const override {
     return {{"act", "activation of the gate", {"silu", "gelu", "gelu-tanh", "relu"}},
             {"packed", "gate and up are the halves of each row of one tensor", {"no", "yes"}}};
   }
-  std::vector<DType> dtypes(DeviceKind kind) const override {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
-  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "m"; }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "device/large_vector.hpp"
+#include "kernels/common/op_fields.hpp"
 #include "kernels/common/whole_stage.hpp"
 
 namespace fftune {
@@ -48,15 +49,7 @@ class BiasGelu final : public Op {
   std::string_view summary() const override { return "y = gelu(x + bias)"; }
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   std::vector<SizeField> sizes() const override {
-    return {{.name = "m",
-             .help = "tokens",
-             .default_on_cuda = {1, 64, 4096, 16384},
-             .default_on_cpu = {1, 64, 4096}},
-            {.name = "h",
-             .help = "features of a token",
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 4096}};
+    return {row_tokens(), {.name = "h", .help = "features of a token", .example = 4096}};
   }
   std::vector<OptionField> options() const override {
     return {{"act", "which gelu: with erf, or its form with tanh", {"gelu", "gelu-tanh"}},
@@ -66,10 +59,7 @@ class BiasGelu final : public Op {
              {"nothing", "input"},
              true}};
   }
-  std::vector<DType> dtypes(DeviceKind kind) const override {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
-  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "m"; }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/common/activation.hpp"
+#include "kernels/common/op_fields.hpp"
 #include "kernels/ffn/backward.hpp"
 #include "kernels/ffn/baselines.hpp"
 #include "kernels/ffn/families.hpp"
@@ -25,55 +26,30 @@ class Ffn final : public Op {
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
 
   std::vector<SizeField> sizes() const override {
-    return {{.name = "m",
-             .help = "tokens",
-             .default_on_cuda = {1, 16, 64, 256, 1024, 4096, 16384},
-             .default_on_cpu = {1, 16, 128, 512}},
-            {.name = "d", .help = "embedding size", .default_on_cuda = {}, .default_on_cpu = {}},
-            {.name = "h",
-             .help = "intermediate size",
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 2048}};
+    return {product_tokens(),
+            {.name = "d", .help = "embedding size"},
+            {.name = "h", .help = "intermediate size", .example = 2048}};
   }
   std::vector<OptionField> options() const override {
-    std::vector<OptionField> options{
-        {"act", "activation of the gate", activation_names()},
-        {.name = "save",
-         .help = "what is written for a backward pass: gate and up before the activation",
-         .choices = {"none", "preact"},
-         .rare = true,
-         .pass = "fwd"},
-        {.name = "save",
-         .help = "what the forward pass kept: gate and up before the activation, or its input "
-                 "alone, from which they are computed again",
-         .choices = {"preact", "input"},
-         .rare = true,
-         .pass = "bwd"},
-        {.name = "bias",
-         .help = "what is added to every row of y: b_down",
-         .choices = {"none", "down"},
-         .rare = true,
-         .pass = "fwd"},
-        {.name = "residual",
-         .help = "whether y is added to a residual of its size",
-         .choices = {"no", "yes"},
-         .rare = true,
-         .pass = "fwd"},
-        {.name = "scales",
-         .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
-                 "weight of 128 rows too",
-         .choices = {"tensor", "block"},
-         .rare = true,
-         .pass = "fwd"},
-        {.name = "accumulate",
-         .help = "whether the gradients of the weights are added to others, which may be the "
-                 "same buffers",
-         .choices = {"no", "yes"},
-         .rare = true,
-         .pass = "bwd"}};
-    const auto norm = norm_options();
-    options.insert(options.end(), norm.begin(), norm.end());
+    std::vector<OptionField> options{{"act", "activation of the gate", activation_names()}};
+    const auto append = [&](const std::vector<OptionField>& more) {
+      options.insert(options.end(), more.begin(), more.end());
+    };
+    append(gated_save_options());
+    append({{.name = "bias",
+             .help = "what is added to every row of y: b_down",
+             .choices = {"none", "down"},
+             .rare = true,
+             .pass = "fwd"},
+            residual_option(),
+            {.name = "scales",
+             .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
+                     "weight of 128 rows too",
+             .choices = {"tensor", "block"},
+             .rare = true,
+             .pass = "fwd"},
+            accumulate_option("the weights")});
+    append(norm_options());
     return options;
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {

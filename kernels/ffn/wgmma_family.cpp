@@ -51,8 +51,8 @@ std::string kernel_name(CudaStage stage, const Problem& problem) {
 
 std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
                                                 const DeviceFacts& facts) const {
-  if (auto refusal = is_quantised(problem) ? refuse_cuda(problem, facts, stage_)
-                                           : refuse_tensor_cores(problem, facts, stage_))
+  if (auto refusal = is_quantised(problem) ? refuse_cuda(problem, facts, stage())
+                                           : refuse_tensor_cores(problem, facts, stage()))
     return refusal;
   if (auto refusal = refuse_rows(problem)) return refusal;
   if (facts.compute_capability != 90)
@@ -63,37 +63,37 @@ std::optional<std::string> WgmmaFamily::refusal(const Problem& problem,
 
 Space WgmmaFamily::space(const Problem& problem, const DeviceFacts& facts) const {
   return is_quantised(problem)
-             ? wgmma_fp8_space(gemm_of(stage_, problem), facts, scales_of(stage_, problem))
-             : wgmma_space(gemm_of(stage_, problem), facts);
+             ? wgmma_fp8_space(gemm_of(stage(), problem), facts, scales_of(stage(), problem))
+             : wgmma_space(gemm_of(stage(), problem), facts);
 }
 
 Config WgmmaFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
   return is_quantised(problem)
-             ? wgmma_fp8_default(gemm_of(stage_, problem), facts, scales_of(stage_, problem))
-             : wgmma_default(gemm_of(stage_, problem), facts);
+             ? wgmma_fp8_default(gemm_of(stage(), problem), facts, scales_of(stage(), problem))
+             : wgmma_default(gemm_of(stage(), problem), facts);
 }
 
 std::optional<double> WgmmaFamily::estimate(const Problem& problem, const DeviceFacts& facts,
                                             const Config& config) const {
   if (facts.clock_hz <= 0) return std::nullopt;
   const auto cost = is_quantised(problem) ? wgmma_fp8_cost : wgmma_cost;
-  return cost(gemm_of(stage_, problem), facts, config) / facts.clock_hz;
+  return cost(gemm_of(stage(), problem), facts, config) / facts.clock_hz;
 }
 
 Program WgmmaFamily::program(const Problem& problem, const DeviceFacts& facts,
                              const Config& config) const {
-  const GemmShape shape = gemm_of(stage_, problem);
+  const GemmShape shape = gemm_of(stage(), problem);
   Program program;
-  program.kernels.push_back(kernel_source(stage_, std::string(name_), kernel_name(stage_, problem),
-                                          problem,
+  program.kernels.push_back(kernel_source(stage(), std::string(name()),
+                                          kernel_name(stage(), problem), problem,
                                           wgmma_template_arguments(config, shape.products)));
-  wgmma_launch(program, shape, facts, config, operands_of(stage_, problem), size_arguments(problem),
-               may_start_early(stage_, problem, facts));
+  wgmma_launch(program, shape, facts, config, operands_of(stage(), problem),
+               size_arguments(problem), may_start_early(stage(), problem, facts));
   return program;
 }
 
 std::vector<std::string> WgmmaFamily::sources() const {
-  return {"ffn/" + std::string(name_) + ".cu"};
+  return {"ffn/" + std::string(name()) + ".cu"};
 }
 
 }  // namespace fftune::ffn

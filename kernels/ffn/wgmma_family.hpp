@@ -1,32 +1,22 @@
 // The family of the wgmma engine, for either stage.
 #pragma once
 
+#include "kernels/common/stage_family.hpp"
 #include "kernels/ffn/cuda_stage.hpp"
-#include "registry/family.hpp"
 
 namespace fftune::ffn {
 
-class WgmmaFamily : public Family {
+class WgmmaFamily final : public StageFamily<CudaStage, DeviceKind::cuda> {
  public:
-  /// `name` is the family's, its kernel's and its device source's; a string literal.
-  WgmmaFamily(CudaStage stage, std::string_view name, std::string_view summary)
-      : stage_(stage), name_(name), summary_(summary) {}
+  /// `name` is its kernel's and its device source's too.
+  using StageFamily::StageFamily;
 
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
   std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
   Program program(const Problem&, const DeviceFacts&, const Config&) const override;
   std::vector<std::string> sources() const override;
-
- private:
-  CudaStage stage_;
-  std::string_view name_;
-  std::string_view summary_;
 };
 
 }  // namespace fftune::ffn

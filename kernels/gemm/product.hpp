@@ -48,6 +48,10 @@ struct ProductStage {
   Product (*product)(const Problem&);
 };
 
+inline std::string stage_name(const ProductStage& stage) {
+  return std::string(stage.name);
+}
+
 /// Why a problem of another pass cannot be served, or a device of another kind.
 std::optional<std::string> refuse_stage(const ProductStage& stage, const Problem& problem,
                                         const DeviceFacts& facts, DeviceKind kind);

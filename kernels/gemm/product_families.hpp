@@ -1,36 +1,27 @@
-// The families of the engines, for any stage that is a Product. What differs between two stages is
-// the name, and what product it is; a string literal each, as the names are.
+// The families of the engines, for any stage that is a Product.
 #pragma once
 
+#include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/product.hpp"
-#include "registry/family.hpp"
 
 namespace fftune {
 
-class ProductFamily : public Family {
+template <DeviceKind kind>
+class ProductFamily : public StageFamily<ProductStage, kind> {
  public:
-  ProductFamily(const ProductStage& stage, std::string_view name, std::string_view summary)
-      : stage_(stage), name_(name), summary_(summary) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  std::vector<std::string> stages() const override { return {std::string(stage_.name)}; }
+  using StageFamily<ProductStage, kind>::StageFamily;
 
  protected:
-  const ProductStage& stage() const { return stage_; }
-  Product product(const Problem& problem) const { return stage_.product(problem); }
-
- private:
-  ProductStage stage_;
-  std::string_view name_;
-  std::string_view summary_;
+  Product product(const Problem& problem) const { return this->stage().product(problem); }
 };
 
+using CudaProduct = ProductFamily<DeviceKind::cuda>;
+using CpuProduct = ProductFamily<DeviceKind::cpu>;
+
 /// gemm/wgmma_gemm.cuh, for compute capability 9.0.
-class WgmmaProduct final : public ProductFamily {
+class WgmmaProduct final : public CudaProduct {
  public:
   using ProductFamily::ProductFamily;
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
@@ -40,12 +31,10 @@ class WgmmaProduct final : public ProductFamily {
 };
 
 /// gemm/mma_sync.cuh, for compute capability 8.0 and newer.
-class MmaSyncProduct final : public ProductFamily {
+class MmaSyncProduct final : public CudaProduct {
  public:
   MmaSyncProduct(const ProductStage& stage, std::string_view name)
-      : ProductFamily(stage, name, "mma.sync and cp.async, transposed operands by ldmatrix.trans") {
-  }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+      : CudaProduct(stage, name, "mma.sync and cp.async, transposed operands by ldmatrix.trans") {}
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
@@ -55,11 +44,10 @@ class MmaSyncProduct final : public ProductFamily {
 };
 
 /// gemm/decode.cuh, for up to 16 rows of a, and b as it is: one sum of a forward pass.
-class DecodeProduct final : public ProductFamily {
+class DecodeProduct final : public CudaProduct {
  public:
   DecodeProduct(const ProductStage& stage, std::string_view name)
-      : ProductFamily(stage, name, "up to 16 tokens, at the speed of reading the weights once") {}
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+      : CudaProduct(stage, name, "up to 16 tokens, at the speed of reading the weights once") {}
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
@@ -68,11 +56,10 @@ class DecodeProduct final : public ProductFamily {
 };
 
 /// gemm/fallback.cuh, for any CUDA device, size and type.
-class FallbackProduct final : public ProductFamily {
+class FallbackProduct final : public CudaProduct {
  public:
   FallbackProduct(const ProductStage& stage, std::string_view name)
-      : ProductFamily(stage, name, "any sizes, alignment and type: the fallback") {}
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+      : CudaProduct(stage, name, "any sizes, alignment and type: the fallback") {}
   bool is_fallback() const override { return true; }
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
@@ -82,11 +69,10 @@ class FallbackProduct final : public ProductFamily {
 };
 
 /// Blocks over OpenBLAS, on the CPU.
-class CpuBlasProduct final : public ProductFamily {
+class CpuBlasProduct final : public CpuProduct {
  public:
   CpuBlasProduct(const ProductStage& stage, std::string_view name)
-      : ProductFamily(stage, name, "blocks over OpenBLAS, each finished where it is made") {}
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+      : CpuProduct(stage, name, "blocks over OpenBLAS, each finished where it is made") {}
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
@@ -95,11 +81,10 @@ class CpuBlasProduct final : public ProductFamily {
 };
 
 /// Plain loops, on the CPU.
-class CpuPlainProduct final : public ProductFamily {
+class CpuPlainProduct final : public CpuProduct {
  public:
   CpuPlainProduct(const ProductStage& stage, std::string_view name)
-      : ProductFamily(stage, name, "plain loops for any sizes: the fallback") {}
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+      : CpuProduct(stage, name, "plain loops for any sizes: the fallback") {}
   bool is_fallback() const override { return true; }
   std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }

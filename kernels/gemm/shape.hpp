@@ -23,6 +23,7 @@ struct GemmShape {
   int box_buffers = 1;        // matrices of c's size that are stored, or read and then stored over
   bool a_gathered = false;    // its rows are gathered by a list, rather than copied in tiles
   bool b_gathered = false;
+  int gatherers = 2;      // warps of a block that gather
   int turns = 1;          // tiles of the same rows of a that a block has, of which one is gathered
   bool promoted = false;  // of fp8: sums of a k tile join those of all in registers
   bool grouped = false;   // its rows are in two groups whose sizes are known on the device alone

@@ -112,7 +112,7 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
       [=](const WgmmaTile& t) { return t.split_k == 1 || shape.box_buffers == 1; });
   add("no more buffers for the output than it has boxes",
       {"bm", "bn", "schedule", "consumers", "split_k", "output_boxes"},
-      [=](const WgmmaTile& t) { return t.output_boxes <= t.boxes(shape.box_buffers); });
+      [=](const WgmmaTile& t) { return t.output_boxes <= t.boxes(); });
   const std::int64_t limit = facts.shared_bytes_per_block;
   add(fmt::format("stages * 128 bytes * (bm + {} bn), the output boxes and the exchange of split-K "
                   "must fit in the {} bytes of shared memory that a block can have",
@@ -136,7 +136,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
         return t.bn >= 64 || shape.row_tiles(t.bm) * ceil_div(shape.n, 64) < processors;
       });
   add("widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
-      "groups end in parts of tiles, and boxes that are read too are 32 features wide",
+      "groups end in parts of tiles, and boxes that are read too have 32 features or 64",
       {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
         const int width = t.instruction_columns(shape.products);
         const bool plain = !shape.grouped && shape.box_buffers == 1;
@@ -273,7 +273,7 @@ TensorMapArgument WgmmaMaps::c(const Pointer& matrix, DType dtype) const {
           shape_.m,
           shape_.n,
           static_cast<std::uint32_t>(tile_.box_tokens()),
-          static_cast<std::uint32_t>(tile_.box_features(shape_.box_buffers))};
+          static_cast<std::uint32_t>(tile_.box_features())};
 }
 
 void wgmma_launch(Program& program, const GemmShape& shape, const DeviceFacts& facts,

@@ -78,9 +78,12 @@ double step_cycles(const WgmmaTile& t, const GemmShape& shape, double busy) {
 
 /// The same where rows are gathered, and kept for other turns if there are several.
 double gathering_step_cycles(const WgmmaTile& t, const GemmShape& shape, double copied) {
-  constexpr double rate = 18;  // bytes a clock, by cp.async
+  // Sums gather two operands, and more neighbouring bytes of each row.
+  const bool sum = shape.a_transposed && shape.b_transposed;
+  const double rate = sum ? 36 : 18;  // bytes a clock, by cp.async
   // Each 32 bytes take a cycle of shared memory, of which the products leave about half.
-  constexpr double gathering = 0.45, keeping = 0.35;
+  const double gathering = shape.gatherers == 4 ? 0.26 : sum ? 0.36 : 0.45;
+  constexpr double keeping = 0.35;
   const double rows =
       (shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? shape.products * t.bn : 0);
   if (rows == 0) return copied;
@@ -140,7 +143,7 @@ double wgmma_cost(const GemmShape& shape, const DeviceFacts& facts, const Config
   constexpr double exposed = 0.4;     // of the epilogue in ping-pong
   constexpr double waiting = 1.5;     // times longer, for boxes that are read
   const WgmmaTile t(config);
-  const bool waits = shape.box_buffers > 1 && (shape.grouped || !t.reads_ahead(shape.box_buffers));
+  const bool waits = shape.box_buffers > 1 && (shape.grouped || !t.reads_ahead());
   const double blocks = static_cast<double>(t.row_runs(shape) * t.cluster_blocks());
   const double busy = std::min(1.0, blocks / std::max(facts.multiprocessors, 1));
   const double output =

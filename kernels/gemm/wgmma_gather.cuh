@@ -12,17 +12,18 @@
 
 namespace fftune {
 
-// The threads that gather for a block; each arrives at the full barrier of a slot.
+// The threads that gather for a block, where a kernel does not say otherwise; each arrives at the
+// full barrier of a slot.
 constexpr int wgmma_gather_threads = 64;
 
-// What a thread copies: of every eighth row of a tile 16 of each 128 bytes. So its swizzle is that
-// of its first row.
-template <int height>
+// What a thread copies: of every eighth or sixteenth row of a tile 16 of each 128 bytes. So its
+// swizzle is that of its first row.
+template <int height, int threads = wgmma_gather_threads>
 class wgmma_gather {
   static constexpr int row_bytes = 128, chunks = row_bytes / 16;
-  static constexpr int step = wgmma_gather_threads / chunks;  // rows of a pass
+  static constexpr int step = threads / chunks;  // rows of a pass
   static constexpr int passes = height / step;
-  static_assert(step == 8 && height % step == 0);
+  static_assert(step % 8 == 0 && height % step == 0);
   // Rows wait in registers, so that copies do not wait for each other; what is too many is read
   // again.
   static constexpr int kept = smaller(passes, 16);
@@ -35,8 +36,8 @@ class wgmma_gather {
   int chunk_, first_;
 
  public:
-  // `rows` in shared memory, of which the first 128 are read at once. `thread` is one of the
-  // warps'.
+  // `rows` in shared memory, of which the first `kept` of this thread are read at once. `thread` is
+  // one of the warps'.
   __device__ __forceinline__ wgmma_gather(const u32* rows, int thread)
       : chunk_(thread % chunks), first_(thread / chunks) {
     rows_ = rows + first_;
@@ -52,7 +53,7 @@ class wgmma_gather {
     const int own = column + chunk_ * 16 / static_cast<int>(sizeof(T));
     const u32 pitch = static_cast<u32>(columns) * sizeof(T);
     const char* const from = reinterpret_cast<const char*>(matrix + (own < columns ? own : 0));
-    to += first_ * row_bytes + ((chunk_ ^ first_) << 4);
+    to += first_ * row_bytes + ((chunk_ ^ (first_ & 7)) << 4);
 #pragma unroll
     for (int i = 0; i < passes; i += together) {
       const char* source[together];

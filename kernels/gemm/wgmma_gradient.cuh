@@ -180,39 +180,48 @@ struct wgmma_gradient_store {
     return buffer + row * layout::box_features * 2 + ((chunk ^ swizzle) << 4);
   }
 
-  // consumer_rows tokens x box_features of each buffer. All of gate and up is loaded first: the
-  // loads and stores keep their order, and would wait for each other.
+  // consumer_rows tokens x box_features of each buffer, 32 features at a time: of so many all of
+  // gate and up is loaded first. The loads and stores keep their order, and would wait for each
+  // other.
   static __device__ __forceinline__ void write(const sums& sum, u32 buffer, int box) {
-    constexpr int steps = layout::box_features / 16;
-    u32 gate[layout::parts][steps][4], up[layout::parts][steps][4];
+    constexpr int all = layout::box_features / 16, steps = smaller(all, 2);
 #pragma unroll
-    for (int part = 0; part < layout::parts; ++part) {
+    for (int first = 0; first < all; first += steps) {
+      u32 gate[layout::parts][steps][4], up[layout::parts][steps][4];
 #pragma unroll
-      for (int step = 0; step < steps; ++step) {
-        const u32 place = place_of(buffer, part, step);
-        reload_matrices<false>(place, gate[part][step]);
-        reload_matrices<false>(place + layout::box_bytes, up[part][step]);
+      for (int part = 0; part < layout::parts; ++part) {
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+          const u32 place = place_of(buffer, part, first + step);
+          reload_matrices<false>(place, gate[part][step]);
+          reload_matrices<false>(place + layout::box_bytes, up[part][step]);
+        }
+      }
+#pragma unroll
+      for (int part = 0; part < layout::parts; ++part) {
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+          store_results(&sum[part][0][(box * all + first + step) * 8], gate[part][step],
+                        up[part][step], place_of(buffer, part, first + step));
+        }
       }
     }
+  }
+
+  // A thread's eight elements of a step, as stmatrix has them.
+  static __device__ __forceinline__ void store_results(const float* value, const u32 (&gate)[4],
+                                                       const u32 (&up)[4], u32 place) {
+    u32 result[buffers][4];
 #pragma unroll
-    for (int part = 0; part < layout::parts; ++part) {
+    for (int i = 0; i < 4; ++i) {
+      u32 word[buffers];
+      finish(value[i * 2], value[i * 2 + 1], gate[i], up[i], word);
 #pragma unroll
-      for (int step = 0; step < steps; ++step) {
-        const u32 place = place_of(buffer, part, step);
-        const float* const value = &sum[part][0][(box * steps + step) * 8];
-        u32 result[buffers][4];
+      for (int output = 0; output < buffers; ++output) result[output][i] = word[output];
+    }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          u32 word[buffers];
-          finish(value[i * 2], value[i * 2 + 1], gate[part][step][i], up[part][step][i], word);
-#pragma unroll
-          for (int output = 0; output < buffers; ++output) result[output][i] = word[output];
-        }
-#pragma unroll
-        for (int output = 0; output < buffers; ++output) {
-          store_matrices<false>(place + output * layout::box_bytes, result[output]);
-        }
-      }
+    for (int output = 0; output < buffers; ++output) {
+      store_matrices<false>(place + output * layout::box_bytes, result[output]);
     }
   }
 };

@@ -78,12 +78,11 @@ struct wgmma_layout {
           ? 0
           : (tile.split_k - 1) * tile.consumers * 128 * products * parts * owned_columns / 2 * 4;
 
-  // Boxes of the output, as the tensor map must have them: tokens x features. Those that are read
-  // too are narrow, so that there is room for the next one to arrive while one is at work.
-  static constexpr int box_features = tile.swapped || (owned_columns % 64 == 0 && box_buffers == 1)
-                                          ? 64
-                                      : owned_columns % 32 == 0 ? 32
-                                                                : 16;
+  // Boxes of the output, as the tensor map must have them: tokens x features. The copy engine takes
+  // as long for a row of 32 features as for one of 64.
+  static constexpr int box_features = tile.swapped || owned_columns % 64 == 0 ? 64
+                                      : owned_columns % 32 == 0               ? 32
+                                                                              : 16;
   static constexpr int box_tokens = tile.swapped ? owned_columns : consumer_rows;
   static constexpr int box_bytes = box_tokens * box_features * 2;
   static constexpr int boxes = tile.swapped ? parts : owned_columns / box_features;

@@ -48,18 +48,16 @@ struct WgmmaTile {
     return !one_owner && columns() % (granule * split_k) == 0 ? split_k : 1;
   }
   int owned_columns() const { return columns() / owners(); }
-  int box_features(int box_buffers = 1) const {
-    if (swapped() || (owned_columns() % 64 == 0 && box_buffers == 1)) return 64;
+  int box_features() const {
+    if (swapped() || owned_columns() % 64 == 0) return 64;
     return owned_columns() % 32 == 0 ? 32 : 16;
   }
   int box_tokens() const { return swapped() ? owned_columns() : consumer_rows(); }
-  int boxes(int box_buffers = 1) const {
-    return swapped() ? parts() : owned_columns() / box_features(box_buffers);
-  }
+  int boxes() const { return swapped() ? parts() : owned_columns() / box_features(); }
   /// Of boxes that are read and then stored over: whether those of a tile come in while the tile
   /// before it is under way (wgmma_gradient.cuh).
-  bool reads_ahead(int box_buffers) const {
-    return output_boxes * (ping_pong() ? consumers : 1) >= (ping_pong() ? boxes(box_buffers) : 2);
+  bool reads_ahead() const {
+    return output_boxes * (ping_pong() ? consumers : 1) >= (ping_pong() ? boxes() : 2);
   }
 
   std::int64_t shared_bytes(int products, int box_buffers = 1) const {
@@ -67,8 +65,8 @@ struct WgmmaTile {
     const std::int64_t exchange = split_k == 1 ? 0
                                                : std::int64_t{split_k - 1} * consumers * 128 *
                                                      products * parts() * owned_columns() * 2;
-    const std::int64_t output = std::int64_t{consumers} * output_boxes * box_buffers *
-                                box_tokens() * box_features(box_buffers) * 2;
+    const std::int64_t output =
+        std::int64_t{consumers} * output_boxes * box_buffers * box_tokens() * box_features() * 2;
     return 1024 + ring + exchange + output + stages * 16 + consumers * output_boxes * 8 + 8;
   }
 

@@ -4,8 +4,9 @@
 // A [k, m] and B [k, n] are row-major, and k, the tokens, is what the mask counts; either may be in
 // the order of the groups (sorted_a, sorted_b). The engine of wgmma_gemm.cuh over the tiles of both
 // groups' C. A k tile is 64 tokens of one group. TMA copies it where its tokens are neighbours, or
-// sorted; else two warps of the producer gather them. What a group's last k tile has too many, the
-// consumers overwrite with zeros in shared memory.
+// sorted; else warps gather them: two of the producer warpgroup, or four that are a warpgroup of
+// their own. What a group's last k tile has too many, the consumers overwrite with zeros in shared
+// memory.
 //
 // Tokens are added in their order, whatever the mask. A group without tokens has sums of zero.
 //
@@ -41,7 +42,16 @@ struct token_sum_operands {
   const T* b_rows;
 };
 
-template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_b, int results>
+// Threads of a block with so many gathering warps, and how many blocks fit a multiprocessor.
+__host__ __device__ constexpr int token_sum_threads(const wgmma_tile& tile, int gatherers) {
+  return wgmma_threads(tile) + (gatherers == 4 ? 128 : 0);
+}
+__host__ __device__ constexpr int token_sum_blocks(const wgmma_tile& tile, int gatherers) {
+  return gatherers == 4 ? 1 : wgmma_blocks_per_multiprocessor(tile, 1);
+}
+
+template <class T, class Epilogue, wgmma_tile tile, bool sorted_a, bool sorted_b, int gatherers,
+          int results>
 class wgmma_token_sum
     : wgmma_gemm<T, Epilogue, tile, T, no_scales, matrix_operands<true, true, 1, 1, true>> {
   using engine =
@@ -57,6 +67,7 @@ class wgmma_token_sum
 
  private:
   static_assert(results == 1 || (results == 2 && sorted_a));
+  static_assert(gatherers == 2 || (gatherers == 4 && tile.consumers == 2));
   static_assert(tile.one_owner || tile.split_k == 1);
   static constexpr int height = 64;  // tokens of a k tile
   static_assert(engine::bk == height);
@@ -66,19 +77,29 @@ class wgmma_token_sum
   static constexpr int blanking_barrier = 6, groups_barrier = 7;
   // Else all k tiles are copied by TMA, from where the order of the groups has them.
   static constexpr bool finds = !sorted_a || !sorted_b;
+  static constexpr int threads = token_sum_threads(tile, gatherers);
+  static constexpr int producers = threads / 128 - tile.consumers;  // warpgroups
+  static constexpr bool light = token_sum_blocks(tile, gatherers) == 2;
   // Gathering takes more registers than the plain engine's producer has, and accumulators leave
-  // them where they are few.
-  static constexpr bool few_sums = layout::parts * store::values < 192;
-  static constexpr int producer_registers = tile.consumers == 1                ? 80
-                                            : tile.consumers == 2 && !few_sums ? 40
-                                                                               : 56;
-  static constexpr int consumer_registers = tile.consumers == 3 ? 152 : few_sums ? 224 : 232;
-  static_assert(wgmma_registers_fit(tile, consumer_registers, producer_registers));
+  // them where they are few. A warpgroup more takes its own from the consumers.
+  static constexpr int own_sums = layout::parts * store::values;
+  static constexpr int producer_registers = producers == 2        ? own_sums > 64 ? 56 : 96
+                                            : tile.consumers == 1 ? 80
+                                            : tile.consumers == 2 && own_sums >= 192 ? 40
+                                                                                     : 56;
+  static constexpr int consumer_registers = producers == 2        ? own_sums > 64 ? 200 : 160
+                                            : tile.consumers == 3 ? 152
+                                            : own_sums < 192      ? 224
+                                                                  : 232;
+  static_assert(producers == 2 ? own_sums <= 128 && consumer_registers + producer_registers <= 256
+                               : wgmma_registers_fit(tile, consumer_registers, producer_registers));
 
-  // Where the threads of the producer warpgroup begin that each have a part of their own: both
-  // operands, gathered or not, and which tokens the k tiles have.
-  static constexpr int operands_thread = 32, tokens_thread = 96;
-  static_assert(operands_thread + wgmma_gather_threads == tokens_thread);
+  // Where the threads of the producers begin that each have a part of their own: both operands,
+  // gathered or not, and which tokens the k tiles have.
+  static constexpr int gather_threads = gatherers * 32;
+  static constexpr int operands_thread = gatherers == 4 ? 0 : 32;
+  static constexpr int tokens_thread = operands_thread + gather_threads;
+  static_assert(tokens_thread + 32 <= producers * 128);
   using tasks = token_tasks<tile, height, results>;
   using sent_sums = wgmma_sent_sums<layout::parts * store::values, tile.consumers * 128>;
 
@@ -98,7 +119,7 @@ class wgmma_token_sum
   static __device__ __forceinline__ void produce(const operands& from, const row_groups& groups,
                                                  const wgmma_gemm_shape& shape, ring pipe, u32 rank,
                                                  tables found) {
-    const int thread = threadIdx.x % 128 - operands_thread;
+    const int thread = threadIdx.x - tile.consumers * 128 - operands_thread;
     const bool has_a = thread == 0, has_b = thread == 32;
     const loader source({from.a, from.b, from.b, nullptr}, shape.k, rank);
     for (tasks work(shape); work.pending(); work.advance(1)) {
@@ -109,7 +130,7 @@ class wgmma_token_sum
         const int sorted = place_of(groups, own.group, k_tile, height).first;
         const int in_table = (k_tile - own.range.first) % k_tiles_together;
         const tile_rows tokens = finds ? found.wait(in_table) : found.unread();
-        const wgmma_gather<height> gather(tokens.rows, thread);
+        const wgmma_gather<height, gather_threads> gather(tokens.rows, thread);
         if (finds && (in_table == k_tiles_together - 1 || k_tile == own.range.last - 1)) {
           found.release();
           found.advance();
@@ -132,7 +153,7 @@ class wgmma_token_sum
         }
         __syncwarp();
         if (consecutive) {
-          if (has_a || has_b) barrier_arrive(pipe.full_barrier(), 32);  // in place of its warp
+          if (thread % 32 == 0) barrier_arrive(pipe.full_barrier(), 32);  // in place of its warp
           continue;
         }
         if constexpr (!sorted_a)
@@ -286,36 +307,36 @@ class wgmma_token_sum
     unsigned char* const aligned = memory + (base - start);
     ring pipe{base, base + layout::barriers_at, base + layout::barriers_at + tile.stages * 8};
     const u32 rank = layout::cluster_blocks == 1 ? 0 : cluster_rank();
-    const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+    const int producer = threadIdx.x - tile.consumers * 128;  // negative: a consumer
     const tables found(aligned + tables_at, base + tables_at);
-    if (group == tile.consumers && thread == 64) {
+    if (producer == 64) {
       tma_prefetch(from.b);
       tma_prefetch(from.a);
       tma_prefetch(from.true_c0);
       tma_prefetch(from.false_c0);
     }
-    if (group == tile.consumers && thread == 0) {
-      found.init(wgmma_gather_threads / 32);
-      engine::init_barriers(pipe, base, rank, wgmma_gather_threads);
+    if (producer == 0) {
+      found.init(gatherers);
+      engine::init_barriers(pipe, base, rank, gather_threads);
     }
     __syncwarp();
     if constexpr (layout::cluster_blocks > 1) cluster_arrive();
     // The mask is older than the kernel before this one, so it is read without a wait.
-    const row_groups groups = row_groups::scan<layout::threads>(
-        from.mask, shape.k, reinterpret_cast<u32*>(aligned + groups_at));
+    const row_groups groups =
+        row_groups::scan<threads>(from.mask, shape.k, reinterpret_cast<u32*>(aligned + groups_at));
     // A split's blocks need each other only for the sums: they wait there.
     if constexpr (layout::cluster_blocks > 1 && tile.split_k == 1) cluster_wait();
     launch_dependents();
-    const bool looks = group == tile.consumers && thread >= tokens_thread;
-    if (!looks) named_barrier_arrive(groups_barrier, layout::threads);
+    const bool looks = producer >= tokens_thread && producer < tokens_thread + 32;
+    if (!looks) named_barrier_arrive(groups_barrier, threads);
     wait_for_dependencies();  // all operands may be an earlier kernel's work
-    if (group == tile.consumers) {
-      if constexpr (!layout::light)
+    if (producer >= 0) {
+      if constexpr (!light)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(producer_registers));
       if (looks) {
-        named_barrier_sync(groups_barrier, layout::threads);
+        named_barrier_sync(groups_barrier, threads);
         if constexpr (finds) find_tokens(groups, shape, rank, found);
-      } else if (thread >= operands_thread) {
+      } else if (producer >= operands_thread && producer < tokens_thread) {
         produce(from, groups, shape, pipe, rank, found);
       }
       if constexpr (tile.split_k > 1) {
@@ -323,9 +344,9 @@ class wgmma_token_sum
         cluster_wait();
       }
     } else {
-      if constexpr (!layout::light)
+      if constexpr (!light)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers));
-      consume(from, groups, shape, pipe, base, rank, group);
+      consume(from, groups, shape, pipe, base, rank, threadIdx.x / 128);
     }
   }
 };

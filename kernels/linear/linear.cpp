@@ -3,6 +3,8 @@
 #include <cmath>
 #include <string>
 
+#include "kernels/common/op_fields.hpp"
+
 namespace fftune {
 namespace linear {
 namespace {
@@ -14,38 +16,19 @@ class Linear final : public Op {
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
 
   std::vector<SizeField> sizes() const override {
-    return {{.name = "m",
-             .help = "tokens",
-             .default_on_cuda = {1, 16, 64, 256, 1024, 4096, 16384},
-             .default_on_cpu = {1, 16, 128, 512}},
-            {.name = "k", .help = "input features", .default_on_cuda = {}, .default_on_cpu = {}},
-            {.name = "n",
-             .help = "output features",
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 2048}};
+    return {product_tokens(),
+            {.name = "k", .help = "input features"},
+            {.name = "n", .help = "output features", .example = 2048}};
   }
   std::vector<OptionField> options() const override {
     return {{.name = "bias",
              .help = "whether y has a bias, and the backward pass its gradient",
              .choices = {"no", "yes"},
              .rare = true},
-            {.name = "residual",
-             .help = "whether y is added to a residual of its size",
-             .choices = {"no", "yes"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "accumulate",
-             .help = "whether the gradients of w and bias are added to others, which may be the "
-                     "same buffers",
-             .choices = {"no", "yes"},
-             .rare = true,
-             .pass = "bwd"}};
+            residual_option(),
+            accumulate_option("w and bias")};
   }
-  std::vector<DType> dtypes(DeviceKind kind) const override {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
-  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "m"; }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {

@@ -9,32 +9,12 @@
 
 #include "device/facts.hpp"
 #include "device/program.hpp"
+#include "kernels/common/stage_family.hpp"
 #include "kernels/masked/masked.hpp"
-#include "registry/family.hpp"
 
 namespace fftune::masked {
 
-/// A family of one stage on CUDA: what differs between two stages of an engine is the name, and
-/// what the stage computes.
-class StageFamily : public Family {
- public:
-  /// `name` and `summary` are string literals.
-  StageFamily(Stage stage, std::string_view name, std::string_view summary)
-      : stage_(stage), name_(name), summary_(summary) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  std::vector<std::string> stages() const override { return {stage_name(stage_)}; }
-
- protected:
-  Stage stage() const { return stage_; }
-
- private:
-  Stage stage_;
-  std::string_view name_;
-  std::string_view summary_;
-};
+using StageFamily = fftune::StageFamily<Stage, DeviceKind::cuda>;
 
 /// The template arguments that every kernel of a product begins with: element type, epilogue,
 /// whether A and C are in the order of the mask.

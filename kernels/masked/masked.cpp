@@ -145,16 +145,6 @@ OptionField mask_option() {
           .pattern = true};
 }
 
-OptionField accumulate_option() {
-  return {.name = "accumulate",
-          .help =
-              "whether the gradients of the weights are added to others, which may be the "
-              "same buffers",
-          .choices = {"no", "yes"},
-          .rare = true,
-          .pass = "bwd"};
-}
-
 TensorSpec mask_tensor(const Problem& problem) {
   TensorSpec mask{"mask", DType::u8, {problem.size("m")}, Role::input};
   mask.pattern = problem.option("mask");

@@ -140,8 +140,6 @@ StageSpec stage_spec(Stage stage, const Problem& problem, const std::vector<Tens
 
 /// The option that says what the masks look like.
 OptionField mask_option();
-/// The option of the pass bwd behind accumulates().
-OptionField accumulate_option();
 /// The mask among an op's tensors.
 TensorSpec mask_tensor(const Problem& problem);
 

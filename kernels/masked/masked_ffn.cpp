@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "kernels/common/activation.hpp"
 #include "kernels/masked/baselines.hpp"
 #include "kernels/masked/families.hpp"
@@ -17,29 +19,16 @@ class MaskedFfn final : public MaskedOp {
 
   std::vector<SizeField> sizes() const override {
     return {tokens(),
-            {.name = "d", .help = "embedding size", .default_on_cuda = {}, .default_on_cpu = {}},
-            {.name = "h",
-             .help = "intermediate size",
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 2048}};
+            {.name = "d", .help = "embedding size"},
+            {.name = "h", .help = "intermediate size", .example = 2048}};
   }
   std::vector<OptionField> options() const override {
-    return {{"act", "activation of the gate", activation_names()},
-            mask_option(),
-            {.name = "save",
-             .help = "what is written for a backward pass: gate and up before the activation, in "
-                     "the order of the mask",
-             .choices = {"none", "preact"},
-             .rare = true,
-             .pass = "fwd"},
-            {.name = "save",
-             .help = "what the forward pass kept: gate and up before the activation, in the order "
-                     "of the mask, or its input alone, from which they are computed again",
-             .choices = {"preact", "input"},
-             .rare = true,
-             .pass = "bwd"},
-            accumulate_option()};
+    std::vector<OptionField> options{{"act", "activation of the gate", activation_names()},
+                                     mask_option()};
+    for (OptionField& field : gated_save_options(", in the order of the mask"))
+      options.push_back(std::move(field));
+    options.push_back(accumulate_option("the weights"));
+    return options;
   }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {

@@ -17,10 +17,12 @@ class MaskedLinear final : public MaskedOp {
 
   std::vector<SizeField> sizes() const override {
     return {tokens(),
-            {.name = "k", .help = "input features", .default_on_cuda = {}, .default_on_cpu = {}},
-            {.name = "n", .help = "output features", .default_on_cuda = {}, .default_on_cpu = {}}};
+            {.name = "k", .help = "input features"},
+            {.name = "n", .help = "output features"}};
   }
-  std::vector<OptionField> options() const override { return {mask_option(), accumulate_option()}; }
+  std::vector<OptionField> options() const override {
+    return {mask_option(), accumulate_option("the weights")};
+  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");

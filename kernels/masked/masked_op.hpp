@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 
+#include "kernels/common/op_fields.hpp"
 #include "kernels/masked/masked.hpp"
 
 namespace fftune::masked {
@@ -10,10 +11,7 @@ namespace fftune::masked {
 class MaskedOp : public Op {
  public:
   std::vector<std::string> passes() const final { return {"fwd", "bwd"}; }
-  std::vector<DType> dtypes(DeviceKind kind) const final {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
-  }
+  std::vector<DType> dtypes(DeviceKind kind) const final { return float_dtypes(kind); }
   std::string_view token_size() const final { return "m"; }
 
   std::vector<StageSpec> stages(const Problem& problem) const final {

@@ -9,8 +9,10 @@
 namespace fftune {
 
 // One sum of each expert.
-template <class T, class Epilogue, bool sorted_a, bool sorted_b, wgmma_tile tile, int shared_bytes>
-__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
+template <class T, class Epilogue, bool sorted_a, bool sorted_b, int gatherers, wgmma_tile tile,
+          int shared_bytes>
+__global__ void __launch_bounds__(token_sum_threads(tile, gatherers),
+                                  token_sum_blocks(tile, gatherers))
     token_sum_sm90(const __grid_constant__ tensor_map a, const __grid_constant__ tensor_map b,
                    const __grid_constant__ tensor_map true_c,
                    const __grid_constant__ tensor_map false_c,
@@ -19,15 +21,17 @@ __global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multipro
                    const T* a_rows, const T* b_rows, int m, int n, int k, int group_m) {
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
-  wgmma_token_sum<T, Epilogue, tile, sorted_a, sorted_b, 1>::run(
+  wgmma_token_sum<T, Epilogue, tile, sorted_a, sorted_b, gatherers, 1>::run(
       {a, a, b, true_c, true_c, false_c, false_c, true_residual, true_residual, false_residual,
        false_residual, mask, a_rows, b_rows},
       {m, n, k, group_m}, shared_memory);
 }
 
 // The same of two A that share B.
-template <class T, class Epilogue, bool sorted_a, bool sorted_b, wgmma_tile tile, int shared_bytes>
-__global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multiprocessor(tile, 1))
+template <class T, class Epilogue, bool sorted_a, bool sorted_b, int gatherers, wgmma_tile tile,
+          int shared_bytes>
+__global__ void __launch_bounds__(token_sum_threads(tile, gatherers),
+                                  token_sum_blocks(tile, gatherers))
     token_sums_sm90(const __grid_constant__ tensor_map a0, const __grid_constant__ tensor_map a1,
                     const __grid_constant__ tensor_map b,
                     const __grid_constant__ tensor_map true_c0,
@@ -41,7 +45,7 @@ __global__ void __launch_bounds__(wgmma_threads(tile), wgmma_blocks_per_multipro
                     const T* a_rows, const T* b_rows, int m, int n, int k, int group_m) {
   static_assert(wgmma_layout<tile, 1>::shared_bytes == shared_bytes);
   extern __shared__ unsigned char shared_memory[];
-  wgmma_token_sum<T, Epilogue, tile, sorted_a, sorted_b, 2>::run(
+  wgmma_token_sum<T, Epilogue, tile, sorted_a, sorted_b, gatherers, 2>::run(
       {a0, a1, b, true_c0, true_c1, false_c0, false_c1, true_residual0, true_residual1,
        false_residual0, false_residual1, mask, a_rows, b_rows},
       {m, n, k, group_m}, shared_memory);

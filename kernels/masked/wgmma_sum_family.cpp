@@ -28,6 +28,11 @@ bool sorts_first(const Problem& problem, const Config& config) {
   return scatters(problem) && config.at("sorts") == 1;
 }
 
+/// How many warps of a block gather, where tokens are scattered.
+int gatherers(const Problem& problem, const Config& config) {
+  return scatters(problem) ? static_cast<int>(config.at("gatherers")) : 2;
+}
+
 class WgmmaSumFamily final : public StageFamily {
  public:
   using StageFamily::StageFamily;
@@ -41,11 +46,28 @@ class WgmmaSumFamily final : public StageFamily {
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     Space space = wgmma_space(halved(shape_of(problem)), without_tables(facts));
     // Under a mask of long runs nearly all tokens are copied from where they are.
-    if (scatters(problem))
-      space.parameter("sorts",
-                      "1: a kernel before copies the tokens into the order of the mask; 0: blocks "
-                      "gather those that are scattered",
-                      {0, 1});
+    if (!scatters(problem)) return space;
+    space
+        .parameter("sorts",
+                   "1: a kernel before copies the tokens into the order of the mask; 0: blocks "
+                   "gather those that are scattered",
+                   {0, 1})
+        .parameter("gatherers",
+                   "warps of a block that gather: 2 of the producers, or 4, which are a warpgroup "
+                   "more",
+                   {2, 4})
+        .constraint("sorted tokens are not gathered",
+                    [](const Config& c) { return c.at("sorts") == 0 || c.at("gatherers") == 2; },
+                    {"sorts", "gatherers"})
+        .constraint(
+            "four warpgroups start with the 128 registers a thread that no wgmma of 256 columns "
+            "fits, and two of them multiply with 200, which hold 128 accumulators",
+            [](const Config& c) {
+              const WgmmaTile tile(c, true);
+              return c.at("gatherers") == 2 ||
+                     (tile.consumers == 2 && tile.sums(1) <= 128 && tile.bn <= 192);
+            },
+            {"bm", "bn", "schedule", "consumers", "gatherers"});
     return space;
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
@@ -75,13 +97,15 @@ class WgmmaSumFamily final : public StageFamily {
     if (sorts) append_sort(program, problem, facts, work, a, b);
     program.kernels.push_back(
         {"masked/token_sum_sm90.cu",
-         fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}>",
+         fmt::format("fftune::{}<{}, fftune::linear_epilogue<false, {}>, {}, {}, {}, {}>",
                      work.a.size() == 2 ? "token_sums_sm90" : "token_sum_sm90",
                      element_type(problem.dtype), adds, work.sorted_a || sorts,
-                     work.sorted_b || sorts, wgmma_template_arguments(config, 1, 1, true))});
+                     work.sorted_b || sorts, gatherers(problem, config),
+                     wgmma_template_arguments(config, 1, 1, true))});
     const GemmShape shape = shape_of(problem, config);
     KernelLaunch launch = wgmma_geometry(program, shape, facts, config, true);
     launch.shared_bytes += static_cast<std::uint32_t>(table_bytes);
+    if (gatherers(problem, config) == 4) launch.block.x += 128;
     const WgmmaMaps maps(shape, config, problem.dtype, problem.dtype);
     launch.arguments = {maps.a(a)};
     if (work.a.size() == 2) launch.arguments.emplace_back(maps.a(TensorArgument{work.a.back()}));
@@ -123,6 +147,7 @@ class WgmmaSumFamily final : public StageFamily {
     const bool gathers = scatters(problem) && !sorts_first(problem, config);
     shape.a_gathered = gathers && !work.sorted_a;
     shape.b_gathered = gathers && !work.sorted_b;
+    shape.gatherers = gatherers(problem, config);
     const WgmmaTile tile(config);
     double share = 0.5;
     if (tile.split_k > 1) {

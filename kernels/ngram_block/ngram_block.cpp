@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/common/op_fields.hpp"
 #include "kernels/common/whole_stage.hpp"
 
 namespace fftune {
@@ -111,27 +112,16 @@ class NgramBlock final : public Op {
             {.name = "len",
              .help = "ids of a row; with a prefix, those after it",
              .max = most_ids,
-             .default_on_cuda = {},
-             .default_on_cpu = {},
              .example = 512},
-            {.name = "vocab",
-             .help = "logits of a row",
-             .max = most_tokens,
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 32128},
+            {.name = "vocab", .help = "logits of a row", .max = most_tokens, .example = 32128},
             {.name = "prefix",
              .help = "ids of a prefix that rows share, before their own; none if left out",
              .max = most_ids,
-             .default_on_cuda = {},
-             .default_on_cpu = {},
              .example = 8192,
              .rare = true},
             {.name = "beams",
              .help = "rows after each other that share a prefix; 1 if left out",
              .max = most_beams,
-             .default_on_cuda = {},
-             .default_on_cpu = {},
              .example = 8,
              .rare = true}};
   }
@@ -153,10 +143,7 @@ class NgramBlock final : public Op {
              .rare = true,
              .number = NumberRange{-1000000, 1000000}}};
   }
-  std::vector<DType> dtypes(DeviceKind kind) const override {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
-  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "b"; }
   bool rows_are_alike(const Problem& problem) const override {
     return rows_of(problem).prefix == 0;

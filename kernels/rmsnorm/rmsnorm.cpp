@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/op_fields.hpp"
 #include "kernels/common/whole_stage.hpp"
 #include "kernels/rmsnorm/baselines.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -51,16 +52,8 @@ class RmsNorm final : public Op {
   }
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   std::vector<SizeField> sizes() const override {
-    return {{.name = "m",
-             .help = "tokens",
-             .default_on_cuda = {1, 64, 4096, 16384},
-             .default_on_cpu = {1, 64, 4096}},
-            {.name = "d",
-             .help = "features of a token",
-             .max = most_features,
-             .default_on_cuda = {},
-             .default_on_cpu = {},
-             .example = 4096}};
+    return {row_tokens(),
+            {.name = "d", .help = "features of a token", .max = most_features, .example = 4096}};
   }
   std::vector<OptionField> options() const override {
     return {{"convention",
@@ -78,10 +71,7 @@ class RmsNorm final : public Op {
              {"same", "fp8", "i8"},
              true}};
   }
-  std::vector<DType> dtypes(DeviceKind kind) const override {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
-  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "m"; }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "kernels/common/op_fields.hpp"
 #include "kernels/common/whole_stage.hpp"
 
 namespace fftune {
@@ -146,24 +147,9 @@ class Rope final : public Op {
          .default_on_cuda = {512, 2048, 8192},
          .default_on_cpu = {512},
          .example = 2048},
-        {.name = "b",
-         .help = "sequences",
-         .max = 65536,
-         .default_on_cuda = {},
-         .default_on_cpu = {},
-         .example = 2},
-        {.name = "heads",
-         .help = "heads of q",
-         .max = most_heads,
-         .default_on_cuda = {},
-         .default_on_cpu = {},
-         .example = 32},
-        {.name = "dim",
-         .help = "features of a head",
-         .max = most_features,
-         .default_on_cuda = {},
-         .default_on_cpu = {},
-         .example = 128},
+        {.name = "b", .help = "sequences", .max = 65536, .example = 2},
+        {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
+        {.name = "dim", .help = "features of a head", .max = most_features, .example = 128},
         optional_size("kv-heads", "heads of k, rotated in the same launch; none if left out",
                       most_heads, 8),
         optional_size("rotary", "features of a head to rotate, an even number; all if left out",
@@ -208,10 +194,7 @@ class Rope final : public Op {
                1e-3, 1e6),
         number("scale", "factor of all sines and cosines; 0: the rule's own", "0", 0, 1e6)};
   }
-  std::vector<DType> dtypes(DeviceKind kind) const override {
-    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
-    return {DType::bf16, DType::fp16, DType::f32};
-  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "s"; }
   bool rows_are_alike(const Problem&) const override { return false; }
 

@@ -2,35 +2,39 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <set>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/hash.hpp"
+#include "device/source_code.hpp"
 
 namespace fftune {
-namespace {
 
-/// The names in `#include "..."` lines.
-std::vector<std::string> quoted_includes(std::string_view text) {
-  std::vector<std::string> names;
-  constexpr std::string_view directive = "#include \"";
-  for (auto at = text.find(directive); at != text.npos; at = text.find(directive, at + 1)) {
-    const bool starts_line = at == 0 || text[at - 1] == '\n';
-    const auto begin = at + directive.size();
-    const auto end = text.find('"', begin);
-    if (starts_line && end != text.npos) names.emplace_back(text.substr(begin, end - begin));
-  }
-  return names;
+SourceSet::SourceSet(std::map<std::string, std::string> files) {
+  for (auto& [name, text] : files) files_[name].text = std::move(text);
 }
 
-}  // namespace
+const SourceSet::File& SourceSet::file_of(std::string_view name) const {
+  const auto found = files_.find(std::string(name));
+  if (found == files_.end())
+    throw Error(ErrorKind::internal, fmt::format("no embedded source '{}'", name));
+  return found->second;
+}
+
+const SourceSet::File& SourceSet::read(std::string_view name) const {
+  const File& file = file_of(name);
+  std::call_once(file.read, [&] {
+    const auto tokens = tokens_of(file.text);
+    file.code_hash = fnv1a(code_of(tokens));
+    for (auto& include : includes_of(tokens))
+      if (include.quoted) file.includes.push_back(std::move(include.name));
+  });
+  return file;
+}
 
 const std::string& SourceSet::text(std::string_view file) const {
-  const auto entry = files_.find(std::string(file));
-  if (entry == files_.end())
-    throw Error(ErrorKind::internal, fmt::format("no embedded source '{}'", file));
-  return entry->second;
+  return file_of(file).text;
 }
 
 std::vector<std::string> SourceSet::closure(std::string_view file) const {
@@ -40,9 +44,9 @@ std::vector<std::string> SourceSet::closure(std::string_view file) const {
     const std::string name = open.back();
     open.pop_back();
     if (name != file && !seen.insert(name).second) continue;
-    for (auto& include : quoted_includes(text(name))) {
+    for (const auto& include : read(name).includes) {
       const bool follow = include.ends_with(".cuh") || files_.contains(include);
-      if (follow && include != file && !seen.contains(include)) open.push_back(std::move(include));
+      if (follow && include != file && !seen.contains(include)) open.push_back(include);
     }
   }
   std::vector<std::string> closure{std::string(file)};
@@ -52,17 +56,16 @@ std::vector<std::string> SourceSet::closure(std::string_view file) const {
 
 std::string SourceSet::hash(const std::vector<std::string>& files) const {
   std::set<std::string> all;
-  for (const auto& file : files)
+  for (const auto& name : files)
     all.merge([&] {
-      const auto names = closure(file);
+      const auto names = closure(name);
       return std::set<std::string>(names.begin(), names.end());
     }());
   std::uint64_t state = fnv1a_offset;
-  for (const auto& file : all) {
-    state = fnv1a(file, state);
+  for (const auto& name : all) {
+    state = fnv1a(name, state);
     state = fnv1a(std::string_view("\0", 1), state);
-    state = fnv1a(text(file), state);
-    state = fnv1a(std::string_view("\0", 1), state);
+    state = fnv1a(hex(read(name).code_hash), state);
   }
   return hex(state);
 }

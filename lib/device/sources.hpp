@@ -1,7 +1,9 @@
 // The embedded kernel sources: file name -> text, with their includes followed.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +13,7 @@ namespace fftune {
 class SourceSet {
  public:
   /// Names are relative to the kernels folder: "gemm/mma_sync.cuh".
-  explicit SourceSet(std::map<std::string, std::string> files) : files_(std::move(files)) {}
+  explicit SourceSet(std::map<std::string, std::string> files);
 
   /// Throws Error(internal) if there is no such file.
   const std::string& text(std::string_view file) const;
@@ -19,11 +21,23 @@ class SourceSet {
   /// first. A host source's includes are not embedded and are left out; a .cuh that is missing is
   /// an Error(internal).
   std::vector<std::string> closure(std::string_view file) const;
-  /// One hash over the names and texts of the closures of `files`: sixteen hex digits.
+  /// One hash over the names and the code (code_of()) of the closures of `files`: sixteen hex
+  /// digits. Neither a comment nor the format of a source changes it.
   std::string hash(const std::vector<std::string>& files) const;
 
  private:
-  std::map<std::string, std::string> files_;
+  /// Read when it is first asked for, as most programs ask for few files.
+  struct File {
+    std::string text;
+    mutable std::once_flag read;
+    mutable std::uint64_t code_hash = 0;
+    mutable std::vector<std::string> includes;  // those with quotes
+  };
+
+  const File& file_of(std::string_view name) const;
+  const File& read(std::string_view name) const;
+
+  std::map<std::string, File> files_;
 };
 
 }  // namespace fftune

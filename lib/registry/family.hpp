@@ -47,7 +47,7 @@ class Family {
   /// tensors(problem).
   virtual Program program(const Problem&, const DeviceFacts&, const Config&) const = 0;
 
-  /// Embedded source files whose change makes a tuned choice stale.
+  /// Embedded source files whose code, when it changes, makes a tuned choice stale.
   virtual std::vector<std::string> sources() const = 0;
 };
 

@@ -22,8 +22,8 @@ struct SizeField {
   std::string help;                                // "tokens"
   std::int64_t max = (std::int64_t{1} << 31) - 1;  // the least is 1
   /// Counts tokens: the CLI takes a list of it, and these are its defaults. Empty: required.
-  std::vector<std::int64_t> default_on_cuda;
-  std::vector<std::int64_t> default_on_cpu;
+  std::vector<std::int64_t> default_on_cuda = {};
+  std::vector<std::int64_t> default_on_cpu = {};
   std::int64_t example = 1024;  // a typical value, for listings and for compiling without a problem
   /// May be left out, with the meaning that `help` says; the canonical form leaves it out too, and
   /// problems with and without it share no presets.

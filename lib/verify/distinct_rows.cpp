@@ -20,7 +20,8 @@ DistinctRows::DistinctRows(const Op& op, Problem problem, std::uint64_t seed, Pa
   tensors_ = op.tensors(problem_);
   const auto others = op.tensors(problem_.with_size(token_size, tokens + 1));
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    // A tensor of rows that lie apart may be as long as they take: it is one of values, not of rows.
+    // A tensor of rows that lie apart may be as long as they take: it is one of values, not of
+    // rows.
     counts_tokens_.push_back(tensors_[i].shape.at(0) == tokens &&
                              others[i].shape.at(0) == tokens + 1);
     if (tensors_[i].role == Role::output && !counts_tokens_.back()) repeat_ = false;

@@ -1,4 +1,5 @@
 // Wrong input of every kind: the documented exit code, and one line that names the thing.
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -39,8 +40,15 @@ TEST_CASE("a wrong command or option is named with what was meant") {
       {"ffn --stratgy random", 2, {"--stratgy", "did you mean --strategy?"}},
       {"ffn --zzzzzz", 2, {"--zzzzzz", "fftune ffn --help"}},
       {"ffn stray --d 32 --h 64", 2, {"'stray'"}},
-      {"ffn --d", 2, {"--d", "fftune ffn --help"}},
-      {"ffn --d 32 --d 64 --h 64", 2, {"--d"}},
+      {"ffn --d", 2, {"--d lacks its value", "fftune ffn --help"}},
+      {"ffn --d 32 --h 64 --out ''", 2, {"--out is empty", "fftune ffn --help"}},
+      {"masked-ffn --d 32 --h 64 --mask ''", 2, {"--mask is empty"}},
+      {"compile --op ''", 2, {"--op is empty"}},
+      {"presets show ''", 2, {"PATH is empty", "fftune presets show --help"}},
+      {"ffn --d 32 --d 64 --h 64", 2, {"--d is given more than once", "fftune ffn --help"}},
+      {"ffn --D 32 --h 64", 2, {"--D", "did you mean --d?"}},
+      {"ffn --mask all", 2, {"unknown option --mask: see fftune ffn --help"}},
+      {"ffn --quiet --verbose --d 32 --h 64", 2, {"--quiet", "--verbose"}},
       {"--zzzzzz", 2, {"--zzzzzz"}},
       {"list", 2, {"fftune list needs a command", "ffn"}},
       {"list ffm", 2, {"did you mean ffn?"}},
@@ -93,16 +101,29 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"ffn --d 32 --h 64 --device cuda:x", 2, {"--device 'cuda:x'"}},
       {"ffn --d 32 --h 64 --device cuda:99", 3, {"cuda:99"}},
       {"list ffn --device cuda:99", 3, {"cuda:99"}},
-      {"list ffn --arch sm_99", 2, {"sm_99", "sm_80"}},
+      {"ffn --d 32 --h 64 --device cpu,cuda:99", 3, {"cuda:99"}},
+      {"ffn --d 32 --h 64 --device cuda:0,cuda", 2, {"--device cuda:0,cuda has cuda:0 twice"}},
+      {"list ffn --device cpu,cpu", 2, {"--device 'cpu,cpu'"}},
+      {"list ffn --device all", 2, {"--device 'all'"}},
+      {"refresh --device cpu,cpu --out .", 2, {"--device 'cpu,cpu'"}},
+      {ffn + "--min-gain 5%", 2, {"--min-gain", "--strategy guided", "halving"}},
+      {ffn + "--strategy guided --min-gain 5", 2, {"--min-gain '5'", "0.5%"}},
+      {"list ffn --arch sm_99", 2, {"--arch 'sm_99'", "sm_80"}},
+      {"list ffn --arch sm_90", 2, {"did you mean sm_90a?"}},
       {"list ffn --arch sm_80 --device cpu", 2, {"--arch and --device"}},
       {"check --seeds 0", 2, {"--seeds 0"}},
       {"check --device cpu --max-flops -1", 2, {"--max-flops '-1'"}},
       {"compile --arch sm_99", 2, {"--arch 'sm_99'", "sm_90a"}},
-      {"compile --op fnf", 2, {"fnf", "ffn"}},
+      {"compile --op lineal", 2, {"--op 'lineal'", "did you mean linear?"}},
       {"compile --family gate_up_sm8", 2, {"did you mean gate_up_sm80?"}},
       {"compile --dtype fp9", 2, {"--dtype 'fp9'", "fp8"}},
       {"compile --option save", 2, {"--option save", "NAME=VALUE"}},
       {"compile --op ffn --option keep=all", 2, {"keep", "save"}},
+      {"compile --option scales=block", 2, {"--option scales is of ffn alone", "--op"}},
+      {"compile --op ffn --option act=", 2, {"--option act=", "NAME=VALUE"}},
+      {"compile --op ffn --option =silu", 2, {"--option =silu", "NAME=VALUE"}},
+      {"compile --op ffn --option act=silu,act=gelu", 2, {"--option act=gelu", "already"}},
+      {"compile --arch sm_80 --family gate_up_sm90", 2, {"no family has a program", "--family"}},
       {"compile --op ffn --option save=all", 2, {"--save 'all'", "preact"}},
       {"compile --jobs 0", 2, {"--jobs 0"}},
       {"compile --sample x", 2, {"--sample 'x'"}},
@@ -114,6 +135,7 @@ TEST_CASE("a wrong file or folder is named") {
   const Sandbox sandbox;
   fftune::testing::write_text(sandbox.folder() / "file", "not a preset");
   fftune::testing::write_text(sandbox.folder() / "empty" / "device" / "ffn.json", "");
+  std::filesystem::create_directory(sandbox.folder() / "bare");
   const std::string ffn = "ffn --d 32 --h 64 --m 1 --device cpu ";
   const std::vector<Wrong> all{
       {ffn + "--out file", 2, {"--out file", "cannot be written"}},
@@ -124,9 +146,19 @@ TEST_CASE("a wrong file or folder is named") {
       {"check --device cpu --report nowhere/report.xml", 2, {"--report nowhere/report.xml"}},
       {"devices --presets nowhere", 2, {"--presets nowhere"}},
       {"presets show nowhere.json", 2, {"nowhere.json"}},
+      {"presets show file", 2, {"file: not JSON", "nothing else"}},
       {"presets validate", 2, {"presets is not there"}},
+      {"presets validate bare", 2, {"bare holds no <device>/<op>.json"}},
+      {"presets show bare", 2, {"bare holds no <device>/<op>.json"}},
+      {"presets show empty/device", 2, {"empty/device holds no <device>/<op>.json"}},
+      {"check --device cpu --presets bare", 2, {"--presets bare holds no <device>/<op>.json"}},
+      {"bench ffn --d 32 --h 64 --device cpu --presets bare", 2, {"--presets bare holds no"}},
+      {"worker --device cpu", 2, {"started by its supervisor alone", "fftune ffn"}},
+      {"refresh --device cpu", 2, {"--out presets is not a folder"}},
+      {"refresh --device cpu --out nowhere", 2, {"--out nowhere is not a folder"}},
       {"presets diff one", 2, {"1 were given"}},
       {"presets diff one two", 2, {"one is not there"}},
+      {"presets diff file file", 2, {"file: not JSON", "nothing was compared"}},
       {"presets merge", 2, {"nothing to merge"}},
       {"presets merge empty", 2, {"empty/device/ffn.json", "nothing was merged"}},
       {"presets merge empty --out file", 2, {"empty/device/ffn.json"}},
@@ -141,6 +173,7 @@ TEST_CASE("a problem that does not fit is refused with its bytes, and the others
   INFO(done.err << done.out);
   CHECK(done.code == 3);
   CHECK(lines_in(done.err) == 1);
+  CHECK(done.err.find("m=1: it needs") != std::string::npos);
   CHECK(done.err.find("bytes") != std::string::npos);
   CHECK(sandbox.preset_file().empty());
 

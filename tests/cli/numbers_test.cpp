@@ -21,4 +21,6 @@ TEST_CASE("numbers read as people write them") {
   CHECK(seconds_text(45.4) == "45s");
   CHECK(seconds_text(125) == "2m05s");
   CHECK(seconds_text(3725) == "1h02m");
+  CHECK(counted(0, "file") == "0 files");
+  CHECK(counted(1, "file") == "1 file");
 }

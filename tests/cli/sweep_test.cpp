@@ -30,7 +30,7 @@ TEST_CASE("tune writes a preset that is valid and passes the check") {
   const Finished valid = sandbox.fftune("presets validate");
   INFO(valid.out);
   CHECK(valid.code == 0);
-  CHECK(valid.out.find("1 files, 2 readable records, 0 faults") != std::string::npos);
+  CHECK(valid.out.find("1 file, 2 readable records, 0 faults") != std::string::npos);
 
   const Finished checked = sandbox.fftune("check --device cpu --report report.xml -v");
   INFO(checked.out << checked.err);

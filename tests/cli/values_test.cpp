@@ -65,6 +65,8 @@ TEST_CASE("the nearest word is a slip of the keys away, or cut short") {
   CHECK(nearest("halvin", words) == "halving");
   CHECK(nearest("ramdon", words) == "random");
   CHECK(nearest("exh", words) == "exhaustive");
+  CHECK(nearest("HALVING", words) == "halving");
+  CHECK(nearest("sm_90", {"sm_80", "sm_90a"}) == "sm_90a");
   CHECK(nearest("best", words).empty());
   CHECK(nearest("", words).empty());
   CHECK_THROWS_AS(check_choice("halvin", "--strategy", words), fftune::Error);

@@ -48,11 +48,25 @@ TEST_CASE("a hash changes with every file it depends on, and with no other") {
   REQUIRE(before.size() == 16);
   for (const auto& [name, text] : small) {
     Files files = small;
-    files[name] += "\n// changed";
+    files[name] += "\nint changed;";
     const bool depends = name == "a.cu" || name == "b.cuh" || name == "d.cuh";
     CAPTURE(name);
     REQUIRE((SourceSet(files).hash({"a.cu"}) != before) == depends);
   }
+}
+
+TEST_CASE("neither a comment nor the format of a source changes its hash") {
+  const Files plain{{"a.cu", "#include \"b.cuh\"\nint f() { return 1 + two; }\n"},
+                    {"b.cuh", "#define two 2\n"}};
+  const Files other{{"a.cu",
+                     "// Adds.\n#include \"b.cuh\"  // two\n\n\nint f()\n{\n\treturn 1 /* + 7 */ "
+                     "+\n\t       two;\n}\n// #include \"c.cuh\"\n"},
+                    {"b.cuh", "/* Two.\n*/\n#define two   2"}};
+  Files changed = other;
+  changed["b.cuh"] = "/* Two.\n*/\n#define two   3";
+  const std::string hash = SourceSet(plain).hash({"a.cu"});
+  REQUIRE(SourceSet(other).hash({"a.cu"}) == hash);
+  REQUIRE(SourceSet(changed).hash({"a.cu"}) != hash);
 }
 
 TEST_CASE("a hash does not depend on the order or the number of mentions") {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "layers/source_text.hpp"
+#include "device/source_code.hpp"
 
 namespace fftune::testing {
 namespace {
@@ -100,6 +100,18 @@ bool is_device_source(std::string_view path) {
   return starts_with(path, "kernels/") && (path.ends_with(".cu") || path.ends_with(".cuh"));
 }
 
+bool calls(const Tokens& tokens, std::string_view function) {
+  for (std::size_t i = 0; i + 1 < tokens.size(); ++i)
+    if (tokens[i].text == function && tokens[i + 1].text == "(") return true;
+  return false;
+}
+
+bool has_text(const Tokens& tokens, std::string_view text) {
+  return std::any_of(tokens.begin(), tokens.end(), [&](const Token& token) {
+    return token.text.find(text) != std::string_view::npos;
+  });
+}
+
 /// Device sources see each other alone: NVRTC is given no include path.
 std::string device_include_rule(const Include& include) {
   if (!include.quoted) return "a device source includes no system header";
@@ -129,19 +141,19 @@ std::string host_include_rule(std::string_view path, const Include& include) {
 
 std::vector<std::string> broken_rules(const std::string& path, std::string_view source) {
   std::vector<std::string> broken;
-  for (const auto& include : includes_of(source)) {
+  const Tokens tokens = tokens_of(source);
+  for (const auto& include : includes_of(tokens)) {
     const std::string why =
         is_device_source(path) ? device_include_rule(include) : host_include_rule(path, include);
     if (!why.empty()) broken.push_back(path + ": includes " + include.name + ": " + why);
   }
   if (is_device_source(path)) return broken;
 
-  const std::string code = code_of(source, false);
   for (const auto& [function, users, instead] : calls_in_one_place())
-    if (std::find(users.begin(), users.end(), path) == users.end() && calls(code, function))
+    if (std::find(users.begin(), users.end(), path) == users.end() && calls(tokens, function))
       broken.push_back(path + ": calls " + std::string(function) + ", as " +
                        std::string(users.front()) + " alone may: " + std::string(instead));
-  if (starts_with(path, "lib/") && code_of(source, true).find("\"ffn\"") != std::string::npos)
+  if (starts_with(path, "lib/") && has_text(tokens, "\"ffn\""))
     broken.push_back(path + ": names the op \"ffn\", but lib is mechanism alone");
   return broken;
 }

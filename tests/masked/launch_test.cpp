@@ -115,9 +115,11 @@ TEST_CASE("gradients of the weights take memory beside the tensors only to sort 
   };
   Config config = family.default_config(problem, facts);
   CHECK_FALSE(config.contains("sorts"));
+  CHECK_FALSE(config.contains("gatherers"));
   CHECK(program_of(config).scratch.empty());
   CHECK(program_of(config).steps.size() == 1);
   problem.options["mask"] = "random:0.33";
+  config.set("gatherers", 2);
   config.set("sorts", 0);
   CHECK(program_of(config).scratch.empty());
   CHECK(program_of(config).steps.size() == 1);
@@ -126,6 +128,26 @@ TEST_CASE("gradients of the weights take memory beside the tensors only to sort 
   CHECK(program_of(config).scratch[0].bytes == 4096 * 2048 * 2);
   CHECK(program_of(config).scratch[1].bytes == 4096 * 1024 * 2);
   CHECK(program_of(config).steps.size() == 2);
+}
+
+TEST_CASE("untuned, four warps of another warpgroup gather the scattered tokens of a gradient") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const Family& family = family_of(masked_linear_op(), "dw_sm90");
+  for (const std::int64_t m : {4096, 16384}) {
+    Problem problem = problem_of(masked_linear_op(), m, 1024, 1024, "bwd");
+    problem.options["mask"] = "random:0.33";
+    Config config = family.default_config(problem, facts);
+    CAPTURE(config.text());
+    CHECK(config.at("sorts") == 0);
+    CHECK(config.at("gatherers") == 4);
+    const auto threads = [&] {
+      const Program program = family.program(problem, facts, config);
+      return std::get<KernelLaunch>(program.steps.back()).block.x;
+    };
+    CHECK(threads() == 512);
+    config.set("gatherers", 2);
+    CHECK(threads() == 384);
+  }
 }
 
 TEST_CASE("blocks that share the tokens of a gradient have the tiles of both experts") {

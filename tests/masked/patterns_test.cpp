@@ -1,5 +1,6 @@
 // Every family over every kind of mask, and over numbers of tokens that no tile divides.
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <map>
 #include <random>
@@ -45,9 +46,17 @@ struct Candidate {
   std::shared_ptr<const Executable> executable;
 };
 
-/// Every family that serves the problem: its default, and `more` configurations drawn at random.
+using Choice = std::function<bool(const Config&)>;
+
+bool any(const Config&) {
+  return true;
+}
+
+/// Every family that serves the problem: its default, and `more` configurations drawn at random,
+/// of those that are wanted.
 std::vector<Candidate> candidates_of(Backend& backend, const Op& op, const Problem& problem,
-                                     std::mt19937_64& random, int more) {
+                                     std::mt19937_64& random, int more,
+                                     const Choice& wanted = any) {
   const DeviceFacts& facts = backend.facts();
   const auto stages = op.stages(problem);
   std::vector<Candidate> candidates;
@@ -57,8 +66,10 @@ std::vector<Candidate> candidates_of(Backend& backend, const Op& op, const Probl
     std::size_t first = 0;
     while (stages.at(first).name != family->stages().front()) ++first;
     std::vector<Config> configs{family->default_config(problem, facts)};
-    const auto feasible = family->space(problem, facts).feasible();
-    for (int i = 0; i < more && feasible.size() > 1; ++i)
+    std::erase_if(configs, std::not_fn(wanted));
+    auto feasible = family->space(problem, facts).feasible();
+    std::erase_if(feasible, std::not_fn(wanted));
+    for (int i = 0; i < more && !feasible.empty(); ++i)
       configs.push_back(feasible[random() % feasible.size()]);
     for (const Config& config : configs) {
       candidates.push_back({Variant{std::string(family->name()), config}.id(), first,
@@ -78,29 +89,58 @@ std::vector<Candidate> candidates_of(Backend& backend, const Op& op, const Probl
   return candidates;
 }
 
-/// Each variant under every mask: what it computes with is compiled once, whatever the mask.
+/// Each variant under every mask; the problem's own is the one that they were chosen for.
+int verify_masks(Backend& backend, const Op& op, Problem problem,
+                 const std::vector<Candidate>& candidates, std::mt19937_64& random) {
+  int verified = 0;
+  for (const std::string& mask : masks_of(problem.size("m"))) {
+    problem.options["mask"] = mask;
+    Verifier verifier(backend, op, problem, random());
+    for (const Candidate& candidate : candidates) {
+      const auto result = verifier.verify(candidate.first, candidate.count, {candidate.executable});
+      CAPTURE(problem.text(), candidate.id, result.failure, result.error, result.tolerance);
+      CHECK(result.passed);
+      ++verified;
+    }
+  }
+  return verified;
+}
+
+/// What a variant computes with is compiled once, whatever the mask.
 int verify_patterns(Backend& backend, const Op& op, DType dtype,
                     const std::vector<std::int64_t>& tokens, const std::vector<std::int64_t>& sizes,
                     int more, const std::string& pass = "fwd", const Options& options = {}) {
   std::mt19937_64 random(1);
-  const DeviceKind kind = backend.facts().kind;
   int verified = 0;
   for (const std::int64_t m : tokens) {
-    const auto candidates = candidates_of(
-        backend, op, problem_of(op, kind, dtype, m, sizes, "none", pass, options), random, more);
-    for (const std::string& mask : masks_of(m)) {
-      const Problem problem = problem_of(op, kind, dtype, m, sizes, mask, pass, options);
-      Verifier verifier(backend, op, problem, random());
-      for (const Candidate& candidate : candidates) {
-        const auto result =
-            verifier.verify(candidate.first, candidate.count, {candidate.executable});
-        CAPTURE(problem.text(), candidate.id, result.failure, result.error, result.tolerance);
-        CHECK(result.passed);
-        ++verified;
-      }
-    }
+    const Problem problem =
+        problem_of(op, backend.facts().kind, dtype, m, sizes, "none", pass, options);
+    verified += verify_masks(backend, op, problem,
+                             candidates_of(backend, op, problem, random, more), random);
   }
   return verified;
+}
+
+/// The sums over tokens that are chosen for scattered ones: gathered by four warps, or sorted. A
+/// section of each, so that one can be asked for by its name.
+void verify_scattered(Backend& backend, const Op& op, DType dtype,
+                      const std::vector<std::int64_t>& tokens,
+                      const std::vector<std::int64_t>& sizes, int more,
+                      const Options& options = {}) {
+  for (const std::int64_t m : tokens)
+    for (const auto& [parameter, value] : {std::pair{"gatherers", 4}, {"sorts", 1}}) {
+      const Problem problem =
+          problem_of(op, DeviceKind::cuda, dtype, m, sizes, "random:0.5", "bwd", options);
+      DYNAMIC_SECTION(problem.text() << " " << parameter << "=" << value) {
+        std::mt19937_64 random(1);
+        const auto wanted = [name = parameter, at = value](const Config& config) {
+          return config.contains(name) && config.at(name) == at;
+        };
+        const auto candidates = candidates_of(backend, op, problem, random, more, wanted);
+        if (candidates.empty()) WARN("no family here has it");
+        verify_masks(backend, op, problem, candidates, random);
+      }
+    }
 }
 
 }  // namespace
@@ -180,4 +220,20 @@ TEST_CASE("gradients of masked networks are right on a GPU under every mask", "[
   }
   CHECK(verify_patterns(*backend, op, DType::bf16, {515}, {136, 200}, 4, "fwd",
                         {{"save", "preact"}}) > 0);
+}
+
+TEST_CASE("gradients of layers are right on a GPU however scattered tokens come", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  verify_scattered(*backend, masked_linear_op(), DType::bf16, {1, 63, 131}, {72, 136}, 3);
+  verify_scattered(*backend, masked_linear_op(), DType::bf16, {2049}, {520, 264}, 16);
+  verify_scattered(*backend, masked_linear_op(), DType::fp16, {515}, {264, 136}, 8,
+                   {{"accumulate", "yes"}});
+}
+
+TEST_CASE("gradients of networks are right on a GPU however scattered tokens come", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Options& form : backward_forms)
+    verify_scattered(*backend, masked_ffn_op(), DType::bf16, {1, 515}, {264, 328}, 5, form);
 }

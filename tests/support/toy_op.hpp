@@ -95,8 +95,8 @@ class ToyOp : public Op {
   std::vector<std::string> passes() const override { return {"fwd"}; }
   std::vector<SizeField> sizes() const override {
     return {{.name = "m", .help = "tokens", .default_on_cuda = {1}, .default_on_cpu = {1}},
-            {.name = "d", .help = "width", .default_on_cuda = {}, .default_on_cpu = {}},
-            {.name = "h", .help = "hidden width", .default_on_cuda = {}, .default_on_cpu = {}}};
+            {.name = "d", .help = "width"},
+            {.name = "h", .help = "hidden width"}};
   }
   std::vector<OptionField> options() const override { return {}; }
   std::vector<DType> dtypes(DeviceKind) const override {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 
 #include "support/catch.hpp"
 #include "tuning/compile_pool.hpp"
@@ -15,6 +16,15 @@ TEST_CASE("tensors lie apart, each aligned") {
                                  {"y", DType::f32, {1}, Role::output, 1}});
   CHECK(layout.offsets == std::vector<std::size_t>{0, 256, 768});
   CHECK(layout.bytes == 1024);
+}
+
+TEST_CASE("tensors that no memory holds do not add up to a few bytes") {
+  const std::int64_t most = (std::int64_t{1} << 31) - 1;
+  // The bytes of the three are 4 less than 2^64, and more than that aligned.
+  const auto layout = layout_of({{"x", DType::f32, {most}, Role::input, 1},
+                                 {"w", DType::f32, {most}, Role::input, 1},
+                                 {"y", DType::f32, {most, most}, Role::output, 1}});
+  CHECK(layout.bytes == std::numeric_limits<std::size_t>::max());
 }
 
 TEST_CASE("the sets overflow the cache by the stage that touches least") {

@@ -22,7 +22,8 @@ Flight::Flight() : descriptor_(::memfd_create("fftune flight", MFD_CLOEXEC)) {
 Flight::Flight(int descriptor) : descriptor_(descriptor) {
   struct stat status {};
   if (::fstat(descriptor, &status) != 0 || status.st_size < static_cast<off_t>(sizeof(Page)))
-    throw Error(ErrorKind::internal, "a worker is started by its supervisor alone");
+    throw Error(ErrorKind::invalid_input,
+                "a worker is started by its supervisor alone: start a search, as in fftune ffn");
   map();
 }
 

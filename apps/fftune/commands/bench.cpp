@@ -91,7 +91,7 @@ int code_of(const BenchResult& result) {
 }
 
 int run(const Op& op, const Options& options, const Session& session) {
-  const std::string device = devices_named(options.device, session.environment).at(0);
+  const std::string device = device_named(options.device, session.environment);
   TimeRequest request;
   request.samples = static_cast<int>(parse_whole(options.samples, "--samples", 1, 1'000'000));
   request.seconds = parse_duration(options.budget, "--budget");

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -45,8 +46,13 @@ void write_report(const std::string& path, const std::string& text) {
     throw Error(ErrorKind::io, fmt::format("--report {} could not be written whole", path));
 }
 
+bool has_records(const PresetLibrary& presets) {
+  return std::any_of(presets.files().begin(), presets.files().end(),
+                     [](const PresetFile& file) { return !file.records.empty(); });
+}
+
 int run(const Options& options, const Session& session) {
-  const std::string device = devices_named(options.device, session.environment).at(0);
+  const std::string device = device_named(options.device, session.environment);
   const DeviceKind kind = kind_of_device(device);
   CheckSettings settings;
   settings.seeds = static_cast<int>(parse_whole(options.seeds, "--seeds", 1, 1000));
@@ -67,6 +73,8 @@ int run(const Options& options, const Session& session) {
     throw Error(ErrorKind::invalid_input,
                 presets.files().empty()
                     ? "there are no presets to check: tune first, or give --presets DIR"
+                : !has_records(presets)
+                    ? "no record of the presets can be read: repair or leave out their files"
                     : "no preset names a problem that the options admit: give fewer of them");
 
   const auto backend = open_named(device, session);

@@ -8,7 +8,9 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -40,8 +42,13 @@ struct Options {
 
 std::vector<const Op*> ops_named(const std::string& text, const Catalog& catalog) {
   if (text.empty()) return catalog.ops;
+  std::vector<std::string> known;
+  for (const Op* op : catalog.ops) known.emplace_back(op->name());
   std::vector<const Op*> ops;
-  for (const std::string& name : parse_words(text, "--op")) ops.push_back(&catalog.op(name));
+  for (const std::string& name : parse_words(text, "--op")) {
+    check_choice(name, "--op", known);
+    ops.push_back(&catalog.op(name));
+  }
   return ops;
 }
 
@@ -60,22 +67,40 @@ std::map<std::string, std::string> options_named(const std::string& text) {
   if (text.empty()) return options;
   for (const std::string& word : parse_words(text, "--option")) {
     const std::size_t equals = word.find('=');
-    if (equals == word.npos)
+    if (equals == word.npos || equals == 0 || equals + 1 == word.size())
       throw Error(ErrorKind::invalid_input,
                   fmt::format("--option {}: write NAME=VALUE, as in act=gelu", word));
-    options[word.substr(0, equals)] = word.substr(equals + 1);
+    const std::string name = word.substr(0, equals);
+    if (!options.emplace(name, word.substr(equals + 1)).second)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--option {}: {} has a value already: give one", word, name));
   }
   return options;
 }
 
+bool has_option(const Op& op, const std::string& name) {
+  const auto fields = op.options();
+  return std::any_of(fields.begin(), fields.end(),
+                     [&](const OptionField& field) { return field.name == name; });
+}
+
+/// An option is one of every op that is compiled, as a program without it would not be what was
+/// asked for.
 void check_options(const std::map<std::string, std::string>& options,
                    const std::vector<const Op*>& ops) {
-  for (const auto& [name, value] : options)
-    for (const Op* op : ops) {
-      std::vector<std::string> names;
-      for (const OptionField& field : op->options()) names.push_back(field.name);
-      check_choice(name, fmt::format("--option of {}", op->name()), names);
-    }
+  std::set<std::string> known;
+  for (const Op* op : ops)
+    for (const OptionField& field : op->options()) known.insert(field.name);
+  for (const auto& [name, value] : options) {
+    check_choice(name, "--option", {known.begin(), known.end()});
+    std::vector<std::string_view> having;
+    for (const Op* op : ops)
+      if (has_option(*op, name)) having.push_back(op->name());
+    if (having.size() < ops.size())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--option {} is of {} alone: give them by --op", name,
+                              fmt::join(having, ", ")));
+  }
 }
 
 /// Compiles on `jobs` threads; a unit that was not begun before an interrupt has no result.
@@ -135,6 +160,10 @@ int run(const Options& options, const Session& session) {
     }
     if (interrupt.requested()) break;
   }
+  if (summary.programs() == 0 && !interrupt.requested())
+    throw Error(ErrorKind::invalid_input,
+                "no family has a program for all that was asked for: give fewer of --family, "
+                "--dtype and --option");
   summary.print(session.output);
   if (interrupt.requested()) return exit_interrupted;
   return summary.failures() == 0 ? exit_good : exit_check_failed;

@@ -17,6 +17,7 @@
 #include "apps/fftune/explain.hpp"
 #include "apps/fftune/json.hpp"
 #include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/values.hpp"
 #include "core/error.hpp"
 #include "tuning/quarantine.hpp"
 
@@ -158,8 +159,9 @@ int run(const Op& op, const Options& options, const Session& session) {
   if (!options.arch.empty() && !options.device.empty())
     throw Error(ErrorKind::invalid_input,
                 "--arch and --device exclude each other: give the one to list for");
+  if (!options.arch.empty()) check_choice(options.arch, "--arch", known_architectures());
   const std::string device =
-      options.arch.empty() ? devices_named(options.device, session.environment).at(0) : "";
+      options.arch.empty() ? device_named(options.device, session.environment) : "";
   const DeviceFacts facts = options.arch.empty() ? facts_of_device(device, session.environment)
                                                  : facts_of_architecture(options.arch);
   std::vector<Section> sections;

@@ -22,8 +22,25 @@ std::vector<PresetFile> preset_files(const std::vector<std::string>& paths) {
       files.push_back(read_preset_file(path));
       continue;
     }
-    for (PresetFile& file : read_preset_folder(path)) files.push_back(std::move(file));
+    std::vector<PresetFile> below = read_preset_folder(path);
+    if (below.empty())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{} holds no <device>/<op>.json: give the folder that the devices' "
+                              "folders are in",
+                              path));
+    for (PresetFile& file : below) files.push_back(std::move(file));
   }
+  return files;
+}
+
+std::vector<PresetFile> whole_preset_files(const std::vector<std::string>& paths,
+                                           const std::string& done) {
+  std::vector<PresetFile> files = preset_files(paths);
+  for (const PresetFile& file : files)
+    if (!file.complaints.empty())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{}; nothing was {}: repair or leave out that file",
+                              file.complaints.front(), done));
   return files;
 }
 

@@ -21,8 +21,13 @@ void add_presets_diff(CommandLine& line, CLI::App& group);
 void add_presets_merge(CommandLine& line, CLI::App& group);
 
 /// The preset files that `paths` name: a file itself, a folder's all. Throws Error(invalid_input)
-/// for a path that is not there.
+/// for a path that is not there, and for a folder that has none.
 std::vector<PresetFile> preset_files(const std::vector<std::string>& paths);
+
+/// The same where one that is damaged would make the result a wrong one: throws
+/// Error(invalid_input) with its first complaint, and that nothing was `done` ("merged").
+std::vector<PresetFile> whole_preset_files(const std::vector<std::string>& paths,
+                                           const std::string& done);
 
 /// `paths`, or ./presets if there are none.
 std::vector<std::string> or_presets_folder(std::vector<std::string> paths);

@@ -1,6 +1,5 @@
 // fftune presets diff: what changed from one set of preset files to another.
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -29,12 +28,10 @@ using Records = std::map<std::pair<std::string, Problem>, PresetRecord>;
 
 Records records_of(const std::string& path) {
   Records records;
-  for (const PresetFile& file : preset_files({path})) {
-    for (const std::string& complaint : file.complaints)
-      spdlog::warn("{}; it is skipped", complaint);
+  // A record that cannot be read would look as if it had been removed.
+  for (const PresetFile& file : whole_preset_files({path}, "compared"))
     for (const PresetRecord& record : file.records)
       records[{file.device.slug, record.problem}] = record;
-  }
   return records;
 }
 

@@ -10,6 +10,7 @@
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/presets.hpp"
 #include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/numbers.hpp"
 #include "core/error.hpp"
 
 namespace fftune::tool {
@@ -25,22 +26,16 @@ int run(const Options& options, const Session& session) {
   if (options.paths.empty())
     throw Error(ErrorKind::invalid_input,
                 "presets merge has nothing to merge: give the files or folders to take from");
-  const std::vector<PresetFile> files = preset_files(options.paths);
   // All or nothing of what was given: a person merging by hand wants to know before, not after.
-  for (const PresetFile& file : files)
-    if (!file.complaints.empty())
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("{}; nothing was merged: repair or leave out that file",
-                              file.complaints.front()));
+  const std::vector<PresetFile> files = whole_preset_files(options.paths, "merged");
   Json document = Json::array();
   for (const PresetFile& file : files) {
     const auto path = merge_preset_records(options.out, file.device, file.op, file.records);
-    session.output.line(fmt::format("{}: {} records from {}", path.string(), file.records.size(),
-                                    file.path.string()));
+    session.output.line(fmt::format("{}: {} from {}", path.string(),
+                                    counted(file.records.size(), "record"), file.path.string()));
     document.push_back(
         {{"path", path.string()}, {"from", file.path.string()}, {"records", file.records.size()}});
   }
-  if (files.empty()) session.output.line("no preset files there");
   session.output.document(document);
   return exit_good;
 }

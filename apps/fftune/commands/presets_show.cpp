@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "apps/fftune/commands/presets.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/numbers.hpp"
+#include "core/error.hpp"
 
 namespace fftune::tool {
 
@@ -52,8 +54,15 @@ void print_file(const PresetFile& file, const Output& output) {
 }
 
 int run(const Options& options, const Session& session) {
+  const std::vector<PresetFile> files = preset_files(or_presets_folder(options.paths));
+  const bool readable = std::any_of(files.begin(), files.end(), [](const PresetFile& file) {
+    return file.complaints.empty() || !file.records.empty();
+  });
+  if (!readable)
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("{}; nothing else is there to show", files.front().complaints.front()));
   Json document = Json::array();
-  for (const PresetFile& file : preset_files(or_presets_folder(options.paths))) {
+  for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)
       spdlog::warn("{}; it is skipped", complaint);
     if (!file.records.empty()) print_file(file, session.output);
@@ -67,7 +76,6 @@ int run(const Options& options, const Session& session) {
                         {"records", records},
                         {"complaints", file.complaints}});
   }
-  if (document.empty()) session.output.line("no preset files there");
   session.output.document(document);
   return exit_good;
 }

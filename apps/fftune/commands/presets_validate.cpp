@@ -11,6 +11,7 @@
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/presets.hpp"
 #include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/numbers.hpp"
 #include "core/error.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/devices.hpp"
@@ -90,9 +91,9 @@ int run(const Options& options, const Session& session) {
   for (const std::string& fault : findings.faults) session.output.line(fault);
   if (!session.output.quiet())
     for (const std::string& note : findings.notes) session.output.line("note: " + note);
-  session.output.line(fmt::format("{} files, {} readable records, {} faults, {} notes",
-                                  files.size(), records, findings.faults.size(),
-                                  findings.notes.size()));
+  session.output.line(fmt::format(
+      "{}, {}, {}, {}", counted(files.size(), "file"), counted(records, "readable record"),
+      counted(findings.faults.size(), "fault"), counted(findings.notes.size(), "note")));
   session.output.document({{"files", files.size()},
                            {"records", records},
                            {"faults", findings.faults},

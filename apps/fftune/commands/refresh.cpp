@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -133,7 +134,11 @@ TuneOptions tune_options(const Options& options) {
 
 int run(const Options& options, const Session& session) {
   TuneOptions tuning = tune_options(options);
-  const std::string name = devices_named(options.device, session.environment).at(0);
+  if (std::error_code error; !std::filesystem::is_directory(options.out, error))
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--out {} is not a folder: give one that holds <device>/<op>.json",
+                            options.out));
+  const std::string name = device_named(options.device, session.environment);
   StatusLine status(progress_mode(options.progress, session.output));
   SweepDevice device({name}, tuning.seed, options.in_process, session);
   const DeviceFacts& facts = device.evaluator().facts();

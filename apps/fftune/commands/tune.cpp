@@ -43,7 +43,7 @@ struct Options {
   std::string device;
   std::string strategy;
   std::string budget;
-  std::string min_gain = "1%";
+  std::string min_gain;
   std::string out = "presets";
   std::string seed = "0";
   std::string max_variants = "0";
@@ -71,7 +71,13 @@ TuneOptions tune_options(const Options& options) {
       options.strategy.empty() ? std::string(strategies().front()->name()) : options.strategy;
   strategy_named(tuning.strategy);
   if (!options.budget.empty()) tuning.budget_seconds = parse_duration(options.budget, "--budget");
-  tuning.least_gain = parse_percent(options.min_gain, "--min-gain");
+  if (!options.min_gain.empty()) {
+    if (tuning.strategy != "guided")
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--min-gain is of --strategy guided, not {}: leave one of them out",
+                              tuning.strategy));
+    tuning.least_gain = parse_percent(options.min_gain, "--min-gain");
+  }
   tuning.max_variants =
       static_cast<int>(parse_whole(options.max_variants, "--max-variants", 0, 1'000'000'000));
   tuning.seed = parse_seed(options.seed, "--seed");

@@ -1,0 +1,55 @@
+#include "kernels/common/op_fields.hpp"
+
+namespace fftune {
+
+std::vector<DType> float_dtypes(DeviceKind kind) {
+  if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16};
+  return {DType::bf16, DType::fp16, DType::f32};
+}
+
+SizeField product_tokens() {
+  return {.name = "m",
+          .help = "tokens",
+          .default_on_cuda = {1, 16, 64, 256, 1024, 4096, 16384},
+          .default_on_cpu = {1, 16, 128, 512}};
+}
+
+SizeField row_tokens() {
+  return {.name = "m",
+          .help = "tokens",
+          .default_on_cuda = {1, 64, 4096, 16384},
+          .default_on_cpu = {1, 64, 4096}};
+}
+
+OptionField residual_option() {
+  return {.name = "residual",
+          .help = "whether y is added to a residual of its size",
+          .choices = {"no", "yes"},
+          .rare = true,
+          .pass = "fwd"};
+}
+
+OptionField accumulate_option(const std::string& of) {
+  return {.name = "accumulate",
+          .help = "whether the gradients of " + of +
+                  " are added to others, which may be the same buffers",
+          .choices = {"no", "yes"},
+          .rare = true,
+          .pass = "bwd"};
+}
+
+std::vector<OptionField> gated_save_options(const std::string& order) {
+  return {{.name = "save",
+           .help = "what is written for a backward pass: gate and up before the activation" + order,
+           .choices = {"none", "preact"},
+           .rare = true,
+           .pass = "fwd"},
+          {.name = "save",
+           .help = "what the forward pass kept: gate and up before the activation" + order +
+                   ", or its input alone, from which they are computed again",
+           .choices = {"preact", "input"},
+           .rare = true,
+           .pass = "bwd"}};
+}
+
+}  // namespace fftune
