@@ -6,6 +6,8 @@
 #include <utility>
 #include <variant>
 
+#include "tuning/compile_pool.hpp"
+
 namespace fftune {
 
 void LocalEvaluator::State::release() {
@@ -86,6 +88,11 @@ std::vector<CompileResult> LocalEvaluator::State::compile_all(const Candidate& c
 }
 
 Executables LocalEvaluator::State::executables(const Candidate& candidate) {
+  // At once, what is not compiled yet: the stages of the untuned recipe, before anything else runs.
+  run_pool(candidate.recipe.size(), compile_threads(), [&](std::size_t i) {
+    compile_variant(candidate.recipe[i], i == 0);
+    return true;
+  });
   Executables all;
   for (auto& result : compile_all(candidate)) {
     if (!result.executable) throw Error(ErrorKind::unavailable, result.report.failure);

@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
+#include "verify/host_threads.hpp"
 #include "verify/verifier.hpp"
 
 namespace fftune::tool {
@@ -19,7 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Checks the numbers of tokens of one layer, so that its weights and reference serve them all.
+/// Checks the numbers of tokens of one layer, in ascending order: its weights serve them all, and
+/// the reference of each goes on from that of the one before.
 class LayerCheck {
  public:
   LayerCheck(const Op& op, const Problem& layer, std::set<std::int64_t> tokens,
@@ -35,11 +37,12 @@ class LayerCheck {
 
   /// Returns false if the device failed and can do no more.
   bool run(const CheckSettings& settings, const std::function<void()>& step) {
+    compile_ahead();
     for (int seed = 0; seed < settings.seeds; ++seed) {
       std::optional<Verifier> verifier;
       for (const std::int64_t count : tokens_) {
         if (settings.cancel->load()) return true;
-        const Problem problem = layer_.with_size(std::string(op_.token_size()), count);
+        const Problem problem = problem_of(count);
         CheckOutcome& outcome = outcomes_[problem];
         const auto start = Clock::now();
         const bool usable = outcome.state == CheckState::failed ||
@@ -54,6 +57,35 @@ class LayerCheck {
   }
 
  private:
+  /// Compiles what the plans will need, in parallel, so that they find it compiled. What fails here
+  /// fails again where a plan is built, which says so.
+  void compile_ahead() {
+    std::vector<Program> programs;
+    for (const std::int64_t count : tokens_) {
+      const Problem problem = problem_of(count);
+      try {
+        for (const Variant& variant :
+             choose(catalog_, op_, problem, backend_.facts(), presets_).recipe)
+          programs.push_back(
+              family_of(op_, variant.family).program(problem, backend_.facts(), variant.config));
+      } catch (const Error&) {
+      }
+    }
+    compiled_.resize(programs.size());
+    HostThreads threads;
+    threads.run(static_cast<int>(programs.size()), threads.max_threads(), [&](int i) {
+      try {
+        compiled_[static_cast<std::size_t>(i)] =
+            backend_.compile(programs[static_cast<std::size_t>(i)]);
+      } catch (const Error&) {
+      }
+    });
+  }
+
+  Problem problem_of(std::int64_t tokens) const {
+    return layer_.with_size(op_.token_size(), tokens);
+  }
+
   /// One problem with one seed. A plan under test is a candidate: that it cannot be built or runs
   /// into a fault is the outcome of its check, and the others follow.
   bool check(const Problem& problem, std::uint64_t seed, std::optional<Verifier>& verifier,
@@ -113,6 +145,7 @@ class LayerCheck {
   Backend& backend_;
   const PresetLibrary& presets_;
   CheckOutcomes& outcomes_;
+  std::vector<CompileResult> compiled_;  // ahead: held until the layer is done
   std::map<Problem, std::unique_ptr<Plan>> plans_;
 };
 

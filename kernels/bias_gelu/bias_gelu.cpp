@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/large_vector.hpp"
 #include "kernels/common/op_fields.hpp"
 #include "kernels/common/whole_stage.hpp"
 
@@ -38,6 +39,7 @@ std::vector<TensorSpec> tensors_of(const Problem& problem) {
   tensors.push_back({"dy", dtype, matrix, Role::input, 1});
   tensors.push_back({"dx", dtype, matrix, Role::output, 1});
   tensors.push_back({"dbias", bias_dtype(problem), row, Role::output, 1});
+  tensors.back().sums_tokens = true;
   return tensors;
 }
 
@@ -83,8 +85,8 @@ class BiasGelu final : public Op {
     const auto& x = tensors.at(backward && saves ? "input" : "x");
     const std::vector<double> none(h);
     const auto& bias = backward && saves ? none : tensors.at("bias");
-    std::vector<double> input(m * h);
-    std::vector<double> out(m * h);
+    auto input = large_vector<double>(m * h, parallel);
+    auto out = large_vector<double>(m * h, parallel);
     std::vector<double> sums(h);
     const double* const dy = backward ? tensors.at("dy").data() : nullptr;
     for_each_column(h, parallel, [&](std::size_t first, std::size_t last) {

@@ -1,6 +1,7 @@
 #include "kernels/ffn/backward.hpp"
 
 #include <cmath>
+#include <string>
 
 namespace fftune::ffn {
 
@@ -25,15 +26,16 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   tensors.push_back({"w_gate", dtype, {h, d}, Role::input, by_d});
   tensors.push_back({"w_up", dtype, {h, d}, Role::input, by_d});
   tensors.push_back({"w_down", dtype, {d, h}, Role::input, by_h});
-  if (form_of(problem).accumulates) {
-    tensors.push_back({"dw_gate_before", dtype, {h, d}, Role::input, 1});
-    tensors.push_back({"dw_up_before", dtype, {h, d}, Role::input, 1});
-    tensors.push_back({"dw_down_before", dtype, {d, h}, Role::input, 1});
-  }
+  const auto of_weights = [&, d = d, h = h](const std::string& suffix, Role role) {
+    for (const char* name : {"dw_gate", "dw_up"})
+      tensors.push_back({name + suffix, dtype, {h, d}, role, 1});
+    tensors.push_back({"dw_down" + suffix, dtype, {d, h}, role, 1});
+    for (auto gradient = tensors.end() - 3; gradient != tensors.end(); ++gradient)
+      (role == Role::input ? gradient->begins_sum : gradient->sums_tokens) = true;
+  };
+  if (form_of(problem).accumulates) of_weights("_before", Role::input);
   tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
-  tensors.push_back({"dw_gate", dtype, {h, d}, Role::output, 1});
-  tensors.push_back({"dw_up", dtype, {h, d}, Role::output, 1});
-  tensors.push_back({"dw_down", dtype, {d, h}, Role::output, 1});
+  of_weights("", Role::output);
   if (again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
   for (const char* name : {"hidden", "d_gate", "d_up"})

@@ -1,6 +1,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/blocks.hpp"
+#include "device/large_vector.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/backward.hpp"
 #include "kernels/gemm/reference_product.hpp"
@@ -17,7 +19,8 @@ struct Products {
     return {tensors.at(name).data(), columns, transposed};
   }
   std::vector<double> start(bool adds, const char* name, std::int64_t elements) const {
-    return adds ? tensors.at(name) : std::vector<double>(static_cast<std::size_t>(elements));
+    return adds ? large_copy(tensors.at(name), parallel)
+                : large_vector<double>(static_cast<std::size_t>(elements), parallel);
   }
 };
 
@@ -28,20 +31,22 @@ void d_hidden(const Problem& problem, ReferenceTensors& tensors, const Products&
   reference_product(by.parallel, m, h, d, by.view("dy", d, false), by.view("w_down", h, true), 0,
                     dc.data());
   const std::vector<double>&gate = tensors.at("gate"), &up = tensors.at("up");
-  std::vector<double> d_gate(dc.size()), d_up(dc.size()), hidden(dc.size());
-  const auto row = static_cast<std::size_t>(h);
-  by.parallel.run(static_cast<int>(m), by.parallel.max_threads(), [&](int task) {
-    const std::size_t first = static_cast<std::size_t>(task) * row;
-    for (std::size_t i = first; i < first + row; ++i) {
+  const bool wants_hidden = !recomputes(problem);
+  auto d_gate = by.start(false, "", m * h);
+  std::vector<double> hidden;
+  if (wants_hidden) hidden = large_vector<double>(dc.size(), by.parallel);
+  for_each_block(m * h, 1, by.parallel, [&](const Block& block) {
+    const auto last = static_cast<std::size_t>(block.last_row);
+    for (auto i = static_cast<std::size_t>(block.first_row); i < last; ++i) {
       const double value = activate(activation, gate[i]);
       d_gate[i] = dc[i] * up[i] * activation_slope(activation, gate[i]);
-      d_up[i] = dc[i] * value;
-      hidden[i] = value * up[i];
+      dc[i] *= value;
+      if (wants_hidden) hidden[i] = value * up[i];
     }
   });
   tensors["d_gate"] = std::move(d_gate);
-  tensors["d_up"] = std::move(d_up);
-  if (!recomputes(problem)) tensors["hidden"] = std::move(hidden);
+  tensors["d_up"] = std::move(dc);
+  if (wants_hidden) tensors["hidden"] = std::move(hidden);
 }
 
 }  // namespace
@@ -55,22 +60,23 @@ void backward_reference(const Problem& problem, const std::string& stage, Refere
     d_hidden(problem, tensors, by);
   } else if (stage == stage_d_x) {
     auto dx = by.start(false, "", m * d);
-    for (const auto& [gradient, weights] : {std::pair{"d_gate", "w_gate"}, {"d_up", "w_up"}})
-      reference_product(parallel, m, d, h, by.view(gradient, h, false), by.view(weights, d, true),
-                        1, dx.data());
+    reference_product(parallel, m, d, h, by.view("d_gate", h, false), by.view("w_gate", d, true), 0,
+                      dx.data());
+    reference_product(parallel, m, d, h, by.view("d_up", h, false), by.view("w_up", d, true), 1,
+                      dx.data());
     tensors["dx"] = std::move(dx);
   } else if (stage == stage_d_gate_up) {
     auto dw_gate = by.start(adds, "dw_gate_before", h * d);
     auto dw_up = by.start(adds, "dw_up_before", h * d);
-    reference_product(parallel, h, d, m, by.view("d_gate", h, true), by.view("x", d, true), 1,
+    reference_product(parallel, h, d, m, by.view("d_gate", h, true), by.view("x", d, true), adds,
                       dw_gate.data());
-    reference_product(parallel, h, d, m, by.view("d_up", h, true), by.view("x", d, true), 1,
+    reference_product(parallel, h, d, m, by.view("d_up", h, true), by.view("x", d, true), adds,
                       dw_up.data());
     tensors["dw_gate"] = std::move(dw_gate);
     tensors["dw_up"] = std::move(dw_up);
   } else {
     auto dw_down = by.start(adds, "dw_down_before", d * h);
-    reference_product(parallel, d, h, m, by.view("dy", d, true), by.view("hidden", h, true), 1,
+    reference_product(parallel, d, h, m, by.view("dy", d, true), by.view("hidden", h, true), adds,
                       dw_down.data());
     tensors["dw_down"] = std::move(dw_down);
   }

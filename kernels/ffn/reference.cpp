@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "device/blocks.hpp"
+#include "device/large_vector.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/reference_product.hpp"
@@ -16,34 +18,41 @@ namespace {
 /// The numbers of a quantised tensor [rows, columns]: its elements times their scales, one for each
 /// block of block_rows x block_columns elements.
 std::vector<double> numbers(const std::vector<double>& elements, const std::vector<double>& scales,
-                            std::size_t columns, std::size_t block_rows,
-                            std::size_t block_columns) {
+                            std::size_t columns, std::size_t block_rows, std::size_t block_columns,
+                            Parallel& parallel) {
   const std::size_t blocks = (columns + block_columns - 1) / block_columns;
-  std::vector<double> result(elements.size());
-  for (std::size_t row = 0; row < elements.size() / columns; ++row)
+  auto result = large_vector<double>(elements.size(), parallel);
+  for_each_row(elements.size() / columns, columns, parallel, [&](std::size_t row) {
     for (std::size_t block = 0; block < blocks; ++block) {
       const double scale = scales[row / block_rows * blocks + block];
       const std::size_t last = std::min((block + 1) * block_columns, columns);
       for (std::size_t i = block * block_columns; i < last; ++i)
         result[row * columns + i] = elements[row * columns + i] * scale;
     }
+  });
   return result;
 }
 
 /// Quantises hidden [rows, columns] in place, 128 elements of a row with one scale: the scales.
-std::vector<double> quantise_blocks(std::vector<double>& hidden, std::size_t columns) {
+std::vector<double> quantise_blocks(std::vector<double>& hidden, std::size_t columns,
+                                    Parallel& parallel) {
   constexpr double largest_number = 448;
-  std::vector<double> scales;
-  for (std::size_t row = 0; row < hidden.size(); row += columns)
-    for (std::size_t first = 0; first < columns; first += static_cast<std::size_t>(scale_block)) {
-      const std::size_t last = std::min(first + static_cast<std::size_t>(scale_block), columns);
+  constexpr auto width = static_cast<std::size_t>(scale_block);
+  const std::size_t blocks = (columns + width - 1) / width;
+  std::vector<double> scales(hidden.size() / columns * blocks);
+  for_each_row(hidden.size() / columns, columns, parallel, [&](std::size_t row) {
+    double* const values = hidden.data() + row * columns;
+    for (std::size_t block = 0; block < blocks; ++block) {
+      const std::size_t last = std::min((block + 1) * width, columns);
       double largest = 0;
-      for (std::size_t i = first; i < last; ++i)
-        largest = std::max(largest, std::abs(hidden[row + i]));
-      scales.push_back(largest > 0 ? largest / largest_number : 1);
-      for (std::size_t i = first; i < last; ++i)
-        hidden[row + i] = round_to(DType::fp8, hidden[row + i] / scales.back());
+      for (std::size_t i = block * width; i < last; ++i)
+        largest = std::max(largest, std::abs(values[i]));
+      const double scale = largest > 0 ? largest / largest_number : 1;
+      for (std::size_t i = block * width; i < last; ++i)
+        values[i] = round_to(DType::fp8, values[i] / scale);
+      scales[row * blocks + block] = scale;
     }
+  });
   return scales;
 }
 
@@ -57,15 +66,19 @@ class Reference {
     const char* x = form_of(problem_).normalises ? "normalised" : "x";
     auto gates = product(x, "w_gate", shape_.h, shape_.d);
     auto ups = product(x, "w_up", shape_.h, shape_.d);
-    std::vector<double> hidden(gates.size());
-    for (std::size_t i = 0; i < hidden.size(); ++i)
-      hidden[i] = activate(activation, gates[i]) * ups[i];
+    const auto h = static_cast<std::size_t>(shape_.h);
     // In fp8 the op itself quantises hidden.
-    if (has_block_scales(problem_))
-      tensors_["hidden_scale"] = quantise_blocks(hidden, static_cast<std::size_t>(shape_.h));
-    else if (is_quantised(problem_))
-      for (double& value : hidden)
-        value = round_to(DType::fp8, value / tensors_.at("hidden_scale").front());
+    const bool in_blocks = has_block_scales(problem_);
+    const bool in_one = is_quantised(problem_) && !in_blocks;
+    const double scale = in_one ? tensors_.at("hidden_scale").front() : 1;
+    auto hidden = large_vector<double>(gates.size(), parallel_);
+    for_each_row(hidden.size() / h, h, parallel_, [&](std::size_t row) {
+      for (std::size_t i = row * h; i < (row + 1) * h; ++i) {
+        hidden[i] = activate(activation, gates[i]) * ups[i];
+        if (in_one) hidden[i] = round_to(DType::fp8, hidden[i] / scale);
+      }
+    });
+    if (in_blocks) tensors_["hidden_scale"] = quantise_blocks(hidden, h, parallel_);
     tensors_["hidden"] = std::move(hidden);
     if (!form_of(problem_).saves) return;
     tensors_["gate"] = std::move(gates);
@@ -78,8 +91,10 @@ class Reference {
     const double* bias = form.bias ? tensors_.at("b_down").data() : nullptr;
     const double* residual = form.residual ? tensors_.at("residual").data() : nullptr;
     const auto d = static_cast<std::size_t>(shape_.d);
-    for (std::size_t i = 0; i < y.size(); ++i)
-      y[i] += (bias ? bias[i % d] : 0) + (residual ? residual[i] : 0);
+    for_each_row(y.size() / d, d, parallel_, [&](std::size_t row) {
+      for (std::size_t i = row * d; i < (row + 1) * d; ++i)
+        y[i] += (bias ? bias[i - row * d] : 0) + (residual ? residual[i] : 0);
+    });
     tensors_["y"] = std::move(y);
   }
 
@@ -90,7 +105,7 @@ class Reference {
     std::vector<double> own_a, own_b;
     const double* first = operand(a, depth, 1, own_a);
     const double* second = operand(b, depth, scale_block, own_b);
-    std::vector<double> result(static_cast<std::size_t>(shape_.m * rows));
+    auto result = large_vector<double>(static_cast<std::size_t>(shape_.m * rows), parallel_);
     reference_product(parallel_, shape_.m, rows, depth, {first, depth}, {second, depth}, 0,
                       result.data());
     return result;
@@ -105,8 +120,8 @@ class Reference {
     const auto& scales = tensors_.at(name + "_scale");
     own = has_block_scales(problem_)
               ? numbers(elements, scales, width, static_cast<std::size_t>(block_rows),
-                        static_cast<std::size_t>(scale_block))
-              : numbers(elements, scales, width, elements.size() / width, width);
+                        static_cast<std::size_t>(scale_block), parallel_)
+              : numbers(elements, scales, width, elements.size() / width, width, parallel_);
     return own.data();
   }
 

@@ -1,12 +1,45 @@
 #include "kernels/gemm/reference_product.hpp"
 
 #include <algorithm>
+#include <cstddef>
+
+#include "device/blocks.hpp"
+#include "device/large_vector.hpp"
 
 namespace fftune {
+namespace {
+
+/// Whether a product has so many operations for each byte of its matrices that it may be moved to
+/// where it is computed faster: 100 of them take 16 cores as long as the byte takes to a device.
+bool may_move(std::int64_t m, std::int64_t n, std::int64_t k) {
+  const auto share = [](std::int64_t size) { return 1 / static_cast<double>(size); };
+  return 2 / (8 * (share(m) + share(n) + share(k))) >= 100;
+}
+
+bool moved(Parallel& parallel, std::int64_t m, std::int64_t n, std::int64_t k,
+           const DoubleMatrixView& a, const DoubleMatrixView& b, double beta, double* c) {
+  const bool dense = a.stride == (a.transposed ? m : k) && b.stride == (b.transposed ? n : k);
+  if (!dense || !may_move(m, n, k)) return false;
+  DoubleProduct product{m, n, k, a.data, b.data, a.transposed, b.transposed, c};
+  if (beta == 0) return parallel.multiply(product);
+  auto apart = large_vector<double>(static_cast<std::size_t>(m * n), parallel);
+  product.c = apart.data();
+  if (!parallel.multiply(product)) return false;
+  for_each_row(apart.size() / static_cast<std::size_t>(n), static_cast<std::size_t>(n), parallel,
+               [&](std::size_t row) {
+                 const std::size_t first = row * static_cast<std::size_t>(n);
+                 for (std::size_t i = first; i < first + static_cast<std::size_t>(n); ++i)
+                   c[i] = beta * c[i] + apart[i];
+               });
+  return true;
+}
+
+}  // namespace
 
 void reference_product(Parallel& parallel, std::int64_t m, std::int64_t n, std::int64_t k,
                        const DoubleMatrixView& a, const DoubleMatrixView& b, double beta,
                        double* c) {
+  if (moved(parallel, m, n, k, a, b, beta, c)) return;
   constexpr std::int64_t least = 16;  // rows or columns of a task, for what packing costs beside it
   const bool by_rows = m >= n;
   const std::int64_t threads = parallel.max_threads(), all = by_rows ? m : n;

@@ -8,8 +8,8 @@
 
 namespace fftune {
 
-/// c [m,n] = a [m,k] · b [n,k]ᵀ + beta·c, the longer side of c shared
-/// among all threads.
+/// c [m,n] = a [m,k] · b [n,k]ᵀ + beta·c, a large one by Parallel::multiply where that does it,
+/// else the longer side of c shared among all threads.
 void reference_product(Parallel& parallel, std::int64_t m, std::int64_t n, std::int64_t k,
                        const DoubleMatrixView& a, const DoubleMatrixView& b, double beta,
                        double* c);

@@ -1,6 +1,7 @@
 #include "kernels/linear/linear.hpp"
 
 #include <cmath>
+#include <string>
 
 #include "kernels/common/op_fields.hpp"
 
@@ -47,13 +48,16 @@ class Linear final : public Op {
       tensors.push_back({"y", dtype, {m, n}, Role::output, 1});
       return tensors;
     }
-    if (form.accumulates) {
-      tensors.push_back({"dw_before", dtype, {n, k}, Role::input, 1});
-      if (form.bias) tensors.push_back({"dbias_before", dtype, {n}, Role::input, 1});
-    }
+    const auto of_weights = [&](const std::string& suffix, Role role) {
+      const std::size_t first = tensors.size();
+      tensors.push_back({"dw" + suffix, dtype, {n, k}, role, 1});
+      if (form.bias) tensors.push_back({"dbias" + suffix, dtype, {n}, role, 1});
+      for (std::size_t i = first; i < tensors.size(); ++i)
+        (role == Role::input ? tensors[i].begins_sum : tensors[i].sums_tokens) = true;
+    };
+    if (form.accumulates) of_weights("_before", Role::input);
     tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
-    tensors.push_back({"dw", dtype, {n, k}, Role::output, 1});
-    if (form.bias) tensors.push_back({"dbias", dtype, {n}, Role::output, 1});
+    of_weights("", Role::output);
     return tensors;
   }
 

@@ -1,5 +1,8 @@
+#include <algorithm>
 #include <vector>
 
+#include "device/blocks.hpp"
+#include "device/large_vector.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/linear/linear.hpp"
 
@@ -8,16 +11,20 @@ namespace fftune::linear {
 void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                Parallel& parallel) {
   const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
+  const auto width = static_cast<std::size_t>(n);
   const Form form = form_of(problem);
   const auto data = [&](const char* name) -> const double* { return tensors.at(name).data(); };
   const auto start = [&](bool adds, const char* name, std::int64_t elements) {
-    return adds ? tensors.at(name) : std::vector<double>(static_cast<std::size_t>(elements));
+    return adds ? large_copy(tensors.at(name), parallel)
+                : large_vector<double>(static_cast<std::size_t>(elements), parallel);
   };
   if (!form.backward) {
     auto y = start(form.residual, "residual", m * n);
-    reference_product(parallel, m, n, k, {data("x"), k}, {data("w"), k}, 1, y.data());
-    for (std::int64_t i = 0; form.bias && i < m * n; ++i)
-      y[static_cast<std::size_t>(i)] += data("bias")[i % n];
+    reference_product(parallel, m, n, k, {data("x"), k}, {data("w"), k}, form.residual, y.data());
+    if (form.bias)
+      for_each_row(static_cast<std::size_t>(m), width, parallel, [&](std::size_t row) {
+        for (std::size_t i = 0; i < width; ++i) y[row * width + i] += data("bias")[i];
+      });
     tensors["y"] = std::move(y);
   } else if (stage == 0) {
     auto dx = start(false, "", m * k);
@@ -25,12 +32,20 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     tensors["dx"] = std::move(dx);
   } else if (stage == 1) {
     auto dw = start(form.accumulates, "dw_before", n * k);
-    reference_product(parallel, n, k, m, {data("dy"), n, true}, {data("x"), k, true}, 1, dw.data());
+    reference_product(parallel, n, k, m, {data("dy"), n, true}, {data("x"), k, true},
+                      form.accumulates, dw.data());
     tensors["dw"] = std::move(dw);
   } else {
     auto dbias = start(form.accumulates, "dbias_before", n);
-    for (std::int64_t i = 0; i < m * n; ++i)
-      dbias[static_cast<std::size_t>(i % n)] += data("dy")[i];
+    constexpr std::size_t columns = 64;  // of a task: of every row a few cache lines
+    const double* const dy = data("dy");
+    parallel.run(static_cast<int>((width + columns - 1) / columns), parallel.max_threads(),
+                 [&](int task) {
+                   const std::size_t first = static_cast<std::size_t>(task) * columns;
+                   for (std::size_t row = 0; row < static_cast<std::size_t>(m); ++row)
+                     for (std::size_t i = first; i < std::min(width, first + columns); ++i)
+                       dbias[i] += dy[row * width + i];
+                 });
     tensors["dbias"] = std::move(dbias);
   }
 }

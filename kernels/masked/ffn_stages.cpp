@@ -54,10 +54,15 @@ std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
   // gate and up have h x d, down d x h.
   const auto of_each = [&](const std::string& prefix, const std::string& suffix, Role role,
                            double by_d, double by_h) {
+    const std::size_t first = tensors.size();
     for (const char* expert : experts) {
       for (const char* name : {"gate", "up"})
         tensors.push_back({prefix + name + expert + suffix, dtype, {h, d}, role, by_d});
       tensors.push_back({prefix + "down" + expert + suffix, dtype, {d, h}, role, by_h});
+    }
+    for (std::size_t i = first; i < tensors.size(); ++i) {
+      tensors[i].begins_sum = !suffix.empty();
+      tensors[i].sums_tokens = role == Role::output;
     }
   };
   if (backward) tensors.push_back({"dy", dtype, {m, d}, Role::input, 1});

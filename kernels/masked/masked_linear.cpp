@@ -30,10 +30,8 @@ class MaskedLinear final : public MaskedOp {
     // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
     const double by_k = 1 / std::sqrt(static_cast<double>(k));
     if (problem.pass == "bwd") {
-      // Sums over the tokens of one expert, which may be all.
-      const double by_m = 1 / std::sqrt(static_cast<double>(m));
       const double by_n = 1 / std::sqrt(static_cast<double>(n));
-      TensorSpec x{"x", dtype, {m, k}, Role::input, by_m}, mask = mask_tensor(problem);
+      TensorSpec x{"x", dtype, {m, k}, Role::input, 1}, mask = mask_tensor(problem);
       x.kept = mask.kept = true;
       std::vector<TensorSpec> tensors{{"dy", dtype, {m, n}, Role::input, 1},
                                       x,
@@ -41,11 +39,15 @@ class MaskedLinear final : public MaskedOp {
                                       {"w_true", dtype, {n, k}, Role::input, by_n},
                                       {"w_false", dtype, {n, k}, Role::input, by_n}};
       if (accumulates(problem))
-        for (const char* name : {"dw_true_before", "dw_false_before"})
+        for (const char* name : {"dw_true_before", "dw_false_before"}) {
           tensors.push_back({name, dtype, {n, k}, Role::input, 1});
+          tensors.back().begins_sum = true;
+        }
       tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
-      for (const char* name : {"dw_true", "dw_false"})
+      for (const char* name : {"dw_true", "dw_false"}) {
         tensors.push_back({name, dtype, {n, k}, Role::output, 1});
+        tensors.back().sums_tokens = true;
+      }
       return tensors;
     }
     return {{"x", dtype, {m, k}, Role::input, 1},

@@ -1,10 +1,14 @@
 // The definitions in float64: of each expert the products of its own tokens, gathered into matrices
 // of their own.
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "device/blocks.hpp"
+#include "device/large_vector.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/masked/masked.hpp"
@@ -47,17 +51,23 @@ class Definition {
   };
   void product(const char* out, bool sorted, std::int64_t n, std::int64_t k, bool transposed,
                const std::vector<Term>& terms) {
-    Matrix result(static_cast<std::size_t>(m_ * n));
+    const auto width = static_cast<std::size_t>(n);
+    Matrix result = matrix(m_, n);
     for (const Expert& expert : experts_) {
       if (expert.tokens.empty()) continue;
-      Matrix own(static_cast<std::size_t>(expert.rows() * n));
+      Matrix apart;  // the expert's rows, where they do not follow each other in the result
+      if (!sorted) apart = matrix(expert.rows(), n);
+      double* const own = sorted ? result.data() + expert.first * width : apart.data();
       for (const Term& term : terms) {
-        const Matrix rows = gathered(term.in, term.sorted, expert, k);
+        const Rows rows(*this, term.in, term.sorted, expert, k);
         const Matrix& w = tensors_->at(term.w + expert.name);
-        reference_product(*parallel_, expert.rows(), n, k, {rows.data(), k},
-                          {w.data(), transposed ? n : k, transposed}, 1, own.data());
+        reference_product(*parallel_, expert.rows(), n, k, {rows.data, k},
+                          {w.data(), transposed ? n : k, transposed}, &term != &terms.front(), own);
       }
-      scatter(own, sorted, expert, n, result);
+      if (sorted) continue;
+      for_each_row(expert.tokens.size(), width, *parallel_, [&](std::size_t i) {
+        std::copy_n(own + i * width, width, result.data() + expert.tokens[i] * width);
+      });
     }
     (*tensors_)[out] = std::move(result);
   }
@@ -67,38 +77,47 @@ class Definition {
   void token_sum(const std::string& dw, const Term& a, const Term& b, std::int64_t n,
                  std::int64_t k) {
     for (const Expert& expert : experts_) {
-      Matrix sum(static_cast<std::size_t>(n * k));
-      if (accumulates(*problem_)) sum = tensors_->at(dw + expert.name + "_before");
+      Matrix sum = accumulates(*problem_)
+                       ? large_copy(tensors_->at(dw + expert.name + "_before"), *parallel_)
+                       : matrix(n, k);
       if (!expert.tokens.empty()) {
-        const Matrix left = gathered(a.in, a.sorted, expert, n);
-        const Matrix right = gathered(b.in, b.sorted, expert, k);
-        reference_product(*parallel_, n, k, expert.rows(), {left.data(), n, true},
-                          {right.data(), k, true}, 1, sum.data());
+        const Rows left(*this, a.in, a.sorted, expert, n), right(*this, b.in, b.sorted, expert, k);
+        reference_product(*parallel_, n, k, expert.rows(), {left.data, n, true},
+                          {right.data, k, true}, accumulates(*problem_), sum.data());
       }
       (*tensors_)[dw + expert.name] = std::move(sum);
     }
   }
 
+  Matrix matrix(std::int64_t rows, std::int64_t columns) const {
+    return large_vector<double>(static_cast<std::size_t>(rows * columns), *parallel_);
+  }
+  /// Calls body(first, last) over all elements of a matrix, in parallel.
+  template <typename Body>
+  void for_each_element(const Matrix& matrix, const Body& body) const {
+    for_each_block(std::ssize(matrix), 1, *parallel_, [&](const Block& block) {
+      body(static_cast<std::size_t>(block.first_row), static_cast<std::size_t>(block.last_row));
+    });
+  }
+
  private:
-  static std::size_t row_of(const Expert& expert, std::size_t i, bool sorted) {
-    return sorted ? expert.first + i : expert.tokens[i];
-  }
-  Matrix gathered(const char* name, bool sorted, const Expert& expert, std::int64_t columns) const {
-    const Matrix& all = tensors_->at(name);
-    const auto width = static_cast<std::size_t>(columns);
-    Matrix own(expert.tokens.size() * width);
-    for (std::size_t i = 0; i < expert.tokens.size(); ++i)
-      for (std::size_t j = 0; j < width; ++j)
-        own[i * width + j] = all[row_of(expert, i, sorted) * width + j];
-    return own;
-  }
-  static void scatter(const Matrix& own, bool sorted, const Expert& expert, std::int64_t columns,
-                      Matrix& all) {
-    const auto width = static_cast<std::size_t>(columns);
-    for (std::size_t i = 0; i < expert.tokens.size(); ++i)
-      for (std::size_t j = 0; j < width; ++j)
-        all[row_of(expert, i, sorted) * width + j] = own[i * width + j];
-  }
+  /// An expert's rows of a tensor: where they are, if they follow each other there, else copied.
+  struct Rows {
+    Rows(const Definition& of, const char* name, bool sorted, const Expert& expert,
+         std::int64_t columns) {
+      const Matrix& all = of.tensors_->at(name);
+      const auto width = static_cast<std::size_t>(columns);
+      data = all.data() + expert.first * width;
+      if (sorted) return;
+      copies = of.matrix(expert.rows(), columns);
+      for_each_row(expert.tokens.size(), width, *of.parallel_, [&](std::size_t i) {
+        std::copy_n(all.data() + expert.tokens[i] * width, width, copies.data() + i * width);
+      });
+      data = copies.data();
+    }
+    Matrix copies;
+    const double* data = nullptr;
+  };
 
   const Problem* problem_;
   ReferenceTensors* tensors_;
@@ -113,8 +132,10 @@ void gate_up(const Problem& problem, ReferenceTensors& tensors, Definition& of) 
   of.product("up", true, h, d, false, {{"x", "w_up", false}});
   const auto activation = parse_activation(problem.option("act"));
   const Matrix &gate = tensors.at("gate"), &up = tensors.at("up");
-  Matrix hidden(gate.size());
-  for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] = activate(activation, gate[i]) * up[i];
+  Matrix hidden = of.matrix(std::ssize(gate), 1);
+  of.for_each_element(gate, [&](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) hidden[i] = activate(activation, gate[i]) * up[i];
+  });
   tensors["hidden"] = std::move(hidden);
 }
 
@@ -122,18 +143,24 @@ void d_hidden(const Problem& problem, ReferenceTensors& tensors, Definition& of)
   const std::int64_t d = of.size("d"), h = of.size("h");
   of.product("dc", true, h, d, true, {{"dy", "w_down", false}});
   const auto activation = parse_activation(problem.option("act"));
-  const Matrix &dc = tensors.at("dc"), &gate = tensors.at("gate"), &up = tensors.at("up");
-  Matrix d_gate(dc.size()), d_up(dc.size()), hidden(dc.size());
-  for (std::size_t i = 0; i < dc.size(); ++i) {
-    const double value = activate(activation, gate[i]);
-    d_gate[i] = dc[i] * up[i] * activation_slope(activation, gate[i]);
-    d_up[i] = dc[i] * value;
-    hidden[i] = value * up[i];
-  }
+  Matrix dc = std::move(tensors.at("dc"));
   tensors.erase("dc");
+  const Matrix &gate = tensors.at("gate"), &up = tensors.at("up");
+  const bool wants_hidden = !recomputes(problem);
+  Matrix d_gate = of.matrix(std::ssize(dc), 1);
+  Matrix hidden;
+  if (wants_hidden) hidden = of.matrix(std::ssize(dc), 1);
+  of.for_each_element(dc, [&](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) {
+      const double value = activate(activation, gate[i]);
+      d_gate[i] = dc[i] * up[i] * activation_slope(activation, gate[i]);
+      dc[i] *= value;
+      if (wants_hidden) hidden[i] = value * up[i];
+    }
+  });
   tensors["d_gate"] = std::move(d_gate);
-  tensors["d_up"] = std::move(d_up);
-  if (!recomputes(problem)) tensors["hidden"] = std::move(hidden);
+  tensors["d_up"] = std::move(dc);
+  if (wants_hidden) tensors["hidden"] = std::move(hidden);
 }
 
 }  // namespace

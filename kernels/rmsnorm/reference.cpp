@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "device/blocks.hpp"
+#include "device/large_vector.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 
 namespace fftune::rmsnorm {
@@ -24,17 +26,6 @@ double reciprocal_deviation(const Layer& layer, const double* row) {
   return 1 / std::sqrt(squares / static_cast<double>(layer.d) + double{layer.eps});
 }
 
-/// Calls body(row) for every row, in parallel.
-template <typename Body>
-void for_each_row(const Layer& layer, Parallel& parallel, const Body& body) {
-  constexpr std::int64_t block = 16;
-  const auto blocks = static_cast<int>((layer.m + block - 1) / block);
-  parallel.run(blocks, parallel.max_threads(), [&](int task) {
-    for (std::int64_t row = task * block; row < std::min(layer.m, (task + 1) * block); ++row)
-      body(static_cast<std::size_t>(row));
-  });
-}
-
 /// Divides a row by its scale, which it returns.
 double quantise(const Layer& layer, double* row) {
   double largest = 0;
@@ -47,14 +38,15 @@ double quantise(const Layer& layer, double* row) {
 
 void forward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) {
   const auto d = static_cast<std::size_t>(layer.d);
+  const auto m = static_cast<std::size_t>(layer.m);
   const auto& w = tensors.at("w");
-  std::vector<double> rows = tensors.at("x");
-  std::vector<double> y(rows.size());
-  std::vector<double> rstd(static_cast<std::size_t>(layer.m));
-  std::vector<double> scale(static_cast<std::size_t>(layer.m));
+  auto rows = large_copy(tensors.at("x"), parallel);
+  auto y = large_vector<double>(rows.size(), parallel);
+  std::vector<double> rstd(m);
+  std::vector<double> scale(m);
   std::vector<double> sum;
-  if (layer.adds) sum.resize(rows.size());
-  for_each_row(layer, parallel, [&](std::size_t row) {
+  if (layer.adds) sum = large_vector<double>(rows.size(), parallel);
+  for_each_row(m, d, parallel, [&](std::size_t row) {
     double* const x = rows.data() + row * d;
     if (layer.adds) {
       const double* const residual = tensors.at("residual").data() + row * d;
@@ -81,8 +73,8 @@ void backward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel)
   const auto& w = tensors.at("w");
   const auto& dy = tensors.at("dy");
   std::vector<double> rstd(m);
-  std::vector<double> dx(x.size());
-  for_each_row(layer, parallel, [&](std::size_t row) {
+  auto dx = large_vector<double>(x.size(), parallel);
+  for_each_row(m, d, parallel, [&](std::size_t row) {
     const std::size_t first = row * d;
     const double r =
         layer.saves ? tensors.at("rstd")[row] : reciprocal_deviation(layer, x.data() + first);

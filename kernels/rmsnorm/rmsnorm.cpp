@@ -40,6 +40,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   if (layer.saves) tensors.push_back(rstd);
   tensors.push_back(matrix("dx", Role::output));
   tensors.push_back({"dw", layer.weight_dtype, {layer.d}, Role::output, 1});
+  tensors.back().sums_tokens = true;
   return tensors;
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/large_vector.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {
@@ -80,7 +81,8 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
                      static_cast<std::size_t>(layer.kv_heads), layer.k});
   std::vector<std::vector<double>> outs;
   for (const Side& side : sides)
-    outs.emplace_back(static_cast<std::size_t>(layer.tokens()) * side.heads * dim);
+    outs.push_back(large_vector<double>(static_cast<std::size_t>(layer.tokens()) * side.heads * dim,
+                                        parallel));
 
   parallel.run(static_cast<int>(layer.tokens()), parallel.max_threads(), [&](int task) {
     const auto token = static_cast<std::size_t>(task);

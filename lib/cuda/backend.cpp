@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "cuda/ceilings.hpp"
 #include "cuda/delay.hpp"
+#include "cuda/double_product.hpp"
 #include "cuda/executable.hpp"
 #include "cuda/facts.hpp"
 #include "cuda/gemm.hpp"
@@ -166,6 +167,18 @@ void CudaBackend::fill(void* device, std::uint8_t byte, std::size_t bytes) {
 void CudaBackend::synchronize() {
   const Current current(*context_);
   session_->synchronize();
+}
+
+bool CudaBackend::multiply(const DoubleProduct& product) {
+  const Current current(*context_);
+  try {
+    const std::lock_guard lock(products_mutex_);
+    double_product(*session_, *cublaslt(), product);
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unavailable) throw;
+    return false;
+  }
 }
 
 std::unique_ptr<Replay> CudaBackend::capture(

@@ -39,6 +39,7 @@ class CudaBackend final : public Backend {
   void fill(void* device, std::uint8_t byte, std::size_t bytes) override;
   void* stream() override { return session_->stream(); }
   void synchronize() override;
+  bool multiply(const DoubleProduct& product) override;
   std::unique_ptr<Replay> capture(
       int passes, const std::function<void(int pass, void* stream)>& enqueue) override;
   std::vector<std::string> disturbances() override;

@@ -97,6 +97,10 @@ class Backend {
   /// Waits; throws Error(device_fault) with the device's own words if anything before it failed.
   virtual void synchronize() = 0;
 
+  /// Computes the product on the device; false, and c holds anything, where it does not do that.
+  /// Throws Error(device_fault).
+  virtual bool multiply(const DoubleProduct&) { return false; }
+
   /// Records `passes` calls of enqueue(pass, stream) into one replayable sequence: a CUDA graph.
   virtual std::unique_ptr<Replay> capture(
       int passes, const std::function<void(int pass, void* stream)>& enqueue) = 0;

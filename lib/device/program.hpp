@@ -103,6 +103,19 @@ struct LibraryGemm {
   DType c_dtype() const { return dtype == DType::fp8 ? DType::bf16 : dtype; }
 };
 
+/// c [m,n] = a [m,k] · b [n,k]ᵀ in float64, row-major, of matrices on the host. An operand that is
+/// transposed lies as [k,m] or [k,n].
+struct DoubleProduct {
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  const double* a = nullptr;
+  const double* b = nullptr;
+  bool a_transposed = false;
+  bool b_transposed = false;
+  double* c = nullptr;
+};
+
 /// Runs a task on several threads of the CPU.
 class Parallel {
  public:
@@ -111,6 +124,9 @@ class Parallel {
   /// Calls body(i) once for each i in [0, tasks) on at most `threads` threads, and returns when
   /// all are done. Tasks are taken in order, so equal ones balance.
   virtual void run(int tasks, int threads, const std::function<void(int)>& body) = 0;
+  /// Computes the product by something faster than the threads, if there is such a thing here and
+  /// its result can be relied on; else returns false, and c holds anything.
+  virtual bool multiply(const DoubleProduct&) { return false; }
 };
 
 struct HostCall {

@@ -82,6 +82,12 @@ struct TensorSpec {
   std::string pattern = {};
   /// Whether the rows are in the order of the marks (sorted_by_mark), instead of the tokens'.
   bool sorted = false;
+  /// Of an output that does not count tokens: a sum over them, to which each token adds what its
+  /// own rows, and its mark, give. Where all such outputs are, the reference of more tokens goes on
+  /// from that of fewer: S(m + 1) = S(m) + S({token m}).
+  bool sums_tokens = false;
+  /// Of an input: what such a sum begins with, as gradients do to which others are added.
+  bool begins_sum = false;
 
   std::int64_t elements() const;
   std::size_t bytes() const;

@@ -9,7 +9,7 @@
 #include <limits>
 #include <span>
 
-#include "verify/blocks.hpp"
+#include "device/blocks.hpp"
 
 namespace fftune {
 namespace {
@@ -88,15 +88,16 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
 
 }  // namespace
 
-Difference compare(const RepeatedRows& shape, const void* out, const std::vector<double>& reference,
-                   double relative_bound, double absolute_bound, Parallel& parallel) {
+Difference compare(const RepeatedRows& shape, const void* out,
+                   const std::vector<const double*>& reference, double relative_bound,
+                   double absolute_bound, Parallel& parallel) {
   const std::size_t element = dtype_bytes(shape.dtype);
   std::vector<Partial> partials(static_cast<std::size_t>(block_count(shape.rows, shape.columns)));
   for_each_block(shape.rows, shape.columns, parallel, [&](const Block& block) {
     Partial partial;
     for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
       const std::int64_t source = shape.source != nullptr ? shape.source[row] : row % shape.period;
-      const double* const expected = reference.data() + source * shape.columns;
+      const double* const expected = reference[static_cast<std::size_t>(source)];
       for (std::int64_t column = 0; column < shape.columns; column += 1024) {
         const auto count =
             static_cast<std::size_t>(std::min<std::int64_t>(1024, shape.columns - column));

@@ -31,10 +31,11 @@ struct Difference {
   double outlier_reference = 0;
 };
 
-/// `out` holds rows x columns elements; `reference` period x columns. An element is an outlier if
+/// `out` holds rows x columns elements; `reference` the distinct rows. An element is an outlier if
 /// its error is not at most relative_bound |ref| + absolute_bound.
-Difference compare(const RepeatedRows& shape, const void* out, const std::vector<double>& reference,
-                   double relative_bound, double absolute_bound, Parallel& parallel);
+Difference compare(const RepeatedRows& shape, const void* out,
+                   const std::vector<const double*>& reference, double relative_bound,
+                   double absolute_bound, Parallel& parallel);
 
 /// The index of the first byte that differs, or `bytes`.
 std::size_t first_difference(const std::byte* a, const std::byte* b, std::size_t bytes,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "device/blocks.hpp"
 #include "verify/comparison.hpp"
 
 namespace fftune {
@@ -55,14 +56,17 @@ void DeviceTensors::gather(std::size_t tensor, std::size_t begin, std::size_t si
   const std::size_t row_bytes = static_cast<std::size_t>(truth_->columns(tensor)) *
                                 dtype_bytes(truth_->tensors()[tensor].dtype);
   out.resize(size);
-  for (std::size_t at = 0; at < size;) {
-    const std::size_t row = (begin + at) / row_bytes, within = (begin + at) % row_bytes;
-    const std::size_t count = std::min(size - at, row_bytes - within);
-    std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(
-                                   static_cast<std::size_t>(sources[row]) * row_bytes + within),
-                count, out.begin() + static_cast<std::ptrdiff_t>(at));
-    at += count;
-  }
+  for_each_block(static_cast<std::int64_t>(size), 1, *parallel_, [&](const Block& block) {
+    const auto last = static_cast<std::size_t>(block.last_row);
+    for (auto at = static_cast<std::size_t>(block.first_row); at < last;) {
+      const std::size_t row = (begin + at) / row_bytes, within = (begin + at) % row_bytes;
+      const std::size_t count = std::min(last - at, row_bytes - within);
+      std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(
+                                     static_cast<std::size_t>(sources[row]) * row_bytes + within),
+                  count, out.begin() + static_cast<std::ptrdiff_t>(at));
+      at += count;
+    }
+  });
 }
 
 void DeviceTensors::upload(std::size_t tensor) {

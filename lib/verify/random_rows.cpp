@@ -5,7 +5,7 @@
 #include <span>
 
 #include "core/hash.hpp"
-#include "verify/blocks.hpp"
+#include "device/blocks.hpp"
 
 namespace fftune {
 namespace {

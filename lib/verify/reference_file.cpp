@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/hash.hpp"
+#include "device/large_vector.hpp"
 #include "verify/bits.hpp"
 
 namespace fftune {
@@ -68,7 +69,7 @@ std::vector<double> ReferenceFile::find(const std::string& key, std::size_t coun
     // What a dying worker left torn ends the search.
     if (header.bytes > size - at - sizeof header) break;
     if (header.key != wanted || header.bytes != count * sizeof(double)) continue;
-    std::vector<double> values(count);
+    auto values = large_vector<double>(count, parallel);
     if (!read_at(descriptor_, values.data(), header.bytes, at + sizeof header)) break;
     if (hash_of(values, parallel) == header.hash) return values;
   }

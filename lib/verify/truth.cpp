@@ -3,291 +3,137 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <span>
 
 #include "core/error.hpp"
-#include "core/hash.hpp"
-#include "core/pattern.hpp"
-#include "verify/blocks.hpp"
-#include "verify/random_rows.hpp"
+#include "device/blocks.hpp"
+#include "device/large_vector.hpp"
 #include "verify/verifier.hpp"
 
 namespace fftune {
 namespace {
 
-constexpr std::int64_t piece = std::int64_t{1} << 16;
+/// Of values and of what rounding does to them; added up in the order of the rows, so that a sum
+/// does not depend on the threads.
+struct Squares {
+  double values = 0;
+  double errors = 0;
+};
 
-/// Calls body(first, count) over the pieces of `total` elements, in parallel.
-template <typename Body>
-void for_each_piece(std::size_t total, Parallel& parallel, const Body& body) {
-  for_each_block(static_cast<std::int64_t>(total) / piece + 1, piece, parallel,
-                 [&](const Block& block) {
-                   const auto first = static_cast<std::size_t>(block.first_row * piece);
-                   const auto last = static_cast<std::size_t>(block.last_row * piece);
-                   if (first < total) body(first, std::min(last, total) - first);
-                 });
-}
-
-std::vector<double> decode_all(DType dtype, const std::vector<std::byte>& data,
-                               Parallel& parallel) {
-  const std::size_t element = dtype_bytes(dtype);
-  std::vector<double> values(data.size() / element);
-  for_each_piece(values.size(), parallel, [&](std::size_t first, std::size_t count) {
-    decode(dtype, data.data() + first * element, std::span<double>(values.data() + first, count));
-  });
-  return values;
-}
-
-std::vector<std::byte> encode_all(DType dtype, const std::vector<double>& values,
-                                  Parallel& parallel) {
-  const std::size_t element = dtype_bytes(dtype);
-  std::vector<std::byte> data(values.size() * element);
-  for_each_piece(values.size(), parallel, [&](std::size_t first, std::size_t count) {
-    encode(dtype, std::span<const double>(values.data() + first, count),
-           data.data() + first * element);
-  });
-  return data;
-}
-
-bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+Squares squares_of(DType dtype, std::span<const double> exact, const double* before_rounding) {
+  constexpr std::size_t most = 1024;
+  std::array<std::byte, most * sizeof(double)> bytes;
+  std::array<double, most> rounded;
+  Squares squares;
+  for (std::size_t first = 0; first < exact.size(); first += most) {
+    const std::size_t count = std::min(most, exact.size() - first);
+    encode(dtype, std::span<const double>(before_rounding + first, count), bytes.data());
+    decode(dtype, bytes.data(), std::span<double>(rounded.data(), count));
+    for (std::size_t i = 0; i < count; ++i) {
+      const double value = exact[first + i];
+      if (std::isinf(value)) continue;  // meant, and compared exactly
+      const double error = rounded[i] - value;
+      squares.values += value * value;
+      squares.errors += error * error;
+    }
+  }
+  return squares;
 }
 
 }  // namespace
 
 Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel,
              ReferenceFile* kept)
-    : op_(&op), problem_(std::move(problem)), seed_(seed), parallel_(&parallel), kept_(kept) {
-  const std::string token_size(op.token_size());
-  const std::int64_t tokens = problem_.size(token_size);
-  tensors_ = op.tensors(problem_);
-  const auto others = op.tensors(problem_.with_size(token_size, tokens + 1));
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    counts_tokens_.push_back(tensors_[i].shape.at(0) != others[i].shape.at(0));
-    if (tensors_[i].role == Role::output && !counts_tokens_.back()) rows_repeat_ = false;
-    if (!tensors_[i].pattern.empty()) marking_ = i;
-  }
-  if (!op.rows_are_alike(problem_)) rows_repeat_ = false;
-  encoded_.resize(tensors_.size());
-  retoken(tokens);
-}
+    : parallel_(&parallel),
+      rows_(op, std::move(problem), seed, parallel),
+      references_(rows_, parallel, kept) {}
 
 void Truth::retoken(std::int64_t tokens) {
-  problem_ = problem_.with_size(op_->token_size(), tokens);
-  tensors_ = op_->tensors(problem_);
-  stages_ = op_->stages(problem_);
+  rows_.retoken(tokens);
+  references_.follow();
+  encoded_.clear();
   expected_.clear();
-  const std::int64_t versions = marking_ ? 2 : 1;
-  const std::int64_t needed =
-      rows_repeat_ ? versions * std::min(tokens, most_distinct_rows) : tokens;
-  if (rows_repeat_ ? needed > known_rows_ : needed != known_rows_) {
-    known_rows_ = needed;
-    unrounded_.clear();
-    not_kept_.clear();
-    draw_inputs();
-  }
-  if (marking_) draw_marks();
-}
-
-void Truth::draw_marks() {
-  const auto pattern = parse_pattern(tensors_[*marking_].pattern);
-  if (!pattern)
-    throw Error(ErrorKind::internal,
-                fmt::format("'{}' is no pattern", tensors_[*marking_].pattern));
-  marks_ = draw_pattern(*pattern, rows(*marking_), seed_);
-  auto& bytes = encoded_[*marking_];
-  if (!rows_repeat_) {
-    const auto* const first = reinterpret_cast<const std::byte*>(marks_.data());
-    bytes.assign(first, first + marks_.size());
-    return;
-  }
-  // Of the distinct rows the first half is marked, so that they are in the order of their marks.
-  const std::int64_t half = known_rows_ / 2;
-  bytes.resize(static_cast<std::size_t>(known_rows_));
-  for (std::int64_t row = 0; row < known_rows_; ++row)
-    bytes[static_cast<std::size_t>(row)] =
-        static_cast<std::byte>(row < half ? std::size_t{1} << row % 8 : 0);
-  sources_.clear();
-  sorted_sources_.clear();
-  for (std::size_t token = 0; token < marks_.size(); ++token)
-    sources_.push_back(static_cast<std::int64_t>(token) % half + (marks_[token] != 0 ? 0 : half));
-  for (const std::int64_t token : sorted_by_mark(marks_))
-    sorted_sources_.push_back(sources_[static_cast<std::size_t>(token)]);
-}
-
-void Truth::draw_inputs() {
-  const auto specs = op_->tensors(distinct_problem());
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    const auto& spec = specs[i];
-    const bool given = spec.role == Role::input || spec.role == Role::updated;
-    // What is drawn as a whole may depend on the tokens.
-    if (given && !counts_tokens_[i] && !spec.draw && encoded_[i].size() == spec.bytes()) continue;
-    encoded_[i].clear();
-    if (!given || i == marking_) continue;
-    encoded_[i].resize(spec.bytes());
-    if (spec.draw) {
-      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      spec.draw(seed_ ^ fnv1a(spec.name), values);
-      encode(spec.dtype, std::span<const double>(values), encoded_[i].data());
-      continue;
-    }
-    // The rows that are marked come again as those that are not.
-    const bool twice = marking_ && rows_repeat_ && counts_tokens_[i];
-    const std::int64_t drawn = twice ? spec.shape.at(0) / 2 : spec.shape.at(0);
-    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, drawn, columns(i),
-                encoded_[i].data(), *parallel_);
-    if (twice)
-      std::copy_n(encoded_[i].begin(), spec.bytes() / 2,
-                  encoded_[i].begin() + static_cast<std::ptrdiff_t>(spec.bytes() / 2));
-  }
-}
-
-Problem Truth::distinct_problem() const {
-  return problem_.with_size(op_->token_size(), known_rows_);
-}
-
-std::int64_t Truth::columns(std::size_t tensor) const {
-  return tensors_[tensor].elements() / rows(tensor);
-}
-
-std::int64_t Truth::period(std::size_t tensor) const {
-  return counts_tokens_[tensor] ? std::min(known_rows_, rows(tensor)) : rows(tensor);
-}
-
-const std::int64_t* Truth::sources(std::size_t tensor) const {
-  if (!marking_ || !rows_repeat_ || !counts_tokens_[tensor]) return nullptr;
-  if (tensors_[tensor].role == Role::input && tensor != *marking_) return nullptr;
-  return tensors_[tensor].sorted ? sorted_sources_.data() : sources_.data();
-}
-
-std::size_t Truth::producer(std::size_t tensor) const {
-  for (std::size_t stage = 0; stage < stages_.size(); ++stage)
-    if (contains(stages_[stage].outputs, tensors_[tensor].name)) return stage;
-  return stages_.size();
 }
 
 const std::vector<std::byte>& Truth::encoded(std::size_t tensor) {
-  if (encoded_[tensor].empty()) {
-    const std::size_t stage = producer(tensor);
-    const auto& spec = tensors_[tensor];
-    encoded_[tensor] = encode_all(spec.dtype, unrounded(stage, stage).at(spec.name), *parallel_);
+  if (const auto& drawn = rows_.drawn(tensor); !drawn.empty()) return drawn;
+  const auto [entry, is_new] = encoded_.try_emplace(tensor);
+  auto& bytes = entry->second;
+  if (!is_new) return bytes;
+  const auto values = references_.rows(producer(tensor), tensor);
+  const DType dtype = tensors()[tensor].dtype;
+  const auto width = static_cast<std::size_t>(columns(tensor));
+  bytes = large_vector<std::byte>(values.size() * width * dtype_bytes(dtype), *parallel_);
+  for_each_row(values.size(), width, *parallel_, [&](std::size_t row) {
+    encode(dtype, std::span<const double>(values[row], width),
+           bytes.data() + row * width * dtype_bytes(dtype));
+  });
+  return bytes;
+}
+
+void Truth::measure(std::size_t tensor, const std::vector<const double*>& before_rounding,
+                    Expected& expected) const {
+  const auto& spec = tensors()[tensor];
+  const auto width = static_cast<std::size_t>(columns(tensor));
+  const std::int64_t* const sources = this->sources(tensor);
+  std::vector<std::int64_t> times(expected.rows.size());
+  for (std::int64_t row = 0; row < rows(tensor); ++row)
+    ++times[static_cast<std::size_t>(sources != nullptr ? sources[row] : row % std::ssize(times))];
+  std::vector<Squares> of_rows(times.size());
+  for_each_row(times.size(), width, *parallel_, [&](std::size_t row) {
+    of_rows[row] = squares_of(spec.dtype, {expected.rows[row], width}, before_rounding[row]);
+  });
+  Squares all;
+  for (std::size_t row = 0; row < times.size(); ++row) {
+    all.values += of_rows[row].values * static_cast<double>(times[row]);
+    all.errors += of_rows[row].errors * static_cast<double>(times[row]);
   }
-  return encoded_[tensor];
-}
-
-const ReferenceTensors& Truth::unrounded(std::size_t first_stage, std::size_t stage) {
-  const auto key = std::pair(first_stage, stage);
-  if (const auto known = unrounded_.find(key); known != unrounded_.end()) return known->second;
-  if (auto outputs = kept_outputs(first_stage, stage)) return unrounded_[key] = std::move(*outputs);
-  ReferenceTensors values;
-  for (const auto& name : stages_.at(stage).inputs) {
-    const std::size_t tensor = tensor_index(tensors_, name);
-    const std::size_t source = producer(tensor);
-    const bool within =
-        source >= first_stage && source < stage && tensors_[tensor].role != Role::updated;
-    values[name] = within ? unrounded(first_stage, source).at(name)
-                          : decode_all(tensors_[tensor].dtype, encoded(tensor), *parallel_);
-  }
-  op_->reference(distinct_problem(), stage, values, *parallel_);
-  ReferenceTensors outputs;
-  for (const auto& name : stages_[stage].outputs) outputs[name] = std::move(values.at(name));
-  not_kept_.insert(key);
-  return unrounded_[key] = std::move(outputs);
-}
-
-std::string Truth::key_of(std::size_t first_stage, std::size_t stage,
-                          const std::string& tensor) const {
-  return fmt::format("{} {} {} {} {}", distinct_problem().text(), seed_, first_stage, stage,
-                     tensor);
-}
-
-std::optional<ReferenceTensors> Truth::kept_outputs(std::size_t first_stage,
-                                                    std::size_t stage) const {
-  if (!kept_) return {};
-  const auto specs = op_->tensors(distinct_problem());
-  ReferenceTensors outputs;
-  for (const auto& name : stages_[stage].outputs) {
-    const auto count = static_cast<std::size_t>(specs[tensor_index(tensors_, name)].elements());
-    auto values = kept_->find(key_of(first_stage, stage, name), count, *parallel_);
-    if (values.empty()) return {};
-    outputs[name] = std::move(values);
-  }
-  return outputs;
-}
-
-void Truth::keep() {
-  if (!kept_) return;
-  for (const auto& [first_stage, stage] : not_kept_)
-    for (const auto& [name, values] : unrounded_.at({first_stage, stage}))
-      kept_->keep(key_of(first_stage, stage, name), values, *parallel_);
-  not_kept_.clear();
+  if (!std::isfinite(all.values) || !std::isfinite(all.errors))
+    throw Error(ErrorKind::internal,
+                fmt::format("{}: the reference of '{}' leaves the range of {}: its inputs' scales "
+                            "are too large",
+                            problem().text(), spec.name, dtype_name(spec.dtype)));
+  expected.norm = std::sqrt(all.values);
+  expected.root_mean_square = std::sqrt(all.values / static_cast<double>(spec.elements()));
+  expected.rounding_error = all.values == 0 ? 0 : std::sqrt(all.errors / all.values);
 }
 
 const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   const auto key = std::pair(first_stage, tensor);
   if (const auto known = expected_.find(key); known != expected_.end()) return known->second;
-  const auto& spec = tensors_[tensor];
+  const auto& spec = tensors()[tensor];
   const std::size_t stage = producer(tensor);
   Expected expected;
-  expected.values = &unrounded(first_stage, stage).at(spec.name);
+  expected.rows = references_.rows(first_stage, tensor);
+  if (sources(tensor) == nullptr) expected.rows.resize(static_cast<std::size_t>(period(tensor)));
+  // Of what is updated, a run in which every stage rounds is no other than this one.
   const bool updated = spec.role == Role::updated;
-  const auto rounded = decode_all(
-      spec.dtype, updated ? encode_all(spec.dtype, *expected.values, *parallel_) : encoded(tensor),
-      *parallel_);
-
-  double squares = 0;
-  double error_squares = 0;
-  const std::int64_t width = columns(tensor);
-  const std::int64_t* const sources = this->sources(tensor);
-  const std::int64_t distinct = sources != nullptr ? known_rows_ : period(tensor);
-  std::vector<std::int64_t> times(static_cast<std::size_t>(distinct));
-  for (std::int64_t row = 0; row < rows(tensor); ++row)
-    ++times[static_cast<std::size_t>(sources != nullptr ? sources[row] : row % distinct)];
-  for (std::int64_t row = 0; row < distinct; ++row) {
-    double row_squares = 0;
-    double row_error_squares = 0;
-    for (std::int64_t i = row * width; i < (row + 1) * width; ++i) {
-      const double value = (*expected.values)[static_cast<std::size_t>(i)];
-      if (std::isinf(value)) continue;  // meant, and compared exactly
-      const double error = rounded[static_cast<std::size_t>(i)] - value;
-      row_squares += value * value;
-      row_error_squares += error * error;
-    }
-    const auto count = static_cast<double>(times[static_cast<std::size_t>(row)]);
-    squares += row_squares * count;
-    error_squares += row_error_squares * count;
-  }
-  if (!std::isfinite(squares) || !std::isfinite(error_squares))
-    throw Error(ErrorKind::internal,
-                fmt::format("{}: the reference of '{}' leaves the range of {}: its inputs' scales "
-                            "are too large",
-                            problem_.text(), spec.name, dtype_name(spec.dtype)));
-  expected.norm = std::sqrt(squares);
-  expected.root_mean_square = std::sqrt(squares / static_cast<double>(spec.elements()));
+  measure(tensor, updated ? expected.rows : references_.rows(stage, tensor), expected);
 
   for (std::size_t k = first_stage; k <= stage; ++k)
-    expected.reduction_length += stages_[k].reduction_length;
+    expected.reduction_length += stages()[k].reduction_length;
   // A few elements may round luckily in the reference alone: no sample is believed to be better
   // than the worst case, a unit roundoff for each stage, over the square root of its size.
-  const std::int64_t sample = distinct * width;
+  const std::int64_t sample = std::ssize(expected.rows) * columns(tensor);
   const double worst =
       dtype_unit_roundoff(spec.dtype) * static_cast<double>(stage - first_stage + 1);
-  const double measured = squares == 0 ? 0 : std::sqrt(error_squares / squares);
-  expected.rounding_error = std::max(measured, worst / std::sqrt(static_cast<double>(sample)));
+  expected.rounding_error =
+      std::max(expected.rounding_error, worst / std::sqrt(static_cast<double>(sample)));
   // The coarsest dtype that the run rounds to on the way decides, were it an intermediate's. What
   // else the last stage writes is beside the way; but in f32 nothing is rounded that would cover
   // what sums of fp8 are off by.
   DType coarsest = spec.dtype;
   const std::size_t end = spec.dtype == DType::f32 ? stage + 1 : stage;
   for (std::size_t k = first_stage; k < end; ++k)
-    for (const auto& name : stages_[k].outputs) {
-      const DType other = tensors_[tensor_index(tensors_, name)].dtype;
+    for (const auto& name : stages()[k].outputs) {
+      const DType other = tensors()[tensor_index(tensors(), name)].dtype;
       if (dtype_unit_roundoff(other) > dtype_unit_roundoff(coarsest)) coarsest = other;
     }
   expected.tolerance =
       tolerance(coarsest, expected.rounding_error, expected.reduction_length, sample);
-  return expected_[key] = expected;
+  return expected_[key] = std::move(expected);
 }
 
 }  // namespace fftune

@@ -7,10 +7,11 @@
 
 #include "core/error.hpp"
 #include "core/hash.hpp"
+#include "device/large_vector.hpp"
 #include "verify/bits.hpp"
 #include "verify/comparison.hpp"
 #include "verify/device_tensors.hpp"
-#include "verify/host_threads.hpp"
+#include "verify/proven_products.hpp"
 #include "verify/truth.hpp"
 
 namespace fftune {
@@ -34,6 +35,7 @@ constexpr double element_deviations = 16;
 struct Verifier::State {
   State(Backend& device, const Op& op, Problem problem, std::uint64_t seed, ReferenceFile* kept)
       : backend(&device),
+        threads(device),
         truth(op, std::move(problem), seed, threads, kept),
         tensors(device, truth, threads) {
     tensors.fit();
@@ -65,7 +67,7 @@ struct Verifier::State {
   bool leaves_run(std::size_t tensor, std::size_t end) const;
 
   Backend* backend;
-  HostThreads threads;
+  ProvenProducts threads;
   Truth truth;
   DeviceTensors tensors;
   std::vector<std::vector<std::byte>> results{truth.tensors().size()};  // of the first run
@@ -141,13 +143,16 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
     const auto& spec = truth.tensors()[tensor];
     const Expected& expected = truth.expected(first, tensor);
     auto& result = results[tensor];
-    result.resize(spec.bytes());
+    if (result.size() != spec.bytes()) {
+      result = {};
+      result = large_vector<std::byte>(spec.bytes(), threads);
+    }
     backend->read(result.data(), tensors.addresses()[tensor], result.size());
     const RepeatedRows shape{spec.dtype, truth.rows(tensor), truth.columns(tensor),
                              truth.period(tensor), truth.sources(tensor)};
     const auto roundings = static_cast<double>(truth.producer(tensor) - first + 1);
     const Difference difference =
-        compare(shape, result.data(), *expected.values,
+        compare(shape, result.data(), expected.rows,
                 element_roundings * roundings * dtype_unit_roundoff(spec.dtype),
                 element_deviations * expected.tolerance * expected.root_mean_square, threads);
     const double error = difference.norm == 0 ? 0 : difference.norm / expected.norm;

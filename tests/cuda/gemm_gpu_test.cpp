@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -85,6 +86,37 @@ TEST_CASE("the vendor's product agrees with the host's", "[gpu]") {
       const double allowed =
           dtype == DType::f32 ? 32 * dtype_unit_roundoff(dtype) : dtype_unit_roundoff(dtype);
       CHECK(std::sqrt(difference / norm) <= allowed);
+    }
+}
+
+TEST_CASE("a product of matrices on the host, in float64", "[gpu]") {
+  TestDevice device;
+  if (!device.backend) FFTUNE_SKIP(device.missing);
+  std::mt19937 random(3);
+  std::normal_distribution<double> normal;
+  for (const bool a_transposed : {false, true})
+    for (const bool b_transposed : {false, true}) {
+      const std::int64_t m = 70, n = 99, k = 130;
+      std::vector<double> a(m * k), b(n * k), c(m * n, 7);
+      for (auto* values : {&a, &b})
+        for (double& value : *values) value = normal(random);
+      if (!device.backend->multiply(
+              {m, n, k, a.data(), b.data(), a_transposed, b_transposed, c.data()}))
+        FFTUNE_SKIP("cuBLASLt is not there");
+      const auto at = [](const std::vector<double>& from, std::int64_t place) {
+        return from[static_cast<std::size_t>(place)];
+      };
+      double worst = 0;
+      for (std::int64_t row = 0; row < m; ++row)
+        for (std::int64_t column = 0; column < n; ++column) {
+          double sum = 0;
+          for (std::int64_t i = 0; i < k; ++i)
+            sum += at(a, a_transposed ? i * m + row : row * k + i) *
+                   at(b, b_transposed ? i * n + column : column * k + i);
+          worst = std::max(worst, std::abs(at(c, row * n + column) - sum));
+        }
+      CAPTURE(a_transposed, b_transposed);
+      CHECK(worst < 1e-12);
     }
 }
 

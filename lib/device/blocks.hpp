@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 
@@ -33,6 +34,16 @@ inline void for_each_block(std::int64_t rows, std::int64_t columns, Parallel& pa
     const std::int64_t first = index * size;
     body({index, first, std::min(rows, first + size)});
   });
+}
+
+/// Calls body(row) for every row, in parallel.
+template <typename Body>
+void for_each_row(std::size_t rows, std::size_t columns, Parallel& parallel, const Body& body) {
+  for_each_block(static_cast<std::int64_t>(rows), static_cast<std::int64_t>(columns), parallel,
+                 [&](const Block& block) {
+                   for (std::int64_t row = block.first_row; row < block.last_row; ++row)
+                     body(static_cast<std::size_t>(row));
+                 });
 }
 
 }  // namespace fftune

@@ -1,0 +1,126 @@
+#include "verify/distinct_rows.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+
+#include "core/error.hpp"
+#include "core/hash.hpp"
+#include "core/pattern.hpp"
+#include "device/large_vector.hpp"
+#include "verify/random_rows.hpp"
+
+namespace fftune {
+
+DistinctRows::DistinctRows(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel)
+    : op_(&op), problem_(std::move(problem)), seed_(seed), parallel_(&parallel) {
+  const std::string token_size(op.token_size());
+  const std::int64_t tokens = problem_.size(token_size);
+  tensors_ = op.tensors(problem_);
+  const auto others = op.tensors(problem_.with_size(token_size, tokens + 1));
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    // A tensor of rows that lie apart may be as long as they take: it is one of values, not of
+    // rows.
+    counts_tokens_.push_back(tensors_[i].shape.at(0) == tokens &&
+                             others[i].shape.at(0) == tokens + 1);
+    if (tensors_[i].role == Role::output && !counts_tokens_.back()) repeat_ = false;
+    if (!tensors_[i].pattern.empty()) marking_ = i;
+  }
+  if (!op.rows_are_alike(problem_)) repeat_ = false;
+  drawn_.resize(tensors_.size());
+  retoken(tokens);
+}
+
+void DistinctRows::retoken(std::int64_t tokens) {
+  problem_ = problem_.with_size(op_->token_size(), tokens);
+  tensors_ = op_->tensors(problem_);
+  stages_ = op_->stages(problem_);
+  const std::int64_t versions = marking_ ? 2 : 1;
+  const std::int64_t needed = repeat_ ? versions * std::min(tokens, most_where_alike) : tokens;
+  if (repeat_ ? needed > count_ : needed != count_) {
+    count_ = needed;
+    draw_inputs();
+  }
+  if (marking_) draw_marks();
+}
+
+void DistinctRows::draw_marks() {
+  const auto pattern = parse_pattern(tensors_[*marking_].pattern);
+  if (!pattern)
+    throw Error(ErrorKind::internal,
+                fmt::format("'{}' is no pattern", tensors_[*marking_].pattern));
+  auto of_tokens = draw_pattern(*pattern, rows(*marking_), seed_);
+  sources_.clear();
+  sorted_sources_.clear();
+  if (repeat_) {
+    const std::int64_t half = count_ / 2;
+    for (std::size_t token = 0; token < of_tokens.size(); ++token)
+      sources_.push_back(static_cast<std::int64_t>(token) % half +
+                         (of_tokens[token] != 0 ? 0 : half));
+    for (const std::int64_t token : sorted_by_mark(of_tokens))
+      sorted_sources_.push_back(sources_[static_cast<std::size_t>(token)]);
+    // Of the distinct rows the first half is marked.
+    marks_.clear();
+    for (std::int64_t row = 0; row < count_; ++row)
+      marks_.push_back(static_cast<std::uint8_t>(row < half ? 1 << row % 8 : 0));
+  } else {
+    sorted_sources_ = sorted_by_mark(of_tokens);
+    marks_ = std::move(of_tokens);
+  }
+  const auto* const first = reinterpret_cast<const std::byte*>(marks_.data());
+  drawn_[*marking_].assign(first, first + marks_.size());
+}
+
+void DistinctRows::draw_inputs() {
+  const auto specs = op_->tensors(problem_.with_size(op_->token_size(), count_));
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const auto& spec = specs[i];
+    if ((spec.role != Role::input && spec.role != Role::updated) || i == marking_) continue;
+    // What is drawn as a whole may depend on the tokens.
+    if (!counts_tokens_[i] && !spec.draw && drawn_[i].size() == spec.bytes()) continue;
+    drawn_[i] = {};
+    drawn_[i] = large_vector<std::byte>(spec.bytes(), *parallel_);
+    if (spec.draw) {
+      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+      spec.draw(seed_ ^ fnv1a(spec.name), values);
+      encode(spec.dtype, std::span<const double>(values), drawn_[i].data());
+      continue;
+    }
+    // The rows that are marked come again as those that are not.
+    const bool twice = marking_ && repeat_ && counts_tokens_[i];
+    const std::int64_t rows = twice ? spec.shape.at(0) / 2 : spec.shape.at(0);
+    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, rows, columns(i),
+                drawn_[i].data(), *parallel_);
+    if (twice)
+      std::copy_n(drawn_[i].begin(), spec.bytes() / 2,
+                  drawn_[i].begin() + static_cast<std::ptrdiff_t>(spec.bytes() / 2));
+  }
+}
+
+std::int64_t DistinctRows::columns(std::size_t tensor) const {
+  return tensors_[tensor].elements() / rows(tensor);
+}
+
+std::int64_t DistinctRows::period(std::size_t tensor) const {
+  return counts_tokens_[tensor] ? std::min(count_, rows(tensor)) : rows(tensor);
+}
+
+const std::int64_t* DistinctRows::sources(std::size_t tensor) const {
+  if (!marking_ || !counts_tokens_[tensor]) return nullptr;
+  if (tensors_[tensor].sorted) return sorted_sources_.data();
+  // An input's rows are the same, marked or not, and all distinct ones are in the tokens' order.
+  const bool given = tensors_[tensor].role == Role::input && tensor != *marking_;
+  return !repeat_ || given ? nullptr : sources_.data();
+}
+
+std::size_t DistinctRows::producer(std::size_t tensor) const {
+  for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+    const auto& outputs = stages_[stage].outputs;
+    if (std::find(outputs.begin(), outputs.end(), tensors_[tensor].name) != outputs.end())
+      return stage;
+  }
+  return stages_.size();
+}
+
+}  // namespace fftune

@@ -1,0 +1,82 @@
+// The test data of a verification: random inputs of a few distinct rows.
+//
+// Row i of every tensor that counts tokens in its first dimension depends on row i of the others
+// alone (Op::token_size), so that 61 distinct rows stand for any number of tokens: row i is row
+// i mod 61. 61 is a prime, so no tile size divides it and an exchange of rows or tiles shows. Where
+// an output does not count tokens, or rows are not alike, every row is distinct.
+//
+// Where an input marks tokens (TensorSpec::pattern), row i depends on its mark too: every distinct
+// row is there twice, marked and not marked, and the marks themselves may follow any pattern over
+// all of the tokens. Where every row is distinct, each has its token's mark. Distinct rows are in
+// the order of the tokens, also of a tensor that has them in the order of the marks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "registry/op.hpp"
+
+namespace fftune {
+
+class DistinctRows {
+ public:
+  static constexpr std::int64_t most_where_alike = 61;
+
+  DistinctRows(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel);
+
+  /// The same layer at another number of tokens. Inputs that do not count tokens stay, and so do
+  /// rows that are known already: of the same number a row is the same.
+  void retoken(std::int64_t tokens);
+
+  const Op& op() const { return *op_; }
+  const Problem& problem() const { return problem_; }
+  std::uint64_t seed() const { return seed_; }
+  /// Of the whole problem, in the op's order.
+  const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  const std::vector<StageSpec>& stages() const { return stages_; }
+  /// The tensor as a matrix: rows are its first dimension.
+  std::int64_t rows(std::size_t tensor) const { return tensors_[tensor].shape.at(0); }
+  std::int64_t columns(std::size_t tensor) const;
+  bool counts_tokens(std::size_t tensor) const { return counts_tokens_[tensor]; }
+  /// The stage that writes or updates the tensor, or the number of stages for an input.
+  std::size_t producer(std::size_t tensor) const;
+
+  /// How many rows of the tensors that count tokens are distinct.
+  std::int64_t count() const { return count_; }
+  /// Whether they stand for any number of tokens.
+  bool repeat() const { return repeat_; }
+  /// Their marks; empty where nothing marks tokens.
+  const std::vector<std::uint8_t>& marks() const { return marks_; }
+  std::optional<std::size_t> marking() const { return marking_; }
+
+  /// How many of a tensor's own rows are distinct; all where it does not count tokens.
+  std::int64_t period(std::size_t tensor) const;
+  /// The distinct row of each row, where it is not row i mod period(); else null. Valid until the
+  /// next retoken.
+  const std::int64_t* sources(std::size_t tensor) const;
+  /// An input's values in its dtype, of one that counts tokens the distinct rows; empty of others.
+  const std::vector<std::byte>& drawn(std::size_t tensor) const { return drawn_[tensor]; }
+
+ private:
+  void draw_inputs();
+  void draw_marks();
+
+  const Op* op_;
+  Problem problem_;
+  std::uint64_t seed_;
+  Parallel* parallel_;
+  std::vector<TensorSpec> tensors_;
+  std::vector<StageSpec> stages_;
+  std::vector<bool> counts_tokens_;
+  bool repeat_ = true;  // rows are alike, and every output counts tokens
+  std::int64_t count_ = 0;
+  std::optional<std::size_t> marking_;        // the input that marks tokens
+  std::vector<std::uint8_t> marks_;           // of the distinct rows
+  std::vector<std::int64_t> sources_;         // by token, where marked rows repeat
+  std::vector<std::int64_t> sorted_sources_;  // in the order of the marks
+  std::vector<std::vector<std::byte>> drawn_;
+};
+
+}  // namespace fftune

@@ -1,0 +1,86 @@
+// The float64 references of the distinct rows, of any run of stages.
+//
+// What is known of some tokens serves more of them. Row i of a tensor that counts tokens depends on
+// row i of the others, and on its mark, alone; and an output that sums over the tokens
+// (TensorSpec::sums_tokens) goes on from the sum over fewer: S(m + 1) = S(m) + S({row m}), in
+// float64. So the tokens fall into parts, each computed as a problem of its own tokens alone: new
+// ones are a part more. A token whose mark has changed leaves the sums by a part that is taken away
+// and comes back in another one. An op where that does not hold has all of its tokens in one part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "verify/distinct_rows.hpp"
+#include "verify/reference_file.hpp"
+
+namespace fftune {
+
+class References {
+ public:
+  /// What `kept` has is not computed; null: all is. `rows` has to outlive this.
+  References(const DistinctRows& rows, Parallel& parallel, ReferenceFile* kept);
+
+  /// After the rows have been given another number of tokens.
+  void follow();
+
+  /// The distinct rows of a tensor that a stage writes, in a run that begins with `first_stage`,
+  /// the inputs of which are rounded to their dtype; nothing is rounded after that. Valid until
+  /// the next follow().
+  std::vector<const double*> rows(std::size_t first_stage, std::size_t tensor);
+
+  /// Keeps what was computed so far; to be called once it has proved right.
+  void keep();
+
+ private:
+  struct Run {
+    std::size_t first_stage;
+    std::size_t stage;
+    auto operator<=>(const Run&) const = default;
+  };
+  struct Part {
+    std::vector<std::int64_t> tokens;    // in their order
+    std::vector<std::uint8_t> marks;     // of them, if tokens are marked
+    std::vector<std::int64_t> by_marks;  // the same tokens, in the order of the marks
+    bool taken_away = false;             // from the sums
+    std::map<Run, ReferenceTensors> outputs;
+  };
+  struct Place {
+    std::size_t part;
+    std::size_t row;         // of its tensors in the tokens' order
+    std::size_t sorted_row;  // of those in the order of the marks
+  };
+
+  bool can_extend() const;
+  std::vector<std::int64_t> changed_tokens() const;
+  void add_part(std::vector<std::int64_t> tokens, const std::vector<std::uint8_t>& marks,
+                bool taken_away);
+  /// What the stage of the run computes of a part; of later parts without what sums begin with.
+  const ReferenceTensors& outputs(Run run, std::size_t part);
+  /// The input's values for a part.
+  std::vector<double> given(std::size_t tensor, std::size_t part) const;
+  std::vector<double> rounded(DType dtype, const std::vector<double>& values) const;
+  /// Makes the sums of the first part those of all parts.
+  void add_up(Run run);
+
+  std::string key_of(Run run, const std::string& tensor) const;
+  /// The outputs of the stage, if all of them were kept.
+  ReferenceTensors kept_outputs(Run run) const;
+
+  const DistinctRows* rows_;
+  Parallel* parallel_;
+  ReferenceFile* kept_;
+  std::int64_t count_ = 0;           // of the tokens below
+  std::vector<std::uint8_t> marks_;  // theirs
+  std::vector<Part> parts_;
+  std::vector<Place> places_;            // of each token
+  std::map<Run, std::size_t> added_up_;  // how many parts are in the run's sums
+  std::set<Run> not_kept_;
+};
+
+}  // namespace fftune
