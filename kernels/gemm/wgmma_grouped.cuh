@@ -8,7 +8,8 @@
 // A or C may be in the order of the groups instead (sorted_a, sorted_c), where a tile's rows are
 // neighbours. Else a tile whose rows happen to be neighbours, as all but a few are under a mask of
 // long runs, is copied by TMA like any other; the rows of the rest are gathered by two warps of
-// the producer, and scattered by the consumers.
+// the producer, and scattered by the consumers. Of several tiles of the same rows that a block has
+// in turn, the first alone is gathered (wgmma_turns.cuh).
 #pragma once
 
 #include "gemm/row_tables.cuh"
