@@ -64,65 +64,32 @@ std::vector<Operands> make_operands(const Session& session, const LibraryGemm& g
   return operands;
 }
 
-}  // namespace
-
-// cuBLASLt is column-major. Row-major c [m,n] is column-major cT [n,m], so cT = b · aT with b read
-// as the transpose of its column-major view [k,n] and aT as its own view [k,m]: A is b transposed,
-// B is a as it is. What lies transposed takes the other operation, and its view has the extents
-// exchanged.
-GemmPlan::GemmPlan(const std::shared_ptr<const Session>& session,
-                   std::shared_ptr<const CublasLt> library, const LibraryGemm& gemm,
-                   std::int64_t l2_bytes)
-    : library_(std::move(library)), beta_(gemm.accumulates ? 1.0f : 0.0f) {
+CublasLtProduct product_of(const CublasLt& library, const LibraryGemm& gemm) {
   if (gemm.m < 1 || gemm.n < 1 || gemm.k < 1)
     throw Error(ErrorKind::unavailable,
                 fmt::format("a product of {}x{}x{}", gemm.m, gemm.n, gemm.k));
-  const CublasLt& lt = *library_;
-  cublasLtMatmulDesc_t operation = nullptr;
-  lt.check(lt.desc_create(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-  operation_.reset(operation, lt.desc_destroy);
-  const cublasOperation_t of_b = gemm.b_transposed ? CUBLAS_OP_N : CUBLAS_OP_T;
-  const cublasOperation_t of_a = gemm.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-  lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSA, &of_b, sizeof of_b),
-           "cublasLtMatmulDescSetAttribute");
-  lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a),
-           "cublasLtMatmulDescSetAttribute");
-  const auto layout = [&](DType dtype, std::int64_t rows, std::int64_t columns) {
-    cublasLtMatrixLayout_t made = nullptr;
-    lt.check(lt.layout_create(&made, type_of(dtype), static_cast<std::uint64_t>(rows),
-                              static_cast<std::uint64_t>(columns), rows),
-             "cublasLtMatrixLayoutCreate");
-    return Handle<cublasLtMatrixLayout_t>(made, lt.layout_destroy);
-  };
-  a_ = gemm.b_transposed ? layout(gemm.dtype, gemm.n, gemm.k) : layout(gemm.dtype, gemm.k, gemm.n);
-  b_ = gemm.a_transposed ? layout(gemm.dtype, gemm.m, gemm.k) : layout(gemm.dtype, gemm.k, gemm.m);
-  c_ = layout(gemm.c_dtype(), gemm.n, gemm.m);
-
-  const auto algorithms = heuristics();
-  const auto best = fastest(session, gemm, l2_bytes, algorithms);
-  algorithm_ = algorithms[best].algo;
-  description_ =
-      fmt::format("cuBLASLt {}, algorithm {} of {}", lt.version(), best + 1, algorithms.size());
+  return {library,
+          {CUBLAS_COMPUTE_32F, CUDA_R_32F, type_of(gemm.dtype), type_of(gemm.c_dtype())},
+          gemm.m,
+          gemm.n,
+          gemm.k,
+          gemm.a_transposed,
+          gemm.b_transposed};
 }
 
-GemmPlan::Algorithms GemmPlan::heuristics() const {
-  const CublasLt& lt = *library_;
-  cublasLtMatmulPreference_t preference = nullptr;
-  lt.check(lt.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
-  const Handle<cublasLtMatmulPreference_t> owner(preference, lt.preference_destroy);
-  lt.check(lt.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                             &gemm_workspace_bytes, sizeof gemm_workspace_bytes),
-           "cublasLtMatmulPreferenceSetAttribute");
-  Algorithms algorithms(requested_algorithms);
-  int count = 0;
-  lt.check(lt.heuristic(lt.handle(), operation_.get(), a_.get(), b_.get(), c_.get(), c_.get(),
-                        preference, requested_algorithms, algorithms.data(), &count),
-           "cublasLtMatmulAlgoGetHeuristic");
-  algorithms.resize(static_cast<std::size_t>(std::max(count, 0)));
-  std::erase_if(algorithms, [](const auto& found) { return found.state != CUBLAS_STATUS_SUCCESS; });
-  if (algorithms.empty())
-    throw Error(ErrorKind::unavailable, "cuBLASLt has no algorithm for this product");
-  return algorithms;
+}  // namespace
+
+GemmPlan::GemmPlan(const std::shared_ptr<const Session>& session,
+                   std::shared_ptr<const CublasLt> library, const LibraryGemm& gemm,
+                   std::int64_t l2_bytes)
+    : library_(std::move(library)),
+      product_(product_of(*library_, gemm)),
+      beta_(gemm.accumulates ? 1.0f : 0.0f) {
+  const auto algorithms = product_.algorithms(*library_, requested_algorithms);
+  const auto best = fastest(session, gemm, l2_bytes, algorithms);
+  algorithm_ = algorithms[best].algo;
+  description_ = fmt::format("cuBLASLt {}, algorithm {} of {}", library_->version(), best + 1,
+                             algorithms.size());
 }
 
 std::size_t GemmPlan::fastest(const std::shared_ptr<const Session>& session,
@@ -168,7 +135,7 @@ cublasStatus_t GemmPlan::run(const cublasLtMatmulAlgo_t& algorithm, const GemmAd
   const auto pointer = [](CUdeviceptr address) { return reinterpret_cast<void*>(address); };
   // The scales' addresses are part of the description, of which every call has a copy: the header
   // of the library says that it may be copied as plain data.
-  cublasLtMatmulDescOpaque_t operation = *operation_;
+  cublasLtMatmulDescOpaque_t operation = *product_.operation();
   for (const auto& [attribute, address] :
        {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, pointer(at.b_scale)},
         {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, pointer(at.a_scale)}}) {
@@ -176,9 +143,10 @@ cublasStatus_t GemmPlan::run(const cublasLtMatmulAlgo_t& algorithm, const GemmAd
     const auto status = library_->desc_set(&operation, attribute, &address, sizeof address);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
   }
-  return library_->matmul(library_->handle(), &operation, &one, pointer(at.b), a_.get(),
-                          pointer(at.a), b_.get(), &beta_, pointer(at.c), c_.get(), pointer(at.c),
-                          c_.get(), &algorithm, pointer(workspace), gemm_workspace_bytes, stream);
+  return library_->matmul(library_->handle(), &operation, &one, pointer(at.b), product_.b(),
+                          pointer(at.a), product_.a(), &beta_, pointer(at.c), product_.c(),
+                          pointer(at.c), product_.c(), &algorithm, pointer(workspace),
+                          gemm_workspace_bytes, stream);
 }
 
 void GemmPlan::enqueue(const GemmAddresses& at, CUdeviceptr workspace, CUstream stream) const {

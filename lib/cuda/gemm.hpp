@@ -5,15 +5,13 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "cuda/cublaslt.hpp"
+#include "cuda/cublaslt_product.hpp"
 #include "cuda/session.hpp"
 #include "device/program.hpp"
 
 namespace fftune::cuda {
-
-/// What cuBLASLt may use besides the operands; the vendor's advice for Hopper is 32 MiB or more.
-constexpr std::size_t gemm_workspace_bytes = std::size_t{64} << 20;
 
 /// Where a call's matrices are, and their scales: 0 for none.
 struct GemmAddresses {
@@ -43,18 +41,11 @@ class GemmPlan {
   using Algorithms = std::vector<cublasLtMatmulHeuristicResult_t>;
   cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const GemmAddresses& at,
                      CUdeviceptr workspace, CUstream stream) const;
-  Algorithms heuristics() const;
   std::size_t fastest(const std::shared_ptr<const Session>& session, const LibraryGemm& gemm,
                       std::int64_t l2_bytes, const Algorithms& algorithms) const;
 
-  template <typename T>
-  using Handle = std::shared_ptr<std::remove_pointer_t<T>>;
-
   std::shared_ptr<const CublasLt> library_;
-  Handle<cublasLtMatmulDesc_t> operation_;
-  Handle<cublasLtMatrixLayout_t> a_;
-  Handle<cublasLtMatrixLayout_t> b_;
-  Handle<cublasLtMatrixLayout_t> c_;
+  CublasLtProduct product_;
   cublasLtMatmulAlgo_t algorithm_{};
   float beta_ = 0;
   std::string description_;

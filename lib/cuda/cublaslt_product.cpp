@@ -1,0 +1,56 @@
+#include "cuda/cublaslt_product.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+
+namespace fftune::cuda {
+
+// Row-major c [m,n] is column-major cT [n,m], so cT = b · aT with b read as the transpose of its
+// column-major view [k,n] and aT as its own view [k,m]: A is b transposed, B is a as it is. What
+// lies transposed takes the other operation, and its view has the extents exchanged.
+CublasLtProduct::CublasLtProduct(const CublasLt& lt, const Types& types, std::int64_t m,
+                                 std::int64_t n, std::int64_t k, bool a_transposed,
+                                 bool b_transposed) {
+  cublasLtMatmulDesc_t operation = nullptr;
+  lt.check(lt.desc_create(&operation, types.compute, types.scale), "cublasLtMatmulDescCreate");
+  operation_.reset(operation, lt.desc_destroy);
+  const cublasOperation_t of_b = b_transposed ? CUBLAS_OP_N : CUBLAS_OP_T;
+  const cublasOperation_t of_a = a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSA, &of_b, sizeof of_b),
+           "cublasLtMatmulDescSetAttribute");
+  lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a),
+           "cublasLtMatmulDescSetAttribute");
+  const auto layout = [&](cudaDataType_t type, std::int64_t rows, std::int64_t columns) {
+    cublasLtMatrixLayout_t made = nullptr;
+    lt.check(lt.layout_create(&made, type, static_cast<std::uint64_t>(rows),
+                              static_cast<std::uint64_t>(columns), rows),
+             "cublasLtMatrixLayoutCreate");
+    return Handle<cublasLtMatrixLayout_t>(made, lt.layout_destroy);
+  };
+  b_ = b_transposed ? layout(types.operands, n, k) : layout(types.operands, k, n);
+  a_ = a_transposed ? layout(types.operands, m, k) : layout(types.operands, k, m);
+  c_ = layout(types.c, n, m);
+}
+
+std::vector<cublasLtMatmulHeuristicResult_t> CublasLtProduct::algorithms(const CublasLt& lt,
+                                                                         int most) const {
+  cublasLtMatmulPreference_t preference = nullptr;
+  lt.check(lt.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
+  const Handle<cublasLtMatmulPreference_t> owner(preference, lt.preference_destroy);
+  lt.check(lt.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                             &gemm_workspace_bytes, sizeof gemm_workspace_bytes),
+           "cublasLtMatmulPreferenceSetAttribute");
+  std::vector<cublasLtMatmulHeuristicResult_t> algorithms(static_cast<std::size_t>(most));
+  int count = 0;
+  lt.check(lt.heuristic(lt.handle(), operation(), b(), a(), c(), c(), preference, most,
+                        algorithms.data(), &count),
+           "cublasLtMatmulAlgoGetHeuristic");
+  algorithms.resize(static_cast<std::size_t>(std::max(count, 0)));
+  std::erase_if(algorithms, [](const auto& found) { return found.state != CUBLAS_STATUS_SUCCESS; });
+  if (algorithms.empty())
+    throw Error(ErrorKind::unavailable, "cuBLASLt has no algorithm for this product");
+  return algorithms;
+}
+
+}  // namespace fftune::cuda
