@@ -74,10 +74,12 @@ struct WgmmaTile {
     return shape.row_tiles(std::int64_t{bm} * cluster_m) *
            ceil_div(shape.n, std::int64_t{bn} * cluster_n) * shape.results;
   }
-  /// What clusters have one after the other: as many tiles of the same rows as they take in turn.
+  /// Runs of the tiles of one row, which a cluster takes in turn.
+  std::int64_t column_runs(const GemmShape& shape) const {
+    return ceil_div(ceil_div(shape.n, std::int64_t{bn} * cluster_n), shape.turns);
+  }
   std::int64_t row_runs(const GemmShape& shape) const {
-    return shape.row_tiles(std::int64_t{bm} * cluster_m) *
-           ceil_div(ceil_div(shape.n, std::int64_t{bn} * cluster_n), shape.turns) * shape.results;
+    return shape.row_tiles(std::int64_t{bm} * cluster_m) * column_runs(shape) * shape.results;
   }
   std::int64_t tiles(const GemmShape& shape) const {
     return shape.row_tiles(bm) * ceil_div(shape.n, bn) * shape.results;

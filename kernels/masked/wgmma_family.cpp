@@ -59,13 +59,18 @@ void add_turns(Space& space, const GemmShape& shape) {
 
 /// The product as the engine's space and its cost may see it: its tokens in groups as large as
 /// those of a mask of the problem's pattern.
-GemmShape in_groups(const Problem& problem, const StageProduct& work, int turns = 1) {
+GemmShape in_groups(const Problem& problem, const StageProduct& work) {
   GemmShape shape = work.shape;
-  shape.turns = turns;
   shape.grouped = true;
   if (const auto pattern = parse_pattern(problem.option("mask")))
     shape.marked = std::llround(static_cast<double>(shape.m) * pattern->share);
   shape.a_gathered = !work.sorted_a && scatters(problem);
+  return shape;
+}
+
+/// The same in as many turns as a configuration has.
+GemmShape in_turns(GemmShape shape, const Config& config) {
+  shape.turns = turns_of(config);
   return shape;
 }
 
@@ -124,35 +129,34 @@ class WgmmaFamily final : public StageFamily {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const StageProduct work = product_of(stage(), problem);
+    const GemmShape shape = in_groups(problem, product_of(stage(), problem));
     return wgmma_cheapest(space(problem, facts), [&](const Config& config) {
-      return wgmma_cost(in_groups(problem, work, turns_of(config)), facts, config);
+      return wgmma_cost(in_turns(shape, config), facts, config);
     });
   }
 
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
     if (facts.clock_hz <= 0) return std::nullopt;
-    const StageProduct work = product_of(stage(), problem);
-    return wgmma_cost(in_groups(problem, work, turns_of(config)), facts, config) / facts.clock_hz;
+    const GemmShape shape = in_groups(problem, product_of(stage(), problem));
+    return wgmma_cost(in_turns(shape, config), facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const StageProduct work = product_of(stage(), problem);
-    const GemmShape& shape = work.shape;
+    const GemmShape shape = in_turns(work.shape, config);
     const WgmmaTile tile(config);
-    const int turns = turns_of(config);
     Program program;
     program.kernels.push_back(
         {"masked/grouped_sm90.cu",
          fmt::format("fftune::{}<{}, {}, {}{}>", kernel_name(work),
                      template_arguments(work, problem), shape.b_transposed,
                      wgmma_template_arguments(config, shape.products, shape.box_buffers),
-                     has_kept(work) ? fmt::format(", {}", turns) : "")});
+                     has_kept(work) ? fmt::format(", {}", shape.turns) : "")});
     Pointer kept = TensorArgument{work.a.front()};
     const std::int64_t kept_rows = most_tiles(shape.m, tile) * tile.bm;
-    if (turns > 1) {
+    if (shape.turns > 1) {
       program.scratch.push_back(
           {static_cast<std::size_t>(kept_rows * shape.k) * dtype_bytes(problem.dtype), false});
       kept = ScratchArgument{program.scratch.size() - 1};
@@ -163,13 +167,12 @@ class WgmmaFamily final : public StageFamily {
     KernelLaunch launch = wgmma_geometry(program, shape, facts, config, follows);
     const WgmmaMaps maps(shape, config, problem.dtype, problem.dtype);
     TensorMapArgument kept_map = maps.a(kept);
-    if (turns > 1) kept_map.rows = kept_rows;
+    if (shape.turns > 1) kept_map.rows = kept_rows;
     launch.arguments = arguments_of(work, maps, kept_map);
     wgmma_append_sizes(launch, config, {shape.m, shape.n, shape.k});
     launch.shared_bytes += static_cast<std::uint32_t>(more_bytes(tile.bm));
     const std::int64_t clusters =
-        most_tiles(shape.m, tile) / tile.cluster_m *
-        ceil_div(ceil_div(shape.n, std::int64_t{tile.bn} * tile.cluster_n), turns);
+        most_tiles(shape.m, tile) / tile.cluster_m * tile.column_runs(shape);
     const std::int64_t resident = std::max(facts.multiprocessors / tile.cluster_blocks(), 1);
     launch.grid.x = static_cast<std::uint32_t>(
         (tile.split_k > 1 ? clusters : std::min(clusters, resident)) * tile.cluster_blocks());
