@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/masked/masked.hpp"
+#include "masked/problems.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
 
@@ -16,11 +17,8 @@ namespace {
 
 Problem problem_of(const Op& op, std::int64_t m, std::int64_t first, std::int64_t second,
                    const std::string& pass = "fwd") {
-  Problem problem{std::string(op.name()), pass, DType::bf16, {{"m", m}}, {}};
-  for (const auto& size : op.sizes())
-    if (size.name != op.token_size())
-      problem.sizes[size.name] = problem.sizes.size() == 1 ? first : second;
-  return canonical(op, problem, DeviceKind::cuda);
+  return test::masked_problem(op, DeviceKind::cuda, DType::bf16, m, {first, second}, "block:0.33",
+                              pass);
 }
 
 /// Every feasible variant's launch holds the device's limits; returns how many there are.

@@ -8,25 +8,13 @@
 #include <vector>
 
 #include "kernels/masked/masked.hpp"
+#include "masked/problems.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
 
 namespace {
-
-using Options = std::map<std::string, std::string>;
-
-Problem problem_of(const Op& op, DeviceKind kind, DType dtype, std::int64_t m,
-                   const std::vector<std::int64_t>& sizes, const std::string& mask,
-                   const std::string& pass = "fwd", Options options = {}) {
-  options["mask"] = mask;
-  Problem problem{std::string(op.name()), pass, dtype, {{"m", m}}, std::move(options)};
-  std::size_t next = 0;
-  for (const auto& size : op.sizes())
-    if (size.name != op.token_size()) problem.sizes[size.name] = sizes.at(next++);
-  return canonical(op, problem, kind);
-}
 
 /// All and none, one token at either end, blocks, alternating, random at five densities.
 std::vector<std::string> masks_of(std::int64_t m) {
@@ -63,8 +51,7 @@ std::vector<Candidate> candidates_of(Backend& backend, const Op& op, const Probl
   std::vector<std::future<CompileResult>> compilations;
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
-    std::size_t first = 0;
-    while (stages.at(first).name != family->stages().front()) ++first;
+    const std::size_t first = first_stage_of(*family, stages);
     std::vector<Config> configs{family->default_config(problem, facts)};
     std::erase_if(configs, std::not_fn(wanted));
     auto feasible = family->space(problem, facts).feasible();
@@ -114,7 +101,7 @@ int verify_patterns(Backend& backend, const Op& op, DType dtype,
   int verified = 0;
   for (const std::int64_t m : tokens) {
     const Problem problem =
-        problem_of(op, backend.facts().kind, dtype, m, sizes, "none", pass, options);
+        masked_problem(op, backend.facts().kind, dtype, m, sizes, "none", pass, options);
     verified += verify_masks(backend, op, problem,
                              candidates_of(backend, op, problem, random, more), random);
   }
@@ -130,7 +117,7 @@ void verify_scattered(Backend& backend, const Op& op, DType dtype,
   for (const std::int64_t m : tokens)
     for (const auto& [parameter, value] : {std::pair{"gatherers", 4}, {"sorts", 1}}) {
       const Problem problem =
-          problem_of(op, DeviceKind::cuda, dtype, m, sizes, "random:0.5", "bwd", options);
+          masked_problem(op, DeviceKind::cuda, dtype, m, sizes, "random:0.5", "bwd", options);
       DYNAMIC_SECTION(problem.text() << " " << parameter << "=" << value) {
         std::mt19937_64 random(1);
         const auto wanted = [name = parameter, at = value](const Config& config) {
@@ -164,7 +151,8 @@ TEST_CASE("masked layers are right on the CPU under every mask") {
 TEST_CASE("a verification sees tokens that went through the wrong expert") {
   const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
   const Op& op = masked_linear_op();
-  const Problem problem = problem_of(op, DeviceKind::cpu, DType::f32, 500, {16, 16}, "random:0.5");
+  const Problem problem =
+      masked_problem(op, DeviceKind::cpu, DType::f32, 500, {16, 16}, "random:0.5");
   const Family& family = family_of(op, "cpu_plain");
   for (const bool swapped : {false, true}) {
     auto program = family.program(problem, backend->facts(), {});

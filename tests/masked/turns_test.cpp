@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/masked/masked.hpp"
+#include "masked/problems.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -15,13 +16,8 @@ namespace {
 
 Problem problem_of(const Op& op, std::int64_t m, std::int64_t inner, std::int64_t outer,
                    const std::string& mask, const std::string& pass = "fwd",
-                   const std::string& save = "none") {
-  Problem problem{std::string(op.name()), pass, DType::bf16, {{"m", m}}, {{"mask", mask}}};
-  for (const auto& size : op.sizes())
-    if (size.name != op.token_size())
-      problem.sizes[size.name] = problem.sizes.size() == 1 ? inner : outer;
-  if (save != "none") problem.options["save"] = save;
-  return canonical(op, problem, DeviceKind::cuda);
+                   const Options& options = {}) {
+  return masked_problem(op, DeviceKind::cuda, DType::bf16, m, {inner, outer}, mask, pass, options);
 }
 
 /// `count` variants of the family in which blocks take turns.
@@ -83,14 +79,10 @@ TEST_CASE("tokens that a block keeps for its other tiles are right under every m
   const DeviceFacts& facts = backend->facts();
   std::mt19937_64 random(1);
   const auto verify = [&](const Op& op, const char* name, std::int64_t m, std::int64_t inner,
-                          std::int64_t outer, const std::string& pass, const std::string& save) {
+                          std::int64_t outer, const std::string& pass, const Options& options) {
     const Family& family = family_of(op, name);
-    const auto stages = op.stages(problem_of(op, m, inner, outer, "none", pass, save));
-    const auto first = static_cast<std::size_t>(
-        std::find_if(stages.begin(), stages.end(),
-                     [&](const auto& stage) { return stage.name == family.stages().front(); }) -
-        stages.begin());
-    const Problem scattered = problem_of(op, m, inner, outer, "random:0.5", pass, save);
+    const Problem scattered = problem_of(op, m, inner, outer, "random:0.5", pass, options);
+    const std::size_t first = first_stage_of(family, op.stages(scattered));
     std::vector<CompileResult> compiled;
     const auto configs = with_turns(family, scattered, facts, random, 5);
     REQUIRE(!configs.empty());
@@ -99,7 +91,7 @@ TEST_CASE("tokens that a block keeps for its other tiles are right under every m
     // Tiles that are gathered, and between them ones that are copied.
     for (const char* mask :
          {"random:0.5", "random:0.02", "random:0.9", "even:0.5", "block:0.4", "all", "none"}) {
-      const Problem problem = problem_of(op, m, inner, outer, mask, pass, save);
+      const Problem problem = problem_of(op, m, inner, outer, mask, pass, options);
       Verifier verifier(*backend, op, problem, random());
       for (std::size_t i = 0; i < configs.size(); ++i)
         verify_variant(verifier, {&family, configs[i], first, 1}, compiled[i]);
@@ -107,9 +99,9 @@ TEST_CASE("tokens that a block keeps for its other tiles are right under every m
   };
   // One k tile, as many as are late, a few more, many.
   for (const std::int64_t inner : {64, 136, 192, 328, 1024})
-    verify(masked_linear_op(), "linear_sm90", 2049, inner, 1000, "fwd", "none");
-  verify(masked_linear_op(), "linear_sm90", 515, 256, 4096, "fwd", "none");
-  verify(masked_linear_op(), "dx_sm90", 1030, 1000, 328, "bwd", "none");
-  verify(masked_ffn_op(), "gate_up_sm90", 1030, 200, 1400, "fwd", "none");
-  verify(masked_ffn_op(), "gate_up_sm90", 1030, 328, 1400, "fwd", "preact");
+    verify(masked_linear_op(), "linear_sm90", 2049, inner, 1000, "fwd", {});
+  verify(masked_linear_op(), "linear_sm90", 515, 256, 4096, "fwd", {});
+  verify(masked_linear_op(), "dx_sm90", 1030, 1000, 328, "bwd", {});
+  verify(masked_ffn_op(), "gate_up_sm90", 1030, 200, 1400, "fwd", {});
+  verify(masked_ffn_op(), "gate_up_sm90", 1030, 328, 1400, "fwd", {{"save", "preact"}});
 }

@@ -31,6 +31,15 @@ struct DrawnVariant {
   std::size_t first_stage, stage_count;
 };
 
+/// The place of the family's first stage, which has to be there, among a problem's.
+inline std::size_t first_stage_of(const Family& family, const std::vector<StageSpec>& stages) {
+  const auto own = family.stages();
+  const auto first = std::find_if(stages.begin(), stages.end(),
+                                  [&](const auto& stage) { return stage.name == own.front(); });
+  REQUIRE(first != stages.end());
+  return static_cast<std::size_t>(first - stages.begin());
+}
+
 /// Of every family that serves the problem on the stages that it covers, the default and `more`
 /// feasible configurations.
 template <typename Random>
@@ -39,19 +48,16 @@ std::vector<DrawnVariant> draw_variants(const DeviceFacts& facts, const Op& op,
   std::vector<DrawnVariant> variants;
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind || family->refusal(problem, facts)) continue;
-    const auto stages = op.stages(problem);
-    const auto own = family->stages();
-    const auto first = std::find_if(stages.begin(), stages.end(),
-                                    [&](const auto& stage) { return stage.name == own.front(); });
-    REQUIRE(first != stages.end());
-    const auto first_stage = static_cast<std::size_t>(first - stages.begin());
+    const std::size_t first_stage = first_stage_of(*family, op.stages(problem));
     const Space space = family->space(problem, facts);
-    variants.push_back({family, family->default_config(problem, facts), first_stage, own.size()});
+    variants.push_back(
+        {family, family->default_config(problem, facts), first_stage, family->stages().size()});
     CAPTURE(problem.text(), family->name(), variants.back().config.text());
     REQUIRE(space.violations(variants.back().config).empty());
     const auto feasible = more > 0 ? space.feasible() : std::vector<Config>{};
     for (int i = 0; i < more && !feasible.empty(); ++i)
-      variants.push_back({family, feasible[random() % feasible.size()], first_stage, own.size()});
+      variants.push_back(
+          {family, feasible[random() % feasible.size()], first_stage, family->stages().size()});
   }
   return variants;
 }
