@@ -3,11 +3,9 @@
 
 #include <cstdint>
 
-namespace fftune {
+#include "kernels/gemm/problem.hpp"
 
-constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
+namespace fftune {
 
 /// c [m,n] = epilogue(a [m,k] · b1 [n,k]ᵀ[, a · b2 [n,k]ᵀ]), row-major, so k is contiguous in both
 /// operands unless they are stored transposed.
@@ -35,10 +33,6 @@ struct GemmShape {
     return ceil_div(m - marked, height) + ceil_div(marked, height);
   }
 };
-
-/// What shares a scale in fp8 with scales of blocks: so many elements of a row, and in a weight
-/// rows too. The host's twin of scales.cuh.
-constexpr std::int64_t scale_block = 128;
 
 /// Whether rows of `extent` two-byte elements begin lines of the L2, of 128 bytes; others begin
 /// anywhere in one, and 128 bytes of them touch two.

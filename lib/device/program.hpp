@@ -47,6 +47,9 @@ struct TensorMapArgument {
   std::int64_t columns = 0;       // columns * dtype_bytes is a multiple of 16
   std::uint32_t box_rows = 0;     // at most 256
   std::uint32_t box_columns = 0;  // box_columns * dtype_bytes is 32, 64 or 128: also the swizzle
+  /// Matrices of rows x columns that lie one after the other; 0: one matrix, and a map of two
+  /// dimensions. Else the map has three, and boxes are of one matrix.
+  std::int64_t matrices = 0;
 };
 
 /// Numbers that a kernel takes by value, as a struct of one array of float: at most 512.
@@ -56,6 +59,17 @@ struct ArrayArgument {
 
 using Argument = std::variant<TensorArgument, ScratchArgument, std::int32_t, std::int64_t, float,
                               TensorMapArgument, ArrayArgument>;
+
+/// A kernel's only parameter, a struct passed by value: fields at their offsets, zeros elsewhere. A
+/// field is as large as its argument; that of a tensor map begins at a multiple of 64.
+struct ParameterStruct {
+  struct Field {
+    std::size_t offset = 0;
+    Argument value;
+  };
+  std::size_t bytes = 0;  // at most 4096
+  std::vector<Field> fields;
+};
 
 /// The pointer as an argument.
 inline Argument argument_of(const Pointer& pointer) {
@@ -80,6 +94,8 @@ struct KernelLaunch {
   /// Blocks wait for each other: the launch fails unless all of them are resident at once.
   bool cooperative = false;
   std::vector<Argument> arguments;  // in the order of the kernel's parameters
+  /// Instead of arguments: the kernel takes one struct.
+  std::optional<ParameterStruct> parameters = std::nullopt;
 };
 
 /// c [m,n] = a [m,k] · b [n,k]ᵀ (+ c), row-major, fp32 accumulation, by the vendor's BLAS with all

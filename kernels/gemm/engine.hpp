@@ -1,0 +1,59 @@
+// An engine: one way to compute GEMMs on one kind of device. A value: a table of functions that
+// each engine's folder fills in. Families (family.hpp) apply an engine to a stage of an op.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/config.hpp"
+#include "core/space.hpp"
+#include "device/facts.hpp"
+#include "device/program.hpp"
+#include "kernels/common/tensor_places.hpp"
+#include "kernels/gemm/problem.hpp"
+
+namespace fftune {
+
+/// GEMMs of consecutive stages that one variant computes: of most engines exactly one. In a chain
+/// of two the first one's C is the second one's A: gate_up, then down.
+using GemmChain = std::vector<GemmProblem>;
+
+struct Engine {
+  std::string_view name;  // "sm90"
+  DeviceKind device_kind = DeviceKind::cuda;
+  bool is_fallback = false;  // takes whatever the device kind allows; has no parameters
+
+  /// Why it cannot compute the chain there, one line; nothing if the space decides.
+  std::optional<std::string> (*can_implement)(const GemmChain&, const DeviceFacts&) = nullptr;
+  Space (*space)(const GemmChain&, const DeviceFacts&) = nullptr;
+  Config (*default_config)(const GemmChain&, const DeviceFacts&) = nullptr;
+  /// Seconds by the cost model, to rank; null: there is no model.
+  std::optional<double> (*estimate)(const GemmChain&, const DeviceFacts&, const Config&) = nullptr;
+  /// Appends the launches.
+  void (*append)(Program&, const GemmChain&, const TensorPlaces&, const DeviceFacts&,
+                 const Config&) = nullptr;
+  /// Embedded sources whose code decides a variant's speed.
+  std::vector<std::string> sources;
+};
+
+/// sm90/: TMA and wgmma, compute capability 9.0.
+const Engine& sm90_engine();
+/// sm80/: cp.async and mma.sync, compute capability 8.0 and newer.
+const Engine& sm80_engine();
+/// decode/: up to 16 rows of A, at the speed of reading B once; and its chain of both ffn stages in
+/// one launch.
+const Engine& decode_engine();
+const Engine& fused_decode_engine();
+/// simt/: any size, alignment and type on any CUDA device: the fallback.
+const Engine& simt_engine();
+/// cpu/: blocks over OpenBLAS; plain loops, the fallback; and for chains of both ffn stages one
+/// that streams the weights for few tokens, and one whose register tiles keep the intermediate in
+/// cache.
+const Engine& cpu_blas_engine();
+const Engine& cpu_plain_engine();
+const Engine& cpu_stream_engine();
+const Engine& cpu_tiles_engine();
+
+}  // namespace fftune

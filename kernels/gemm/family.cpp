@@ -1,0 +1,67 @@
+#include "kernels/gemm/family.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fftune {
+
+GemmFamily::GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std::string_view name,
+                       std::string_view summary)
+    : engine_(engine), stages_(std::move(stages)), name_(name), summary_(summary) {}
+
+std::vector<std::string> GemmFamily::stages() const {
+  std::vector<std::string> names;
+  for (const GemmStage& stage : stages_) names.emplace_back(stage.name);
+  return names;
+}
+
+std::optional<std::string> GemmFamily::refusal(const Problem& problem,
+                                               const DeviceFacts& facts) const {
+  if (facts.kind != engine_.device_kind)
+    return engine_.device_kind == DeviceKind::cuda ? "the kernel needs a CUDA device"
+                                                   : "it runs on the CPU";
+  const auto specs = stages_.front().op().stages(problem);
+  for (const GemmStage& stage : stages_) {
+    if (!stage.pass.empty() && stage.pass != problem.pass)
+      return fmt::format("it computes the pass {}, not {}", stage.pass, problem.pass);
+    if (std::none_of(specs.begin(), specs.end(),
+                     [&](const StageSpec& spec) { return spec.name == stage.name; }))
+      return fmt::format("this form of the pass {} has no stage {}", problem.pass, stage.name);
+  }
+  if (facts.kind == DeviceKind::cuda && facts.compute_capability < 80)
+    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
+                       facts.compute_capability / 10, facts.compute_capability % 10);
+  return engine_.can_implement(chain(problem), facts);
+}
+
+Space GemmFamily::space(const Problem& problem, const DeviceFacts& facts) const {
+  return engine_.is_fallback ? Space() : engine_.space(chain(problem), facts);
+}
+
+Config GemmFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  return engine_.is_fallback ? Config() : engine_.default_config(chain(problem), facts);
+}
+
+std::optional<double> GemmFamily::estimate(const Problem& problem, const DeviceFacts& facts,
+                                           const Config& config) const {
+  if (engine_.estimate == nullptr) return std::nullopt;
+  return engine_.estimate(chain(problem), facts, config);
+}
+
+Program GemmFamily::program(const Problem& problem, const DeviceFacts& facts,
+                            const Config& config) const {
+  Program program;
+  const TensorPlaces places(stages_.front().op().tensors(problem));
+  if (engine_.device_kind == DeviceKind::cpu) program.host_tensors = places.count();
+  engine_.append(program, chain(problem), places, facts, config);
+  return program;
+}
+
+GemmChain GemmFamily::chain(const Problem& problem) const {
+  GemmChain chain;
+  for (const GemmStage& stage : stages_) chain.push_back(stage.gemm(problem));
+  return chain;
+}
+
+}  // namespace fftune

@@ -1,0 +1,50 @@
+// A family of GEMM stages: an engine applied to one stage of an op, or to several in a row.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/gemm/engine.hpp"
+#include "registry/family.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// A stage of an op that is one GEMM.
+struct GemmStage {
+  std::string_view name;  // "gate_up"
+  const Op& (*op)() = nullptr;
+  /// Only called for problems that have the stage.
+  GemmProblem (*gemm)(const Problem&) = nullptr;
+  /// The one pass in which the family serves it; empty: every pass that has the stage.
+  std::string_view pass = {};
+};
+
+class GemmFamily final : public Family {
+ public:
+  /// `name` and `summary` are string literals. Of several stages the problem must have all.
+  GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std::string_view name,
+             std::string_view summary);
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return summary_; }
+  DeviceKind device_kind() const override { return engine_.device_kind; }
+  std::vector<std::string> stages() const override;
+  bool is_fallback() const override { return engine_.is_fallback; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
+  Space space(const Problem&, const DeviceFacts&) const override;
+  Config default_config(const Problem&, const DeviceFacts&) const override;
+  std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
+  Program program(const Problem&, const DeviceFacts&, const Config&) const override;
+  std::vector<std::string> sources() const override { return engine_.sources; }
+
+ private:
+  GemmChain chain(const Problem&) const;
+
+  const Engine& engine_;
+  std::vector<GemmStage> stages_;
+  std::string_view name_, summary_;
+};
+
+}  // namespace fftune

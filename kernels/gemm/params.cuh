@@ -1,0 +1,36 @@
+// What a GEMM kernel is passed: one struct by value, its slots by name. The device code and the
+// host include this file alike; the host fills slots in by their offsets (gemm/launch.hpp), and
+// leaves those untouched that a problem does without.
+#pragma once
+
+namespace fftune {
+
+struct gemm_params {
+  // Matrices, row-major. The second a: of the second K-concatenated pair, or output.
+  const void* a[2];
+  const void* b[2][2];       // [group][operand]; one stacked tensor of all groups: b[0]
+  void* c[2][2];             // [group][output]; groups: where the reduction is grouped
+  const void* source[2][2];  // as c: what is added to it
+  const void* bias;          // [n]
+  void* gate;                // [m, n], written (gated) or read (activation_gradient), as up
+  void* up;
+  void* d_up;
+  void* hidden;
+  const float* a_scale;
+  const float* b_scale[2];
+  float* c_scale;  // read with Scaling::tensor, written with Scaling::block
+
+  const unsigned char* mask;  // u8 [tokens]
+  const int* offsets;         // [groups + 1]
+  const int* permutation;     // [tokens]
+  int groups;
+
+  int m, n, k;  // k of one K-concatenated pair; of a grouped reduction all tokens
+  int group_m;  // tile rows in a band of the raster order
+  int split_k;
+  unsigned*
+      split_counters;     // split-K through a workspace: [tiles], zero before and after; else null
+  float* split_partials;  // [tiles, split_k, elements of a tile]
+};
+
+}  // namespace fftune

@@ -1,0 +1,142 @@
+// One GEMM launch as every engine is given it: extents, operands by the names of the op's tensors,
+// grouping, epilogue fusion and quantisation. Stages of ops are made of these; engines (engine.hpp)
+// compute them.
+//
+//   C [m,n] = epilogue(A [m,k] · B [n,k]ᵀ)            row-major, fp32 accumulation
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "kernels/common/activation.hpp"
+
+namespace fftune {
+
+constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
+
+/// The extent of an operand that is contiguous in memory, in CUTLASS' words: K-major operands are
+/// A [m,k] and B [n,k]; MN-major ones A [k,m] and B [k,n].
+enum class Major { k, mn };
+
+/// One matrix by the name of the op's tensor. With groups: one tensor for each group ("w_true",
+/// "w_false"), or a single tensor [groups, ...] that stacks those of all groups. Where rows are
+/// grouped, only B has one for each group; where the reduction is grouped, C and its source have.
+using TensorNames = std::vector<std::string_view>;
+
+/// How many accumulators and operands a GEMM has.
+enum class GemmForm {
+  single,          // C = A·Bᵀ
+  dual_b,          // two B operands share A: the epilogue takes A·B0ᵀ and A·B1ᵀ
+  k_concatenated,  // C = A0·B0ᵀ + A1·B1ᵀ in one accumulator; k is that of each pair
+  two_outputs,     // two A operands share B: C0 = A0·Bᵀ, C1 = A1·Bᵀ
+};
+
+enum class Grouping {
+  none,
+  rows,       // every row of A and C belongs to a group, and takes that group's B
+  reduction,  // every k belongs to a group: C of a group sums over its own k (weight gradients)
+};
+
+/// The groups, and which tokens (rows, or elements of k) belong to which. The sorted order has the
+/// tokens of group 0 first, then those of group 1 and so on, each in ascending order.
+struct Groups {
+  Grouping by = Grouping::none;
+  std::int64_t count = 1;
+  /// Two groups by a tensor u8 [tokens]: group 0 where the byte is not zero. Kernels find the
+  /// sorted order by themselves.
+  std::string_view mask = {};
+  /// Or any number of groups, sorted before: i32 [count + 1], the first sorted row of each group
+  /// and the end of the last; and i32 [tokens], the token of each sorted row. Sorted rows that
+  /// `offsets` leaves out belong to no group: their rows of C are not written.
+  std::string_view offsets = {};
+  std::string_view permutation = {};
+  /// For the cost model: the share of the tokens that group 0 of a mask should have, and whether
+  /// the tokens of a group are scattered rather than in long runs.
+  double expected_share = 0.5;
+  bool scattered = false;
+
+  bool any() const { return by != Grouping::none; }
+};
+
+enum class EpilogueKind {
+  linear,  // C = accumulator (+ bias) (+ source)
+  gated,   // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); `gate` and `up` may be stored too
+  activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
+                        // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
+};
+
+/// What becomes of the accumulators before their one rounding.
+struct Epilogue {
+  EpilogueKind kind = EpilogueKind::linear;
+  Activation activation = Activation::none;
+  std::string_view bias = {};            // linear: [n], added to every row
+  std::vector<TensorNames> source = {};  // linear: what is added to each output; may be C itself
+  std::string_view gate = {};            // [m,n]: gated stores it, activation_gradient reads it
+  std::string_view up = {};              // [m,n], as gate
+  std::string_view d_up = {};            // activation_gradient: [m,n]
+  std::string_view hidden = {};          // activation_gradient: [m,n], or empty: not stored
+
+  bool stores_preactivations() const { return kind == EpilogueKind::gated && !gate.empty(); }
+  bool adds() const { return !bias.empty() || !source.empty(); }
+};
+
+/// fp8 e4m3 operands: a number is its element times its scale (f32).
+enum class Scaling {
+  none,
+  tensor,  // one scale for each tensor
+  block,   // one for each 128 elements of a row of A, and for each 128 x 128 block of B
+};
+
+/// Elements of k, and rows of B, that share a scale with Scaling::block.
+constexpr std::int64_t scale_block = 128;
+
+struct Quantisation {
+  Scaling scaling = Scaling::none;
+  std::string_view a_scale = {};  // [1], or [m, blocks of k]
+  std::vector<std::string_view> b_scale =
+      {};  // one for each B operand: [1], or [blocks of n, blocks of k]
+  /// C is fp8 too. Scaling::tensor: its scale [1] is given. Scaling::block: the kernel finds the
+  /// scales [m, blocks of n] and writes them.
+  std::string_view c_scale = {};
+
+  bool any() const { return scaling != Scaling::none; }
+};
+
+struct GemmProblem {
+  std::int64_t m = 1, n = 1, k = 1;
+  DType dtype = DType::bf16;       // of A and B
+  DType c_dtype = DType::bf16;     // of C
+  DType wide_dtype = DType::bf16;  // of bias, source, gate and up
+  GemmForm form = GemmForm::single;
+  Major a_major = Major::k, b_major = Major::k;
+  std::vector<TensorNames> a;  // one; two if k_concatenated or two_outputs
+  std::vector<TensorNames> b;  // one; two if dual_b or k_concatenated
+  std::vector<TensorNames> c;  // one; two if two_outputs. activation_gradient: d_gate
+  /// With groups: whether the rows (with a grouped reduction the tokens) of A, of B and of C with
+  /// whatever else the epilogue reads and writes lie in the sorted order, rather than the tokens'.
+  bool a_sorted = false, b_sorted = false, c_sorted = false;
+  Groups groups;
+  Epilogue epilogue;
+  Quantisation quantisation;
+  /// Another launch of the plan comes before this one: programmatic dependent launch applies.
+  bool follows = false;
+  /// B is an output of an earlier launch of the plan: loads of B wait for that, too.
+  bool b_depends = false;
+
+  int b_operands() const { return form == GemmForm::dual_b ? 2 : 1; }  // that share A
+  int k_pairs() const { return form == GemmForm::k_concatenated ? 2 : 1; }
+  int outputs() const { return form == GemmForm::two_outputs ? 2 : 1; }  // that share B
+  /// Matrices of C's size that are stored, or read and then stored over, together.
+  int tensors_per_stage() const {
+    if (epilogue.kind != EpilogueKind::activation_gradient) return 1;
+    return epilogue.hidden.empty() ? 2 : 3;
+  }
+  /// Floating-point operations.
+  double flops() const;
+};
+
+}  // namespace fftune
