@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/common/op_fields.hpp"
+#include "kernels/linear/stages.hpp"
 
 namespace fftune {
 namespace linear {
@@ -88,7 +89,7 @@ class Linear final : public Op {
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
                  Parallel& parallel) const override {
-    linear::reference(problem, stage, tensors, parallel);
+    linear::reference(problem, stages(problem).at(stage).name, tensors, parallel);
   }
   std::vector<const Family*> families() const override { return linear::families(); }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
@@ -103,29 +104,6 @@ Form form_of(const Problem& problem) {
           .bias = problem.has("bias", "yes"),
           .residual = problem.has("residual", "yes"),
           .accumulates = problem.has("accumulate", "yes")};
-}
-
-Places places_of(const Problem& problem) {
-  const Form form = form_of(problem);
-  Places places;
-  const auto next = [&](std::size_t& place) { place = places.count++; };
-  if (form.backward) next(places.dy);
-  next(places.x);
-  next(places.w);
-  if (!form.backward) {
-    if (form.bias) next(places.bias);
-    if (form.residual) next(places.residual);
-    next(places.y);
-    return places;
-  }
-  if (form.accumulates) {
-    next(places.dw_before);
-    if (form.bias) next(places.dbias_before);
-  }
-  next(places.dx);
-  next(places.dw);
-  if (form.bias) next(places.dbias);
-  return places;
 }
 
 }  // namespace linear
