@@ -134,7 +134,7 @@ Program CpuBlasProduct::program(const Problem& problem, const DeviceFacts& facts
 }
 
 std::vector<std::string> CpuBlasProduct::sources() const {
-  return {"gemm/cpu_product_blas.cpp", "gemm/cpu_product_block.cpp", curve_source,
+  return {"gemm/cpu_product_blas.cpp", "gemm/cpu_product_block.cpp", activation_source,
           row_kernel_sources[0], row_kernel_sources[1]};
 }
 

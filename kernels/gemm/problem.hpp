@@ -113,15 +113,15 @@ struct GemmProblem {
   DType wide_dtype = DType::bf16;  // of bias, source, gate and up
   GemmForm form = GemmForm::single;
   Major a_major = Major::k, b_major = Major::k;
-  std::vector<TensorNames> a;  // one; two if k_concatenated or two_outputs
-  std::vector<TensorNames> b;  // one; two if dual_b or k_concatenated
-  std::vector<TensorNames> c;  // one; two if two_outputs. activation_gradient: d_gate
+  std::vector<TensorNames> a = {};  // one; two if k_concatenated or two_outputs
+  std::vector<TensorNames> b = {};  // one; two if dual_b or k_concatenated
+  std::vector<TensorNames> c = {};  // one; two if two_outputs. activation_gradient: d_gate
   /// With groups: whether the rows (with a grouped reduction the tokens) of A, of B and of C with
   /// whatever else the epilogue reads and writes lie in the sorted order, rather than the tokens'.
   bool a_sorted = false, b_sorted = false, c_sorted = false;
-  Groups groups;
-  Epilogue epilogue;
-  Quantisation quantisation;
+  Groups groups = {};
+  Epilogue epilogue = {};
+  Quantisation quantisation = {};
   /// Another launch of the plan comes before this one: programmatic dependent launch applies.
   bool follows = false;
   /// B is an output of an earlier launch of the plan: loads of B wait for that, too.
