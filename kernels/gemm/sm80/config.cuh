@@ -22,10 +22,10 @@ struct sm80_config {
   // Shared memory in bytes, in this order: tables of grouped rows; the epilogue's tile; then the
   // pipeline, whose place the output tile and the split-K exchange take afterwards.
 
-  /// The groups of a mask (mask_group_words), then the tile's rows of A and of C.
+  /// The groups and where their tiles begin, then the tile's rows of A and of C.
   constexpr int table_bytes(const gemm_form& form) const {
     if (form.groups != grouping::rows) return 0;
-    const int words = (form.source == group_source::mask ? mask_group_words : 0) + 2 * bm;
+    const int words = group_words(form.source) + 2 * bm;
     return (words + 31) / 32 * 128;
   }
   constexpr int stage_bytes(int b_operands) const { return (bm + b_operands * bn) * bk * 2; }
@@ -41,7 +41,10 @@ struct sm80_config {
     return table_bytes(form) + epilogue_tile_bytes + bytes;
   }
 
-  static constexpr int mask_group_words = 1060;    // row_groups::shared_words
+  /// 32-bit words of a mask_groups, or of a routed_groups and its group_tiles (groups.cuh).
+  static constexpr int group_words(group_source source) {
+    return source == group_source::mask ? 1060 : 2 * 1028;
+  }
   static constexpr int epilogue_tile_bytes = 128;  // a line, so that the pipeline stays aligned
 };
 

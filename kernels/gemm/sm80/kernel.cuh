@@ -37,12 +37,17 @@ namespace fftune {
 template <gemm_form form, sm80_config config>
 class sm80_kernel {
   using scheduler = tile_scheduler<form, config.bm, config.bn>;
-  using groups = groups_of<form>;
+  // A grouped reduction by a mask has its tokens sorted by a kernel before (sort_tokens.cu).
+  static_assert(form.groups != grouping::reduction || form.source == group_source::routed);
+  using groups = groups_of<form.source>;
+  using tiles = group_tiles<groups, config.bm, 1>;
   using loader = operand_loader<form, config>;
   using mainloop = sm80_mainloop<form, config>;
   using epilogue = sm80_epilogue<form, config>;
   static constexpr int threads = config.threads();
-  static_assert(row_groups::shared_words == sm80_config::mask_group_words);
+  static constexpr int group_words = groups::shared_words + tiles::shared_words;
+  static_assert(form.groups != grouping::rows ||
+                group_words == sm80_config::group_words(form.source));
 
   // Of grouped rows: the tile's rows of A and of C.
   static __device__ __forceinline__ void list_rows(const groups& from, const work_tile& tile,
@@ -51,7 +56,7 @@ class sm80_kernel {
     for (int row = threadIdx.x; row < tile.rows; row += threads) {
       const u32 sorted = tile.sorted + row;
       const u32 token =
-          form.a_sorted && form.c_sorted ? sorted : from.token(tile.group, rank + row);
+          form.a_sorted && form.c_sorted ? sorted : from.row_of(tile.group, rank + row);
       rows_of_a[row] = form.a_sorted ? sorted : token;
       rows_of_c[row] = form.c_sorted ? sorted : token;
     }
@@ -60,7 +65,7 @@ class sm80_kernel {
  public:
   static __device__ __forceinline__ void run(const gemm_params& p, unsigned char* memory) {
     u32* const words = reinterpret_cast<u32*>(memory);
-    u32* const rows_of_a = words + groups::shared_words;
+    u32* const rows_of_a = words + group_words;
     u32* const rows_of_c = rows_of_a + config.bm;
     unsigned char* const tables_end = memory + config.table_bytes(form);
     auto& output = *reinterpret_cast<typename epilogue::tile_addresses*>(tables_end);
@@ -70,12 +75,13 @@ class sm80_kernel {
     {
       work_tile tile;
       if constexpr (form.groups == grouping::rows) {
-        const groups own = groups::template make<threads>(p, p.m, words);
+        const tiles own(groups::template build<threads>(p, p.m, words),
+                        words + groups::shared_words);
         tile = scheduler::grouped_rows(p, own);
         if (!tile.is_valid) return;  // all splits of it
-        list_rows(own, tile, rows_of_a, rows_of_c);
+        list_rows(own.groups(), tile, rows_of_a, rows_of_c);
       } else if constexpr (form.groups == grouping::reduction) {
-        tile = scheduler::grouped_reduction(p, groups::template make<threads>(p, p.k, words));
+        tile = scheduler::grouped_reduction(p, group_offsets::build<threads>(p, p.k, words));
       } else {
         tile = scheduler::dense(p);
       }
