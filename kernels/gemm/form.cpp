@@ -16,7 +16,7 @@ constexpr std::string_view majors[] = {"k", "mn"};
 constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
 constexpr std::string_view group_sources[] = {"mask", "routed"};
 constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient"};
-constexpr std::string_view activations[] = {"silu", "gelu", "gelu_tanh", "relu", "none"};
+constexpr std::string_view activation_kinds[] = {"silu", "gelu", "gelu_tanh", "relu", "none"};
 constexpr std::string_view scalings[] = {"none", "tensor", "block"};
 
 element element_of(DType dtype) {
@@ -107,7 +107,7 @@ std::string template_argument(const gemm_form& form) {
   flag("b_sorted", form.b_sorted);
   flag("c_sorted", form.c_sorted);
   name("epilogue", "epilogue_kind", form.epilogue, plain.epilogue, epilogues);
-  name("activation", "activation_kind", form.activation, plain.activation, activations);
+  name("activation", "activation_kind", form.activation, plain.activation, activation_kinds);
   flag("adds_bias", form.adds_bias);
   flag("adds_source", form.adds_source);
   flag("stores_preactivations", form.stores_preactivations);
