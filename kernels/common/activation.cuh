@@ -1,5 +1,6 @@
 // The activations with their derivatives, in fp32, each a type that kernels take as a template
-// argument. To add one, add a struct here and one in activation.hpp, which names it.
+// argument. To add one, add a struct here with its enumerator and its place in activation_of, and
+// one in activation.hpp, which names it.
 //
 // Each takes two special-function instructions and about ten others. value() is within 3e-7 |x|,
 // the derivative within 4e-7: less than the 8 units of 2^-24 that the tolerance of f32 grants to an
@@ -109,5 +110,11 @@ struct relu {
     slope = x > 0.0f ? 1.0f : 0.0f;
   }
 };
+
+// Of a gemm_form (gemm/form.cuh): each is the type at its place in the list.
+enum class activation_kind : int { silu, gelu, gelu_tanh, relu, none };
+template <activation_kind kind>
+using activation_of =
+    typename type_at<static_cast<int>(kind), silu, gelu, gelu_tanh, relu, none>::type;
 
 }  // namespace fftune

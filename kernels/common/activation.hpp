@@ -1,8 +1,8 @@
 // The activations of gated layers on the host: their names, and their definitions with derivatives.
 //
 // To add one: an enumerator, a struct and its place in `activations::All` here, and the struct of
-// that name for the GPU in activation.cuh. Options, reference, CPU loops and kernels take it from
-// there.
+// that name with its enumerator for the GPU in activation.cuh. Options, reference, CPU loops and
+// kernels take it from there.
 #pragma once
 
 #include <cstddef>
