@@ -202,7 +202,7 @@ void append_act_mul(Program& program, const Problem& problem, const DeviceFacts&
   }
   const auto [m, d, h] = shape_of(problem);
   const DType wide = wide_dtype(problem);
-  const std::string activation = activation_type(problem.option("act"));
+  const std::string activation = activation_type(parse_activation(problem.option("act")));
   std::vector<Argument> arguments{tensor_of(places, gate), tensor_or_null(places.at(up)),
                                   tensor_of(places, "hidden")};
   if (is_quantised(problem)) arguments.emplace_back(tensor_of(places, "hidden_scale"));
@@ -216,7 +216,7 @@ void append_act_mul(Program& program, const Problem& problem, const DeviceFacts&
 void append_gate_gradient(Program& program, const Problem& problem, const DeviceFacts& facts,
                           const TensorPlaces& places, std::string_view gate, std::string_view up) {
   const auto [m, d, h] = shape_of(problem);
-  const std::string& act = problem.option("act");
+  const auto activation = parse_activation(problem.option("act"));
   if (facts.kind == DeviceKind::cuda) {
     const std::int64_t elements = m * h;
     const auto vector = static_cast<std::int64_t>(16 / dtype_bytes(problem.dtype));
@@ -229,13 +229,12 @@ void append_gate_gradient(Program& program, const Problem& problem, const Device
     arguments.emplace_back(elements);
     append_kernel(program, kernel_file,
                   fmt::format("gate_gradient<{}, {}, {}>", element_type(problem.dtype),
-                              curve_type(act), count),
+                              activation_type(activation), count),
                   {static_cast<std::uint32_t>(ceil_div(elements, 256 * count))}, 256,
                   std::move(arguments));
     return;
   }
   const RowKernels* const loops = &row_kernels(facts.arch, problem.dtype);
-  const auto activation = parse_activation(act);
   const std::size_t columns = static_cast<std::size_t>(h),
                     row_bytes = columns * dtype_bytes(problem.dtype);
   const std::size_t dc_at = places.at("dc"), gate_at = places.at(gate), up_at = places.at(up),

@@ -6,7 +6,6 @@
 // Grid: (ceil(columns / elements of a thread / 256), min(rows, 65535)), of gate_gradient: see
 // there. Block: 256 threads.
 #include "common/activation.cuh"
-#include "common/curve.cuh"
 #include "common/float8.cuh"
 #include "common/packet.cuh"
 #include "common/vector.cuh"
@@ -15,7 +14,7 @@ namespace fftune {
 
 template <class T, class Out, class Activation>
 __device__ __forceinline__ Out activate_multiply(T gate, T up, float factor) {
-  return from_float<Out>(Activation::apply(to_float(gate)) * to_float(up) * factor);
+  return from_float<Out>(Activation::value(to_float(gate)) * to_float(up) * factor);
 }
 
 // out = act(gate) * up. Without up, gate is one packed [rows, 2 columns] product whose second half
@@ -99,7 +98,7 @@ __global__ void __launch_bounds__(256)
 
 // d_gate = dc * up * act'(gate), d_up = dc * act(gate), hidden = act(gate) * up, all [elements]. A
 // thread takes `count` of them. Grid: ceil(elements / (256 count)).
-template <class T, class Curve, int count>
+template <class T, class Activation, int count>
 __global__ void __launch_bounds__(256) gate_gradient(const T* dc, const T* gate, const T* up,
                                                      T* d_gate, T* d_up, T* hidden, i64 elements) {
   const i64 at = (static_cast<i64>(blockIdx.x) * 256 + threadIdx.x) * count;
@@ -115,7 +114,7 @@ __global__ void __launch_bounds__(256) gate_gradient(const T* dc, const T* gate,
 #pragma unroll
   for (int e = 0; e < count; ++e) {
     float activated, slope;
-    Curve::value_and_slope(value[e], activated, slope);
+    Activation::value_and_slope(value[e], activated, slope);
     value[e] = gradient[e] * factor[e] * slope;
     product[e] = activated * factor[e];
     factor[e] = gradient[e] * activated;

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -135,8 +137,13 @@ struct GemmProblem {
     if (epilogue.kind != EpilogueKind::activation_gradient) return 1;
     return epilogue.hidden.empty() ? 2 : 3;
   }
+  /// The extent that counts tokens: that of a weight gradient's reduction, else the rows.
+  std::int64_t tokens() const { return a_major == Major::mn ? k : m; }
   /// Floating-point operations.
   double flops() const;
 };
+
+/// Why rows of A, B and C cannot be loaded and stored 16 bytes at a time; nothing if they can.
+std::optional<std::string> misaligned_rows(const GemmProblem& gemm);
 
 }  // namespace fftune
