@@ -5,10 +5,6 @@
 
 namespace fftune::ffn {
 
-bool recomputes(const Problem& problem) {
-  return problem.pass == "bwd" && problem.has("save", "input");
-}
-
 std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   const auto [m, d, h] = shape_of(problem);
   const auto dtype = problem.dtype;
@@ -65,34 +61,6 @@ Places backward_places(const Problem& problem) {
     for (std::size_t* place : {&places.gate, &places.up}) next(*place);
   for (std::size_t* place : {&places.hidden, &places.d_gate, &places.d_up}) next(*place);
   return places;
-}
-
-std::vector<StageSpec> backward_stages(const Problem& problem) {
-  const auto [m, d, h] = shape_of(problem);
-  const double product =
-      2.0 * static_cast<double>(m) * static_cast<double>(d) * static_cast<double>(h);
-  const bool again = recomputes(problem);
-  std::vector<StageSpec> stages;
-  if (again)
-    stages.push_back(
-        {stage_gate_up, {"x", "w_gate", "w_up"}, {"hidden", "gate", "up"}, d, 2 * product, 0});
-  stages.push_back(
-      {stage_d_hidden, {"dy", "w_down", "gate", "up"}, {"d_gate", "d_up"}, d, product, 0});
-  if (!again) stages.back().outputs.push_back("hidden");
-  stages.push_back(
-      {stage_d_x, {"d_gate", "d_up", "w_gate", "w_up"}, {"dx"}, 2 * h, 2 * product, 0});
-  stages.push_back(
-      {stage_d_gate_up, {"d_gate", "d_up", "x"}, {"dw_gate", "dw_up"}, m, 2 * product, 0});
-  if (form_of(problem).accumulates)
-    stages.back().inputs.insert(stages.back().inputs.end(), {"dw_gate_before", "dw_up_before"});
-  stages.push_back({stage_d_down, {"dy", "hidden"}, {"dw_down"}, m, product, 0});
-  if (form_of(problem).accumulates) stages.back().inputs.push_back("dw_down_before");
-  const auto tensors = backward_tensors(problem);
-  for (StageSpec& stage : stages)
-    for (const auto& names : {stage.inputs, stage.outputs})
-      for (const auto& name : names)
-        stage.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
-  return stages;
 }
 
 }  // namespace fftune::ffn

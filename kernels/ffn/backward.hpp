@@ -15,19 +15,8 @@
 
 namespace fftune::ffn {
 
-/// The stages after gate_up, which is the first where gate and up are computed again.
-constexpr const char* stage_d_hidden =
-    "d_hidden";                           // dy, w_down, gate, up -> d_gate, d_up(, hidden)
-constexpr const char* stage_d_x = "d_x";  // d_gate, d_up, w_gate, w_up -> dx
-constexpr const char* stage_d_gate_up = "d_gate_up";  // d_gate, d_up, x -> dw_gate, dw_up
-constexpr const char* stage_d_down = "d_down";        // dy, hidden -> dw_down
-
-/// Whether gate and up are computed again.
-bool recomputes(const Problem& problem);
-
 /// Of a problem of the pass bwd, as the op's functions of these names.
 std::vector<TensorSpec> backward_tensors(const Problem& problem);
-std::vector<StageSpec> backward_stages(const Problem& problem);
 Places backward_places(const Problem& problem);
 /// Stage `stage` by its name.
 void backward_reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,

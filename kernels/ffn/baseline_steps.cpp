@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/common/activation.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/common/kernel_step.hpp"
 #include "kernels/ffn/cuda_stage.hpp"
@@ -33,12 +34,13 @@ void append_silu_mul(Program& program, const Problem& problem, const Pointer& ga
                      const std::optional<Pointer>& up, const Pointer& out) {
   const Shape shape = shape_of(problem);
   const DType wide = wide_dtype(problem);
-  std::string kernel =
-      fmt::format("silu_mul<{}, {}>", element_type(wide), activation_type(problem));
+  std::string kernel = fmt::format("silu_mul<{}, {}>", element_type(wide),
+                                   activation_type(parse_activation(problem.option("act"))));
   std::vector<Argument> arguments{
       argument_of(gate), up ? argument_of(*up) : Argument{std::int64_t{0}}, argument_of(out)};
   if (is_quantised(problem)) {
-    kernel = fmt::format("silu_mul_fp8<{}>", activation_type(problem));
+    kernel =
+        fmt::format("silu_mul_fp8<{}>", activation_type(parse_activation(problem.option("act"))));
     arguments.emplace_back(TensorArgument{places_of(problem).hidden_scale});
   }
   arguments.insert(arguments.end(), {shape.m, shape.h});

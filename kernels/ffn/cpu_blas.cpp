@@ -281,8 +281,8 @@ class CpuBlas final : public Family {
     const Space space = this->space(problem, facts);
     Config config{
         {"token_block", 32}, {"inter_block", 64}, {"threads", facts.multiprocessors}, {"fused", 0}};
-    for (const auto tokens : space.parameters()[0].values)
-      for (const auto inter : space.parameters()[1].values) {
+    for (const auto tokens : space.parameters()[0].numbers())
+      for (const auto inter : space.parameters()[1].numbers()) {
         Config larger = config;
         larger.set("token_block", tokens);
         larger.set("inter_block", inter);

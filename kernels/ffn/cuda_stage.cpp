@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/error.hpp"
+#include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/ffn/backward.hpp"
@@ -17,15 +18,10 @@ std::string epilogue_type(CudaStage stage, const Problem& problem) {
   if (stage == CudaStage::down)
     return fmt::format("fftune::linear_epilogue<{}, {}>", form.bias, form.residual);
   return fmt::format("fftune::{}_epilogue<{}>", form.saves ? "saving" : "gated",
-                     activation_type(problem));
+                     activation_type(parse_activation(problem.option("act"))));
 }
 
 }  // namespace
-
-std::string activation_type(const Problem& problem) {
-  const std::string& act = problem.option("act");
-  return act == "gelu-tanh" ? "fftune::gelu_tanh" : "fftune::" + act;
-}
 
 std::string stage_name(CudaStage stage) {
   return stage == CudaStage::gate_up ? stage_gate_up : stage_down;

@@ -35,9 +35,6 @@ std::string fp8_suffix(const Problem& problem);
 /// m, d, h: the size parameters of every kernel.
 std::vector<std::int64_t> size_arguments(const Problem& problem);
 
-/// The device's type of a problem's activation: "fftune::silu".
-std::string activation_type(const Problem& problem);
-
 /// The kernel `name` in ffn/<file>.cu with its element type, its epilogue and then `rest` as
 /// template arguments: "fftune::down_sm80<fftune::bf16, fftune::linear_epilogue<false, false>, 64,
 /// ...>".

@@ -119,35 +119,12 @@ class Ffn final : public Op {
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
-    if (problem.pass == "bwd") return backward_stages(problem);
-    const auto [m, d, h] = shape_of(problem);
-    StageSpec gate_up{
-        .name = stage_gate_up, .inputs = {"x", "w_gate", "w_up"}, .outputs = {"hidden"}};
-    StageSpec down{.name = stage_down, .inputs = {"hidden", "w_down"}, .outputs = {"y"}};
-    const Form form = form_of(problem);
-    if (form.normalises) gate_up.inputs.front() = "normalised";
-    if (form.saves) gate_up.outputs.insert(gate_up.outputs.end(), {"gate", "up"});
-    if (is_quantised(problem)) {
-      gate_up.inputs.insert(gate_up.inputs.end(), {"x_scale", "w_gate_scale", "w_up_scale"});
-      (has_block_scales(problem) ? gate_up.outputs : gate_up.inputs).push_back("hidden_scale");
-      down.inputs.insert(down.inputs.end(), {"hidden_scale", "w_down_scale"});
-    }
-    if (form.bias) down.inputs.push_back("b_down");
-    if (form.residual) down.inputs.push_back("residual");
-    // A multiplication and an addition for each weight and token; the activation is not counted.
-    const double product_flops =
-        2.0 * static_cast<double>(m) * static_cast<double>(d) * static_cast<double>(h);
-    gate_up.reduction_length = d;
-    gate_up.flops = 2 * product_flops;
-    down.reduction_length = h;
-    down.flops = product_flops;
     const auto tensors = this->tensors(problem);
-    for (StageSpec* stage : {&gate_up, &down})
-      for (const auto& names : {stage->inputs, stage->outputs})
-        for (const auto& name : names)
-          stage->bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
-    if (form.normalises) return {norm_stage(problem), gate_up, down};
-    return {gate_up, down};
+    std::vector<StageSpec> stages;
+    if (form_of(problem).normalises) stages.push_back(norm_stage(problem));
+    for (const GemmStage& stage : gemm_stages(problem))
+      stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
+    return stages;
   }
 
   void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
@@ -196,6 +173,10 @@ bool has_block_scales(const Problem& problem) {
 
 DType wide_dtype(const Problem& problem) {
   return is_quantised(problem) ? DType::bf16 : problem.dtype;
+}
+
+bool recomputes(const Problem& problem) {
+  return problem.pass == "bwd" && problem.has("save", "input");
 }
 
 Form form_of(const Problem& problem) {

@@ -8,6 +8,7 @@
 
 #include "core/problem.hpp"
 #include "kernels/gemm/shape.hpp"
+#include "kernels/ffn/stages.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -51,6 +52,8 @@ struct Form {
   bool plain() const { return !saves && !adds(); }
 };
 Form form_of(const Problem& problem);
+/// Whether a backward pass computes gate and up again: save=input.
+bool recomputes(const Problem& problem);
 
 /// The places of all of them, of either pass.
 struct Places {
@@ -88,10 +91,6 @@ struct Places {
   std::size_t count = 6;
 };
 Places places_of(const Problem& problem);
-
-/// The stages of the pass fwd: x, w_gate, w_up -> hidden, then hidden, w_down -> y.
-constexpr const char* stage_gate_up = "gate_up";
-constexpr const char* stage_down = "down";
 
 /// The sizes of a problem: "m" tokens, "d" embedding, "h" intermediate.
 struct Shape {

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "core/error.hpp"
+#include "kernels/common/activation.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/ffn/cuda_stage.hpp"
 #include "kernels/ffn/families.hpp"
@@ -140,7 +141,8 @@ class FfnDecode final : public Family {
     program.kernels.push_back(
         {"ffn/ffn_decode.cu",
          fmt::format("fftune::ffn_decode<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                     element_type(problem.dtype), activation_type(problem), layout.tokens,
+                     element_type(problem.dtype),
+                     activation_type(parse_activation(problem.option("act"))), layout.tokens,
                      layout.rows, layout.out_rows, layout.warps, layout.steps, layout.out_steps,
                      config.at("patient") == 1, config.at("late") == 1)});
     program.scratch.push_back({static_cast<std::size_t>(256 + shape.m * shape.h * 4), false});

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(warps * 32, 1)
     const bool valid = groups * tokens * 8 % threads == 0 || index < groups * tokens * 8;
     const float gate = valid ? add_warps<warps, stride>(shared, index) : 0.0f;
     const float up = valid ? add_warps<warps, stride>(shared + groups * tokens * 8, index) : 0.0f;
-    const float value = Activation::apply(gate) * up;
+    const float value = Activation::value(gate) * up;
     const u32 pair = pack<T>(value, __shfl_down_sync(~0u, value, 1));
     const u32 next_pair = __shfl_down_sync(~0u, pair, 2);
     const int row = first_row + index / (tokens * 8) * 8 + index % 8;

@@ -3,12 +3,12 @@
 //
 // All are [elements]. A thread takes `count` of them. Grid: ceil(elements / (256 count)). Block:
 // 256.
-#include "common/curve.cuh"
+#include "common/activation.cuh"
 #include "common/packet.cuh"
 
 namespace fftune {
 
-template <class T, class Curve, int count>
+template <class T, class Activation, int count>
 __global__ void __launch_bounds__(256) gate_gradient(const T* dc, const T* gate, const T* up,
                                                      T* d_gate, T* d_up, T* hidden, i64 elements) {
   const i64 at = (static_cast<i64>(blockIdx.x) * 256 + threadIdx.x) * count;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(256) gate_gradient(const T* dc, const T* gate,
 #pragma unroll
   for (int e = 0; e < count; ++e) {
     float activated, slope;
-    Curve::value_and_slope(value[e], activated, slope);
+    Activation::value_and_slope(value[e], activated, slope);
     value[e] = gradient[e] * factor[e] * slope;
     product[e] = activated * factor[e];
     factor[e] = gradient[e] * activated;

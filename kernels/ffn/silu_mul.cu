@@ -13,7 +13,7 @@ namespace fftune {
 
 template <class T, class Out, class Activation>
 __device__ __forceinline__ Out activate_multiply(T gate, T up, float factor) {
-  return from_float<Out>(Activation::apply(to_float(gate)) * to_float(up) * factor);
+  return from_float<Out>(Activation::value(to_float(gate)) * to_float(up) * factor);
 }
 
 // out in units of 1 / factor.

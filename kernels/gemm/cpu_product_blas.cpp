@@ -110,8 +110,8 @@ Config CpuBlasProduct::default_config(const Problem& problem, const DeviceFacts&
   const GemmShape shape = product(problem).shape;
   const Space space = this->space(problem, facts);
   Config config{{"rows", 32}, {"columns", 64}, {"threads", facts.multiprocessors}};
-  for (const auto rows : space.parameters()[0].values)
-    for (const auto columns : space.parameters()[1].values)
+  for (const auto rows : space.parameters()[0].numbers())
+    for (const auto columns : space.parameters()[1].numbers())
       if (ceil_div(shape.m, rows) * ceil_div(shape.n, columns) * shape.results >=
           facts.multiprocessors) {
         config.set("rows", rows);
@@ -134,7 +134,7 @@ Program CpuBlasProduct::program(const Problem& problem, const DeviceFacts& facts
 }
 
 std::vector<std::string> CpuBlasProduct::sources() const {
-  return {"gemm/cpu_product_blas.cpp", "gemm/cpu_product_block.cpp", curve_source,
+  return {"gemm/cpu_product_blas.cpp", "gemm/cpu_product_block.cpp", activation_source,
           row_kernel_sources[0], row_kernel_sources[1]};
 }
 

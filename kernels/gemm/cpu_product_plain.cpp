@@ -65,7 +65,7 @@ Program CpuPlainProduct::program(const Problem& problem, const DeviceFacts& fact
 }
 
 std::vector<std::string> CpuPlainProduct::sources() const {
-  return {"gemm/cpu_product_plain.cpp", "gemm/cpu_product_block.cpp", curve_source,
+  return {"gemm/cpu_product_plain.cpp", "gemm/cpu_product_block.cpp", activation_source,
           row_kernel_sources[0], row_kernel_sources[1]};
 }
 

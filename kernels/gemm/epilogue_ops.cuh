@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/activation.cuh"
-#include "common/curve.cuh"
 #include "common/float8.cuh"
 #include "gemm/form.cuh"
 #include "gemm/params.cuh"
@@ -31,46 +30,18 @@ struct element_types<element::fp8> {
 template <element type>
 using element_type = typename element_types<type>::type;
 
-// An activation's value, and its derivative where that is needed.
-template <activation_kind kind>
-struct activation_types;
-template <>
-struct activation_types<activation_kind::silu> {
-  using value = silu;
-  using derivative = silu_curve;
-};
-template <>
-struct activation_types<activation_kind::gelu> {
-  using value = gelu;
-  using derivative = gelu_curve;
-};
-template <>
-struct activation_types<activation_kind::gelu_tanh> {
-  using value = gelu_tanh;
-  using derivative = gelu_tanh_curve;
-};
-template <>
-struct activation_types<activation_kind::relu> {
-  using value = relu;
-  using derivative = relu_curve;
-};
-template <>
-struct activation_types<activation_kind::none> {
-  using value = none;
-  using derivative = none_curve;
-};
-
 template <gemm_form form>
 struct epilogue_ops {
   static constexpr int b_operands = form.b_operands();
   static constexpr int stored_values = form.stored_values();
   using wide = element_type<form.wide>;
+  using activation = activation_of<form.activation>;
 
   // C of the accumulators of each B: themselves, or act(first) * second. What a linear epilogue
   // adds comes afterwards.
   static __device__ __forceinline__ float value(const float (&accumulator)[b_operands]) {
     if constexpr (form.epilogue == epilogue_kind::gated) {
-      return activation_types<form.activation>::value::apply(accumulator[0]) * accumulator[1];
+      return activation::value(accumulator[0]) * accumulator[1];
     } else {
       return accumulator[0];
     }
@@ -89,7 +60,7 @@ struct epilogue_ops {
   static __device__ __forceinline__ void gradient(float dc, float gate, float up,
                                                   float (&result)[stored_values]) {
     float value, slope;
-    activation_types<form.activation>::derivative::value_and_slope(gate, value, slope);
+    activation::value_and_slope(gate, value, slope);
     result[0] = dc * up * slope;
     result[1] = dc * value;
     if constexpr (stored_values == 3) result[2] = value * up;

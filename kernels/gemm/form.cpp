@@ -16,7 +16,6 @@ constexpr std::string_view majors[] = {"k", "mn"};
 constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
 constexpr std::string_view group_sources[] = {"mask", "routed"};
 constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient"};
-constexpr std::string_view activations[] = {"silu", "gelu", "gelu_tanh", "relu", "none"};
 constexpr std::string_view scalings[] = {"none", "tensor", "block"};
 
 element element_of(DType dtype) {
@@ -40,13 +39,18 @@ template <class Device, class Host>
 constexpr Device same(Host value) {
   return static_cast<Device>(value);
 }
+
+/// The device's enumerator has the name of the device's type.
+std::string activation_enumerator(activation_kind kind) {
+  const std::string type = activation_type(same<Activation>(kind));
+  return type.substr(type.rfind(':') + 1);
+}
+
 static_assert(same<gemm_operands>(GemmForm::two_outputs) == gemm_operands::two_outputs);
 static_assert(same<major>(Major::mn) == major::mn);
 static_assert(same<grouping>(Grouping::reduction) == grouping::reduction);
 static_assert(same<epilogue_kind>(EpilogueKind::activation_gradient) ==
               epilogue_kind::activation_gradient);
-static_assert(same<activation_kind>(Activation::none) == activation_kind::none);
-static_assert(same<activation_kind>(Activation::gelu_tanh) == activation_kind::gelu_tanh);
 static_assert(same<scaling>(Scaling::block) == scaling::block);
 
 }  // namespace
@@ -70,7 +74,8 @@ gemm_form form_of(const GemmProblem& gemm) {
   }
   const Epilogue& epilogue = gemm.epilogue;
   form.epilogue = same<epilogue_kind>(epilogue.kind);
-  form.activation = same<activation_kind>(epilogue.activation);
+  if (epilogue.kind != EpilogueKind::linear)
+    form.activation = same<activation_kind>(epilogue.activation);
   form.adds_bias = !epilogue.bias.empty();
   form.adds_source = !epilogue.source.empty();
   form.stores_preactivations = epilogue.stores_preactivations();
@@ -107,7 +112,9 @@ std::string template_argument(const gemm_form& form) {
   flag("b_sorted", form.b_sorted);
   flag("c_sorted", form.c_sorted);
   name("epilogue", "epilogue_kind", form.epilogue, plain.epilogue, epilogues);
-  name("activation", "activation_kind", form.activation, plain.activation, activations);
+  if (form.epilogue != epilogue_kind::linear)
+    fields.push_back(fmt::format(".activation = fftune::activation_kind::{}",
+                                 activation_enumerator(form.activation)));
   flag("adds_bias", form.adds_bias);
   flag("adds_source", form.adds_source);
   flag("stores_preactivations", form.stores_preactivations);

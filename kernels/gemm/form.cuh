@@ -11,7 +11,7 @@ enum class major { k, mn };
 enum class grouping { none, rows, reduction };
 enum class group_source { mask, routed };  // routed: offsets and a permutation in memory
 enum class epilogue_kind { linear, gated, activation_gradient };
-enum class activation_kind { silu, gelu, gelu_tanh, relu, none };
+enum class activation_kind : int;  // common/activation.cuh
 enum class scaling { none, tensor, block };
 
 struct gemm_form {
@@ -28,7 +28,7 @@ struct gemm_form {
   bool a_sorted = false, b_sorted = false, c_sorted = false;
 
   epilogue_kind epilogue = epilogue_kind::linear;
-  activation_kind activation = activation_kind::none;
+  activation_kind activation = {};  // of an epilogue that is not linear
   bool adds_bias = false, adds_source = false;
   bool stores_preactivations = false;  // gated: gate and up, too
   bool stores_hidden = false;          // activation_gradient: hidden, too

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/common/activation.hpp"
 #include "kernels/common/device_types.hpp"
 
 namespace fftune {
@@ -48,7 +49,8 @@ std::optional<std::string> refuse_rows(const Product& product) {
 
 std::string epilogue_type(const Product& product) {
   if (product.gradient)
-    return fmt::format("fftune::gated_gradient<{}, {}>", curve_type(product.gradient->activation),
+    return fmt::format("fftune::gated_gradient<{}, {}>",
+                       activation_type(parse_activation(product.gradient->activation)),
                        product.keeps_hidden());
   return fmt::format("fftune::linear_epilogue<{}, {}>", product.bias.has_value(),
                      !product.addends.empty());

@@ -9,6 +9,21 @@ namespace fftune {
 namespace linear {
 namespace {
 
+/// The sum of dy's rows: an addition for each element.
+StageSpec d_bias_spec(const Problem& problem, const std::vector<TensorSpec>& tensors) {
+  const std::int64_t m = problem.size("m"), n = problem.size("n");
+  StageSpec stage{.name = stage_d_bias,
+                  .inputs = {"dy"},
+                  .outputs = {"dbias"},
+                  .reduction_length = m,
+                  .flops = static_cast<double>(m * n)};
+  if (form_of(problem).accumulates) stage.inputs.emplace_back("dbias_before");
+  for (const auto& names : {stage.inputs, stage.outputs})
+    for (const auto& name : names)
+      stage.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+  return stage;
+}
+
 class Linear final : public Op {
  public:
   std::string_view name() const override { return "linear"; }
@@ -62,29 +77,12 @@ class Linear final : public Op {
   }
 
   std::vector<StageSpec> stages(const Problem& problem) const override {
-    const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
-    const double flops =
-        2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n);
-    const Form form = form_of(problem);
-    std::vector<StageSpec> stages;
-    if (!form.backward) {
-      stages = {{stage_product, {"x", "w"}, {"y"}, k, flops, 0}};
-      if (form.bias) stages[0].inputs.push_back("bias");
-      if (form.residual) stages[0].inputs.push_back("residual");
-    } else {
-      stages = {{stage_d_x, {"dy", "w"}, {"dx"}, n, flops, 0},
-                {stage_d_w, {"dy", "x"}, {"dw"}, m, flops, 0}};
-      if (form.accumulates) stages[1].inputs.push_back("dw_before");
-      if (form.bias) {
-        stages.push_back({stage_d_bias, {"dy"}, {"dbias"}, m, static_cast<double>(m * n), 0});
-        if (form.accumulates) stages[2].inputs.push_back("dbias_before");
-      }
-    }
     const auto tensors = this->tensors(problem);
-    for (StageSpec& stage : stages)
-      for (const auto& names : {stage.inputs, stage.outputs})
-        for (const auto& name : names)
-          stage.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+    std::vector<StageSpec> stages;
+    for (const GemmStage& stage : gemm_stages(problem))
+      stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
+    if (form_of(problem).backward && form_of(problem).bias)
+      stages.push_back(d_bias_spec(problem, tensors));
     return stages;
   }
 

@@ -8,6 +8,7 @@
 
 #include "core/problem.hpp"
 #include "kernels/gemm/product.hpp"
+#include "kernels/linear/stages.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -43,12 +44,6 @@ struct Places {
   std::size_t count = 0;
 };
 Places places_of(const Problem& problem);
-
-/// The stage of the forward pass, and those of the backward pass; the last where there is a bias.
-constexpr const char* stage_product = "product";
-constexpr const char* stage_d_x = "d_x";
-constexpr const char* stage_d_w = "d_w";
-constexpr const char* stage_d_bias = "d_bias";
 
 /// The stages as products: y, dx, dw.
 Product y_product(const Problem& problem);

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/masked/baseline_steps.hpp"
@@ -62,7 +63,7 @@ void append_gate_gradient(Program& program, const Problem& problem, const Device
     program.kernels.push_back(
         {"ffn/gate_gradient.cu",
          fmt::format("fftune::gate_gradient<{}, {}, {}>", element_type(problem.dtype),
-                     curve_type(problem.option("act")), count)});
+                     activation_type(parse_activation(problem.option("act"))), count)});
     KernelLaunch launch;
     launch.kernel = program.kernels.size() - 1;
     launch.grid.x = static_cast<std::uint32_t>(ceil_div(elements, 256 * count));

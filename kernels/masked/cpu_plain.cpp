@@ -139,7 +139,7 @@ class CpuPlain final : public Family {
   }
 
   std::vector<std::string> sources() const override {
-    return {"masked/cpu_plain.cpp", "masked/cpu_work.cpp", curve_source,
+    return {"masked/cpu_plain.cpp", "masked/cpu_work.cpp", activation_source,
             row_kernel_sources[0],  row_kernel_sources[1], vector_kernel_source};
   }
 

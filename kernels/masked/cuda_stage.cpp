@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/pattern.hpp"
+#include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
 
@@ -12,7 +13,8 @@ namespace {
 /// The policy for what becomes of the sums, in gemm/epilogue.cuh.
 std::string epilogue_type(const StageProduct& work, const Problem& problem) {
   if (work.gradient)
-    return fmt::format("fftune::gated_gradient<{}, {}>", curve_type(problem.option("act")),
+    return fmt::format("fftune::gated_gradient<{}, {}>",
+                       activation_type(parse_activation(problem.option("act"))),
                        work.c.size() == 3);
   if (work.shape.products == 1) return "fftune::linear_epilogue<false, false>";
   const std::string& act = problem.option("act");

@@ -100,44 +100,6 @@ bool sums_over_tokens(Stage stage) {
   return stage == Stage::dw || stage == Stage::d_gate_up || stage == Stage::d_down;
 }
 
-StageSpec stage_spec(Stage stage, const Problem& problem, const std::vector<TensorSpec>& tensors) {
-  StageSpec spec;
-  spec.name = stage_name(stage);
-  const auto add = [&](std::vector<std::string>& names, const std::vector<std::size_t>& places) {
-    for (const std::size_t place : places) names.push_back(tensors.at(place).name);
-  };
-  GemmShape shape;
-  std::size_t mask = 0;
-  if (sums_over_tokens(stage)) {
-    const StageSum sum = sum_of(stage, problem);
-    shape = sum.shape;
-    shape.results /= 2;  // each token is of one expert
-    mask = sum.mask;
-    add(spec.inputs, sum.a);
-    add(spec.inputs, {sum.b});
-    for (const auto& own : sum.addends) add(spec.inputs, own);
-    for (const auto& own : sum.c) add(spec.outputs, own);
-    spec.reduction_length = shape.k;
-  } else {
-    const StageProduct product = product_of(stage, problem);
-    shape = product.shape;
-    mask = product.mask;
-    add(spec.inputs, product.a);
-    for (const auto& own : product.b) add(spec.inputs, own);
-    if (product.gradient) add(spec.inputs, {product.gradient->gate, product.gradient->up});
-    add(spec.outputs, product.c);
-    spec.reduction_length = shape.k * shape.terms;
-  }
-  add(spec.inputs, {mask});
-  // A multiplication and an addition for each weight and token of one expert.
-  spec.flops = 2.0 * shape.products * shape.terms * shape.results * static_cast<double>(shape.m) *
-               static_cast<double>(shape.n) * static_cast<double>(shape.k);
-  for (const auto* names : {&spec.inputs, &spec.outputs})
-    for (const auto& name : *names)
-      spec.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
-  return spec;
-}
-
 OptionField mask_option() {
   return {.name = "mask",
           .help = "what the masks look like: of test data, and to choose a preset by",

@@ -135,9 +135,6 @@ StageSum ffn_sum(Stage stage, const Problem& problem);
 
 /// Whether a stage is such a sum; the others are products of grouped rows.
 bool sums_over_tokens(Stage stage);
-/// A stage as the op has it.
-StageSpec stage_spec(Stage stage, const Problem& problem, const std::vector<TensorSpec>& tensors);
-
 /// The option that says what the masks look like.
 OptionField mask_option();
 /// The mask among an op's tensors.

@@ -5,6 +5,7 @@
 
 #include "kernels/common/op_fields.hpp"
 #include "kernels/masked/masked.hpp"
+#include "kernels/masked/stages.hpp"
 
 namespace fftune::masked {
 
@@ -17,8 +18,8 @@ class MaskedOp : public Op {
   std::vector<StageSpec> stages(const Problem& problem) const final {
     const auto tensors = this->tensors(problem);
     std::vector<StageSpec> stages;
-    for (const Stage stage : stages_of(problem))
-      stages.push_back(stage_spec(stage, problem, tensors));
+    for (const GemmStage& stage : gemm_stages(problem))
+      stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
     return stages;
   }
 
