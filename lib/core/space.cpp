@@ -82,7 +82,8 @@ std::vector<Config> Space::feasible() const {
     decided[needed].push_back(&constraint);
   }
   Config config;
-  for (const auto& parameter : parameters_) config.set(parameter.name, 0);
+  for (const auto& parameter : parameters_)
+    if (!parameter.values.empty()) config.set(parameter.name, parameter.values.front());
   std::vector<Config> feasible;
   const std::function<void(std::size_t)> descend = [&](std::size_t place) {
     for (const Constraint* constraint : decided[place])
