@@ -445,7 +445,6 @@ struct gemm_kernel {
         across.reduce(acc, total);
         if (rank >= plan.reducers) return;
         out.store(total, output_of(work, tile, indices, first_row));
-        break;  // its only tile
       }
       if constexpr (runs_ahead) {
         out.store_ahead(acc, ordinal, tile_after);

@@ -227,6 +227,10 @@ class reduction_scheduler {
   __device__ __forceinline__ int k_blocks_of(int group) const {
     return ceil_div(groups_.count(group), tokens);
   }
+  __device__ __forceinline__ int longer_group() const {
+    if constexpr (!by_mask) return 0;
+    return 2 * groups_.count(0) >= groups_.rows() ? 0 : 1;
+  }
   // What a CTA has of `longer` and then `shorter` K blocks: those of part 0 or 1.
   static __device__ __forceinline__ k_range part_range(int longer, int shorter, int part, u32 cta) {
     const u32 all = longer + shorter;
@@ -260,29 +264,24 @@ class reduction_scheduler {
     const u32 rows = output_rows(params_.m);
     const u32 index = own.m / rows;
     own.m -= index * rows;
-    if constexpr (by_mask) {
-      const int longer = 2 * groups_.count(0) >= groups_.rows() ? 0 : 1;
-      own.group = (shares ? part_ == 0 : index < outputs) ? longer : 1 - longer;
-      own.k = {0, k_blocks_of(own.group)};
-      if constexpr (shares) {
-        const int most = k_blocks_of(longer), least = k_blocks_of(1 - longer);
-        own.k = part_range(most, least, part_, rank_);
-        own.reducer = part_ == 0 ? 0 : ctas - 1;
-#pragma unroll
-        for (u32 cta = 0; cta < ctas; ++cta) {
-          const k_range range = part_range(most, least, part_, cta);
-          if (cta != own.reducer && range.first < range.last) own.senders |= 1u << cta;
-        }
-      }
-    } else {
-      own.group = static_cast<int>(index / outputs);
-      own.k = {0, k_blocks_of(own.group)};
-    }
+    const int longer = longer_group();
+    own.group = !by_mask                                  ? static_cast<int>(index / outputs)
+                : (shares ? part_ == 0 : index < outputs) ? longer
+                                                          : 1 - longer;
     own.output = outputs == 2 && index % 2 == 1;
-    if (rank_ == own.reducer && own.k.count() == 0) {
-      const int k_blocks = k_blocks_of(own.group);
-      own.k = {k_blocks, k_blocks + 1};
+    const int k_blocks = k_blocks_of(own.group);
+    own.k = {0, k_blocks};
+    if constexpr (shares) {
+      const int most = k_blocks_of(longer), least = k_blocks_of(1 - longer);
+      own.k = part_range(most, least, part_, rank_);
+      own.reducer = part_ == 0 ? 0 : ctas - 1;
+#pragma unroll
+      for (u32 cta = 0; cta < ctas; ++cta) {
+        const k_range range = part_range(most, least, part_, cta);
+        if (cta != own.reducer && range.first < range.last) own.senders |= 1u << cta;
+      }
     }
+    if (rank_ == own.reducer && own.k.count() == 0) own.k = {k_blocks, k_blocks + 1};
     return own;
   }
 };
