@@ -7,7 +7,7 @@
 // 256), min(rows, 65535)). Block: 256 threads.
 #include "common/float16.cuh"
 #include "common/vector.cuh"
-#include "gemm/row_groups.cuh"
+#include "gemm/groups.cuh"
 
 namespace fftune {
 
@@ -34,11 +34,13 @@ __global__ void __launch_bounds__(256)
 template <class T>
 __global__ void __launch_bounds__(256, 4)
     restore_rows(const u8* mask, const T* sorted, T* out, int rows, i64 columns) {
-  __shared__ u32 words[row_groups::shared_words];
-  const row_groups groups = row_groups::build<256>(mask, rows, words);
+  __shared__ u32 words[mask_groups::shared_words];
+  gemm_params params = {};
+  params.mask = mask;
+  const mask_groups groups = mask_groups::build<256>(params, rows, words);
   for (int place = blockIdx.x; place < rows; place += gridDim.x) {
-    const int group = place < groups.marked() ? 0 : 1;
-    const i64 token = groups.row_of(group, group == 0 ? place : place - groups.marked());
+    const int group = place < groups.count(0) ? 0 : 1;
+    const i64 token = groups.row_of(group, place - groups.first(group));
     for (i64 column = threadIdx.x; column < columns; column += 256) {
       out[token * columns + column] = sorted[place * columns + column];
     }

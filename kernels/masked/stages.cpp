@@ -74,6 +74,9 @@ constexpr GemmStage dx{"dx", masked_linear_op, grouped<linear::d_x_gemm>};
 constexpr GemmStage dw{"dw", masked_linear_op, grouped<linear::d_w_gemm>};
 
 constexpr GemmStage gate_up{ffn::stage_gate_up, masked_ffn_op, grouped<ffn::gate_up_gemm>};
+/// On the CPU the forward pass has its own families for gate_up and down together.
+constexpr GemmStage gate_up_again{ffn::stage_gate_up, masked_ffn_op, grouped<ffn::gate_up_gemm>,
+                                  "bwd"};
 constexpr GemmStage down{ffn::stage_down, masked_ffn_op, grouped<ffn::down_gemm>};
 constexpr GemmStage d_hidden{ffn::stage_d_hidden, masked_ffn_op, grouped<ffn::d_hidden_gemm>};
 constexpr GemmStage d_x{ffn::stage_d_x, masked_ffn_op, grouped<ffn::d_x_gemm>};
@@ -182,13 +185,13 @@ std::vector<const Family*> ffn_families() {
       {simt_engine(), {d_gate_up}, "d_gate_up_fallback", fallback},
       {simt_engine(), {d_down}, "d_down_fallback", fallback},
       {cpu_blas_engine(), {gate_up, down}, "cpu_blas", blas},
-      {cpu_blas_engine(), {gate_up}, "cpu_gate_up_blas", blas},
+      {cpu_blas_engine(), {gate_up_again}, "cpu_gate_up_blas", blas},
       {cpu_blas_engine(), {d_hidden}, "cpu_d_hidden_blas", blas},
       {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
       {cpu_blas_engine(), {d_gate_up}, "cpu_d_gate_up_blas", blas_sums},
       {cpu_blas_engine(), {d_down}, "cpu_d_down_blas", blas_sums},
       {cpu_plain_engine(), {gate_up, down}, "cpu_plain", plain},
-      {cpu_plain_engine(), {gate_up}, "cpu_gate_up_plain", plain},
+      {cpu_plain_engine(), {gate_up_again}, "cpu_gate_up_plain", plain},
       {cpu_plain_engine(), {d_hidden}, "cpu_d_hidden_plain", plain},
       {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
       {cpu_plain_engine(), {d_gate_up}, "cpu_d_gate_up_plain", plain},

@@ -248,8 +248,12 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       can_fuse(chain) ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0};
   const auto columns = is_gated_layer ? std::vector<std::int64_t>{64, 128, 256, 512, 1024, 2048}
                                       : std::vector<std::int64_t>{64, 256, 1024};
+  auto rows = up_to(gemm.m, {32, 128, 512});
+  // A block has rows of one group: larger ones would be mostly empty.
+  if (gemm.groups.by == Grouping::rows)
+    std::erase_if(rows, [&](std::int64_t block) { return block != 32 && block >= 2 * gemm.m; });
   return Space()
-      .parameter("block_m", "rows of a block", up_to(gemm.m, {32, 128, 512}))
+      .parameter("block_m", "rows of a block", rows)
       .parameter("block_n", "columns of a block; fused: of the intermediate",
                  up_to(gemm.n, columns))
       .parameter("threads", "threads, each with products of its own", thread_counts(chain, facts))
