@@ -7,6 +7,7 @@
 #include "kernels/common/tensor_places.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "support/op_run.hpp"
+#include "support/tensor_maps.hpp"
 #include "support/verify_variants.hpp"
 #include "verify/host_threads.hpp"
 #include "verify/truth.hpp"

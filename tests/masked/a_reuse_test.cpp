@@ -1,4 +1,4 @@
-// Blocks that have several tiles of the same gathered tokens in turn.
+// A-tile reuse: blocks that compute several tiles of the same gathered tokens.
 #include <algorithm>
 #include <random>
 #include <string>
@@ -20,12 +20,12 @@ Problem problem_of(const Op& op, std::int64_t m, std::int64_t inner, std::int64_
   return masked_problem(op, DeviceKind::cuda, DType::bf16, m, {inner, outer}, mask, pass, options);
 }
 
-/// `count` variants of the family in which blocks take turns.
-std::vector<Config> with_turns(const Family& family, const Problem& problem,
+/// `count` variants of the family that reuse A tiles.
+std::vector<Config> with_reuse(const Family& family, const Problem& problem,
                                const DeviceFacts& facts, std::mt19937_64& random, int count) {
   std::vector<Config> configs;
   for (const Config& config : family.space(problem, facts).feasible())
-    if (config.at("turns") > 1) configs.push_back(config);
+    if (config.at("a_reuse") > 1) configs.push_back(config);
   std::shuffle(configs.begin(), configs.end(), random);
   configs.resize(std::min<std::size_t>(configs.size(), static_cast<std::size_t>(count)));
   return configs;
@@ -33,47 +33,44 @@ std::vector<Config> with_turns(const Family& family, const Problem& problem,
 
 }  // namespace
 
-TEST_CASE("blocks take turns at the tiles of gathered tokens alone") {
+TEST_CASE("A tiles are reused where tokens are gathered, and there alone") {
   const auto facts = facts_of_architecture("sm_90a");
   const Op& op = masked_ffn_op();
-  const auto has_turns = [&](const char* family, const std::string& mask) {
+  const auto has_reuse = [&](const char* family, const std::string& mask) {
     const auto space = family_of(op, family).space(problem_of(op, 4096, 1024, 2048, mask), facts);
-    return space.feasible().front().contains("turns");
+    return space.feasible().front().contains("a_reuse");
   };
-  CHECK(has_turns("gate_up_sm90", "random:0.33"));
-  CHECK(has_turns("gate_up_sm90", "even:0.5"));
-  CHECK_FALSE(has_turns("gate_up_sm90", "block:0.33"));
-  CHECK_FALSE(has_turns("gate_up_sm90", "all"));
-  CHECK_FALSE(has_turns("down_sm90", "random:0.33"));  // hidden is in the order of the mask
+  CHECK(has_reuse("gate_up_sm90", "random:0.33"));
+  CHECK(has_reuse("gate_up_sm90", "even:0.5"));
+  CHECK_FALSE(has_reuse("gate_up_sm90", "block:0.33"));
+  CHECK_FALSE(has_reuse("gate_up_sm90", "all"));
+  CHECK_FALSE(has_reuse("down_sm90", "random:0.33"));  // hidden is in the order of the mask
 }
 
-TEST_CASE("the rows that blocks keep are one copy of the tokens, in whole tiles of each expert") {
+TEST_CASE("the rows that are reused are one copy of the tokens, in whole tiles of each expert") {
   const auto facts = facts_of_architecture("sm_90a");
   const Op& op = masked_linear_op();
   const Problem problem = problem_of(op, 16384, 1024, 1024, "random:0.33");
   const Family& family = family_of(op, "linear_sm90");
   Config config = family.default_config(problem, facts);
-  for (const auto& [name, value] : {std::pair{"bm", 128},
-                                    {"bn", 256},
-                                    {"schedule", 0},
-                                    {"consumers", 2},
-                                    {"cluster_m", 1},
-                                    {"stages", 3}})
+  for (const auto& [name, value] :
+       {std::pair{"bm", 128}, {"bn", 256}, {"mma_warpgroups", 2}, {"cluster_m", 1}, {"stages", 3}})
     config.set(name, value);
-  config.set("turns", 1);
+  config.set("schedule", "cooperative");
+  config.set("a_reuse", 1);
   const auto launch_of = [&] {
     return std::get<KernelLaunch>(family.program(problem, facts, config).steps.back());
   };
   CHECK(family.program(problem, facts, config).scratch.empty());
   CHECK(launch_of().grid.x == 132);
-  config.set("turns", 4);
+  config.set("a_reuse", 4);
   const Program program = family.program(problem, facts, config);
   REQUIRE(program.scratch.size() == 1);
   CHECK(program.scratch[0].bytes == (16384 + 128) * 1024 * 2);
   CHECK(launch_of().grid.x == 129);  // rows of tiles at most, each with four tiles
 }
 
-TEST_CASE("tokens that a block keeps for its other tiles are right under every mask", "[gpu]") {
+TEST_CASE("reused A tiles are right under every mask", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
@@ -84,7 +81,7 @@ TEST_CASE("tokens that a block keeps for its other tiles are right under every m
     const Problem scattered = problem_of(op, m, inner, outer, "random:0.5", pass, options);
     const std::size_t first = first_stage_of(family, op.stages(scattered));
     std::vector<CompileResult> compiled;
-    const auto configs = with_turns(family, scattered, facts, random, 5);
+    const auto configs = with_reuse(family, scattered, facts, random, 5);
     REQUIRE(!configs.empty());
     for (const Config& config : configs)
       compiled.push_back(backend->compile(family.program(scattered, facts, config)));
