@@ -58,12 +58,16 @@ void add_turns(Space& space, const GemmShape& shape) {
 }
 
 /// The product as the engine's space and its cost may see it: its tokens in groups as large as
-/// those of a mask of the problem's pattern.
+/// those of a mask of the problem's pattern, under a random one give or take.
 GemmShape in_groups(const Problem& problem, const StageProduct& work) {
   GemmShape shape = work.shape;
   shape.grouped = true;
-  if (const auto pattern = parse_pattern(problem.option("mask")))
-    shape.marked = std::llround(static_cast<double>(shape.m) * pattern->share);
+  if (const auto pattern = parse_pattern(problem.option("mask"))) {
+    const auto rows = static_cast<double>(shape.m);
+    shape.marked = std::llround(rows * pattern->share);
+    if (pattern->kind == Pattern::Kind::random)
+      shape.deviation = std::sqrt(rows * pattern->share * (1 - pattern->share));
+  }
   shape.a_gathered = !work.sorted_a && scatters(problem);
   return shape;
 }
