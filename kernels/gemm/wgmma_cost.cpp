@@ -91,7 +91,7 @@ double gathering_step_cycles(const WgmmaTile& t, const GemmShape& shape, double 
   const bool sum = shape.a_transposed && shape.b_transposed;
   const double rate = sum ? 36 : 18;  // bytes a clock, by cp.async
   // Each 32 bytes take a cycle of shared memory, of which the products leave about half.
-  const double gathering = shape.gatherers == 4 ? 0.26 : sum ? 0.36 : 0.45;
+  const double gathering = shape.gatherers == 4 ? 0.26 : sum ? 0.4 : 0.45;
   constexpr double keeping = 0.35;
   const double rows =
       (shape.a_gathered ? t.bm : 0) + (shape.b_gathered ? shape.products * t.bn : 0);
