@@ -1,8 +1,8 @@
 // What a configuration of the sm90 engine should cost.
 //
-// The constants were fitted to the times of 2,600 variants of ffn's stages on an H200
-// (docs/measurements/landscapes): the cheapest of those of a problem is within 1.3% of the fastest
-// in the mean, and within 9%.
+// The constants were fitted to the times of 3,200 variants of ffn's and masked-ffn's stages on an
+// H200 (docs/measurements/landscapes) and of the records of its presets: the cheapest of those of a
+// landscape is within 1.1% of the fastest in the mean, and within 7%.
 #include <algorithm>
 #include <cmath>
 
@@ -57,24 +57,35 @@ double promotion_cycles(const Candidate& c) {
 /// Clocks in which a CTA takes in the bytes of one k16 step, and waits for them where the pipeline
 /// is short. `busy`: the share of the SMs that have a CTA.
 double intake_cycles(const Candidate& c, double busy) {
-  constexpr double sm_rate = 70;        // bytes a clock, into one SM
-  constexpr double device_rate = 51;    // and into each where all of them ask
-  constexpr double load_latency = 630;  // clocks from a stage that is free to one that is full,
-  constexpr double row_latency = 5.5;   // and for each row of 128 bytes
+  constexpr double sm_rate = 73;        // bytes a clock, into one SM
+  constexpr double device_rate = 52;    // and into each where all of them ask
+  constexpr double load_latency = 500;  // clocks from a stage that is free to one that is full,
+  constexpr double row_latency = 5.2;   // and for each row of 128 bytes
   const auto& [work, t, plan] = c;
   const double rows = t.bm + double(work.b_operands()) * t.bn;
-  // CTAs that share wait for the slowest of them.
-  const double sharing = (t.cluster_m > 1 ? 1.04 : 1) * (t.cluster_n > 1 ? 1.14 : 1);
+  // CTAs that share A wait for the slowest of them.
+  const double sharing = t.cluster_n > 1 ? 1.12 : 1;
   const double intake =
       sharing * 32 * std::max(rows / sm_rate, busy * std::max(rows, rows_asked(c)) / device_rate);
   const double latency = (load_latency + row_latency * rows) / 4 / std::max(t.stages - 1, 1);
   return overlapped(intake, latency, 4);
 }
 
+/// How much longer a step takes where few CTAs ask for the same lines at about the same time: those
+/// with a share of k each, unless they have the tiles of two groups (grouped reductions), and those
+/// of a group with a single row of tiles, whose B no other row reads. The more of the device is
+/// busy, the more the others wait for these.
+double unshared(const Candidate& c, double busy) {
+  constexpr double longer = 0.3;
+  if (c.t.split_k > 1) return c.work.grouped_reduction() ? 1 : 1 + longer;
+  const bool alone = c.work.b_groups() > 1 && c.work.fewest_row_tiles(c.t.bm) == 1;
+  return alone ? 1 + longer * busy : 1;
+}
+
 /// Clocks of one k16 step in a CTA whose operands are loaded by TMA.
 double step_cycles(const Candidate& c, double busy) {
   constexpr double shared_rate = 128;  // bytes a clock
-  constexpr double efficiency = 0.84;  // of the tensor cores under load, at a clock that yields
+  constexpr double efficiency = 0.75;  // of the tensor cores under load, at a clock that yields
   const auto& [work, t, plan] = c;
   const int b_operands = work.b_operands();
   // wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
@@ -82,11 +93,8 @@ double step_cycles(const Candidate& c, double busy) {
   const double instructions = double(plan.rows) / 64 * b_operands * plan.columns / width;
   const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
   const double intake = intake_cycles(c, busy);
-  // What the L2 delivers takes power from the MMAs. CTAs with a share of k each have fewer
-  // neighbours that ask for the same lines, unless they have the tiles of two groups (grouped
-  // reductions).
-  return (t.split_k > 1 && !work.grouped_reduction() ? 1.3 : 1) *
-             (overlapped(instructions * wgmma, intake, 5) + 0.02 * intake) +
+  // What the L2 delivers takes power from the MMAs.
+  return unshared(c, busy) * (overlapped(instructions * wgmma, intake, 8) + 0.02 * intake) +
          promotion_cycles(c);
 }
 
@@ -97,7 +105,7 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
   const bool reduction = work.a_mn_major() && work.b_mn_major();
   const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
   // Each 32 bytes take a cycle of shared memory, of which the MMAs leave about half.
-  const double gathering = t.gather_warps == 4 ? 0.26 : reduction ? 0.36 : 0.45;
+  const double gathering = t.gather_warps == 4 ? 0.26 : reduction ? 0.4 : 0.45;
   constexpr double storing = 0.35;
   const double rows = (work.gathers_a ? t.bm : 0) + (work.gathers_b ? work.b_operands() * t.bn : 0);
   if (rows == 0) return loaded;
@@ -133,17 +141,17 @@ std::int64_t clusters_at_once(const Tile& t, const DeviceFacts& facts) {
   return std::max<std::int64_t>(t.cluster_ctas() > 2 ? whole * 91 / 100 : whole, 1);
 }
 
-/// Clocks of reading and writing everything once. A memory-bound kernel needs most of the device
-/// loading at once, and CTAs of other rows load no other B. With many rows of tiles there is more
-/// to compute than to read.
+/// Clocks of reading and writing everything once, of each group its own B. A memory-bound kernel
+/// needs most of the device loading at once, and CTAs of other rows of a group load no other B.
+/// With many rows of tiles there is more to compute than to read.
 double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) {
   const auto& [work, t, plan] = c;
   const double rate = 0.95 * bytes_a_clock(facts);
   const double m = static_cast<double>(work.m), n = static_cast<double>(work.n);
   const double k = static_cast<double>(work.k), results = static_cast<double>(work.results);
   const double bytes =
-      (n * k * work.b_operands() * work.k_pairs() + m * k * work.k_pairs() * results +
-       m * n * results * work.tensors_per_stage) *
+      (n * k * work.b_operands() * work.k_pairs() * static_cast<double>(work.b_groups()) +
+       m * k * work.k_pairs() * results + m * n * results * work.tensors_per_stage) *
       2;
   const auto rows = std::min<std::int64_t>(work.row_tiles(t.bm), 4);
   const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
@@ -163,7 +171,7 @@ double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile&
   constexpr double start_cycles = 4000;
   constexpr double cluster_cycles = 1300;  // of CTAs that wait for each other
   constexpr double split_cycles = 300;
-  constexpr double output_rate = 16;  // bytes a clock, through shared memory
+  constexpr double output_rate = 20;  // bytes a clock, through shared memory
   constexpr double exposed = 0.4;     // of the epilogue in ping-pong
   constexpr double waiting = 1.5;     // times longer, for subtiles that are read
   const Candidate c{work, t, sm90_plan_of(work.form, t)};
@@ -186,6 +194,24 @@ double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile&
          overlapped(static_cast<double>(waves) * tile, memory_cycles(c, facts, busy), 3);
 }
 
+/// The same of a mask of the expected number of rows, or of a random one.
+double cycles_of_masks(const Workload& work, const DeviceFacts& facts, const Tile& t) {
+  const double expected = kernel_cycles(work, facts, t);
+  if (work.deviation <= 0) return expected;
+  // One row more than the tiles of a wave hold costs another wave. So what is expected of the cost
+  // counts, which the cost of the expected number is not: half of all draws are about as expected,
+  // and a quarter on each side about 1.5 deviations away.
+  double cost = expected / 2;
+  for (const double side : {-1.5, 1.5}) {
+    Workload drawn = work;
+    drawn.first_group_rows = std::clamp<std::int64_t>(
+        std::llround(static_cast<double>(work.first_group_rows) + side * work.deviation), 0,
+        work.m);
+    cost += kernel_cycles(drawn, facts, t) / 4;
+  }
+  return cost;
+}
+
 /// Of the kernel that sorts the tokens of the operands that are not, beside its launch.
 double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
   constexpr double start_cycles = 4000;
@@ -199,7 +225,7 @@ double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
 double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config) {
   const Tile tile(config);
   Workload work(gemm, tile);
-  if (!work.grouped_reduction()) return kernel_cycles(work, facts, tile);
+  if (!work.grouped_reduction()) return cycles_of_masks(work, facts, tile);
   // CTAs that share k, and an SM with tiles of several groups, add up all tokens; one with a single
   // tile those of one group, and the group with the most tokens decides.
   double share = 1.0 / static_cast<double>(work.groups);

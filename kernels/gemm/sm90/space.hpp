@@ -35,6 +35,8 @@ struct Workload {
   bool gathers_a = false, gathers_b = false;
   /// Grouped rows by a mask: those that group 0 should have.
   std::int64_t first_group_rows = 0;
+  /// The standard deviation of that number, where the mask is random.
+  double deviation = 0;
 
   int b_operands() const { return form.b_operands(); }
   int k_pairs() const { return form.k_pairs(); }
@@ -46,6 +48,10 @@ struct Workload {
 
   /// Tiles of so many rows that m takes: none has rows of two groups.
   std::int64_t row_tiles(std::int64_t height) const;
+  /// Groups that have rows, each with a B of its own.
+  std::int64_t b_groups() const;
+  /// Of the groups that have rows the fewest rows of tiles.
+  std::int64_t fewest_row_tiles(std::int64_t height) const;
   std::int64_t tiles(const Tile& tile) const;
   /// Runs of tiles of one row that a cluster has one after the other: one tile without A reuse.
   std::int64_t column_runs(const Tile& tile) const;
