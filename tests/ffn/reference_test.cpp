@@ -111,13 +111,13 @@ TEST_CASE("a block of zeros has a scale of 1") {
 TEST_CASE("the activation is the gate's, not up's") {
   Pool pool(1);
   ReferenceTensors tensors{{"x", {1}}, {"w_gate", {-3}}, {"w_up", {5}}};
-  ffn::reference(problem_of(1, 1, 1, "relu"), 0, tensors, pool);
+  ffn::reference(problem_of(1, 1, 1, "relu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden") == std::vector<double>{0});
   tensors["w_gate"] = {3};
   tensors["w_up"] = {-5};
-  ffn::reference(problem_of(1, 1, 1, "relu"), 0, tensors, pool);
+  ffn::reference(problem_of(1, 1, 1, "relu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden") == std::vector<double>{-15});
-  ffn::reference(problem_of(1, 1, 1, "silu"), 0, tensors, pool);
+  ffn::reference(problem_of(1, 1, 1, "silu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden")[0] == Approx(3 / (1 + std::exp(-3.0)) * -5));
 }
 

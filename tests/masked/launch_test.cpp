@@ -182,7 +182,7 @@ TEST_CASE("families refuse what they cannot compute") {
     return family_of(op, family).refusal(problem, facts).value_or("");
   };
   CHECK(refusal("linear_sm90", problem_of(op, 64, 72, 64)).empty());
-  CHECK(refusal("linear_sm90", problem_of(op, 64, 71, 64)).find("multiple of 8") !=
+  CHECK(refusal("linear_sm90", problem_of(op, 64, 71, 64)).find("multiples of 8") !=
         std::string::npos);
   CHECK(refusal("linear_sm90", problem_of(op, (1 << 19) + 1, 64, 64)).find("524288") !=
         std::string::npos);
@@ -195,5 +195,5 @@ TEST_CASE("families refuse what they cannot compute") {
   for (const char* family : {"dx_sm90", "dw_sm90", "dx_fallback", "dw_fallback"})
     CHECK(refusal(family, backward).empty());
   backward.sizes["k"] = 71;
-  CHECK(refusal("dw_sm90", backward).find("multiple of 8") != std::string::npos);
+  CHECK(refusal("dw_sm90", backward).find("multiples of 8") != std::string::npos);
 }
