@@ -47,6 +47,7 @@ GemmProblem grouped(const Problem& problem) {
     const bool in_runs =
         pattern->kind == Pattern::Kind::block || pattern->kind == Pattern::Kind::tail;
     gemm.groups.expected_share = pattern->share;
+    gemm.groups.random = pattern->kind == Pattern::Kind::random;
     gemm.groups.scattered = !in_runs && pattern->share > 0 && pattern->share < 1;
   }
   gemm.a_sorted = is_sorted(gemm.a.front().front());

@@ -335,8 +335,11 @@ Workload::Workload(const GemmProblem& gemm)
       results(gemm.outputs()),
       tensors_per_stage(gemm.tensors_per_stage()) {
   if (grouped_reduction()) results *= groups;
-  if (grouped_rows() && form.source == group_source::mask)
-    first_group_rows = std::llround(static_cast<double>(m) * gemm.groups.expected_share);
+  if (grouped_rows() && form.source == group_source::mask) {
+    const double rows = static_cast<double>(m), share = gemm.groups.expected_share;
+    first_group_rows = std::llround(rows * share);
+    if (gemm.groups.random) deviation = std::sqrt(rows * share * (1 - share));
+  }
   gathers_a = gemm.groups.any() && gemm.groups.scattered && !gemm.a_sorted;
   gathers_b = grouped_reduction() && gemm.groups.scattered && !gemm.b_sorted;
 }
@@ -352,6 +355,14 @@ std::int64_t Workload::row_tiles(std::int64_t height) const {
   if (grouped_rows() && form.source == group_source::routed)
     return groups * ceil_div(ceil_div(m, groups), height);
   return ceil_div(m - first_group_rows, height) + ceil_div(first_group_rows, height);
+}
+std::int64_t Workload::groups_with_rows() const {
+  if (!grouped_rows()) return 1;
+  if (form.source == group_source::routed) return groups;
+  return (first_group_rows > 0) + (first_group_rows < m);
+}
+std::int64_t Workload::fewest_row_tiles(std::int64_t height) const {
+  return ceil_div(std::min(first_group_rows, m - first_group_rows), height);
 }
 std::int64_t Workload::tiles(const Tile& tile) const {
   return row_tiles(tile.bm) * ceil_div(n, tile.bn) * results;
