@@ -56,10 +56,10 @@ struct Groups {
   /// `offsets` leaves out belong to no group: their rows of C are not written.
   std::string_view offsets = {};
   std::string_view permutation = {};
-  /// For the cost model: the share of the tokens that group 0 of a mask should have; whether
-  /// the tokens of a group are scattered rather than in long runs.
+  /// For the cost model: the share of the tokens that group 0 of a mask should have, whether that
+  /// is a probability rather than a number of tokens, and whether the tokens of a group are
+  /// scattered rather than in long runs.
   double expected_share = 0.5;
-  /// Each token is of group 0 by lot, with that probability.
   bool random = false;
   bool scattered = false;
 

@@ -78,7 +78,7 @@ double intake_cycles(const Candidate& c, double busy) {
 double unshared(const Candidate& c, double busy) {
   constexpr double longer = 0.3;
   if (c.t.split_k > 1) return c.work.grouped_reduction() ? 1 : 1 + longer;
-  const bool alone = c.work.b_groups() > 1 && c.work.fewest_row_tiles(c.t.bm) == 1;
+  const bool alone = c.work.groups_with_rows() == 2 && c.work.fewest_row_tiles(c.t.bm) == 1;
   return alone ? 1 + longer * busy : 1;
 }
 
@@ -105,7 +105,7 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
   const bool reduction = work.a_mn_major() && work.b_mn_major();
   const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
   // Each 32 bytes take a cycle of shared memory, of which the MMAs leave about half.
-  const double gathering = t.gather_warps == 4 ? 0.26 : reduction ? 0.4 : 0.45;
+  const double gathering = t.gather_warps == 4 ? 0.26 : reduction ? 0.36 : 0.45;
   constexpr double storing = 0.35;
   const double rows = (work.gathers_a ? t.bm : 0) + (work.gathers_b ? work.b_operands() * t.bn : 0);
   if (rows == 0) return loaded;
@@ -149,9 +149,10 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
   const double rate = 0.95 * bytes_a_clock(facts);
   const double m = static_cast<double>(work.m), n = static_cast<double>(work.n);
   const double k = static_cast<double>(work.k), results = static_cast<double>(work.results);
+  const double each_b = static_cast<double>(work.groups_with_rows());
   const double bytes =
-      (n * k * work.b_operands() * work.k_pairs() * static_cast<double>(work.b_groups()) +
-       m * k * work.k_pairs() * results + m * n * results * work.tensors_per_stage) *
+      (each_b * n * k * work.b_operands() * work.k_pairs() + m * k * work.k_pairs() * results +
+       m * n * results * work.tensors_per_stage) *
       2;
   const auto rows = std::min<std::int64_t>(work.row_tiles(t.bm), 4);
   const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
@@ -167,7 +168,7 @@ bool runs_ahead(const Candidate& c) {
          (t.pingpong() ? plan.subtiles : 2);
 }
 
-double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile& t) {
+double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
   constexpr double start_cycles = 4000;
   constexpr double cluster_cycles = 1300;  // of CTAs that wait for each other
   constexpr double split_cycles = 300;
@@ -194,9 +195,8 @@ double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile&
          overlapped(static_cast<double>(waves) * tile, memory_cycles(c, facts, busy), 3);
 }
 
-/// The same of a mask of the expected number of rows, or of a random one.
-double cycles_of_masks(const Workload& work, const DeviceFacts& facts, const Tile& t) {
-  const double expected = kernel_cycles(work, facts, t);
+double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile& tile) {
+  const double expected = cycles_of_groups(work, facts, tile);
   if (work.deviation <= 0) return expected;
   // One row more than the tiles of a wave hold costs another wave. So what is expected of the cost
   // counts, which the cost of the expected number is not: half of all draws are about as expected,
@@ -207,7 +207,7 @@ double cycles_of_masks(const Workload& work, const DeviceFacts& facts, const Til
     drawn.first_group_rows = std::clamp<std::int64_t>(
         std::llround(static_cast<double>(work.first_group_rows) + side * work.deviation), 0,
         work.m);
-    cost += kernel_cycles(drawn, facts, t) / 4;
+    cost += cycles_of_groups(drawn, facts, tile) / 4;
   }
   return cost;
 }
@@ -225,7 +225,7 @@ double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
 double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config) {
   const Tile tile(config);
   Workload work(gemm, tile);
-  if (!work.grouped_reduction()) return cycles_of_masks(work, facts, tile);
+  if (!work.grouped_reduction()) return kernel_cycles(work, facts, tile);
   // CTAs that share k, and an SM with tiles of several groups, add up all tokens; one with a single
   // tile those of one group, and the group with the most tokens decides.
   double share = 1.0 / static_cast<double>(work.groups);

@@ -125,11 +125,14 @@ struct value_epilogue {
   using stages_type = epilogue_stages<config.epilogue_stages, plan.epilogue_stage_bytes>;
 
   const sm90_params& params;
+  const gemm_params& gemm;
   stages_type stages;
   int warpgroup;
 
-  __device__ __forceinline__ value_epilogue(const sm90_params& all, u32 base, int own)
+  __device__ __forceinline__ value_epilogue(const sm90_params& all, const gemm_params& own_gemm,
+                                            u32 base, int own)
       : params(all),
+        gemm(own_gemm),
         stages{base + plan.epilogue_at + own * plan.warpgroup_epilogue_bytes,
                base + plan.epilogue_barriers_at + own * config.epilogue_stages * 8},
         warpgroup(own) {}
@@ -219,8 +222,8 @@ struct value_epilogue {
       if (to.whole) async_proxy_fence();
       sync_warpgroup();
       if (!to.whole) {
-        scatter_rows<Traits>(to, ops::destination(params.gemm, value, 0), buffer,
-                             column_of(to, subtile), params.gemm.n, thread);
+        scatter_rows<Traits>(to, ops::destination(gemm, value, 0), buffer, column_of(to, subtile),
+                             gemm.n, thread);
       }
       if (thread == 0) {
         if (to.whole) store_subtile<value>(buffer, to, subtile);
@@ -245,7 +248,7 @@ struct value_epilogue {
 
   // Of fp8 beside which its accumulators are stored: what makes C an element.
   __device__ __forceinline__ float stored_factor() const {
-    if constexpr (form.c_quantised && form.stored_values() > 1) return 1 / *params.gemm.c_scale;
+    if constexpr (form.c_quantised && form.stored_values() > 1) return 1 / *gemm.c_scale;
     return 1;
   }
 
@@ -276,15 +279,13 @@ struct value_epilogue {
   // Two neighbouring elements of the bias, or one of them twice.
   __device__ __forceinline__ u32 bias_pair(int column) const {
     if constexpr (!form.adds_bias) return 0;
-    return column < params.gemm.n
-               ? *reinterpret_cast<const u32*>(static_cast<const Wide*>(params.gemm.bias) + column)
+    return column < gemm.n
+               ? *reinterpret_cast<const u32*>(static_cast<const Wide*>(gemm.bias) + column)
                : 0;
   }
   __device__ __forceinline__ u32 bias_twice(int column) const {
     if constexpr (!form.adds_bias) return 0;
-    return column < params.gemm.n
-               ? static_cast<const Wide*>(params.gemm.bias)[column].bits * 0x10001u
-               : 0;
+    return column < gemm.n ? static_cast<const Wide*>(gemm.bias)[column].bits * 0x10001u : 0;
   }
 
   // Four 8x8 matrices from the accumulators at `at` on, added to what is at their place already.
@@ -484,7 +485,7 @@ struct value_epilogue {
   }
 
   __device__ __forceinline__ void store_scale(float scale, int row, int column) const {
-    const gemm_params& p = params.gemm;
+    const gemm_params& p = gemm;
     if (row < p.m && column < p.n) {
       p.c_scale[static_cast<i64>(row) * blocks_of(p.n) + column / scale_block] = scale;
     }
@@ -537,11 +538,13 @@ struct gradient_epilogue {
   using stages_type = epilogue_stages<config.epilogue_stages, plan.epilogue_stage_bytes>;
 
   const sm90_params& params;
+  const gemm_params& gemm;
   stages_type stages;
   int warpgroup;
 
-  __device__ __forceinline__ gradient_epilogue(const sm90_params& all, u32 base, int own)
-      : params(all), warpgroup(own) {
+  __device__ __forceinline__ gradient_epilogue(const sm90_params& all, const gemm_params& own_gemm,
+                                               u32 base, int own)
+      : params(all), gemm(own_gemm), warpgroup(own) {
     const int owner = runs_ahead && config.pingpong() ? 0 : own;
     stages = {base + plan.epilogue_at + owner * plan.warpgroup_epilogue_bytes,
               base + plan.epilogue_barriers_at + owner * config.epilogue_stages * 8};
@@ -672,8 +675,8 @@ struct gradient_epilogue {
       sync_warpgroup();
 #pragma unroll
       for (int value = 0; value < stored; ++value) {
-        scatter_rows<Traits>(to, ops::destination(params.gemm, value, 0),
-                             buffer + value * plan.subtile_bytes, column, params.gemm.n, thread);
+        scatter_rows<Traits>(to, ops::destination(gemm, value, 0),
+                             buffer + value * plan.subtile_bytes, column, gemm.n, thread);
       }
       sync_warpgroup();  // the stage is read: it may be filled again
       if (thread == 0 && subtile + config.epilogue_stages < plan.subtiles) {

@@ -72,15 +72,16 @@ struct gemm_kernel {
   using scheduler = typename scheduler_choice<dense, reduction>::type;
 
   // What every role has.
-  const sm90_params& params;
-  u32 base;  // of shared memory
-  u32 rank;  // in the cluster
+  const sm90_params& params;  // for its tensor maps
+  const gemm_params gemm;     // a copy, which the compiler may read again or keep, as it likes
+  u32 base;                   // of shared memory
+  u32 rank;                   // in the cluster
 
   __device__ __forceinline__ scheduler schedule(const walked& groups) const {
     if constexpr (dense) {
-      return scheduler(params.gemm, rank);
+      return scheduler(gemm, rank);
     } else {
-      return scheduler(params.gemm, groups, rank);
+      return scheduler(gemm, groups, rank);
     }
   }
 
@@ -90,7 +91,7 @@ struct gemm_kernel {
   // which A's thread may well have begun to load.
   __device__ __forceinline__ void load_b(const walked& groups, stages pipe) const {
     constexpr u32 bytes = gathers ? plan.stage_bytes - plan.a_bytes : plan.stage_bytes;
-    const loader load(params, rank);
+    const loader load(params, gemm.k, rank);
     if constexpr (form.b_depends) wait_for_dependencies();
     for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
       const work_tile tile = work.tile();
@@ -106,7 +107,7 @@ struct gemm_kernel {
 
   // One thread: A of every tile.
   __device__ __forceinline__ void load_a(const walked& groups, stages pipe) const {
-    const loader load(params, rank);
+    const loader load(params, gemm.k, rank);
     wait_for_dependencies();
     for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
       const work_tile tile = work.tile();
@@ -135,8 +136,8 @@ struct gemm_kernel {
         const row_gather<config.bm, row_gather_threads> gather(own.rows, thread);
         for (int k_block = k.first; k_block < k.last; ++k_block, pipe.advance()) {
           pipe.wait_empty();
-          gather.template copy<1>(static_cast<const T*>(params.gemm.a[0]), params.gemm.k,
-                                  k_block * plan.bk, pipe.buffer());
+          gather.template copy<1>(static_cast<const T*>(gemm.a[0]), gemm.k, k_block * plan.bk,
+                                  pipe.buffer());
           barrier_arrive_copied(pipe.full_barrier());
         }
       } else if (thread % 32 == 0) {
@@ -174,7 +175,7 @@ struct gemm_kernel {
   __device__ __forceinline__ void gather_tokens(const groups_type& groups, stages pipe,
                                                 row_indices indices, int thread) const {
     const bool has_a = thread == 0, has_b = thread == 32;
-    const loader load(params, rank);
+    const loader load(params, gemm.k, rank);
     for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
       const work_tile tile = work.tile();
       const tensor_map& a = form.outputs() == 2 && tile.output == 1 ? params.a[1] : params.a[0];
@@ -211,12 +212,12 @@ struct gemm_kernel {
           continue;
         }
         if constexpr (!form.a_sorted) {
-          gather.template copy<config.bm / 64>(static_cast<const T*>(params.gemm.a[0]),
-                                               params.gemm.m, row, pipe.buffer());
+          gather.template copy<config.bm / 64>(static_cast<const T*>(gemm.a[0]), gemm.m, row,
+                                               pipe.buffer());
         }
         if constexpr (!form.b_sorted) {
-          gather.template copy<config.bn / 64>(static_cast<const T*>(params.gemm.b[0][0]),
-                                               params.gemm.n, column, pipe.buffer() + plan.a_bytes);
+          gather.template copy<config.bn / 64>(static_cast<const T*>(gemm.b[0][0]), gemm.n, column,
+                                               pipe.buffer() + plan.a_bytes);
         }
         barrier_arrive_copied(pipe.full_barrier());
       }
@@ -303,7 +304,7 @@ struct gemm_kernel {
     if constexpr (promotes) {
       const int row = tile.row + (config.swap_ab() ? 0 : first_row);
       const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
-      return promoting_mainloop<Traits>(first_row, rank, params.gemm, row, column);
+      return promoting_mainloop<Traits>(first_row, rank, gemm, row, column);
     } else {
       return mma{static_cast<u32>(first_row), rank};
     }
@@ -345,7 +346,7 @@ struct gemm_kernel {
         if (!rows.consecutive()) return {0, column, 0, 0, rows.rows + m, count, false};
         first = rows.first();
       }
-      const bool last = first + own.count == params.gemm.m;  // what follows is no row of C
+      const bool last = first + own.count == gemm.m;  // what follows is no row of C
       return {
           first + m, column, 0, 0, nullptr, count, count > 0 && (count >= plan.subtile_m || last)};
     }
@@ -355,7 +356,7 @@ struct gemm_kernel {
   __device__ __forceinline__ void compute(const walked& groups, stages pipe, row_indices indices,
                                           int warpgroup) const {
     const int first_row = config.pingpong() ? 0 : warpgroup * plan.warpgroup_rows;
-    epilogue out(params, base, warpgroup);
+    epilogue out(params, gemm, base, warpgroup);
     const replay_barriers replay{base + plan.reuse_barriers_at};
     scheduler work = schedule(groups);
     if constexpr (config.pingpong()) {
@@ -520,14 +521,13 @@ struct gemm_kernel {
   static constexpr bool prefetches_operands =
       grouped_rows && gathers && form.b_operands() == 1 && !routed && !form.stacked;
   __device__ __forceinline__ void prefetch_operands(int warp) const {
-    const tile_raster<Traits> raster(params.gemm.m + config.bm,
-                                     rows_scheduler<Traits>::raster_n(params.gemm.n),
-                                     params.gemm.group_m);
+    const tile_raster<Traits> raster(gemm.m + config.bm, rows_scheduler<Traits>::raster_n(gemm.n),
+                                     gemm.group_m);
     tile_position at = raster.position(rank);
     if constexpr (reuses_a) at.n *= config.a_reuse;
     const bool rows = warp == 1;
     if (!raster.is_valid() || (rows ? at.n : at.m / config.cluster_m) % 4 != 0) return;
-    const k_range range = k_range_of<Traits>(params.gemm.k, rank);
+    const k_range range = k_range_of<Traits>(gemm.k, rank);
     const int last = smaller(range.last, range.first + config.stages);
     const u32 share = splits_k ? 0 : rank;
     const int row = at.m * config.bm, column = at.n * config.bn + share * loader::b_share;
@@ -549,9 +549,9 @@ struct gemm_kernel {
   // before this one, so it is read without a wait; routed groups may be that one's work.
   __device__ __forceinline__ groups_type build_groups(unsigned char* memory) const {
     if constexpr (routed) wait_for_dependencies();
-    const int rows = reduction ? params.gemm.k : params.gemm.m;
+    const int rows = reduction ? gemm.k : gemm.m;
     return groups_type::template scan<plan.threads>(
-        params.gemm, rows, reinterpret_cast<u32*>(memory + plan.groups_at));
+        gemm, rows, reinterpret_cast<u32*>(memory + plan.groups_at));
   }
 
   // Where the threads of the producer warps begin that each have a part of their own.
@@ -608,7 +608,7 @@ struct gemm_kernel {
     const u32 start = shared_address(memory);
     const u32 base = (start + 1023) & ~1023u;  // swizzle atoms are 1024 bytes
     unsigned char* const aligned = memory + (base - start);
-    const gemm_kernel self{params, base, plan.cluster_ctas == 1 ? 0 : cluster_rank()};
+    const gemm_kernel self{params, params.gemm, base, plan.cluster_ctas == 1 ? 0 : cluster_rank()};
     const stages pipe{base, base + plan.full_barriers_at, base + plan.empty_barriers_at};
     const row_indices indices(aligned + plan.row_indices_at, base + plan.row_indices_at);
     const int producer = static_cast<int>(threadIdx.x) - mma_threads;

@@ -31,13 +31,8 @@ struct tma_loader {
   u32 i, j;
   u16 row_ctas, column_ctas;
 
-  __device__ __forceinline__ tma_loader(const sm90_params& all, u32 rank)
-      : params(all),
-        pair_blocks(ceil_div(all.gemm.k, bk)),
-        i(0),
-        j(0),
-        row_ctas(1),
-        column_ctas(1) {
+  __device__ __forceinline__ tma_loader(const sm90_params& all, int k, u32 rank)
+      : params(all), pair_blocks(ceil_div(k, bk)), i(0), j(0), row_ctas(1), column_ctas(1) {
     if constexpr (config.split_k == 1) {
       i = rank / config.cluster_n, j = rank % config.cluster_n;
       row_ctas = static_cast<u16>(((1 << config.cluster_n) - 1) << i * config.cluster_n);

@@ -356,14 +356,12 @@ std::int64_t Workload::row_tiles(std::int64_t height) const {
     return groups * ceil_div(ceil_div(m, groups), height);
   return ceil_div(m - first_group_rows, height) + ceil_div(first_group_rows, height);
 }
-std::int64_t Workload::b_groups() const {
+std::int64_t Workload::groups_with_rows() const {
   if (!grouped_rows()) return 1;
   if (form.source == group_source::routed) return groups;
   return (first_group_rows > 0) + (first_group_rows < m);
 }
 std::int64_t Workload::fewest_row_tiles(std::int64_t height) const {
-  if (b_groups() == 1) return ceil_div(m, height);
-  if (form.source == group_source::routed) return ceil_div(ceil_div(m, groups), height);
   return ceil_div(std::min(first_group_rows, m - first_group_rows), height);
 }
 std::int64_t Workload::tiles(const Tile& tile) const {

@@ -35,8 +35,7 @@ struct Workload {
   bool gathers_a = false, gathers_b = false;
   /// Grouped rows by a mask: those that group 0 should have.
   std::int64_t first_group_rows = 0;
-  /// The standard deviation of that number, where the mask is random.
-  double deviation = 0;
+  double deviation = 0;  // of that number, where it is random
 
   int b_operands() const { return form.b_operands(); }
   int k_pairs() const { return form.k_pairs(); }
@@ -48,9 +47,9 @@ struct Workload {
 
   /// Tiles of so many rows that m takes: none has rows of two groups.
   std::int64_t row_tiles(std::int64_t height) const;
-  /// Groups that have rows, each with a B of its own.
-  std::int64_t b_groups() const;
-  /// Of the groups that have rows the fewest rows of tiles.
+  /// Grouped rows: how many groups have rows; else 1.
+  std::int64_t groups_with_rows() const;
+  /// Of two groups by a mask the fewer tiles.
   std::int64_t fewest_row_tiles(std::int64_t height) const;
   std::int64_t tiles(const Tile& tile) const;
   /// Runs of tiles of one row that a cluster has one after the other: one tile without A reuse.
