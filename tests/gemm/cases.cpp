@@ -181,15 +181,17 @@ void add_dense_cases(DType dtype, std::int64_t aligned, std::vector<GemmCase>& c
 }
 
 void add_grouped_rows(DType dtype, std::int64_t aligned, std::vector<GemmCase>& cases) {
-  const Size size = round_up({150, 72, 90}, Major::k, Major::k, aligned);
+  constexpr std::int64_t tokens = 150;
   int variety = 0;
-  for (const Grouped& grouped : groupings(size.m))
+  for (const Grouped& grouped : groupings(tokens))
     for (const Major b_major : {Major::k, Major::mn})
       for (const bool a_sorted : {false, true})
         for (const bool c_sorted : {false, true}) {
-          // Once is enough of so many matrices.
-          if (grouped.sizes.size() > 100 && (b_major == Major::mn || a_sorted == c_sorted))
-            continue;
+          // So many matrices are small, and few.
+          const bool many = grouped.sizes.size() > 100;
+          if (many && (b_major == Major::mn || a_sorted == c_sorted)) continue;
+          const Size size = round_up(many ? Size{tokens, 24, 20} : Size{tokens, 72, 90}, Major::k,
+                                     Major::k, aligned);
           const auto add = [&](GemmForm form, const char* what, const auto& change) {
             GemmCase one{.name = "",
                          .gemm = gemm_of(dtype, size, form, Major::k, b_major),
@@ -212,14 +214,15 @@ void add_grouped_rows(DType dtype, std::int64_t aligned, std::vector<GemmCase>& 
 }
 
 void add_grouped_reductions(DType dtype, std::vector<GemmCase>& cases) {
-  const Size size{72, 104, 150};
+  constexpr std::int64_t tokens = 150;
   int variety = 0;
-  for (const Grouped& grouped : groupings(size.k))
+  for (const Grouped& grouped : groupings(tokens))
     for (const GemmForm form : {GemmForm::single, GemmForm::two_outputs})
       for (const bool a_sorted : {false, true})
         for (const bool b_sorted : {false, true}) {
-          if (grouped.sizes.size() > 100 && (form != GemmForm::single || a_sorted == b_sorted))
-            continue;
+          const bool many = grouped.sizes.size() > 100;
+          if (many && (form != GemmForm::single || a_sorted == b_sorted)) continue;
+          const Size size = many ? Size{24, 16, tokens} : Size{72, 104, tokens};
           GemmCase one{.name = "",
                        .gemm = gemm_of(dtype, size, form, Major::mn, Major::mn),
                        .group_sizes = {}};
