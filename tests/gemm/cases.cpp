@@ -32,6 +32,15 @@ struct Size {
   std::int64_t m, n, k;
 };
 
+/// The size with what is contiguous in memory rounded up to a multiple of `aligned`.
+Size round_up(Size size, Major a_major, Major b_major, std::int64_t aligned) {
+  const auto rounded = [=](std::int64_t extent) { return ceil_div(extent, aligned) * aligned; };
+  size.n = rounded(size.n);
+  if (a_major == Major::mn) size.m = rounded(size.m);
+  if (a_major == Major::k || b_major == Major::k) size.k = rounded(size.k);
+  return size;
+}
+
 GemmProblem gemm_of(DType dtype, Size size, GemmForm form, Major a_major, Major b_major) {
   GemmProblem gemm{.m = size.m,
                    .n = size.n,
@@ -100,10 +109,12 @@ std::vector<Grouped> groupings(std::int64_t tokens) {
   const auto some = [&](double share) {
     return static_cast<std::int64_t>(share * static_cast<double>(tokens));
   };
-  std::vector<std::int64_t> seven(7, tokens / 7), many(64, 0);
+  std::vector<std::int64_t> seven(7, tokens / 7), many(64, 0), most(300, 0);
   seven[2] = 0;
   for (std::int64_t token = 0; token < tokens; ++token)
     ++many[static_cast<std::size_t>(token * token % 61)];
+  for (std::int64_t token = 0; token < tokens; ++token)
+    ++most[static_cast<std::size_t>(token * token % 293 + 7)];
   return {{"mask", true, false, {some(0.3), tokens - some(0.3)}},
           {"mask all true", true, false, {tokens, 0}},
           {"mask all false", true, true, {0, tokens}},
@@ -111,6 +122,7 @@ std::vector<Grouped> groupings(std::int64_t tokens) {
           {"three routed groups, one overfull", false, true, {1, some(0.9), 0}, 1},
           {"seven routed groups, one empty, tokens in none", false, true, seven, 2},
           {"64 routed groups", false, true, many},
+          {"300 routed groups", false, true, most},
           {"three routed groups without tokens", false, true, {0, 0, 0}}};
 }
 
@@ -131,10 +143,11 @@ void group(GemmCase& gemm_case, const Grouped& grouped, Grouping by) {
   gemm_case.before_groups = grouped.before;
 }
 
-void add_dense_cases(DType dtype, std::vector<GemmCase>& cases) {
-  for (const Size size : {Size{1, 1, 1}, Size{37, 70, 53}, Size{130, 296, 600}})
+void add_dense_cases(DType dtype, std::int64_t aligned, std::vector<GemmCase>& cases) {
+  for (const Size ragged : {Size{1, 1, 1}, Size{37, 70, 53}, Size{130, 296, 600}})
     for (const Major a_major : {Major::k, Major::mn})
       for (const Major b_major : {Major::k, Major::mn}) {
+        const Size size = round_up(ragged, a_major, b_major, aligned);
         const auto add = [&](GemmForm form, std::string_view what, const auto& change) {
           GemmProblem gemm = gemm_of(dtype, size, form, a_major, b_major);
           change(gemm);
@@ -167,13 +180,18 @@ void add_dense_cases(DType dtype, std::vector<GemmCase>& cases) {
   }
 }
 
-void add_grouped_rows(DType dtype, std::vector<GemmCase>& cases) {
-  const Size size{150, 72, 90};
+void add_grouped_rows(DType dtype, std::int64_t aligned, std::vector<GemmCase>& cases) {
+  constexpr std::int64_t tokens = 150;
   int variety = 0;
-  for (const Grouped& grouped : groupings(size.m))
+  for (const Grouped& grouped : groupings(tokens))
     for (const Major b_major : {Major::k, Major::mn})
       for (const bool a_sorted : {false, true})
         for (const bool c_sorted : {false, true}) {
+          // So many matrices are small, and few.
+          const bool many = grouped.sizes.size() > 100;
+          if (many && (b_major == Major::mn || a_sorted == c_sorted)) continue;
+          const Size size = round_up(many ? Size{tokens, 24, 20} : Size{tokens, 72, 90}, Major::k,
+                                     Major::k, aligned);
           const auto add = [&](GemmForm form, const char* what, const auto& change) {
             GemmCase one{.name = "",
                          .gemm = gemm_of(dtype, size, form, Major::k, b_major),
@@ -196,12 +214,15 @@ void add_grouped_rows(DType dtype, std::vector<GemmCase>& cases) {
 }
 
 void add_grouped_reductions(DType dtype, std::vector<GemmCase>& cases) {
-  const Size size{72, 104, 150};
+  constexpr std::int64_t tokens = 150;
   int variety = 0;
-  for (const Grouped& grouped : groupings(size.k))
+  for (const Grouped& grouped : groupings(tokens))
     for (const GemmForm form : {GemmForm::single, GemmForm::two_outputs})
       for (const bool a_sorted : {false, true})
         for (const bool b_sorted : {false, true}) {
+          const bool many = grouped.sizes.size() > 100;
+          if (many && (form != GemmForm::single || a_sorted == b_sorted)) continue;
+          const Size size = many ? Size{24, 16, tokens} : Size{72, 104, tokens};
           GemmCase one{.name = "",
                        .gemm = gemm_of(dtype, size, form, Major::mn, Major::mn),
                        .group_sizes = {}};
@@ -246,10 +267,10 @@ double& element(ReferenceTensors& tensors, std::string_view name, std::int64_t a
 
 }  // namespace
 
-std::vector<GemmCase> gemm_cases(DType dtype) {
+std::vector<GemmCase> gemm_cases(DType dtype, std::int64_t aligned) {
   std::vector<GemmCase> cases;
-  add_dense_cases(dtype, cases);
-  add_grouped_rows(dtype, cases);
+  add_dense_cases(dtype, aligned, cases);
+  add_grouped_rows(dtype, aligned, cases);
   add_grouped_reductions(dtype, cases);
   return cases;
 }
@@ -485,6 +506,40 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
         }
     }
   }
+}
+
+std::optional<std::string> wrong_output(
+    const GemmProblem& gemm, const ReferenceTensors& expected, const ReferenceTensors& magnitudes,
+    const std::function<std::vector<double>(const std::string&)>& values, double accumulation) {
+  for (const TensorSpec& spec : tensors_of(gemm)) {
+    if (spec.role == Role::input || spec.name == gemm.quantisation.c_scale) continue;
+    const auto found = values(spec.name);
+    const auto& exact = expected.at(spec.name);
+    const auto own = magnitudes.find(spec.name);
+    const auto& magnitude = own == magnitudes.end() ? magnitudes.begin()->second : own->second;
+    const bool has_scale = !gemm.quantisation.c_scale.empty() && spec.name == gemm.c[0][0];
+    const auto scales =
+        has_scale ? values(std::string(gemm.quantisation.c_scale)) : std::vector<double>{1.0};
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      double scale = scales[0];
+      if (scales.size() > 1) {
+        const auto n = static_cast<std::size_t>(gemm.n), block = std::size_t{scale_block};
+        scale = scales[i / n * ((n + block - 1) / block) + i % n / block];
+      }
+      const double limit = has_scale ? 448 * scale : HUGE_VAL;  // of fp8: what is beyond becomes it
+      const double wanted = std::clamp(exact[i], -limit, limit);
+      const double got = found[i] * scale;
+      if (std::isnan(exact[i]) && std::isnan(got)) continue;  // left alone
+      // An element of fp8 is within half a spacing, or half the least one, of the quotient by its
+      // scale.
+      const double rounding = dtype_unit_roundoff(spec.dtype) * std::abs(wanted) +
+                              (spec.dtype == DType::fp8 ? std::ldexp(scale, -10) : 0);
+      const double beside = accumulation * (magnitude[i] + std::abs(exact[i])) + 1e-30;
+      if (std::abs(got - wanted) <= rounding * 1.001 + beside) continue;
+      return fmt::format("{}[{}] is {} instead of {}", spec.name, i, got, exact[i]);
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace fftune::test

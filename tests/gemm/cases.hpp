@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +22,9 @@ struct GemmCase {
   std::int64_t before_groups = 0;
 };
 
-/// f32, bf16 or fp16; `sizes` (m, n, k) apart from those of the engine's own corners.
-std::vector<GemmCase> gemm_cases(DType dtype);
+/// f32, bf16 or fp16. Extents that are contiguous in memory are rounded up to a multiple of
+/// `aligned`.
+std::vector<GemmCase> gemm_cases(DType dtype, std::int64_t aligned = 1);
 /// fp8 with scales: of tensors and of blocks, with results in bf16 or quantised.
 std::vector<GemmCase> quantised_gemm_cases();
 
@@ -34,5 +37,13 @@ ReferenceTensors draw_inputs(const GemmCase& gemm_case, std::uint64_t seed);
 /// `magnitudes` are the sums of absolute products, of C's tensors: what errors are relative to.
 void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
                     ReferenceTensors& magnitudes);
+
+/// What is wrong with the outputs of an engine, one line; nothing if all are within rounding and
+/// `accumulation` times the magnitudes. `values` reads a tensor that the engine left behind; what
+/// the reference leaves alone has to hold the NaN that was there before.
+std::optional<std::string> wrong_output(
+    const GemmProblem& gemm, const ReferenceTensors& expected, const ReferenceTensors& magnitudes,
+    const std::function<std::vector<double>(const std::string&)>& values,
+    double accumulation = 4e-6);
 
 }  // namespace fftune::test

@@ -99,12 +99,6 @@ Memory run(const Engine& engine, const GemmChain& chain, const Config& config,
   return memory;
 }
 
-/// An element of fp8 is within half a spacing, or half the least one, of the quotient by its scale.
-double rounding(DType dtype, double value, double scale) {
-  return dtype_unit_roundoff(dtype) * std::abs(value) +
-         (dtype == DType::fp8 ? std::ldexp(scale, -10) : 0);
-}
-
 void check_case(const Engine& engine, const GemmCase& gemm_case, Pool& pool) {
   const GemmProblem& gemm = gemm_case.gemm;
   const auto specs = tensors_of(gemm);
@@ -115,33 +109,9 @@ void check_case(const Engine& engine, const GemmCase& gemm_case, Pool& pool) {
   for (const Config& config : some_configs(engine, chain, cpu_facts())) {
     INFO(engine.name << ": " << gemm_case.name << " " << config.text());
     const Memory memory = run(engine, chain, config, specs, inputs, pool);
-    const auto& magnitude = magnitudes.begin()->second;
-    for (const TensorSpec& spec : specs) {
-      if (spec.role == Role::input || spec.name == gemm.quantisation.c_scale) continue;
-      auto values = memory.values(spec.name);
-      const auto& exact = expected.at(spec.name);
-      const auto own = magnitudes.find(spec.name);
-      const auto& of = own == magnitudes.end() ? magnitude : own->second;
-      const bool has_scale = !gemm.quantisation.c_scale.empty() && spec.name == gemm.c[0][0];
-      const auto scales =
-          has_scale ? memory.values(gemm.quantisation.c_scale) : std::vector<double>{1.0};
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        double scale = scales[0];
-        if (has_scale && scales.size() > 1) {
-          const auto n = static_cast<std::size_t>(gemm.n), block = std::size_t{scale_block};
-          scale = scales[i / n * ((n + block - 1) / block) + i % n / block];
-        }
-        double limit = 448 * scale;  // of fp8: what is beyond becomes it
-        if (!has_scale) limit = HUGE_VAL;
-        const double wanted = std::clamp(exact[i], -limit, limit);
-        const double got = values[i] * scale;
-        if (std::isnan(exact[i]) && std::isnan(got)) continue;  // left alone
-        const double beside = 4e-6 * (of[i] + std::abs(exact[i])) + 1e-30;
-        if (std::abs(got - wanted) <= rounding(spec.dtype, wanted, scale) * 1.001 + beside)
-          continue;
-        FAIL(spec.name << "[" << i << "] is " << got << " instead of " << exact[i]);
-      }
-    }
+    const auto wrong = wrong_output(gemm, expected, magnitudes,
+                                    [&](const std::string& name) { return memory.values(name); });
+    if (wrong) FAIL(*wrong);
   }
   SUCCEED();
 }
