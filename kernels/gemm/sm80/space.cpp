@@ -242,7 +242,7 @@ double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& c
   const double step =
       std::max({b_operands * tile.bm * tile.bn * 16 / multiply_adds,
                 (warp_operands + operands) * 32 / shared_rate, operands * 32 / l2_rate});
-  const double k_tiles =
+  const double k_blocks =
       static_cast<double>(ceil_div(ceil_div(shape.k, tile.bk) * shape.k_pairs, tile.split_k));
   const double block = k_blocks * tile.bk / 16 * step;
   const auto blocks = shape.tiles(tile) * tile.split_k;
