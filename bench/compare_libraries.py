@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Two builds of the library side by side in one process: every problem of a folder of presets.
 
-usage: compare_libraries.py OLD.so OLD_PRESETS NEW.so NEW_PRESETS [--op LIST] [--json OUT]
+usage: compare_libraries.py OLD.so OLD_PRESETS NEW.so NEW_PRESETS [--op LIST]
+                            [--problems PRESETS] [--json OUT]
 
-For each record of NEW_PRESETS both libraries make a plan, from their own presets. Both run on the
-same random inputs, and their outputs are compared bit by bit. Then both are timed in turn, in CUDA
+For each record of NEW_PRESETS (or of the folder after --problems, to compare untuned choices with
+empty folders of presets) both libraries make a plan, from their own presets. Both run on the same
+random inputs, and their outputs are compared bit by bit. Then both are timed in turn, in CUDA
 graphs that cycle through enough sets of buffers to overflow the L2. A ratio above 1: the new one is
 faster. Records that one of the libraries cannot run are named.
 """
@@ -116,11 +118,16 @@ def main(words):
         place = words.index("--op")
         ops = words[place + 1].split(",")
         words = words[:place] + words[place + 2:]
+    problems_folder = None
+    if "--problems" in words:
+        place = words.index("--problems")
+        problems_folder = words[place + 1]
+        words = words[:place] + words[place + 2:]
     words, out = arguments_of(words, __doc__, 4)
     torch.manual_seed(0)
     random.seed(0)
     libraries = [Library(words[0], words[1]), Library(words[2], words[3])]
-    problems = problems_of(words[3], ops)
+    problems = problems_of(problems_folder or words[3], ops)
 
     def plan_of(job):
         library, problem = job

@@ -6,6 +6,8 @@ namespace fftune::ffn {
 namespace {
 
 constexpr GemmStage gate_up{stage_gate_up, ffn_op, gate_up_gemm};
+/// On the CPU the forward pass has its own families for gate_up and down together.
+constexpr GemmStage gate_up_again{stage_gate_up, ffn_op, gate_up_gemm, "bwd"};
 constexpr GemmStage down{stage_down, ffn_op, down_gemm};
 constexpr GemmStage d_hidden{stage_d_hidden, ffn_op, d_hidden_gemm};
 constexpr GemmStage d_x{stage_d_x, ffn_op, d_x_gemm};
@@ -124,6 +126,98 @@ GemmProblem d_down_gemm(const Problem& problem) {
   gemm.follows = true;
   gemm.b_depends = true;
   return gemm;
+}
+
+std::vector<const Family*> forward_families() {
+  static const std::vector<GemmFamily> families{
+      {fused_decode_engine(),
+       {gate_up, down},
+       "ffn_decode",
+       "both stages in one launch for few tokens, all weights in flight at once"},
+      {decode_engine(),
+       {gate_up},
+       "gate_up_decode",
+       "hidden for up to 16 tokens, at the speed of reading w_gate and w_up once"},
+      {decode_engine(),
+       {down},
+       "down_decode",
+       "y for up to 16 tokens, at the speed of reading w_down once"},
+      {sm90_engine(),
+       {gate_up},
+       "gate_up_sm90",
+       "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with TMA, wgmma and clusters"},
+      {sm90_engine(), {down}, "down_sm90", "y = hidden w_down^T with TMA, wgmma and clusters"},
+      {sm80_engine(),
+       {gate_up},
+       "gate_up_sm80",
+       "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with mma.sync tiles"},
+      {sm80_engine(), {down}, "down_sm80", "y = hidden w_down^T with mma.sync tiles"},
+      {cpu_stream_engine(),
+       {gate_up, down},
+       "cpu_stream",
+       "few tokens: every weight read from memory once"},
+      {cpu_tiles_engine(),
+       {gate_up, down},
+       "cpu_tiles",
+       "register tiles of our own: packed tokens, gate and up fused with the activation"},
+      {cpu_blas_engine(),
+       {gate_up, down},
+       "cpu_blas",
+       "blocks over OpenBLAS, gate, up and down fused per block or not"},
+      {simt_engine(),
+       {gate_up},
+       "gate_up_fallback",
+       "hidden for any sizes, alignment and element type; no claim to speed"},
+      {simt_engine(),
+       {down},
+       "down_fallback",
+       "y for any sizes, alignment and element type; no claim to speed"},
+      {cpu_plain_engine(),
+       {gate_up, down},
+       "cpu_plain",
+       "plain loops for any sizes: the fallback"}};
+  return addresses_of(families);
+}
+
+std::vector<const Family*> backward_families() {
+  static constexpr const char* mma_sync =
+      "mma.sync and cp.async, transposed operands by ldmatrix.trans";
+  static constexpr const char* blas = "blocks over OpenBLAS, each finished where it is made";
+  static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
+  static constexpr const char* plain = "plain loops for any sizes: the fallback";
+  static const std::vector<GemmFamily> families{
+      {sm90_engine(),
+       {d_hidden},
+       "d_hidden_sm90",
+       "dy w_down by wgmma, the gradients of gate and up from it"},
+      {sm90_engine(), {d_x}, "d_x_sm90", "wgmma, d_gate w_gate and d_up w_up in one accumulator"},
+      {sm90_engine(), {d_gate_up}, "d_gate_up_sm90", "wgmma, both products of x in one launch"},
+      {sm90_engine(), {d_down}, "d_down_sm90", "wgmma, dy and hidden read as their transposes"},
+      {sm80_engine(), {d_hidden}, "d_hidden_sm80", mma_sync},
+      {sm80_engine(), {d_x}, "d_x_sm80", mma_sync},
+      {sm80_engine(), {d_gate_up}, "d_gate_up_sm80", mma_sync},
+      {sm80_engine(), {d_down}, "d_down_sm80", mma_sync},
+      {cpu_blas_engine(),
+       {gate_up_again},
+       "cpu_gate_up_blas",
+       "blocks over OpenBLAS, gate and up and their activation per block"},
+      {cpu_blas_engine(), {d_hidden}, "cpu_d_hidden_blas", blas},
+      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
+      {cpu_blas_engine(), {d_gate_up}, "cpu_d_gate_up_blas", blas},
+      {cpu_blas_engine(), {d_down}, "cpu_d_down_blas", blas},
+      {simt_engine(), {d_hidden}, "d_hidden_fallback", fallback},
+      {simt_engine(), {d_x}, "d_x_fallback", fallback},
+      {simt_engine(), {d_gate_up}, "d_gate_up_fallback", fallback},
+      {simt_engine(), {d_down}, "d_down_fallback", fallback},
+      {cpu_plain_engine(),
+       {gate_up_again},
+       "cpu_gate_up_plain",
+       "plain loops for any sizes: the fallback"},
+      {cpu_plain_engine(), {d_hidden}, "cpu_d_hidden_plain", plain},
+      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
+      {cpu_plain_engine(), {d_gate_up}, "cpu_d_gate_up_plain", plain},
+      {cpu_plain_engine(), {d_down}, "cpu_d_down_plain", plain}};
+  return addresses_of(families);
 }
 
 }  // namespace fftune::ffn

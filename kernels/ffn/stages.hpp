@@ -29,6 +29,11 @@ constexpr const char* stage_d_down = "d_down";
 /// Those of the problem's pass, in order.
 std::vector<GemmStage> gemm_stages(const Problem& problem);
 
+/// All families of the op but those of the norm, in the order of choice: of the pass fwd, and of
+/// bwd.
+std::vector<const Family*> forward_families();
+std::vector<const Family*> backward_families();
+
 GemmProblem gate_up_gemm(const Problem& problem);
 GemmProblem down_gemm(const Problem& problem);
 GemmProblem d_hidden_gemm(const Problem& problem);

@@ -70,7 +70,7 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
       return fmt::format("it computes the pass {}, not {}", stage.pass, problem.pass);
     if (std::none_of(specs.begin(), specs.end(),
                      [&](const StageSpec& spec) { return spec.name == stage.name; }))
-      return fmt::format("this form of the pass {} has no stage {}", problem.pass, stage.name);
+      return fmt::format("the pass {} has no stage {} here", problem.pass, stage.name);
   }
   if (facts.kind == DeviceKind::cuda && facts.compute_capability < 80)
     return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
@@ -99,6 +99,12 @@ Program GemmFamily::program(const Problem& problem, const DeviceFacts& facts,
   if (engine_.device_kind == DeviceKind::cpu) program.host_tensors = places.count();
   engine_.append(program, chain(problem), places, facts, config);
   return program;
+}
+
+std::vector<const Family*> addresses_of(const std::vector<GemmFamily>& families) {
+  std::vector<const Family*> addresses;
+  for (const GemmFamily& family : families) addresses.push_back(&family);
+  return addresses;
 }
 
 GemmChain GemmFamily::chain(const Problem& problem) const {

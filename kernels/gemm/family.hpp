@@ -52,4 +52,7 @@ class GemmFamily final : public Family {
   std::string_view name_, summary_;
 };
 
+/// As Op::families() lists them.
+std::vector<const Family*> addresses_of(const std::vector<GemmFamily>& families);
+
 }  // namespace fftune

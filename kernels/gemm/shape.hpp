@@ -26,11 +26,18 @@ struct GemmShape {
   bool promoted = false;  // of fp8: sums of a k tile join those of all in registers
   bool grouped = false;   // its rows are in two groups whose sizes are known on the device alone
   std::int64_t marked = 0;  // rows that the first group should have
+  double deviation = 0;     // of that number, where it is drawn by lot
   bool one_owner = false;   // a tile whose k is split is finished by one block alone
 
   /// How many tiles of so many rows m takes; no tile has rows of both groups.
   constexpr std::int64_t row_tiles(std::int64_t height) const {
     return ceil_div(m - marked, height) + ceil_div(marked, height);
+  }
+  /// How many groups have rows.
+  constexpr int groups() const { return (marked > 0) + (marked < m); }
+  /// Of two groups the fewer rows of tiles.
+  constexpr std::int64_t fewest_row_tiles(std::int64_t height) const {
+    return ceil_div(marked < m - marked ? marked : m - marked, height);
   }
 };
 

@@ -57,4 +57,35 @@ GemmProblem d_w_gemm(const Problem& problem) {
   return gemm;
 }
 
+std::vector<const Family*> families() {
+  static constexpr const char* mma_sync =
+      "mma.sync and cp.async, transposed operands by ldmatrix.trans";
+  static constexpr const char* blas = "blocks over OpenBLAS, each finished where it is made";
+  static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
+  static constexpr const char* plain = "plain loops for any sizes: the fallback";
+  static const std::vector<GemmFamily> gemms{
+      {decode_engine(),
+       {product},
+       "product_decode",
+       "up to 16 tokens, at the speed of reading the weights once"},
+      {sm90_engine(), {product}, "product_sm90", "TMA, wgmma and clusters"},
+      {sm90_engine(), {d_x}, "d_x_sm90", "wgmma, w read as its transpose by descriptors"},
+      {sm90_engine(), {d_w}, "d_w_sm90", "wgmma, dy and x read as their transposes by descriptors"},
+      {sm80_engine(), {product}, "product_sm80", mma_sync},
+      {sm80_engine(), {d_x}, "d_x_sm80", mma_sync},
+      {sm80_engine(), {d_w}, "d_w_sm80", mma_sync},
+      {cpu_blas_engine(), {product}, "cpu_blas", blas},
+      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
+      {cpu_blas_engine(), {d_w}, "cpu_d_w_blas", blas},
+      {simt_engine(), {product}, "product_fallback", fallback},
+      {simt_engine(), {d_x}, "d_x_fallback", fallback},
+      {simt_engine(), {d_w}, "d_w_fallback", fallback},
+      {cpu_plain_engine(), {product}, "cpu_plain", plain},
+      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
+      {cpu_plain_engine(), {d_w}, "cpu_d_w_plain", plain}};
+  auto families = addresses_of(gemms);
+  families.insert(families.end(), {&d_bias_family(), &cpu_d_bias_family()});
+  return families;
+}
+
 }  // namespace fftune::linear

@@ -6,7 +6,6 @@
 #include "kernels/ffn/stages.hpp"
 #include "kernels/linear/stages.hpp"
 #include "kernels/masked/masked.hpp"
-#include "kernels/ffn/ffn.hpp"
 
 namespace fftune::masked {
 namespace {
@@ -62,6 +61,14 @@ GemmProblem grouped(const Problem& problem) {
   return gemm;
 }
 
+// Summaries of several families.
+constexpr const char* mma_sync_sums =
+    "mma.sync over each expert's tokens, which cp.async gathers; both experts in one launch";
+constexpr const char* fallback = "any sizes, alignment and element type; no claim to speed";
+constexpr const char* blas = "blocks over OpenBLAS, each of one expert's tokens gathered";
+constexpr const char* blas_sums = "blocks over OpenBLAS, each summing over one expert's tokens";
+constexpr const char* plain = "plain loops for any sizes: the fallback";
+
 constexpr GemmStage product{"linear", masked_linear_op, grouped<linear::product_gemm>};
 constexpr GemmStage dx{"dx", masked_linear_op, grouped<linear::d_x_gemm>};
 constexpr GemmStage dw{"dw", masked_linear_op, grouped<linear::d_w_gemm>};
@@ -90,8 +97,103 @@ std::vector<GemmStage> gemm_stages(const Problem& problem) {
   const bool backward = problem.pass == "bwd";
   if (problem.op == "masked-linear") return backward ? std::vector{dx, dw} : std::vector{product};
   if (!backward) return {gate_up, down};
-  if (ffn::recomputes(problem)) return {gate_up, d_hidden, d_x, d_gate_up, d_down};
+  if (recomputes(problem)) return {gate_up, d_hidden, d_x, d_gate_up, d_down};
   return {d_hidden, d_x, d_gate_up, d_down};
+}
+
+std::vector<const Family*> linear_families() {
+  static const std::vector<GemmFamily> families{
+      {sm90_engine(),
+       {product},
+       "linear_sm90",
+       "y in tiles of one expert's tokens, with TMA and wgmma"},
+      {sm90_engine(),
+       {dx},
+       "dx_sm90",
+       "dx in tiles of one expert's tokens, weights read as their transposes by wgmma"},
+      {sm90_engine(),
+       {dw},
+       "dw_sm90",
+       "wgmma over each expert's tokens, dy and x read as their transposes; both dw in one launch"},
+      {sm80_engine(), {product}, "linear_sm80", "y in tiles of one expert's tokens, with mma.sync"},
+      {sm80_engine(),
+       {dx},
+       "dx_sm80",
+       "dx in tiles of one expert's tokens, weights read as their transposes by ldmatrix.trans"},
+      {sm80_engine(), {dw}, "dw_sm80", mma_sync_sums},
+      {simt_engine(), {product}, "linear_fallback", fallback},
+      {simt_engine(), {dx}, "dx_fallback", fallback},
+      {simt_engine(), {dw}, "dw_fallback", fallback},
+      {cpu_blas_engine(), {product}, "cpu_blas", blas},
+      {cpu_blas_engine(), {dx}, "cpu_dx_blas", blas},
+      {cpu_blas_engine(), {dw}, "cpu_dw_blas", blas_sums},
+      {cpu_plain_engine(), {product}, "cpu_plain", plain},
+      {cpu_plain_engine(), {dx}, "cpu_dx_plain", plain},
+      {cpu_plain_engine(), {dw}, "cpu_dw_plain", plain}};
+  return addresses_of(families);
+}
+
+std::vector<const Family*> ffn_families() {
+  static const std::vector<GemmFamily> families{
+      {sm90_engine(),
+       {gate_up},
+       "gate_up_sm90",
+       "hidden in tiles of one expert's tokens, x read once for both products, with TMA and wgmma"},
+      {sm90_engine(),
+       {down},
+       "down_sm90",
+       "y from tiles of one expert's hidden, with TMA and wgmma"},
+      {sm90_engine(),
+       {d_hidden},
+       "d_hidden_sm90",
+       "dy w_down in tiles of one expert's tokens by wgmma, the gradients of gate and up from it"},
+      {sm90_engine(),
+       {d_x},
+       "d_x_sm90",
+       "wgmma over tiles of one expert's tokens, both products in one accumulator"},
+      {sm90_engine(),
+       {d_gate_up},
+       "d_gate_up_sm90",
+       "wgmma over each expert's tokens, both products of x of both experts in one launch"},
+      {sm90_engine(),
+       {d_down},
+       "d_down_sm90",
+       "wgmma over each expert's tokens, dy and hidden read as their transposes"},
+      {sm80_engine(),
+       {gate_up},
+       "gate_up_sm80",
+       "hidden in tiles of one expert's tokens, x read once for both products, with mma.sync"},
+      {sm80_engine(), {down}, "down_sm80", "y from tiles of one expert's hidden, with mma.sync"},
+      {sm80_engine(),
+       {d_hidden},
+       "d_hidden_sm80",
+       "dy w_down in tiles of one expert's tokens by mma.sync, the gradients of gate and up from "
+       "it"},
+      {sm80_engine(),
+       {d_x},
+       "d_x_sm80",
+       "mma.sync over tiles of one expert's tokens, both products in one accumulator"},
+      {sm80_engine(), {d_gate_up}, "d_gate_up_sm80", mma_sync_sums},
+      {sm80_engine(), {d_down}, "d_down_sm80", mma_sync_sums},
+      {simt_engine(), {gate_up}, "gate_up_fallback", fallback},
+      {simt_engine(), {down}, "down_fallback", fallback},
+      {simt_engine(), {d_hidden}, "d_hidden_fallback", fallback},
+      {simt_engine(), {d_x}, "d_x_fallback", fallback},
+      {simt_engine(), {d_gate_up}, "d_gate_up_fallback", fallback},
+      {simt_engine(), {d_down}, "d_down_fallback", fallback},
+      {cpu_blas_engine(), {gate_up, down}, "cpu_blas", blas},
+      {cpu_blas_engine(), {gate_up}, "cpu_gate_up_blas", blas},
+      {cpu_blas_engine(), {d_hidden}, "cpu_d_hidden_blas", blas},
+      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
+      {cpu_blas_engine(), {d_gate_up}, "cpu_d_gate_up_blas", blas_sums},
+      {cpu_blas_engine(), {d_down}, "cpu_d_down_blas", blas_sums},
+      {cpu_plain_engine(), {gate_up, down}, "cpu_plain", plain},
+      {cpu_plain_engine(), {gate_up}, "cpu_gate_up_plain", plain},
+      {cpu_plain_engine(), {d_hidden}, "cpu_d_hidden_plain", plain},
+      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
+      {cpu_plain_engine(), {d_gate_up}, "cpu_d_gate_up_plain", plain},
+      {cpu_plain_engine(), {d_down}, "cpu_d_down_plain", plain}};
+  return addresses_of(families);
 }
 
 }  // namespace fftune::masked

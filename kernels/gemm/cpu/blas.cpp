@@ -267,8 +267,8 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   const std::int64_t matrices =
       gemm.outputs() * (gemm.groups.by == Grouping::reduction ? gemm.groups.count : 1);
   Config config{{"block_m", 32}, {"block_n", 64}, {"threads", facts.multiprocessors}, {"fused", 0}};
-  for (const auto rows : space.parameters()[0].values)
-    for (const auto columns : space.parameters()[1].values) {
+  for (const auto rows : space.parameters()[0].numbers())
+    for (const auto columns : space.parameters()[1].numbers()) {
       Config larger = config;
       larger.set("block_m", rows);
       larger.set("block_n", columns);
