@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "apps/fftune/status_line.hpp"
-#include "tuning/progress.hpp"
+#include "tuning/journal/progress.hpp"
 
 namespace fftune::tool {
 

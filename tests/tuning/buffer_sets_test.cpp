@@ -1,12 +1,12 @@
-#include "tuning/buffer_sets.hpp"
+#include "tuning/measure/buffer_sets.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <limits>
 
 #include "support/catch.hpp"
-#include "tuning/compile_pool.hpp"
-#include "tuning/runner.hpp"
+#include "tuning/evaluate/compile_pool.hpp"
+#include "tuning/measure/runner.hpp"
 
 using namespace fftune;
 

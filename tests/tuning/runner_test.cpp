@@ -1,4 +1,4 @@
-#include "tuning/runner.hpp"
+#include "tuning/measure/runner.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
-#include "tuning/buffer_sets.hpp"
+#include "tuning/measure/buffer_sets.hpp"
 
 using namespace fftune;
 using namespace fftune::test;

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "registry/catalog.hpp"
-#include "tuning/evaluator.hpp"
+#include "tuning/evaluate/evaluator.hpp"
 
 namespace fftune {
 

@@ -20,7 +20,7 @@
 #include "apps/fftune/problem_options.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
-#include "tuning/local_evaluator.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 
 namespace fftune::tool {
 
