@@ -84,7 +84,7 @@ Setup LocalEvaluator::begin(const Problem& problem) {
                       setup.bytes_per_set, facts().name, there));
     state.make_verifier(before);
     const auto left = state.backend.free_bytes();
-    setup.buffer_sets = set_count(state.stages, setup.bytes_per_set, facts().l2_bytes, left);
+    setup.buffer_sets = set_count(state.stages, setup.bytes_per_set, facts(), left);
     if (setup.buffer_sets == 0)
       throw Error(ErrorKind::unavailable,
                   fmt::format("it needs {} bytes of memory on {} beside what its verification "

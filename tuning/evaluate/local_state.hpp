@@ -13,6 +13,7 @@
 #include "core/error.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/measure/buffer_sets.hpp"
+#include "tuning/measure/runner.hpp"
 #include "verify/verifier.hpp"
 
 namespace fftune {
@@ -29,7 +30,7 @@ struct LocalEvaluator::State {
       : backend(device), catalog(all), seed(random) {}
 
   void release();
-  /// A verifier for the problem: the one before, where only the number of tokens differs.
+  /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
   void make_verifier(const Problem& before);
 
   /// Runs `body`; what it throws is a failure, and a device that stays broken is lost.
@@ -55,8 +56,8 @@ struct LocalEvaluator::State {
   }
 
   CompileResult compile_program(const std::string& key, const std::function<Program()>& program);
-  /// A launch that may start early overlaps the one before it. First in a candidate, that one would
-  /// be the same stage of the pass before, which no plan has: there it waits for its turn.
+  /// `first`: without programmatic dependent launch. The launch before the first one of a candidate
+  /// is the last of the previous pass, which it would overlap; no plan repeats itself like that.
   CompileResult compile_variant(const Variant& variant, bool first);
   const Baseline& baseline(const std::string& name) const;
   /// Everything the candidate consists of, in order. Throws nothing.
@@ -87,6 +88,7 @@ struct LocalEvaluator::State {
   std::vector<Baseline> baselines;
   std::unique_ptr<Verifier> verifier;
   std::optional<BufferSets> sets;
+  SetRotation rotation;
   std::map<std::string, std::optional<BufferSets>> extras;  // of a baseline, by its name
   std::unique_ptr<Buffer> workspace;
   std::mutex mutex;                               // guards compiled

@@ -55,13 +55,15 @@ std::vector<Timing> LocalEvaluator::time(const std::vector<Candidate>& candidate
     try_for(i, [&] {
       all[i] = state.executables(candidates[i]);
       state.reserve_workspace(all[i]);
-      runners[i].emplace(state.backend, Pass{});
+      runners[i].emplace(state.backend, Pass{}, state.rotation);
     });
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (!runners[i]) continue;
     try_for(i, [&] {
-      runners[i].emplace(state.backend, Pass{all[i], state.tensors_of(candidates[i]),
-                                             state.workspace ? state.workspace->data() : nullptr});
+      runners[i].emplace(state.backend,
+                         Pass{all[i], state.tensors_of(candidates[i]),
+                              state.workspace ? state.workspace->data() : nullptr},
+                         state.rotation);
       const auto known = state.pass_seconds.find(candidates[i].id());
       if (known == state.pass_seconds.end()) {
         state.announce(i, candidates[i], 0);

@@ -12,9 +12,14 @@ namespace {
 
 constexpr std::size_t alignment = 256;
 constexpr double cache_overflow = 2.5;
-constexpr int most_sets = 128;
-/// Beyond two sets, what they take together: filling more costs seconds.
+/// A round of the sets is captured as one CUDA graph, which more passes make slow to instantiate. A
+/// round on the CPU is a list of calls, and its last-level cache may have hundreds of megabytes.
+constexpr int most_sets_cuda = 128;
+constexpr int most_sets_cpu = 4096;
+/// Beyond two sets, what they take together: filling more costs seconds. Where the cache is larger,
+/// a few times the cache, as a stage reads only a part of each set.
 constexpr std::size_t most_bytes = std::size_t{1} << 30;
+constexpr std::size_t most_caches = 4;
 
 /// Values are drawn for this many elements; longer tensors repeat them. What a multiplier burns
 /// depends on the bits that toggle from one product to the next, not on so long a period.
@@ -82,24 +87,29 @@ SetLayout layout_of(const std::vector<TensorSpec>& tensors) {
 }
 
 int set_count(const std::vector<StageSpec>& stages, std::size_t bytes_per_set,
-              std::int64_t cache_bytes, std::size_t free_bytes) {
+              const DeviceFacts& facts, std::size_t free_bytes) {
   if (bytes_per_set == 0 || bytes_per_set > free_bytes) return 0;
   double least = static_cast<double>(bytes_per_set);
   for (const auto& stage : stages)
     if (stage.bytes > 0) least = std::min(least, stage.bytes);
+  const auto cache_bytes = static_cast<std::size_t>(std::max<std::int64_t>(facts.l2_bytes, 0));
   const double wanted = std::ceil(cache_overflow * static_cast<double>(cache_bytes) / least);
   const auto room = std::max<std::size_t>(free_bytes / 2 / bytes_per_set, 1);
-  const auto affordable = std::max<std::size_t>(most_bytes / bytes_per_set, 2);
+  const auto budget = std::max(most_bytes, most_caches * cache_bytes);
+  const auto affordable = std::max<std::size_t>(budget / bytes_per_set, 2);
   const double most = static_cast<double>(std::min(room, affordable));
-  return static_cast<int>(std::min(std::clamp(wanted, 2.0, double{most_sets}), most));
+  const double most_sets = facts.kind == DeviceKind::cuda ? most_sets_cuda : most_sets_cpu;
+  return static_cast<int>(std::min(std::clamp(wanted, 2.0, most_sets), most));
 }
 
 BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors, int count,
                        std::uint64_t seed)
     : backend_(backend), layout_(layout_of(tensors)) {
+  // Thousands of small sets are one allocation: a device takes long over each.
+  buffer_ = backend.allocate(static_cast<std::size_t>(count) * layout_.bytes);
   for (int set = 0; set < count; ++set) {
-    buffers_.push_back(backend.allocate(layout_.bytes));
-    auto* base = static_cast<std::byte*>(buffers_.back()->data());
+    auto* base =
+        static_cast<std::byte*>(buffer_->data()) + static_cast<std::size_t>(set) * layout_.bytes;
     std::vector<void*> addresses;
     for (const auto offset : layout_.offsets) addresses.push_back(base + offset);
     addresses_.push_back(std::move(addresses));
@@ -111,8 +121,9 @@ BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors,
 }
 
 void BufferSets::replicate() {
-  for (std::size_t set = 1; set < buffers_.size(); ++set)
-    backend_.copy(buffers_[set]->data(), buffers_.front()->data(), layout_.bytes);
+  auto* first = static_cast<std::byte*>(buffer_->data());
+  for (std::size_t set = 1; set < addresses_.size(); ++set)
+    backend_.copy(first + set * layout_.bytes, first, layout_.bytes);
 }
 
 }  // namespace fftune

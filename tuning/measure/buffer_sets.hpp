@@ -20,11 +20,12 @@ struct SetLayout {
 };
 SetLayout layout_of(const std::vector<TensorSpec>& tensors);
 
-/// How many sets overflow the last-level cache two and a half times even by the stage that touches
-/// least; at least 2, unless `free_bytes` has room for one alone, and no more than 128 or than
-/// half of `free_bytes`. 0: not even one fits.
+/// How many sets overflow the last-level cache (`facts.l2_bytes`) two and a half times, counting
+/// only the bytes of the stage that touches least. At least 2, unless `free_bytes` has room for one
+/// alone; at most 128 on a GPU and 4096 on a CPU, half of `free_bytes`, and 1 GiB or four times the
+/// cache. 0: not even one fits.
 int set_count(const std::vector<StageSpec>& stages, std::size_t bytes_per_set,
-              std::int64_t cache_bytes, std::size_t free_bytes);
+              const DeviceFacts& facts, std::size_t free_bytes);
 
 class BufferSets {
  public:
@@ -36,7 +37,7 @@ class BufferSets {
   /// Copies the first set to the others.
   void replicate();
 
-  int count() const { return static_cast<int>(buffers_.size()); }
+  int count() const { return static_cast<int>(addresses_.size()); }
   std::size_t bytes_per_set() const { return layout_.bytes; }
   /// Addresses in the order of the tensors.
   const std::vector<void*>& tensors(int set) const {
@@ -46,7 +47,7 @@ class BufferSets {
  private:
   Backend& backend_;
   SetLayout layout_;
-  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::unique_ptr<Buffer> buffer_;
   std::vector<std::vector<void*>> addresses_;
 };
 

@@ -19,7 +19,9 @@ int passes_per_sample(double pass_seconds, int sets) {
   return (passes + sets - 1) / sets * sets;
 }
 
-Replay& Runner::replay(int first_set, int passes) {
+double Runner::run(int passes) {
+  const int sets = static_cast<int>(pass_.tensors.size());
+  const int first_set = rotation_.next % sets;
   auto& replay = replays_[{first_set, passes}];
   if (!replay)
     replay = backend_.capture(passes, [this, first_set](int pass, void* stream) {
@@ -27,11 +29,12 @@ Replay& Runner::replay(int first_set, int passes) {
       for (const auto& executable : pass_.executables)
         executable->enqueue(pass_.tensors[set].data(), pass_.workspace, stream);
     });
-  return *replay;
+  rotation_.next = (first_set + passes) % sets;
+  return replay->sample();
 }
 
 double Runner::probe() {
-  return replay(0, 1).sample();
+  return run(1);
 }
 
 void Runner::plan(double pass_seconds) {
@@ -39,10 +42,7 @@ void Runner::plan(double pass_seconds) {
 }
 
 double Runner::sample() {
-  const int sets = static_cast<int>(pass_.tensors.size());
-  auto& ready = replay(next_set_, passes_);
-  next_set_ = (next_set_ + passes_) % sets;
-  return ready.sample();
+  return run(passes_);
 }
 
 }  // namespace fftune

@@ -18,28 +18,37 @@ struct Pass {
   void* workspace = nullptr;
 };
 
+/// Which buffer set the next pass uses. All candidates share one: if each began at the first set, a
+/// candidate would find in the cache what the one before it has just read.
+struct SetRotation {
+  int next = 0;
+};
+
 class Runner {
  public:
-  Runner(Backend& backend, Pass pass) : backend_(backend), pass_(std::move(pass)) {}
+  /// The backend and the rotation must outlive it.
+  Runner(Backend& backend, Pass pass, SetRotation& rotation)
+      : backend_(backend), pass_(std::move(pass)), rotation_(rotation) {}
 
   /// Runs one pass alone: warms up, and gives a first estimate of its seconds. Throws as sample().
   double probe();
   /// Chooses the number of passes in a sample, for passes of about `pass_seconds`.
   void plan(double pass_seconds);
-  /// Seconds of a pass, on average over one sample; each sample goes on at the next set. Throws
-  /// Error(device_fault), and whatever a pass throws.
+  /// Seconds of a pass, on average over one sample, which takes the next sets of the rotation.
+  /// Throws Error(device_fault), and whatever a pass throws.
   double sample();
 
   int passes() const { return passes_; }
 
  private:
-  Replay& replay(int first_set, int passes);
+  /// Seconds of a pass, on average over `passes` of them.
+  double run(int passes);
 
   Backend& backend_;
   Pass pass_;
+  SetRotation& rotation_;
   int passes_ = 1;
-  int next_set_ = 0;
-  std::map<std::pair<int, int>, std::unique_ptr<Replay>> replays_;
+  std::map<std::pair<int, int>, std::unique_ptr<Replay>> replays_;  // by first set and passes
 };
 
 /// How many passes make a sample: enough that it lasts 200 µs, so that the resolution of events
