@@ -1,5 +1,5 @@
-// End-to-end candidates: recipes that cover the whole op, put together from the best variants of the
-// groups, verified and timed as they will run.
+// End-to-end candidates: recipes that cover the whole op, put together from the best variants of
+// the groups, verified and timed as they will run.
 #pragma once
 
 #include <limits>

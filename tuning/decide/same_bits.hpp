@@ -1,4 +1,5 @@
-// Keeping a model's results: a search among what agrees bit for bit with the present winner.
+// --same-bits: a search among variants that agree bit for bit with the recorded winner, so that a
+// model's results do not change.
 #pragma once
 
 #include <optional>
@@ -11,8 +12,8 @@
 
 namespace fftune {
 
-/// Runs the recipe, whole and in every run of its parts, and requires the bits that it writes of
-/// whatever may win the same stages. Throws Error(unavailable) if it does not pass any more.
+/// Runs the recipe, end to end and every run of consecutive variants of it, and requires the same
+/// hash of any winner of the same stages. Throws Error(unavailable) if it does not pass any more.
 void require_bits_of(const Recipe& recipe, Session& session);
 
 /// The recipe as a combination of what the groups hold; none if they do not hold all of it.

@@ -1,4 +1,4 @@
-// What a record says of the stages of one group: the winner, and all that came close.
+// The part of a record for the stages of one group: the winner, its ties and the runners-up.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace fftune {
 
-/// Those that decide the group: the finalists that work, or all that were timed.
+/// The variants that the group's winner is chosen from: the finalists that work, or else all that
+/// were timed.
 std::vector<std::size_t> deciders(const Searched& searched);
 
 StageRecord stage_record(const Session& session, const Searched& searched, std::size_t variant);

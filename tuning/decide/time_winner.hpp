@@ -1,4 +1,4 @@
-// The times that a record states: of the winner, fresh, beside the baselines, on a quiet device.
+// The times of a record: fresh samples of the winner and the baselines, on an undisturbed device.
 #pragma once
 
 #include "store/record.hpp"
@@ -9,9 +9,9 @@
 namespace fftune {
 
 /// Times the winner with fresh samples beside the baselines; false if that failed. The winner is
-/// the sentinel too: if it does not take what it took before (a median of 0: not known), or if
-/// something disturbs the device, that is waited for and the times are taken again; what does not
-/// go away is stated as the verdict's disturbances.
+/// also the sentinel: if its time differs from `before` (a median of 0: not known), or something
+/// disturbs the device, the measurement is repeated after a wait; disturbances that remain are
+/// stated in the verdict.
 bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdict& verdict,
                  TuneResult& result);
 

@@ -1,5 +1,5 @@
-// An evaluator: all that the tuner sees of a device. It takes and gives values alone, so that the
-// device may be in another process; every failure of a candidate is a value.
+// An evaluator: the tuner's only view of a device. Arguments and results are plain values, so that
+// the device may be in another process; every failure of a candidate is a value.
 #pragma once
 
 #include <compare>
@@ -32,7 +32,7 @@ struct Candidate {
 
 /// What begin() made ready.
 struct Setup {
-  int buffer_sets = 0;  // cycled through in every measurement, so that no pass finds its data hot
+  int buffer_sets = 0;  // used in rotation, so that no pass finds its data in the cache
   std::size_t bytes_per_set = 0;
   std::string refusal;  // why the problem cannot be run here, with bytes needed and there; or empty
 };
@@ -45,7 +45,7 @@ struct Compiled {
   bool cached = false;
   std::vector<std::string> warnings;
   std::string failure;  // one line; empty on success
-  bool fatal = false;   // the process that compiled it died of it
+  bool fatal = false;   // the process that compiled it died
 };
 
 struct Verified {
@@ -55,9 +55,9 @@ struct Verified {
   bool device_fault = false;  // the device itself reported the failure
   std::string failure;        // one line; empty if passed
   bool wrote_beyond = false;  // it wrote outside of its tensors
-  bool fatal = false;         // the process or the device's context that ran it died of it
-  /// Hash of what leaves its stages, on inputs that depend on the problem and the seed alone; those
-  /// that agree in every bit have the same. Empty if it did not pass.
+  bool fatal = false;         // the process that ran it died, or its device context was lost
+  /// Hash of the outputs of its stages, on inputs that depend on the problem and the seed alone:
+  /// equal for candidates that agree in every bit. Empty if it did not pass.
   std::string bits{};
 };
 
@@ -75,10 +75,10 @@ struct Timing {
   bool abandoned = false;
   bool device_fault = false;
   std::string failure;  // one line; empty on success
-  bool fatal = false;   // the process or the device's context that ran it died of it
+  bool fatal = false;   // the process that ran it died, or its device context was lost
 };
 
-/// How trying many candidates is told and steered; called one call at a time, from any thread.
+/// The callbacks of try_each(); called one at a time, from any thread.
 struct TrialCalls {
   std::function<void(std::size_t index)> begins;  // it is about to run
   std::function<TimeRequest()> request;           // how it is to be timed
@@ -86,12 +86,12 @@ struct TrialCalls {
   std::function<bool(std::size_t index, const Verified&, const Timing&)> ends;
 };
 
-/// Whether samples show that a candidate is slower than the limit: two of them, as a busy machine
-/// can stall a pass; or one by far more than any stall.
+/// Whether samples show that a candidate is slower than the limit. It takes two, since a busy
+/// machine can stall one, or a single one that exceeds the limit by more than any stall.
 bool is_hopeless(const std::vector<double>& samples_us, double limit_us);
 
-/// Whether there must be more of them for a median that tells a stall from a slow candidate: one of
-/// fewer than three is above the limit.
+/// Whether more samples are needed to tell a stall from a slow candidate: there are fewer than
+/// three, and one is above the limit.
 bool is_doubtful(const std::vector<double>& samples_us, double limit_us);
 
 class Evaluator {
@@ -101,19 +101,19 @@ class Evaluator {
 
   virtual ~Evaluator() = default;
   virtual const DeviceFacts& facts() const = 0;
-  /// The measured ceilings of the roofline. Throws Error if the device cannot even do that.
+  /// The measured ceilings of the roofline. Throws Error if they cannot be measured.
   virtual Limits limits(DType dtype) = 0;
 
-  /// Makes ready for one problem, in canonical form; what was made ready before is let go.
+  /// Prepares one problem, given in canonical form; releases the one before.
   virtual Setup begin(const Problem& problem) = 0;
 
   /// Compiles on every core; a candidate that was not started because the sink said so has the
   /// failure "not started".
   virtual std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
                                         const CompileSink& sink) = 0;
-  /// Compiles where that has not been done.
+  /// Compiles the candidate if it is not compiled yet.
   virtual Verified verify(const Candidate& candidate) = 0;
-  /// Compiles where that has not been done. One Timing for each candidate, in order.
+  /// Compiles candidates that are not compiled yet. One Timing for each candidate, in order.
   virtual std::vector<Timing> time(const std::vector<Candidate>& candidates,
                                    const TimeRequest& request) = 0;
 
@@ -121,11 +121,11 @@ class Evaluator {
   virtual std::size_t workers() const { return 1; }
   /// Verifies and times each, in order where there is one worker, until told to begin no further.
   virtual void try_each(const std::vector<Candidate>& candidates, const TrialCalls& calls);
-  /// What a person should know of the devices since it was last asked, one line each.
+  /// Messages for the user about the devices since the last call, one line each.
   virtual std::vector<std::string> remarks() { return {}; }
 
-  /// Variants and whole candidates, by id, that begin() is not to run in making ready: they are
-  /// known to take a process down.
+  /// Ids of variants and of candidates that begin() must not run while it prepares: they are known
+  /// to crash the process.
   virtual void avoid(std::set<std::string>) {}
 
   /// Backend::disturbances().

@@ -32,11 +32,11 @@ class Journal {
   std::optional<Outcome> known(const Problem& problem, const std::string& source_hash,
                                std::size_t first_stage, const std::string& id) const;
 
-  /// Notes that these are about to run, as one line that is flushed before they do: whatever
-  /// happens next, it is known what was in flight.
+  /// Write-ahead: one line, flushed before these run, so that after a crash it is known what was in
+  /// flight.
   void launch(const Problem& problem, const std::vector<std::string>& ids);
-  /// Appends one line and flushes it. A disk that takes no more is reported once, in the log, and
-  /// ends the journal, not the sweep.
+  /// Appends one line and flushes it. A full disk is reported once, in the log, and
+  /// ends the journal but not the sweep.
   void add(const Problem& problem, const std::string& source_hash, const Outcome& outcome);
 
   const std::filesystem::path& path() const { return path_; }

@@ -1,4 +1,4 @@
-// Where a sweep stands, told to a sink as it goes. Sinks render; the tuner only tells.
+// The progress of a sweep, reported to a sink. Sinks render it.
 #pragma once
 
 #include <string>
@@ -31,7 +31,7 @@ struct Progress {
   int total = 0;
   int compiled = 0;         // so far, all groups of this problem
   int failed = 0;           // any outcome that is a failure, all groups of this problem
-  double best_us = 0;       // of this group, or of the whole in combine and done; 0: none yet
+  double best_us = 0;       // of this group, or end to end in combine and done; 0: none yet
   std::string best_id;      // the one that took best_us
   double roofline = 0;      // the group's floor over best_us; 0: none yet
   double seconds = 0;       // spent on this problem

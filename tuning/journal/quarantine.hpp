@@ -22,9 +22,9 @@ struct Quarantined {
 };
 
 /// One file for each device, <folder>/<device slug>/quarantine.jsonl, beside its journals: a line
-/// of JSON for each variant that is put in or let out, the last of a variant counting. Lines are
-/// appended whole under a lock, so any number of processes may write, and one that dies in the
-/// middle spoils its own line alone.
+/// of JSON for each variant that is added or released; the last line of a variant counts. Lines are
+/// appended under a lock, so any number of processes may write, and one that dies while writing
+/// damages only its own line.
 class Quarantine {
  public:
   /// Reads what is there. No file is an empty quarantine; a line that cannot be read is skipped.
@@ -35,11 +35,11 @@ class Quarantine {
   /// Those of the op with this driver, by id.
   std::vector<Quarantined> of(const std::string& op) const;
 
-  /// Puts it in. A file that cannot be written is reported in the log, and costs later sweeps their
-  /// warning, no more.
+  /// Adds it. A file that cannot be written is reported in the log; later sweeps then lack the
+  /// entry.
   void add(const std::string& op, const std::string& id, const std::string& source_hash,
            const std::string& cause);
-  /// Lets it out, if it is in: it was tried again and did no harm.
+  /// Removes it, if it is there: it was tried again and did not crash.
   void release(const std::string& op, const std::string& id, const std::string& source_hash);
 
   const std::filesystem::path& path() const { return path_; }

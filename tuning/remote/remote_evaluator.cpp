@@ -62,7 +62,7 @@ bool RemoteEvaluator::await(const Take& take, const Take& listen) {
       else if (listen)
         listen(message);
     } catch (const std::exception& error) {
-      lost_ = fmt::format("{} spoke nonsense: {}", name_, error.what());
+      lost_ = fmt::format("{} sent an invalid message: {}", name_, error.what());
       return false;
     }
     if (thrown) throw *thrown;

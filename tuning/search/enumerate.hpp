@@ -11,15 +11,16 @@ namespace fftune {
 
 struct Enumeration {
   std::vector<GroupSpec> groups;      // in the order of their spans
-  std::vector<std::string> refusals;  // "family: why not", of the right kind of device
+  std::vector<std::string> refusals;  // "family: why it cannot implement the problem"
 };
 
 /// The feasible variants of the op's families, or of its fallback families, grouped by the stages
-/// that they cover. The families' defaults and the legal ones of `try_first` lead each group.
+/// that they cover. Each group begins with its warm starts: the families' defaults and the legal
+/// variants of `try_first`.
 Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& facts,
                       const Recipe& try_first, bool fallbacks);
 
-/// What the op's families and fallback families have of `only`, all of it to be tried first.
+/// Those of `only` that the op's families and fallback families have, all as warm starts.
 std::vector<GroupSpec> enumerate_only(const Op& op, const Problem& problem,
                                       const DeviceFacts& facts, const std::vector<Variant>& only);
 

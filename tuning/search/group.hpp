@@ -14,7 +14,7 @@
 
 namespace fftune {
 
-/// What can be searched for one span.
+/// The variants of one span.
 struct GroupSpec {
   Span span;
   std::vector<Variant> variants;  // warm starts first
@@ -31,17 +31,18 @@ class Group : public Search {
   const Outcome& outcome(std::size_t index) const { return entries_[index].outcome; }
   /// Those that were timed, in the order of their indices.
   std::vector<std::size_t> timed() const;
-  /// From now until then the search of this group may go on.
+  /// Starts the search in depth: it may take this long.
   void set_share(double seconds) {
     began_ = session_.seconds();
     deadline_ = began_ + seconds;
   }
   bool was_cut_short() const { return cut_short_; }
-  /// Whether its search ended before it was one: the few that were tried say little of the others.
+  /// Whether its search ended after too few variants to say anything about the others.
   bool hardly_begun() const;
   /// How many were tried, for people: "26 of 197 variants of gate_up".
   std::string extent() const;
-  /// How many were tried, and what its strategy expects of the others; empty if it told nothing.
+  /// How many were tried and what its strategy still expects to gain; empty if it gave no
+  /// expectation.
   std::string outlook() const;
   /// Marks them and writes their final times to the journal.
   void record_finalists(const std::vector<std::size_t>& indices);
@@ -77,7 +78,7 @@ class Group : public Search {
     std::string source_hash;
     std::vector<double> samples;
     bool stale = false;     // samples to be replaced by the next ones
-    bool compiled = false;  // here, now
+    bool compiled = false;  // by this session
     bool verified = false;
     bool from_journal = false;
     bool compile_counted = false;  // towards the progress
@@ -94,7 +95,7 @@ class Group : public Search {
   void fail(std::size_t index, OutcomeKind kind, const std::string& reason, bool fatal = false);
   /// Compiles and verifies; false if that failed, now or before.
   bool ready(std::size_t index);
-  /// To be called when the median of one has changed.
+  /// Call after the median of `index` has changed.
   void update_best(std::size_t index);
   void show_best();
   void count_compile(std::size_t index);
@@ -103,7 +104,7 @@ class Group : public Search {
   Session& session_;
   GroupSpec spec_;
   std::string name_;
-  std::string required_bits_;  // of what may win; empty: any
+  std::string required_bits_;  // hash that a winner must have; empty: any
   double floor_us_;
   double deadline_;
   std::vector<Entry> entries_;

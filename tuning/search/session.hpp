@@ -1,4 +1,5 @@
-// The search of one problem: what its groups share of clock, stop rules, counts and progress.
+// The session of one problem: what its groups share, that is clock, stop rules, counts and
+// progress.
 #pragma once
 
 #include <compare>
@@ -41,7 +42,7 @@ class Session {
   /// Measures the ceilings, then makes buffers and reference ready. Throws Error(unavailable) with
   /// the evaluator's words if the problem is refused.
   void prepare();
-  /// Arms the stop rules; `budget_seconds` counts from the construction of the session.
+  /// Sets the stop rules; `budget_seconds` counts from the construction of the session.
   void set_budget(double budget_seconds);
 
   /// The roofline's floor of a run of stages, in µs: each input read and each output written once.
@@ -59,27 +60,27 @@ class Session {
   void record(const std::string& source_hash, const Outcome& outcome);
   /// Writes to the journal that these are about to run.
   void launch(const std::vector<Candidate>& candidates);
-  /// Quarantines a variant that crashed, or lets one out that did not; end-to-end candidates are
-  /// not kept.
+  /// Quarantines a variant that crashed (`fatal`), or releases one that ran. Not for end-to-end
+  /// candidates.
   void quarantine(const std::string& source_hash, const Outcome& outcome, bool fatal);
   void count_compiled() { ++progress_.compiled; }
-  /// From now on only what writes these bits may win the span.
+  /// From now on only variants whose results have this hash may win the span.
   void require_bits(const Span& span, std::string bits) { required_bits_[span] = std::move(bits); }
-  /// Empty: any.
+  /// Empty: any result.
   std::string required_bits(const Span& span) const {
     const auto found = required_bits_.find(span);
     return found == required_bits_.end() ? "" : found->second;
   }
 
-  /// Waits until nothing disturbs the device, in all as long as the options' patience and the
-  /// budget last, and returns what disturbs it still.
+  /// Waits until nothing disturbs the device, within the options' patience (for the whole session)
+  /// and the budget, and returns the disturbances that remain.
   std::vector<std::string> settle();
 
-  /// For the estimate of the time left: of `total` variants one more was reached.
+  /// For the estimate of the remaining time: the number of variants, and one more of them reached.
   void expect(std::size_t total) { expected_ = total; }
   void count_reached() { ++reached_; }
 
-  /// Where the sweep stands; change it, then tell.
+  /// The progress of the sweep; after a change call tell().
   Progress& progress() { return progress_; }
   void tell();
 
@@ -105,7 +106,7 @@ class Session {
 /// The roofline (Williams, Waterman, Patterson 2009): the time below which no kernel can come.
 double floor_seconds(const Cost& cost, const Limits& limits);
 
-/// The clock that options name, or the steady one.
+/// The clock of the options, or the steady one.
 std::function<double()> clock_of(const TuneOptions& options);
 
 }  // namespace fftune

@@ -14,7 +14,7 @@ struct Spent {
   int tried = 0;  // variants verified and timed
 };
 
-/// Why to stop, for people, one line; empty: go on.
+/// The reason to stop, one line for the user; empty: go on.
 using StopRule = std::function<std::string(const Spent&)>;
 
 StopRule stop_after_seconds(double seconds);

@@ -27,8 +27,8 @@ std::vector<std::size_t> about_to_be_timed(const Search& search,
                                            const std::vector<std::size_t>& order);
 
 /// Takes a fresh sample, in turn, of those of `indices` that are more than `band` times slower than
-/// the best but not hopelessly so: something else may have kept the device busy just while they
-/// were screened. The farthest are left out where there is no time for all.
+/// the best but within reach: something else may have kept the device busy while they were
+/// screened. The farthest are left out where there is no time for all.
 void look_again(Search& search, const std::vector<std::size_t>& indices, double band);
 
 /// Compiles `order` batch by batch and screens each, up to `band` times the best, with `samples`

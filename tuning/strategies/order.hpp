@@ -11,8 +11,8 @@ namespace fftune {
 /// std::shuffle does not promise.
 std::vector<std::size_t> shuffled(std::size_t count, std::size_t fixed, std::uint64_t seed);
 
-/// The same, but with every other of the rest in the order of their estimates, least first: where
-/// the time is too short for all, half of it goes where most is expected, and half anywhere.
+/// The same, but with every other one of the rest in the order of its predicted time: if the time
+/// is too short for all, half of it goes to the most promising variants and half to random ones.
 std::vector<std::size_t> half_by_prediction(const std::vector<double>& estimates, std::size_t fixed,
                                             std::uint64_t seed);
 

@@ -1,5 +1,5 @@
-// One call of WorkerEvaluator::compile: many candidates at once, and after a death those that were
-// being compiled one by one, as it may have been any of them.
+// One call of WorkerEvaluator::compile: many candidates at once; after a death, those that were
+// being compiled one by one, to find the one that caused it.
 #pragma once
 
 #include <deque>

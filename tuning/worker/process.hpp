@@ -1,4 +1,4 @@
-// A worker process: started, spoken with by lines, ended, and why it ended.
+// A worker process: starting it, exchanging lines with it, ending it, and why it ended.
 #pragma once
 
 #include <sys/types.h>
@@ -23,7 +23,7 @@ class WorkerProcess {
   /// without a name, so that neither the protocol nor the user's terminal gets any of it.
   /// `references` is the descriptor of its ReferenceFile. Throws Error(unavailable).
   WorkerProcess(const std::vector<std::string>& command, int references);
-  /// Lets it end by itself for a moment, then kills it.
+  /// Gives it a moment to end by itself, then kills it.
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;

@@ -179,8 +179,9 @@ std::optional<Supervisor::Trouble> Supervisor::await(const std::string& call,
         else
           throw Error(ErrorKind::invalid_input, "an answer to what was not asked");
       } catch (const std::exception& error) {
-        return end({fmt::format("the process that ran it spoke nonsense: {}", error.what())},
-                   candidates);
+        return end(
+            {fmt::format("the process that ran it sent an invalid message: {}", error.what())},
+            candidates);
       }
       if (thrown) throw *thrown;
       continue;

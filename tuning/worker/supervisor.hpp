@@ -22,11 +22,11 @@ using WorkerCommand = std::vector<std::string>;
 
 /// How long a worker may be silent before it is killed.
 ///
-/// A launch may take 50 times what is expected of it, at least 5 s (a busy machine can stall a
-/// process that long) and at most 2 minutes, unless three times the expected is longer still. The
-/// expected time of a sample is what the passes before took; of a verification or a first pass,
-/// what making ready for the problem took, as that computes the reference and verifies a whole
-/// recipe. What is not a launch has a limit of its own.
+/// A launch may take 50 times its expected time, at least 5 s (a busy machine can stall a process
+/// that long) and at most 2 minutes, or three times the expected time if that is longer. The
+/// expected time of a sample is that of the previous passes; of a verification or a first pass, the
+/// time that preparing the problem took, which includes the reference and the verification of a
+/// full recipe. Calls that are not launches have limits of their own.
 struct Watchdog {
   double multiple = 50;
   double least_seconds = 5;
@@ -51,7 +51,7 @@ enum class Ended {
 
 class Supervisor {
  public:
-  /// Takes what a message holds; what it throws makes the message nonsense, and the worker dead.
+  /// Reads the value of a message. If it throws, the message is invalid and the worker is replaced.
   using Take = std::function<void(const nlohmann::json&)>;
 
   /// Starts a worker. Throws what the worker threw in opening its device, and Error(unavailable) if
@@ -62,16 +62,16 @@ class Supervisor {
   const std::string& lost() const { return lost_; }
   FaultAttribution& faults() { return faults_; }
 
-  /// Makes ready for a problem, now and in every worker to come.
+  /// Prepares a problem, in this worker and in each one that replaces it.
   Setup begin(const Problem& problem);
   void avoid(std::set<std::string> ids) { avoided_ = std::move(ids); }
 
-  /// Makes the call, in a new worker if need be. `ids` names the candidates of it, by the places
-  /// that the worker speaks of. `take` gets the value of the answer, `listen` every message before
-  /// it. Throws Error if the worker answers with one.
+  /// Makes the call, in a new worker if need be. `ids` are its candidates, in the order of the
+  /// indices that the worker reports. `take` gets the value of the answer, `listen` every message
+  /// before it. Throws Error if the worker answers with one.
   Ended ask(const nlohmann::json& call, const std::vector<std::string>& ids, const Take& take,
             const Take& listen = {});
-  /// Says a word in the middle of a call.
+  /// Sends a message during a call.
   void tell(const nlohmann::json& message);
   /// Ends the worker: the next call gets a new one.
   void discard(const std::string& why);

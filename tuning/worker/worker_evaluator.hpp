@@ -1,5 +1,5 @@
-// The evaluator of a device that a worker process has opened. Whatever a candidate does to that
-// process is a failure of the candidate: the process is replaced, and the rest is tried again.
+// The evaluator of a device that a worker process has opened. When a candidate kills that
+// process, the candidate has failed: the process is replaced and the others are tried again.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@ namespace fftune {
 
 class WorkerEvaluator : public Evaluator {
  public:
-  /// Throws what opening the device throws, there.
+  /// Throws what opening the device throws in the worker.
   explicit WorkerEvaluator(WorkerCommand command, const Watchdog& watchdog = {})
       : supervisor_(std::move(command), watchdog) {}
 
