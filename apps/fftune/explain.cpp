@@ -7,8 +7,7 @@ namespace {
 // The space with one constraint left out.
 Space without(const Space& space, std::size_t left_out) {
   Space other;
-  for (const Parameter& parameter : space.parameters())
-    other.parameter(parameter.name, parameter.help, parameter.values);
+  for (const Parameter& parameter : space.parameters()) other.parameter(parameter);
   for (std::size_t i = 0; i < space.constraints().size(); ++i) {
     const Constraint& constraint = space.constraints()[i];
     if (i != left_out) other.constraint(constraint.reason, constraint.holds, constraint.reads);

@@ -33,6 +33,10 @@ Json to_json(const DeviceFacts& facts) {
           {"details", details}};
 }
 
+Json to_json(const ParameterValue& value) {
+  return value.is_word() ? Json(value.word()) : Json(value.number());
+}
+
 Json to_json(const Recipe& recipe) {
   Json ids = Json::array();
   for (const Variant& variant : recipe) ids.push_back(variant.id());

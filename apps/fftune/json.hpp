@@ -15,6 +15,7 @@ using Json = nlohmann::ordered_json;
 
 Json to_json(const Problem& problem);
 Json to_json(const DeviceFacts& facts);
+Json to_json(const ParameterValue& value);
 Json to_json(const Recipe& recipe);
 Json to_json(const TensorSpec& tensor);
 

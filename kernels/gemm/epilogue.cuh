@@ -7,7 +7,6 @@
 #pragma once
 
 #include "common/activation.cuh"
-#include "common/curve.cuh"
 
 namespace fftune {
 
@@ -28,7 +27,7 @@ struct gated_epilogue {
   static constexpr int products = 2, outputs = 1;
   static constexpr bool adds_bias = false, adds_residual = false;
   static __device__ __forceinline__ float apply(const float (&sum)[2]) {
-    return Activation::apply(sum[0]) * sum[1];
+    return Activation::value(sum[0]) * sum[1];
   }
 };
 
@@ -44,14 +43,14 @@ struct block_quantised : Epilogue {};
 
 // Of a product dc in the backward pass of act(gate) * up, where gate and up are at hand: d_gate,
 // d_up and, where that was not stored, the product act(gate) * up itself.
-template <class Curve, bool hidden>
+template <class Activation, bool hidden>
 struct gated_gradient {
   static constexpr int products = 1, outputs = hidden ? 3 : 2;
   static constexpr bool adds_bias = false, adds_residual = false;
   static __device__ __forceinline__ void apply(float dc, float gate, float up,
                                                float (&result)[outputs]) {
     float value, slope;
-    Curve::value_and_slope(gate, value, slope);
+    Activation::value_and_slope(gate, value, slope);
     result[0] = dc * up * slope;
     result[1] = dc * value;
     if constexpr (hidden) result[2] = value * up;
@@ -59,8 +58,8 @@ struct gated_gradient {
 };
 template <class Epilogue>
 inline constexpr bool is_gradient = false;
-template <class Curve, bool hidden>
-inline constexpr bool is_gradient<gated_gradient<Curve, hidden>> = true;
+template <class Activation, bool hidden>
+inline constexpr bool is_gradient<gated_gradient<Activation, hidden>> = true;
 
 // Output number `output` of an element.
 template <class Epilogue, int output>

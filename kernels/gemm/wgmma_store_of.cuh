@@ -11,9 +11,9 @@ template <class T, class Epilogue, wgmma_tile tile>
 struct wgmma_store_choice {
   using type = wgmma_store<T, Epilogue, tile>;
 };
-template <class T, class Curve, bool hidden, wgmma_tile tile>
-struct wgmma_store_choice<T, gated_gradient<Curve, hidden>, tile> {
-  using type = wgmma_gradient_store<T, gated_gradient<Curve, hidden>, tile>;
+template <class T, class Activation, bool hidden, wgmma_tile tile>
+struct wgmma_store_choice<T, gated_gradient<Activation, hidden>, tile> {
+  using type = wgmma_gradient_store<T, gated_gradient<Activation, hidden>, tile>;
 };
 template <class T, class Epilogue, wgmma_tile tile>
 struct wgmma_store_choice<T, block_quantised<Epilogue>, tile> {

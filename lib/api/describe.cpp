@@ -31,7 +31,8 @@ Json variants_of(const Plan& plan) {
   for (const auto& variant : plan.recipe()) {
     const Family& family = family_of(plan.op(), variant.family);
     Json parameters = Json::object();
-    for (const auto& [name, value] : variant.config.entries()) parameters[name] = value;
+    for (const auto& [name, value] : variant.config.entries())
+      parameters[name] = value.is_word() ? Json(value.word()) : Json(value.number());
     variants.push_back({{"stages", family.stages()},
                         {"id", variant.id()},
                         {"family", variant.family},

@@ -7,8 +7,33 @@
 
 namespace fftune {
 
+std::vector<std::int64_t> Parameter::numbers() const {
+  std::vector<std::int64_t> numbers;
+  for (const auto& value : values) numbers.push_back(value.number());
+  return numbers;
+}
+
+std::string Parameter::values_text(std::string_view separator) const {
+  std::string text;
+  for (const auto& value : values)
+    text += fmt::format("{}{}", text.empty() ? std::string_view() : separator, value.text());
+  return text;
+}
+
 Space& Space::parameter(std::string name, std::string help, std::vector<std::int64_t> values) {
-  parameters_.push_back({std::move(name), std::move(help), std::move(values)});
+  parameters_.push_back({std::move(name), std::move(help),
+                         std::vector<ParameterValue>(values.begin(), values.end())});
+  return *this;
+}
+
+Space& Space::parameter(std::string name, std::string help, std::vector<std::string> words) {
+  parameters_.push_back(
+      {std::move(name), std::move(help), std::vector<ParameterValue>(words.begin(), words.end())});
+  return *this;
+}
+
+Space& Space::parameter(Parameter parameter) {
+  parameters_.push_back(std::move(parameter));
   return *this;
 }
 
@@ -66,7 +91,7 @@ std::vector<Config> Space::feasible() const {
       feasible.push_back(config);
       return;
     }
-    for (const auto value : parameters_[place].values) {
+    for (const auto& value : parameters_[place].values) {
       config.set(parameters_[place].name, value);
       descend(place + 1);
     }
@@ -82,11 +107,11 @@ std::vector<std::string> Space::violations(const Config& config) const {
       violations.push_back(fmt::format("parameter '{}' is missing", parameter.name));
       continue;
     }
-    const auto value = config.at(parameter.name);
+    const auto& value = config.value(parameter.name);
     if (std::find(parameter.values.begin(), parameter.values.end(), value) ==
         parameter.values.end())
-      violations.push_back(fmt::format("{}={} is not one of {}", parameter.name, value,
-                                       fmt::join(parameter.values, ", ")));
+      violations.push_back(fmt::format("{}={} is not one of {}", parameter.name, value.text(),
+                                       parameter.values_text(", ")));
   }
   for (const auto& entry : config.entries()) {
     const std::string& name = entry.first;  // clang 14 captures no structured binding

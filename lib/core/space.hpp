@@ -6,7 +6,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/config.hpp"
@@ -15,8 +19,13 @@ namespace fftune {
 
 struct Parameter {
   std::string name;
-  std::string help;  // what it means and its unit
-  std::vector<std::int64_t> values;
+  std::string help;                    // what it means and its unit
+  std::vector<ParameterValue> values;  // all numbers or all words
+
+  /// The values of a parameter of numbers; throws Error(internal) for words.
+  std::vector<std::int64_t> numbers() const;
+  /// "16, 32, 64" with the separator ", ".
+  std::string values_text(std::string_view separator) const;
 };
 
 struct Constraint {
@@ -29,7 +38,19 @@ struct Constraint {
 
 class Space {
  public:
+  /// A parameter whose values are numbers.
   Space& parameter(std::string name, std::string help, std::vector<std::int64_t> values);
+  /// A parameter whose values are words: alternatives that have no order.
+  Space& parameter(std::string name, std::string help, std::vector<std::string> words);
+  /// Either, written in place. Without this overload {0} and {"a", "b"} would be ambiguous, since 0
+  /// converts to a string and two pointers are a range of numbers.
+  template <typename T>
+  Space& parameter(std::string name, std::string help, std::initializer_list<T> values) {
+    using Value = std::conditional_t<std::is_integral_v<T>, std::int64_t, std::string>;
+    return parameter(std::move(name), std::move(help),
+                     std::vector<Value>(values.begin(), values.end()));
+  }
+  Space& parameter(Parameter parameter);
   Space& constraint(std::string reason, std::function<bool(const Config&)> holds,
                     std::vector<std::string> reads = {});
 

@@ -56,6 +56,15 @@ std::vector<Timed> timed_at(FieldReader& fields, std::string_view key) {
   return entries;
 }
 
+ParameterValue parameter_at(const FieldReader& fields, const std::string& name,
+                            const JsonValue& value) {
+  if (const auto* integer = value.get_if<std::int64_t>()) return *integer;
+  const auto* word = value.get_if<std::string>();
+  if (!word || !is_parameter_word(*word))
+    fields.expected(name, "an integer, or a word such as \"pingpong\"", value);
+  return *word;
+}
+
 StageRecord stage_from_json(const JsonValue& value, const std::string& where) {
   FieldReader fields(value, where);
   StageRecord stage;
@@ -65,9 +74,7 @@ StageRecord stage_from_json(const JsonValue& value, const std::string& where) {
   FieldReader parameters(fields.at("parameters"), fields.path("parameters"));
   for (const auto& [name, parameter] : parameters.rest()) {
     if (!is_name(name)) parameters.expected_name(name);
-    const auto* integer = parameter.get_if<std::int64_t>();
-    if (!integer) parameters.expected(name, "an integer", parameter);
-    stage.variant.config.set(name, *integer);
+    stage.variant.config.set(name, parameter_at(parameters, name, parameter));
   }
   stage.source_hash = hash_at(fields, "source_hash");
   stage.median_us = fields.number("median_us", true);

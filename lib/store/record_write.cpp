@@ -52,10 +52,14 @@ JsonValue whole(std::int64_t value) {
   return {value};
 }
 
+JsonValue to_json(const ParameterValue& value) {
+  return value.is_word() ? JsonValue{value.word()} : whole(value.number());
+}
+
 JsonValue to_json(const StageRecord& stage) {
   Object parameters;
   for (const auto& [name, value] : stage.variant.config.entries())
-    parameters.emplace_back(name, whole(value));
+    parameters.emplace_back(name, to_json(value));
   Object object{{"stages", array_of(stage.stages)},
                 {"family", {stage.variant.family}},
                 {"parameters", {std::move(parameters)}},

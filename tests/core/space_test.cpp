@@ -42,7 +42,7 @@ TEST_CASE("a violation says why") {
 TEST_CASE("a space without parameters has one configuration, one with an empty axis none") {
   REQUIRE(Space().feasible().size() == 1);
   Space empty;
-  empty.parameter("bm", "rows", {});
+  empty.parameter("bm", "rows", std::vector<std::int64_t>());
   REQUIRE(empty.feasible().empty());
 }
 
@@ -59,4 +59,38 @@ TEST_CASE("naming what a constraint reads changes the speed alone") {
   plain.constraint("odd", odd).constraint("small", small);
   REQUIRE(named.feasible() == plain.feasible());
   REQUIRE(named.feasible().size() == 7);
+}
+
+TEST_CASE("a parameter of words has one configuration for each") {
+  Space space;
+  space.parameter("schedule", "order of work", {"cooperative", "pingpong"})
+      .parameter("order", "of tiles", std::vector<std::string>{"rows"})
+      .parameter("bm", "rows", {64, 128})
+      .parameter("split_k", "parts", {0})
+      .constraint(
+          "pingpong needs bm=64",
+          [](const Config& c) { return c.word("schedule") != "pingpong" || c.at("bm") == 64; },
+          {"schedule", "bm"});
+  REQUIRE(space.size() == 4);
+  std::vector<std::string> all;
+  for (const auto& config : space.feasible()) all.push_back(config.text());
+  REQUIRE(all == std::vector<std::string>{"schedule=cooperative,order=rows,bm=64,split_k=0",
+                                          "schedule=cooperative,order=rows,bm=128,split_k=0",
+                                          "schedule=pingpong,order=rows,bm=64,split_k=0"});
+  std::size_t visited = 0;
+  space.for_each([&](const Config& config) { visited += !config.word("schedule").empty(); });
+  REQUIRE(visited == 4);
+}
+
+TEST_CASE("a word that is not listed, or a number in its place, is named with the choices") {
+  Space space;
+  space.parameter("schedule", "order of work", {"cooperative", "pingpong"})
+      .parameter("bm", "rows", {64, 128});
+  REQUIRE(space.violations({{"schedule", "swap_ab"}, {"bm", 64}}) ==
+          std::vector<std::string>{"schedule=swap_ab is not one of cooperative, pingpong"});
+  REQUIRE(space.violations({{"schedule", 1}, {"bm", 64}}) ==
+          std::vector<std::string>{"schedule=1 is not one of cooperative, pingpong"});
+  REQUIRE(space.violations({{"schedule", "pingpong"}, {"bm", "large"}}) ==
+          std::vector<std::string>{"bm=large is not one of 64, 128"});
+  REQUIRE(space.violations({{"schedule", "pingpong"}, {"bm", 128}}).empty());
 }

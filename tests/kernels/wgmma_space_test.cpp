@@ -54,7 +54,7 @@ TEST_CASE("constraints of the wgmma space read no parameter but those they name"
               const auto& reads = constraint.reads;
               const bool read =
                   std::find(reads.begin(), reads.end(), parameter.name) != reads.end();
-              other.set(parameter.name, read ? config.at(parameter.name) : draw(parameter));
+              other.set(parameter.name, read ? config.value(parameter.name) : draw(parameter));
             }
             INFO(constraint.reason << ": " << config.text() << ", " << other.text());
             REQUIRE(constraint.holds(config) == constraint.holds(other));

@@ -1,4 +1,4 @@
-// Landscapes that were recorded on a device (docs/measurements/landscape.py says how and in which
+// Landscapes that were recorded on a device (bench/landscape.py says how and in which
 // form), and a search of one that takes its times from there.
 #pragma once
 

@@ -22,6 +22,11 @@ constexpr double own_reach = 0.5;
 /// search (docs/measurements/strategies.md).
 constexpr double caution = 2;
 
+/// Words have no order, so two that differ are as far apart as the values of a number get.
+double distance_of(bool word, double a, double b) {
+  return word ? (a == b ? 0.0 : 1.0) : std::abs(a - b);
+}
+
 /// Parameters double more often than they are added to.
 double scale_of(std::int64_t value) {
   return value > 0 ? 1 + std::log2(static_cast<double>(value)) : static_cast<double>(value);
@@ -35,9 +40,22 @@ Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<dou
   struct Range {
     double least = std::numeric_limits<double>::infinity();
     double most = -std::numeric_limits<double>::infinity();
+    std::vector<std::string> words{};
     void include(double value) {
       least = std::min(least, value);
       most = std::max(most, value);
+    }
+    void include(const ParameterValue& value) {
+      if (!value.is_word())
+        include(scale_of(value.number()));
+      else if (std::find(words.begin(), words.end(), value.word()) == words.end())
+        words.push_back(value.word());
+    }
+    double place_of(const ParameterValue& value) const {
+      if (value.is_word())
+        return static_cast<double>(std::find(words.begin(), words.end(), value.word()) -
+                                   words.begin());
+      return most > least ? (scale_of(value.number()) - least) / (most - least) : 0;
     }
   };
   std::vector<Range> trait_ranges(traits.empty() ? 0 : traits.front().size());
@@ -48,12 +66,13 @@ Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<dou
     auto& ranges = families[variant.family].second;
     ranges.resize(variant.config.entries().size());
     for (std::size_t d = 0; d < ranges.size(); ++d)
-      ranges[d].include(scale_of(variant.config.entries()[d].second));
+      ranges[d].include(variant.config.entries()[d].second);
   }
   std::size_t parameters = 0;
   for (auto& [name, family] : families) {
     family.first = parameters;
     parameters += family.second.size();
+    for (const auto& range : family.second) words_.push_back(!range.words.empty());
   }
   double sum = 0, squares = 0;
   for (std::size_t i = 0; i < variants.size(); ++i) {
@@ -62,11 +81,8 @@ Surrogate::Surrogate(const std::vector<Variant>& variants, const std::vector<dou
     place.family = static_cast<std::size_t>(
         std::distance(families.begin(), families.find(variants[i].family)));
     place.first = first;
-    for (std::size_t d = 0; d < ranges.size(); ++d) {
-      const double width = ranges[d].most - ranges[d].least;
-      const double value = scale_of(variants[i].config.entries()[d].second) - ranges[d].least;
-      place.values.push_back(width > 0 ? value / width : 0);
-    }
+    for (std::size_t d = 0; d < ranges.size(); ++d)
+      place.values.push_back(ranges[d].place_of(variants[i].config.entries()[d].second));
     for (std::size_t t = 0; t < traits[i].size(); ++t) {
       const double width = trait_ranges[t].most - trait_ranges[t].least;
       place.traits.push_back(width > 0 ? (traits[i][t] - trait_ranges[t].least) / width : 0);
@@ -96,7 +112,7 @@ GaussianProcess::Covariance Surrogate::covariance(const Scales& scales) const {
     if (a.family != b.family) return sum;
     double distance = 0;
     for (std::size_t d = 0; d < a.values.size(); ++d) {
-      const double apart = std::abs(a.values[d] - b.values[d]);
+      const double apart = distance_of(words_[a.first + d], a.values[d], b.values[d]);
       const double alone = scales.alone[a.first + d];
       distance += apart;
       sum += alone * alone * std::exp(-apart / own_reach);

@@ -53,7 +53,7 @@ class Surrogate {
   struct Place {
     std::size_t family = 0;
     std::size_t first = 0;       // place of its parameters in Scales::alone
-    std::vector<double> values;  // of its parameters, from 0 to 1
+    std::vector<double> values;  // of its parameters: a number from 0 to 1, a word's place
     std::vector<double> traits;  // from 0 to 1
     double estimate = 0;         // logarithm, of mean 0 and deviation 1
   };
@@ -65,6 +65,7 @@ class Surrogate {
   void improve_scales();
 
   std::vector<Place> places_;
+  std::vector<bool> words_;  // which parameters hold words, as placed in Scales::alone
   std::vector<bool> open_;
   std::map<std::size_t, double> known_;  // logarithms of times
   Scales scales_;

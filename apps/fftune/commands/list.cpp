@@ -74,9 +74,12 @@ Json section_json(const Section& section) {
                    {"stages", view.family->stages()}, {"fallback", view.family->is_fallback()},
                    {"refusal", view.refusal},         {"configurations", view.size},
                    {"feasible", view.feasible.size()}};
-    for (const Parameter& parameter : view.parameters)
+    for (const Parameter& parameter : view.parameters) {
+      Json values = Json::array();
+      for (const ParameterValue& value : parameter.values) values.push_back(to_json(value));
       family["parameters"].push_back(
-          {{"name", parameter.name}, {"help", parameter.help}, {"values", parameter.values}});
+          {{"name", parameter.name}, {"help", parameter.help}, {"values", std::move(values)}});
+    }
     for (const ConstraintEffect& effect : view.effects)
       family["constraints"].push_back(
           {{"reason", effect.reason}, {"alone_rules_out", effect.alone}});
@@ -122,8 +125,8 @@ void print_parameters(const std::vector<Section>& sections, const Output& output
     for (const FamilyView& view : section.families) {
       if (!view.refusal.empty() || !done.insert(view.family).second) continue;
       for (const Parameter& parameter : view.parameters)
-        table.row({std::string(view.family->name()), parameter.name,
-                   fmt::format("{}", fmt::join(parameter.values, ",")), parameter.help});
+        table.row({std::string(view.family->name()), parameter.name, parameter.values_text(","),
+                   parameter.help});
     }
   output.line("");
   output.table(table);
