@@ -3,7 +3,7 @@
 #define __host__
 #define __device__
 #define __forceinline__ inline
-#include "kernels/gemm/tile_layout.cuh"
+#include "kernels/gemm/sm80/tile_layout.cuh"
 #include "kernels/gemm/tile_order.cuh"
 #undef __host__
 #undef __device__
@@ -19,8 +19,8 @@
 namespace {
 
 using fftune::grouped_tile;
-using fftune::tile_layout;
-using fftune::transposed_tile_layout;
+using fftune::k_major_layout;
+using fftune::mn_major_layout;
 using fftune::u32;
 
 /// A tile whose every element is its own (row, column), as 1000 row + column, stored swizzled.
@@ -29,7 +29,7 @@ std::vector<int> swizzled_tile(int rows) {
   std::vector<int> shared(static_cast<std::size_t>(rows) * bk, -1);
   for (int row = 0; row < rows; ++row)
     for (int column = 0; column < bk; ++column)
-      shared[tile_layout<bk>::offset(row, column / 8) / 2 + static_cast<u32>(column % 8)] =
+      shared[k_major_layout<bk>::offset(row, column / 8) / 2 + static_cast<u32>(column % 8)] =
           1000 * row + column;
   return shared;
 }
@@ -53,7 +53,7 @@ std::size_t bank_groups(Address address, int matrix) {
 
 template <int bk>
 void check_fragments() {
-  using layout = tile_layout<bk>;
+  using layout = k_major_layout<bk>;
   const int rows = 64;
   const auto shared = swizzled_tile<bk>(rows);
   for (int row = 0; row < rows; row += 16) {
@@ -83,7 +83,7 @@ void check_fragments() {
 /// next, which are k, of column lane / 4 of matrix i.
 template <int rows>
 void check_transposed_fragments() {
-  using layout = transposed_tile_layout<rows>;
+  using layout = mn_major_layout<rows>;
   constexpr int depth = 64;
   std::vector<int> shared(static_cast<std::size_t>(rows) * depth, -1);
   for (int k = 0; k < depth; ++k)
