@@ -105,7 +105,7 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
   const bool reduction = work.a_mn_major() && work.b_mn_major();
   const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
   // Each 32 bytes take a cycle of shared memory, of which the MMAs leave about half.
-  const double gathering = t.gather_warps == 4 ? 0.26 : reduction ? 0.36 : 0.45;
+  const double gathering = t.gather_warps == 4 ? 0.26 : reduction ? 0.4 : 0.45;
   constexpr double storing = 0.35;
   const double rows = (work.gathers_a ? t.bm : 0) + (work.gathers_b ? work.b_operands() * t.bn : 0);
   if (rows == 0) return loaded;
