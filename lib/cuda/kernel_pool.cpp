@@ -13,8 +13,8 @@ LoadedKernel::LoadedKernel(const SharedContext& context, CompiledKernel compiled
   module_ = Owned<CUmodule>(context, module, driver.module_unload);
   driver.accept(driver.module_get_function(&function_, module, compiled.lowered_name.c_str()),
                 "cuModuleGetFunction");
-  // Asking also loads the code now, were the driver to put it off to the first launch: that may be
-  // inside a capture.
+  // The query also forces lazy loading to happen now: at the first launch it could be inside a
+  // capture.
   attribute(CU_FUNC_ATTRIBUTE_NUM_REGS);
 }
 

@@ -43,8 +43,8 @@ CUtensorMapSwizzle swizzle_of(std::size_t box_row_bytes) {
               fmt::format("a tensor map's box of {} bytes a row: 32, 64 or 128", box_row_bytes));
 }
 
-/// What a copy fetches from memory around what it asks for: of rows that begin within a line of the
-/// L2 no more than lines, as their pieces of two lines cost the L2 enough.
+/// L2 promotion: the granularity with which a TMA load fetches from memory. Rows that do not begin
+/// at an L2 line get no more than lines, since each of their pieces touches two lines already.
 CUtensorMapL2promotion promotion_of(cuuint64_t row_bytes) {
   return row_bytes % 128 == 0 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
                               : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;

@@ -20,7 +20,7 @@ std::string problem_json(const Problem& problem) {
 ParsedProblem problem_from_json(const std::string& text) {
   try {
     ParsedProblem parsed;
-    // Ranges are the op's to check (canonical), which knows them and says them.
+    // The op checks ranges (canonical): it knows them and names them in its errors.
     parsed.problem = problem_from_json_value(
         parse_json(text), "", std::numeric_limits<std::int64_t>::min(), &parsed.dtype_given);
     return parsed;

@@ -426,7 +426,8 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
   const auto add_pair = [&](Sum& sum, std::size_t a, std::size_t b, std::int64_t group,
                             std::int64_t row, std::int64_t column, std::int64_t first,
                             std::int64_t last) {
-    const std::string_view b_name = named(gemm.b[b], by_rows ? group : 0);
+    const auto& of_a = tensors.at(std::string(gemm.a[a][0]));
+    const auto& of_b = tensors.at(std::string(named(gemm.b[b], by_rows ? group : 0)));
     const std::int64_t b_base = by_rows && gemm.b[b].size() == 1 ? group * gemm.n * gemm.k : 0;
     const std::int64_t a_row = by_rows ? token(row, gemm.a_sorted) : row;
     for (std::int64_t place = first; place < last; ++place) {
@@ -437,7 +438,7 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
       const std::int64_t at_b =
           gemm.b_major == Major::k ? column * gemm.k + b_k : b_k * gemm.n + column;
       double product =
-          element(tensors, gemm.a[a][0], at_a) * element(tensors, b_name, b_base + at_b);
+          of_a[static_cast<std::size_t>(at_a)] * of_b[static_cast<std::size_t>(b_base + at_b)];
       if (gemm.quantisation.any())
         product *= scale(gemm.quantisation.a_scale, a_row * k_blocks + a_k / scale_block) *
                    scale(gemm.quantisation.b_scale[b],

@@ -6,7 +6,7 @@
 
 #include "landscapes/landscape.hpp"
 #include "support/catch.hpp"
-#include "tuning/strategy.hpp"
+#include "tuning/strategies/strategy.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
