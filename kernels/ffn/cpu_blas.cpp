@@ -59,8 +59,8 @@ Blocks blocks_of(const Problem& problem, const DeviceFacts& facts, const Config&
           .places = places_of(problem),
           .dtype = problem.dtype,
           .activation = parse_activation(problem.option("act")),
-          .tokens = std::min(config.at("token_block"), problem.size("m")),
-          .inter = std::min(config.at("inter_block"), problem.size("h")),
+          .tokens = std::min(config.at("block_m"), problem.size("m")),
+          .inter = std::min(config.at("block_n"), problem.size("h")),
           .threads = config.get("threads"),
           .fused = config.get("fused") == 1,
           .form = form_of(problem),
@@ -263,8 +263,8 @@ class CpuBlas final : public Family {
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const Shape shape = shape_of(problem);
     return Space()
-        .parameter("token_block", "tokens of a block", up_to(shape.m, {32, 128, 512}))
-        .parameter("inter_block", "intermediate features of a block",
+        .parameter("block_m", "tokens of a block", up_to(shape.m, {32, 128, 512}))
+        .parameter("block_n", "intermediate features of a block",
                    up_to(shape.h, {64, 128, 256, 512, 1024, 2048}))
         .parameter("threads", "threads, each with products of its own", thread_counts(shape, facts))
         .parameter("fused", "1: y is added up from block to block of the intermediate",
@@ -280,12 +280,12 @@ class CpuBlas final : public Family {
     const Shape shape = shape_of(problem);
     const Space space = this->space(problem, facts);
     Config config{
-        {"token_block", 32}, {"inter_block", 64}, {"threads", facts.multiprocessors}, {"fused", 0}};
+        {"block_m", 32}, {"block_n", 64}, {"threads", facts.multiprocessors}, {"fused", 0}};
     for (const auto tokens : space.parameters()[0].numbers())
       for (const auto inter : space.parameters()[1].numbers()) {
         Config larger = config;
-        larger.set("token_block", tokens);
-        larger.set("inter_block", inter);
+        larger.set("block_m", tokens);
+        larger.set("block_n", inter);
         const auto blocks = ceil_of(shape.m, tokens) * ceil_of(shape.h, inter);
         if (blocks >= facts.multiprocessors && space.violations(larger).empty()) config = larger;
       }
@@ -318,7 +318,7 @@ class CpuBlas final : public Family {
  private:
   /// The smallest blocks are always allowed: there must be one that runs.
   static bool smallest(const Config& config) {
-    return config.at("token_block") == 32 && config.at("inter_block") == 64;
+    return config.at("block_m") == 32 && config.at("block_n") == 64;
   }
 
   bool alone_;

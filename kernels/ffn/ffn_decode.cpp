@@ -92,10 +92,10 @@ class FfnDecode final : public Family {
     return Space()
         .parameter("rows", "hidden features of a block", {8, 16, 24, 32, 48, 64})
         .parameter("warps", "warps of a block, which split k", {4, 8, 16})
-        .parameter("patient", "1: wait for one word of the intermediate before asking for the rest",
+        .parameter("poll_first", "1: poll one word of the intermediate before loading the rest",
                    {0, 1})
-        .parameter("late", "1: ask for the weights of down when half of the others have come",
-                   {0, 1})
+        .parameter("late_down",
+                   "1: prefetch the weights of down once half of the others have arrived", {0, 1})
         .constraint(fmt::format("all blocks must be resident at once, one on each of {} "
                                 "multiprocessors",
                                 processors),
@@ -126,7 +126,7 @@ class FfnDecode final : public Family {
     if (feasible.empty()) throw Error(ErrorKind::internal, "the space of ffn_decode is empty");
     return *std::min_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
       const auto rank = [](const Config& c) {
-        return std::tuple(c.at("rows"), -c.at("late"), -c.at("warps"), c.at("patient"));
+        return std::tuple(c.at("rows"), -c.at("late_down"), -c.at("warps"), c.at("poll_first"));
       };
       return rank(a) < rank(b);
     });
@@ -142,7 +142,7 @@ class FfnDecode final : public Family {
          fmt::format("fftune::ffn_decode<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                      element_type(problem.dtype), activation_type(problem), layout.tokens,
                      layout.rows, layout.out_rows, layout.warps, layout.steps, layout.out_steps,
-                     config.at("patient") == 1, config.at("late") == 1)});
+                     config.at("poll_first") == 1, config.at("late_down") == 1)});
     program.scratch.push_back({static_cast<std::size_t>(256 + shape.m * shape.h * 4), false});
     KernelLaunch launch;
     launch.grid.x = static_cast<std::uint32_t>(layout.blocks);

@@ -100,8 +100,8 @@ Space CpuBlasProduct::space(const Problem& problem, const DeviceFacts& facts) co
   std::vector<std::int64_t> threads{1};
   if (facts.multiprocessors > 1) threads.push_back(facts.multiprocessors);
   return Space()
-      .parameter("rows", "rows of a block", useful(shape.m, {32, 128, 512}))
-      .parameter("columns", "columns of a block", useful(shape.n, {64, 256, 1024}))
+      .parameter("block_m", "rows of a block", useful(shape.m, {32, 128, 512}))
+      .parameter("block_n", "columns of a block", useful(shape.n, {64, 256, 1024}))
       .parameter("threads", "threads, each with products of its own", threads);
 }
 
@@ -109,13 +109,13 @@ Config CpuBlasProduct::default_config(const Problem& problem, const DeviceFacts&
   // The largest blocks that leave one for each thread: OpenBLAS packs both operands of each.
   const GemmShape shape = product(problem).shape;
   const Space space = this->space(problem, facts);
-  Config config{{"rows", 32}, {"columns", 64}, {"threads", facts.multiprocessors}};
+  Config config{{"block_m", 32}, {"block_n", 64}, {"threads", facts.multiprocessors}};
   for (const auto rows : space.parameters()[0].numbers())
     for (const auto columns : space.parameters()[1].numbers())
       if (ceil_div(shape.m, rows) * ceil_div(shape.n, columns) * shape.results >=
           facts.multiprocessors) {
-        config.set("rows", rows);
-        config.set("columns", columns);
+        config.set("block_m", rows);
+        config.set("block_n", columns);
       }
   return config;
 }
@@ -123,7 +123,7 @@ Config CpuBlasProduct::default_config(const Problem& problem, const DeviceFacts&
 Program CpuBlasProduct::program(const Problem& problem, const DeviceFacts& facts,
                                 const Config& config) const {
   const Blocks blocks{
-      product(problem),      config.at("rows"),           config.at("columns"),
+      product(problem),      config.at("block_m"),        config.at("block_n"),
       config.get("threads"), &vector_kernels(facts.arch), &row_kernels(facts.arch, DType::f32)};
   Program program;
   program.host_tensors = tensors_of(blocks.product);

@@ -62,22 +62,22 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
   const int products = shape.products;
   const auto add = tile_constraints(space, shape);
   add("wgmma takes 64 rows for each warpgroup: tokens, or output features when swapped",
-      {"bm", "bn", "schedule", "consumers"},
+      {"bm", "bn", "schedule", "mma_warpgroups"},
       [](const WgmmaTile& t) { return t.rows() % (64 * t.row_consumers()) == 0; });
   add("the narrow side of the tile is one wgmma wide", {"bm", "bn", "schedule"},
       [](const WgmmaTile& t) {
         if (!t.swapped()) return t.bm >= 64;
         return is_usual(t.bm) ? t.bm <= 128 && t.bn <= 128 : true;
       });
-  add("ping-pong is two warpgroups in turn", {"schedule", "consumers"},
+  add("ping-pong is two warpgroups in turn", {"schedule", "mma_warpgroups"},
       [](const WgmmaTile& t) { return !t.ping_pong() || t.consumers == 2; });
   add("more than 64 rows a warpgroup and accumulators of both products must fit beside the "
       "operands in 232 registers a thread, or 160 with three consumers",
-      {"bm", "bn", "schedule", "consumers"},
+      {"bm", "bn", "schedule", "mma_warpgroups"},
       [=](const WgmmaTile& t) { return t.sums(products) <= (t.consumers == 3 ? 128 : 192); });
   add("a third warpgroup pays only where two cannot hold the tile, and four leave a thread the 128 "
       "registers that no wgmma of 256 columns fits",
-      {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
+      {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const WgmmaTile& t) {
         return t.consumers < 3 || (t.rows() == 192 && t.sums(products) >= 64 && t.columns() <= 192);
       });
   add("tiles of 64 x 64 or less leave the tensor cores waiting for shared memory unless tokens "
@@ -111,16 +111,16 @@ void add_tile_constraints(Space& space, const GemmShape& shape, const DeviceFact
   add("gate and up are read by the block that has the whole sum", {"split_k"},
       [=](const WgmmaTile& t) { return t.split_k == 1 || shape.box_buffers == 1; });
   add("no more buffers for the output than it has boxes",
-      {"bm", "bn", "schedule", "consumers", "split_k", "output_boxes"},
+      {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "epilogue_stages"},
       [=](const WgmmaTile& t) { return t.output_boxes <= t.boxes(); });
   const std::int64_t limit = facts.shared_bytes_per_block;
   add(fmt::format("stages * 128 bytes * (bm + {} bn), the output boxes and the exchange of split-K "
                   "must fit in the {} bytes of shared memory that a block can have",
                   products, limit),
-      {"bm", "bn", "schedule", "consumers", "split_k", "stages", "output_boxes"},
+      {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
       [=](const WgmmaTile& t) { return t.shared_bytes(products, shape.box_buffers) <= limit; });
   add("a ring of fewer k tiles than fit, by a third or more, only waits longer for memory",
-      {"bm", "bn", "schedule", "consumers", "split_k", "stages", "output_boxes"},
+      {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
       [=](const WgmmaTile& t) {
         return t.stages >= t.k_tiles(shape) ||
                t.shared_bytes(products, shape.box_buffers) * 3 > limit * 2 || t.stages >= 12;
@@ -137,7 +137,7 @@ void add_problem_constraints(Space& space, const GemmShape& shape, const DeviceF
       });
   add("widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
       "groups end in parts of tiles, and boxes that are read too have 32 features or 64",
-      {"bm", "bn", "schedule", "consumers"}, [=](const WgmmaTile& t) {
+      {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const WgmmaTile& t) {
         const int width = t.instruction_columns(shape.products);
         const bool plain = !shape.grouped && shape.box_buffers == 1;
         return plain || t.swapped() || width <= 32 || width % 32 == 0;
@@ -200,15 +200,18 @@ Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts) {
                  {16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256})
       .parameter(
           "schedule",
-          "0 cooperative: the consumers share a tile; 1 ping-pong: each owns one; 2 swapped: "
-          "cooperative, weights on the 64-row side",
-          {0, 1, 2})
-      .parameter("consumers", "warpgroups that multiply", {1, 2, 3})
+          "cooperative: the MMA warpgroups share a tile; pingpong: each has its own; swap_ab: "
+          "cooperative, with the weights as operand A",
+          {"cooperative", "pingpong", "swap_ab"})
+      .parameter("mma_warpgroups", "warpgroups that issue wgmma", {1, 2, 3})
       .parameter("cluster_m", "blocks along m that share weights by multicast", {1, 2})
       .parameter("cluster_n", "blocks along n that share tokens by multicast", {1, 2})
       .parameter("split_k", "blocks of a cluster that share the sum of a tile", {1, 2, 4, 8})
-      .parameter("stages", "k tiles of 64 that shared memory holds", {2, 3, 4, 5, 6, 8, 12, 16})
-      .parameter("output_boxes", "buffers between registers and memory, a consumer", {1, 2, 4})
+      .parameter("stages", "stages of the shared-memory pipeline, K blocks of 64",
+                 {2, 3, 4, 5, 6, 8, 12, 16})
+      .parameter("epilogue_stages",
+                 "shared-memory buffers of an MMA warpgroup between registers and TMA stores",
+                 {1, 2, 4})
       .parameter("group_m", "tile rows in a band of the raster order", {8, 16});
   add_tile_constraints(space, shape, facts);
   add_problem_constraints(space, shape, facts);

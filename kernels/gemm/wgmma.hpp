@@ -16,9 +16,9 @@
 
 namespace fftune {
 
-/// bm, bn, schedule, consumers, cluster_m, cluster_n, split_k, stages, output_boxes, group_m, with
-/// what limits them for this product on this device. `bn` counts columns of the output: with two
-/// products a block computes 2 bn.
+/// bm, bn, schedule, mma_warpgroups, cluster_m, cluster_n, split_k, stages, epilogue_stages,
+/// group_m, with what limits them for this product on this device. `bn` counts columns of the
+/// output: with two products a block computes 2 bn.
 Space wgmma_space(const GemmShape& shape, const DeviceFacts& facts);
 
 /// The feasible configuration of least wgmma_cost().

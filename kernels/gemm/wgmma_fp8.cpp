@@ -36,7 +36,7 @@ void add_block_constraints(Space& space, Fp8Scales scales) {
                      if (tile.swapped()) return tile.consumer_rows() % scale_block == 0;
                      return tile.bn == scale_block && tile.split_k == 1;
                    },
-                   {"bn", "schedule", "consumers", "split_k"});
+                   {"bn", "schedule", "mma_warpgroups", "split_k"});
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ Space wgmma_fp8_space(const GemmShape& shape, const DeviceFacts& facts, Fp8Scale
         const int held = tile.sums(products) + tile.columns() / 2;
         return held <= (tile.consumers == 3 ? 112 : 192);
       },
-      {"bm", "bn", "schedule", "consumers"});
+      {"bm", "bn", "schedule", "mma_warpgroups"});
   space.constraint("a row of a box to store has 32 bytes or more",
                    [](const Config& c) { return WgmmaTile(c).box_features() >= 32; },
                    {"bm", "bn", "schedule", "split_k"});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "core/config.hpp"
 #include "kernels/gemm/shape.hpp"
@@ -9,24 +10,33 @@
 namespace fftune {
 
 struct WgmmaTile {
-  int bm, bn, schedule, consumers, cluster_m, cluster_n, split_k, stages, output_boxes, group_m;
+  enum class Schedule { cooperative, pingpong, swap_ab };
+
+  int bm, bn;
+  Schedule schedule;
+  int consumers, cluster_m, cluster_n, split_k, stages, output_boxes, group_m;
   bool one_owner;
 
   explicit WgmmaTile(const Config& config, bool one = false)
       : bm(config.get("bm")),
         bn(config.get("bn")),
-        schedule(config.get("schedule")),
-        consumers(config.get("consumers")),
+        schedule(schedule_of(config.word("schedule"))),
+        consumers(config.get("mma_warpgroups")),
         cluster_m(config.get("cluster_m")),
         cluster_n(config.get("cluster_n")),
         split_k(config.get("split_k")),
         stages(config.get("stages")),
-        output_boxes(config.get("output_boxes")),
+        output_boxes(config.get("epilogue_stages")),
         group_m(config.get("group_m")),
         one_owner(one) {}
 
-  bool ping_pong() const { return schedule == 1; }
-  bool swapped() const { return schedule == 2; }
+  static Schedule schedule_of(const std::string& word) {
+    if (word == "pingpong") return Schedule::pingpong;
+    return word == "swap_ab" ? Schedule::swap_ab : Schedule::cooperative;
+  }
+
+  bool ping_pong() const { return schedule == Schedule::pingpong; }
+  bool swapped() const { return schedule == Schedule::swap_ab; }
   int rows() const { return swapped() ? bn : bm; }
   int columns() const { return swapped() ? bm : bn; }
   /// Among how many warpgroups the rows are split.

@@ -33,8 +33,8 @@ struct Blocks {
 Blocks blocks_of(Stage stage, const Problem& problem, const DeviceFacts& facts,
                  const Config& config) {
   Blocks blocks{product_of(stage, problem), CpuTensors(problem, facts)};
-  blocks.tokens = std::min(config.at("token_block"), blocks.work.shape.m);
-  blocks.features = std::min(config.at("feature_block"), blocks.work.shape.n);
+  blocks.tokens = std::min(config.at("block_m"), blocks.work.shape.m);
+  blocks.features = std::min(config.at("block_n"), blocks.work.shape.n);
   blocks.threads = config.get("threads");
   return blocks;
 }
@@ -129,17 +129,17 @@ class CpuBlas final : public Family {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     return Space()
-        .parameter("token_block", "tokens of a block", {32, 128, 512})
-        .parameter("feature_block", "output features of a block", {64, 256, 1024})
+        .parameter("block_m", "tokens of a block", {32, 128, 512})
+        .parameter("block_n", "output features of a block", {64, 256, 1024})
         .parameter("threads", "threads, each with products of its own", thread_counts(facts))
         .constraint("a block of tokens that is mostly empty",
                     [m = problem.size("m")](const Config& config) {
-                      return config.at("token_block") == 32 || config.at("token_block") < 2 * m;
+                      return config.at("block_m") == 32 || config.at("block_m") < 2 * m;
                     },
-                    {"token_block"})
+                    {"block_m"})
         .constraint("the blocks of a thread take more than 256 MiB", [this, problem,
                                                                       facts](const Config& config) {
-          const bool smallest = config.at("token_block") == 32 && config.at("feature_block") == 64;
+          const bool smallest = config.at("block_m") == 32 && config.at("block_n") == 64;
           return smallest || lane_floats(problem, facts, config) * 4 <= most_lane_bytes;
         });
   }
@@ -149,12 +149,12 @@ class CpuBlas final : public Family {
     // every thread has some.
     const Space space = this->space(problem, facts);
     const GemmShape shape = product_of(stages_.front(), problem).shape;
-    Config config{{"token_block", 32}, {"feature_block", 64}, {"threads", facts.multiprocessors}};
+    Config config{{"block_m", 32}, {"block_n", 64}, {"threads", facts.multiprocessors}};
     for (const std::int64_t tokens : {32, 128, 512})
       for (const std::int64_t features : {64, 256, 1024}) {
         Config larger = config;
-        larger.set("token_block", tokens);
-        larger.set("feature_block", features);
+        larger.set("block_m", tokens);
+        larger.set("block_n", features);
         const auto blocks = ceil_div(shape.m, tokens) * ceil_div(shape.n, features);
         if (blocks >= facts.multiprocessors && space.violations(larger).empty()) config = larger;
       }

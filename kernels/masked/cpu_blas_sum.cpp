@@ -105,20 +105,20 @@ class CpuBlasSum final : public Family {
 
   Space space(const Problem&, const DeviceFacts& facts) const override {
     return Space()
-        .parameter("rows", "rows of a block", {32, 128, 512})
-        .parameter("columns", "columns of a block", {64, 256, 1024})
+        .parameter("block_m", "rows of a block", {32, 128, 512})
+        .parameter("block_n", "columns of a block", {64, 256, 1024})
         .parameter("threads", "threads, each with products of its own", thread_counts(facts));
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     // The largest blocks that leave one for each thread: each gathers the tokens that it adds up.
     const GemmShape shape = sum_of(stage_, problem).shape;
-    Config config{{"rows", 32}, {"columns", 64}, {"threads", facts.multiprocessors}};
+    Config config{{"block_m", 32}, {"block_n", 64}, {"threads", facts.multiprocessors}};
     for (const std::int64_t rows : {32, 128, 512})
       for (const std::int64_t columns : {64, 256, 1024})
         if (ceil_div(shape.m, rows) * ceil_div(shape.n, columns) * shape.results >=
             facts.multiprocessors) {
-          config.set("rows", rows);
-          config.set("columns", columns);
+          config.set("block_m", rows);
+          config.set("block_n", columns);
         }
     return config;
   }
@@ -126,8 +126,8 @@ class CpuBlasSum final : public Family {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     Blocks blocks{sum_of(stage_, problem), CpuTensors(problem, facts)};
-    blocks.rows = config.at("rows");
-    blocks.columns = config.at("columns");
+    blocks.rows = config.at("block_m");
+    blocks.columns = config.at("block_n");
     blocks.threads = config.get("threads");
     Program program;
     program.host_tensors = host_tensors(stage_, problem);

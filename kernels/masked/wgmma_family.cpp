@@ -36,25 +36,25 @@ bool takes_turns(const Problem& problem, const StageProduct& work) {
   return scatters(problem) && !work.sorted_a && !work.gradient;
 }
 int turns_of(const Config& config) {
-  return config.contains("turns") ? config.get("turns") : 1;
+  return config.contains("a_reuse") ? config.get("a_reuse") : 1;
 }
 
 void add_turns(Space& space, const GemmShape& shape) {
-  space.parameter("turns",
-                  "tiles of the same tokens that a block has one after the other: the first is "
-                  "gathered, and copied from there for the others",
+  space.parameter("a_reuse",
+                  "tiles along n that a block computes for the same gathered rows: A is "
+                  "gathered for the first one and copied for the others",
                   {1, 2, 4, 8});
   space.constraint("blocks take turns by themselves, with all consumers at one tile",
                    [](const Config& config) {
                      const WgmmaTile t(config);
                      return turns_of(config) == 1 || (t.cluster_blocks() == 1 && !t.ping_pong());
                    },
-                   {"schedule", "cluster_m", "cluster_n", "split_k", "turns"});
+                   {"schedule", "cluster_m", "cluster_n", "split_k", "a_reuse"});
   space.constraint("there are no more tiles of the same tokens than the features have",
                    [n = shape.n](const Config& config) {
                      return turns_of(config) <= ceil_div(n, config.at("bn"));
                    },
-                   {"bn", "turns"});
+                   {"bn", "a_reuse"});
 }
 
 /// The product as the engine's space and its cost may see it: its tokens in groups as large as

@@ -25,12 +25,12 @@ DeviceFacts without_tables(DeviceFacts facts) {
 
 /// Whether a kernel before copies the tokens into the order of the mask.
 bool sorts_first(const Problem& problem, const Config& config) {
-  return scatters(problem) && config.at("sorts") == 1;
+  return scatters(problem) && config.at("pre_permute") == 1;
 }
 
 /// How many warps of a block gather, where tokens are scattered.
 int gatherers(const Problem& problem, const Config& config) {
-  return scatters(problem) ? static_cast<int>(config.at("gatherers")) : 2;
+  return scatters(problem) ? static_cast<int>(config.at("gather_warps")) : 2;
 }
 
 class WgmmaSumFamily final : public StageFamily {
@@ -48,26 +48,27 @@ class WgmmaSumFamily final : public StageFamily {
     // Under a mask of long runs nearly all tokens are copied from where they are.
     if (!scatters(problem)) return space;
     space
-        .parameter("sorts",
-                   "1: a kernel before copies the tokens into the order of the mask; 0: blocks "
+        .parameter("pre_permute",
+                   "1: a kernel in front permutes the rows into the order of the groups; 0: blocks "
                    "gather those that are scattered",
                    {0, 1})
-        .parameter("gatherers",
-                   "warps of a block that gather: 2 of the producers, or 4, which are a warpgroup "
-                   "more",
+        .parameter("gather_warps",
+                   "gather warps of a block: 2 of the producer warpgroup, or 4, which are a "
+                   "warpgroup of their own",
                    {2, 4})
-        .constraint("sorted tokens are not gathered",
-                    [](const Config& c) { return c.at("sorts") == 0 || c.at("gatherers") == 2; },
-                    {"sorts", "gatherers"})
+        .constraint(
+            "sorted tokens are not gathered",
+            [](const Config& c) { return c.at("pre_permute") == 0 || c.at("gather_warps") == 2; },
+            {"pre_permute", "gather_warps"})
         .constraint(
             "four warpgroups start with the 128 registers a thread that no wgmma of 256 columns "
             "fits, and two of them multiply with 200, which hold 128 accumulators",
             [](const Config& c) {
               const WgmmaTile tile(c, true);
-              return c.at("gatherers") == 2 ||
+              return c.at("gather_warps") == 2 ||
                      (tile.consumers == 2 && tile.sums(1) <= 128 && tile.bn <= 192);
             },
-            {"bm", "bn", "schedule", "consumers", "gatherers"});
+            {"bm", "bn", "schedule", "mma_warpgroups", "gather_warps"});
     return space;
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {

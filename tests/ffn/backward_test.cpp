@@ -168,12 +168,12 @@ TEST_CASE("the gradients of a gate are right on a GPU where a block has several 
   const auto feasible = family.space(problem, backend->facts()).feasible();
   std::mt19937_64 random(7);
   Verifier verifier(*backend, ffn_op(), problem, random());
-  for (const int schedule : {0, 1}) {
+  for (const std::string schedule : {"cooperative", "pingpong"}) {
     // What is read comes a tile ahead where there are buffers, which consumers in ping-pong share.
     std::vector<Config> configs;
     for (const Config& config : feasible)
-      if (config.at("schedule") == schedule && config.at("bn") == 128 &&
-          config.at("output_boxes") * (schedule == 1 ? 2 : 1) >= 2)
+      if (config.word("schedule") == schedule && config.at("bn") == 128 &&
+          config.at("epilogue_stages") * (schedule == "pingpong" ? 2 : 1) >= 2)
         configs.push_back(config);
     REQUIRE(!configs.empty());
     for (int i = 0; i < 3; ++i) {

@@ -213,8 +213,8 @@ TEST_CASE("wgmma keeps the 128 features of a scale together") {
     for (const auto& config :
          family_of(ffn_op(), "gate_up_sm90").space(problem, hopper).feasible()) {
       CAPTURE(config.text());
-      const bool swapped = config.get("schedule") == 2;
-      if (swapped) REQUIRE(config.get("bn") / config.get("consumers") % 128 == 0);
+      const bool swapped = config.word("schedule") == "swap_ab";
+      if (swapped) REQUIRE(config.get("bn") / config.get("mma_warpgroups") % 128 == 0);
       if (!swapped) REQUIRE(config.get("bn") == 128);
     }
   }

@@ -94,9 +94,10 @@ TEST_CASE("a launch maps transposed operands as they lie in memory", "[kernels]"
 
 TEST_CASE("two results double the tiles, and two terms the k tiles", "[kernels]") {
   const Problem problem = problem_of(4096, 1024, 2048);
-  const Config config{{"bm", 128},         {"bn", 256},      {"schedule", 0}, {"consumers", 2},
-                      {"cluster_m", 2},    {"cluster_n", 1}, {"split_k", 1},  {"stages", 4},
-                      {"output_boxes", 1}, {"group_m", 8}};
+  const Config config{{"bm", 128},           {"bn", 256},      {"schedule", "cooperative"},
+                      {"mma_warpgroups", 2}, {"cluster_m", 2}, {"cluster_n", 1},
+                      {"split_k", 1},        {"stages", 4},    {"epilogue_stages", 1},
+                      {"group_m", 8}};
   const WgmmaTile tile(config);
   CHECK(tile.tiles(ffn::d_gate_up_product(problem).shape) == 2 * (2048 / 128) * (1024 / 256));
   CHECK(tile.k_tiles(ffn::d_x_product(problem).shape) == 2 * 2048 / 64);

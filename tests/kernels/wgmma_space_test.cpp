@@ -28,9 +28,10 @@ TEST_CASE("the wgmma space has the tiles that are known to win", "[kernels]") {
   const auto feasible = wgmma_space({4096, 2048, 1024, 2}, hopper()).feasible();
   CHECK(feasible.size() >= 100);
   CHECK(feasible.size() <= 600);
-  const Config winner{{"bm", 128},         {"bn", 128},      {"schedule", 0}, {"consumers", 2},
-                      {"cluster_m", 2},    {"cluster_n", 1}, {"split_k", 1},  {"stages", 4},
-                      {"output_boxes", 2}, {"group_m", 8}};
+  const Config winner{{"bm", 128},           {"bn", 128},      {"schedule", "cooperative"},
+                      {"mma_warpgroups", 2}, {"cluster_m", 2}, {"cluster_n", 1},
+                      {"split_k", 1},        {"stages", 4},    {"epilogue_stages", 2},
+                      {"group_m", 8}};
   CHECK(std::find(feasible.begin(), feasible.end(), winner) != feasible.end());
 }
 

@@ -112,16 +112,16 @@ TEST_CASE("gradients of the weights take memory beside the tensors only to sort 
     return family.program(problem, facts, config);
   };
   Config config = family.default_config(problem, facts);
-  CHECK_FALSE(config.contains("sorts"));
-  CHECK_FALSE(config.contains("gatherers"));
+  CHECK_FALSE(config.contains("pre_permute"));
+  CHECK_FALSE(config.contains("gather_warps"));
   CHECK(program_of(config).scratch.empty());
   CHECK(program_of(config).steps.size() == 1);
   problem.options["mask"] = "random:0.33";
-  config.set("gatherers", 2);
-  config.set("sorts", 0);
+  config.set("gather_warps", 2);
+  config.set("pre_permute", 0);
   CHECK(program_of(config).scratch.empty());
   CHECK(program_of(config).steps.size() == 1);
-  config.set("sorts", 1);
+  config.set("pre_permute", 1);
   CHECK(program_of(config).scratch.size() == 2);
   CHECK(program_of(config).scratch[0].bytes == 4096 * 2048 * 2);
   CHECK(program_of(config).scratch[1].bytes == 4096 * 1024 * 2);
@@ -136,14 +136,14 @@ TEST_CASE("untuned, four warps of another warpgroup gather the scattered tokens 
     problem.options["mask"] = "random:0.33";
     Config config = family.default_config(problem, facts);
     CAPTURE(config.text());
-    CHECK(config.at("sorts") == 0);
-    CHECK(config.at("gatherers") == 4);
+    CHECK(config.at("pre_permute") == 0);
+    CHECK(config.at("gather_warps") == 4);
     const auto threads = [&] {
       const Program program = family.program(problem, facts, config);
       return std::get<KernelLaunch>(program.steps.back()).block.x;
     };
     CHECK(threads() == 512);
-    config.set("gatherers", 2);
+    config.set("gather_warps", 2);
     CHECK(threads() == 384);
   }
 }

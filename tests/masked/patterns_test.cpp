@@ -115,7 +115,7 @@ void verify_scattered(Backend& backend, const Op& op, DType dtype,
                       const std::vector<std::int64_t>& sizes, int more,
                       const Options& options = {}) {
   for (const std::int64_t m : tokens)
-    for (const auto& [parameter, value] : {std::pair{"gatherers", 4}, {"sorts", 1}}) {
+    for (const auto& [parameter, value] : {std::pair{"gather_warps", 4}, {"pre_permute", 1}}) {
       const Problem problem =
           masked_problem(op, DeviceKind::cuda, dtype, m, sizes, "random:0.5", "bwd", options);
       DYNAMIC_SECTION(problem.text() << " " << parameter << "=" << value) {

@@ -25,7 +25,7 @@ std::vector<Config> with_turns(const Family& family, const Problem& problem,
                                const DeviceFacts& facts, std::mt19937_64& random, int count) {
   std::vector<Config> configs;
   for (const Config& config : family.space(problem, facts).feasible())
-    if (config.at("turns") > 1) configs.push_back(config);
+    if (config.at("a_reuse") > 1) configs.push_back(config);
   std::shuffle(configs.begin(), configs.end(), random);
   configs.resize(std::min<std::size_t>(configs.size(), static_cast<std::size_t>(count)));
   return configs;
@@ -38,7 +38,7 @@ TEST_CASE("blocks take turns at the tiles of gathered tokens alone") {
   const Op& op = masked_ffn_op();
   const auto has_turns = [&](const char* family, const std::string& mask) {
     const auto space = family_of(op, family).space(problem_of(op, 4096, 1024, 2048, mask), facts);
-    return space.feasible().front().contains("turns");
+    return space.feasible().front().contains("a_reuse");
   };
   CHECK(has_turns("gate_up_sm90", "random:0.33"));
   CHECK(has_turns("gate_up_sm90", "even:0.5"));
@@ -53,20 +53,17 @@ TEST_CASE("the rows that blocks keep are one copy of the tokens, in whole tiles 
   const Problem problem = problem_of(op, 16384, 1024, 1024, "random:0.33");
   const Family& family = family_of(op, "linear_sm90");
   Config config = family.default_config(problem, facts);
-  for (const auto& [name, value] : {std::pair{"bm", 128},
-                                    {"bn", 256},
-                                    {"schedule", 0},
-                                    {"consumers", 2},
-                                    {"cluster_m", 1},
-                                    {"stages", 3}})
+  config.set("schedule", "cooperative");
+  for (const auto& [name, value] :
+       {std::pair{"bm", 128}, {"bn", 256}, {"mma_warpgroups", 2}, {"cluster_m", 1}, {"stages", 3}})
     config.set(name, value);
-  config.set("turns", 1);
+  config.set("a_reuse", 1);
   const auto launch_of = [&] {
     return std::get<KernelLaunch>(family.program(problem, facts, config).steps.back());
   };
   CHECK(family.program(problem, facts, config).scratch.empty());
   CHECK(launch_of().grid.x == 132);
-  config.set("turns", 4);
+  config.set("a_reuse", 4);
   const Program program = family.program(problem, facts, config);
   REQUIRE(program.scratch.size() == 1);
   CHECK(program.scratch[0].bytes == (16384 + 128) * 1024 * 2);
