@@ -1,7 +1,56 @@
-// C = epilogue(A Bᵀ) on sm_90a with TMA and wgmma: dense, of grouped rows, and as a grouped
-// reduction; one persistent, warp-specialised kernel (gemm.cu) for every form.
+// The sm_90a GEMM: C = epilogue(A·Bᵀ) with TMA and wgmma, dense, of grouped rows, and as a grouped
+// reduction: one persistent, warp-specialised kernel (gemm.cu) for every form (gemm/form.cuh).
 //
-// TODO-PICTURE
+//   producer warps              shared memory          MMA warpgroups (1 to 3)
+//  +-------------------------+  +-------------------+  +------------------------------+
+//  | warp 0  TMA: B          |  | stages: A|B0(|B1) |  | mainloop.cuh: wgmma          |
+//  | warp 1  TMA: A          |->| of one K block,   |->| into accumulators            |
+//  |  or 1-2 gather A's rows |  | rows of 128 bytes |  |              |               |
+//  |  or 0-3 gather tokens   |  +-------------------+  |              v               |
+//  |         (load.cuh)      |  | split-K reduction |<-> split_k.cuh: DSMEM, cluster  |
+//  |                         |  +-------------------+  |              |               |
+//  | next    index warp:     |  | epilogue stages:  |  |              v               |
+//  |         rows of tiles   |  | subtiles of C     |<-> epilogue.cuh: visitors, then |
+//  |         ahead           |  +-------------------+  | TMA stores, or rows          |
+//  |         (pipeline.cuh)  |->| barriers; groups, |->| scattered                    |
+//  +-------------------------+  | row indices       |  +------------------------------+
+//                               +-------------------+  offsets: config.cuh
+//
+//  barrier              arrivals that complete a phase          who waits
+//  full[stage]          B's TMA thread with the bytes of both   MMA warpgroups
+//                       operands; gathered A: 64 threads more
+//                       (their cp.async); gathered K blocks:
+//                       all threads of the gather warps
+//  empty[stage]         a thread of each MMA warpgroup of each  producers
+//                       CTA that loads into the stage
+//  epilogue[w][stage]   the bytes of source, or gate and up     MMA warpgroup w (all, if shared)
+//  reduction            the bytes of the other CTAs'            MMA warpgroups of a reducer
+//                       accumulators
+//  row indices          full: the index warp; empty: each warp  gather warps and MMA warpgroups;
+//  [2 stages]           that reads them                         the index warp
+//  replay[2]            the storing thread (A reuse)            the gather warps' TMA thread
+//  named barriers       named_barriers.cuh
+//
+// Every role walks the same tile scheduler (tile_scheduler.cuh) to the same work tiles.
+// Cooperative: the MMA warpgroups split each tile. Ping-pong: two have whole tiles in turn, one's
+// MMAs beside the other's epilogue. In a cluster of cluster_m x cluster_n CTAs those of one tile
+// row each load a share of its A and multicast it to the others, and those of one tile column its
+// B: less traffic from L2. Or, where tiles are too few to fill the device, the CTAs of a cluster
+// share the k of one tile.
+//
+// Grouped rows. Each work tile has rows of one group, so that no row is computed twice. A, or C,
+// may be in the sorted order, where a tile's rows are consecutive. Else a tile whose rows happen to
+// be consecutive, as all but a few are under a mask of long runs, is loaded by TMA like any other;
+// the rows of the rest are gathered, and scattered by the epilogue. With A reuse the first of
+// several tiles of the same rows alone is gathered.
+//
+// Grouped reduction. C_g = A_gᵀ·B_g sums over the tokens of each group g (weight gradients). A K
+// block is 64 tokens of one group: TMA loads it where they are consecutive or sorted, else warps
+// gather them. What a group's last K block has too many, the MMA warpgroups overwrite with zeros.
+// Tokens are added in their order, whatever the groups; a group without tokens has a C of zeros.
+//
+// B is a weight, which no kernel before this one writes: its first K blocks are loaded without a
+// wait for those (programmatic dependent launch), unless the form says that it depends on them.
 #pragma once
 
 #include "common/dependency.cuh"
