@@ -22,7 +22,7 @@ def families(path):
             found.append((words[1], words[2], words[3:], []))
         elif words[0] != "device":
             try:
-                found[-1][3].append((tuple(map(int, words[:-1])), float(words[-1])))
+                found[-1][3].append((tuple(words[:-1]), float(words[-1])))
             except ValueError:
                 continue  # a variant that failed has a word in place of its time
     return problem, [family for family in found if family[3]]

@@ -3,12 +3,12 @@
 
 usage: landscape.py JOURNAL.jsonl... > LANDSCAPE.txt    (standard library alone)
 
-A line that begins with a letter opens something; every other is a variant:
+A line that begins with "device", "problem" or "family" opens something; every other is a variant:
 
   device NVIDIA H200
   problem ffn/fwd bf16 act=silu ... m=1
   family 0 gate_up_decode rows warps unroll split_k    (first stage, family, its parameters)
-  16 8 4 1 3.21                                        (their values; µs, or why there is none)
+  16 8 4 1 3.21                                        (their values, numbers or words; µs, or why there is none)
 """
 import json
 import sys

@@ -46,7 +46,7 @@ class CpuRows final : public Family {
     const RowKernels& kernels = row_kernels(facts.arch, problem.dtype);
     const std::int64_t of_task = config.at("rows");
     const int threads = config.get("threads");
-    const bool streams = config.at("streams") != 0;
+    const bool streams = config.at("nontemporal") != 0;
     Program program;
     program.host_tensors = at.count;
     program.steps.emplace_back(

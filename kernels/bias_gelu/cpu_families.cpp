@@ -83,7 +83,7 @@ class CpuForward final : public CpuFamily {
     const Rows rows(problem, facts);
     const std::int64_t of_task = config.at("rows");
     const int threads = config.get("threads");
-    const bool streams = config.at("streams") != 0;
+    const bool streams = config.at("nontemporal") != 0;
     Program program;
     program.host_tensors = rows.at.count;
     program.scratch = {rows.bias_scratch()};
@@ -130,7 +130,7 @@ class CpuBackward final : public CpuFamily {
     const Rows rows(problem, facts);
     const std::int64_t parts = config.at("threads") * config.at("parts");
     const int threads = config.get("threads");
-    const bool streams = config.at("streams") != 0;
+    const bool streams = config.at("nontemporal") != 0;
     Program program;
     program.host_tensors = rows.at.count;
     program.scratch = {rows.bias_scratch(),

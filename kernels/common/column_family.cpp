@@ -62,8 +62,11 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
          threads / (2 * unroll) >= unroll * 2048 * std::int64_t{facts.multiprocessors})
     unroll *= 2;
   const std::int64_t rows = (work.sums && unroll == 4 ? 512 : 256) / columns;
-  Config config{
-      {"vector", vector}, {"columns", columns}, {"rows", rows}, {"unroll", unroll}, {"streams", 0}};
+  Config config{{"vector", vector},
+                {"columns", columns},
+                {"rows", rows},
+                {"unroll", unroll},
+                {"evict_first", 0}};
   if (!work.sums) return config;
   // As many blocks as an SM has at once: those that start when others end have it for themselves.
   // A thread has about 32 registers and 12 for each row that it has in flight.
@@ -94,7 +97,8 @@ Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) cons
                  {1, 2, 4, 8, 16, 32, 64, 128, 256, 512})
       .parameter("rows", "rows of threads of a block", {1, 2, 4, 8, 16, 32, 64, 128, 256})
       .parameter("unroll", "rows that a thread has in flight", {1, 2, 4, 8})
-      .parameter("streams", "lines are the first to leave L2: 1, or stay as others do: 0", {0, 1})
+      .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
+                 {0, 1})
       .constraint("an access is at least one element, and rows are aligned to it",
                   [widest, least = element_bytes(work)](const Config& c) {
                     return c.at("vector") >= least && c.at("vector") <= widest;
@@ -146,7 +150,7 @@ Config ColumnFamily::resolved(const ColumnWork& work, const DeviceFacts& facts,
 
 std::string column_template_arguments(const Config& config) {
   return fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
-                     config.at("rows"), config.at("unroll"), config.at("streams") != 0);
+                     config.at("rows"), config.at("unroll"), config.at("evict_first") != 0);
 }
 
 std::int64_t column_blocks(const ColumnWork& work, const Config& config) {

@@ -52,12 +52,13 @@ Config default_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts
 
 Space row_task_space(std::int64_t rows, const DeviceFacts& facts) {
   return task_space(rows, facts)
-      .parameter("streams", "results are written around the caches: 1, or through them: 0", {0, 1});
+      .parameter("nontemporal",
+                 "1: results are written by non-temporal stores; 0: by ordinary ones", {0, 1});
 }
 
 Config default_row_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
   Config config = default_task(rows, row_bytes, facts);
-  config.set("streams", streams_by_default(rows, row_bytes, facts));
+  config.set("nontemporal", streams_by_default(rows, row_bytes, facts));
   return config;
 }
 
@@ -65,7 +66,8 @@ Space row_part_space(std::int64_t rows, const DeviceFacts& facts) {
   return Space()
       .parameter("threads", "threads at most", thread_counts(facts))
       .parameter("parts", "parts of the rows for each thread", {1, 2, 4})
-      .parameter("streams", "results are written around the caches: 1, or through them: 0", {0, 1})
+      .parameter("nontemporal",
+                 "1: results are written by non-temporal stores; 0: by ordinary ones", {0, 1})
       .constraint("every part has a row",
                   [rows](const Config& c) { return c.at("threads") * c.at("parts") <= rows; },
                   {"threads", "parts"});
@@ -74,7 +76,7 @@ Space row_part_space(std::int64_t rows, const DeviceFacts& facts) {
 Config default_row_part(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
   return {{"threads", default_threads(rows, row_bytes, facts)},
           {"parts", 1},
-          {"streams", streams_by_default(rows, row_bytes, facts)}};
+          {"nontemporal", streams_by_default(rows, row_bytes, facts)}};
 }
 
 std::int64_t first_row_of_part(std::int64_t rows, std::int64_t parts, std::int64_t part) {

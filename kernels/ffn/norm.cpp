@@ -82,6 +82,9 @@ void append_moved(Program& program, Program from, const std::vector<std::size_t>
   }
 }
 
+/// The parameters by which a family of rmsnorm keeps its output out of the caches.
+constexpr const char* around_caches[] = {"evict_first", "nontemporal"};
+
 /// A family of rmsnorm for the stage.
 class NormFamily final : public Family {
  public:
@@ -101,14 +104,17 @@ class NormFamily final : public Family {
   }
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     Space space = rows_.space(norm_of(problem), facts);
-    if (default_config(problem, facts).contains("streams"))
-      space.constraint("gate_up reads at once what is written: it stays in the cache",
-                       [](const Config& c) { return c.at("streams") == 0; }, {"streams"});
+    const Config config = default_config(problem, facts);
+    for (const char* name : around_caches)
+      if (config.contains(name))
+        space.constraint("gate_up reads at once what is written: it stays in the cache",
+                         [name](const Config& c) { return c.at(name) == 0; }, {name});
     return space;
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     Config config = rows_.default_config(norm_of(problem), facts);
-    if (config.contains("streams")) config.set("streams", 0);
+    for (const char* name : around_caches)
+      if (config.contains(name)) config.set(name, 0);
     return config;
   }
   Program program(const Problem& problem, const DeviceFacts& facts,

@@ -2,10 +2,10 @@
 // share of k, and one of them adds the shares up in the order of the splits. No float atomics, so
 // the same bits every time.
 //
-// On sm_90 and newer the blocks of a tile are a cluster, and the sums travel through distributed
-// shared memory: no workspace at all. Elsewhere they travel through a workspace, and an integer
-// counter per tile tells which block arrives last and so adds up; it reads every share, its own
-// included, so that the order does not depend on it.
+// On sm_90 and newer the blocks of a tile are a cluster, and the accumulators travel through
+// distributed shared memory: no workspace at all. Elsewhere they travel through a workspace, and an
+// integer counter per tile tells which block arrives last and so adds up; it reads every share, its
+// own included, so that the order does not depend on it.
 #pragma once
 
 #include "common/cluster.cuh"
@@ -39,7 +39,7 @@ __device__ __forceinline__ bool arrive_last(u32* counter, int split_k, bool* sha
 
 // Adds the shares of the splits [first_split, split_k) to `values`, in order; `load(split, i)`
 // yields vector i of a share. A few vectors at a time: loads that are in flight together need
-// registers, and a large tile's sums already fill them.
+// registers, and a large tile's accumulators already fill them.
 template <int vectors, class Load>
 __device__ __forceinline__ void add_shares(float4 (&values)[vectors], int first_split, int split_k,
                                            Load load) {

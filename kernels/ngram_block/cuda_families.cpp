@@ -7,7 +7,7 @@
 
 #include "kernels/common/cuda_refusal.hpp"
 #include "kernels/common/device_types.hpp"
-#include "kernels/common/early_rows.hpp"
+#include "kernels/common/l2_prefetch.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 
@@ -55,8 +55,9 @@ class BlockRows final : public Family {
     space.parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
         .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
         .parameter("vector", "bytes of ids of an access", {4, 8, 16});
-    add_early(space, facts, can_ask_early(facts, widest(rows)),
-              [rows](const Config& c) { return all_threads(rows, c); }, {"threads", "cluster"});
+    add_l2_prefetch(space, facts, can_prefetch_l2(facts, widest(rows)),
+                    [rows](const Config& c) { return all_threads(rows, c); },
+                    {"threads", "cluster"});
     space
         .constraint("an access is at least one id, and rows are aligned to it",
                     [least = id_bytes(rows), most = widest(rows)](const Config& c) {
@@ -91,9 +92,9 @@ class BlockRows final : public Family {
       while (cluster < 8 && rows.len >= 16384 * cluster && rows.b * cluster < facts.multiprocessors)
         cluster *= 2;
     Config config{{"threads", threads}, {"cluster", cluster}, {"vector", vector}};
-    const bool early =
-        can_ask_early(facts, vector) && run_at_once(facts, all_threads(rows, config));
-    config.set("early", early ? 1 : 0);
+    const bool l2_prefetch =
+        can_prefetch_l2(facts, vector) && all_resident(facts, all_threads(rows, config));
+    config.set("l2_prefetch", l2_prefetch ? 1 : 0);
     return config;
   }
 
@@ -106,17 +107,18 @@ class BlockRows final : public Family {
           problem, facts,
           {{"threads", 256}, {"cluster", 1}, {"tile", 1}, {"vector", id_bytes(rows)}});
     const Places at = places_of(problem);
-    const Config config =
-        fallback_
-            ? Config{{"threads", 256}, {"cluster", 1}, {"vector", id_bytes(rows)}, {"early", 0}}
-            : given;
+    const Config config = fallback_ ? Config{{"threads", 256},
+                                             {"cluster", 1},
+                                             {"vector", id_bytes(rows)},
+                                             {"l2_prefetch", 0}}
+                                    : given;
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
     Program program;
     program.kernels.push_back(
         {file,
          fmt::format("fftune::block_rows<{}, {}, {}, {}, {}, {}, {}, {}>", element_type(rows.dtype),
                      integer_type(rows.ids), rows.own_lengths, rows.own_n, config.at("threads"),
-                     config.at("cluster"), config.at("vector"), config.at("early") != 0)});
+                     config.at("cluster"), config.at("vector"), config.at("l2_prefetch") != 0)});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x =

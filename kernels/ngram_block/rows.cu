@@ -4,8 +4,8 @@
 // A row belongs to one block, or to the blocks of a cluster. Each id is read once, `vector` bytes
 // at a time: is it a token, and is it the row's last id? There, where a text differs most often,
 // the comparison of the ids before it with those at the row's end begins. Several threads may block
-// one token: all of them write the same. `early`: before its turn a block asks L2 for its first
-// row. Grid: any number of clusters of (cluster, 1, 1). Block: `threads`.
+// one token: all of them write the same. `l2_prefetch`: a block prefetches its first row to
+// L2 before griddepcontrol.wait. Grid: any number of clusters of (cluster, 1, 1). Block: `threads`.
 #include "common/dependency.cuh"
 #include "common/row_sum.cuh"
 #include "common/token_ids.cuh"
@@ -13,11 +13,11 @@
 namespace fftune {
 
 template <class T, class Id, bool own_lengths, bool own_n, int threads, int cluster, int vector,
-          bool early>
+          bool l2_prefetch>
 __global__ void __launch_bounds__(threads)
     block_rows(const Id* ids, T* logits, const int* lengths, const int* ns, int* invalid, i64 rows,
                int len, int vocab, int usual_n, i64 padding_id) {
-  if constexpr (early) {
+  if constexpr (l2_prefetch) {
     if (threadIdx.x == 0 && blockIdx.x % cluster == 0) {
       fetch_to_l2(ids + static_cast<i64>(blockIdx.x / cluster) * len,
                   static_cast<u32>(len) * static_cast<u32>(sizeof(Id)));

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/early_rows.hpp"
 #include "kernels/common/kernel_step.hpp"
+#include "kernels/common/l2_prefetch.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -25,7 +25,7 @@ std::int64_t registers_needed(const Layer& layer, const Config& config) {
   const std::int64_t elements = vectors_of_thread(layer, config) * count;
   const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   return raw_registers(elements, element_bytes, count) * (layer.adds ? 3 : 2) *
-             (config.at("ahead") + 1) +
+             (config.at("prefetch") + 1) +
          elements * (config.at("keep") + 1) + other_registers;
 }
 
@@ -65,28 +65,28 @@ class BackwardRows final : public Family {
     space
         .parameter("waves", "blocks for each SM, which go on to further rows",
                    {1, 2, 3, 4, 6, 8, 12})
-        .parameter("keep", "weights stay in registers from row to row: 1, or are fetched: 0",
+        .parameter("keep", "1: weights stay in registers from row to row; 0: each row loads them",
                    {0, 1})
-        .parameter("ahead", "the next row is fetched before the sums of this one: 1, or after: 0",
-                   {0, 1})
-        .parameter("asked",
-                   "rows of the block before it that L2 is asked for a row; 0: it is not asked",
+        .parameter("prefetch",
+                   "1: the next row is loaded before the sums of this one; 0: after them", {0, 1})
+        .parameter("l2_prefetch_rows",
+                   "how many rows of the block ahead L2 prefetches a row; 0: no prefetch",
                    {0, 1, 2, 4})
         .constraint("threads of all blocks keep in registers what is theirs of a row and of dw",
                     [layer, facts](const Config& c) {
                       return registers_needed(layer, c) <=
                              registers_of_thread(facts, c.at("waves") * block_threads(c));
                     },
-                    {"vector", "group", "groups", "cluster", "waves", "keep", "ahead"})
-        .constraint("L2 is asked for rows of whole 16 bytes, and before they are fetched",
+                    {"vector", "group", "groups", "cluster", "waves", "keep", "prefetch"})
+        .constraint("the L2 prefetch takes rows of whole 16 bytes, and runs ahead of the loads",
                     [layer, facts](const Config& c) {
                       const auto element_bytes =
                           static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-                      return c.at("asked") == 0 ||
-                             (c.at("asked") > c.at("ahead") &&
-                              can_ask_early(facts, widest_vector(layer.d * element_bytes)));
+                      return c.at("l2_prefetch_rows") == 0 ||
+                             (c.at("l2_prefetch_rows") > c.at("prefetch") &&
+                              can_prefetch_l2(facts, widest_vector(layer.d * element_bytes)));
                     },
-                    {"ahead", "asked"})
+                    {"prefetch", "l2_prefetch_rows"})
         .constraint(
             "the groups' sums of dw meet in 48 KB of shared memory",
             [layer](const Config& c) { return shared_bytes(layer, c) <= static_shared_bytes; },
@@ -107,11 +107,11 @@ class BackwardRows final : public Family {
   }
 
   // Two vectors a thread: all that a row needs again stays in its registers, and the next row is on
-  // its way to them; L2 is asked for the one after that. Blocks of 512 threads, as few of them
+  // its way to them; the one after that is prefetched to L2. Blocks of 512 threads, as few of them
   // leave few sums of dw to add up, and as many as an SM has registers for.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     Config config = default_rows(layer_of(problem), facts, 2, 2);
-    for (const char* name : {"keep", "ahead", "asked"}) config.set(name, 0);
+    for (const char* name : {"keep", "prefetch", "l2_prefetch_rows"}) config.set(name, 0);
     config.set("waves", 1);
     const Space space = this->space(problem, facts);
     const auto set_if_feasible = [&](const char* name, std::int64_t value) {
@@ -120,8 +120,8 @@ class BackwardRows final : public Family {
       if (space.violations(other).empty()) config = other;
     };
     set_if_feasible("keep", 1);
-    set_if_feasible("ahead", 1);
-    set_if_feasible("asked", 2);
+    set_if_feasible("prefetch", 1);
+    set_if_feasible("l2_prefetch_rows", 2);
     if (block_threads(config) <= 256) set_if_feasible("groups", 2 * config.at("groups"));
     for (const std::int64_t waves : {2, 3, 4, 6, 8}) set_if_feasible("waves", waves);
     return config;
@@ -138,8 +138,9 @@ class BackwardRows final : public Family {
          fmt::format("fftune::backward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                      template_arguments(layer), config.at("vector"),
                      vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
-                     config.at("cluster"), config.at("keep") != 0, config.at("ahead") != 0,
-                     config.at("asked"), config.at("streams") != 0, config.at("waves"))});
+                     config.at("cluster"), config.at("keep") != 0, config.at("prefetch") != 0,
+                     config.at("l2_prefetch_rows"), config.at("evict_first") != 0,
+                     config.at("waves"))});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x = static_cast<std::uint32_t>(blocks * config.at("cluster"));

@@ -6,11 +6,12 @@
 // share rows as in forward_rows. A thread has the same columns in every row that it works on, so it
 // adds up their dw in registers; the groups of a block meet in shared memory, and
 // backward_rows_weight adds up the blocks. Every sum has a fixed order. `keeps`: weights stay in
-// registers as floats; else they are fetched for every row, twice, from L1. `ahead`: the next row
-// is fetched before the sums of this one, so that loads are in flight all the time. `asked`: before
-// a row is worked on, L2 is asked for the one that comes so many turns later, and before the
-// kernel's turn for the first ones and the weights; 0: for none. Grid: any number of clusters of
-// (cluster, 1, 1). Block: group * groups, of which an SM is to have `resident` at once.
+// registers as floats; else they are fetched for every row, twice, from L1. `prefetch`: the next
+// row is loaded before the sums of this one, so that loads are in flight all the time.
+// `l2_prefetch_rows`: while a row is worked on, the one so many iterations later is prefetched to
+// L2, and before griddepcontrol.wait the first ones and the weights; 0: no prefetch. Grid: any
+// number of clusters of (cluster, 1, 1). Block: group * groups, of which an SM is to have
+// `resident` at once.
 #include "common/column_sum.cuh"
 #include "common/packet.cuh"
 #include "common/rms_norm.cuh"
@@ -19,8 +20,8 @@
 namespace fftune {
 
 template <class T, class W, class Convention, bool adds, bool saved, int vector, int vectors,
-          int group, int groups, int cluster, bool keeps, bool ahead, int asked, bool streams,
-          int resident>
+          int group, int groups, int cluster, bool keeps, bool prefetch, int l2_prefetch_rows,
+          bool evict_first, int resident>
 __global__ void __launch_bounds__(group* groups, resident)
     backward_rows(const T* x, const W* w, const T* dy, const T* dsum, const float* rstd, T* dx,
                   float* partial, i64 rows, int d, float eps) {
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(group* groups, resident)
   const i64 step = static_cast<i64>(gridDim.x / cluster) * groups;
   i64 base = static_cast<i64>(blockIdx.x / cluster) * groups;  // the block's first row
   // The rows of a block are next to each other.
-  const auto ask = [&](i64 first) {
+  const auto prefetch_rows = [&](i64 first) {
     if (threadIdx.x != 0 || rank != 0 || first >= rows) return;
     const i64 left = rows - first;
     const u32 bytes = static_cast<u32>(left < groups ? left : groups) * static_cast<u32>(d) *
@@ -42,9 +43,9 @@ __global__ void __launch_bounds__(group* groups, resident)
     fetch_to_l2(dy + first * d, bytes);
     if constexpr (adds) fetch_to_l2(dsum + first * d, bytes);
   };
-  if constexpr (asked > 0) {
+  if constexpr (l2_prefetch_rows > 0) {
 #pragma unroll
-    for (int turns = 0; turns < asked; ++turns) ask(base + turns * step);
+    for (int ahead = 0; ahead < l2_prefetch_rows; ++ahead) prefetch_rows(base + ahead * step);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       fetch_to_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
     }
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(group* groups, resident)
   const int lane = static_cast<int>(threadIdx.x) % group;
   const int first_column = (rank * group + lane) * count;
   constexpr int column_step = cluster * group * count;
-  const u64 policy = stream_policy<streams>();
+  const u64 policy = stream_policy<evict_first>();
 
   const float inverse_width = 1.0f / static_cast<float>(d);
   const u32 zero = static_cast<u32>(d) >> 31;  // which the compiler does not know
@@ -102,9 +103,9 @@ __global__ void __launch_bounds__(group* groups, resident)
   loaded_row current;
   load(row, current);
   for (int turn = 0; base < rows; base += step, row += step, turn ^= 1) {
-    if constexpr (asked > 0) ask(base + asked * step);
+    if constexpr (l2_prefetch_rows > 0) prefetch_rows(base + l2_prefetch_rows * step);
     loaded_row next;
-    if constexpr (ahead) load(row + step, next);
+    if constexpr (prefetch) load(row + step, next);
 
     float sums[saved ? 1 : 2] = {};  // of factor(w) dy x, and of x²
 #pragma unroll
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(group* groups, resident)
       }
       store_once(dx + row * d + column, from_floats<T>(value), policy);
     }
-    if constexpr (ahead) {
+    if constexpr (prefetch) {
       current = next;
     } else {
       load(row + step, current);

@@ -72,7 +72,7 @@ class CpuBackward final : public Family {
     const Layer layer = layer_of(problem);
     const std::int64_t parts = config.at("threads") * config.at("parts");
     const int threads = config.get("threads");
-    const bool streams = config.at("streams") != 0;
+    const bool streams = config.at("nontemporal") != 0;
     const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
     Program program;
     program.host_tensors = places_of(layer).count;

@@ -63,7 +63,7 @@ class CpuForward final : public Family {
     const Layer layer = layer_of(problem);
     const std::int64_t rows = config.at("rows");
     const int threads = config.get("threads");
-    const bool streams = config.at("streams") != 0;
+    const bool streams = config.at("nontemporal") != 0;
     const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
     Program program;
     program.host_tensors = places_of(layer).count;

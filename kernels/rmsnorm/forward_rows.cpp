@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "kernels/common/device_types.hpp"
-#include "kernels/common/early_rows.hpp"
+#include "kernels/common/l2_prefetch.hpp"
 #include "kernels/common/row_threads.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
@@ -71,13 +71,13 @@ class ForwardRows final : public Family {
     Space space;
     add_row_parameters(space, layer, facts);
     space.parameter("unroll", "rows that a group has in flight", {1, 2, 4})
-        .parameter("keep", "weights stay in registers from row to row: 1, or are fetched: 0",
+        .parameter("keep", "1: weights stay in registers from row to row; 0: each row loads them",
                    {0, 1})
         .parameter("waves", "blocks for each SM, which go on to further rows; 0: one block a set",
                    {0, 2, 4, 8, 16});
-    add_early(space, facts, can_ask_early(facts, row_alignment(layer)),
-              [layer, facts](const Config& c) { return all_threads(layer, facts, c); },
-              {"group", "groups", "cluster", "unroll", "waves"});
+    add_l2_prefetch(space, facts, can_prefetch_l2(facts, row_alignment(layer)),
+                    [layer, facts](const Config& c) { return all_threads(layer, facts, c); },
+                    {"group", "groups", "cluster", "unroll", "waves"});
     space
         .constraint("a thread keeps its part of the rows and weights in registers",
                     [layer, facts](const Config& c) {
@@ -130,9 +130,9 @@ class ForwardRows final : public Family {
     config.set("unroll", 1);
     config.set("keep", vectors_of_thread(layer, config) <= weights_at_hand ? 1 : 0);
     config.set("waves", 0);
-    const bool early = can_ask_early(facts, row_alignment(layer)) &&
-                       run_at_once(facts, all_threads(layer, facts, config));
-    config.set("early", early ? 1 : 0);
+    const bool l2_prefetch = can_prefetch_l2(facts, row_alignment(layer)) &&
+                             all_resident(facts, all_threads(layer, facts, config));
+    config.set("l2_prefetch", l2_prefetch ? 1 : 0);
     return config;
   }
 
@@ -146,7 +146,7 @@ class ForwardRows final : public Family {
                      template_arguments(layer), element_type(layer.out_dtype), config.at("vector"),
                      vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
                      config.at("unroll"), config.at("cluster"), config.at("keep") != 0,
-                     config.at("streams") != 0, config.at("early") != 0)});
+                     config.at("evict_first") != 0, config.at("l2_prefetch") != 0)});
     KernelLaunch launch;
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
     launch.grid.x =

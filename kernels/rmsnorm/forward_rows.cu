@@ -6,7 +6,8 @@
 // thread is vector (i * cluster + rank) * group + lane of the row, so that neighbouring lanes touch
 // neighbouring bytes. Blocks go on to further rows until none is left. `keeps`: weights are
 // fetched once, before the rows, and stay in registers; else for every row, when its sum is known.
-// `early`: before its turn a block asks L2 for its first rows, and the first block for the weights.
+// `l2_prefetch`: before griddepcontrol.wait a block prefetches its first rows to L2, and the first
+// block the weights.
 // Where Y is a type of one byte, y is quantised (common/quantise.cuh), and scales [rows] written.
 // Grid: any number of clusters of (cluster, 1, 1). Block: group * groups.
 #include "common/dependency.cuh"
@@ -17,13 +18,13 @@
 namespace fftune {
 
 template <class T, class W, class Convention, bool adds, bool saves, class Y, int vector,
-          int vectors, int group, int groups, int unroll, int cluster, bool keeps, bool streams,
-          bool early>
+          int vectors, int group, int groups, int unroll, int cluster, bool keeps, bool evict_first,
+          bool l2_prefetch>
 __global__ void __launch_bounds__(group* groups)
     forward_rows(const T* x, const T* residual, const W* w, Y* y, T* sum, float* rstd,
                  float* scales, i64 rows, int d, float eps) {
   constexpr int count = vector / static_cast<int>(sizeof(T));
-  if constexpr (early) {
+  if constexpr (l2_prefetch) {
     // The rows of a block are next to each other.
     const i64 begin = static_cast<i64>(blockIdx.x / cluster) * groups * unroll;
     const i64 left = rows - begin;
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(group* groups)
   const int lane = static_cast<int>(threadIdx.x) % group;
   const int first_column = (rank * group + lane) * count;
   constexpr int column_step = cluster * group * count;
-  const u64 policy = stream_policy<streams>();
+  const u64 policy = stream_policy<evict_first>();
 
   constexpr int chunk = keeps || vectors < 4 ? vectors : 4;  // vectors whose weights are at hand
   packet<W, count> weights[chunk];

@@ -55,7 +55,8 @@ void add_row_parameters(Space& space, const Layer& layer, const DeviceFacts& fac
                  {4, 8, 16, 32, 64, 128, 256, 512, 1024})
       .parameter("groups", "rows of a block side by side", {1, 2, 4, 8, 16, 32, 64})
       .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
-      .parameter("streams", "lines are the first to leave L2: 1, or stay as others do: 0", {0, 1})
+      .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
+                 {0, 1})
       .constraint("an access is at least one element, and rows are aligned to it",
                   [widest, least = element_bytes(layer)](const Config& c) {
                     return c.at("vector") >= least && c.at("vector") <= widest;
@@ -118,7 +119,7 @@ Config default_rows(const Layer& layer, const DeviceFacts& facts, std::int64_t v
           {"group", group},
           {"groups", cluster > 1 ? 1 : groups},
           {"cluster", cluster},
-          {"streams", 0}};
+          {"evict_first", 0}};
 }
 
 }  // namespace fftune::rmsnorm

@@ -167,7 +167,7 @@ class CpuRows final : public Family {
     const Rotation rotation(problem, facts);
     const std::int64_t of_task = config.at("rows");
     const int threads = config.get("threads");
-    const bool streams = config.at("streams") != 0;
+    const bool streams = config.at("nontemporal") != 0;
     Program program;
     program.host_tensors = rotation.places().count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {

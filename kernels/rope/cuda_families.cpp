@@ -90,7 +90,7 @@ Config defaults(const Layer& layer, std::int64_t vector) {
     tokens *= 2;
   while (heads * tokens * lanes < 64 && tokens < 128) tokens *= 2;
   return {{"vector", vector}, {"heads", heads}, {"tokens", tokens},
-          {"unroll", unroll}, {"passes", 1},    {"streams", 0}};
+          {"unroll", unroll}, {"passes", 1},    {"evict_first", 0}};
 }
 
 class Rows final : public Family {
@@ -122,7 +122,8 @@ class Rows final : public Family {
         .parameter("unroll", "heads that a thread has in flight", {1, 2, 4, 8})
         .parameter("passes", "times that it goes on to further heads with the same sines",
                    {1, 2, 4, 8})
-        .parameter("streams", "lines are the first to leave L2: 1, or stay as others do: 0", {0, 1})
+        .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
+                   {0, 1})
         .constraint("an access is at least one element, and halves and rows are aligned to it",
                     [most = widest(layer), least = element_bytes(layer)](const Config& c) {
                       return c.at("vector") >= least && c.at("vector") <= most;
@@ -192,7 +193,7 @@ class Rows final : public Family {
              element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
              layer.starts, layer.table, backward_, layer.rotation == Rotation::interleaved,
              layer.dim, layer.rotary, config.at("vector"), config.at("heads"), config.at("tokens"),
-             config.at("unroll"), config.at("passes"), config.at("streams") != 0)});
+             config.at("unroll"), config.at("passes"), config.at("evict_first") != 0)});
     const std::int64_t across = head_blocks(layer, config);
     KernelLaunch launch;
     launch.grid.x =

@@ -47,7 +47,7 @@ std::shared_ptr<Library> open_library(int device, const char* preset_path) {
 std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
                                        const char* problem_text) {
   const DeviceFacts& facts = library->backend->facts();
-  ParsedProblem parsed = problem_from_json(problem_text);
+  ParsedProblem parsed = problem_from_json(problem_text, *library->catalog);
   const Op& op = library->catalog->op(parsed.problem.op);
   if (!parsed.dtype_given) parsed.problem.dtype = op.dtypes(facts.kind).front();
   const Problem problem = canonical(op, std::move(parsed.problem), facts.kind);

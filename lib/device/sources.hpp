@@ -12,7 +12,7 @@ namespace fftune {
 
 class SourceSet {
  public:
-  /// Names are relative to the kernels folder: "gemm/mma_sync.cuh".
+  /// Names are relative to the kernels folder: "gemm/groups.cuh".
   explicit SourceSet(std::map<std::string, std::string> files);
 
   /// Throws Error(internal) if there is no such file.

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "registry/catalog.hpp"
 #include "store/record.hpp"
 
 namespace fftune {
@@ -36,9 +37,8 @@ std::string preset_text(const PresetDevice& device, const std::string& op,
                         std::vector<PresetRecord> records);
 
 /// One record and one problem as JSON, compact; and a problem back, throwing Error(invalid_input)
-/// that names the wrong field. `problem_from_json` takes the C API's problem_json: "op", "pass"
-/// (default "fwd"), "dtype" (optional: then `dtype_given` is false), sizes as integers, options as
-/// strings.
+/// that names the wrong field: "op", "pass" (default "fwd"), "dtype" (optional: then `dtype_given`
+/// is false), sizes as integers, options as strings.
 std::string record_json(const PresetRecord& record);
 std::string problem_json(const Problem& problem);
 struct ParsedProblem {
@@ -46,5 +46,9 @@ struct ParsedProblem {
   bool dtype_given = false;
 };
 ParsedProblem problem_from_json(const std::string& text);
+/// The same as people write it, in the C API's problem_json: an option of the op that is a number
+/// may be a JSON number too ("eps": 1e-6), and a field of the wrong type is named with what the op
+/// expects of it.
+ParsedProblem problem_from_json(const std::string& text, const Catalog& catalog);
 
 }  // namespace fftune

@@ -9,8 +9,9 @@
 namespace fftune {
 
 /// Written as "schema"; raised whenever a field is added or changes its meaning. Files of an older
-/// version are read: they lack what may be left out.
-constexpr int preset_schema = 2;
+/// version are read: they lack what may be left out, and up to 2 they have old names of parameters
+/// (store/renamed_parameters.hpp).
+constexpr int preset_schema = 3;
 
 /// Never throws for what the text holds. `path` is where it comes from, for the complaints.
 PresetFile parse_preset_text(const std::string& text, const std::filesystem::path& path);

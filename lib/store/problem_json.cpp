@@ -1,13 +1,88 @@
 // The problem_json of the C API.
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "core/error.hpp"
+#include "store/field_reader.hpp"
 #include "store/preset_file.hpp"
 #include "store/record_json.hpp"
 
 namespace fftune {
+namespace {
+
+/// Empty if the value is no number.
+std::string number_text(const JsonValue& value) {
+  if (const auto* integer = value.get_if<std::int64_t>()) return fmt::format("{}", *integer);
+  if (const auto* large = value.get_if<std::uint64_t>()) return fmt::format("{}", *large);
+  if (const auto* real = value.get_if<double>()) return fmt::format("{}", *real);
+  return "";
+}
+
+[[noreturn]] void wrong_type(const std::string& name, const std::string& expected,
+                             const JsonValue& found, const char* advice) {
+  throw Error(ErrorKind::invalid_input, fmt::format("{}: expected {}, found {}{}", name, expected,
+                                                    json_brief(found), advice));
+}
+
+void check_size(const std::string& name, const JsonValue& value) {
+  if (value.get_if<std::string>())
+    wrong_type(name, "a size, which is an integer", value, ", a string: leave out the quotes");
+  if (value.get_if<double>())
+    wrong_type(name, "a size, which is an integer", value,
+               ": leave out the decimal point or the exponent");
+}
+
+void check_word(const std::string& name, const JsonValue& value) {
+  if (!number_text(value).empty()) wrong_type(name, "a string", value, ": put it in quotes");
+}
+
+/// The options of the op that the object gives as JSON numbers, as text. In the object they become
+/// strings, as options are. Throws for a size or an option that is of the wrong type.
+std::map<std::string, std::string> take_numbers(const Op& op, JsonValue::Object& object) {
+  const auto sizes = op.sizes();
+  const auto options = op.options();
+  const auto find = [](const auto& fields, const std::string& name) {
+    return std::find_if(fields.begin(), fields.end(),
+                        [&](const auto& field) { return field.name == name; });
+  };
+  std::map<std::string, std::string> numbers;
+  for (auto& [name, value] : object) {
+    if (find(sizes, name) != sizes.end()) check_size(name, value);
+    const auto option = find(options, name);
+    if (option == options.end()) continue;
+    if (!option->number) check_word(name, value);
+    if (auto text = number_text(value); !text.empty()) {
+      numbers[name] = std::move(text);
+      value = {std::string("0")};
+    }
+  }
+  return numbers;
+}
+
+/// Ranges are the op's to check (canonical), which knows them and says them.
+ParsedProblem parsed(const JsonValue& value) {
+  ParsedProblem parsed;
+  parsed.problem = problem_from_json_value(value, "", std::numeric_limits<std::int64_t>::min(),
+                                           &parsed.dtype_given);
+  return parsed;
+}
+
+template <typename Read>
+ParsedProblem naming_the_source(const Read& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    throw Error(error.kind(), std::string("problem JSON: ") + error.what());
+  }
+}
+
+}  // namespace
 
 std::string record_json(const PresetRecord& record) {
   return json_line(to_json(record));
@@ -18,15 +93,21 @@ std::string problem_json(const Problem& problem) {
 }
 
 ParsedProblem problem_from_json(const std::string& text) {
-  try {
-    ParsedProblem parsed;
-    // The op checks ranges (canonical): it knows them and names them in its errors.
-    parsed.problem = problem_from_json_value(
-        parse_json(text), "", std::numeric_limits<std::int64_t>::min(), &parsed.dtype_given);
-    return parsed;
-  } catch (const Error& error) {
-    throw Error(error.kind(), std::string("problem JSON: ") + error.what());
-  }
+  return naming_the_source([&] { return parsed(parse_json(text)); });
+}
+
+ParsedProblem problem_from_json(const std::string& text, const Catalog& catalog) {
+  return naming_the_source([&] {
+    auto value = parse_json(text);
+    const auto* name = value.find("op");
+    const auto* op = name ? name->get_if<std::string>() : nullptr;
+    // Without an op, parsed() says what is wrong with it.
+    if (!op || !is_name(*op)) return parsed(value);
+    auto numbers = take_numbers(catalog.op(*op), std::get<JsonValue::Object>(value.data));
+    auto result = parsed(value);
+    for (auto& [option, number] : numbers) result.problem.options[option] = std::move(number);
+    return result;
+  });
 }
 
 }  // namespace fftune

@@ -66,6 +66,31 @@ TEST_CASE("a problem that is wrong is refused by the field that is wrong") {
   CHECK(refused(R"({"op":"ffn","m":1,"d":8,"h":8,"width":8})", "width"));
 }
 
+TEST_CASE("an option that is a number is taken as a JSON number and as a string") {
+  const auto context = cpu_context();
+  const auto plan = [&](const std::string& eps) {
+    return context.plan(R"({"op":"rmsnorm","m":4,"d":64,"eps":)" + eps + "}").describe();
+  };
+  const auto expected = plan("\"1e-06\"");
+  CHECK(expected.find("\"eps\": \"1e-06\"") != std::string::npos);
+  for (const char* eps : {"1e-06", "1e-6", "0.000001", "\"0.000001\"", "1.0E-6"})
+    CHECK(plan(eps) == expected);
+  CHECK(plan("0") == plan("\"0\""));
+  CHECK(plan("1") == plan("1.0"));
+  CHECK(refused(R"({"op":"rmsnorm","m":4,"d":64,"eps":2})",
+                "rmsnorm: eps=2 is out of range: use a number from 0 to 1"));
+}
+
+TEST_CASE("a size that is no integer says what it is instead") {
+  CHECK(
+      refused(R"({"op":"ffn","m":"1","d":8,"h":8})",
+              "problem JSON: m: expected a size, which is an integer, found \"1\", a string: leave "
+              "out the quotes"));
+  CHECK(refused(R"({"op":"ffn","m":8.0,"d":8,"h":8})",
+                "problem JSON: m: expected a size, which is an integer, found 8.0: leave out the "
+                "decimal point or the exponent"));
+}
+
 TEST_CASE("sizes that do not fit in memory are refused with the bytes needed and there") {
   const std::string most = "2147483647";
   CHECK(refused("{\"op\":\"ffn\",\"m\":" + most + ",\"d\":" + most + ",\"h\":" + most + "}",

@@ -1,4 +1,5 @@
 // Preset files: shown, compared, merged; and damaged ones named and skipped.
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -37,6 +38,25 @@ TEST_CASE("records are shown, merged and compared") {
   REQUIRE(changes.size() == 1);
   CHECK(changes.at(0).at("change") == "added");
   CHECK(changes.at(0).at("problem").get<std::string>().find("m=2") != std::string::npos);
+}
+
+TEST_CASE("files of schema 2 are rewritten in place by merging them, as the same records") {
+  const Sandbox sandbox;
+  std::filesystem::copy(FFTUNE_SOURCE_DIR "/tests/data/presets-schema-2", sandbox.folder() / "old",
+                        std::filesystem::copy_options::recursive);
+  REQUIRE(sandbox.fftune("presets merge old --out new").code == 0);
+  REQUIRE(sandbox.fftune("presets merge old --out old").code == 0);
+  for (const auto& entry :
+       std::filesystem::directory_iterator(sandbox.folder() / "new/nvidia-h200")) {
+    const auto text = text_of(entry.path());
+    INFO(entry.path());
+    CHECK(text.find("\"schema\": 3,") != std::string::npos);
+    CHECK(text_of(sandbox.folder() / "old/nvidia-h200" / entry.path().filename()) == text);
+  }
+  CHECK(sandbox.fftune("presets diff old new").out == "no differences\n");
+  const auto shown = sandbox.fftune("presets show new --json");
+  CHECK(shown.out.find("\"schedule\": \"pingpong\"") != std::string::npos);
+  CHECK(shown.out.find("consumers") == std::string::npos);
 }
 
 TEST_CASE("a damaged file is named and skipped, and the others serve") {

@@ -94,3 +94,13 @@ TEST_CASE("a word that is not listed, or a number in its place, is named with th
           std::vector<std::string>{"bm=large is not one of 64, 128"});
   REQUIRE(space.violations({{"schedule", "pingpong"}, {"bm", 128}}).empty());
 }
+
+TEST_CASE("a predicate may read a word that it does not depend on before the word is chosen") {
+  Space space;
+  space.parameter("bm", "rows", {64, 128})
+      .parameter("schedule", "order of work", {"cooperative", "pingpong"})
+      .constraint("small tiles",
+                  [](const Config& c) { return !c.word("schedule").empty() && c.at("bm") == 64; },
+                  {"bm"});
+  REQUIRE(space.feasible().size() == 2);
+}

@@ -197,6 +197,21 @@ GemmChain gated_layer(DType dtype, std::int64_t m, std::int64_t d, std::int64_t 
 
 }  // namespace
 
+TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  const DeviceFacts& facts = backend->facts();
+  if (facts.compute_capability != 90) FFTUNE_SKIP("wgmma needs compute capability 9.0");
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    check_all(*backend, sm90_engine(), gemm_cases(dtype, 8), 300, facts);
+  auto quantised = quantised_gemm_cases();
+  for (GemmCase& one : quantised) {  // rows of 16 bytes, of fp8 too
+    one.gemm.n = ceil_div(one.gemm.n, 16) * 16;
+    one.gemm.k = ceil_div(one.gemm.k, 16) * 16;
+  }
+  check_all(*backend, sm90_engine(), quantised, quantised.size(), facts);
+}
+
 TEST_CASE("sm80: every form, grouping and epilogue is the one of float64", "[gpu]") {
   const auto backend = open_first_cuda();
   if (backend == nullptr) FFTUNE_SKIP("no CUDA device");

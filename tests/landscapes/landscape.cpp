@@ -95,9 +95,9 @@ class Reader {
     std::istringstream words(line);
     Variant variant{family_, {}};
     for (const auto& name : names_) {
-      std::int64_t value = 0;
+      std::string value;
       words >> value;
-      variant.config.set(name, value);
+      variant.config.set(name, Config::parse(name + "=" + value).value(name));
     }
     // Parameters that are newer than the record were at their defaults.
     const Config defaults = family->default_config(problem_, facts_);

@@ -27,11 +27,11 @@ Problem problem_of(std::int64_t d, std::int64_t h, std::int64_t m) {
 PresetRecord record_of(const Problem& problem) {
   auto record = example::record(problem);
   record.stages[0].variant = Variant::parse(
-      "gate_up_sm90/bm=128,bn=128,schedule=0,consumers=2,cluster_m=1,cluster_n=2,"
-      "split_k=1,stages=4,output_boxes=1,group_m=8");
+      "gate_up_sm90/bm=128,bn=128,schedule=cooperative,mma_warpgroups=2,cluster_m=1,cluster_n=2,"
+      "split_k=1,stages=4,epilogue_stages=1,group_m=8");
   record.stages[1].variant = Variant::parse(
-      "down_sm90/bm=128,bn=64,schedule=0,consumers=1,cluster_m=1,cluster_n=1,"
-      "split_k=1,stages=8,output_boxes=1,group_m=8");
+      "down_sm90/bm=128,bn=64,schedule=cooperative,mma_warpgroups=1,cluster_m=1,cluster_n=1,"
+      "split_k=1,stages=8,epilogue_stages=1,group_m=8");
   return record;
 }
 

@@ -21,12 +21,14 @@ inline PresetRecord record(const Problem& problem, double median_us = 20.1234) {
   record.problem = problem;
   StageRecord gate_up;
   gate_up.stages = {"gate_up"};
-  gate_up.variant = {"gate_up_sm80", {{"bm", 128}, {"bn", 64}, {"stages", 4}}};
+  gate_up.variant = {"gate_up_sm90",
+                     {{"bm", 128}, {"bn", 64}, {"schedule", "pingpong"}, {"stages", 4}}};
   gate_up.source_hash = "0123456789abcdef";
   gate_up.median_us = 12.345678;
-  gate_up.ties = {{"gate_up_sm80/bm=64,bn=64,stages=4", 12.4, "00000000000000b1"}};
+  gate_up.ties = {{"gate_up_sm90/bm=64,schedule=pingpong,stages=4", 12.4, "00000000000000b1"}};
   gate_up.bits = "00000000000000b1";
-  gate_up.runners_up = {{"gate_up_sm80/bm=64,bn=128,stages=3", 13}, {"gate_up_simple", 99.999}};
+  gate_up.runners_up = {{"gate_up_sm90/bm=64,schedule=cooperative,stages=3", 13},
+                        {"gate_up_simple", 99.999}};
   gate_up.feasible = 187;
   gate_up.measured = 140;
   gate_up.failed = 2;

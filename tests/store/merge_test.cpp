@@ -98,7 +98,7 @@ TEST_CASE("a file that cannot be read whole is refused and left as it is") {
   const auto text =
       GENERATE(std::string(), std::string("{"),
                preset_text(example::device(), "ffn", {example::record(example::ffn(16), -1)}),
-               preset_text(example::device(), "rope", {}), std::string("{\"schema\": 3}"));
+               preset_text(example::device(), "rope", {}), std::string("{\"schema\": 4}"));
   const testing::TemporaryFolder folder;
   const auto path = folder.path() / "nvidia-h200" / "ffn.json";
   example::write(path, text);

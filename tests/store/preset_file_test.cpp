@@ -96,7 +96,7 @@ TEST_CASE("a file that is no preset is a complaint") {
       {"null", "expected an object, found null"},
       {"{}", "schema: is missing"},
       {"{\"schema\": \"1\"}", "schema: expected an integer of at least 1, found \"1\""},
-      {"{\"schema\": 3, \"new\": {}}", "schema: 3 is newer than 2, the newest"},
+      {"{\"schema\": 4, \"new\": {}}", "schema: 4 is newer than 3, the newest"},
       {"{\"schema\": 1, \"schema\": 1}", "schema: is there twice"},
       {"{\"schema\": 1}", "device: is missing"},
       {changed("\"kind\": \"cuda\"", "\"kind\": \"tpu\"", 1), "device.kind: expected \"cuda\""},

@@ -1,16 +1,18 @@
+#include <map>
 #include <string>
 
 #include "core/error.hpp"
 #include "store/example.hpp"
 #include "store/preset_format.hpp"
 #include "support/catch.hpp"
+#include "support/fake_op.hpp"
 
 using namespace fftune;
 
 TEST_CASE("a preset file is laid out for people to review") {
   // The whole text: a change here is a change of the format that every preset then shows in a diff.
   const std::string expected = R"({
-  "schema": 2,
+  "schema": 3,
   "device": {
     "slug": "nvidia-h200",
     "name": "NVIDIA H200",
@@ -26,16 +28,16 @@ TEST_CASE("a preset file is laid out for people to review") {
       "stages": [
         {
           "stages": ["gate_up"],
-          "family": "gate_up_sm80",
-          "parameters": {"bm": 128, "bn": 64, "stages": 4},
+          "family": "gate_up_sm90",
+          "parameters": {"bm": 128, "bn": 64, "schedule": "pingpong", "stages": 4},
           "source_hash": "0123456789abcdef",
           "median_us": 12.35,
           "bits": "00000000000000b1",
           "ties": [
-            {"id": "gate_up_sm80/bm=64,bn=64,stages=4", "median_us": 12.4, "bits": "00000000000000b1"}
+            {"id": "gate_up_sm90/bm=64,schedule=pingpong,stages=4", "median_us": 12.4, "bits": "00000000000000b1"}
           ],
           "runners_up": [
-            {"id": "gate_up_sm80/bm=64,bn=128,stages=3", "median_us": 13.0},
+            {"id": "gate_up_sm90/bm=64,schedule=cooperative,stages=3", "median_us": 13.0},
             {"id": "gate_up_simple", "median_us": 100.0}
           ],
           "feasible": 187,
@@ -94,7 +96,8 @@ TEST_CASE("what is written is what is read") {
   REQUIRE(file.records.size() == 1);
   const auto& read = file.records[0];
   REQUIRE(read.problem == written.problem);
-  REQUIRE(recipe_text(read.recipe()) == "gate_up_sm80/bm=128,bn=64,stages=4 + down_simple");
+  REQUIRE(recipe_text(read.recipe()) ==
+          "gate_up_sm90/bm=128,bn=64,schedule=pingpong,stages=4 + down_simple");
   REQUIRE(read.stages[0].ties[0].id == written.stages[0].ties[0].id);
   REQUIRE(read.verdict.median_us == 20.12);
   REQUIRE(read.provenance.seed == written.provenance.seed);
@@ -111,8 +114,8 @@ TEST_CASE("a file of version 1, which says less, is read; nothing is made up for
   record.verdict.decided.reset();
   record.verdict.disturbances.clear();
   auto text = preset_text(example::device(), "ffn", {record});
-  REQUIRE(text.find("\"schema\": 2") != std::string::npos);
-  text.replace(text.find("\"schema\": 2"), 11, "\"schema\": 1");
+  REQUIRE(text.find("\"schema\": 3") != std::string::npos);
+  text.replace(text.find("\"schema\": 3"), 11, "\"schema\": 1");
   const auto file = parse_preset_text(text, "a.json");
   CAPTURE(file.complaints);
   REQUIRE(file.complaints.empty());
@@ -154,6 +157,73 @@ TEST_CASE("a problem is written and read as one line of JSON") {
   REQUIRE(short_form.problem.pass == "fwd");
   REQUIRE_FALSE(short_form.dtype_given);
   REQUIRE(record_json(example::record(problem)).find('\n') == std::string::npos);
+}
+
+TEST_CASE("options that are numbers may be JSON numbers where people write them") {
+  const testing::FakeOp op({"scale"});
+  const Catalog catalog{{&op}, nullptr};
+  const auto [json, text] = GENERATE(table<std::string, std::string>({
+      {"1e-6", "1e-06"},
+      {"0.5", "0.5"},
+      {"0", "0"},
+      {"1", "1"},
+      {"-1", "-1"},
+      {"1e20", "1e+20"},
+      {"18446744073709551615", "18446744073709551615"},
+      {"\"1e-6\"", "1e-6"},
+  }));
+  CAPTURE(json);
+  const auto problem =
+      problem_from_json(R"({"op": "quadruple", "m": 4, "n": 8, "eps": )" + json + "}", catalog)
+          .problem;
+  CHECK(problem.option("eps") == text);
+  CHECK(problem.sizes == std::map<std::string, std::int64_t>{{"m", 4}, {"n", 8}});
+}
+
+TEST_CASE("a field of the wrong type is named with what its op expects") {
+  const testing::FakeOp op({"scale"});
+  const Catalog catalog{{&op}, nullptr};
+  const auto [field, expected] = GENERATE(table<std::string, std::string>({
+      {R"("m": "1")",
+       "m: expected a size, which is an integer, found \"1\", a string: leave out the quotes"},
+      {R"("m": 8.0)",
+       "m: expected a size, which is an integer, found 8.0: leave out the decimal point or the "
+       "exponent"},
+      {R"("m": true)",
+       "m: expected a size, which is an integer, or an option, which is a string, found true"},
+      {R"("bias": 1)", "bias: expected a string, found 1: put it in quotes"},
+      {R"("bias": 0.5)", "bias: expected a string, found 0.5: put it in quotes"},
+      {R"("eps": [1])",
+       "eps: expected a size, which is an integer, or an option, which is a string, found an "
+       "array"},
+      {R"("eps": 0.5, "eps": 0.25)", "eps: is there twice: keep one"},
+  }));
+  CAPTURE(field);
+  REQUIRE_THROWS_WITH(problem_from_json(R"({"op": "quadruple", )" + field + "}", catalog),
+                      "problem JSON: " + expected);
+}
+
+TEST_CASE("a parameter that is no integer and no word is named") {
+  const auto good = preset_text(example::device(), "ffn", {example::record(example::ffn(16))});
+  const std::string there = R"("schedule": "pingpong")";
+  for (const auto& [value, found] : {std::pair{"\"\"", "\"\""},
+                                     {"\"4x\"", "\"4x\""},
+                                     {"\"128\"", "\"128\""},
+                                     {"\"a b\"", "\"a b\""},
+                                     {"1.5", "1.5"},
+                                     {"true", "true"},
+                                     {"[1]", "an array"}}) {
+    auto text = good;
+    text.replace(text.find(there), there.size(), std::string(R"("schedule": )") + value);
+    const auto file = parse_preset_text(text, "a.json");
+    CAPTURE(value, file.complaints);
+    REQUIRE(file.records.empty());
+    REQUIRE(file.complaints ==
+            std::vector<std::string>{
+                std::string("a.json:records[0]: stages[0].parameters.schedule: expected an "
+                            "integer, or a word such as \"pingpong\", found ") +
+                found});
+  }
 }
 
 TEST_CASE("a problem that is wrong is refused by the name of its field") {

@@ -88,6 +88,25 @@ TEST_CASE("what is written is read back by --resume, the last line of a variant 
   CHECK_FALSE(journal.known(problem.with_size("m", 5), "hash", 1, "f/p=1"));
 }
 
+TEST_CASE("a journal with old names of parameters is resumed under today's") {
+  const TemporaryFolder folder;
+  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
+  const std::string was = "down_sm90/bm=128,schedule=1,consumers=2";
+  const std::string is = "down_sm90/bm=128,schedule=pingpong,mma_warpgroups=2";
+  {
+    auto journal = Journal::open(folder.path(), facts_of_test(), "fake", false);
+    journal.launch(problem, {was, "down_sm90/bm=64,schedule=2,consumers=1"});
+    journal.add(problem, "hash", measured(was, 100));
+  }
+  const auto journal = Journal::open(folder.path(), facts_of_test(), "fake", true);
+  CHECK(journal.damaged_lines() == 0);
+  const auto known = journal.known(problem, "hash", 1, is);
+  REQUIRE(known);
+  CHECK(known->id == is);
+  CHECK(journal.interrupted() ==
+        std::set<std::string>{"down_sm90/bm=64,schedule=swap_ab,mma_warpgroups=1"});
+}
+
 TEST_CASE("another driver's outcomes are not taken") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};

@@ -69,3 +69,14 @@ TEST_CASE("a quarantine that cannot be written ends nothing") {
   quarantine.add("ffn", "f/p=1", "hash", "hung");
   CHECK(quarantine.find("ffn", "f/p=1", "hash"));
 }
+
+TEST_CASE("a variant that was quarantined under old names of its parameters is found by today's") {
+  const TemporaryFolder folder;
+  Quarantine(folder.path(), facts_of("1"))
+      .add("ffn", "down_sm90/bm=128,schedule=2,consumers=1", "hash", "killed by SIGSEGV");
+  const std::string id = "down_sm90/bm=128,schedule=swap_ab,mma_warpgroups=1";
+  Quarantine quarantine(folder.path(), facts_of("1"));
+  REQUIRE(quarantine.find("ffn", id, "hash"));
+  quarantine.release("ffn", id, "hash");
+  CHECK(Quarantine(folder.path(), facts_of("1")).of("ffn").empty());
+}

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "store/renamed_parameters.hpp"
 
 namespace fftune {
 namespace {
@@ -57,7 +58,7 @@ json outcome_to_json(const Outcome& outcome) {
 Outcome outcome_from_json(const json& value) {
   Outcome outcome;
   outcome.first_stage = value.at("first_stage").get<std::size_t>();
-  outcome.id = value.at("id").get<std::string>();
+  outcome.id = renamed_id(value.at("id").get<std::string>());
   outcome.kind = parse_outcome_kind(value.at("kind").get<std::string>());
   outcome.registers = value.at("registers").get<int>();
   outcome.compile_seconds = value.at("compile_seconds").get<double>();
@@ -168,7 +169,9 @@ void Journal::read_back(const DeviceFacts& facts) {
       if (line.contains("fftune")) {
         ours = line == header(facts);
       } else if (line.contains("launch")) {
-        interrupted_ = line.at("launch").get<std::set<std::string>>();
+        interrupted_.clear();
+        for (const auto& id : line.at("launch").get<std::set<std::string>>())
+          interrupted_.insert(renamed_id(id));
       } else {
         auto outcome = outcome_from_json(line);
         const Key key{line.at("problem").get<std::string>(), line.at("sources").get<std::string>(),

@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "store/renamed_parameters.hpp"
+
 namespace fftune {
 namespace {
 
@@ -54,7 +56,8 @@ Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& f
     try {
       const json line = json::parse(text);
       if (line.at("driver").get<std::string>() != driver_) continue;
-      Quarantined entry{line.at("op").get<std::string>(), line.at("id").get<std::string>(),
+      Quarantined entry{line.at("op").get<std::string>(),
+                        renamed_id(line.at("id").get<std::string>()),
                         line.at("sources").get<std::string>(), line.at("cause").get<std::string>(),
                         line.at("date").get<std::string>()};
       const Key key{entry.op, entry.id, entry.source_hash};

@@ -4,9 +4,9 @@
 //
 // Every block owns `rows` hidden features and `out_rows` features of y, 8 to a group; its warps
 // split k. The intermediate goes from block to block through L2 in words that carry their data's
-// flag (common/tagged.cuh), so the second GEMM starts as soon as its operands are there. All blocks
-// must be resident at once: the launch is cooperative. Operands go from memory straight into the
-// fragments of mma.sync, 16 bytes a load: see decode/kernel.cuh.
+// flag (common/flagged_word.cuh), so the second GEMM starts as soon as its operands are there. All
+// blocks must be resident at once: the launch is cooperative. Operands go from memory straight into
+// the fragments of mma.sync, 16 bytes a load: see decode/kernel.cuh.
 //
 //   all threads    load W_gate, W_up (and W_down, unless late_down) into registers
 //                  griddepcontrol.wait; MMA with x
@@ -21,8 +21,8 @@
 // config.shared_bytes(). The workspace: 256 bytes whose first 8 are the flag of the run before,
 // then the flagged words; its contents do not matter before the first run.
 #include "common/dependency.cuh"
+#include "common/flagged_word.cuh"
 #include "common/mma.cuh"
-#include "common/tagged.cuh"
 #include "common/vector.cuh"
 #include "gemm/decode/fused_config.cuh"
 #include "gemm/epilogue_ops.cuh"
@@ -30,7 +30,7 @@
 namespace fftune {
 
 // One warp's part of a GEMM: `steps` times 32 elements of k of `groups` times 8 rows of weights,
-// in registers, and the sums with up to 16 tokens.
+// in registers, and the accumulators of up to 16 tokens.
 template <class T, int tokens, int groups, int steps>
 struct weight_slice {
   vector16 weight[groups][steps];
@@ -65,7 +65,7 @@ struct weight_slice {
       }
     }
   }
-  // Leaves the sums as [warp][group][token][8].
+  // Leaves the accumulators as [warp][group][token][8].
   __device__ __forceinline__ void publish(float* shared) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(config.threads(), 1)
   constexpr int threads = warps * 32, groups = rows / 8, out_groups = out_rows / 8;
   constexpr int halves = tokens / 8;
   extern __shared__ __align__(16) float shared[];
-  __shared__ u64 shared_tag;
+  __shared__ u64 shared_flag;
   unsigned char* const workspace = p.workspace;
   unsigned char* const hidden = workspace + 256;
   const int lane = threadIdx.x % 32;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(config.threads(), 1)
   if constexpr (!config.late_down) load_second();
   wait_for_dependencies();
   launch_dependents();
-  if (threadIdx.x == 0) shared_tag = *reinterpret_cast<volatile u64*>(workspace);
+  if (threadIdx.x == 0) shared_flag = *reinterpret_cast<volatile u64*>(workspace);
 
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(config.threads(), 1)
     if (config.late_down && step == (steps - 1) / 2) load_second();
   }
   first.publish(shared);
-  __syncthreads();  // nobody writes a tagged word before all threads of the block can know the tag
-  const u64 tag = next_tag(shared_tag);
+  __syncthreads();  // no flagged word is written before all threads of the block know the flag
+  const u64 flag = next_flag(shared_flag);
 #pragma unroll
   for (int base = 0; base < groups * tokens * 8; base += threads) {
     const int index = base + static_cast<int>(threadIdx.x);
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(config.threads(), 1)
     const int row = first_row + index / (tokens * 8) * 8 + index % 8;
     const int token = index / 8 % tokens;
     if (valid && index % 4 == 0 && row < h && token < m) {
-      store_tagged(hidden + (static_cast<i64>(token) * h + row) * 4, pair, next_pair, tag);
+      store_flagged(hidden + (static_cast<i64>(token) * h + row) * 4, pair, next_pair, flag);
     }
   }
   if (first_out >= d) return;
@@ -169,11 +169,11 @@ __global__ void __launch_bounds__(config.threads(), 1)
   constexpr int batch = out_steps < 8 / halves ? out_steps : 8 / halves;
 #pragma unroll
   for (int base = 0; base < out_steps; base += batch) {
-    tagged_word word[batch][halves][2];
+    flagged_word word[batch][halves][2];
     bool ready = !config.poll_first || lane / 4 >= m || second.place(base) >= h;
     const unsigned char* const own =
         hidden + (static_cast<i64>(lane / 4) * h + second.place(base)) * 4;
-    while (!ready) ready = load_tagged(own).tag == tag;
+    while (!ready) ready = load_flagged(own).flag == flag;
     do {
       ready = true;
 #pragma unroll
@@ -186,8 +186,9 @@ __global__ void __launch_bounds__(config.threads(), 1)
           const unsigned char* const from = hidden + (static_cast<i64>(row) * h + k) * 4;
 #pragma unroll
           for (int part = 0; part < 2; ++part) {
-            word[i][half][part] = valid ? load_tagged(from + part * 16) : tagged_word{{0, 0}, tag};
-            ready = ready && word[i][half][part].tag == tag;
+            word[i][half][part] =
+                valid ? load_flagged(from + part * 16) : flagged_word{{0, 0}, flag};
+            ready = ready && word[i][half][part].flag == flag;
           }
         }
       }
@@ -206,11 +207,11 @@ __global__ void __launch_bounds__(config.threads(), 1)
       }
     }
   }
-  __syncthreads();  // the first product's sums are read
+  __syncthreads();  // the first GEMM's accumulators are read
   second.publish(shared);
   __syncthreads();
-  // Every block has written its words by now, and so knows the tag of this run.
-  if (blockIdx.x == 0 && threadIdx.x == 0) *reinterpret_cast<volatile u64*>(workspace) = tag;
+  // Every block has written its words by now, and so knows the flag of this run.
+  if (blockIdx.x == 0 && threadIdx.x == 0) *reinterpret_cast<volatile u64*>(workspace) = flag;
 #pragma unroll
   for (int base = 0; base < out_groups * tokens * 8; base += threads) {
     const int index = base + static_cast<int>(threadIdx.x);

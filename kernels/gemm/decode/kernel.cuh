@@ -138,7 +138,8 @@ class decode_kernel {
     return result;
   }
 
-  // The sums of all warps, in order, for the row group that this thread's warp is to finish.
+  // The accumulators of all warps added up, in order, for the row group that this thread's warp is
+  // to finish.
   static __device__ __forceinline__ void add_warps(float4 (&total)[b_operands],
                                                    const accumulators& sum, float* shared, int warp,
                                                    int lane) {
@@ -235,7 +236,7 @@ class decode_kernel {
     float4 total[b_operands] = {};
     add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);
     if (p.split_k > 1) {
-      __syncthreads();  // the warps' sums are read
+      __syncthreads();  // the warps' accumulators are read
       if (!reduce_splits<row_groups * 32>(total, warp < row_groups, p.split_k,
                                           {p.split_counters, p.split_partials}, shared)) {
         return;
