@@ -275,11 +275,10 @@ std::vector<GemmCase> gemm_cases(DType dtype, std::int64_t aligned) {
   return cases;
 }
 
-std::vector<GemmCase> quantised_gemm_cases(std::int64_t aligned) {
+std::vector<GemmCase> quantised_gemm_cases() {
   std::vector<GemmCase> cases;
-  for (const Size ragged : {Size{5, 40, 72}, Size{33, 300, 280}})
+  for (const Size size : {Size{5, 40, 72}, Size{33, 300, 280}})
     for (const Scaling scaling : {Scaling::tensor, Scaling::block}) {
-      const Size size = round_up(ragged, Major::k, Major::k, aligned);
       GemmProblem gemm = gemm_of(DType::fp8, size, GemmForm::single, Major::k, Major::k);
       gemm.c_dtype = gemm.wide_dtype = DType::bf16;
       gemm.quantisation = {.scaling = scaling, .a_scale = "a_scale", .b_scale = {"b0_scale"}};

@@ -26,7 +26,7 @@ struct GemmCase {
 /// `aligned`.
 std::vector<GemmCase> gemm_cases(DType dtype, std::int64_t aligned = 1);
 /// fp8 with scales: of tensors and of blocks, with results in bf16 or quantised.
-std::vector<GemmCase> quantised_gemm_cases(std::int64_t aligned = 1);
+std::vector<GemmCase> quantised_gemm_cases();
 
 /// The tensors of a GEMM, in the order of their first mention, as an op would list them.
 std::vector<TensorSpec> tensors_of(const GemmProblem& gemm);

@@ -210,6 +210,11 @@ TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu
     one.gemm.k = ceil_div(one.gemm.k, 16) * 16;
   }
   check_all(*backend, sm90_engine(), quantised, quantised.size(), facts);
+  // Of groups whose tokens are scattered the space has more parameters.
+  auto scattered = gemm_cases(DType::bf16, 8);
+  std::erase_if(scattered, [](const GemmCase& one) { return !one.gemm.groups.any(); });
+  for (GemmCase& one : scattered) one.gemm.groups.scattered = true;
+  check_all(*backend, sm90_engine(), scattered, 200, facts);
 }
 
 TEST_CASE("sm80: every form, grouping and epilogue is the one of float64", "[gpu]") {
@@ -220,21 +225,6 @@ TEST_CASE("sm80: every form, grouping and epilogue is the one of float64", "[gpu
   if (facts.compute_capability >= 90)
     check_all(*backend, sm80_engine(), gemm_cases(DType::fp16, 8), 300,
               as_architecture(facts, 100));
-}
-
-TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu]") {
-  const auto backend = open_first_cuda();
-  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
-  if (backend->facts().compute_capability != 90) FFTUNE_SKIP("no device of compute capability 9.0");
-  for (const DType dtype : {DType::bf16, DType::fp16})
-    check_all(*backend, sm90_engine(), gemm_cases(dtype, 8), 300, backend->facts());
-  const auto quantised = quantised_gemm_cases(16);
-  check_all(*backend, sm90_engine(), quantised, quantised.size(), backend->facts());
-  // Of groups whose tokens are scattered the space has more parameters.
-  auto scattered = gemm_cases(DType::bf16, 8);
-  std::erase_if(scattered, [](const GemmCase& one) { return !one.gemm.groups.any(); });
-  for (GemmCase& one : scattered) one.gemm.groups.scattered = true;
-  check_all(*backend, sm90_engine(), scattered, 200, backend->facts());
 }
 
 TEST_CASE("decode: up to 16 rows of every epilogue", "[gpu]") {
