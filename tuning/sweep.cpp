@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "tuning/search/session.hpp"
+#include "tuning/tuner.hpp"
 
 namespace fftune {
 namespace {

@@ -7,20 +7,19 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "tuning/enumerate.hpp"
-#include "tuning/group.hpp"
-#include "tuning/same_bits.hpp"
-#include "tuning/session.hpp"
-#include "tuning/strategy.hpp"
-#include "tuning/sweep.hpp"
-#include "tuning/verdict.hpp"
+#include "tuning/decide/same_bits.hpp"
+#include "tuning/decide/verdict.hpp"
+#include "tuning/search/enumerate.hpp"
+#include "tuning/search/group.hpp"
+#include "tuning/search/session.hpp"
+#include "tuning/strategies/strategy.hpp"
 
 namespace fftune {
 namespace {
 
-/// The part of the budget that is kept for whole recipes and baselines.
+/// The part of the budget that is reserved for end-to-end candidates and baselines.
 constexpr double conclusion_share = 0.15;
-/// How many of least estimate are tried in every group before any group is searched in depth.
+/// How many of the lowest predicted time are tried in every group before any is searched in depth.
 constexpr std::size_t promising = 4;
 /// A group of few variants needs time for its finals too.
 constexpr double group_overhead_variants = 10;
@@ -99,8 +98,8 @@ class Tuning {
       searched_.push_back({groups_.back().get(), {}});
     }
     session_.expect(variants_);
-    // Every group's favourites before any group in depth: from here on there is something to write,
-    // however early the end comes.
+    // The warm starts of every group before any group is searched in depth: from then on there is a
+    // result to write, however early the search ends.
     for (std::size_t i = begin; i < groups_.size(); ++i) try_first(*groups_[i]);
     for (std::size_t i = begin; i < groups_.size(); ++i) {
       if (!session_.stop_reason().empty()) return cut_rest(i);
@@ -113,18 +112,18 @@ class Tuning {
   const std::vector<Searched>& searched() const { return searched_; }
 
  private:
-  /// The favourites, then those of which a model of the device expects most.
+  /// The warm starts, then those that the cost model predicts to be fastest.
   static std::vector<std::size_t> first_of(const Group& group) {
     std::vector<std::size_t> order(group.variants().size());
     std::vector<double> estimates;
     for (std::size_t i = 0; i < order.size(); ++i) {
       order[i] = i;
-      estimates.push_back(group.estimate_us(i));
+      estimates.push_back(group.predicted_us(i));
     }
-    const auto rest = order.begin() + static_cast<std::ptrdiff_t>(group.favourites());
+    const auto rest = order.begin() + static_cast<std::ptrdiff_t>(group.warm_starts());
     std::stable_sort(rest, order.end(),
                      [&](std::size_t a, std::size_t b) { return estimates[a] < estimates[b]; });
-    order.resize(std::min(order.size(), group.favourites() + promising));
+    order.resize(std::min(order.size(), group.warm_starts() + promising));
     return order;
   }
 
@@ -136,7 +135,7 @@ class Tuning {
     group.enter(Phase::screen, group.variants().size());
     for (const auto index : first) {
       if (group.stopped() && have_one(group)) return;
-      if (index >= group.favourites() && group.enough()) return;
+      if (index >= group.warm_starts() && group.enough()) return;
       group.screen(index, group.best_us() * 1.5);
     }
   }

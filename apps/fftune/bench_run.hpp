@@ -7,8 +7,8 @@
 
 #include "registry/catalog.hpp"
 #include "runtime/choice.hpp"
-#include "tuning/evaluator.hpp"
-#include "tuning/measure.hpp"
+#include "tuning/evaluate/evaluator.hpp"
+#include "tuning/measure/statistics.hpp"
 
 namespace fftune::tool {
 

@@ -33,6 +33,13 @@ std::string percent_text(double fraction) {
   return fmt::format("{:.1f}%", 100 * fraction);
 }
 
+std::string limit_share_text(double fraction) {
+  // Beyond the noise of two measurements no share of a limit is possible: the limit is not the one
+  // that applied.
+  constexpr double most = 1.05;
+  return fraction > most ? "above: measured warm" : percent_text(fraction);
+}
+
 std::string ratio_text(double ratio) {
   return fmt::format("{:.2f}x", ratio);
 }

@@ -28,7 +28,7 @@ class StatusLine {
   StatusLine(const StatusLine&) = delete;
   StatusLine& operator=(const StatusLine&) = delete;
 
-  /// Whether update() would print now: so that nobody writes a text in vain. Any thread.
+  /// Whether update() would print now: so that no unused text is formatted. Any thread.
   bool due();
   /// Prints if it is due (ten times a second live, every ten seconds plain), or `always`.
   void update(const std::string& text, bool always = false);

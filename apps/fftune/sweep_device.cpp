@@ -6,26 +6,26 @@
 #include <utility>
 
 #include "apps/fftune/device_option.hpp"
-#include "tuning/local_evaluator.hpp"
-#include "tuning/worker/remote_evaluator.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
 
 namespace fftune::tool {
 
 std::unique_ptr<Evaluator> start_worker(const std::string& name, std::uint64_t seed) {
   // This very file, even where it has been replaced or moved since.
-  return std::make_unique<RemoteEvaluator>(
+  return std::make_unique<WorkerEvaluator>(
       WorkerCommand{"/proc/self/exe", "worker", "--device", name, "--seed", std::to_string(seed)});
 }
 
 SweepDevice::SweepDevice(const std::vector<std::string>& names, std::uint64_t seed, bool in_process,
-                         const Session& session, std::vector<SpreadEvaluator::Device> others) {
+                         const Session& session, std::vector<MultiDeviceEvaluator::Device> others) {
   if (in_process) {
     backend_ = open_named(names.front(), session);
     evaluator_ = std::make_unique<LocalEvaluator>(*backend_, session.catalog, seed);
   } else if (names.size() == 1 && others.empty()) {
     evaluator_ = start_worker(names.front(), seed);
   } else {
-    std::vector<SpreadEvaluator::Device> devices;
+    std::vector<MultiDeviceEvaluator::Device> devices;
     for (const std::string& name : names) {
       // One that is named again works beside itself, and is told from itself by its place.
       const bool again = std::count(names.begin(), names.end(), name) > 1;
@@ -33,7 +33,7 @@ SweepDevice::SweepDevice(const std::vector<std::string>& names, std::uint64_t se
                          [name, seed] { return start_worker(name, seed); }});
     }
     for (auto& other : others) devices.push_back(std::move(other));
-    evaluator_ = std::make_unique<SpreadEvaluator>(std::move(devices));
+    evaluator_ = std::make_unique<MultiDeviceEvaluator>(std::move(devices));
   }
 }
 

@@ -8,8 +8,8 @@
 
 #include "apps/fftune/session.hpp"
 #include "device/backend.hpp"
-#include "tuning/evaluator.hpp"
-#include "tuning/spread_evaluator.hpp"
+#include "tuning/evaluate/evaluator.hpp"
+#include "tuning/evaluate/multi_device_evaluator.hpp"
 
 namespace fftune::tool {
 
@@ -21,7 +21,7 @@ class SweepDevice {
   /// Several names are devices of one kind, over which variants are spread, as over `others` of
   /// other hosts. Throws like open_device(); in this process there is one device alone.
   SweepDevice(const std::vector<std::string>& names, std::uint64_t seed, bool in_process,
-              const Session& session, std::vector<SpreadEvaluator::Device> others = {});
+              const Session& session, std::vector<MultiDeviceEvaluator::Device> others = {});
 
   Evaluator& evaluator() { return *evaluator_; }
 

@@ -17,7 +17,7 @@ std::string progress_text(const Progress& progress, const std::string& token_siz
   if (progress.best_us > 0)
     text += fmt::format(", best {} µs", microseconds_text(progress.best_us));
   if (progress.best_us > 0 && progress.roofline > 0)
-    text += fmt::format(" ({} of roofline)", percent_text(progress.roofline));
+    text += fmt::format(" (roofline {})", limit_share_text(progress.roofline));
   if (progress.gain_left >= 0)
     text += fmt::format(", at most {} to gain", percent_text(progress.gain_left));
   if (progress.seconds_left > 0)

@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "apps/fftune/status_line.hpp"
-#include "tuning/progress.hpp"
+#include "tuning/journal/progress.hpp"
 
 namespace fftune::tool {
 
-/// "m=256 (2/7) gate_up screen 45/180, 60 compiled, 2 failed, best 12.34 µs (61.0% of roofline),
+/// "m=256 (2/7) gate_up screen 45/180, 60 compiled, 2 failed, best 12.34 µs (roofline 61.0%),
 /// 24s left".
 std::string progress_text(const Progress& progress, const std::string& token_size);
 

@@ -28,7 +28,7 @@ void add_record(TextTable& table, const std::string& tokens, const std::string& 
       table.row({tokens,
                  dtype,
                  {microseconds_text(verdict.median_us), Style::bold},
-                 percent_text(verdict.roofline_fraction),
+                 limit_share_text(verdict.roofline_fraction),
                  verdict.limit,
                  verdict.unfused_ratio > 0 ? ratio_text(verdict.unfused_ratio) : "-",
                  name,

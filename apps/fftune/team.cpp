@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "apps/fftune/sweep_device.hpp"
-#include "tuning/worker/linked_evaluator.hpp"
+#include "tuning/remote/remote_evaluator.hpp"
 
 namespace fftune::tool {
 namespace {
@@ -35,10 +35,10 @@ std::vector<std::string> part_of_host(const Place& place, const std::vector<std:
   return part;
 }
 
-std::vector<SpreadEvaluator::Device> gather_devices(Listener& listener, int ranks) {
+std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int ranks) {
   using Clock = std::chrono::steady_clock;
   const auto until = Clock::now() + std::chrono::duration<double>(gathering_seconds);
-  std::vector<SpreadEvaluator::Device> devices;
+  std::vector<MultiDeviceEvaluator::Device> devices;
   std::map<int, int> missing;  // devices, by rank
   for (int rank = 1; rank < ranks; ++rank) missing[rank] = -1;
   while (!missing.empty()) {
@@ -56,7 +56,7 @@ std::vector<SpreadEvaluator::Device> gather_devices(Listener& listener, int rank
     // A function can be copied, a channel cannot.
     auto channel = std::make_shared<std::unique_ptr<LineChannel>>(std::move(caller->channel));
     devices.push_back({name, [channel, name] {
-                         return std::make_unique<LinkedEvaluator>(std::move(*channel), name);
+                         return std::make_unique<RemoteEvaluator>(std::move(*channel), name);
                        }});
   }
   for (const auto& [rank, left] : missing)
@@ -71,7 +71,7 @@ void serve_devices(const Place& place, const std::vector<std::string>& names, st
   std::vector<std::jthread> serving;
   for (std::size_t i = 0; i < names.size(); ++i)
     serving.emplace_back([&channel = *channels[i], &name = names[i], seed] {
-      serve_link(channel, [&] { return start_worker(name, seed); });
+      serve_remote(channel, [&] { return start_worker(name, seed); });
     });
 }
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tuning/spread_evaluator.hpp"
-#include "tuning/worker/link.hpp"
+#include "tuning/evaluate/multi_device_evaluator.hpp"
+#include "tuning/remote/remote_channel.hpp"
 
 namespace fftune::tool {
 
@@ -31,7 +31,7 @@ Place join_by_mpi(const std::function<std::string()>& invite);
 std::vector<std::string> part_of_host(const Place& place, const std::vector<std::string>& names);
 
 /// On rank 0: the devices of the other ranks, as they call; one that does not is a warning.
-std::vector<SpreadEvaluator::Device> gather_devices(Listener& listener, int ranks);
+std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int ranks);
 
 /// On every other rank: answers for these devices until rank 0 ends. Throws Error(unavailable) if
 /// rank 0 is not reached.

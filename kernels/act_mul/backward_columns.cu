@@ -2,13 +2,13 @@
 //
 // Layouts as in forward_columns; dgate and dup are packed where gate and up are.
 // Grid: column_blocks * ceil(m / (rows * unroll)). Block: columns * rows.
+#include "common/activation.cuh"
 #include "common/column_grid.cuh"
-#include "common/curve.cuh"
 #include "common/dependency.cuh"
 
 namespace fftune {
 
-template <class T, class Curve, bool packed, int vector, int columns, int rows, int unroll,
+template <class T, class Activation, bool packed, int vector, int columns, int rows, int unroll,
           bool streams>
 __global__ void __launch_bounds__(columns* rows)
     backward_columns(const T* gate, const T* up, const T* dout, T* dgate, T* dup, i64 m, i64 h,
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(columns* rows)
 #pragma unroll
     for (int e = 0; e < count; ++e) {
       float activated, slope;
-      Curve::value_and_slope(value[e], activated, slope);
+      Activation::value_and_slope(value[e], activated, slope);
       value[e] = gradient[e] * factor[e] * slope;
       factor[e] = gradient[e] * activated;
     }

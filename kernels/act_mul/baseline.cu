@@ -1,7 +1,7 @@
 // The steps of act-mul as kernels of their own, as a user's pipeline has them: what `bench`
 // compares with. Tensors as in forward_columns and backward_columns; others are [m, h].
 // Block: 256. Grid: (ceil(h / 1024), min(m, 65535)).
-#include "common/curve.cuh"
+#include "common/activation.cuh"
 #include "common/float16.cuh"
 
 namespace fftune {
@@ -21,15 +21,15 @@ __device__ __forceinline__ void for_elements(i64 m, i64 h, const Body& body) {
   }
 }
 
-template <class T, class Curve, bool packed>
+template <class T, class Activation, bool packed>
 __global__ void __launch_bounds__(256)
     baseline_activate(const T* gate, T* activated, i64 m, i64 h) {
   for_elements<packed>(m, h, [&](i64 i, i64 at, i64) {
-    activated[i] = from_float<T>(Curve::value(to_float(gate[at])));
+    activated[i] = from_float<T>(Activation::value(to_float(gate[at])));
   });
 }
 
-template <class T, class Curve, bool packed>
+template <class T, class Activation, bool packed>
 __global__ void __launch_bounds__(256)
     baseline_multiply(const T* factor, const T* up, T* product, i64 m, i64 h) {
   for_elements<packed>(m, h, [&](i64 i, i64, i64 at) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(256)
   });
 }
 
-template <class T, class Curve, bool packed>
+template <class T, class Activation, bool packed>
 __global__ void __launch_bounds__(256)
     baseline_up_gradient(const T* activated, const T* dout, T* dup, i64 m, i64 h) {
   for_elements<packed>(m, h, [&](i64 i, i64, i64 at) {
@@ -45,12 +45,12 @@ __global__ void __launch_bounds__(256)
   });
 }
 
-template <class T, class Curve, bool packed>
+template <class T, class Activation, bool packed>
 __global__ void __launch_bounds__(256)
     baseline_gate_gradient(const T* gate, const T* product, T* dgate, i64 m, i64 h) {
   for_elements<packed>(m, h, [&](i64 i, i64 at, i64) {
     float value, slope;
-    Curve::value_and_slope(to_float(gate[at]), value, slope);
+    Activation::value_and_slope(to_float(gate[at]), value, slope);
     dgate[at] = from_float<T>(to_float(product[i]) * slope);
   });
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/act_mul/act_mul.hpp"
+#include "kernels/common/activation.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/common/kernel_step.hpp"
 
@@ -17,8 +18,9 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const Places at = places_of(problem);
   const TensorArgument activated{at.count};
   const TensorArgument product{at.count + 1};
-  const std::string types = fmt::format("<{}, {}, {}>", element_type(problem.dtype),
-                                        curve_type(problem.option("act")), packed(problem));
+  const std::string types =
+      fmt::format("<{}, {}, {}>", element_type(problem.dtype),
+                  activation_type(parse_activation(problem.option("act"))), packed(problem));
   Baseline baseline;
   baseline.name = "unfused";
   const auto append = [&](const std::string& name, std::vector<Argument> arguments) {

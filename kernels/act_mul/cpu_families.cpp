@@ -80,7 +80,8 @@ class CpuRows final : public Family {
   }
 
   std::vector<std::string> sources() const override {
-    return {"act_mul/cpu_families.cpp", curve_source, row_kernel_sources[0], row_kernel_sources[1]};
+    return {"act_mul/cpu_families.cpp", activation_source, row_kernel_sources[0],
+            row_kernel_sources[1]};
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/act_mul/act_mul.hpp"
+#include "kernels/common/activation.hpp"
 #include "kernels/common/column_family.hpp"
 #include "kernels/common/device_types.hpp"
 
@@ -32,12 +33,12 @@ class Columns final : public ColumnFamily {
     else
       arguments.emplace_back(TensorArgument{at.out});
     Program program;
-    program.kernels.push_back(
-        {backward_ ? backward_file : forward_file,
-         fmt::format("fftune::{}<{}, {}, {}, {}>",
-                     backward_ ? "backward_columns" : "forward_columns",
-                     element_type(problem.dtype), curve_type(problem.option("act")),
-                     packed(problem), column_template_arguments(config))});
+    program.kernels.push_back({backward_ ? backward_file : forward_file,
+                               fmt::format("fftune::{}<{}, {}, {}, {}>",
+                                           backward_ ? "backward_columns" : "forward_columns",
+                                           element_type(problem.dtype),
+                                           activation_type(parse_activation(problem.option("act"))),
+                                           packed(problem), column_template_arguments(config))});
     program.steps.emplace_back(column_launch(work, facts, config, std::move(arguments)));
     return program;
   }

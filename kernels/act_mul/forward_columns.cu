@@ -3,13 +3,13 @@
 // gate, up and out are [m, h]; rows of gate and up are `stride` elements apart: h, or 2 h where
 // both are halves of one packed row. Grid: column_blocks * ceil(m / (rows * unroll)). Block:
 // columns * rows.
+#include "common/activation.cuh"
 #include "common/column_grid.cuh"
-#include "common/curve.cuh"
 #include "common/dependency.cuh"
 
 namespace fftune {
 
-template <class T, class Curve, bool packed, int vector, int columns, int rows, int unroll,
+template <class T, class Activation, bool packed, int vector, int columns, int rows, int unroll,
           bool streams>
 __global__ void __launch_bounds__(columns* rows)
     forward_columns(const T* gate, const T* up, T* out, i64 m, i64 h, int column_blocks) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(columns* rows)
     to_floats(gates[u], value);
     to_floats(ups[u], factor);
 #pragma unroll
-    for (int e = 0; e < count; ++e) value[e] = Curve::value(value[e]) * factor[e];
+    for (int e = 0; e < count; ++e) value[e] = Activation::value(value[e]) * factor[e];
     store_once(out + row * h + at.column, from_floats<T>(value), policy);
   }
 }

@@ -6,14 +6,14 @@
 // all the rows that it visits; the rows of a block meet in shared memory, and
 // backward_columns_bias adds up the blocks. Every sum has a fixed order.
 // Grid: column_blocks * row_blocks. Block: columns * rows.
+#include "common/activation.cuh"
 #include "common/column_grid.cuh"
 #include "common/column_sum.cuh"
-#include "common/curve.cuh"
 
 namespace fftune {
 
-template <class T, class B, class Curve, bool saved, int vector, int columns, int rows, int unroll,
-          bool streams>
+template <class T, class B, class Activation, bool saved, int vector, int columns, int rows,
+          int unroll, bool streams>
 __global__ void __launch_bounds__(columns* rows)
     backward_columns(const T* x, const B* bias, const T* dy, T* dx, float* partial, i64 m, i64 h,
                      int column_blocks) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(columns* rows)
 #pragma unroll
       for (int e = 0; e < count; ++e) {
         float result, slope;
-        Curve::value_and_slope(value[e] + offset[e], result, slope);
+        Activation::value_and_slope(value[e] + offset[e], result, slope);
         gradient[e] *= slope;
         sum[e] += gradient[e];
       }

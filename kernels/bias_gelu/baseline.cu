@@ -1,8 +1,8 @@
 // The steps of bias-gelu as kernels of their own, as a user's pipeline has them: what `bench`
 // compares with.
 // Block: 256. Grid: (ceil(h / 1024), min(m, 65535)) but where it says otherwise.
+#include "common/activation.cuh"
 #include "common/column_sum.cuh"
-#include "common/curve.cuh"
 
 namespace fftune {
 
@@ -26,17 +26,18 @@ __global__ void __launch_bounds__(256)
   });
 }
 
-template <class T, class Curve>
+template <class T, class Activation>
 __global__ void __launch_bounds__(256) baseline_activate(const T* sum, T* y, i64 m, i64 h) {
-  for_elements(m, h, [&](i64 i, i64) { y[i] = from_float<T>(Curve::value(to_float(sum[i]))); });
+  for_elements(m, h,
+               [&](i64 i, i64) { y[i] = from_float<T>(Activation::value(to_float(sum[i]))); });
 }
 
-template <class T, class Curve>
+template <class T, class Activation>
 __global__ void __launch_bounds__(256)
     baseline_slope(const T* sum, const T* dy, T* dx, i64 m, i64 h) {
   for_elements(m, h, [&](i64 i, i64) {
     float value, slope;
-    Curve::value_and_slope(to_float(sum[i]), value, slope);
+    Activation::value_and_slope(to_float(sum[i]), value, slope);
     dx[i] = from_float<T>(to_float(dy[i]) * slope);
   });
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/bias_gelu/bias_gelu.hpp"
+#include "kernels/common/activation.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/common/kernel_step.hpp"
 #include "kernels/common/row_threads.hpp"
@@ -17,7 +18,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const std::int64_t h = problem.size("h");
   const bool backward = problem.pass == "bwd";
   const std::string type = element_type(problem.dtype);
-  const std::string curve = curve_type(problem.option("act"));
+  const std::string activation = activation_type(parse_activation(problem.option("act")));
   const bool saves = saves_input(problem);
   const Places at = places_of(problem);
   const std::size_t sum_place = saves ? at.input : at.count;
@@ -33,8 +34,8 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
                   {TensorArgument{at.x}, TensorArgument{at.bias}, TensorArgument{sum_place}, m, h});
   if (!backward) {
     baseline.summary = "a plain kernel each for x + bias and for the activation";
-    append_kernel(program, file, fmt::format("baseline_activate<{}, {}>", type, curve), by_element,
-                  256, {TensorArgument{sum_place}, TensorArgument{at.y}, m, h});
+    append_kernel(program, file, fmt::format("baseline_activate<{}, {}>", type, activation),
+                  by_element, 256, {TensorArgument{sum_place}, TensorArgument{at.y}, m, h});
     return {baseline};
   }
   baseline.summary = "a plain kernel each for x + bias and for dx, and two for the sum over rows";
@@ -43,7 +44,8 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const std::int64_t chunk = quotient_up(m, wanted);
   const std::int64_t chunks = quotient_up(m, chunk);
   program.scratch = {{static_cast<std::size_t>(chunks * h) * sizeof(float), false}};
-  append_kernel(program, file, fmt::format("baseline_slope<{}, {}>", type, curve), by_element, 256,
+  append_kernel(program, file, fmt::format("baseline_slope<{}, {}>", type, activation), by_element,
+                256,
                 {TensorArgument{sum_place}, TensorArgument{at.dy}, TensorArgument{at.dx}, m, h});
   append_kernel(
       program, file, fmt::format("baseline_chunks<{}>", type),

@@ -57,7 +57,7 @@ class CpuFamily : public Family {
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   bool is_fallback() const override { return true; }
   std::vector<std::string> sources() const override {
-    return {"bias_gelu/cpu_families.cpp", curve_source, row_kernel_sources[0],
+    return {"bias_gelu/cpu_families.cpp", activation_source, row_kernel_sources[0],
             row_kernel_sources[1]};
   }
 };

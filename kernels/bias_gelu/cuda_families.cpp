@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "kernels/bias_gelu/bias_gelu.hpp"
+#include "kernels/common/activation.hpp"
 #include "kernels/common/column_family.hpp"
 #include "kernels/common/device_types.hpp"
 #include "kernels/common/kernel_step.hpp"
@@ -14,8 +15,9 @@ constexpr const char* backward_file = "bias_gelu/backward_columns.cu";
 
 std::string kernel_name(const Problem& problem, const char* name, const Config& config) {
   return fmt::format("fftune::{}<{}, {}, {}, {}, {}>", name, element_type(problem.dtype),
-                     element_type(bias_dtype(problem)), curve_type(problem.option("act")),
-                     saves_input(problem), column_template_arguments(config));
+                     element_type(bias_dtype(problem)),
+                     activation_type(parse_activation(problem.option("act"))), saves_input(problem),
+                     column_template_arguments(config));
 }
 
 class Forward final : public ColumnFamily {

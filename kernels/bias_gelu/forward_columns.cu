@@ -3,14 +3,14 @@
 // x, y, input [m, h], bias [h]; `saves`: x + bias is written to input. A thread has 16 bytes or
 // less of `unroll` rows in flight, and the bias of its columns in registers. Grid: column_blocks *
 // ceil(m / (rows * unroll)). Block: columns * rows.
+#include "common/activation.cuh"
 #include "common/column_grid.cuh"
-#include "common/curve.cuh"
 #include "common/dependency.cuh"
 
 namespace fftune {
 
-template <class T, class B, class Curve, bool saves, int vector, int columns, int rows, int unroll,
-          bool streams>
+template <class T, class B, class Activation, bool saves, int vector, int columns, int rows,
+          int unroll, bool streams>
 __global__ void __launch_bounds__(columns* rows)
     forward_columns(const T* x, const B* bias, T* y, T* input, i64 m, i64 h, int column_blocks) {
   take_turn();
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(columns* rows)
     for (int e = 0; e < count; ++e) value[e] += offset[e];
     if constexpr (saves) store_once(input + row * h + at.column, from_floats<T>(value), policy);
 #pragma unroll
-    for (int e = 0; e < count; ++e) value[e] = Curve::value(value[e]);
+    for (int e = 0; e < count; ++e) value[e] = Activation::value(value[e]);
     store_once(y + row * h + at.column, from_floats<T>(value), policy);
   }
 }

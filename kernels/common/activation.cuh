@@ -1,50 +1,120 @@
-// The activations of the gated MLP, in fp32, each a type so that a kernel takes it as a template
-// argument.
+// The activations with their derivatives, in fp32, each a type that kernels take as a template
+// argument. To add one, add a struct here with its enumerator and its place in activation_of, and
+// one in activation.hpp, which names it.
 //
-// Sigmoid is one ex2.approx and one rcp.approx: about 2 ulp of fp32, far below the one rounding to
-// 16 bits that follows. tanh.approx is not used: its 2^-11 relative error is as large as an fp16
-// rounding.
+// Each takes two special-function instructions and about ten others. value() is within 3e-7 |x|,
+// the derivative within 4e-7: less than the 8 units of 2^-24 that the tolerance of f32 grants to an
+// activation (docs/precision.md), and far below one rounding to 16 bits. tanh.approx is not used:
+// its relative error of 2^-11 is as large as an fp16 rounding.
 #pragma once
 
-#include "common/float16.cuh"
+#include "common/types.cuh"
 
 namespace fftune {
 
-// 1 / (1 + e^-value); the limits are right too, because ex2 saturates to infinity and rcp(infinity)
-// is 0.
-__device__ __forceinline__ float sigmoid(float value) {
-  constexpr float log2_e = 1.4426950408889634f;
-  float exponential, result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(-value * log2_e));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + exponential));
+__device__ __forceinline__ float approximate_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 }
 
-struct silu {
-  static __device__ __forceinline__ float apply(float value) { return value * sigmoid(value); }
-};
+__device__ __forceinline__ float approximate_reciprocal(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
 
-struct gelu {  // the exact form, with erf
-  static __device__ __forceinline__ float apply(float value) {
-    constexpr float sqrt_half = 0.70710678118654752f;
-    return 0.5f * value * (1.0f + erff(value * sqrt_half));
+// max(value, 0); NaN stays NaN.
+__device__ __forceinline__ float positive_part(float value) {
+  float result;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// x Φ(x), the exact form, Φ the normal distribution. Its tail is e^(-z²) times a polynomial in
+// 1 / (1 + p z), z = |x|/√2: Abramowitz and Stegun 1964, 7.1.26, within 7.5e-8 of Φ. Taken from the
+// tail's side, the result keeps its digits where Φ is near 0.
+struct gelu {
+  static __device__ __forceinline__ void parts(float x, float& magnitude, float& tail,
+                                               float& exponential) {
+    constexpr float p_by_root_two = 0.3275911f * 0.70710678118654752f;
+    constexpr float root_half_log2_e = 0.84932180028801904f;
+    magnitude = fminf(fabsf(x), 14.0f);  // e^(-z²) is 0 in fp32 beyond
+    const float t = approximate_reciprocal(1.0f + p_by_root_two * magnitude);
+    const float scaled = root_half_log2_e * magnitude;
+    exponential = approximate_exp2(-scaled * scaled);
+    float polynomial = 0.5f * 1.061405429f;
+    polynomial = polynomial * t - 0.5f * 1.453152027f;
+    polynomial = polynomial * t + 0.5f * 1.421413741f;
+    polynomial = polynomial * t - 0.5f * 0.284496736f;
+    polynomial = polynomial * t + 0.5f * 0.254829592f;
+    tail = polynomial * t * exponential;
+  }
+  static __device__ __forceinline__ float value(float x) {
+    float magnitude, tail, exponential;
+    parts(x, magnitude, tail, exponential);
+    return positive_part(x) - magnitude * tail;
+  }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    constexpr float reciprocal_root_two_pi = 0.39894228040143268f;
+    float magnitude, tail, exponential;
+    parts(x, magnitude, tail, exponential);
+    value = positive_part(x) - magnitude * tail;
+    slope = (x > 0.0f ? 1.0f - tail : tail) + x * (exponential * reciprocal_root_two_pi);
   }
 };
 
-struct gelu_tanh {  // 0.5 x (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
-  static __device__ __forceinline__ float apply(float value) {
-    constexpr float sqrt_two_over_pi = 0.79788456080286536f;
-    const float inner = sqrt_two_over_pi * (value + 0.044715f * value * value * value);
-    return value * sigmoid(2.0f * inner);
+// x/2 (1 + tanh u) = x sigmoid(2u), u = √(2/π) (x + 0.044715 x³)
+struct gelu_tanh {
+  static constexpr float two_root_two_by_pi = 1.5957691216057308f;
+  static __device__ __forceinline__ float sigmoid(float x, float square) {
+    constexpr float scale = -two_root_two_by_pi * 1.4426950408889634f;
+    const float exponent = x * (scale + scale * 0.044715f * square);
+    return approximate_reciprocal(1.0f + approximate_exp2(exponent));
+  }
+  static __device__ __forceinline__ float value(float x) { return x * sigmoid(x, x * x); }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    const float square = x * x;
+    const float s = sigmoid(x, square);
+    value = x * s;
+    const float inner = two_root_two_by_pi + two_root_two_by_pi * 3.0f * 0.044715f * square;
+    slope = s + value * (1.0f - s) * inner;
+  }
+};
+
+// x / (1 + e^-x). The limits are right: ex2 saturates to infinity, and rcp(infinity) is 0.
+struct silu {
+  static __device__ __forceinline__ float sigmoid(float x) {
+    return approximate_reciprocal(1.0f + approximate_exp2(x * -1.4426950408889634f));
+  }
+  static __device__ __forceinline__ float value(float x) { return x * sigmoid(x); }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    const float s = sigmoid(x);
+    value = x * s;
+    slope = s + value * (1.0f - s);
+  }
+};
+
+struct none {
+  static __device__ __forceinline__ float value(float x) { return x; }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    value = x;
+    slope = 1.0f;
   }
 };
 
 struct relu {
-  static __device__ __forceinline__ float apply(float value) { return value > 0.0f ? value : 0.0f; }
+  static __device__ __forceinline__ float value(float x) { return positive_part(x); }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    value = positive_part(x);
+    slope = x > 0.0f ? 1.0f : 0.0f;
+  }
 };
 
-struct none {
-  static __device__ __forceinline__ float apply(float value) { return value; }
-};
+// Of a gemm_form (gemm/form.cuh): each is the type at its place in the list.
+enum class activation_kind : int { silu, gelu, gelu_tanh, relu, none };
+template <activation_kind kind>
+using activation_of =
+    typename type_at<static_cast<int>(kind), silu, gelu, gelu_tanh, relu, none>::type;
 
 }  // namespace fftune

@@ -25,8 +25,8 @@ constexpr std::size_t row_rotation_margin = 16;
 /// The same loops for one element type in one instruction set. `count` elements of a row; every
 /// array but those of float holds elements of that type. All arithmetic is in float, every sum has
 /// an order that `count` fixes, and results round to nearest even; activations that are rounded to
-/// bf16 are as exact as that takes (cpu_curve.inc). `streams` writes around the caches, which a
-/// result wants that is far larger than they are; other threads may read it once this one has
+/// bf16 are as exact as that takes (cpu_activation.inc). `streams` writes around the caches, which
+/// a result wants that is far larger than they are; other threads may read it once this one has
 /// called `fence`.
 struct RowKernels {
   /// The sum of x².
@@ -73,7 +73,7 @@ const RowKernels& row_kernels(std::string_view isa, DType dtype);
 /// The embedded sources whose change makes a choice among these loops stale.
 constexpr const char* row_kernel_sources[] = {"common/cpu_rows.inc", "common/cpu_vector.inc"};
 constexpr const char* rotation_source = "common/cpu_rotate.inc";
-constexpr const char* curve_source = "common/cpu_curve.inc";
+constexpr const char* activation_source = "common/cpu_activation.inc";
 
 // Each is compiled for its instruction set, and there only on the processors that have it.
 const RowKernels& row_kernels_avx2(DType dtype);

@@ -17,9 +17,4 @@ inline std::string integer_type(DType dtype) {
   return dtype == DType::i64 ? "fftune::i64" : "int";
 }
 
-/// Of common/curve.cuh.
-inline std::string curve_type(const std::string& activation) {
-  return activation == "gelu-tanh" ? "fftune::gelu_tanh_curve" : "fftune::" + activation + "_curve";
-}
-
 }  // namespace fftune

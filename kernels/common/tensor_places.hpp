@@ -19,6 +19,11 @@ constexpr std::size_t absent = static_cast<std::size_t>(-1);
 class TensorPlaces {
  public:
   explicit TensorPlaces(std::vector<TensorSpec> tensors) : tensors_(std::move(tensors)) {}
+  /// The op's tensors and then those that a baseline has for itself.
+  TensorPlaces(std::vector<TensorSpec> tensors, const std::vector<TensorSpec>& extra)
+      : tensors_(std::move(tensors)) {
+    tensors_.insert(tensors_.end(), extra.begin(), extra.end());
+  }
 
   /// The place of a tensor, or `absent`.
   std::size_t at(std::string_view name) const {

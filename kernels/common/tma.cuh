@@ -3,14 +3,9 @@
 #pragma once
 
 #include "common/barrier.cuh"
+#include "common/tensor_map.cuh"
 
 namespace fftune {
-
-// The 128 bytes that cuTensorMapEncodeTiled fills in, passed by value as a __grid_constant__
-// parameter.
-struct alignas(64) tensor_map {
-  u64 opaque[16];
-};
 
 // Cache policies as createpolicy encodes them for fractional L2 eviction classes.
 enum class l2_policy : u64 {
@@ -63,6 +58,36 @@ __device__ __forceinline__ void tma_store(const tensor_map& map, u32 shared, int
 
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// The same of a map of three dimensions, at element (inner, outer) of matrix number `matrix`.
+__device__ __forceinline__ void tma_load(u32 shared, const tensor_map& map, u32 barrier, int inner,
+                                         int outer, int matrix, l2_policy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(&map), "r"(inner), "r"(outer), "r"(matrix), "r"(barrier), "l"(static_cast<u64>(policy))
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_load_multicast(u32 shared, const tensor_map& map, u32 barrier,
+                                                   int inner, int outer, int matrix, u16 blocks,
+                                                   l2_policy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+      "cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(shared),
+      "l"(&map), "r"(inner), "r"(outer), "r"(matrix), "r"(barrier), "h"(blocks),
+      "l"(static_cast<u64>(policy))
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const tensor_map& map, u32 shared, int inner, int outer,
+                                          int matrix) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+      "r"(inner), "r"(outer), "r"(matrix), "r"(shared)
+      : "memory");
 }
 
 // Waits until all but the last `pending` groups of this thread's stores have read their shared

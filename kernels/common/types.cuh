@@ -24,6 +24,15 @@ struct choose_type<false, Then, Else> {
   using type = Else;
 };
 
+template <int index, class First, class... Rest>
+struct type_at {
+  using type = typename type_at<index - 1, Rest...>::type;
+};
+template <class First, class... Rest>
+struct type_at<0, First, Rest...> {
+  using type = First;
+};
+
 static_assert(sizeof(u8) == 1 && sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 
 template <class Integer>

@@ -1,42 +1,46 @@
 #include "kernels/ffn/baselines.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/activation.hpp"
+#include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_vector.hpp"
-#include "kernels/ffn/baseline_steps.hpp"
+#include "kernels/common/device_types.hpp"
+#include "kernels/common/kernel_step.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/ffn/norm.hpp"
+#include "kernels/ffn/stages.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/library_gemm.hpp"
 
 namespace fftune::ffn {
 namespace {
 
-/// One operand of a product, and its scale if it is quantised.
-struct Operand {
-  std::size_t elements = 0;
-  std::size_t scale = Places::none;
-};
+constexpr const char* kernel_file = "ffn/baselines.cu";
 
-LibraryGemm product(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k, const Operand& a,
-                    const Operand& b, std::size_t c) {
-  LibraryGemm gemm{
-      dtype, m, n, k, TensorArgument{a.elements}, TensorArgument{b.elements}, TensorArgument{c}};
-  if (a.scale != Places::none) gemm.a_scale = TensorArgument{a.scale};
-  if (b.scale != Places::none) gemm.b_scale = TensorArgument{b.scale};
-  return gemm;
+/// Appends a kernel over [rows, columns], 16 bytes a thread.
+void append_rows(Program& program, const std::string& expression, DType dtype, std::int64_t rows,
+                 std::int64_t columns, std::vector<Argument> arguments) {
+  constexpr std::uint32_t threads = 256;
+  const auto elements = static_cast<std::int64_t>(16 / dtype_bytes(dtype));
+  arguments.insert(arguments.end(), {rows, columns});
+  append_kernel(program, kernel_file, expression, grid_of_matrix(rows, columns, elements * threads),
+                threads, std::move(arguments));
 }
 
 /// hidden = act(gate) * up on the CPU, by all threads and in vectors.
-HostFunction gate_on_host(const Problem& problem, const DeviceFacts& facts, std::size_t gate_at,
-                          std::size_t up_at) {
-  const std::size_t out_at = places_of(problem).hidden;
-  const auto elements =
-      static_cast<std::size_t>(problem.size("m")) * static_cast<std::size_t>(problem.size("h"));
+HostFunction act_mul_on_host(const Problem& problem, const DeviceFacts& facts, std::size_t gate_at,
+                             std::size_t up_at, std::size_t out_at) {
+  const auto [m, d, h] = shape_of(problem);
+  const auto elements = static_cast<std::size_t>(m) * static_cast<std::size_t>(h);
   const auto activation = parse_activation(problem.option("act"));
   const VectorKernels& kernels = vector_kernels(facts.arch);
   return [=, dtype = problem.dtype, &kernels](const HostCall& call) {
@@ -61,63 +65,72 @@ HostFunction gate_on_host(const Problem& problem, const DeviceFacts& facts, std:
 }
 
 /// y += bias + residual on the CPU, by all threads.
-HostFunction add_on_host(const Problem& problem) {
-  const Form form = form_of(problem);
-  const Places at = places_of(problem);
+HostFunction add_on_host(const Problem& problem, const TensorPlaces& places) {
   const auto dtype = problem.dtype;
   const auto columns = static_cast<std::size_t>(problem.size("d"));
   const auto rows = static_cast<int>(problem.size("m"));
+  const std::size_t y = places.at("y"), bias = places.at("b_down"),
+                    residual = places.at("residual");
   return [=](const HostCall& call) {
     const auto row_of = [&](std::size_t place, std::size_t row) {
       return static_cast<std::byte*>(call.tensors[place]) + row * columns * dtype_bytes(dtype);
     };
     call.parallel.run(rows, call.parallel.max_threads(), [&](int row) {
       std::vector<float> sum(columns), term(columns);
-      decode(dtype, row_of(at.y, row), sum);
+      decode(dtype, row_of(y, row), sum);
       const auto add = [&](const std::byte* from) {
         decode(dtype, from, term);
         for (std::size_t i = 0; i < columns; ++i) sum[i] += term[i];
       };
-      if (form.bias) add(row_of(at.b_down, 0));
-      if (form.residual) add(row_of(at.residual, row));
-      encode(dtype, sum, row_of(at.y, row));
+      if (bias != absent) add(row_of(bias, 0));
+      if (residual != absent) add(row_of(residual, row));
+      encode(dtype, sum, row_of(y, row));
     });
   };
+}
+
+/// y += bias + residual, those that the problem's form has, if any.
+void append_adding(Program& program, const Problem& problem, const DeviceFacts& facts,
+                   const TensorPlaces& places) {
+  if (!form_of(problem).adds()) return;
+  if (facts.kind == DeviceKind::cpu) {
+    program.steps.emplace_back(add_on_host(problem, places));
+    return;
+  }
+  const DType wide = wide_dtype(problem);
+  append_rows(program, fmt::format("add_rows<{}>", element_type(wide)), wide, problem.size("m"),
+              problem.size("d"),
+              {tensor_of(places, "y"), tensor_or_null(places.at("b_down")),
+               tensor_or_null(places.at("residual"))});
+}
+
+/// y = hidden·w_downᵀ, and what is added to it.
+void append_down(Program& program, const Problem& problem, const DeviceFacts& facts,
+                 const TensorPlaces& places) {
+  GemmProblem down = down_gemm(problem);
+  down.epilogue = {};
+  append_library_gemms(program, down, places);
+  append_adding(program, problem, facts, places);
 }
 
 /// Gate and up each by a product of its own.
 Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
   const auto [m, d, h] = shape_of(problem);
-  const auto dtype = problem.dtype;
-  const Places at = places_of(problem);
-  const bool saves = form_of(problem).saves;
-  const std::size_t gate = saves ? at.gate : at.count;
-  const std::size_t up = saves ? at.up : at.count + 1;
   Baseline baseline;
   baseline.name = "unfused";
-  if (!saves)
+  baseline.summary = facts.kind == DeviceKind::cpu
+                         ? "three OpenBLAS products and a vectorised act * mul, all on all threads"
+                         : "three cuBLASLt products and an act * mul kernel";
+  if (!form_of(problem).saves)
     baseline.extra = {{"gate", wide_dtype(problem), {m, h}, Role::intermediate, 1},
                       {"up", wide_dtype(problem), {m, h}, Role::intermediate, 1}};
   append_norm(baseline, problem, facts);
-  auto& program = baseline.program;
-  program.host_tensors = at.count + baseline.extra.size();
-  const Operand x{at.gate_up_x, at.x_scale};
-  program.steps.emplace_back(product(dtype, m, h, d, x, {at.w_gate, at.w_gate_scale}, gate));
-  program.steps.emplace_back(product(dtype, m, h, d, x, {at.w_up, at.w_up_scale}, up));
-  if (facts.kind == DeviceKind::cpu) {
-    baseline.summary = "three OpenBLAS products and a vectorised act * mul, all on all threads";
-    program.steps.emplace_back(gate_on_host(problem, facts, gate, up));
-  } else {
-    baseline.summary = "three cuBLASLt products and an act * mul kernel";
-    append_silu_mul(program, problem, TensorArgument{gate}, TensorArgument{up},
-                    TensorArgument{at.hidden});
-  }
-  program.steps.emplace_back(
-      product(dtype, m, d, h, {at.hidden, at.hidden_scale}, {at.w_down, at.w_down_scale}, at.y));
-  if (facts.kind == DeviceKind::cuda)
-    append_add_rows(program, problem);
-  else if (form_of(problem).adds())
-    program.steps.emplace_back(add_on_host(problem));
+  const TensorPlaces places(ffn_op().tensors(problem), baseline.extra);
+  Program& program = baseline.program;
+  program.host_tensors = places.count();
+  append_library_gemms(program, gate_up_gemm(problem), places, {"gate", "up"});
+  append_act_mul(program, problem, facts, places, "gate", "up");
+  append_down(program, problem, facts, places);
   return baseline;
 }
 
@@ -125,39 +138,119 @@ Baseline unfused(const Problem& problem, const DeviceFacts& facts) {
 /// it saves for a backward pass is that product, packed.
 Baseline merged(const Problem& problem, const DeviceFacts& facts) {
   const auto [m, d, h] = shape_of(problem);
-  const auto dtype = problem.dtype;
-  const Places at = places_of(problem);
-  const std::size_t weights = at.count;
-  const std::size_t packed = at.count + 1;
+  const bool quantised = is_quantised(problem);
+  const double by_d = 1 / std::sqrt(static_cast<double>(d));
   Baseline baseline;
   baseline.name = "merged";
   baseline.summary = "cuBLASLt: gate and up as one product, an act * mul kernel, and down";
-  const bool quantised = is_quantised(problem);
-  const double by_d = 1 / std::sqrt(static_cast<double>(d));
-  baseline.extra = {{"w_gate_up", dtype, {2 * h, d}, Role::input, quantised ? 16 : by_d},
+  baseline.extra = {{"w_gate_up", problem.dtype, {2 * h, d}, Role::input, quantised ? 16 : by_d},
                     {"gate_up", wide_dtype(problem), {m, 2 * h}, Role::intermediate, 1}};
-  const std::size_t scale = quantised ? at.count + 2 : Places::none;
   if (quantised)
     baseline.extra.push_back({"w_gate_up_scale", DType::f32, {1}, Role::input, 0, by_d / 16});
   append_norm(baseline, problem, facts);
-  auto& program = baseline.program;
-  program.steps.emplace_back(
-      product(dtype, m, 2 * h, d, {at.gate_up_x, at.x_scale}, {weights, scale}, packed));
-  append_silu_mul(program, problem, TensorArgument{packed}, std::nullopt,
-                  TensorArgument{at.hidden});
-  program.steps.emplace_back(
-      product(dtype, m, d, h, {at.hidden, at.hidden_scale}, {at.w_down, at.w_down_scale}, at.y));
-  append_add_rows(program, problem);
+  const TensorPlaces places(ffn_op().tensors(problem), baseline.extra);
+  Program& program = baseline.program;
+  GemmProblem gate_up = gate_up_gemm(problem);
+  gate_up.form = GemmForm::single;
+  gate_up.n = 2 * h;
+  gate_up.b = {{"w_gate_up"}};
+  if (quantised) gate_up.quantisation.b_scale = {"w_gate_up_scale"};
+  append_library_gemms(program, gate_up, places, {"gate_up"});
+  append_act_mul(program, problem, facts, places, "gate_up", "");
+  append_down(program, problem, facts, places);
+  return baseline;
+}
+
+Baseline backward(const Problem& problem, const DeviceFacts& facts) {
+  const auto [m, d, h] = shape_of(problem);
+  Baseline baseline;
+  baseline.name = "unfused";
+  baseline.summary =
+      facts.kind == DeviceKind::cpu
+          ? "a product of OpenBLAS each and the vectorised gradients of gate and up"
+          : "a product of cuBLASLt each and a kernel for the gradients of gate and up";
+  baseline.extra = {{"dc", problem.dtype, {m, h}, Role::intermediate, 1}};
+  const TensorPlaces places(ffn_op().tensors(problem), baseline.extra);
+  Program& program = baseline.program;
+  program.host_tensors = places.count();
+  // hidden follows from gate and up with their gradients.
+  if (recomputes(problem))
+    append_library_gemms(program, gate_up_gemm(problem), places, {"gate", "up"});
+  append_library_gemms(program, d_hidden_gemm(problem), places, {"dc"});
+  append_gate_gradient(program, problem, facts, places, "gate", "up");
+  for (const GemmProblem& gemm : {d_x_gemm(problem), d_gate_up_gemm(problem), d_down_gemm(problem)})
+    append_library_gemms(program, gemm, places);
   return baseline;
 }
 
 }  // namespace
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
+  if (problem.pass == "bwd") return {backward(problem, facts)};
   if (has_block_scales(problem)) return {};  // the libraries' take them in an order of their own
   if (facts.kind == DeviceKind::cpu && is_quantised(problem)) return {};
   if (facts.kind == DeviceKind::cpu) return {unfused(problem, facts)};
   return {unfused(problem, facts), merged(problem, facts)};
+}
+
+void append_act_mul(Program& program, const Problem& problem, const DeviceFacts& facts,
+                    const TensorPlaces& places, std::string_view gate, std::string_view up) {
+  if (facts.kind == DeviceKind::cpu) {
+    program.steps.emplace_back(
+        act_mul_on_host(problem, facts, places.at(gate), places.at(up), places.at("hidden")));
+    return;
+  }
+  const auto [m, d, h] = shape_of(problem);
+  const DType wide = wide_dtype(problem);
+  const std::string activation = activation_type(parse_activation(problem.option("act")));
+  std::vector<Argument> arguments{tensor_of(places, gate), tensor_or_null(places.at(up)),
+                                  tensor_of(places, "hidden")};
+  if (is_quantised(problem)) arguments.emplace_back(tensor_of(places, "hidden_scale"));
+  append_rows(program,
+              is_quantised(problem)
+                  ? fmt::format("act_mul_fp8<{}>", activation)
+                  : fmt::format("act_mul<{}, {}>", element_type(wide), activation),
+              wide, m, h, std::move(arguments));
+}
+
+void append_gate_gradient(Program& program, const Problem& problem, const DeviceFacts& facts,
+                          const TensorPlaces& places, std::string_view gate, std::string_view up) {
+  const auto [m, d, h] = shape_of(problem);
+  const auto activation = parse_activation(problem.option("act"));
+  if (facts.kind == DeviceKind::cuda) {
+    const std::int64_t elements = m * h;
+    const auto vector = static_cast<std::int64_t>(16 / dtype_bytes(problem.dtype));
+    const std::int64_t count = elements % vector == 0 ? vector : 1;
+    std::vector<Argument> arguments;
+    for (const std::string_view name :
+         {std::string_view("dc"), gate, up, std::string_view("d_gate"), std::string_view("d_up"),
+          std::string_view("hidden")})
+      arguments.emplace_back(tensor_of(places, name));
+    arguments.emplace_back(elements);
+    append_kernel(program, kernel_file,
+                  fmt::format("gate_gradient<{}, {}, {}>", element_type(problem.dtype),
+                              activation_type(activation), count),
+                  {static_cast<std::uint32_t>(ceil_div(elements, 256 * count))}, 256,
+                  std::move(arguments));
+    return;
+  }
+  const RowKernels* const loops = &row_kernels(facts.arch, problem.dtype);
+  const std::size_t columns = static_cast<std::size_t>(h),
+                    row_bytes = columns * dtype_bytes(problem.dtype);
+  const std::size_t dc_at = places.at("dc"), gate_at = places.at(gate), up_at = places.at(up),
+                    d_gate = places.at("d_gate"), d_up = places.at("d_up"),
+                    hidden = places.at("hidden");
+  program.steps.emplace_back(HostFunction([=, m = m](const HostCall& call) {
+    call.parallel.run(static_cast<int>(m), call.parallel.max_threads(), [&](int row) {
+      const auto of = [&](std::size_t place) {
+        return static_cast<std::byte*>(call.tensors[place]) +
+               static_cast<std::size_t>(row) * row_bytes;
+      };
+      loops->act_mul_gradient(activation, of(gate_at), of(up_at), of(dc_at), of(d_gate), of(d_up),
+                              columns, false);
+      loops->act_mul(activation, of(gate_at), of(up_at), of(hidden), columns, false);
+    });
+  }));
 }
 
 }  // namespace fftune::ffn

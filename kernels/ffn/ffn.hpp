@@ -1,30 +1,28 @@
 // The gated feed-forward network of Llama (Shazeer 2020, arXiv 2002.05202):
 // y = (act(x·w_gateᵀ) ⊙ (x·w_upᵀ))·w_downᵀ, what is added to it, a bias or a residual, and what x
-// goes through before: a root mean square norm (norm.hpp).
+// goes through before: a root mean square norm (norm.hpp). Its stages, also of the backward pass,
+// are in stages.hpp.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "core/problem.hpp"
-#include "kernels/gemm/shape.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
 
-/// Defined in ffn.cpp; listed in kernels/catalog.cpp.
+/// Defined in ffn/op.cpp; listed in kernels/catalog.cpp.
 const Op& ffn_op();
 
 namespace ffn {
 
-/// The places of the forward pass's first tensors, which are also those that TensorArgument counts
-/// by.
-namespace tensor {
-constexpr std::size_t x = 0;       // [m, d]
-constexpr std::size_t w_gate = 1;  // [h, d]
-constexpr std::size_t w_up = 2;    // [h, d]
-constexpr std::size_t w_down = 3;  // [d, h]
-}  // namespace tensor
+/// The sizes of a problem: "m" tokens, "d" embedding, "h" intermediate.
+struct Shape {
+  std::int64_t m = 0;
+  std::int64_t d = 0;
+  std::int64_t h = 0;
+};
+Shape shape_of(const Problem& problem);
 
 /// In fp8, x, the weights and hidden are elements of fp8 with f32 scales: a number is its element
 /// times the scale. What is neither a sum's operand nor a scale is bf16.
@@ -47,59 +45,16 @@ struct Form {
   bool normalises = false;   // x is normalised first: norm=rms or add-rms
   bool adds_before = false;  // and a residual is added to it before that: norm=add-rms
   bool adds() const { return bias || residual; }
-  /// Of the products, in front of which there may be a norm.
-  bool plain() const { return !saves && !adds(); }
 };
 Form form_of(const Problem& problem);
+/// Whether a backward pass computes gate and up again: save=input.
+bool recomputes(const Problem& problem);
 
-/// The places of all of them, of either pass.
-struct Places {
-  static constexpr std::size_t none = ~std::size_t{0};
-  std::size_t x = tensor::x;
-  std::size_t w_gate = tensor::w_gate;
-  std::size_t w_up = tensor::w_up;
-  std::size_t w_down = tensor::w_down;
-  std::size_t x_scale = none;       // [1], or [m, blocks of d]
-  std::size_t w_gate_scale = none;  // [1], or [blocks of h, blocks of d], as w_up_scale
-  std::size_t w_up_scale = none;
-  std::size_t hidden_scale = none;    // [1], or [m, blocks of h] between the stages
-  std::size_t w_down_scale = none;    // [1], or [blocks of d, blocks of h]
-  std::size_t b_down = none;          // [d]
-  std::size_t residual = none;        // [m, d]
-  std::size_t x_residual = none;      // [m, d], of the norm
-  std::size_t w_norm = none;          // [d]
-  std::size_t y = 4;                  // [m, d]
-  std::size_t gate = none;            // [m, h]: x·w_gateᵀ, in the training form
-  std::size_t up = none;              // [m, h]: x·w_upᵀ
-  std::size_t sum = none;             // [m, d]: x + x_residual
-  std::size_t gate_up_x = tensor::x;  // what the weights are multiplied with: x, or x normalised
-  std::size_t hidden = 5;             // [m, h], between the stages
-  // Of the pass bwd; a gradient has the shape of what it belongs to.
-  std::size_t dy = none;
-  std::size_t dw_gate_before = none;  // where gradients accumulate; it may be dw_gate itself
-  std::size_t dw_up_before = none;
-  std::size_t dw_down_before = none;
-  std::size_t dx = none;
-  std::size_t dw_gate = none;
-  std::size_t dw_up = none;
-  std::size_t dw_down = none;
-  std::size_t d_gate = none;  // between the stages, as d_up
-  std::size_t d_up = none;
-  std::size_t count = 6;
-};
-Places places_of(const Problem& problem);
-
-/// The stages of the pass fwd: x, w_gate, w_up -> hidden, then hidden, w_down -> y.
-constexpr const char* stage_gate_up = "gate_up";
-constexpr const char* stage_down = "down";
-
-/// The sizes of a problem: "m" tokens, "d" embedding, "h" intermediate.
-struct Shape {
-  std::int64_t m = 0;
-  std::int64_t d = 0;
-  std::int64_t h = 0;
-};
-Shape shape_of(const Problem& problem);
+/// Computes the outputs of the stage of that name in float64. In fp8 with elements as they are
+/// stored: `hidden` is in units of its scale, and rounded; with scales of blocks, gate_up computes
+/// those of hidden too.
+void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
+               Parallel& parallel);
 
 }  // namespace ffn
 }  // namespace fftune

@@ -121,7 +121,7 @@ class NormFamily final : public Family {
                   const Config& config) const override {
     Program program;
     append_moved(program, rows_.program(norm_of(problem), facts, config), places_here(problem),
-                 places_of(problem).count);
+                 ffn_op().tensors(problem).size());
     return program;
   }
 
@@ -210,7 +210,7 @@ void append_norm(Baseline& baseline, const Problem& problem, const DeviceFacts& 
   if (!form_of(problem).normalises) return;
   const Problem norm = norm_of(problem);
   auto places = places_here(problem);
-  const std::size_t own = places_of(problem).count;
+  const std::size_t own = ffn_op().tensors(problem).size();
   if (facts.kind == DeviceKind::cpu) {
     const Family& rows = rmsnorm::cpu_forward_family();
     return append_moved(baseline.program,

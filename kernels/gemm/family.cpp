@@ -5,6 +5,49 @@
 #include <algorithm>
 
 namespace fftune {
+namespace {
+
+using Names = std::vector<std::string>;
+
+void add(Names& names, std::string_view name) {
+  if (!name.empty()) names.emplace_back(name);
+}
+
+/// Of each matrix the first group's tensor, then the second's.
+void add(Names& names, const std::vector<TensorNames>& matrices) {
+  for (std::size_t group = 0; !matrices.empty() && group < matrices.front().size(); ++group)
+    for (const TensorNames& matrix : matrices) add(names, matrix[group]);
+}
+
+}  // namespace
+
+StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
+                     const std::vector<TensorSpec>& tensors) {
+  StageSpec stage;
+  stage.name = name;
+  const Epilogue& epilogue = gemm.epilogue;
+  const Quantisation& scales = gemm.quantisation;
+  add(stage.inputs, gemm.a);
+  add(stage.inputs, gemm.b);
+  add(stage.outputs, gemm.c);
+  for (const std::string_view preactivation : {epilogue.gate, epilogue.up})
+    add(epilogue.kind == EpilogueKind::gated ? stage.outputs : stage.inputs, preactivation);
+  for (const std::string_view output : {epilogue.d_up, epilogue.hidden}) add(stage.outputs, output);
+  add(stage.inputs, scales.a_scale);
+  for (const std::string_view scale : scales.b_scale) add(stage.inputs, scale);
+  add(scales.scaling == Scaling::block ? stage.outputs : stage.inputs, scales.c_scale);
+  add(stage.inputs, epilogue.bias);
+  add(stage.inputs, epilogue.source);
+  for (const std::string_view sorting :
+       {gemm.groups.mask, gemm.groups.offsets, gemm.groups.permutation})
+    add(stage.inputs, sorting);
+  stage.reduction_length = gemm.k * gemm.k_pairs();
+  stage.flops = gemm.flops();
+  for (const Names* names : {&stage.inputs, &stage.outputs})
+    for (const std::string& tensor : *names)
+      stage.bytes += static_cast<double>(tensors[tensor_index(tensors, tensor)].bytes());
+  return stage;
+}
 
 GemmFamily::GemmFamily(const Engine& engine, std::vector<GemmStage> stages, std::string_view name,
                        std::string_view summary)
@@ -27,7 +70,7 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
       return fmt::format("it computes the pass {}, not {}", stage.pass, problem.pass);
     if (std::none_of(specs.begin(), specs.end(),
                      [&](const StageSpec& spec) { return spec.name == stage.name; }))
-      return fmt::format("this form of the pass {} has no stage {}", problem.pass, stage.name);
+      return fmt::format("the pass {} has no stage {} here", problem.pass, stage.name);
   }
   if (facts.kind == DeviceKind::cuda && facts.compute_capability < 80)
     return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
@@ -56,6 +99,12 @@ Program GemmFamily::program(const Problem& problem, const DeviceFacts& facts,
   if (engine_.device_kind == DeviceKind::cpu) program.host_tensors = places.count();
   engine_.append(program, chain(problem), places, facts, config);
   return program;
+}
+
+std::vector<const Family*> addresses_of(const std::vector<GemmFamily>& families) {
+  std::vector<const Family*> addresses;
+  for (const GemmFamily& family : families) addresses.push_back(&family);
+  return addresses;
 }
 
 GemmChain GemmFamily::chain(const Problem& problem) const {

@@ -21,6 +21,11 @@ struct GemmStage {
   std::string_view pass = {};
 };
 
+/// The stage as the op lists it: every tensor of the GEMM by its name, and what it counts.
+/// `tensors` are the op's.
+StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
+                     const std::vector<TensorSpec>& tensors);
+
 class GemmFamily final : public Family {
  public:
   /// `name` and `summary` are string literals. Of several stages the problem must have all.
@@ -46,5 +51,8 @@ class GemmFamily final : public Family {
   std::vector<GemmStage> stages_;
   std::string_view name_, summary_;
 };
+
+/// As Op::families() lists them.
+std::vector<const Family*> addresses_of(const std::vector<GemmFamily>& families);
 
 }  // namespace fftune

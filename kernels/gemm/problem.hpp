@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -54,9 +56,11 @@ struct Groups {
   /// `offsets` leaves out belong to no group: their rows of C are not written.
   std::string_view offsets = {};
   std::string_view permutation = {};
-  /// For the cost model: the share of the tokens that group 0 of a mask should have, and whether
-  /// the tokens of a group are scattered rather than in long runs.
+  /// For the cost model: the share of the tokens that group 0 of a mask should have, whether that
+  /// is a probability rather than a number of tokens, and whether the tokens of a group are
+  /// scattered rather than in long runs.
   double expected_share = 0.5;
+  bool random = false;
   bool scattered = false;
 
   bool any() const { return by != Grouping::none; }
@@ -113,15 +117,15 @@ struct GemmProblem {
   DType wide_dtype = DType::bf16;  // of bias, source, gate and up
   GemmForm form = GemmForm::single;
   Major a_major = Major::k, b_major = Major::k;
-  std::vector<TensorNames> a;  // one; two if k_concatenated or two_outputs
-  std::vector<TensorNames> b;  // one; two if dual_b or k_concatenated
-  std::vector<TensorNames> c;  // one; two if two_outputs. activation_gradient: d_gate
+  std::vector<TensorNames> a = {};  // one; two if k_concatenated or two_outputs
+  std::vector<TensorNames> b = {};  // one; two if dual_b or k_concatenated
+  std::vector<TensorNames> c = {};  // one; two if two_outputs. activation_gradient: d_gate
   /// With groups: whether the rows (with a grouped reduction the tokens) of A, of B and of C with
   /// whatever else the epilogue reads and writes lie in the sorted order, rather than the tokens'.
   bool a_sorted = false, b_sorted = false, c_sorted = false;
-  Groups groups;
-  Epilogue epilogue;
-  Quantisation quantisation;
+  Groups groups = {};
+  Epilogue epilogue = {};
+  Quantisation quantisation = {};
   /// Another launch of the plan comes before this one: programmatic dependent launch applies.
   bool follows = false;
   /// B is an output of an earlier launch of the plan: loads of B wait for that, too.
@@ -135,8 +139,13 @@ struct GemmProblem {
     if (epilogue.kind != EpilogueKind::activation_gradient) return 1;
     return epilogue.hidden.empty() ? 2 : 3;
   }
+  /// The extent that counts tokens: that of a weight gradient's reduction, else the rows.
+  std::int64_t tokens() const { return a_major == Major::mn ? k : m; }
   /// Floating-point operations.
   double flops() const;
 };
+
+/// Why rows of A, B and C cannot be loaded and stored 16 bytes at a time; nothing if they can.
+std::optional<std::string> misaligned_rows(const GemmProblem& gemm);
 
 }  // namespace fftune

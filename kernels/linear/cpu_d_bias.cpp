@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "kernels/common/tensor_places.hpp"
 #include "kernels/linear/d_bias_family.hpp"
 
 namespace fftune::linear {
@@ -9,14 +10,16 @@ namespace {
 
 class CpuDBias final : public DBiasFamily<DeviceKind::cpu> {
  public:
-  CpuDBias() : DBiasFamily("cpu_d_bias", "column sums of dy, by blocks of columns") {}
+  std::string_view name() const override { return "cpu_d_bias"; }
+  std::string_view summary() const override { return "column sums of dy, by blocks of columns"; }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");
-    const Places at = places_of(problem);
-    const bool adds = form_of(problem).accumulates;
+    const TensorPlaces places(linear_op().tensors(problem));
+    const std::size_t dy = places.at("dy"), before = places.at("dbias_before"),
+                      dbias = places.at("dbias");
     Program program;
-    program.host_tensors = at.count;
+    program.host_tensors = places.count();
     program.steps.emplace_back(HostFunction([=, dtype = problem.dtype](const HostCall& call) {
       constexpr std::int64_t columns = 256;
       const auto place = [&](std::size_t tensor, std::int64_t element) {
@@ -28,12 +31,12 @@ class CpuDBias final : public DBiasFamily<DeviceKind::cpu> {
                           const std::int64_t first = task * columns;
                           const auto count = static_cast<std::size_t>(std::min(columns, n - first));
                           float sum[columns] = {}, row[columns];
-                          if (adds) decode(dtype, place(at.dbias_before, first), {sum, count});
+                          if (before != absent) decode(dtype, place(before, first), {sum, count});
                           for (std::int64_t i = 0; i < m; ++i) {
-                            decode(dtype, place(at.dy, i * n + first), {row, count});
+                            decode(dtype, place(dy, i * n + first), {row, count});
                             for (std::size_t j = 0; j < count; ++j) sum[j] += row[j];
                           }
-                          encode(dtype, {sum, count}, place(at.dbias, first));
+                          encode(dtype, {sum, count}, place(dbias, first));
                         });
     }));
     return program;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/common/device_types.hpp"
+#include "kernels/gemm/launch.hpp"
 #include "kernels/linear/d_bias_family.hpp"
 
 namespace fftune::linear {
@@ -17,11 +18,12 @@ std::int64_t rows_of_part(std::int64_t rows) {
 
 class DBias final : public DBiasFamily<DeviceKind::cuda> {
  public:
-  DBias() : DBiasFamily("d_bias", "column sums of dy in two steps") {}
+  std::string_view name() const override { return "d_bias"; }
+  std::string_view summary() const override { return "column sums of dy in two steps"; }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");
-    const Places at = places_of(problem);
+    const TensorPlaces places(linear_op().tensors(problem));
     const std::int64_t rows = rows_of_part(m), parts = ceil_div(m, rows);
     const std::string type = element_type(problem.dtype);
     Program program;
@@ -32,14 +34,12 @@ class DBias final : public DBiasFamily<DeviceKind::cuda> {
     partial.grid = {static_cast<std::uint32_t>(ceil_div(n, 32)), static_cast<std::uint32_t>(parts),
                     1};
     partial.block.x = 512;
-    partial.arguments = {TensorArgument{at.dy}, ScratchArgument{0}, m, n, rows};
+    partial.arguments = {tensor_of(places, "dy"), ScratchArgument{0}, m, n, rows};
     total.kernel = 1;
     total.grid.x = static_cast<std::uint32_t>(ceil_div(n, 256));
     total.block.x = 256;
-    total.arguments = {ScratchArgument{0},
-                       form_of(problem).accumulates ? Argument{TensorArgument{at.dbias_before}}
-                                                    : Argument{std::int64_t{0}},
-                       TensorArgument{at.dbias}, static_cast<std::int32_t>(parts), n};
+    total.arguments = {ScratchArgument{0}, tensor_or_null(places.at("dbias_before")),
+                       tensor_of(places, "dbias"), static_cast<std::int32_t>(parts), n};
     program.steps = {std::move(partial), std::move(total)};
     return program;
   }

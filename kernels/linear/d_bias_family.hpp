@@ -1,20 +1,36 @@
 // What the families of a linear layer's bias gradient have alike.
 #pragma once
 
-#include "kernels/common/stage_family.hpp"
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/common/cuda_refusal.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/linear/stages.hpp"
+#include "registry/family.hpp"
 
 namespace fftune::linear {
 
+/// The only one of its kind of device, so a fallback, without parameters.
 template <DeviceKind kind>
-class DBiasFamily : public StageFallback<ProductStage, kind> {
+class DBiasFamily : public Family {
  public:
-  DBiasFamily(std::string_view name, std::string_view summary)
-      : StageFallback<ProductStage, kind>({stage_d_bias, "bwd", nullptr}, name, summary) {}
+  DeviceKind device_kind() const override { return kind; }
+  std::vector<std::string> stages() const override { return {stage_d_bias}; }
+  bool is_fallback() const override { return true; }
+  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
+  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_stage(this->stage(), problem, facts, kind)) return refusal;
+    if constexpr (kind == DeviceKind::cuda) {
+      if (auto refusal = refuse_cuda(problem, "bwd", facts)) return refusal;
+    } else {
+      if (facts.kind != kind) return "it runs on the CPU";
+      if (!form_of(problem).backward) return "it computes the pass bwd, not " + problem.pass;
+    }
     if (!form_of(problem).bias) return "there is no bias to have a gradient";
     return std::nullopt;
   }

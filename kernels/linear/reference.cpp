@@ -5,10 +5,11 @@
 #include "device/large_vector.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/linear/stages.hpp"
 
 namespace fftune::linear {
 
-void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
                Parallel& parallel) {
   const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
   const auto width = static_cast<std::size_t>(n);
@@ -18,7 +19,7 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
     return adds ? large_copy(tensors.at(name), parallel)
                 : large_vector<double>(static_cast<std::size_t>(elements), parallel);
   };
-  if (!form.backward) {
+  if (stage == stage_product) {
     auto y = start(form.residual, "residual", m * n);
     reference_product(parallel, m, n, k, {data("x"), k}, {data("w"), k}, form.residual, y.data());
     if (form.bias)
@@ -26,11 +27,11 @@ void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tens
         for (std::size_t i = 0; i < width; ++i) y[row * width + i] += data("bias")[i];
       });
     tensors["y"] = std::move(y);
-  } else if (stage == 0) {
+  } else if (stage == stage_d_x) {
     auto dx = start(false, "", m * k);
     reference_product(parallel, m, k, n, {data("dy"), n}, {data("w"), k, true}, 0, dx.data());
     tensors["dx"] = std::move(dx);
-  } else if (stage == 1) {
+  } else if (stage == stage_d_w) {
     auto dw = start(form.accumulates, "dw_before", n * k);
     reference_product(parallel, n, k, m, {data("dy"), n, true}, {data("x"), k, true},
                       form.accumulates, dw.data());

@@ -1,107 +1,209 @@
-#include "kernels/masked/baselines.hpp"
-#include "kernels/masked/baseline_steps.hpp"
-
+// What a user would call without fftune and without a host synchronisation: library products of all
+// tokens for either expert. Forward, a selection of rows follows; backward, dy is zero for the
+// tokens of the other expert.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
-#include "kernels/common/activation.hpp"
-#include "kernels/common/cpu_vector.hpp"
+#include "core/pattern.hpp"
 #include "kernels/common/device_types.hpp"
+#include "kernels/common/kernel_step.hpp"
+#include "kernels/ffn/baselines.hpp"
+#include "kernels/ffn/stages.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/library_gemm.hpp"
 #include "kernels/masked/masked.hpp"
+#include "kernels/masked/stages.hpp"
 
 namespace fftune::masked {
 namespace {
 
-/// hidden = act(gate) * up.
-void append_gate(Program& program, const Problem& problem, const DeviceFacts& facts,
-                 std::size_t gate, std::size_t up, std::size_t hidden) {
-  const std::int64_t m = problem.size("m"), h = problem.size("h");
-  const std::string& act = problem.option("act");
+constexpr const char* kernel_file = "masked/baselines.cu";
+constexpr std::size_t experts[] = {0, 1};
+
+/// A pipeline in the making.
+struct Pipeline {
+  Pipeline(const Op& op, const Problem& given, const DeviceFacts& on, const char* summary,
+           std::vector<TensorSpec> extra)
+      : problem(given), facts(on), places(op.tensors(given), extra) {
+    baseline.name = "unfused";
+    baseline.summary = summary;
+    baseline.extra = std::move(extra);
+    baseline.program.host_tensors = places.count();
+    for (const GemmStage& stage : gemm_stages(given))
+      stages.emplace_back(stage.name, stage.gemm(given));
+  }
+
+  /// The stage's GEMM of all tokens with an expert's tensors.
+  GemmProblem gemm(std::string_view stage, std::size_t expert) const {
+    const auto found = std::find_if(stages.begin(), stages.end(),
+                                    [&](const auto& one) { return one.first == stage; });
+    return of_group(found->second, expert);
+  }
+
+  void append(const GemmProblem& gemm, const std::vector<std::string_view>& outputs = {}) {
+    append_library_gemms(baseline.program, gemm, places, outputs);
+  }
+
+  /// out_i = first_i where mask_i, else second_i, of tensors [m, columns]; without a name: zeros.
+  void select(std::string_view first, std::string_view second, std::string_view out,
+              std::int64_t columns);
+  /// out [m, columns] = `sorted` with its rows in the order of the tokens.
+  void restore(std::string_view sorted, std::string_view out, std::int64_t columns);
+  /// "dy_own" = dy of the expert's tokens, zero for the others.
+  void select_own_dy(std::size_t expert, std::int64_t columns) {
+    select(expert == 0 ? "dy" : "", expert == 1 ? "dy" : "", "dy_own", columns);
+  }
+
+  const Problem& problem;
+  const DeviceFacts& facts;
+  TensorPlaces places;
+  std::vector<std::pair<std::string_view, GemmProblem>> stages;
+  Baseline baseline;
+};
+
+void Pipeline::select(std::string_view first, std::string_view second, std::string_view out,
+                      std::int64_t columns) {
+  const std::int64_t m = problem.size("m");
   if (facts.kind == DeviceKind::cuda) {
-    program.kernels.push_back(
-        {"ffn/silu_mul.cu",
-         fmt::format("fftune::silu_mul<{}, fftune::{}>", element_type(problem.dtype),
-                     act == "gelu-tanh" ? "gelu_tanh" : act)});
-    KernelLaunch launch = rows_launch(program, problem.dtype, m, h);
-    launch.arguments = {TensorArgument{gate}, TensorArgument{up}, TensorArgument{hidden}, m, h};
-    program.steps.emplace_back(std::move(launch));
+    constexpr std::uint32_t threads = 256;
+    const auto elements = static_cast<std::int64_t>(16 / dtype_bytes(problem.dtype));
+    append_kernel(baseline.program, kernel_file,
+                  fmt::format("select_rows<{}>", element_type(problem.dtype)),
+                  grid_of_matrix(m, columns, elements * threads), threads,
+                  {tensor_of(places, "mask"), tensor_or_null(places.at(first)),
+                   tensor_or_null(places.at(second)), tensor_of(places, out), m, columns});
     return;
   }
-  const auto activation = parse_activation(act);
-  const VectorKernels& kernels = vector_kernels(facts.arch);
-  program.steps.emplace_back(
-      HostFunction([=, dtype = problem.dtype, &kernels](const HostCall& call) {
-        constexpr std::int64_t chunk = 4096;
-        call.parallel.run(
-            static_cast<int>(ceil_div(m * h, chunk)), call.parallel.max_threads(), [&](int task) {
-              const std::int64_t first = task * chunk;
-              const auto count = static_cast<std::size_t>(std::min(chunk, m * h - first));
-              const auto place = [&](std::size_t tensor) {
-                return static_cast<std::byte*>(call.tensors[tensor]) +
-                       static_cast<std::size_t>(first) * dtype_bytes(dtype);
-              };
-              float gates[chunk], ups[chunk];
-              decode(dtype, place(gate), {gates, count});
-              decode(dtype, place(up), {ups, count});
-              kernels.gated(activation, gates, ups, gates, count);
-              encode(dtype, {gates, count}, place(hidden));
-            });
-      }));
+  const std::size_t row_bytes = static_cast<std::size_t>(columns) * dtype_bytes(problem.dtype);
+  const std::size_t mask = places.at("mask"), of_marked = places.at(first),
+                    of_others = places.at(second), to = places.at(out);
+  baseline.program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+    call.parallel.run(static_cast<int>(m), call.parallel.max_threads(), [&](int row) {
+      const bool marked = static_cast<const std::uint8_t*>(call.tensors[mask])[row] != 0;
+      const std::size_t from = marked ? of_marked : of_others;
+      const std::size_t at = static_cast<std::size_t>(row) * row_bytes;
+      std::byte* const target = static_cast<std::byte*>(call.tensors[to]) + at;
+      if (from != absent)
+        std::copy_n(static_cast<const std::byte*>(call.tensors[from]) + at, row_bytes, target);
+      else
+        std::fill_n(target, row_bytes, std::byte{0});
+    });
+  }));
 }
 
-LibraryGemm product(DType dtype, const GemmShape& shape, std::size_t a, std::size_t b,
-                    std::size_t c) {
-  return {
-      dtype, shape.m, shape.n, shape.k, TensorArgument{a}, TensorArgument{b}, TensorArgument{c}};
+void Pipeline::restore(std::string_view sorted, std::string_view out, std::int64_t columns) {
+  const std::int64_t m = problem.size("m");
+  if (facts.kind == DeviceKind::cuda) {
+    const auto blocks = std::min<std::int64_t>(m, 8 * std::max(facts.multiprocessors, 1));
+    append_kernel(baseline.program, kernel_file,
+                  fmt::format("restore_rows<{}>", element_type(problem.dtype)),
+                  {static_cast<std::uint32_t>(blocks)}, 256,
+                  {tensor_of(places, "mask"), tensor_of(places, sorted), tensor_of(places, out),
+                   static_cast<std::int32_t>(m), columns});
+    return;
+  }
+  const std::size_t row_bytes = static_cast<std::size_t>(columns) * dtype_bytes(problem.dtype);
+  const std::size_t mask = places.at("mask"), from = places.at(sorted), to = places.at(out);
+  baseline.program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+    const auto* marks = static_cast<const std::uint8_t*>(call.tensors[mask]);
+    const auto order = sorted_by_mark({marks, marks + m});
+    for (std::size_t row = 0; row < order.size(); ++row)
+      std::copy_n(static_cast<const std::byte*>(call.tensors[from]) + row * row_bytes, row_bytes,
+                  static_cast<std::byte*>(call.tensors[to]) +
+                      static_cast<std::size_t>(order[row]) * row_bytes);
+  }));
+}
+
+Baseline linear_forward(const Problem& problem, const DeviceFacts& facts) {
+  const std::int64_t m = problem.size("m"), n = problem.size("n");
+  Pipeline by(masked_linear_op(), problem, facts,
+              "the product of all tokens by either expert's weights, and a selection",
+              {{"y_false", problem.dtype, {m, n}, Role::intermediate, 1}});
+  by.append(by.gemm("linear", 0));
+  by.append(by.gemm("linear", 1), {"y_false"});
+  by.select("y", "y_false", "y", n);
+  return by.baseline;
+}
+
+Baseline linear_backward(const Problem& problem, const DeviceFacts& facts) {
+  const std::int64_t m = problem.size("m"), n = problem.size("n");
+  Pipeline by(masked_linear_op(), problem, facts,
+              "for either expert dy of its tokens, else zeros, and two library products",
+              {{"dy_own", problem.dtype, {m, n}, Role::intermediate, 1}});
+  for (const std::size_t expert : experts) {
+    by.select_own_dy(expert, n);
+    GemmProblem dx = by.gemm("dx", expert), dw = by.gemm("dw", expert);
+    dx.a = dw.a = {{"dy_own"}};
+    if (expert == 1) dx.epilogue.source = dx.c;
+    by.append(dx);
+    by.append(dw);
+  }
+  return by.baseline;
+}
+
+Baseline ffn_forward(const Problem& problem, const DeviceFacts& facts) {
+  const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
+  const DType dtype = problem.dtype;
+  Pipeline by(masked_ffn_op(), problem, facts,
+              "for all tokens both experts: three products and an act * mul each; selection",
+              {{"gate_of_tokens", dtype, {m, h}, Role::intermediate, 1},
+               {"up_of_tokens", dtype, {m, h}, Role::intermediate, 1},
+               {"y_false", dtype, {m, d}, Role::intermediate, 1}});
+  for (const std::size_t expert : experts) {
+    by.append(by.gemm(ffn::stage_gate_up, expert), {"gate_of_tokens", "up_of_tokens"});
+    ffn::append_act_mul(by.baseline.program, problem, facts, by.places, "gate_of_tokens",
+                        "up_of_tokens");
+    by.append(by.gemm(ffn::stage_down, expert), {expert == 0 ? "y" : "y_false"});
+  }
+  by.select("y", "y_false", "y", d);
+  return by.baseline;
+}
+
+Baseline ffn_backward(const Problem& problem, const DeviceFacts& facts) {
+  const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
+  const DType dtype = problem.dtype;
+  Pipeline by(masked_ffn_op(), problem, facts,
+              "for either expert dy of its tokens, else zeros, library products and the gradients "
+              "of gate and up",
+              {{"dy_own", dtype, {m, d}, Role::intermediate, 1},
+               {"dc", dtype, {m, h}, Role::intermediate, 1},
+               {"gate_of_tokens", dtype, {m, h}, Role::intermediate, 1},
+               {"up_of_tokens", dtype, {m, h}, Role::intermediate, 1}});
+  if (!recomputes(problem)) {
+    by.restore("gate", "gate_of_tokens", h);
+    by.restore("up", "up_of_tokens", h);
+  }
+  for (const std::size_t expert : experts) {
+    if (recomputes(problem))
+      by.append(by.gemm(ffn::stage_gate_up, expert), {"gate_of_tokens", "up_of_tokens"});
+    by.select_own_dy(expert, d);
+    GemmProblem d_hidden = by.gemm(ffn::stage_d_hidden, expert),
+                d_x = by.gemm(ffn::stage_d_x, expert), d_down = by.gemm(ffn::stage_d_down, expert);
+    d_hidden.a = d_down.a = {{"dy_own"}};
+    if (expert == 1) d_x.epilogue.source = d_x.c;
+    by.append(d_hidden, {"dc"});
+    ffn::append_gate_gradient(by.baseline.program, problem, facts, by.places, "gate_of_tokens",
+                              "up_of_tokens");
+    by.append(d_x);
+    by.append(by.gemm(ffn::stage_d_gate_up, expert));
+    by.append(d_down);
+  }
+  return by.baseline;
 }
 
 }  // namespace
 
 std::vector<Baseline> linear_baselines(const Problem& problem, const DeviceFacts& facts) {
-  if (problem.pass == "bwd") return linear_backward_baselines(problem, facts);
-  const StageProduct work = product_of(Stage::linear, problem);
-  const std::size_t y = work.c.front(), other = y + 1;
-  Baseline baseline;
-  baseline.name = "unfused";
-  baseline.summary = "the product of all tokens by either expert's weights, and a selection";
-  baseline.extra = {
-      {"y_false", problem.dtype, {work.shape.m, work.shape.n}, Role::intermediate, 1}};
-  auto& program = baseline.program;
-  program.host_tensors = other + 1;
-  program.steps.emplace_back(product(problem.dtype, work.shape, work.a.front(), work.b[0][0], y));
-  program.steps.emplace_back(
-      product(problem.dtype, work.shape, work.a.front(), work.b[1][0], other));
-  append_select(program, problem, facts, work.mask, y, other, y, work.shape.n);
-  return {baseline};
+  return {problem.pass == "bwd" ? linear_backward(problem, facts) : linear_forward(problem, facts)};
 }
 
 std::vector<Baseline> ffn_baselines(const Problem& problem, const DeviceFacts& facts) {
-  if (problem.pass == "bwd") return ffn_backward_baselines(problem, facts);
-  const StageProduct gate_up = product_of(Stage::gate_up, problem);
-  const StageProduct down = product_of(Stage::down, problem);
-  const std::size_t x = gate_up.a.front(), y = down.c.front(), hidden = gate_up.c.front();
-  const std::size_t gate = hidden + 1, up = hidden + 2, other = hidden + 3;
-  const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
-  const DType dtype = problem.dtype;
-  Baseline baseline;
-  baseline.name = "unfused";
-  baseline.summary = "for all tokens both experts: three products and an act * mul each; selection";
-  baseline.extra = {{"gate", dtype, {m, h}, Role::intermediate, 1},
-                    {"up", dtype, {m, h}, Role::intermediate, 1},
-                    {"y_false", dtype, {m, d}, Role::intermediate, 1}};
-  auto& program = baseline.program;
-  program.host_tensors = other + 1;
-  for (const std::size_t expert : {0, 1}) {
-    program.steps.emplace_back(product(dtype, gate_up.shape, x, gate_up.b[expert][0], gate));
-    program.steps.emplace_back(product(dtype, gate_up.shape, x, gate_up.b[expert][1], up));
-    append_gate(program, problem, facts, gate, up, hidden);
-    program.steps.emplace_back(
-        product(dtype, down.shape, hidden, down.b[expert][0], expert == 0 ? y : other));
-  }
-  append_select(program, problem, facts, down.mask, y, other, y, d);
-  return {baseline};
+  return {problem.pass == "bwd" ? ffn_backward(problem, facts) : ffn_forward(problem, facts)};
 }
 
 }  // namespace fftune::masked

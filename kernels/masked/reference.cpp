@@ -10,6 +10,7 @@
 #include "device/blocks.hpp"
 #include "device/large_vector.hpp"
 #include "kernels/common/activation.hpp"
+#include "kernels/ffn/stages.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/masked/masked.hpp"
 
@@ -165,35 +166,31 @@ void d_hidden(const Problem& problem, ReferenceTensors& tensors, Definition& of)
 
 }  // namespace
 
-void reference(Stage stage, const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
+void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
+               Parallel& parallel) {
   Definition of(problem, tensors, parallel);
-  switch (stage) {
-    case Stage::linear:
-      return of.product("y", false, of.size("n"), of.size("k"), false, {{"x", "w", false}});
-    case Stage::dx:
-      return of.product("dx", false, of.size("k"), of.size("n"), true, {{"dy", "w", false}});
-    case Stage::dw:
-      return of.token_sum("dw", {"dy", nullptr, false}, {"x", nullptr, false}, of.size("n"),
-                          of.size("k"));
-    case Stage::gate_up:
-      return gate_up(problem, tensors, of);
-    case Stage::down:
-      return of.product("y", false, of.size("d"), of.size("h"), false,
-                        {{"hidden", "w_down", true}});
-    case Stage::d_hidden:
-      return d_hidden(problem, tensors, of);
-    case Stage::d_x:
-      return of.product("dx", false, of.size("d"), of.size("h"), true,
-                        {{"d_gate", "w_gate", true}, {"d_up", "w_up", true}});
-    case Stage::d_gate_up:
-      for (const auto& [gradient, dw] : {std::pair{"d_gate", "dw_gate"}, {"d_up", "dw_up"}})
-        of.token_sum(dw, {gradient, nullptr, true}, {"x", nullptr, false}, of.size("h"),
-                     of.size("d"));
-      return;
-    case Stage::d_down:
-      return of.token_sum("dw_down", {"dy", nullptr, false}, {"hidden", nullptr, true},
-                          of.size("d"), of.size("h"));
-  }
+  if (stage == "linear")
+    of.product("y", false, of.size("n"), of.size("k"), false, {{"x", "w", false}});
+  else if (stage == "dx")
+    of.product("dx", false, of.size("k"), of.size("n"), true, {{"dy", "w", false}});
+  else if (stage == "dw")
+    of.token_sum("dw", {"dy", nullptr, false}, {"x", nullptr, false}, of.size("n"), of.size("k"));
+  else if (stage == ffn::stage_gate_up)
+    gate_up(problem, tensors, of);
+  else if (stage == ffn::stage_down)
+    of.product("y", false, of.size("d"), of.size("h"), false, {{"hidden", "w_down", true}});
+  else if (stage == ffn::stage_d_hidden)
+    d_hidden(problem, tensors, of);
+  else if (stage == ffn::stage_d_x)
+    of.product("dx", false, of.size("d"), of.size("h"), true,
+               {{"d_gate", "w_gate", true}, {"d_up", "w_up", true}});
+  else if (stage == ffn::stage_d_gate_up)
+    for (const auto& [gradient, dw] : {std::pair{"d_gate", "dw_gate"}, {"d_up", "dw_up"}})
+      of.token_sum(dw, {gradient, nullptr, true}, {"x", nullptr, false}, of.size("h"),
+                   of.size("d"));
+  else
+    of.token_sum("dw_down", {"dy", nullptr, false}, {"hidden", nullptr, true}, of.size("d"),
+                 of.size("h"));
 }
 
 }  // namespace fftune::masked

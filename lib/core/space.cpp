@@ -82,11 +82,8 @@ std::vector<Config> Space::feasible() const {
     decided[needed].push_back(&constraint);
   }
   Config config;
-  // A predicate may read what it does not depend on, so each parameter has a value of its kind.
-  for (const auto& parameter : parameters_) {
-    const bool words = !parameter.values.empty() && parameter.values.front().is_word();
-    config.set(parameter.name, words ? parameter.values.front() : 0);
-  }
+  for (const auto& parameter : parameters_)
+    if (!parameter.values.empty()) config.set(parameter.name, parameter.values.front());
   std::vector<Config> feasible;
   const std::function<void(std::size_t)> descend = [&](std::size_t place) {
     for (const Constraint* constraint : decided[place])

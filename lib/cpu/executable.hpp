@@ -16,7 +16,7 @@ namespace fftune {
 
 class CpuProgram;
 
-/// One enqueue, kept for later.
+/// One recorded enqueue.
 struct RecordedCall {
   std::shared_ptr<const CpuProgram> program;
   std::vector<void*> tensors;

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "cpu/blas.hpp"
@@ -30,21 +33,41 @@ double shortest(double budget, const Body& body) {
   }
 }
 
-/// Bytes a second, read and written, by a copy of `bytes`.
-double copy_rate(Pool& pool, std::size_t bytes) {
+struct MemoryRates {
+  double copy = 0;  // bytes read and written a second
+  double read = 0;  // bytes read a second
+};
+
+/// The sum of the 64-bit words of `bytes` (a multiple of 64) at `data`: a stream of reads alone.
+std::uint64_t sum_of(const std::byte* data, std::size_t bytes) {
+  std::array<std::uint64_t, 8> sums{};
+  for (std::size_t at = 0; at < bytes; at += sizeof sums) {
+    std::array<std::uint64_t, 8> words;
+    std::memcpy(words.data(), data + at, sizeof words);
+    for (std::size_t i = 0; i < words.size(); ++i) sums[i] += words[i];
+  }
+  return std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
+}
+
+/// By all threads, over `bytes` that no cache holds.
+MemoryRates memory_rates(Pool& pool, std::size_t bytes) {
   // Left uninitialised: the first touch, by the threads that copy, is the run that is not counted.
   const std::unique_ptr<std::byte[]> from(new std::byte[bytes]);
   const std::unique_ptr<std::byte[]> to(new std::byte[bytes]);
   const int threads = pool.max_threads();
-  const std::size_t part = bytes / static_cast<std::size_t>(threads);
+  const std::size_t part = bytes / static_cast<std::size_t>(threads) / 64 * 64;
   const auto on_parts = [&](const auto& body) {
     pool.run(threads, threads, [&](int i) { body(static_cast<std::size_t>(i) * part); });
   };
   on_parts([&](std::size_t at) { std::memset(from.get() + at, 1, part); });
   on_parts([&](std::size_t at) { std::memset(to.get() + at, 0, part); });
-  const double seconds = shortest(
+  const double copying = shortest(
       0.3, [&] { on_parts([&](std::size_t at) { std::memcpy(&to[at], &from[at], part); }); });
-  return 2.0 * static_cast<double>(part) * threads / seconds;
+  std::atomic<std::uint64_t> sink{0};  // so that the reads are not optimised away
+  const double reading = shortest(
+      0.3, [&] { on_parts([&](std::size_t at) { sink += sum_of(from.get() + at, part); }); });
+  const double all = static_cast<double>(part) * threads;
+  return {2 * all / copying, all / reading};
 }
 
 /// Floating-point operations a second of OpenBLAS's product of n x n matrices.
@@ -72,10 +95,13 @@ Limits measure_cpu_limits(Pool& pool, std::int64_t cache_bytes, std::size_t free
   const std::size_t bytes = std::min(wanted, free_bytes / 4);
   const std::int64_t n = 1536;
   Limits limits;
-  limits.bytes_per_second = copy_rate(pool, bytes);
+  // At few tokens nearly all traffic is reading weights, which many CPUs do faster than they copy.
+  const MemoryRates rates = memory_rates(pool, bytes);
+  limits.bytes_per_second = std::max(rates.copy, rates.read);
   limits.flops_per_second = gemm_rate(pool.max_threads(), n);
-  limits.method = fmt::format("copy of {} MiB by {} threads; {} sgemm of {}^3 (bf16 too)",
-                              bytes >> 20, pool.max_threads(), blas_version(), n);
+  limits.method = fmt::format("{} of {} MiB by {} threads; {} sgemm of {}^3 (bf16 too)",
+                              rates.read > rates.copy ? "read" : "copy", bytes >> 20,
+                              pool.max_threads(), blas_version(), n);
   return limits;
 }
 

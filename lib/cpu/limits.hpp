@@ -9,8 +9,9 @@
 
 namespace fftune {
 
-/// A copy by all threads, far larger than the last-level cache, and OpenBLAS's product in f32
-/// (which bf16 problems are computed in too); the best of several runs, about a second in all.
+/// A copy and a read by all threads, far larger than the last-level cache, and OpenBLAS's product
+/// in f32 (which bf16 problems are computed in too); the best of several runs, about a second in
+/// all.
 Limits measure_cpu_limits(Pool& pool, std::int64_t cache_bytes, std::size_t free_bytes);
 
 }  // namespace fftune

@@ -1,5 +1,5 @@
-// What Linux tells of the machine and of this process's share of it. Each reader takes the folder
-// that stands for "/", so that tests can lay out a machine of their own.
+// The machine as Linux describes it, and this process's share of it. Each reader takes the folder
+// to use as "/", so that tests can provide a machine of their own.
 #pragma once
 
 #include <cstdint>

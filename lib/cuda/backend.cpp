@@ -92,7 +92,7 @@ std::string CudaBackend::load_kernels(const Program& program, Parts& parts) {
     if (reason.empty() && threads > most_threads)
       reason =
           fmt::format("a block of {} threads: the kernel is built for {}", threads, most_threads);
-    if (reason.empty()) reason = kernel.argument_failure(launch->arguments);
+    if (reason.empty()) reason = kernel.parameter_failure(*launch);
     if (!reason.empty()) return fmt::format("{}: {}", kernel.report().name, reason);
   }
   return {};

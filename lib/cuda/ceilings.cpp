@@ -31,7 +31,7 @@ double fastest(const std::function<double()>& sample) {
 }
 
 /// Seconds of one copy, between events on the stream. Not from a graph: its copy nodes go to the
-/// copy engines, which on an H200 move 2.8 TB/s, and not to the multiprocessors, which move 4.2.
+/// copy engines, which on an H200 move 2.8 TB/s, and not to the SMs, which move 4.2.
 double copy_seconds(const Session& session, Buffer& to, const Buffer& from) {
   constexpr int copies = 4;
   const Current current(*session.context());

@@ -77,7 +77,7 @@ class Owned {
     const SharedContext context = std::move(context_);  // outlives `current`, and may end here
     if (context == nullptr) return;
     const Current current(*context);
-    destroy_(object_);  // an error here is an earlier one's echo
+    destroy_(object_);  // an error here repeats an earlier one
   }
 
   SharedContext context_;

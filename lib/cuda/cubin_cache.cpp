@@ -74,13 +74,13 @@ bool write_file(int folder, const std::string& name, std::string_view content) {
   return false;
 }
 
-/// An entry that is used is marked so by its time, but not over and over.
+/// A used entry gets a new access time, but at most this often.
 constexpr std::time_t mark_again_seconds = 24 * 3600;
 /// A temporary file this old has no owner any more.
 constexpr std::time_t orphaned_seconds = 24 * 3600;
-/// What is removed at once brings the folder to this part of its bound, so that it is seldom.
+/// Eviction brings the folder down to this part of its bound, so that it is seldom needed.
 constexpr double part_kept = 0.75;
-/// The folder is looked through after so many new entries, and after the first.
+/// The folder is checked after this many new entries, and after the first.
 constexpr std::uint64_t look_through_interval = 256;
 
 void mark_used(int folder, const std::string& name) {

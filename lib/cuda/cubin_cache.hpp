@@ -4,7 +4,7 @@
 // atomic rename) and carries a second hash of the key and a checksum, so that a damaged entry or a
 // collision is a miss and never a wrong kernel.
 //
-// What grows beyond a bound loses what was not used for longest. Any process may remove any entry
+// Beyond its bound the least recently used entries are removed. Any process may remove any entry
 // at any time: whoever misses it compiles it again.
 #pragma once
 

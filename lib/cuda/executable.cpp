@@ -74,7 +74,7 @@ CudaExecutable::Value CudaExecutable::prepare(const Argument& argument) const {
     return {Value::Kind::constant, bits_of(*number)};
   if (const auto* number = std::get_if<float>(&argument))
     return {Value::Kind::constant, bits_of(*number)};
-  return {};  // a tensor map or an array, which have more to them
+  throw Error(ErrorKind::internal, "a tensor map or an array is no single value");
 }
 
 CudaExecutable::Product CudaExecutable::prepare(const LibraryGemm& gemm,
@@ -88,9 +88,6 @@ CudaExecutable::Product CudaExecutable::prepare(const LibraryGemm& gemm,
 }
 
 CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const {
-  if (launch.arguments.size() > most_arguments)
-    throw Error(ErrorKind::internal, fmt::format("a launch with {} arguments: at most {}",
-                                                 launch.arguments.size(), most_arguments));
   const auto& kernel = *kernels_.at(launch.kernel);
   const auto cluster_blocks = launch.cluster.x * launch.cluster.y * launch.cluster.z;
   kernel.allow(launch.shared_bytes, cluster_blocks > 8);
@@ -123,16 +120,7 @@ CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const
     attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     attribute.value.cooperative = 1;
   }
-  for (std::size_t i = 0; i < launch.arguments.size(); ++i) {
-    prepared.values.push_back(prepare(launch.arguments[i]));
-    if (const auto* map = std::get_if<TensorMapArgument>(&launch.arguments[i]))
-      prepared.maps.push_back(prepare(i, *map));
-    else if (const auto* array = std::get_if<ArrayArgument>(&launch.arguments[i]))
-      prepared.arrays.push_back({i, array->values});
-  }
-  if (prepared.maps.size() > most_tensor_maps)
-    throw Error(ErrorKind::internal, fmt::format("a launch with {} tensor maps: at most {}",
-                                                 prepared.maps.size(), most_tensor_maps));
+  place_parameters(prepared, launch);
   if (cluster_blocks > 1) {
     int clusters = 0;
     config.attrs = prepared.attributes.data();
@@ -148,13 +136,49 @@ CudaExecutable::Launch CudaExecutable::prepare(const KernelLaunch& launch) const
   return prepared;
 }
 
-CudaExecutable::TensorMap CudaExecutable::prepare(std::size_t place,
-                                                  const TensorMapArgument& argument) const {
-  TensorMap prepared;
-  prepared.argument = place;
-  prepared.address = prepare(argument_of(argument.matrix));
-  prepared.map = encode_tensor_map(session_->driver(), argument, session_->placeholder());
-  return prepared;
+void CudaExecutable::place_parameters(Launch& prepared, const KernelLaunch& launch) const {
+  if (launch.parameters) {
+    prepared.parameters = {0};
+    prepared.image.resize(launch.parameters->bytes);
+    for (const auto& [offset, value] : launch.parameters->fields) place(prepared, offset, value);
+  } else {
+    for (const Argument& argument : launch.arguments) {
+      const std::size_t alignment = std::holds_alternative<TensorMapArgument>(argument) ? 64 : 8;
+      const std::size_t offset = (prepared.image.size() + alignment - 1) / alignment * alignment;
+      prepared.image.resize(offset + argument_bytes(argument));
+      prepared.parameters.push_back(offset);
+      place(prepared, offset, argument);
+    }
+  }
+  if (prepared.image.size() > most_parameter_bytes || prepared.parameters.size() > most_parameters)
+    throw Error(ErrorKind::internal,
+                fmt::format("a launch with {} parameters of {} bytes: at most {} of {}",
+                            prepared.parameters.size(), prepared.image.size(), most_parameters,
+                            most_parameter_bytes));
+}
+
+void CudaExecutable::place(Launch& launch, std::size_t offset, const Argument& argument) const {
+  if (offset + argument_bytes(argument) > launch.image.size())
+    throw Error(ErrorKind::internal, fmt::format("a field at {} of {} bytes of parameters", offset,
+                                                 launch.image.size()));
+  std::byte* const to = launch.image.data() + offset;
+  if (const auto* map = std::get_if<TensorMapArgument>(&argument)) {
+    if (offset % 64 != 0)
+      throw Error(ErrorKind::internal,
+                  fmt::format("a tensor map at {}: no multiple of 64", offset));
+    const CUtensorMap encoded =
+        encode_tensor_map(session_->driver(), *map, session_->placeholder());
+    std::memcpy(to, &encoded, sizeof encoded);
+    launch.maps.push_back({offset, prepare(argument_of(map->matrix))});
+  } else if (const auto* array = std::get_if<ArrayArgument>(&argument)) {
+    std::memcpy(to, array->values.data(), argument_bytes(argument));
+  } else {
+    const Value value = prepare(argument);
+    if (value.kind == Value::Kind::constant)
+      std::memcpy(to, &value.number, argument_bytes(argument));
+    else
+      launch.pointers.push_back({offset, value});
+  }
 }
 
 std::uint64_t CudaExecutable::resolve(const Value& value, void* const* tensors,
@@ -186,25 +210,23 @@ CUresult CudaExecutable::start(const Launch& launch, void** addresses, CUstream 
 
 void CudaExecutable::enqueue_launch(const Launch& launch, void* const* tensors,
                                     std::uint64_t workspace, CUstream stream) const {
-  std::array<std::uint64_t, most_arguments> values;
-  std::array<void*, most_arguments> addresses;
-  for (std::size_t i = 0; i < launch.values.size(); ++i) {
-    values[i] = resolve(launch.values[i], tensors, workspace);
-    addresses[i] = &values[i];
+  alignas(64) std::array<std::byte, most_parameter_bytes> image;
+  std::memcpy(image.data(), launch.image.data(), launch.image.size());
+  for (const Patch& pointer : launch.pointers) {
+    const std::uint64_t address = resolve(pointer.address, tensors, workspace);
+    std::memcpy(image.data() + pointer.offset, &address, sizeof address);
   }
   const Driver& driver = session_->driver();
-  std::array<CUtensorMap, most_tensor_maps> maps;
-  for (std::size_t i = 0; i < launch.maps.size(); ++i) {
-    const auto& map = launch.maps[i];
-    maps[i] = map.map;
-    const auto address = resolve(map.address, tensors, workspace);
-    driver.check(driver.tensor_map_replace_address(&maps[i], reinterpret_cast<void*>(address)),
-                 "cuTensorMapReplaceAddress");
-    addresses[map.argument] = &maps[i];
+  for (const Patch& map : launch.maps) {
+    const std::uint64_t address = resolve(map.address, tensors, workspace);
+    driver.check(
+        driver.tensor_map_replace_address(reinterpret_cast<CUtensorMap*>(image.data() + map.offset),
+                                          reinterpret_cast<void*>(address)),
+        "cuTensorMapReplaceAddress");
   }
-  // The driver reads a parameter, which it takes through a pointer to what it may change.
-  for (const auto& array : launch.arrays)
-    addresses[array.argument] = const_cast<float*>(array.values.data());
+  std::array<void*, most_parameters> addresses;
+  for (std::size_t i = 0; i < launch.parameters.size(); ++i)
+    addresses[i] = image.data() + launch.parameters[i];
   const CUresult result = start(launch, addresses.data(), stream);
   if (result != CUDA_SUCCESS) driver.fail(result, fmt::format("launch of {}", launch.name).c_str());
 }

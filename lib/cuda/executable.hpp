@@ -42,29 +42,25 @@ class CudaExecutable final : public Executable {
   void enqueue(void* const* tensors, void* workspace, void* stream) const override;
 
  private:
-  static constexpr std::size_t most_arguments = 48;
-  static constexpr std::size_t most_tensor_maps = 12;
+  static constexpr std::size_t most_parameter_bytes = 4096, most_parameters = 48;
 
   struct Value {
     enum class Kind : std::uint8_t { constant, tensor, workspace } kind = Kind::constant;
     std::uint64_t number = 0;  // the bits, the tensor's place, or the offset
   };
-  struct TensorMap {
-    std::size_t argument = 0;  // which one of the launch
+  /// An address that each run writes into the parameters.
+  struct Patch {
+    std::size_t offset = 0;
     Value address;
-    CUtensorMap map{};  // of a placeholder's address
-  };
-  struct Array {
-    std::size_t argument = 0;  // which one of the launch
-    std::vector<float> values;
   };
   struct Launch {
     CUfunction function = nullptr;
     CUlaunchConfig config{};
     std::array<CUlaunchAttribute, 3> attributes{};
-    std::vector<Value> values;
-    std::vector<TensorMap> maps;
-    std::vector<Array> arrays;
+    std::vector<std::byte> image;         // of all parameters, with placeholders for addresses
+    std::vector<std::size_t> parameters;  // where each begins
+    std::vector<Patch> pointers;
+    std::vector<Patch> maps;  // tensor maps, encoded for a placeholder's address
     const char* name = nullptr;
   };
   struct Product {
@@ -75,7 +71,9 @@ class CudaExecutable final : public Executable {
   Launch prepare(const KernelLaunch& launch) const;
   Product prepare(const LibraryGemm& gemm, const GemmPlan& plan) const;
   Value prepare(const Argument& argument) const;
-  TensorMap prepare(std::size_t place, const TensorMapArgument& argument) const;
+  void place_parameters(Launch& prepared, const KernelLaunch& launch) const;
+  /// Writes an argument into the image at `offset`, and notes what a run has to patch there.
+  void place(Launch& launch, std::size_t offset, const Argument& argument) const;
   static std::uint64_t resolve(const Value& value, void* const* tensors, std::uint64_t workspace);
   CUresult start(const Launch& launch, void** addresses, CUstream stream) const;
   void enqueue_launch(const Launch& launch, void* const* tensors, std::uint64_t workspace,

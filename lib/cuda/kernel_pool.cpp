@@ -5,19 +5,6 @@
 #include "core/error.hpp"
 
 namespace fftune::cuda {
-namespace {
-
-std::size_t argument_bytes(const Argument& argument) {
-  if (std::holds_alternative<TensorMapArgument>(argument)) return sizeof(CUtensorMap);
-  if (const auto* array = std::get_if<ArrayArgument>(&argument))
-    return array->values.size() * sizeof(float);
-  const bool four_bytes =
-      std::holds_alternative<std::int32_t>(argument) || std::holds_alternative<float>(argument);
-  return four_bytes ? 4 : 8;
-}
-
-}  // namespace
-
 LoadedKernel::LoadedKernel(const SharedContext& context, CompiledKernel compiled)
     : report_(std::move(compiled.report)) {
   const Driver& driver = context->driver();
@@ -26,8 +13,8 @@ LoadedKernel::LoadedKernel(const SharedContext& context, CompiledKernel compiled
   module_ = Owned<CUmodule>(context, module, driver.module_unload);
   driver.accept(driver.module_get_function(&function_, module, compiled.lowered_name.c_str()),
                 "cuModuleGetFunction");
-  // Asking also loads the code now, were the driver to put it off to the first launch: that may be
-  // inside a capture.
+  // The query also forces lazy loading to happen now: at the first launch it could be inside a
+  // capture.
   attribute(CU_FUNC_ATTRIBUTE_NUM_REGS);
 }
 
@@ -54,22 +41,25 @@ void LoadedKernel::allow(std::uint32_t shared_bytes, bool large_cluster) const {
                   "cuFuncSetAttribute of the cluster size");
 }
 
-std::string LoadedKernel::argument_failure(const std::vector<Argument>& arguments) const {
+std::string LoadedKernel::parameter_failure(const KernelLaunch& launch) const {
   const Driver& driver = module_.context().driver();
   if (driver.func_get_param_info == nullptr) return {};
-  for (std::size_t i = 0; i <= arguments.size(); ++i) {
+  const std::size_t count = launch.parameters ? 1 : launch.arguments.size();
+  for (std::size_t i = 0; i <= count; ++i) {
     std::size_t offset = 0;
     std::size_t bytes = 0;
     const CUresult result = driver.func_get_param_info(function_, i, &offset, &bytes);
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE) return {};
     const bool exists = result == CUDA_SUCCESS;
-    const bool given = i < arguments.size();
-    if (exists != given)
-      return fmt::format("{} arguments given, but the kernel takes {}", arguments.size(),
+    if (exists != (i < count))
+      return fmt::format("{} arguments given, but the kernel takes {}", count,
                          exists ? "more" : std::to_string(i));
-    if (given && bytes != argument_bytes(arguments[i]))
-      return fmt::format("argument {} (from 0) has {} bytes, but the kernel takes {}", i,
-                         argument_bytes(arguments[i]), bytes);
+    if (i == count) break;
+    const std::size_t given =
+        launch.parameters ? launch.parameters->bytes : argument_bytes(launch.arguments[i]);
+    if (bytes != given)
+      return fmt::format("argument {} (from 0) has {} bytes, but the kernel takes {}", i, given,
+                         bytes);
   }
   return {};
 }

@@ -25,12 +25,12 @@ class LoadedKernel {
   CUfunction function() const { return function_; }
   const KernelReport& report() const { return report_; }
   int attribute(CUfunction_attribute attribute) const;
-  /// Lets launches ask for so much dynamic shared memory, and for clusters of more than 8 blocks.
+  /// Allows launches with this much dynamic shared memory, and clusters of more than 8 blocks.
   /// Throws Error(unavailable) if the driver refuses.
   void allow(std::uint32_t shared_bytes, bool large_cluster) const;
-  /// The kernel's parameter sizes disagree with `arguments`: how; empty if they agree or the driver
-  /// cannot tell.
-  std::string argument_failure(const std::vector<Argument>& arguments) const;
+  /// The kernel's parameter sizes disagree with the launch's: how; empty if they agree or the
+  /// driver cannot tell.
+  std::string parameter_failure(const KernelLaunch& launch) const;
 
  private:
   Owned<CUmodule> module_;

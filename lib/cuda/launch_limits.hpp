@@ -1,4 +1,4 @@
-// What the hardware forbids of a launch, told before it is tried.
+// The hardware limits of a launch, checked before it is tried.
 #pragma once
 
 #include <string>

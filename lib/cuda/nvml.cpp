@@ -81,8 +81,8 @@ std::optional<Nvml> Nvml::open(const std::string& pci_bus, const std::string& li
 
 DeviceReading Nvml::read() const {
   DeviceReading reading;
-  // Asked with room for none, it says how many there are. Their ids are of no use: in a container
-  // they are those of the host.
+  // With no room for ids the call returns the count. The ids are of no use: in a container they are
+  // those of the host.
   unsigned count = 0;
   if (functions_->compute_processes) {
     const int code = functions_->compute_processes(device_, &count, nullptr);

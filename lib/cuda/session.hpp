@@ -24,13 +24,13 @@ class Session {
   const Driver& driver() const { return context_->driver(); }
   CUstream stream() const { return stream_.get(); }
 
-  /// Some device address, to encode what takes its true one in each run.
+  /// A valid device address, for encoding tensor maps whose real address is patched in each run.
   void* placeholder() const { return placeholder_->data(); }
 
   /// Waits for the stream; throws Error(device_fault) with the driver's words.
   void synchronize() const;
 
-  /// Keeps the stream busy for about so long.
+  /// Keeps the stream busy for about this long.
   void enqueue_delay(double seconds) const;
 
  private:

@@ -43,8 +43,8 @@ CUtensorMapSwizzle swizzle_of(std::size_t box_row_bytes) {
               fmt::format("a tensor map's box of {} bytes a row: 32, 64 or 128", box_row_bytes));
 }
 
-/// What a copy fetches from memory around what it asks for: of rows that begin within a line of the
-/// L2 no more than lines, as their pieces of two lines cost the L2 enough.
+/// L2 promotion: the granularity with which a TMA load fetches from memory. Rows that do not begin
+/// at an L2 line get no more than lines, since each of their pieces touches two lines already.
 CUtensorMapL2promotion promotion_of(cuuint64_t row_bytes) {
   return row_bytes % 128 == 0 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
                               : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
@@ -56,17 +56,19 @@ CUtensorMap encode_tensor_map(const Driver& driver, const TensorMapArgument& arg
                               void* address) {
   const auto element = dtype_bytes(argument.dtype);
   // The innermost dimension comes first; its stride is implied.
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(argument.columns),
-                              static_cast<cuuint64_t>(argument.rows)};
-  const cuuint64_t row_stride[] = {sizes[0] * element};
-  const cuuint32_t box[] = {argument.box_columns, argument.box_rows};
-  const cuuint32_t every_element[] = {1, 1};
+  const auto rows = static_cast<cuuint64_t>(argument.rows);
+  const auto columns = static_cast<cuuint64_t>(argument.columns);
+  const cuuint64_t sizes[] = {columns, rows, static_cast<cuuint64_t>(argument.matrices)};
+  const cuuint64_t strides[] = {columns * element, rows * columns * element};
+  const cuuint32_t box[] = {argument.box_columns, argument.box_rows, 1};
+  const cuuint32_t every_element[] = {1, 1, 1};
+  const cuuint32_t dimensions = argument.matrices > 0 ? 3 : 2;
   CUtensorMap map{};
   driver.accept(
-      driver.tensor_map_encode_tiled(
-          &map, type_of(argument.dtype), 2, address, sizes, row_stride, box, every_element,
-          CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(argument.box_columns * element),
-          promotion_of(row_stride[0]), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+      driver.tensor_map_encode_tiled(&map, type_of(argument.dtype), dimensions, address, sizes,
+                                     strides, box, every_element, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                     swizzle_of(argument.box_columns * element),
+                                     promotion_of(strides[0]), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
       fmt::format("cuTensorMapEncodeTiled of {}x{} in boxes of {}x{}", argument.rows,
                   argument.columns, argument.box_rows, argument.box_columns)
           .c_str());

@@ -1,4 +1,4 @@
-// Tensor maps: how the bulk copy engine (TMA) sees a matrix.
+// Tensor maps (TMA descriptors): how TMA addresses a matrix.
 #pragma once
 
 #include <cuda.h>

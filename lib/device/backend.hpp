@@ -68,7 +68,7 @@ class Replay {
 
 /// What the device reached in a measurement just now: the roofline's two ceilings.
 struct Limits {
-  double bytes_per_second = 0;  // reading and writing, by a large copy
+  double bytes_per_second = 0;  // of memory: by a large copy, on a CPU also by reading alone
   double flops_per_second = 0;  // of the vendor's GEMM in this dtype; 0 if unknown
   std::string method{};         // how both came about, for people: "copy of 1 GiB; cuBLASLt 8192^3"
 };

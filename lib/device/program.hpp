@@ -60,6 +60,16 @@ struct ArrayArgument {
 using Argument = std::variant<TensorArgument, ScratchArgument, std::int32_t, std::int64_t, float,
                               TensorMapArgument, ArrayArgument>;
 
+/// Bytes of the kernel's parameter: 128 of a tensor map.
+inline std::size_t argument_bytes(const Argument& argument) {
+  if (std::holds_alternative<TensorMapArgument>(argument)) return 128;
+  if (const auto* array = std::get_if<ArrayArgument>(&argument))
+    return array->values.size() * sizeof(float);
+  const bool four_bytes =
+      std::holds_alternative<std::int32_t>(argument) || std::holds_alternative<float>(argument);
+  return four_bytes ? 4 : 8;
+}
+
 /// A kernel's only parameter, a struct passed by value: fields at their offsets, zeros elsewhere. A
 /// field is as large as its argument; that of a tensor map begins at a multiple of 64.
 struct ParameterStruct {

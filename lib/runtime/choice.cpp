@@ -20,7 +20,7 @@ std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
   return names;
 }
 
-/// The sum of what the families say of their variants, in seconds; nothing if one says nothing.
+/// The sum of the families' own estimates of their variants, in seconds; none if one has no model.
 std::optional<double> estimate_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                                   const Recipe& recipe) {
   double seconds = 0;
@@ -32,8 +32,9 @@ std::optional<double> estimate_of(const Op& op, const Problem& problem, const De
   return seconds;
 }
 
-/// A record of another shape was the fastest there, and its tiles may fit this one badly. That it
-/// was measured speaks for it as far as the estimates may be wrong about the default.
+/// A record of another shape was the fastest there, but its tiles may fit this shape badly. It is
+/// replaced by the op's default only if the cost model puts it this many times above the default:
+/// the record was measured, the model is an estimate.
 constexpr double benefit_of_measurement = 1.05;
 
 /// How many times as long as the default, `by_default`, the record's recipe should take here.
@@ -99,7 +100,7 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
     return choice;
   }
   const auto& record = *choice.preset->record;
-  // The default is an enumeration of the whole space, which an exact record does without.
+  // Finding the default enumerates the whole space; an exact record does not need it.
   if (!choice.preset->exact_shape) {
     const Recipe by_default = default_recipe(op, problem, facts);
     const auto times = misfit(op, problem, facts, *choice.preset, by_default);

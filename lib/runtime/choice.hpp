@@ -17,9 +17,9 @@ struct Choice {
   std::string reason;                 // which rule chose it and why, one line
 };
 
-/// The record that serves the problem; where it is of another shape, and the families' estimates
-/// agree that the op's default is faster here, that. `problem` must be canonical. Throws
-/// Error(unavailable) only if no family at all can serve it.
+/// The record that serves the problem, or the op's default where there is none, or where the record
+/// is of another shape and the cost model expects the default to be faster. `problem` must be
+/// canonical. Throws Error(unavailable) only if no family at all can serve it.
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
 

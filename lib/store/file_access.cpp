@@ -114,8 +114,8 @@ FileLock::FileLock(std::filesystem::path path) : path_(std::move(path)) {
       locked = ::flock(descriptor_, LOCK_EX);
     } while (locked != 0 && errno == EINTR);
     const int code = locked == 0 ? 0 : errno;
-    // The holder before us has removed the file that it locked: a lock counts only on the file
-    // that stands there now.
+    // The previous holder removed the file that it locked: only a lock on the file that the path
+    // names now counts.
     struct stat held {
     }, standing{};
     const bool current = code == 0 && ::fstat(descriptor_, &held) == 0 &&
@@ -127,7 +127,7 @@ FileLock::FileLock(std::filesystem::path path) : path_(std::move(path)) {
 }
 
 FileLock::~FileLock() {
-  // Removed while it is still locked, so that nobody else's lock can stand there.
+  // Removed while still locked, so that nobody can have locked this file meanwhile.
   ::unlink(path_.c_str());
   ::close(descriptor_);
 }

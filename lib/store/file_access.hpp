@@ -1,4 +1,4 @@
-// Files as presets need them: read whole, locked by a neighbour, replaced in one step.
+// File access for presets: read in one go, locked by a lock file, replaced atomically.
 #pragma once
 
 #include <filesystem>

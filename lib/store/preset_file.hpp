@@ -18,7 +18,8 @@ struct PresetFile {
   std::vector<std::string> complaints;  // "path:record: reason", one for each bad part skipped
 };
 
-/// Never throws for what the file holds: an empty, truncated, foreign or newer file is a complaint.
+/// Never throws for the content: an empty or truncated file, or one of a newer or another format,
+/// is a complaint.
 PresetFile read_preset_file(const std::filesystem::path& path);
 
 /// Every `*/*.json` below `folder`, sorted by path. A folder that is not there has no files.

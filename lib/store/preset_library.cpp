@@ -45,7 +45,7 @@ struct Candidate {
   const PresetFile* file;
   const PresetRecord* record;
   double distance;
-  double size_difference;  // |log2| of the multiprocessors' ratio
+  double size_difference;  // |log2| of the ratio of SM counts
 };
 
 double log_ratio(double a, double b) {
@@ -53,7 +53,7 @@ double log_ratio(double a, double b) {
 }
 
 std::string device_words(DeviceMatch match, const PresetDevice& preset, const DeviceFacts& device) {
-  const char* units = device.kind == DeviceKind::cpu ? "cores" : "multiprocessors";
+  const char* units = device.kind == DeviceKind::cpu ? "cores" : "SMs";
   switch (match) {
     case DeviceMatch::exact:
       return "exact device";
@@ -128,7 +128,7 @@ std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const Dev
             candidates.push_back({&file, &record, distance(record.problem, problem, comparison),
                                   log_ratio(file.device.multiprocessors, device.multiprocessors)});
       }
-      // Stable: what is equally near is taken in the order of paths and problems.
+      // Stable: equally near records keep the order of paths and problems.
       std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
         return std::tie(a.distance, a.size_difference) < std::tie(b.distance, b.size_difference);
       });

@@ -16,8 +16,8 @@ namespace fftune {
 /// How a record's device relates to this one, best first.
 enum class DeviceMatch { exact, alias, same_arch_and_size, same_arch };
 
-/// How a preset's device relates to `device`; nothing if it cannot stand for it. An alias is one
-/// of the file's names for devices that behave the same; size is the number of multiprocessors.
+/// How a preset's device relates to `device`; nothing if they do not match. An alias is one
+/// of the file's names for devices that behave the same; size is the number of SMs.
 std::optional<DeviceMatch> device_match(const PresetDevice& preset, const DeviceFacts& device);
 
 struct PresetMatch {

@@ -74,7 +74,8 @@ std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
     auto existing = read_preset_file(path);
     check_existing(existing, device, op);
     for (auto& record : existing.records) merged.try_emplace(record.problem, std::move(record));
-    // The caller has the device in front of it, so its facts are the newer; aliases are people's.
+    // The caller's facts were just read from the device, so they replace the old; aliases are
+    // edited by hand and stay.
     merged_device.aliases = united(existing.device.aliases, device.aliases);
   }
   replace_file(path, preset_text(merged_device, op, values(merged)));

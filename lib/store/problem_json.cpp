@@ -65,7 +65,7 @@ std::map<std::string, std::string> take_numbers(const Op& op, JsonValue::Object&
   return numbers;
 }
 
-/// Ranges are the op's to check (canonical), which knows them and says them.
+/// The op checks ranges (canonical): it knows them and names them in its errors.
 ParsedProblem parsed(const JsonValue& value) {
   ParsedProblem parsed;
   parsed.problem = problem_from_json_value(value, "", std::numeric_limits<std::int64_t>::min(),

@@ -16,7 +16,7 @@ namespace {
   throw Error(ErrorKind::invalid_input, what);
 }
 
-/// `pattern` has a '0' where a digit stands and 'x' where a lower-case hexadecimal digit does.
+/// In `pattern`, '0' matches a digit and 'x' a lower-case hexadecimal digit.
 bool matches(std::string_view text, std::string_view pattern) {
   return std::equal(text.begin(), text.end(), pattern.begin(), pattern.end(),
                     [](char c, char expected) {

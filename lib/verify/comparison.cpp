@@ -54,10 +54,10 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
   std::array<double, 4> squares{};  // four chains hide the latency of an addition
   std::array<int, 4> outliers{};
   for (std::size_t i = 0; i < count; ++i) {
-    // An infinity that is meant equals its reference.
+    // An infinity that the op defines equals its reference.
     const double error = values[i] == reference[i] ? 0 : std::abs(values[i] - reference[i]);
     squares[i & 3] += error * error;
-    // Written so that NaN counts.
+    // Negated so that NaN counts.
     outliers[i & 3] += !(error <= bound_of(reference[i]));
   }
   partial.squares += (squares[0] + squares[1]) + (squares[2] + squares[3]);
@@ -75,7 +75,7 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
     }
   }
   partial.outliers += found;
-  // Poison is a NaN and so an outlier: only here can there be any.
+  // Poison is a NaN and so an outlier: without outliers there is none.
   std::int64_t first = none;
   const std::size_t bytes = dtype_bytes(dtype);
   const std::int64_t unwritten = bytes == 8   ? count_poison<std::uint64_t>(out, count, first)

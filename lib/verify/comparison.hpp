@@ -11,7 +11,7 @@
 
 namespace fftune {
 
-/// A row-major matrix of any m rows that stands on a few distinct ones: row i is row i mod period.
+/// A row-major matrix whose rows repeat: row i is row i mod period.
 struct RepeatedRows {
   DType dtype = DType::f32;
   std::int64_t rows = 0;
@@ -22,7 +22,7 @@ struct RepeatedRows {
 };
 
 struct Difference {
-  double norm = 0;                   // of out - ref; infinite if any element is no finite number
+  double norm = 0;                   // of out - ref; infinite if any element is not finite
   std::int64_t unwritten = 0;        // elements whose bytes are all 0xff, the poison
   std::int64_t first_unwritten = 0;  // row-major index
   std::int64_t outliers = 0;         // elements beyond their own bound, not-a-number among them

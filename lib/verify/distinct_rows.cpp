@@ -20,8 +20,8 @@ DistinctRows::DistinctRows(const Op& op, Problem problem, std::uint64_t seed, Pa
   tensors_ = op.tensors(problem_);
   const auto others = op.tensors(problem_.with_size(token_size, tokens + 1));
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    // A tensor of rows that lie apart may be as long as they take: it is one of values, not of
-    // rows.
+    // A first dimension that equals the number of tokens by chance, such as a buffer of strided
+    // rows, does not grow with it.
     counts_tokens_.push_back(tensors_[i].shape.at(0) == tokens &&
                              others[i].shape.at(0) == tokens + 1);
     if (tensors_[i].role == Role::output && !counts_tokens_.back()) repeat_ = false;
@@ -77,7 +77,7 @@ void DistinctRows::draw_inputs() {
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const auto& spec = specs[i];
     if ((spec.role != Role::input && spec.role != Role::updated) || i == marking_) continue;
-    // What is drawn as a whole may depend on the tokens.
+    // Values from TensorSpec::draw may depend on the number of tokens.
     if (!counts_tokens_[i] && !spec.draw && drawn_[i].size() == spec.bytes()) continue;
     drawn_[i] = {};
     drawn_[i] = large_vector<std::byte>(spec.bytes(), *parallel_);
@@ -87,7 +87,7 @@ void DistinctRows::draw_inputs() {
       encode(spec.dtype, std::span<const double>(values), drawn_[i].data());
       continue;
     }
-    // The rows that are marked come again as those that are not.
+    // The same rows serve marked and unmarked.
     const bool twice = marking_ && repeat_ && counts_tokens_[i];
     const std::int64_t rows = twice ? spec.shape.at(0) / 2 : spec.shape.at(0);
     random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, rows, columns(i),
@@ -109,7 +109,7 @@ std::int64_t DistinctRows::period(std::size_t tensor) const {
 const std::int64_t* DistinctRows::sources(std::size_t tensor) const {
   if (!marking_ || !counts_tokens_[tensor]) return nullptr;
   if (tensors_[tensor].sorted) return sorted_sources_.data();
-  // An input's rows are the same, marked or not, and all distinct ones are in the tokens' order.
+  // An input's rows do not depend on the marks, and distinct rows are in token order.
   const bool given = tensors_[tensor].role == Role::input && tensor != *marking_;
   return !repeat_ || given ? nullptr : sources_.data();
 }

@@ -1,14 +1,14 @@
 // The test data of a verification: random inputs of a few distinct rows.
 //
-// Row i of every tensor that counts tokens in its first dimension depends on row i of the others
-// alone (Op::token_size), so that 61 distinct rows stand for any number of tokens: row i is row
-// i mod 61. 61 is a prime, so no tile size divides it and an exchange of rows or tiles shows. Where
-// an output does not count tokens, or rows are not alike, every row is distinct.
+// Row i of every tensor that has the tokens as its first dimension depends only on row i of the
+// others (Op::token_size). So 61 distinct rows, repeated, represent any number of tokens: row i is
+// row i mod 61. 61 is a prime, so no tile size divides it and swapped rows or tiles show. Where an
+// output has no token dimension, or rows are not alike, every row is distinct.
 //
-// Where an input marks tokens (TensorSpec::pattern), row i depends on its mark too: every distinct
-// row is there twice, marked and not marked, and the marks themselves may follow any pattern over
-// all of the tokens. Where every row is distinct, each has its token's mark. Distinct rows are in
-// the order of the tokens, also of a tensor that has them in the order of the marks.
+// Where an input is a mask over the tokens (TensorSpec::pattern), row i depends on its mark too:
+// every distinct row exists twice, marked and unmarked, and the marks may follow any pattern over
+// the tokens. Where every row is distinct, each has its token's mark. Distinct rows are in token
+// order, also for a tensor whose rows are sorted by mark.
 #pragma once
 
 #include <cstddef>

@@ -62,8 +62,8 @@ Sums by_columns(const double* matrix, std::int64_t rows, std::int64_t columns,
 
 bool is_product(const DoubleProduct& product, Parallel& parallel) {
   const auto [m, n, k, a, b, a_transposed, b_transposed, c] = product;
-  // Of float's 24 bits each, so that wrong elements of a row cancel by no chance worth mentioning,
-  // and none near 0, which would hide a column.
+  // Random values of 24 bits, so that errors within a row do not cancel, and none near 0, which
+  // would hide a column.
   std::vector<float> drawn(static_cast<std::size_t>(n));
   random_rows(0, "r", DType::f32, 1, 0, 1, n, drawn.data(), parallel);
   std::vector<double> r(drawn.begin(), drawn.end());
@@ -76,7 +76,7 @@ bool is_product(const DoubleProduct& product, Parallel& parallel) {
   constexpr double bound = 1e-12;
   for (std::size_t row = 0; row < c_r.values.size(); ++row) {
     const double error = std::abs(c_r.values[row] - a_b_r.values[row]);
-    // Written so that NaN is no product.
+    // Negated so that NaN fails.
     if (!(error <= bound * (c_r.sizes[row] + a_b_r.sizes[row]))) return false;
   }
   return true;

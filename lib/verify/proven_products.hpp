@@ -1,5 +1,5 @@
-// The threads of a verification, and the device's products beside them, which are proved before
-// anything relies on them.
+// The threads of a verification, and matrix products computed by the device, each checked on the
+// host before it is used.
 #pragma once
 
 #include "device/backend.hpp"
@@ -7,15 +7,15 @@
 
 namespace fftune {
 
-/// Whether c is a · bᵀ, by Freivalds' test: c · r is a · (bᵀ · r) for a random vector r. It takes a
-/// pass over each matrix, and finds any single element that is off by more than about 1e-7 of the
-/// usual size of an element; several in a row that hide each other from a random r, as good as
-/// never.
+/// Whether c is a · bᵀ, by Freivalds' test: c · r is a · (bᵀ · r) for a random vector r. It takes
+/// one pass over each matrix and detects any single element that is off by more than about 1e-7 of
+/// the usual size of an element. Errors in the same row cancel under a random r with negligible
+/// probability.
 bool is_product(const DoubleProduct& product, Parallel& parallel);
 
 /// Runs tasks as HostThreads does, and has products computed by the device under test: in float64
-/// it is tens of times as fast as the host. What it returns is believed only if is_product() says
-/// so, by arithmetic of the host; after one that is wrong, the device is not asked again.
+/// it is tens of times as fast as the host. A result is used only if is_product() confirms it on
+/// the host; after a wrong one the device is not used again.
 class ProvenProducts final : public Parallel {
  public:
   explicit ProvenProducts(Backend& backend) : backend_(&backend) {}

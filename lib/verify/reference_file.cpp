@@ -66,7 +66,7 @@ std::vector<double> ReferenceFile::find(const std::string& key, std::size_t coun
   Header header;
   for (std::size_t at = 0; at + sizeof header <= size; at += sizeof header + header.bytes) {
     if (!read_at(descriptor_, &header, sizeof header, at)) break;
-    // What a dying worker left torn ends the search.
+    // A record that a dying worker left incomplete: nothing valid follows it.
     if (header.bytes > size - at - sizeof header) break;
     if (header.key != wanted || header.bytes != count * sizeof(double)) continue;
     auto values = large_vector<double>(count, parallel);
@@ -87,7 +87,7 @@ void ReferenceFile::keep(const std::string& key, const std::vector<double>& valu
   }
   const bool written = write_at(descriptor_, &header, sizeof header, end) &&
                        write_at(descriptor_, values.data(), header.bytes, end + sizeof header);
-  // Out of memory: what is half there would hide what comes after it.
+  // Out of memory: a partial record would hide those that follow it.
   if (!written && ::ftruncate(descriptor_, static_cast<off_t>(end)) != 0) return;
 }
 

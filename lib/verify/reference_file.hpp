@@ -1,5 +1,5 @@
-// References that outlive the process which computed them: float64 tensors in a file without a
-// name, which a supervisor hands from one worker to the next.
+// References that outlive the process which computed them: float64 tensors in an unnamed file in
+// memory, which a supervisor passes from one worker to the next.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@ class ReferenceFile {
   /// The descriptor, open to read and write, stays the caller's.
   explicit ReferenceFile(int descriptor) : descriptor_(descriptor) {}
 
-  /// The `count` values kept under the key; none if they are not there whole: a reference can
-  /// always be computed again.
+  /// The `count` values stored under the key; none if they are missing or damaged, since a
+  /// reference can always be computed again.
   std::vector<double> find(const std::string& key, std::size_t count, Parallel& parallel) const;
-  /// Keeps them, unless they are so many that computing them is little beside the memory they take.
+  /// Stores them, unless they take more memory than recomputing them is worth.
   void keep(const std::string& key, const std::vector<double>& values, Parallel& parallel);
 
  private:

@@ -46,13 +46,13 @@ References::References(const DistinctRows& rows, Parallel& parallel, ReferenceFi
 }
 
 bool References::can_extend() const {
-  // Where rows repeat there are few, and more tokens need no more.
+  // Repeated rows need no extension: more tokens have the same distinct rows.
   if (rows_->repeat() || !rows_->op().rows_are_alike(rows_->problem())) return false;
   const auto before =
       rows_->op().tensors(rows_->problem().with_size(rows_->op().token_size(), count_));
   for (std::size_t i = 0; i < before.size(); ++i) {
     const TensorSpec& tensor = rows_->tensors()[i];
-    // Values that follow the number of tokens are other values.
+    // Values that depend on the number of tokens have changed.
     if (tensor.draw || tensor.scale != before[i].scale || tensor.mean != before[i].mean)
       return false;
     if (rows_->counts_tokens(i)) continue;
@@ -77,7 +77,7 @@ void References::follow() {
   if (rows_->count() == count_ && rows_->marks() == marks_) return;
   const bool extends = count_ > 0 && rows_->count() >= count_ && can_extend();
   auto tokens = extends ? changed_tokens() : std::vector<std::int64_t>();
-  // Those that have changed are computed twice, as they were and as they are.
+  // A changed token costs two computations: to subtract its old rows and to add the new ones.
   if (!extends || 2 * std::ssize(tokens) >= count_) {
     parts_.clear();
     added_up_.clear();
@@ -184,7 +184,7 @@ std::vector<double> References::given(std::size_t tensor, std::size_t part) cons
   const auto width = static_cast<std::size_t>(rows_->columns(tensor));
   const auto rows = counts ? own.tokens.size() : static_cast<std::size_t>(rows_->rows(tensor));
   auto values = large_vector<double>(rows * width, *parallel_);
-  // Sums begin with the first part alone.
+  // The initial value of a sum is added once, in the first part.
   if (spec.begins_sum && part > 0) return values;
   const auto& tokens = spec.sorted ? own.by_marks : own.tokens;
   for_each_row(rows, width, *parallel_, [&](std::size_t i) {
@@ -247,7 +247,7 @@ ReferenceTensors References::kept_outputs(Run run) const {
 }
 
 void References::keep() {
-  // What has been extended is not whole in any part.
+  // Extended references are spread over several parts, so they are not kept.
   if (kept_ && parts_.size() == 1)
     for (const Run& run : not_kept_)
       for (const auto& [name, values] : parts_[0].outputs.at(run))

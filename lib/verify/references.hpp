@@ -1,11 +1,11 @@
 // The float64 references of the distinct rows, of any run of stages.
 //
-// What is known of some tokens serves more of them. Row i of a tensor that counts tokens depends on
-// row i of the others, and on its mark, alone; and an output that sums over the tokens
-// (TensorSpec::sums_tokens) goes on from the sum over fewer: S(m + 1) = S(m) + S({row m}), in
-// float64. So the tokens fall into parts, each computed as a problem of its own tokens alone: new
-// ones are a part more. A token whose mark has changed leaves the sums by a part that is taken away
-// and comes back in another one. An op where that does not hold has all of its tokens in one part.
+// References of fewer tokens are reused for more. Row i of a tensor with a token dimension depends
+// only on row i of the others and on its mark, and an output that is a sum over the tokens
+// (TensorSpec::sums_tokens) extends the sum over fewer: S(m + 1) = S(m) + S({row m}), in float64.
+// So the tokens are split into parts, each computed as a problem of its own; new tokens are a new
+// part. A token whose mark has changed is subtracted from the sums by one part and added again by
+// another. An op for which this does not hold has all of its tokens in one part.
 #pragma once
 
 #include <cstddef>

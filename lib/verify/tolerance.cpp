@@ -31,13 +31,13 @@ double tolerance(DType dtype, double rounding_error, std::int64_t reduction_leng
       (std::ldexp(1.0, -24) * (std::sqrt(static_cast<double>(reduction_length)) + 8) +
        (dtype == DType::fp8 ? fp8_sum_error : 0)) *
       cancellation;
-  // An op that quantises to fp8 rounds within its definition, so that what a kernel errs there is
-  // the elements that round the other way: a share of sum_error / spacing, each off by a spacing.
+  // An op that quantises to fp8 rounds as part of its definition. A kernel then differs in the
+  // elements that round the other way: a fraction of sum_error / spacing, each off by one spacing.
   const double flips =
       dtype == DType::fp8 ? std::sqrt(2 * sum_error * dtype_unit_roundoff(dtype)) : 0;
   const double error = rounding_error + 2 * sum_error + flips;
   const double bound = safety_factor * error;
-  // The cap yields only where rounding alone exceeds it: an output of a handful of elements.
+  // The cap is exceeded only where rounding alone exceeds it: an output of a handful of elements.
   return dtype == DType::bf16 ? std::min(bound, std::max(bf16_cap, error)) : bound;
 }
 

@@ -108,22 +108,22 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   Expected expected;
   expected.rows = references_.rows(first_stage, tensor);
   if (sources(tensor) == nullptr) expected.rows.resize(static_cast<std::size_t>(period(tensor)));
-  // Of what is updated, a run in which every stage rounds is no other than this one.
+  // For a tensor that is updated in place the run with every stage rounded is the same run.
   const bool updated = spec.role == Role::updated;
   measure(tensor, updated ? expected.rows : references_.rows(stage, tensor), expected);
 
   for (std::size_t k = first_stage; k <= stage; ++k)
     expected.reduction_length += stages()[k].reduction_length;
-  // A few elements may round luckily in the reference alone: no sample is believed to be better
-  // than the worst case, a unit roundoff for each stage, over the square root of its size.
+  // The rounding errors of few elements may be small by chance: the estimate is at least the worst
+  // case, one unit roundoff per stage, over the square root of the number of elements.
   const std::int64_t sample = std::ssize(expected.rows) * columns(tensor);
   const double worst =
       dtype_unit_roundoff(spec.dtype) * static_cast<double>(stage - first_stage + 1);
   expected.rounding_error =
       std::max(expected.rounding_error, worst / std::sqrt(static_cast<double>(sample)));
-  // The coarsest dtype that the run rounds to on the way decides, were it an intermediate's. What
-  // else the last stage writes is beside the way; but in f32 nothing is rounded that would cover
-  // what sums of fp8 are off by.
+  // The coarsest dtype on the path decides, including those of intermediates. Other outputs of the
+  // last stage are not on the path; they count for an f32 tensor alone, whose own rounding would
+  // not cover the error of fp8 accumulation.
   DType coarsest = spec.dtype;
   const std::size_t end = spec.dtype == DType::f32 ? stage + 1 : stage;
   for (std::size_t k = first_stage; k < end; ++k)

@@ -1,5 +1,5 @@
-// What a verification compares with: the float64 reference of its test data, and how far from it a
-// right result may be.
+// What a verification compares with: the float64 reference of its test data and the allowed
+// distance from it.
 #pragma once
 
 #include <cstddef>

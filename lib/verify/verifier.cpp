@@ -62,8 +62,8 @@ struct Verifier::State {
 
   bool updates(std::size_t tensor) const;
 
-  /// Whether a tensor that the run writes is an output of it. What only passes from one of its
-  /// stages to another may never be written: a family that covers both keeps it to itself.
+  /// Whether a tensor that the run writes is an output of it. An intermediate between two of its
+  /// stages may never be written: a family that covers both need not store it.
   bool leaves_run(std::size_t tensor, std::size_t end) const;
 
   Backend* backend;
@@ -253,7 +253,7 @@ Verification Verifier::verify(std::size_t first_stage, std::size_t stage_count,
     state.execute(first_stage, end, executables, second_poison);
     verification.failure = state.check_repetition(first_stage, end);
   }
-  // A write out of bounds is the cause where there is one, whatever else it spoilt.
+  // A write out of bounds is reported first: it may be the cause of the other failures.
   auto damage = state.tensors.damage();
   if (damage.empty()) damage = state.check_inputs(first_stage, end);
   verification.wrote_beyond = !damage.empty();
@@ -261,7 +261,7 @@ Verification Verifier::verify(std::size_t first_stage, std::size_t stage_count,
   verification.passed = verification.failure.empty();
   if (verification.passed) {
     verification.bits = state.bits(first_stage, end);
-    // Nothing passes by a reference that is not right.
+    // The result confirms the reference too.
     state.truth.keep();
   } else {
     state.tensors.restore();

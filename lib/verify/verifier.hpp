@@ -22,7 +22,7 @@ struct Verification {
 };
 
 /// Verifies executables against the reference of one problem. Building one draws the inputs and
-/// computes the reference (a few distinct rows, repeated, stand for any number of tokens); verify
+/// computes the reference (of a few distinct rows that repeat for any number of tokens); verify
 /// may then be called for many candidates. Not thread-safe.
 class Verifier {
  public:
@@ -53,10 +53,10 @@ class Verifier {
   std::unique_ptr<State> state_;
 };
 
-/// The tolerance for the relative error of an output of `elements` distinct elements in a run that
-/// rounds to `dtype` (of several the coarsest), behind each
-/// of which are sums of `reduction_length` terms in all, where a reference that rounds as the
-/// kernels do errs by `rounding_error`. Derived in docs/precision.md.
+/// The tolerance for the relative error of an output with `elements` distinct elements. `dtype` is
+/// the coarsest that the run rounds to, `reduction_length` the number of terms summed for an
+/// element over all stages, `rounding_error` the error of a reference that rounds where the kernels
+/// do. Derived in docs/precision.md.
 double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,
                  std::int64_t elements);
 

@@ -142,6 +142,51 @@ TEST_CASE("a tensor map carries the address of the run") {
         std::string::npos);
 }
 
+TEST_CASE("a struct of parameters has its fields at their offsets and zeros elsewhere") {
+  FakeDevice device;
+  if (!device.backend) FFTUNE_SKIP(device.missing);
+  device.driver->parameter_bytes = {320};
+  TensorMapArgument map;
+  map.matrix = TensorArgument{1};
+  map.matrices = 3;
+  map.rows = 10;
+  map.columns = 64;
+  map.box_rows = 8;
+  map.box_columns = 64;
+  auto program = one_launch("test/scale.cu", "scale<32>", {1, 1, 1}, {32, 1, 1}, {});
+  auto& launch = std::get<KernelLaunch>(program.steps[0]);
+  launch.parameters = {320, {{64, map}, {200, TensorArgument{0}}, {212, std::int32_t{-3}}}};
+  const auto result = device.backend->compile(program);
+  REQUIRE(result.report.failure == "");
+  alignas(16) char first[16], second[16];
+  for (char* matrix : {second, first}) {
+    void* const tensors[] = {first, matrix};
+    result.executable->enqueue(tensors, nullptr, device.backend->stream());
+    const auto& bytes = device.driver->launches.back().arguments.at(0);
+    REQUIRE(bytes.size() == 320);
+    const auto at = [&](auto& value, std::size_t offset) {
+      std::memcpy(&value, bytes.data() + offset, sizeof value);
+    };
+    CUtensorMap encoded;
+    at(encoded, 64);
+    CHECK(encoded.opaque[0] == reinterpret_cast<cuuint64_t>(matrix));
+    char* pointer = nullptr;
+    at(pointer, 200);
+    CHECK(pointer == first);
+    std::int32_t number = 0;
+    at(number, 212);
+    CHECK(number == -3);
+    for (const std::size_t zero : {0, 63, 192, 208, 216, 319}) CHECK(bytes[zero] == 0);
+  }
+  launch.parameters->fields[0].offset = 72;
+  CHECK_THROWS_AS(device.backend->compile(program), Error);
+  launch.parameters->fields[0].offset = 256;
+  CHECK_THROWS_AS(device.backend->compile(program), Error);
+  launch.parameters = {328, {}};
+  CHECK(device.backend->compile(program).report.failure ==
+        "scale<32>: argument 0 (from 0) has 328 bytes, but the kernel takes 320");
+}
+
 TEST_CASE("arguments that the kernel does not take are a failure") {
   FakeDevice device;
   if (!device.backend) FFTUNE_SKIP(device.missing);

@@ -60,7 +60,7 @@ __global__ void cluster(int* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = int(rank) + blocks;
 }
 )"},
-      // Copies the box at (column, row) of a matrix by the bulk copy engine, unswizzled by hand:
+      // Copies the box at (column, row) of a matrix by TMA, unswizzled by hand:
       // one row of 32 bytes needs none.
       {"test/tma.cu", R"(
 struct alignas(64) TensorMap { unsigned long long words[16]; };

@@ -5,7 +5,7 @@
 #include "core/error.hpp"
 #include "cpu/open.hpp"
 #include "kernels/common/activation.hpp"
-#include "kernels/ffn/backward.hpp"
+#include "kernels/ffn/ffn.hpp"
 #include "support/gradients.hpp"
 #include "support/op_run.hpp"
 #include "support/verify_variants.hpp"
@@ -57,30 +57,19 @@ TEST_CASE("the backward pass has its buffers in the order that the API promises"
               "dw_down_before", "dx", "dw_gate", "dw_up", "dw_down"});
 }
 
-TEST_CASE("the backward pass's places are those of its tensors, and its text leaves out defaults") {
-  for (const auto& form : forms) {
-    const Problem problem = problem_of(5, 16, 24, DType::bf16, form);
-    const auto tensors = ffn_op().tensors(problem);
-    const auto at = ffn::places_of(problem);
-    CHECK(at.count == tensors.size());
-    for (const auto& [name, place] : {std::pair{"dy", at.dy},
-                                      {"x", at.x},
-                                      {"gate", at.gate},
-                                      {"up", at.up},
-                                      {"w_gate", at.w_gate},
-                                      {"w_up", at.w_up},
-                                      {"w_down", at.w_down},
-                                      {"dw_gate_before", at.dw_gate_before},
-                                      {"dw_up_before", at.dw_up_before},
-                                      {"dw_down_before", at.dw_down_before},
-                                      {"dx", at.dx},
-                                      {"dw_gate", at.dw_gate},
-                                      {"dw_up", at.dw_up},
-                                      {"dw_down", at.dw_down},
-                                      {"hidden", at.hidden},
-                                      {"d_gate", at.d_gate},
-                                      {"d_up", at.d_up}})
-      if (place != ffn::Places::none) CHECK(tensor_index(tensors, name) == place);
+TEST_CASE(
+    "the backward pass's intermediates follow its buffers, and its text leaves out defaults") {
+  const auto intermediates = [](const std::map<std::string, std::string>& form) {
+    std::vector<std::string> names;
+    for (const auto& tensor : ffn_op().tensors(problem_of(5, 16, 24, DType::bf16, form)))
+      if (tensor.role == Role::intermediate) names.push_back(tensor.name);
+    return names;
+  };
+  for (const char* accumulate : {"no", "yes"}) {
+    CHECK(intermediates({{"accumulate", accumulate}}) ==
+          std::vector<std::string>{"hidden", "d_gate", "d_up"});
+    CHECK(intermediates({{"accumulate", accumulate}, {"save", "input"}}) ==
+          std::vector<std::string>{"gate", "up", "hidden", "d_gate", "d_up"});
   }
   CHECK(problem_of(5, 16, 24, DType::bf16, {{"save", "preact"}}).text() ==
         "ffn/bwd bf16 act=silu d=16 h=24 m=5");
@@ -168,12 +157,13 @@ TEST_CASE("the gradients of a gate are right on a GPU where a block has several 
   const auto feasible = family.space(problem, backend->facts()).feasible();
   std::mt19937_64 random(7);
   Verifier verifier(*backend, ffn_op(), problem, random());
-  for (const std::string schedule : {"cooperative", "pingpong"}) {
-    // What is read comes a tile ahead where there are buffers, which consumers in ping-pong share.
+  for (const char* schedule : {"cooperative", "pingpong"}) {
+    // The source is prefetched a tile ahead where there are stages, which both MMA warpgroups of
+    // pingpong share.
     std::vector<Config> configs;
     for (const Config& config : feasible)
       if (config.word("schedule") == schedule && config.at("bn") == 128 &&
-          config.at("epilogue_stages") * (schedule == "pingpong" ? 2 : 1) >= 2)
+          config.at("epilogue_stages") * (config.word("schedule") == "pingpong" ? 2 : 1) >= 2)
         configs.push_back(config);
     REQUIRE(!configs.empty());
     for (int i = 0; i < 3; ++i) {

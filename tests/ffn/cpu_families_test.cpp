@@ -199,7 +199,7 @@ TEST_CASE("the CPU baseline computes the same function") {
       const auto workspace = backend->allocate(program->workspace_bytes());
       program->enqueue(tensors.data(), workspace->data(), nullptr);
       results.emplace_back(9 * 40);
-      decode(dtype, tensors[ffn::Places().y], results.back());
+      decode(dtype, tensors[tensor_index(ffn_op().tensors(problem), "y")], results.back());
     }
     for (std::size_t i = 0; i < results[0].size(); ++i)
       REQUIRE(results[0][i] == Approx(results[1][i]).margin(dtype == DType::f32 ? 1e-5 : 0.03));

@@ -4,9 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ffn/families.hpp"
+#include "kernels/common/tensor_places.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "support/op_run.hpp"
+#include "support/tensor_maps.hpp"
 #include "support/verify_variants.hpp"
 #include "verify/host_threads.hpp"
 #include "verify/truth.hpp"
@@ -37,7 +38,8 @@ TEST_CASE("the Hopper families take every form in fp8") {
   const auto facts = facts_of_architecture("sm_90a");
   for (const std::string scales : {"tensor", "block"})
     for (const Options& form : forms)
-      for (const Family* family : {&ffn::gate_up_sm90_family(), &ffn::down_sm90_family()}) {
+      for (const Family* family :
+           {&family_of(ffn_op(), "gate_up_sm90"), &family_of(ffn_op(), "down_sm90")}) {
         const Problem problem = problem_of(33, 272, 400, form, scales);
         CAPTURE(problem.text(), family->name());
         CHECK(family->refusal(problem, facts).value_or("") == "");
@@ -47,33 +49,39 @@ TEST_CASE("the Hopper families take every form in fp8") {
 TEST_CASE("what the Hopper families save in fp8 is bf16, as what they add") {
   const auto facts = facts_of_architecture("sm_90a");
   const Problem problem = problem_of(33, 272, 400, forms.back(), "tensor");
-  const auto maps_of = [&](const Family& family) {
-    std::vector<TensorMapArgument> maps;
+  const TensorPlaces places(ffn_op().tensors(problem));
+  const auto maps_of = [&](const char* name) {
+    const Family& family = family_of(ffn_op(), name);
     const auto program = family.program(problem, facts, family.default_config(problem, facts));
-    for (const auto& argument : std::get<KernelLaunch>(program.steps.back()).arguments)
-      if (const auto* map = std::get_if<TensorMapArgument>(&argument)) maps.push_back(*map);
-    return maps;
+    return tensor_maps_of(std::get<KernelLaunch>(program.steps.back()));
   };
-  const auto gate_up = maps_of(ffn::gate_up_sm90_family());
+  // Of a tensor the launch's map.
+  const auto map_of = [&](const std::vector<TensorMapArgument>& maps, const char* name) {
+    for (const TensorMapArgument& map : maps)
+      if (std::get<TensorArgument>(map.matrix).tensor == places.at(name)) return map;
+    FAIL("no map of " << name);
+    return TensorMapArgument{};
+  };
+  const auto gate_up = maps_of("gate_up_sm90");
   REQUIRE(gate_up.size() == 6);  // x, w_gate, w_up, hidden, gate, up
-  CHECK(gate_up[3].dtype == DType::fp8);
-  CHECK(gate_up[4].dtype == DType::bf16);
-  CHECK(gate_up[5].dtype == DType::bf16);
-  const auto down = maps_of(ffn::down_sm90_family());
+  CHECK(map_of(gate_up, "hidden").dtype == DType::fp8);
+  CHECK(map_of(gate_up, "gate").dtype == DType::bf16);
+  CHECK(map_of(gate_up, "up").dtype == DType::bf16);
+  const auto down = maps_of("down_sm90");
   REQUIRE(down.size() == 4);  // hidden, w_down, y, residual
-  CHECK(down[2].dtype == DType::bf16);
-  CHECK(down[3].dtype == DType::bf16);
+  CHECK(map_of(down, "y").dtype == DType::bf16);
+  CHECK(map_of(down, "residual").dtype == DType::bf16);
 }
 
 TEST_CASE("what is saved in fp8 is held to the tolerance of bf16, unlike hidden") {
   HostThreads threads;
   const Problem problem = problem_of(300, 272, 400, {{"save", "preact"}}, "tensor");
   Truth truth(ffn_op(), problem, 1, threads);
-  const ffn::Places at = ffn::places_of(problem);
-  CHECK(truth.expected(0, at.gate).tolerance < 3.5e-3);
-  CHECK(truth.expected(0, at.up).tolerance < 3.5e-3);
-  CHECK(truth.expected(0, at.hidden).tolerance > 1e-2);
-  CHECK(truth.expected(0, at.y).tolerance > 1e-2);  // hidden is on its way
+  const TensorPlaces places(ffn_op().tensors(problem));
+  CHECK(truth.expected(0, places.at("gate")).tolerance < 3.5e-3);
+  CHECK(truth.expected(0, places.at("up")).tolerance < 3.5e-3);
+  CHECK(truth.expected(0, places.at("hidden")).tolerance > 1e-2);
+  CHECK(truth.expected(0, places.at("y")).tolerance > 1e-2);  // hidden is on its way
 }
 
 TEST_CASE("fp8 is right on a GPU in every form, with either kind of scales", "[gpu]") {

@@ -14,6 +14,16 @@ Problem problem_of(std::int64_t m, std::int64_t d, std::int64_t h) {
                    DeviceKind::cuda);
 }
 
+std::vector<std::string> names_of(const std::vector<TensorSpec>& tensors) {
+  std::vector<std::string> names;
+  for (const auto& tensor : tensors) names.push_back(tensor.name);
+  return names;
+}
+
+TensorSpec named(const std::vector<TensorSpec>& tensors, const char* name) {
+  return tensors.at(tensor_index(tensors, name));
+}
+
 }  // namespace
 
 TEST_CASE("ffn is in the catalog, and every source that its families name is embedded") {
@@ -47,24 +57,19 @@ TEST_CASE("defaults: pass fwd, silu; dtypes and tokens by device") {
         Error);
 }
 
-TEST_CASE("tensors are laid out as torch.nn.Linear's, and at the places that ffn.hpp says") {
+TEST_CASE("tensors are laid out as torch.nn.Linear's, in the order that the API promises") {
   using Shape = std::vector<std::int64_t>;
   const auto tensors = ffn_op().tensors(problem_of(5, 16, 24));
-  REQUIRE(tensors.size() == ffn::Places().count);
-  REQUIRE(tensor_index(tensors, "x") == ffn::tensor::x);
-  REQUIRE(tensor_index(tensors, "w_gate") == ffn::tensor::w_gate);
-  REQUIRE(tensor_index(tensors, "w_up") == ffn::tensor::w_up);
-  REQUIRE(tensor_index(tensors, "w_down") == ffn::tensor::w_down);
-  REQUIRE(tensor_index(tensors, "y") == ffn::Places().y);
-  REQUIRE(tensor_index(tensors, "hidden") == ffn::Places().hidden);
-  REQUIRE(tensors[ffn::tensor::x].shape == Shape{5, 16});
-  REQUIRE(tensors[ffn::tensor::w_gate].shape == Shape{24, 16});
-  REQUIRE(tensors[ffn::tensor::w_up].shape == Shape{24, 16});
-  REQUIRE(tensors[ffn::tensor::w_down].shape == Shape{16, 24});
-  REQUIRE(tensors[ffn::Places().y].shape == Shape{5, 16});
-  REQUIRE(tensors[ffn::Places().hidden].shape == Shape{5, 24});
-  REQUIRE(tensors[ffn::tensor::w_gate].scale == 0.25);
-  REQUIRE(tensors[ffn::tensor::w_down].scale == Approx(1 / std::sqrt(24.0)));
+  REQUIRE(names_of(tensors) ==
+          std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "y", "hidden"});
+  REQUIRE(named(tensors, "x").shape == Shape{5, 16});
+  REQUIRE(named(tensors, "w_gate").shape == Shape{24, 16});
+  REQUIRE(named(tensors, "w_up").shape == Shape{24, 16});
+  REQUIRE(named(tensors, "w_down").shape == Shape{16, 24});
+  REQUIRE(named(tensors, "y").shape == Shape{5, 16});
+  REQUIRE(named(tensors, "hidden").shape == Shape{5, 24});
+  REQUIRE(named(tensors, "w_gate").scale == 0.25);
+  REQUIRE(named(tensors, "w_down").scale == Approx(1 / std::sqrt(24.0)));
   for (const auto& tensor : tensors) REQUIRE(tensor.dtype == DType::bf16);
 }
 
@@ -79,15 +84,11 @@ TEST_CASE("the training form adds gate and up to the outputs, and its bytes") {
   REQUIRE(problem.text() == "ffn/fwd bf16 act=silu save=preact d=16 h=24 m=5");
 
   const auto tensors = ffn_op().tensors(problem);
-  const auto places = ffn::places_of(problem);
-  REQUIRE(tensors.size() == places.count);
-  REQUIRE(tensor_index(tensors, "y") == places.y);
-  REQUIRE(tensor_index(tensors, "gate") == places.gate);
-  REQUIRE(tensor_index(tensors, "up") == places.up);
-  REQUIRE(tensor_index(tensors, "hidden") == places.hidden);
-  for (const auto place : {places.gate, places.up}) {
-    REQUIRE(tensors[place].shape == Shape{5, 24});
-    REQUIRE(tensors[place].role == Role::output);
+  REQUIRE(names_of(tensors) ==
+          std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "y", "gate", "up", "hidden"});
+  for (const char* name : {"gate", "up"}) {
+    REQUIRE(named(tensors, name).shape == Shape{5, 24});
+    REQUIRE(named(tensors, name).role == Role::output);
   }
   const double more = 2 * 2.0 * 5 * 24;
   const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(problem_of(5, 16, 24));
@@ -119,11 +120,11 @@ TEST_CASE("stages chain, and their work is counted") {
 TEST_CASE("sizes whose bytes pass 2^31 are counted right") {
   const auto problem = problem_of(100000, 40000, 50000);
   const auto tensors = ffn_op().tensors(problem);
-  REQUIRE(tensors[ffn::tensor::x].bytes() == 8'000'000'000u);
-  REQUIRE(tensors[ffn::Places().hidden].bytes() == 10'000'000'000u);
+  REQUIRE(named(tensors, "x").bytes() == 8'000'000'000u);
+  REQUIRE(named(tensors, "hidden").bytes() == 10'000'000'000u);
   REQUIRE(cost_of(ffn_op(), problem).flops == 1.2e15);
   const auto largest = problem_of(2147483647, 2147483647, 2147483647);
-  REQUIRE(ffn_op().tensors(largest)[ffn::tensor::w_gate].bytes() ==
+  REQUIRE(named(ffn_op().tensors(largest), "w_gate").bytes() ==
           2ull * 2147483647ull * 2147483647ull);
 }
 
@@ -134,15 +135,11 @@ TEST_CASE("a bias and a residual follow the inputs, and are read by the second s
   problem.options["residual"] = "yes";
   problem = canonical(ffn_op(), problem, DeviceKind::cuda);
   const auto tensors = ffn_op().tensors(problem);
-  const auto places = ffn::places_of(problem);
-  std::vector<std::string> names;
-  for (const auto& tensor : tensors) names.push_back(tensor.name);
-  REQUIRE(names == std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "b_down", "residual",
-                                            "y", "hidden"});
-  REQUIRE(tensors[places.b_down].shape == Shape{16});
-  REQUIRE(tensors[places.residual].shape == Shape{5, 16});
-  REQUIRE(tensors[places.y].role == Role::output);
-  REQUIRE(places.count == tensors.size());
+  REQUIRE(names_of(tensors) == std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "b_down",
+                                                        "residual", "y", "hidden"});
+  REQUIRE(named(tensors, "b_down").shape == Shape{16});
+  REQUIRE(named(tensors, "residual").shape == Shape{5, 16});
+  REQUIRE(named(tensors, "y").role == Role::output);
   const auto stages = ffn_op().stages(problem), plain = ffn_op().stages(problem_of(5, 16, 24));
   REQUIRE(stages[1].bytes == plain[1].bytes + 2.0 * (16 + 5 * 16));
 }
@@ -152,23 +149,19 @@ TEST_CASE("in fp8 every quantised tensor has a scale after the weights, and y is
   problem.dtype = DType::fp8;
   problem.options["save"] = "preact";
   const auto tensors = ffn_op().tensors(problem);
-  const auto places = ffn::places_of(problem);
-  REQUIRE(tensors.size() == places.count);
-  for (const auto& [name, place] : {std::pair{"x_scale", places.x_scale},
-                                    {"w_gate_scale", places.w_gate_scale},
-                                    {"w_up_scale", places.w_up_scale},
-                                    {"hidden_scale", places.hidden_scale},
-                                    {"w_down_scale", places.w_down_scale}}) {
-    REQUIRE(tensor_index(tensors, name) == place);
-    REQUIRE(tensors[place].dtype == DType::f32);
-    REQUIRE(tensors[place].elements() == 1);
-    REQUIRE(tensors[place].mean > 0);
+  REQUIRE(names_of(tensors) == std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "x_scale",
+                                                        "w_gate_scale", "w_up_scale",
+                                                        "hidden_scale", "w_down_scale", "y", "gate",
+                                                        "up", "hidden"});
+  for (const char* name :
+       {"x_scale", "w_gate_scale", "w_up_scale", "hidden_scale", "w_down_scale"}) {
+    REQUIRE(named(tensors, name).dtype == DType::f32);
+    REQUIRE(named(tensors, name).elements() == 1);
+    REQUIRE(named(tensors, name).mean > 0);
   }
-  REQUIRE(places.x_scale == ffn::tensor::w_down + 1);
-  for (const auto place : {ffn::tensor::x, ffn::tensor::w_gate, ffn::tensor::w_down, places.hidden})
-    REQUIRE(tensors[place].dtype == DType::fp8);
-  for (const auto place : {places.y, places.gate, places.up})
-    REQUIRE(tensors[place].dtype == DType::bf16);
+  for (const char* name : {"x", "w_gate", "w_down", "hidden"})
+    REQUIRE(named(tensors, name).dtype == DType::fp8);
+  for (const char* name : {"y", "gate", "up"}) REQUIRE(named(tensors, name).dtype == DType::bf16);
   REQUIRE(ffn_op().stages(problem)[1].bytes == 5.0 * 32 + 16 * 32 + 2 * 4 + 2 * 5 * 16);
 }
 
@@ -178,19 +171,18 @@ TEST_CASE("with scales of blocks an operand has one for each 128 elements, and h
   problem.options["scales"] = "block";
   using Shape = std::vector<std::int64_t>;
   const auto tensors = ffn_op().tensors(problem);
-  const auto places = ffn::places_of(problem);
-  REQUIRE(tensors.size() == places.count);
-  for (const auto& [name, place, shape] :
-       {std::tuple<const char*, std::size_t, Shape>{"x_scale", places.x_scale, {5, 2}},
-        {"w_gate_scale", places.w_gate_scale, {3, 2}},
-        {"w_up_scale", places.w_up_scale, {3, 2}},
-        {"w_down_scale", places.w_down_scale, {2, 3}},
-        {"hidden_scale", places.hidden_scale, {5, 3}}}) {
+  REQUIRE(names_of(tensors) ==
+          std::vector<std::string>{"x", "w_gate", "w_up", "w_down", "x_scale", "w_gate_scale",
+                                   "w_up_scale", "w_down_scale", "y", "hidden", "hidden_scale"});
+  for (const auto& [name, shape] : {std::pair<const char*, Shape>{"x_scale", {5, 2}},
+                                    {"w_gate_scale", {3, 2}},
+                                    {"w_up_scale", {3, 2}},
+                                    {"w_down_scale", {2, 3}},
+                                    {"hidden_scale", {5, 3}}}) {
     CAPTURE(name);
-    REQUIRE(tensor_index(tensors, name) == place);
-    REQUIRE(tensors[place].shape == shape);
+    REQUIRE(named(tensors, name).shape == shape);
   }
-  REQUIRE(tensors[places.hidden_scale].role == Role::intermediate);
+  REQUIRE(named(tensors, "hidden_scale").role == Role::intermediate);
   const auto stages = ffn_op().stages(problem);
   REQUIRE(stages[0].outputs == std::vector<std::string>{"hidden", "hidden_scale"});
   REQUIRE(stages[1].inputs ==
@@ -259,12 +251,13 @@ TEST_CASE("baselines name tensors that exist") {
     if (facts.kind == DeviceKind::cpu) problem.dtype = DType::f32;
     const auto baselines = ffn_op().baselines(problem, facts);
     std::vector<std::pair<Baseline, std::size_t>> all;
+    const std::size_t plain = ffn_op().tensors(problem).size();
     REQUIRE(baselines.size() == (facts.kind == DeviceKind::cpu ? 1 : 2));
     REQUIRE(baselines[0].name == "unfused");
     problem.options["save"] = "preact";
     for (const auto& baseline : ffn_op().baselines(problem, facts))
-      all.emplace_back(baseline, ffn::places_of(problem).count);
-    for (const auto& baseline : baselines) all.emplace_back(baseline, ffn::Places().count);
+      all.emplace_back(baseline, ffn_op().tensors(problem).size());
+    for (const auto& baseline : baselines) all.emplace_back(baseline, plain);
     for (const auto& [baseline, own] : all) {
       REQUIRE(!baseline.summary.empty());
       const std::size_t count = own + baseline.extra.size();

@@ -1,9 +1,9 @@
-#include "kernels/ffn/reference.hpp"
-
 #include <cmath>
 #include <random>
 
 #include "cpu/pool.hpp"
+#include "kernels/ffn/ffn.hpp"
+#include "kernels/ffn/stages.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;
@@ -21,9 +21,9 @@ TEST_CASE("the reference of a 1x2x1 layer, by hand") {
   const auto problem = problem_of(1, 2, 1, "none");
   ReferenceTensors tensors{
       {"x", {2, 3}}, {"w_gate", {1, -1}}, {"w_up", {4, 5}}, {"w_down", {7, -2}}};
-  ffn::reference(problem, 0, tensors, pool);
+  ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden") == std::vector<double>{-1.0 * 23.0});
-  ffn::reference(problem, 1, tensors, pool);
+  ffn::reference(problem, ffn::stage_down, tensors, pool);
   REQUIRE(tensors.at("y") == std::vector<double>{-161, 46});
 }
 
@@ -32,7 +32,7 @@ TEST_CASE("the training form keeps both products as they are") {
   auto problem = problem_of(1, 2, 1, "relu");
   problem.options["save"] = "preact";
   ReferenceTensors tensors{{"x", {2, 3}}, {"w_gate", {1, -1}}, {"w_up", {4, 5}}};
-  ffn::reference(problem, 0, tensors, pool);
+  ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("gate") == std::vector<double>{-1});
   REQUIRE(tensors.at("up") == std::vector<double>{23});
   REQUIRE(tensors.at("hidden") == std::vector<double>{0});
@@ -45,7 +45,7 @@ TEST_CASE("bias and residual are added to y") {
   problem.options["residual"] = "yes";
   ReferenceTensors tensors{
       {"hidden", {3, 5}}, {"w_down", {7, -2}}, {"b_down", {100, 200}}, {"residual", {1, 2, 3, 4}}};
-  ffn::reference(problem, 1, tensors, pool);
+  ffn::reference(problem, ffn::stage_down, tensors, pool);
   REQUIRE(tensors.at("y") == std::vector<double>{122, 196, 138, 194});
 }
 
@@ -56,10 +56,10 @@ TEST_CASE("in fp8 scales turn elements into numbers, and hidden is rounded in un
   ReferenceTensors tensors{{"x", {2, 3}},          {"w_gate", {1, -1}},   {"w_up", {4, 5}},
                            {"w_down", {7, -2}},    {"x_scale", {0.5}},    {"w_gate_scale", {2}},
                            {"w_up_scale", {0.25}}, {"hidden_scale", {8}}, {"w_down_scale", {3}}};
-  ffn::reference(problem, 0, tensors, pool);
+  ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
   // gate -1 * 1, up 23 * 0.125, so hidden is -2.875 / 8 = -0.359375, halfway between two elements.
   REQUIRE(tensors.at("hidden") == std::vector<double>{-0.375});
-  ffn::reference(problem, 1, tensors, pool);
+  ffn::reference(problem, ffn::stage_down, tensors, pool);
   REQUIRE(tensors.at("y") == std::vector<double>{24 * -0.375 * 7, 24 * -0.375 * -2});
 }
 
@@ -79,7 +79,7 @@ TEST_CASE("with scales of blocks each 128 elements have one, and hidden's are fo
                            {"w_up_scale", {1, 1, 1, 1}},
                            {"w_down_scale", {1, 2, 3, 4}}};
   for (std::size_t i = d; i < 2 * d; ++i) tensors["x"][i] = 2;
-  ffn::reference(problem, 0, tensors, pool);
+  ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
   // Of 128 elements in the first block of d, and 2 in the second.
   const double gate = 128 * 1 + 2 * 10 * 3, last_gate = 128 * 5 + 2 * 10 * 7, up = 128 + 2 * 10;
   const auto& scales = tensors.at("hidden_scale");
@@ -89,7 +89,7 @@ TEST_CASE("with scales of blocks each 128 elements have one, and hidden's are fo
   REQUIRE(scales[2] == Approx(16 * gate * up / 448));
   REQUIRE(scales[3] == Approx(16 * last_gate * up / 448));
   REQUIRE(tensors.at("hidden") == std::vector<double>(2 * h, 448));
-  ffn::reference(problem, 1, tensors, pool);
+  ffn::reference(problem, ffn::stage_down, tensors, pool);
   const auto& y = tensors.at("y");
   REQUIRE(y[0] == Approx(128 * gate * up + last_gate * up * 2));
   REQUIRE(y[d - 1] == Approx(128 * gate * up * 3 + last_gate * up * 4));
@@ -103,7 +103,7 @@ TEST_CASE("a block of zeros has a scale of 1") {
   problem.options["scales"] = "block";
   ReferenceTensors tensors{{"x", {0}},       {"w_gate", {1, 1}},    {"w_up", {1, 1}},
                            {"x_scale", {1}}, {"w_gate_scale", {1}}, {"w_up_scale", {1}}};
-  ffn::reference(problem, 0, tensors, pool);
+  ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden_scale") == std::vector<double>{1});
   REQUIRE(tensors.at("hidden") == std::vector<double>{0, 0});
 }
@@ -111,13 +111,13 @@ TEST_CASE("a block of zeros has a scale of 1") {
 TEST_CASE("the activation is the gate's, not up's") {
   Pool pool(1);
   ReferenceTensors tensors{{"x", {1}}, {"w_gate", {-3}}, {"w_up", {5}}};
-  ffn::reference(problem_of(1, 1, 1, "relu"), 0, tensors, pool);
+  ffn::reference(problem_of(1, 1, 1, "relu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden") == std::vector<double>{0});
   tensors["w_gate"] = {3};
   tensors["w_up"] = {-5};
-  ffn::reference(problem_of(1, 1, 1, "relu"), 0, tensors, pool);
+  ffn::reference(problem_of(1, 1, 1, "relu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden") == std::vector<double>{-15});
-  ffn::reference(problem_of(1, 1, 1, "silu"), 0, tensors, pool);
+  ffn::reference(problem_of(1, 1, 1, "silu"), ffn::stage_gate_up, tensors, pool);
   REQUIRE(tensors.at("hidden")[0] == Approx(3 / (1 + std::exp(-3.0)) * -5));
 }
 
@@ -133,8 +133,8 @@ TEST_CASE("the reference agrees with the formula written out, at ragged sizes") 
     tensors[name].resize(size);
     for (auto& value : tensors[name]) value = normal(random);
   }
-  ffn::reference(problem, 0, tensors, pool);
-  ffn::reference(problem, 1, tensors, pool);
+  ffn::reference(problem, ffn::stage_gate_up, tensors, pool);
+  ffn::reference(problem, ffn::stage_down, tensors, pool);
   for (std::size_t i = 0; i < m; ++i) {
     std::vector<double> hidden(h);
     for (std::size_t j = 0; j < h; ++j) {

@@ -16,7 +16,7 @@ bool is_of_the_engine(const Variant& variant) {
 
 }  // namespace
 
-TEST_CASE("what the cost model prefers is within 9% of the fastest, and within 2% in the mean") {
+TEST_CASE("what the cost model prefers is within 7% of the fastest, and within 1.25% in the mean") {
   std::size_t landscapes = 0;
   double slower = 0;  // in all
   for (const auto& entry : std::filesystem::recursive_directory_iterator(
@@ -34,10 +34,48 @@ TEST_CASE("what the cost model prefers is within 9% of the fastest, and within 2
       if (best == std::numeric_limits<double>::infinity()) continue;
       ++landscapes;
       INFO(landscape.problem.text() << ": " << landscape.stages);
-      CHECK(chosen <= 1.09 * best);
+      CHECK(chosen <= 1.07 * best);
       slower += chosen / best - 1;
     }
   }
-  CHECK(landscapes >= 50);
-  CHECK(slower <= 0.02 * static_cast<double>(landscapes));
+  CHECK(landscapes >= 58);
+  CHECK(slower <= 0.0125 * static_cast<double>(landscapes));
+}
+
+TEST_CASE(
+    "a tile that just holds the expected tokens of a random mask counts what more would cost") {
+  const auto facts = h200();
+  const auto estimate = [&](const std::string& mask, std::int64_t bm) {
+    Problem problem;
+    problem.op = "masked-ffn";
+    problem.pass = "fwd";
+    problem.dtype = DType::bf16;
+    problem.sizes = {{"d", 2048}, {"h", 5632}, {"m", 333}};
+    problem.options = {{"act", "silu"}, {"mask", mask}};
+    for (const Family* family : builtin_catalog().op(problem.op).families())
+      if (family->name() == "gate_up_sm90") {
+        Config config = family->default_config(problem, facts);
+        for (const auto& [name, value] :
+             std::initializer_list<Config::Entry>{{"bm", bm},
+                                                  {"bn", 128},
+                                                  {"schedule", "swap_ab"},
+                                                  {"mma_warpgroups", 2},
+                                                  {"cluster_m", 1},
+                                                  {"cluster_n", 1},
+                                                  {"split_k", 1},
+                                                  {"stages", 3},
+                                                  {"epilogue_stages", 1},
+                                                  {"group_m", 8},
+                                                  {"a_reuse", 1}})
+          config.set(name, value);
+        return family->estimate(problem, facts, config).value();
+      }
+    return 0.0;
+  };
+  // Both gather 300 of the tokens for one expert and 33 for the other: evenly spread ones exactly,
+  // and so in two tiles of 152 and a wave of 132 tiles; of random ones, often in three.
+  CHECK(estimate("random:0.9", 152) > 1.1 * estimate("even:0.9", 152));
+  // Tiles of 80 hold 320 and 80.
+  CHECK(estimate("random:0.9", 80) == Approx(estimate("even:0.9", 80)));
+  CHECK(estimate("random:0.9", 152) == Approx(estimate("random:0.1", 152)));
 }

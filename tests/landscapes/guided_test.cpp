@@ -6,7 +6,7 @@
 
 #include "landscapes/landscape.hpp"
 #include "support/catch.hpp"
-#include "tuning/strategy.hpp"
+#include "tuning/strategies/strategy.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -91,7 +91,7 @@ TEST_CASE("what guided says may be left seldom falls short of what is, at its en
   CHECK(said[said.size() / 2] < 0.05);
 }
 
-// For docs/measurements/strategies.py: strategy, problem, stages, seed, variants there, tried, what
+// For bench/strategies.py: strategy, problem, stages, seed, variants there, tried, what
 // the choice takes, as a multiple of the best there is, then what was said to be left and what was,
 // each time, and the best so far after each that was tried.
 TEST_CASE("the course of every strategy on every landscape", "[.courses]") {

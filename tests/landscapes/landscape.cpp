@@ -8,8 +8,8 @@
 #include <tuple>
 
 #include "core/error.hpp"
-#include "tuning/estimate.hpp"
-#include "tuning/measure.hpp"
+#include "tuning/measure/statistics.hpp"
+#include "tuning/search/cost_model.hpp"
 
 namespace fftune::test {
 namespace {
@@ -112,17 +112,17 @@ class Reader {
     landscape.stages = covered.size() == 1 ? covered[0] : covered.front() + "+" + covered.back();
     landscape.us.push_back(time.find_first_not_of("0123456789.e+") == time.npos ? std::stod(time)
                                                                                 : infinity);
-    landscape.estimates.push_back(estimated_us(*family, problem_, facts_, variant.config,
-                                               floor_us(stages, first_stage_, covered.size())));
+    landscape.estimates.push_back(cost_model_us(*family, problem_, facts_, variant.config,
+                                                floor_us(stages, first_stage_, covered.size())));
     landscape.traits.push_back(launch_traits(*family, problem_, facts_, variant.config));
-    if (variant.config == defaults) favourites_[&landscape].push_back(landscape.variants.size());
+    if (variant.config == defaults) warm_starts_[&landscape].push_back(landscape.variants.size());
     landscape.variants.push_back(std::move(variant));
   }
 
   void put_favourites_first(Landscape& landscape) {
-    const auto& favourites = favourites_[&landscape];
-    for (const std::size_t place : favourites) {
-      const auto to = landscape.favourites++;
+    const auto& warm_starts = warm_starts_[&landscape];
+    for (const std::size_t place : warm_starts) {
+      const auto to = landscape.warm_starts++;
       std::swap(landscape.variants[to], landscape.variants[place]);
       std::swap(landscape.us[to], landscape.us[place]);
       std::swap(landscape.estimates[to], landscape.estimates[place]);
@@ -137,7 +137,7 @@ class Reader {
   std::string family_;
   std::vector<std::string> names_;
   std::map<std::tuple<std::string, std::size_t, std::size_t>, Landscape> groups_;
-  std::map<const Landscape*, std::vector<std::size_t>> favourites_;
+  std::map<const Landscape*, std::vector<std::size_t>> warm_starts_;
 };
 
 }  // namespace

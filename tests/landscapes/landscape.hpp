@@ -1,4 +1,4 @@
-// Landscapes that were recorded on a device (docs/measurements/landscape.py says how and in which
+// Landscapes that were recorded on a device (bench/landscape.py says how and in which
 // form), and a search of one that takes its times from there.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include "core/problem.hpp"
 #include "device/facts.hpp"
 #include "registry/catalog.hpp"
-#include "tuning/search.hpp"
+#include "tuning/strategies/search.hpp"
 
 namespace fftune::test {
 
@@ -23,7 +23,7 @@ struct Landscape {
   std::vector<double> us;  // infinity for one that has no time
   std::vector<double> estimates;
   std::vector<std::vector<double>> traits;
-  std::size_t favourites = 0;  // the families' defaults, first
+  std::size_t warm_starts = 0;  // the families' defaults, first
 
   double best() const;
 };
@@ -51,12 +51,12 @@ class RecordedSearch final : public Search {
   const DeviceFacts& facts() const override { return facts_; }
   std::uint64_t seed() const override { return seed_; }
   const std::vector<Variant>& variants() const override { return landscape_.variants; }
-  std::size_t favourites() const override { return landscape_.favourites; }
-  double estimate_us(std::size_t index) const override { return landscape_.estimates[index]; }
+  std::size_t warm_starts() const override { return landscape_.warm_starts; }
+  double predicted_us(std::size_t index) const override { return landscape_.estimates[index]; }
   std::vector<double> traits(std::size_t index) const override { return landscape_.traits[index]; }
   void compile(const std::vector<std::size_t>&) override {}
   void screen(std::size_t index, double abandon_us) override;
-  std::size_t lanes() const override { return 1; }
+  std::size_t workers() const override { return 1; }
   std::vector<std::size_t> screen_all(const std::vector<std::size_t>&, double, int) override {
     return {};
   }

@@ -28,6 +28,12 @@ struct Layer {
 
 const Words mechanism{"core/", "device/", "registry/", "store/", "runtime/", "verify/"};
 
+Words with(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+/// The first that a path begins with counts.
 const std::vector<Layer>& layers() {
   static const std::vector<Layer> layers{
       {"lib/core/", "core/", {}},
@@ -44,6 +50,23 @@ const std::vector<Layer>& layers() {
        "api/",
        {"fftune/", "core/", "device/", "registry/", "store/", "runtime/", "verify/"}},
       {"kernels/", "kernels/", {"core/", "device/", "cpu/", "registry/"}},
+      // Within tuning, from what measures to what decides.
+      {"tuning/measure/", "tuning/measure/", mechanism},
+      {"tuning/journal/", "tuning/journal/", mechanism},
+      {"tuning/evaluate/", "tuning/evaluate/", with(mechanism, {"tuning/measure/"})},
+      {"tuning/protocol/", "tuning/protocol/", with(mechanism, {"tuning/evaluate/"})},
+      {"tuning/worker/", "tuning/worker/",
+       with(mechanism, {"tuning/evaluate/", "tuning/protocol/"})},
+      {"tuning/remote/", "tuning/remote/",
+       with(mechanism, {"tuning/evaluate/", "tuning/protocol/"})},
+      {"tuning/strategies/", "tuning/strategies/",
+       with(mechanism, {"tuning/measure/", "tuning/journal/"})},
+      {"tuning/search/", "tuning/search/",
+       with(mechanism,
+            {"tuning/measure/", "tuning/journal/", "tuning/evaluate/", "tuning/strategies/"})},
+      {"tuning/decide/", "tuning/decide/",
+       with(mechanism,
+            {"tuning/measure/", "tuning/journal/", "tuning/evaluate/", "tuning/search/"})},
       {"tuning/", "tuning/", mechanism},
       // The tool compiles for architectures that are not here, which is no device's business.
       {"apps/",
@@ -67,8 +90,8 @@ const std::vector<External>& externals() {
       {"spdlog", {"spdlog/"}, {"apps/", "tuning/"}},
       {"nlohmann/json",
        {"nlohmann/"},
-       {"lib/store/", "lib/api/", "apps/", "tuning/journal", "tuning/quarantine",
-        "tuning/worker/"}},
+       {"lib/store/", "lib/api/", "apps/", "tuning/journal/", "tuning/protocol/", "tuning/worker/",
+        "tuning/remote/"}},
       {"MPI", {"mpi.h"}, {"apps/fftune/team_mpi.cpp"}},
       {"the CUDA toolkit", {"cuda", "nvrtc", "cublas", "nvml"}, {"lib/cuda/"}},
       {"BLAS", {"cblas", "openblas"}, {"lib/cpu/"}},

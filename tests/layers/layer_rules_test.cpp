@@ -57,6 +57,17 @@ TEST_CASE("kernels and tuning do not know each other, nor tuning the backends") 
   REQUIRE(broken("tuning/a.cpp", "#include \"device/backend.hpp\"\n") == 0);
 }
 
+TEST_CASE("within tuning, what measures does not know what decides") {
+  REQUIRE(broken("tuning/measure/a.cpp", "#include \"tuning/measure/statistics.hpp\"\n") == 0);
+  REQUIRE(broken("tuning/measure/a.cpp", "#include \"tuning/search/group.hpp\"\n") == 1);
+  REQUIRE(broken("tuning/strategies/a.cpp", "#include \"tuning/evaluate/evaluator.hpp\"\n") == 1);
+  REQUIRE(broken("tuning/search/a.cpp", "#include \"tuning/tuner.hpp\"\n") == 1);
+  REQUIRE(broken("tuning/search/a.cpp", "#include \"tuning/evaluate/evaluator.hpp\"\n") == 0);
+  REQUIRE(broken("tuning/decide/a.cpp", "#include \"tuning/search/group.hpp\"\n") == 0);
+  REQUIRE(broken("tuning/evaluate/a.cpp", "#include \"tuning/worker/supervisor.hpp\"\n") == 1);
+  REQUIRE(broken("tuning/tuner.cpp", "#include \"tuning/decide/verdict.hpp\"\n") == 0);
+}
+
 TEST_CASE("includes are spelled from a root") {
   REQUIRE(broken("lib/core/a.cpp", "#include \"config.hpp\"\n") == 1);
   REQUIRE(broken("lib/core/a.cpp", "#include \"../core/config.hpp\"\n") == 1);
@@ -70,7 +81,7 @@ TEST_CASE("other projects' headers have their few users") {
   REQUIRE(broken("lib/cuda/a.cpp", "#include <spdlog/spdlog.h>\n") == 1);
   REQUIRE(broken("apps/fftune/team.cpp", "#include <mpi.h>\n") == 1);
   REQUIRE(broken("lib/store/a.cpp", "#include <nlohmann/json.hpp>\n") == 0);
-  REQUIRE(broken("tuning/journal.cpp", "#include <nlohmann/json.hpp>\n") == 0);
+  REQUIRE(broken("tuning/journal/journal.cpp", "#include <nlohmann/json.hpp>\n") == 0);
   REQUIRE(broken("tuning/tuner.cpp", "#include <nlohmann/json.hpp>\n") == 1);
   REQUIRE(broken("lib/cuda/a.cpp", "#include <cuda.h>\n#include <nvrtc.h>\n") == 0);
   for (const char* header : {"cuda.h", "cuda_runtime.h", "nvrtc.h", "cublasLt.h"}) {

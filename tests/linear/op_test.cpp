@@ -40,28 +40,6 @@ TEST_CASE("linear's buffers are in the order that the API promises, each option'
         Names{"dy", "x", "w", "dw_before", "dbias_before", "dx", "dw", "dbias"});
 }
 
-TEST_CASE("linear's places are those of its tensors") {
-  for (const auto& problem :
-       {problem_of("fwd", {{"bias", "yes"}, {"residual", "yes"}}), problem_of("bwd"),
-        problem_of("bwd", {{"bias", "yes"}, {"accumulate", "yes"}})}) {
-    const auto tensors = linear_op().tensors(problem);
-    const auto at = linear::places_of(problem);
-    CHECK(at.count == tensors.size());
-    for (const auto& [name, place] : {std::pair{"dy", at.dy},
-                                      {"x", at.x},
-                                      {"w", at.w},
-                                      {"bias", at.bias},
-                                      {"residual", at.residual},
-                                      {"dw_before", at.dw_before},
-                                      {"dbias_before", at.dbias_before},
-                                      {"y", at.y},
-                                      {"dx", at.dx},
-                                      {"dw", at.dw},
-                                      {"dbias", at.dbias}})
-      if (place != linear::Places::none) CHECK(tensor_index(tensors, name) == place);
-  }
-}
-
 TEST_CASE("an option of the other pass is refused by name") {
   const auto complaint = [](const std::string& pass, const std::string& option) -> std::string {
     try {

@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/masked/masked.hpp"
+#include "kernels/masked/stages.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
 #include "verify/host_threads.hpp"
@@ -95,63 +96,83 @@ TEST_CASE("the buffers of masked-ffn's passes are in the order that the C API pr
   CHECK(names(op, backward, Role::output) == gradients);
 }
 
-TEST_CASE("every place of a stage's tensors is that of its name") {
+TEST_CASE("every stage's GEMM has the experts' tensors, in the order that the tensors say") {
   using Names = std::vector<std::string>;
-  const auto of_places = [](const Op& op, const Problem& problem, const auto& places) {
-    const auto tensors = op.tensors(problem);
+  const auto gemm_of = [](const Problem& problem, const std::string& name) {
+    for (const GemmStage& stage : masked::gemm_stages(problem))
+      if (stage.name == name) return stage.gemm(problem);
+    FAIL("there is no stage " << name);
+    return GemmProblem();
+  };
+  const auto names_of = [](const std::vector<TensorNames>& matrices, std::size_t group) {
     Names names;
-    for (const std::size_t place : places) names.push_back(tensors.at(place).name);
+    for (const TensorNames& matrix : matrices) names.emplace_back(matrix.at(group));
     return names;
   };
-  const auto check_product = [&](const Op& op, const Problem& problem, masked::Stage stage,
-                                 const Names& a, const Names& weights, const Names& c) {
-    CAPTURE(problem.text(), masked::stage_name(stage));
+  const auto check_sorted = [](const Op& op, const Problem& problem, const Names& names,
+                               bool sorted) {
     const auto tensors = op.tensors(problem);
-    const auto product = masked::product_of(stage, problem);
-    CHECK(of_places(op, problem, product.a) == a);
-    CHECK(tensors.at(product.mask).name == "mask");
-    CHECK(of_places(op, problem, product.c) == c);
-    for (const std::size_t place : product.a) CHECK(tensors.at(place).sorted == product.sorted_a);
-    for (const std::size_t place : product.c) CHECK(tensors.at(place).sorted == product.sorted_c);
+    for (const auto& name : names) CHECK(tensors.at(tensor_index(tensors, name)).sorted == sorted);
+  };
+  const auto outputs_of = [&](const GemmProblem& gemm) {
+    Names names = names_of(gemm.c, 0);
+    const Epilogue& epilogue = gemm.epilogue;
+    const bool gradient = epilogue.kind == EpilogueKind::activation_gradient;
+    for (const auto name : {gradient ? "" : epilogue.gate, gradient ? "" : epilogue.up,
+                            epilogue.d_up, epilogue.hidden})
+      if (!name.empty()) names.emplace_back(name);
+    return names;
+  };
+  const auto check_rows = [&](const Op& op, const Problem& problem, const std::string& stage,
+                              const Names& a, const Names& weights, const Names& c) {
+    CAPTURE(problem.text(), stage);
+    const GemmProblem gemm = gemm_of(problem, stage);
+    CHECK(gemm.groups.by == Grouping::rows);
+    CHECK(gemm.groups.count == 2);
+    CHECK(gemm.groups.mask == "mask");
+    CHECK(names_of(gemm.a, 0) == a);
+    CHECK(outputs_of(gemm) == c);
+    check_sorted(op, problem, a, gemm.a_sorted);
+    check_sorted(op, problem, c, gemm.c_sorted);
     for (const std::size_t expert : {0, 1}) {
       Names own;
       for (const auto& name : weights) own.push_back(name + (expert == 0 ? "_true" : "_false"));
-      CHECK(of_places(op, problem, product.b.at(expert)) == own);
+      CHECK(names_of(gemm.b, expert) == own);
     }
   };
-  const auto check_sum = [&](const Op& op, const Problem& problem, masked::Stage stage,
-                             const Names& a, const std::string& b, const Names& gradients) {
-    CAPTURE(problem.text(), masked::stage_name(stage));
-    const auto tensors = op.tensors(problem);
-    const auto sum = masked::sum_of(stage, problem);
-    CHECK(of_places(op, problem, sum.a) == a);
-    CHECK(tensors.at(sum.b).name == b);
-    CHECK(tensors.at(sum.mask).name == "mask");
-    CHECK(tensors.at(sum.b).sorted == sum.sorted_b);
-    for (const std::size_t place : sum.a) CHECK(tensors.at(place).sorted == sum.sorted_a);
+  const auto check_reduction = [&](const Op& op, const Problem& problem, const std::string& stage,
+                                   const Names& a, const std::string& b, const Names& gradients) {
+    CAPTURE(problem.text(), stage);
+    const GemmProblem gemm = gemm_of(problem, stage);
+    CHECK(gemm.groups.by == Grouping::reduction);
+    CHECK(gemm.groups.count == 2);
+    CHECK(gemm.groups.mask == "mask");
+    CHECK(names_of(gemm.a, 0) == a);
+    CHECK(names_of(gemm.b, 0) == Names{b});
+    check_sorted(op, problem, a, gemm.a_sorted);
+    check_sorted(op, problem, {b}, gemm.b_sorted);
     for (const std::size_t expert : {0, 1}) {
       Names own, before;
       for (const auto& name : gradients) {
         own.push_back(name + (expert == 0 ? "_true" : "_false"));
         before.push_back(own.back() + "_before");
       }
-      CHECK(of_places(op, problem, sum.c.at(expert)) == own);
-      CHECK(of_places(op, problem, sum.addends.at(expert)) ==
+      CHECK(names_of(gemm.c, expert) == own);
+      CHECK(names_of(gemm.epilogue.source, expert) ==
             (masked::accumulates(problem) ? before : Names{}));
     }
   };
-  using masked::Stage;
   Problem linear = linear_problem(2, 3, 4);
-  check_product(masked_linear_op(), linear, Stage::linear, {"x"}, {"w"}, {"y"});
+  check_rows(masked_linear_op(), linear, "linear", {"x"}, {"w"}, {"y"});
   linear.pass = "bwd";
-  check_product(masked_linear_op(), linear, Stage::dx, {"dy"}, {"w"}, {"dx"});
-  check_sum(masked_linear_op(), linear, Stage::dw, {"dy"}, "x", {"dw"});
+  check_rows(masked_linear_op(), linear, "dx", {"dy"}, {"w"}, {"dx"});
+  check_reduction(masked_linear_op(), linear, "dw", {"dy"}, "x", {"dw"});
   const Op& op = masked_ffn_op();
   Problem ffn = ffn_problem(2, 3, 4);
-  check_product(op, ffn, Stage::gate_up, {"x"}, {"w_gate", "w_up"}, {"hidden"});
-  check_product(op, ffn, Stage::down, {"hidden"}, {"w_down"}, {"y"});
+  check_rows(op, ffn, "gate_up", {"x"}, {"w_gate", "w_up"}, {"hidden"});
+  check_rows(op, ffn, "down", {"hidden"}, {"w_down"}, {"y"});
   ffn.options["save"] = "preact";
-  check_product(op, ffn, Stage::gate_up, {"x"}, {"w_gate", "w_up"}, {"hidden", "gate", "up"});
+  check_rows(op, ffn, "gate_up", {"x"}, {"w_gate", "w_up"}, {"hidden", "gate", "up"});
   for (const char* save : {"preact", "input"})
     for (const char* accumulate : {"no", "yes"}) {
       ffn.pass = "bwd";
@@ -159,13 +180,32 @@ TEST_CASE("every place of a stage's tensors is that of its name") {
       ffn.options["accumulate"] = accumulate;
       const bool again = masked::recomputes(ffn);
       if (again)
-        check_product(op, ffn, Stage::gate_up, {"x"}, {"w_gate", "w_up"}, {"hidden", "gate", "up"});
-      check_product(op, ffn, Stage::d_hidden, {"dy"}, {"w_down"},
-                    again ? Names{"d_gate", "d_up"} : Names{"d_gate", "d_up", "hidden"});
-      check_product(op, ffn, Stage::d_x, {"d_gate", "d_up"}, {"w_gate", "w_up"}, {"dx"});
-      check_sum(op, ffn, Stage::d_gate_up, {"d_gate", "d_up"}, "x", {"dw_gate", "dw_up"});
-      check_sum(op, ffn, Stage::d_down, {"dy"}, "hidden", {"dw_down"});
+        check_rows(op, ffn, "gate_up", {"x"}, {"w_gate", "w_up"}, {"hidden", "gate", "up"});
+      check_rows(op, ffn, "d_hidden", {"dy"}, {"w_down"},
+                 again ? Names{"d_gate", "d_up"} : Names{"d_gate", "d_up", "hidden"});
+      check_rows(op, ffn, "d_x", {"d_gate", "d_up"}, {"w_gate", "w_up"}, {"dx"});
+      check_reduction(op, ffn, "d_gate_up", {"d_gate", "d_up"}, "x", {"dw_gate", "dw_up"});
+      check_reduction(op, ffn, "d_down", {"dy"}, "hidden", {"dw_down"});
     }
+}
+
+TEST_CASE("of a mask's pattern a GEMM is told the share, and whether it scatters the tokens") {
+  struct Expected {
+    const char* mask;
+    double share;
+    bool scattered;
+  };
+  for (const auto& [mask, share, scattered] :
+       {Expected{"block:0.33", 0.33, false}, Expected{"tail:0.1", 0.1, false},
+        Expected{"even:0.5", 0.5, true}, Expected{"random:0.9", 0.9, true},
+        Expected{"random:0", 0, false}, Expected{"all", 1, false}, Expected{"none", 0, false}}) {
+    CAPTURE(mask);
+    Problem problem = linear_problem(2, 3, 4);
+    problem.options["mask"] = mask;
+    const Groups groups = masked::gemm_stages(problem).front().gemm(problem).groups;
+    CHECK(groups.expected_share == share);
+    CHECK(groups.scattered == scattered);
+  }
 }
 
 TEST_CASE("each token goes through its own expert, whatever byte marks it") {

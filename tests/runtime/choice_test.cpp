@@ -50,7 +50,7 @@ TEST_CASE("a record of a shape like it serves a problem") {
   const auto recorded = problem_of(1024, 2048, 1024);
   auto record = record_of(recorded);
   const Recipe usual = default_recipe(ffn(), recorded, facts_of_architecture("sm_90a"));
-  // The model's tiles, with a ring a little shorter than it would choose.
+  // The model's tiles, with fewer pipeline stages than it would choose.
   for (std::size_t i = 0; i < usual.size(); ++i) record.stages[i].variant = usual[i];
   record.stages[1].variant.config.set("stages", 6);
   REQUIRE(record.recipe() != usual);

@@ -1,12 +1,12 @@
-#include "tuning/buffer_sets.hpp"
+#include "tuning/measure/buffer_sets.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <limits>
 
 #include "support/catch.hpp"
-#include "tuning/compile_pool.hpp"
-#include "tuning/runner.hpp"
+#include "tuning/evaluate/compile_pool.hpp"
+#include "tuning/measure/runner.hpp"
 
 using namespace fftune;
 
@@ -27,16 +27,45 @@ TEST_CASE("tensors that no memory holds do not add up to a few bytes") {
   CHECK(layout.bytes == std::numeric_limits<std::size_t>::max());
 }
 
+namespace {
+
+DeviceFacts with_cache(DeviceKind kind, std::int64_t bytes) {
+  DeviceFacts facts;
+  facts.kind = kind;
+  facts.l2_bytes = bytes;
+  return facts;
+}
+
+DeviceFacts gpu(std::int64_t cache_bytes) {
+  return with_cache(DeviceKind::cuda, cache_bytes);
+}
+
+}  // namespace
+
 TEST_CASE("the sets overflow the cache by the stage that touches least") {
   const std::vector<StageSpec> stages{{"a", {}, {}, 1, 0, 8e6}, {"b", {}, {}, 1, 0, 4e6}};
   constexpr std::size_t free = std::size_t{100} << 30;
-  CHECK(set_count(stages, 12'000'000, 50'000'000, free) == 32);  // 2.5 · 50e6 / 4e6
-  CHECK(set_count(stages, 12'000'000, 0, free) == 2);            // an unknown cache
-  CHECK(set_count(stages, 1'200'000, 1'000'000'000, free) == 128);
-  CHECK(set_count(stages, 12'000'000, 50'000'000, 100'000'000) == 4);  // half of the memory
-  CHECK(set_count(stages, 12'000'000, 50'000'000, 13'000'000) == 1);
-  CHECK(set_count(stages, 12'000'000, 50'000'000, 11'000'000) == 0);
-  CHECK(set_count(stages, std::size_t{3} << 30, 50'000'000, free) == 2);
+  CHECK(set_count(stages, 12'000'000, gpu(50'000'000), free) == 32);  // 2.5 · 50e6 / 4e6
+  CHECK(set_count(stages, 12'000'000, gpu(0), free) == 2);            // an unknown cache
+  CHECK(set_count(stages, 1'200'000, gpu(1'000'000'000), free) == 128);
+  CHECK(set_count(stages, 12'000'000, gpu(50'000'000), 100'000'000) == 4);  // half of the memory
+  CHECK(set_count(stages, 12'000'000, gpu(50'000'000), 13'000'000) == 1);
+  CHECK(set_count(stages, 12'000'000, gpu(50'000'000), 11'000'000) == 0);
+  CHECK(set_count(stages, std::size_t{3} << 30, gpu(50'000'000), free) == 2);
+}
+
+TEST_CASE("on a CPU the sets overflow a last-level cache of hundreds of megabytes") {
+  constexpr std::size_t free = std::size_t{100} << 30;
+  constexpr std::int64_t cache = 260 << 20;
+  const auto cpu = with_cache(DeviceKind::cpu, cache);
+  // From a layer of 256 features to one of 8192, whose second stage reads a third of each set.
+  for (const double set : {1.5e6, 6e6, 24e6, 100e6, 800e6}) {
+    CAPTURE(set);
+    const std::vector<StageSpec> stages{{"a", {}, {}, 1, 0, set * 2 / 3},
+                                        {"b", {}, {}, 1, 0, set / 3}};
+    const auto bytes = static_cast<std::size_t>(set);
+    CHECK(set_count(stages, bytes, cpu, free) * set / 3 > 1.2 * static_cast<double>(cache));
+  }
 }
 
 TEST_CASE("a sample lasts long enough, and takes whole rounds of the sets where they are short") {

@@ -7,12 +7,12 @@
 
 #include "core/error.hpp"
 #include "support/catch.hpp"
-#include "tuning/combine.hpp"
-#include "tuning/decide.hpp"
-#include "tuning/order.hpp"
-#include "tuning/outcome.hpp"
-#include "tuning/stop.hpp"
-#include "tuning/strategy.hpp"
+#include "tuning/decide/combine.hpp"
+#include "tuning/journal/outcome.hpp"
+#include "tuning/measure/ties.hpp"
+#include "tuning/search/stop.hpp"
+#include "tuning/strategies/order.hpp"
+#include "tuning/strategies/strategy.hpp"
 
 using namespace fftune;
 
@@ -47,7 +47,7 @@ TEST_CASE("half of an order goes by the estimates, half is from anywhere, and ea
     for (std::size_t fixed = 0; fixed <= count; fixed += 1 + count / 3) {
       std::vector<double> estimates;
       for (std::size_t i = 0; i < count; ++i) estimates.push_back(static_cast<double>(count - i));
-      auto order = half_by_estimate(estimates, fixed, 7);
+      auto order = half_by_prediction(estimates, fixed, 7);
       for (std::size_t i = 0; i < fixed; ++i) CHECK(order[i] == i);
       // The last has the least estimate.
       if (fixed < count) CHECK(order[fixed] == count - 1);
@@ -63,7 +63,7 @@ TEST_CASE("half of an order goes by the estimates, half is from anywhere, and ea
 }
 
 TEST_CASE("ties are broken by registers, then by id; the rest goes by time") {
-  const std::vector<Contestant> all{
+  const std::vector<Finalist> all{
       {"d", 100, 64}, {"b", 101.9, 40}, {"a", 102.1, 32}, {"c", 101, 40}, {"e", 103, 8}};
   const auto order = by_preference(all, 0.02);
   CHECK(order == std::vector<std::size_t>{1, 3, 0, 2, 4});

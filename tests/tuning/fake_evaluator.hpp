@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tuning/evaluator.hpp"
+#include "tuning/evaluate/evaluator.hpp"
 #include "tuning/tuner.hpp"
 
 namespace fftune {

@@ -1,4 +1,4 @@
-#include "tuning/journal.hpp"
+#include "tuning/journal/journal.hpp"
 
 #include <sys/resource.h>
 

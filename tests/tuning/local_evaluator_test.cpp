@@ -1,4 +1,4 @@
-#include "tuning/local_evaluator.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 
 #include <algorithm>
 #include <map>

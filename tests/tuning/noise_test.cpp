@@ -7,7 +7,7 @@
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
 #include "support/catch.hpp"
-#include "tuning/decide.hpp"
+#include "tuning/measure/ties.hpp"
 #include "valley.hpp"
 
 using namespace fftune;
@@ -108,10 +108,10 @@ TEST_CASE(
 }
 
 TEST_CASE("what the measurement cannot tell from the fastest is tied with it, behind the band") {
-  const std::vector<Contestant> all{{"fastest", 100, 64, 98, 103},
-                                    {"close", 101.5, 40, 100, 102},
-                                    {"unsure", 105, 10, 102, 108},
-                                    {"slower", 104, 10, 103.5, 104.5}};
+  const std::vector<Finalist> all{{"fastest", 100, 64, 98, 103},
+                                  {"close", 101.5, 40, 100, 102},
+                                  {"unsure", 105, 10, 102, 108},
+                                  {"slower", 104, 10, 103.5, 104.5}};
   CHECK(by_preference(all, 0.02) == std::vector<std::size_t>{1, 0, 2, 3});
   CHECK(tied(all, 0.02).within_band == 2);
   CHECK(tied(all, 0.02).unresolved == 1);

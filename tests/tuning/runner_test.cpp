@@ -1,4 +1,4 @@
-#include "tuning/runner.hpp"
+#include "tuning/measure/runner.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
-#include "tuning/buffer_sets.hpp"
+#include "tuning/measure/buffer_sets.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -21,7 +21,8 @@ TEST_CASE("samples go through the sets in turn, whole rounds of short passes, pa
     visits.push_back(static_cast<int>(static_cast<int*>(tensors[0]) - place));
   }));
 
-  Runner runner(backend, pass);
+  SetRotation rotation;
+  Runner runner(backend, pass, rotation);
   runner.probe();
   CHECK(visits == std::vector<int>{0});
 
@@ -29,13 +30,22 @@ TEST_CASE("samples go through the sets in turn, whole rounds of short passes, pa
   runner.plan(60e-6);  // four passes make 200 µs; two rounds of three sets
   CHECK(runner.passes() == 6);
   runner.sample();
-  CHECK(visits == std::vector<int>{0, 1, 2, 0, 1, 2});
+  CHECK(visits == std::vector<int>{1, 2, 0, 1, 2, 0});
 
   visits.clear();
   runner.plan(0.1);
   CHECK(runner.passes() == 1);
   for (int i = 0; i < 4; ++i) runner.sample();
-  CHECK(visits == std::vector<int>{0, 1, 2, 0});
+  CHECK(visits == std::vector<int>{1, 2, 0, 1});
+
+  // Another candidate in turn goes on where this one ended: its data is not in the cache.
+  visits.clear();
+  Runner other(backend, pass, rotation);
+  other.probe();
+  runner.sample();
+  other.plan(0.1);
+  other.sample();
+  CHECK(visits == std::vector<int>{2, 0, 1});
 }
 
 TEST_CASE("every set holds the same random data, of the tensors' scale") {

@@ -6,7 +6,7 @@
 #include "fake_evaluator.hpp"
 #include "fake_op.hpp"
 #include "support/catch.hpp"
-#include "tuning/tuner.hpp"
+#include "tuning/sweep.hpp"
 
 using namespace fftune;
 

@@ -1,4 +1,5 @@
 #include "tuning/tuner.hpp"
+#include "tuning/sweep.hpp"
 
 #include <cmath>
 #include <set>

@@ -8,7 +8,7 @@
 #include "cuda/open.hpp"
 #include "support/catch.hpp"
 #include "tuning/tuner.hpp"
-#include "tuning/worker/remote_evaluator.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
 #include "worker/misbehaving_kernels.hpp"
 
@@ -27,7 +27,7 @@ Watchdog impatient() {
 }
 
 struct Gpu {
-  std::optional<RemoteEvaluator> evaluator;  // none if `missing` says why
+  std::optional<WorkerEvaluator> evaluator;  // none if `missing` says why
   std::string missing;
 
   explicit Gpu(const std::string& way) {

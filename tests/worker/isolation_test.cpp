@@ -6,10 +6,10 @@
 #include "core/error.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
-#include "tuning/journal.hpp"
-#include "tuning/quarantine.hpp"
+#include "tuning/journal/journal.hpp"
+#include "tuning/journal/quarantine.hpp"
 #include "tuning/tuner.hpp"
-#include "tuning/worker/remote_evaluator.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
 
 using namespace fftune;
@@ -72,7 +72,7 @@ TEST_CASE("a sweep of 200 variants, 40 of which misbehave, names each and picks 
   CAPTURE(way);
   const MisbehavingOp op(way);
   const Catalog catalog{{&op}, &no_sources};
-  RemoteEvaluator evaluator(worker(way), impatient());
+  WorkerEvaluator evaluator(worker(way), impatient());
   const auto result = tune(catalog, evaluator, misbehaving_problem(), patient());
   REQUIRE(result.record);
   CHECK(result.record->stages[0].variant.id() == odd(misbehaving_best).id());
@@ -91,7 +91,7 @@ TEST_CASE("a sweep of 200 variants, 40 of which misbehave, names each and picks 
 TEST_CASE("all the ways in one sweep") {
   const MisbehavingOp op("mixed");
   const Catalog catalog{{&op}, &no_sources};
-  RemoteEvaluator evaluator(worker("mixed"), impatient());
+  WorkerEvaluator evaluator(worker("mixed"), impatient());
   const auto result = tune(catalog, evaluator, misbehaving_problem(), patient());
   REQUIRE(result.record);
   CHECK(result.record->stages[0].variant.id() == odd(misbehaving_best).id());
@@ -100,7 +100,7 @@ TEST_CASE("all the ways in one sweep") {
 
 TEST_CASE("a batch goes on without the one that died, and a new worker is there within 2 s") {
   using Clock = std::chrono::steady_clock;
-  RemoteEvaluator evaluator(worker("exit"), impatient());
+  WorkerEvaluator evaluator(worker("exit"), impatient());
   evaluator.avoid({odd(0).id()});
   REQUIRE(evaluator.begin(misbehaving_problem()).refusal.empty());
   const auto began = Clock::now();
@@ -123,7 +123,7 @@ TEST_CASE("a batch goes on without the one that died, and a new worker is there 
 }
 
 TEST_CASE("a lost device costs the variant that lost it, in a batch too") {
-  RemoteEvaluator evaluator(worker("sticky"), impatient());
+  WorkerEvaluator evaluator(worker("sticky"), impatient());
   evaluator.avoid({odd(0).id()});
   REQUIRE(evaluator.begin(misbehaving_problem()).refusal.empty());
   const auto timings = evaluator.time({odd(1), odd(5), odd(2)}, {});
@@ -136,7 +136,7 @@ TEST_CASE("a lost device costs the variant that lost it, in a batch too") {
 }
 
 TEST_CASE("an untuned recipe that kills is avoided while the problem is made ready") {
-  RemoteEvaluator evaluator(worker("segfault"), impatient());
+  WorkerEvaluator evaluator(worker("segfault"), impatient());
   CHECK(evaluator.begin(misbehaving_problem()).refusal.empty());
   CHECK(evaluator.deaths() == 2);
   CHECK(evaluator.verify(odd(0)).failure.find("SIGSEGV") != std::string::npos);
@@ -145,7 +145,7 @@ TEST_CASE("an untuned recipe that kills is avoided while the problem is made rea
 }
 
 TEST_CASE("a compilation that kills is found among those that ran beside it") {
-  RemoteEvaluator evaluator(worker("crash_compile"), impatient());
+  WorkerEvaluator evaluator(worker("crash_compile"), impatient());
   evaluator.avoid({odd(0).id()});
   REQUIRE(evaluator.begin(misbehaving_problem()).refusal.empty());
   std::map<std::size_t, int> told;
@@ -161,9 +161,9 @@ TEST_CASE("a compilation that kills is found among those that ran beside it") {
 }
 
 TEST_CASE("a worker that is none, or speaks nonsense, is an error that says so") {
-  CHECK_THROWS_AS(RemoteEvaluator({"/does/not/exist"}), Error);
-  CHECK_THROWS_AS(RemoteEvaluator({WORKER_OF_TESTS, "nonsense", "none"}), Error);
-  CHECK_THROWS_AS(RemoteEvaluator({"/bin/true"}), Error);
+  CHECK_THROWS_AS(WorkerEvaluator({"/does/not/exist"}), Error);
+  CHECK_THROWS_AS(WorkerEvaluator({WORKER_OF_TESTS, "nonsense", "none"}), Error);
+  CHECK_THROWS_AS(WorkerEvaluator({"/bin/true"}), Error);
 }
 
 TEST_CASE("what killed a worker is not run in later sweeps, unless that is asked for") {
@@ -173,7 +173,7 @@ TEST_CASE("what killed a worker is not run in later sweeps, unless that is asked
   for (const std::string step : {"first", "later", "retry", "cured", "after"}) {
     CAPTURE(step);
     const std::string way = step == "cured" || step == "after" ? "none" : "exit";
-    RemoteEvaluator evaluator(worker(way), impatient());
+    WorkerEvaluator evaluator(worker(way), impatient());
     Quarantine quarantine(folder.path(), evaluator.facts());
     auto options = patient();
     options.quarantine = &quarantine;

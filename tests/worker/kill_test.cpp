@@ -15,7 +15,7 @@
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 #include "tuning/tuner.hpp"
-#include "tuning/worker/remote_evaluator.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
 
 using namespace fftune;
@@ -118,7 +118,7 @@ TEST_CASE("a sweep whose worker is killed at random moments ends as if it had no
   constexpr int most_kills = 50;
   const MisbehavingOp op("wrong");
   const Catalog catalog{{&op}, &no_sources};
-  RemoteEvaluator evaluator({WORKER_OF_TESTS, "worker", "wrong"});
+  WorkerEvaluator evaluator({WORKER_OF_TESTS, "worker", "wrong"});
   Reached reached;
   std::atomic<int> kills{0};
   std::jthread killer([&](const std::stop_token& stop) {

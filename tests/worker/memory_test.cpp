@@ -6,9 +6,9 @@
 
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
-#include "tuning/journal.hpp"
+#include "tuning/journal/journal.hpp"
 #include "tuning/tuner.hpp"
-#include "tuning/worker/remote_evaluator.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
 
 using namespace fftune;
@@ -39,7 +39,7 @@ TEST_CASE("the memory of a supervisor is flat over a sweep of ten thousand varia
   const SourceSet no_sources{{}};
   const MisbehavingOp op("crowd");
   const Catalog catalog{{&op}, &no_sources};
-  RemoteEvaluator evaluator({WORKER_OF_TESTS, "worker", "crowd"});
+  WorkerEvaluator evaluator({WORKER_OF_TESTS, "worker", "crowd"});
   auto journal = Journal::open(folder.path(), evaluator.facts(), "toy", false);
   MemorySink sink;
   TuneOptions options;

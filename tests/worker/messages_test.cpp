@@ -1,5 +1,5 @@
 // What goes between a supervisor and its worker comes out as it went in, or not at all.
-#include "tuning/worker/messages.hpp"
+#include "tuning/protocol/messages.hpp"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -10,9 +10,9 @@
 #include <random>
 
 #include "support/catch.hpp"
-#include "tuning/worker/flight.hpp"
-#include "tuning/worker/line_channel.hpp"
-#include "tuning/worker/watchdog.hpp"
+#include "tuning/protocol/line_channel.hpp"
+#include "tuning/worker/in_flight_record.hpp"
+#include "tuning/worker/supervisor.hpp"
 
 using namespace fftune;
 using nlohmann::json;
@@ -90,18 +90,18 @@ TEST_CASE("lines arrive whole, however they were cut, and the end is seen") {
 }
 
 TEST_CASE("a launch is seen by the other process until it lands") {
-  Flight supervisor;
-  Flight worker(dup(supervisor.descriptor()));
-  CHECK_FALSE(supervisor.in_flight());
+  InFlightRecord supervisor;
+  InFlightRecord worker(dup(supervisor.descriptor()));
+  CHECK_FALSE(supervisor.current());
   worker.launch(7, 0.25);
-  REQUIRE(supervisor.in_flight());
-  CHECK(supervisor.in_flight()->candidate == 7);
-  CHECK(supervisor.in_flight()->expected_seconds == 0.25);
-  const auto number = supervisor.in_flight()->number;
+  REQUIRE(supervisor.current());
+  CHECK(supervisor.current()->candidate == 7);
+  CHECK(supervisor.current()->expected_seconds == 0.25);
+  const auto number = supervisor.current()->number;
   worker.launch(7, 0.25);
-  CHECK(supervisor.in_flight()->number != number);
+  CHECK(supervisor.current()->number != number);
   worker.land();
-  CHECK_FALSE(supervisor.in_flight());
+  CHECK_FALSE(supervisor.current());
 }
 
 TEST_CASE("the watchdog's patience is a bounded multiple of what is expected") {

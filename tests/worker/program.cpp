@@ -13,11 +13,11 @@
 #include <string>
 
 #include "cuda/open.hpp"
-#include "tuning/journal.hpp"
-#include "tuning/quarantine.hpp"
+#include "tuning/journal/journal.hpp"
+#include "tuning/journal/quarantine.hpp"
 #include "tuning/tuner.hpp"
-#include "tuning/worker/remote_evaluator.hpp"
 #include "tuning/worker/serve.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
 
 using namespace fftune;
@@ -60,7 +60,7 @@ int main(int count, char** words) {
     return 0;
   }
   if (count < 5) return 2;
-  RemoteEvaluator evaluator({"/proc/self/exe", "worker", way});
+  WorkerEvaluator evaluator({"/proc/self/exe", "worker", way});
   auto journal = Journal::open(words[3], evaluator.facts(), "toy", true);
   Quarantine quarantine(words[3], evaluator.facts());
   TuneOptions options;

@@ -1,4 +1,4 @@
-#include "tuning/quarantine.hpp"
+#include "tuning/journal/quarantine.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>

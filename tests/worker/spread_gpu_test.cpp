@@ -7,9 +7,9 @@
 #include "cuda/open.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
-#include "tuning/spread_evaluator.hpp"
+#include "tuning/evaluate/multi_device_evaluator.hpp"
 #include "tuning/tuner.hpp"
-#include "tuning/worker/remote_evaluator.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
 #include "worker/misbehaving_kernels.hpp"
 
@@ -22,16 +22,16 @@ int gpus() {
   return static_cast<int>(list_cuda_devices({}).found.size());
 }
 
-SpreadEvaluator::Device device(int ordinal, std::vector<std::string> words) {
+MultiDeviceEvaluator::Device device(int ordinal, std::vector<std::string> words) {
   words.insert(words.begin(), WORKER_OF_TESTS);
   Watchdog watchdog;
   watchdog.least_seconds = 2;
   watchdog.most_seconds = 4;
   return {"cuda:" + std::to_string(ordinal),
-          [words, watchdog] { return std::make_unique<RemoteEvaluator>(words, watchdog); }};
+          [words, watchdog] { return std::make_unique<WorkerEvaluator>(words, watchdog); }};
 }
 
-TuneResult sweep(SpreadEvaluator& evaluator, const std::string& way) {
+TuneResult sweep(MultiDeviceEvaluator& evaluator, const std::string& way) {
   const MisbehavingOp op(way);
   const Catalog catalog{{&op}, &misbehaving_sources()};
   TuneOptions options;
@@ -51,12 +51,12 @@ TEST_CASE("kernels that misbehave on several GPUs cost themselves alone", "[gpu]
   if (gpus() < 2) FFTUNE_SKIP("there are no two GPUs");
   const auto way = GENERATE("trap", "illegal", "wrong");
   CAPTURE(way);
-  std::vector<SpreadEvaluator::Device> devices;
+  std::vector<MultiDeviceEvaluator::Device> devices;
   for (int i = 0; i < gpus(); ++i) devices.push_back(device(i, {"gpu", way, std::to_string(i)}));
-  SpreadEvaluator evaluator(std::move(devices));
-  CHECK(evaluator.lanes() == static_cast<std::size_t>(gpus()));
+  MultiDeviceEvaluator evaluator(std::move(devices));
+  CHECK(evaluator.workers() == static_cast<std::size_t>(gpus()));
   const auto result = sweep(evaluator, way);
-  CHECK(evaluator.lanes() == static_cast<std::size_t>(gpus()));
+  CHECK(evaluator.workers() == static_cast<std::size_t>(gpus()));
   for (std::size_t i = 0; i < misbehaving_kernels; ++i) {
     const auto& outcome = result.outcomes[i];
     INFO(outcome.id << ": " << outcome_kind_name(outcome.kind) << ": " << outcome.reason);
@@ -70,16 +70,16 @@ TEST_CASE("a GPU that goes in the middle of a sweep leaves its part to the other
   const testing::TemporaryFolder folder;
   const auto id = (folder.path() / "left").string();
   const int going = GENERATE(0, 1);  // the reference too
-  std::vector<SpreadEvaluator::Device> devices;
+  std::vector<MultiDeviceEvaluator::Device> devices;
   for (int i = 0; i < gpus(); ++i)
     devices.push_back(i == going ? device(i, {"vanishing", "vanishing", std::to_string(i), id})
                                  : device(i, {"gpu", "none", std::to_string(i)}));
-  SpreadEvaluator evaluator(std::move(devices));
+  MultiDeviceEvaluator evaluator(std::move(devices));
   const auto result = sweep(evaluator, "none");
   const auto lost = "cuda:" + std::to_string(going) + " is lost, and its part goes to the others";
   CHECK(std::any_of(result.notes.begin(), result.notes.end(),
                     [&](const std::string& note) { return note.find(lost) == 0; }));
-  CHECK(evaluator.lanes() == static_cast<std::size_t>(gpus() - 1));
+  CHECK(evaluator.workers() == static_cast<std::size_t>(gpus() - 1));
   for (std::size_t i = 0; i < misbehaving_kernels; ++i)
     CHECK(result.outcomes[i].kind == OutcomeKind::measured);
 }

@@ -6,9 +6,9 @@
 #include "core/error.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
-#include "tuning/spread_evaluator.hpp"
+#include "tuning/evaluate/multi_device_evaluator.hpp"
 #include "tuning/tuner.hpp"
-#include "tuning/worker/remote_evaluator.hpp"
+#include "tuning/worker/worker_evaluator.hpp"
 #include "worker/misbehaving.hpp"
 
 using namespace fftune;
@@ -18,13 +18,13 @@ namespace {
 
 const SourceSet no_sources{{}};
 
-SpreadEvaluator::Device device(std::vector<std::string> words) {
+MultiDeviceEvaluator::Device device(std::vector<std::string> words) {
   const auto name = words.front();
   words.insert(words.begin(), WORKER_OF_TESTS);
-  return {name, [words] { return std::make_unique<RemoteEvaluator>(words); }};
+  return {name, [words] { return std::make_unique<WorkerEvaluator>(words); }};
 }
 
-TuneResult sweep(SpreadEvaluator& evaluator, const std::string& way,
+TuneResult sweep(MultiDeviceEvaluator& evaluator, const std::string& way,
                  const std::string& strategy = "halving") {
   const MisbehavingOp op(way);
   const Catalog catalog{{&op}, &no_sources};
@@ -61,9 +61,9 @@ void check_times(const TuneResult& result) {
 TEST_CASE("three workers find what one finds, and each variant its time") {
   const auto strategy = GENERATE("halving", "exhaustive", "guided");
   CAPTURE(strategy);
-  SpreadEvaluator evaluator(
+  MultiDeviceEvaluator evaluator(
       {device({"worker", "none"}), device({"worker", "none"}), device({"worker", "none"})});
-  CHECK(evaluator.lanes() == 3);
+  CHECK(evaluator.workers() == 3);
   const auto result = sweep(evaluator, "none", strategy);
   if (std::string(strategy) != "guided") check_times(result);
   REQUIRE(result.record);
@@ -71,14 +71,14 @@ TEST_CASE("three workers find what one finds, and each variant its time") {
 }
 
 TEST_CASE("what a slow worker measured is scaled, and said to be") {
-  SpreadEvaluator evaluator({device({"worker", "none"}), device({"slow", "none"})});
+  MultiDeviceEvaluator evaluator({device({"worker", "none"}), device({"slow", "none"})});
   const auto result = sweep(evaluator, "none");
   check_times(result);
   CHECK(noted(result, "slow takes 1.30 times as long as worker took"));
 }
 
 TEST_CASE("what a worker measured while its pace changed is measured again, and said to be") {
-  SpreadEvaluator evaluator({device({"worker", "none"}), device({"throttled", "none"})});
+  MultiDeviceEvaluator evaluator({device({"worker", "none"}), device({"throttled", "none"})});
   const auto result = sweep(evaluator, "none");
   check_times(result);
   CHECK(noted(result, "throttled changed its pace by +30%"));
@@ -88,20 +88,20 @@ TEST_CASE("what a worker that is gone had is left to the others, and said to be"
   const testing::TemporaryFolder folder;
   const auto flag = (folder.path() / "left").string();
   const bool first = GENERATE(true, false);  // the reference too
-  std::vector<SpreadEvaluator::Device> devices{device({"worker", "none"}),
-                                               device({"leaving", "none", flag})};
+  std::vector<MultiDeviceEvaluator::Device> devices{device({"worker", "none"}),
+                                                    device({"leaving", "none", flag})};
   if (first) std::swap(devices[0], devices[1]);
-  SpreadEvaluator evaluator(std::move(devices));
+  MultiDeviceEvaluator evaluator(std::move(devices));
   const auto result = sweep(evaluator, "none");
   check_times(result);
   CHECK(noted(result, "leaving is lost"));
   CHECK(evaluator.lost().empty());
-  CHECK(evaluator.lanes() == 1);
+  CHECK(evaluator.workers() == 1);
 }
 
 TEST_CASE("a worker that goes before the search begins is not the end of it") {
   const testing::TemporaryFolder folder;
-  SpreadEvaluator evaluator(
+  MultiDeviceEvaluator evaluator(
       {device({"idle", "none", (folder.path() / "left").string()}), device({"worker", "none"})});
   const auto result = sweep(evaluator, "none", "exhaustive");
   check_times(result);
@@ -109,7 +109,7 @@ TEST_CASE("a worker that goes before the search begins is not the end of it") {
 }
 
 TEST_CASE("variants that kill cost themselves alone on several workers too") {
-  SpreadEvaluator evaluator({device({"worker", "exit"}), device({"worker", "exit"})});
+  MultiDeviceEvaluator evaluator({device({"worker", "exit"}), device({"worker", "exit"})});
   const auto result = sweep(evaluator, "exit");
   REQUIRE(result.record);
   CHECK(result.record->stages[0].variant.id() == "odd/p=" + std::to_string(misbehaving_best));
@@ -119,9 +119,9 @@ TEST_CASE("variants that kill cost themselves alone on several workers too") {
 }
 
 TEST_CASE("a device that does not open is left out; none that opens is an error") {
-  SpreadEvaluator evaluator({device({"worker", "none"}), device({"nonsense", "none"})});
-  CHECK(evaluator.lanes() == 1);
+  MultiDeviceEvaluator evaluator({device({"worker", "none"}), device({"nonsense", "none"})});
+  CHECK(evaluator.workers() == 1);
   CHECK(evaluator.remarks().front().find("nonsense is left out") == 0);
-  CHECK_THROWS_AS(SpreadEvaluator({device({"nonsense", "none"}), device({"nonsense", "none"})}),
-                  Error);
+  CHECK_THROWS_AS(
+      MultiDeviceEvaluator({device({"nonsense", "none"}), device({"nonsense", "none"})}), Error);
 }

@@ -1,12 +1,12 @@
 #include "tuning/strategies/exhaustive.hpp"
 
-#include "tuning/order.hpp"
-#include "tuning/strategies/contest.hpp"
+#include "tuning/strategies/finals.hpp"
+#include "tuning/strategies/order.hpp"
 
 namespace fftune {
 
 std::vector<std::size_t> ExhaustiveStrategy::run(Search& search) const {
-  const auto order = shuffled(search.variants().size(), search.favourites(), search.seed());
+  const auto order = shuffled(search.variants().size(), search.warm_starts(), search.seed());
   return finals(search, measure_fully(search, order, 10));
 }
 

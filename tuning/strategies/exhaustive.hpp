@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tuning/strategy.hpp"
+#include "tuning/strategies/strategy.hpp"
 
 namespace fftune {
 

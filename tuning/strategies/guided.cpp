@@ -9,9 +9,9 @@
 #include <numeric>
 #include <utility>
 
-#include "tuning/order.hpp"
-#include "tuning/strategies/contest.hpp"
-#include "tuning/surrogate.hpp"
+#include "tuning/strategies/finals.hpp"
+#include "tuning/strategies/order.hpp"
+#include "tuning/strategies/surrogate.hpp"
 
 namespace fftune {
 namespace {
@@ -56,7 +56,7 @@ class Descent {
       conclude();
       if (surrogate_.gain_expected() < search_.least_gain() || reached_.size() >= most_tried())
         break;
-      const auto batch = std::max(part_of_all(batch_part, least_batch), search_.lanes());
+      const auto batch = std::max(part_of_all(batch_part, least_batch), search_.workers());
       auto proposed = surrogate_.propose(std::max(batch, compiled_ahead));
       search_.enter(Phase::compile, tried_.size());
       search_.compile(proposed);
@@ -79,7 +79,8 @@ class Descent {
  private:
   static std::vector<double> estimates_of(const Search& search) {
     std::vector<double> all;
-    for (std::size_t i = 0; i < search.variants().size(); ++i) all.push_back(search.estimate_us(i));
+    for (std::size_t i = 0; i < search.variants().size(); ++i)
+      all.push_back(search.predicted_us(i));
     return all;
   }
 
@@ -106,17 +107,18 @@ class Descent {
 
   bool over() const { return ended_ || reached_.empty() || reached_.size() == tried_.size(); }
 
-  /// The favourites, those of least estimate, and some from anywhere.
+  /// The warm starts, those of the lowest predicted time, and a random part.
   std::vector<std::size_t> first() const {
     const std::size_t wanted = part_of_all(first_part, least_first);
     const auto promising = static_cast<std::size_t>(promising_part * static_cast<double>(wanted));
     std::vector<std::size_t> order(tried_.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin() + static_cast<std::ptrdiff_t>(search_.favourites()), order.end(),
+    std::stable_sort(order.begin() + static_cast<std::ptrdiff_t>(search_.warm_starts()),
+                     order.end(),
                      [&](std::size_t a, std::size_t b) { return estimates_[a] < estimates_[b]; });
-    order.resize(std::min(order.size(), search_.favourites() + promising));
-    for (const auto index : shuffled(tried_.size(), search_.favourites(), search_.seed())) {
-      if (order.size() >= search_.favourites() + wanted) break;
+    order.resize(std::min(order.size(), search_.warm_starts() + promising));
+    for (const auto index : shuffled(tried_.size(), search_.warm_starts(), search_.seed())) {
+      if (order.size() >= search_.warm_starts() + wanted) break;
       if (std::find(order.begin(), order.end(), index) == order.end()) order.push_back(index);
     }
     return order;
@@ -181,14 +183,14 @@ std::vector<std::size_t> GuidedStrategy::run(Search& search) const {
   Descent descent(search);
   descent.run();
   look_again(search, descent.fresh(), 1.1);
-  auto contenders = within(search, descent.reached(), 1.1, 32);
+  auto survivors = within(search, descent.reached(), 1.1, 32);
   // The samples of the screening were taken minutes apart: they chose, they do not count.
-  search.forget(contenders);
+  search.forget(survivors);
   const double seconds = std::min(search.seconds_left() * 0.3, 4.0);
-  contenders = affordable(search, std::move(contenders), seconds);
-  search.enter(Phase::contend, contenders.size());
-  search.measure(contenders, 5, seconds);
-  return finals(search, contenders);
+  survivors = affordable(search, std::move(survivors), seconds);
+  search.enter(Phase::semifinals, survivors.size());
+  search.measure(survivors, 5, seconds);
+  return finals(search, survivors);
 }
 
 }  // namespace fftune

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tuning/strategy.hpp"
+#include "tuning/strategies/strategy.hpp"
 
 namespace fftune {
 
@@ -8,7 +8,7 @@ class GuidedStrategy : public Strategy {
  public:
   std::string_view name() const override { return "guided"; }
   std::string_view summary() const override {
-    return "begin where a model of the device expects most, learn from what is measured, and end "
+    return "begin where the cost model expects most, learn from what is measured, and end "
            "when little is left to gain";
   }
   std::vector<std::size_t> run(Search& search) const override;

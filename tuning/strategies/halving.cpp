@@ -9,8 +9,8 @@
 #include <cmath>
 #include <utility>
 
-#include "tuning/order.hpp"
-#include "tuning/strategies/contest.hpp"
+#include "tuning/strategies/finals.hpp"
+#include "tuning/strategies/order.hpp"
 
 namespace fftune {
 namespace {
@@ -34,8 +34,8 @@ constexpr double longest_round_seconds = 4;
 std::vector<std::size_t> screen(Search& search) {
   std::vector<double> estimates;
   for (std::size_t i = 0; i < search.variants().size(); ++i)
-    estimates.push_back(search.estimate_us(i));
-  const auto order = half_by_estimate(estimates, search.favourites(), search.seed());
+    estimates.push_back(search.predicted_us(i));
+  const auto order = half_by_prediction(estimates, search.warm_starts(), search.seed());
   const auto fresh = about_to_be_timed(search, order);
   auto reached = in_batches(search, order, reserve, screening_band);
   look_again(search, fresh, screening_band);
@@ -45,21 +45,21 @@ std::vector<std::size_t> screen(Search& search) {
 }  // namespace
 
 std::vector<std::size_t> HalvingStrategy::run(Search& search) const {
-  auto contenders = screen(search);
-  contenders = within(search, contenders, screening_band, contenders.size());
+  auto survivors = screen(search);
+  survivors = within(search, survivors, screening_band, survivors.size());
   // The samples of the screening were taken minutes apart: they chose, they do not count.
-  search.forget(contenders);
+  search.forget(survivors);
   for (const auto& round : rounds) {
-    if (search.stopped() || contenders.size() < 2) break;
+    if (search.stopped() || survivors.size() < 2) break;
     const double seconds = std::min(search.seconds_left() * round.share, longest_round_seconds);
-    contenders = affordable(search, std::move(contenders), seconds);
-    search.enter(Phase::contend, contenders.size());
-    search.measure(contenders, round.samples, seconds);
-    const auto most = static_cast<double>(contenders.size()) * round.kept;
-    contenders = within(search, contenders, round.band,
-                        std::max<std::size_t>(static_cast<std::size_t>(std::ceil(most)), 10));
+    survivors = affordable(search, std::move(survivors), seconds);
+    search.enter(Phase::semifinals, survivors.size());
+    search.measure(survivors, round.samples, seconds);
+    const auto most = static_cast<double>(survivors.size()) * round.kept;
+    survivors = within(search, survivors, round.band,
+                       std::max<std::size_t>(static_cast<std::size_t>(std::ceil(most)), 10));
   }
-  return finals(search, contenders);
+  return finals(search, survivors);
 }
 
 }  // namespace fftune

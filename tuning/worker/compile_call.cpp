@@ -6,15 +6,15 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "tuning/worker/messages.hpp"
+#include "tuning/protocol/messages.hpp"
 
 namespace fftune {
 
 using nlohmann::json;
 
-CompileCall::CompileCall(Keeper& keeper, const std::vector<Candidate>& candidates,
+CompileCall::CompileCall(Supervisor& supervisor, const std::vector<Candidate>& candidates,
                          const Evaluator::CompileSink& sink)
-    : keeper_(keeper),
+    : supervisor_(supervisor),
       candidates_(candidates),
       sink_(sink),
       results_(candidates.size()),
@@ -32,7 +32,7 @@ std::vector<Compiled> CompileCall::run() {
     if (ended != Ended::answered && places.size() > 1)
       suspects_.insert(suspects_.end(), begun_.begin(), begun_.end());
     for (const auto place : places)
-      if (ended == Ended::answered) keeper_.blame().clear(candidates_[place].id());
+      if (ended == Ended::answered) supervisor_.faults().clear(candidates_[place].id());
   }
   return std::move(results_);
 }
@@ -42,7 +42,7 @@ std::vector<std::size_t> CompileCall::next() {
   for (std::size_t place = 0; place < candidates_.size(); ++place) {
     if (done_[place] || stopped_) continue;
     // One that died in running compiles: what it does when it runs is said to who runs it.
-    const auto* death = keeper_.blame().of(candidates_[place].id());
+    const auto* death = supervisor_.faults().of(candidates_[place].id());
     if (death && death->compiling) {
       Compiled compiled;
       compiled.failure = fmt::format("{} while it was compiled", death->cause);
@@ -63,7 +63,7 @@ Ended CompileCall::ask(const std::vector<std::size_t>& places) {
   // Several are compiled at a time: nothing but being alone makes one the culprit.
   std::vector<std::string> ids;
   if (places.size() == 1) ids.push_back(asked.front().id());
-  return keeper_.ask(
+  return supervisor_.ask(
       {{"call", "compile"}, {"candidates", message_of(asked)}}, ids, [](const json&) {},
       [&](const json& message) { hear(places, message); });
 }
@@ -81,7 +81,7 @@ void CompileCall::hear(const std::vector<std::size_t>& places, const json& messa
   begun_.erase(place);
   const bool before = stopped_;
   finish(place, std::move(compiled));
-  if (stopped_ && !before) keeper_.tell({{"call", "stop"}});
+  if (stopped_ && !before) supervisor_.tell({{"call", "stop"}});
 }
 
 void CompileCall::finish(std::size_t place, Compiled compiled) {

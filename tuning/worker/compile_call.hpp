@@ -1,5 +1,5 @@
-// One call of RemoteEvaluator::compile: many candidates at once, and after a death those that were
-// being compiled one by one, as it may have been any of them.
+// One call of WorkerEvaluator::compile: many candidates at once; after a death, those that were
+// being compiled one by one, to find the one that caused it.
 #pragma once
 
 #include <deque>
@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "tuning/evaluator.hpp"
-#include "tuning/worker/keeper.hpp"
+#include "tuning/evaluate/evaluator.hpp"
+#include "tuning/worker/supervisor.hpp"
 
 namespace fftune {
 
 class CompileCall {
  public:
-  CompileCall(Keeper& keeper, const std::vector<Candidate>& candidates,
+  CompileCall(Supervisor& supervisor, const std::vector<Candidate>& candidates,
               const Evaluator::CompileSink& sink);
   std::vector<Compiled> run();
 
@@ -26,7 +26,7 @@ class CompileCall {
   void hear(const std::vector<std::size_t>& places, const nlohmann::json& message);
   void finish(std::size_t place, Compiled compiled);
 
-  Keeper& keeper_;
+  Supervisor& supervisor_;
   const std::vector<Candidate>& candidates_;
   const Evaluator::CompileSink& sink_;
   std::vector<Compiled> results_;

@@ -45,7 +45,7 @@ int print_file() {
 
 struct Descriptors {
   int channel;
-  int flight;
+  int in_flight;
   int printed;
   int references;
 };
@@ -54,14 +54,14 @@ struct Descriptors {
 [[noreturn]] void become(char* const* arguments, Descriptors own, pid_t parent) {
   // Out of the way of the numbers that they are to have.
   const int channel = ::fcntl(own.channel, F_DUPFD, 10);
-  const int flight = ::fcntl(own.flight, F_DUPFD, 10);
+  const int in_flight = ::fcntl(own.in_flight, F_DUPFD, 10);
   const int printed = ::fcntl(own.printed, F_DUPFD, 10);
   const int references = ::fcntl(own.references, F_DUPFD, 10);
   const int nothing = ::open("/dev/null", O_RDONLY);
   const bool placed = ::dup2(nothing, STDIN_FILENO) >= 0 && ::dup2(printed, STDOUT_FILENO) >= 0 &&
                       ::dup2(printed, STDERR_FILENO) >= 0 &&
                       ::dup2(channel, worker_channel_descriptor) >= 0 &&
-                      ::dup2(flight, worker_flight_descriptor) >= 0 &&
+                      ::dup2(in_flight, worker_in_flight_descriptor) >= 0 &&
                       ::dup2(references, worker_reference_descriptor) >= 0;
   // A journal that stays open here could be written by a worker that has lost its mind.
   ::syscall(SYS_close_range, worker_reference_descriptor + 1, ~0U, 0U);
@@ -92,7 +92,7 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& command, int refere
   const pid_t parent = ::getpid();
   id_ = ::fork();
   if (id_ == 0)
-    become(arguments.data(), {ends[1], flight_.descriptor(), printed_, references}, parent);
+    become(arguments.data(), {ends[1], in_flight_.descriptor(), printed_, references}, parent);
   ::close(ends[1]);
   if (id_ < 0) fail("fork");
 }

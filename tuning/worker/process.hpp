@@ -1,4 +1,4 @@
-// A worker process: started, spoken with by lines, ended, and why it ended.
+// A worker process: starting it, exchanging lines with it, ending it, and why it ended.
 #pragma once
 
 #include <sys/types.h>
@@ -7,14 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "tuning/worker/flight.hpp"
-#include "tuning/worker/line_channel.hpp"
+#include "tuning/protocol/line_channel.hpp"
+#include "tuning/worker/in_flight_record.hpp"
 
 namespace fftune {
 
 /// The descriptors that a worker finds open, beside the standard ones.
 inline constexpr int worker_channel_descriptor = 3;
-inline constexpr int worker_flight_descriptor = 4;
+inline constexpr int worker_in_flight_descriptor = 4;
 inline constexpr int worker_reference_descriptor = 5;
 
 class WorkerProcess {
@@ -23,7 +23,7 @@ class WorkerProcess {
   /// without a name, so that neither the protocol nor the user's terminal gets any of it.
   /// `references` is the descriptor of its ReferenceFile. Throws Error(unavailable).
   WorkerProcess(const std::vector<std::string>& command, int references);
-  /// Lets it end by itself for a moment, then kills it.
+  /// Gives it a moment to end by itself, then kills it.
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
@@ -32,7 +32,7 @@ class WorkerProcess {
   std::optional<std::string> receive(double seconds) { return channel_->receive(seconds); }
   /// Whether it closed its end, as an ended process has.
   bool closed() const { return channel_->closed(); }
-  const Flight& flight() const { return flight_; }
+  const InFlightRecord& in_flight() const { return in_flight_; }
 
   /// Kills it, if it has not ended, and says how it ended, with the last line that it printed:
   /// "killed by SIGSEGV (Segmentation fault)", "exited with code 3: out of luck".
@@ -46,7 +46,7 @@ class WorkerProcess {
   bool wait(double seconds);
   std::string last_words() const;
 
-  Flight flight_;
+  InFlightRecord in_flight_;
   int printed_;  // the file that it prints to
   std::optional<LineChannel> channel_;
   pid_t id_ = -1;

@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "tuning/local_evaluator.hpp"
-#include "tuning/worker/answer.hpp"
-#include "tuning/worker/flight.hpp"
-#include "tuning/worker/line_channel.hpp"
-#include "tuning/worker/messages.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
+#include "tuning/protocol/answer.hpp"
+#include "tuning/protocol/line_channel.hpp"
+#include "tuning/protocol/messages.hpp"
+#include "tuning/worker/in_flight_record.hpp"
 #include "tuning/worker/process.hpp"
 
 namespace fftune {
@@ -25,12 +25,12 @@ constexpr double forever = std::numeric_limits<double>::infinity();
 
 class Service {
  public:
-  Service(LineChannel& channel, Flight& flight, LocalEvaluator& evaluator)
-      : channel_(channel), flight_(flight), evaluator_(evaluator) {
+  Service(LineChannel& channel, InFlightRecord& in_flight, LocalEvaluator& evaluator)
+      : channel_(channel), in_flight_(in_flight), evaluator_(evaluator) {
     evaluator_.observe(
         [this](std::size_t index, const Candidate& candidate, double expected_seconds) {
           if (beginning_) send({{"reply", "trying"}, {"candidate", candidate.id()}});
-          flight_.launch(index, expected_seconds);
+          in_flight_.launch(index, expected_seconds);
         },
         [this](std::size_t index) {
           if (compiling_) send({{"reply", "begun"}, {"index", index}});
@@ -48,7 +48,7 @@ class Service {
     });
     const auto lost = evaluator_.lost();
     // Nothing was launched after the one that lost the device: it stays for the supervisor to see.
-    if (lost.empty()) flight_.land();
+    if (lost.empty()) in_flight_.land();
     send({{"reply", "done"}, {"value", std::move(value)}, {"lost", lost}});
   }
 
@@ -59,7 +59,7 @@ class Service {
 
  private:
   LineChannel& channel_;
-  Flight& flight_;
+  InFlightRecord& in_flight_;
   LocalEvaluator& evaluator_;
   std::mutex mutex_;  // one message at a time
   bool beginning_ = false;
@@ -76,11 +76,11 @@ json hello(const Backend& backend) {
 
 int serve_worker(const Catalog& catalog, std::uint64_t seed,
                  const std::function<std::unique_ptr<Backend>()>& open) {
-  Flight flight(worker_flight_descriptor);
+  InFlightRecord in_flight(worker_in_flight_descriptor);
   LineChannel channel(worker_channel_descriptor);
   // Nothing that a worker may start is to hold the channel open.
   ::fcntl(worker_channel_descriptor, F_SETFD, FD_CLOEXEC);
-  ::fcntl(worker_flight_descriptor, F_SETFD, FD_CLOEXEC);
+  ::fcntl(worker_in_flight_descriptor, F_SETFD, FD_CLOEXEC);
   ::fcntl(worker_reference_descriptor, F_SETFD, FD_CLOEXEC);
   std::unique_ptr<Backend> backend;
   try {
@@ -91,7 +91,7 @@ int serve_worker(const Catalog& catalog, std::uint64_t seed,
   }
   channel.send(line_of(hello(*backend)));
   LocalEvaluator evaluator(*backend, catalog, seed, worker_reference_descriptor);
-  Service service(channel, flight, evaluator);
+  Service service(channel, in_flight, evaluator);
   while (!channel.closed()) {
     const auto line = channel.receive(forever);
     if (!line) continue;
@@ -100,7 +100,7 @@ int serve_worker(const Catalog& catalog, std::uint64_t seed,
     try {
       service.answer(call);
     } catch (const Error& error) {
-      flight.land();
+      in_flight.land();
       service.send(error_reply(error));
     }
   }

@@ -20,7 +20,7 @@
 #include "apps/fftune/problem_options.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
-#include "tuning/local_evaluator.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 
 namespace fftune::tool {
 
@@ -52,7 +52,7 @@ void add_rows(TextTable& table, const std::string& token_size, const BenchResult
       table.row({tokens, dtype, entry.name, microseconds_text(time),
                  fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
                              microseconds_text(entry.microseconds.high)),
-                 percent_text(time > 0 ? result.floor_us / time : 0),
+                 limit_share_text(time > 0 ? result.floor_us / time : 0),
                  own > 0 ? ratio_text(time / own) : "-", entry.summary});
     tokens.clear();
     dtype.clear();

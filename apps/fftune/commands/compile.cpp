@@ -192,7 +192,7 @@ void add_compile(CommandLine& line) {
       ->type_name("LIST");
   command
       .add_option("--sample", options->sample,
-                  "so many programs of each family, evenly spread, instead of all")
+                  "compile N programs of each family, evenly spread, instead of all")
       ->type_name("N");
   command.add_option("--jobs", options->jobs, "threads that compile (default: one a core)")
       ->type_name("N");

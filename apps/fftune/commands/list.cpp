@@ -19,7 +19,7 @@
 #include "apps/fftune/problem_options.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
-#include "tuning/quarantine.hpp"
+#include "tuning/journal/quarantine.hpp"
 
 namespace fftune::tool {
 

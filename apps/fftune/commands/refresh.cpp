@@ -28,9 +28,9 @@
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
-#include "tuning/quarantine.hpp"
+#include "tuning/journal/quarantine.hpp"
 #include "tuning/refresh.hpp"
-#include "tuning/tuner.hpp"
+#include "tuning/sweep.hpp"
 
 namespace fftune::tool {
 

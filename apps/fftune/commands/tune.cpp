@@ -29,10 +29,10 @@
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
-#include "tuning/journal.hpp"
-#include "tuning/quarantine.hpp"
-#include "tuning/strategy.hpp"
-#include "tuning/tuner.hpp"
+#include "tuning/journal/journal.hpp"
+#include "tuning/journal/quarantine.hpp"
+#include "tuning/strategies/strategy.hpp"
+#include "tuning/sweep.hpp"
 
 namespace fftune::tool {
 
@@ -91,7 +91,7 @@ TuneOptions tune_options(const Options& options) {
 Sweep sweep(const Op& op, const std::vector<std::string>& devices,
             const std::vector<Problem>& problems, const Options& options, TuneOptions tuning,
             StatusLine& status, const Session& session,
-            std::vector<SpreadEvaluator::Device> others) {
+            std::vector<MultiDeviceEvaluator::Device> others) {
   SweepDevice opened(devices, tuning.seed, options.in_process, session, std::move(others));
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
@@ -141,8 +141,8 @@ int code_of(const std::vector<TuneResult>& results) {
 
 /// What the other ranks give, on rank 0, which keeps its own part of `devices`; nothing on those,
 /// once rank 0 has ended.
-std::optional<std::vector<SpreadEvaluator::Device>> other_devices(std::vector<std::string>& devices,
-                                                                  std::uint64_t seed) {
+std::optional<std::vector<MultiDeviceEvaluator::Device>> other_devices(
+    std::vector<std::string>& devices, std::uint64_t seed) {
   std::optional<Listener> listener;
   const Place place = join_by_mpi([&] { return listener.emplace().invitation(); });
   devices = part_of_host(place, devices);
@@ -170,7 +170,7 @@ int run(const Op& op, const Options& options, const Session& session) {
                                             kind_of_device(devices.front())));
   }
 
-  std::vector<SpreadEvaluator::Device> others;
+  std::vector<MultiDeviceEvaluator::Device> others;
   if (!options.launcher.empty()) {
     if (plans.size() != 1)
       throw Error(ErrorKind::invalid_input,

@@ -1,0 +1,219 @@
+#include "kernels/ffn/ffn.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "kernels/common/activation.hpp"
+#include "kernels/common/op_fields.hpp"
+#include "kernels/ffn/baselines.hpp"
+#include "kernels/ffn/norm.hpp"
+#include "kernels/ffn/stages.hpp"
+
+namespace fftune {
+namespace ffn {
+namespace {
+
+std::vector<TensorSpec> forward_tensors(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  const auto dtype = problem.dtype;
+  // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
+  const double by_d = 1 / std::sqrt(static_cast<double>(d));
+  const double by_h = 1 / std::sqrt(static_cast<double>(h));
+  // Elements of fp8 are drawn well above their subnormals, and below 448; the scales undo that.
+  const bool quantised = is_quantised(problem);
+  const double up_by = quantised ? 16 : 1, hidden_by = quantised ? 4 : 1;
+  std::vector<TensorSpec> tensors{{"x", dtype, {m, d}, Role::input, up_by},
+                                  {"w_gate", dtype, {h, d}, Role::input, quantised ? up_by : by_d},
+                                  {"w_up", dtype, {h, d}, Role::input, quantised ? up_by : by_d},
+                                  {"w_down", dtype, {d, h}, Role::input, quantised ? up_by : by_h}};
+  const bool in_blocks = has_block_scales(problem);
+  const auto blocks = [&](std::int64_t extent) { return ceil_div(extent, scale_block); };
+  const auto add_scale = [&](const char* name, std::vector<std::int64_t> shape, double mean) {
+    tensors.push_back({name, DType::f32,
+                       in_blocks ? std::move(shape) : std::vector<std::int64_t>{1}, Role::input,
+                       mean / 10, mean});
+  };
+  if (quantised) {
+    add_scale("x_scale", {m, blocks(d)}, 1 / up_by);
+    add_scale("w_gate_scale", {blocks(h), blocks(d)}, by_d / up_by);
+    add_scale("w_up_scale", {blocks(h), blocks(d)}, by_d / up_by);
+    if (!in_blocks) add_scale("hidden_scale", {}, 1 / hidden_by);
+    add_scale("w_down_scale", {blocks(d), blocks(h)}, by_h / up_by);
+  }
+  const DType wide = wide_dtype(problem);
+  const Form form = form_of(problem);
+  if (form.bias) tensors.push_back({"b_down", wide, {d}, Role::input, 1});
+  if (form.residual) tensors.push_back({"residual", wide, {m, d}, Role::input, 1});
+  const auto append_norm_tensors = [&](Role role) {
+    for (TensorSpec& tensor : norm_tensors(problem, role)) tensors.push_back(std::move(tensor));
+  };
+  append_norm_tensors(Role::input);
+  tensors.push_back({"y", wide, {m, d}, Role::output, 1});
+  if (form.saves) {
+    tensors.push_back({"gate", wide, {m, h}, Role::output, 1});
+    tensors.push_back({"up", wide, {m, h}, Role::output, 1});
+  }
+  append_norm_tensors(Role::output);
+  append_norm_tensors(Role::intermediate);
+  tensors.push_back({"hidden", dtype, {m, h}, Role::intermediate, 1});
+  if (in_blocks)
+    tensors.push_back({"hidden_scale", DType::f32, {m, blocks(h)}, Role::intermediate, 1});
+  return tensors;
+}
+
+std::vector<TensorSpec> backward_tensors(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  const auto dtype = problem.dtype;
+  const double by_d = 1 / std::sqrt(static_cast<double>(d));
+  const double by_h = 1 / std::sqrt(static_cast<double>(h));
+  const bool again = recomputes(problem);
+  const auto inner = [&, m = m, h = h](const char* name, Role role) {
+    return TensorSpec{name, dtype, {m, h}, role, 1};
+  };
+  std::vector<TensorSpec> tensors{{"dy", dtype, {m, d}, Role::input, 1},
+                                  {"x", dtype, {m, d}, Role::input, 1}};
+  if (!again)
+    for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
+  for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
+  tensors.push_back({"w_gate", dtype, {h, d}, Role::input, by_d});
+  tensors.push_back({"w_up", dtype, {h, d}, Role::input, by_d});
+  tensors.push_back({"w_down", dtype, {d, h}, Role::input, by_h});
+  const auto of_weights = [&, d = d, h = h](const std::string& suffix, Role role) {
+    for (const char* name : {"dw_gate", "dw_up"})
+      tensors.push_back({name + suffix, dtype, {h, d}, role, 1});
+    tensors.push_back({"dw_down" + suffix, dtype, {d, h}, role, 1});
+    for (auto gradient = tensors.end() - 3; gradient != tensors.end(); ++gradient)
+      (role == Role::input ? gradient->begins_sum : gradient->sums_tokens) = true;
+  };
+  if (form_of(problem).accumulates) of_weights("_before", Role::input);
+  tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
+  of_weights("", Role::output);
+  if (again)
+    for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
+  for (const char* name : {"hidden", "d_gate", "d_up"})
+    tensors.push_back(inner(name, Role::intermediate));
+  return tensors;
+}
+
+class Ffn final : public Op {
+ public:
+  std::string_view name() const override { return "ffn"; }
+  std::string_view summary() const override {
+    return "gated feed-forward network: y = (act(x w_gate^T) * (x w_up^T)) w_down^T";
+  }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    return {product_tokens(),
+            {.name = "d", .help = "embedding size"},
+            {.name = "h", .help = "intermediate size", .example = 2048}};
+  }
+  std::vector<OptionField> options() const override {
+    std::vector<OptionField> options{{"act", "activation of the gate", activation_names()}};
+    const auto append = [&](const std::vector<OptionField>& more) {
+      options.insert(options.end(), more.begin(), more.end());
+    };
+    append(gated_save_options());
+    append({{.name = "bias",
+             .help = "what is added to every row of y: b_down",
+             .choices = {"none", "down"},
+             .rare = true,
+             .pass = "fwd"},
+            residual_option(),
+            {.name = "scales",
+             .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
+                     "weight of 128 rows too",
+             .choices = {"tensor", "block"},
+             .rare = true,
+             .pass = "fwd"},
+            accumulate_option("the weights")});
+    append(norm_options());
+    return options;
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    if (kind == DeviceKind::cpu) return {DType::f32, DType::bf16, DType::fp8};
+    return {DType::bf16, DType::fp16, DType::f32, DType::fp8};
+  }
+  std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view pass) const override {
+    auto all = dtypes(kind);
+    if (pass == "bwd") std::erase(all, DType::fp8);
+    return all;
+  }
+  std::string_view token_size() const override { return "m"; }
+  std::string contradiction(const Problem& problem) const override {
+    if (problem.has("scales", "block") && !is_quantised(problem))
+      return fmt::format("scales=block is for dtype fp8, not {}", dtype_name(problem.dtype));
+    return norm_contradiction(problem);
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return problem.pass == "bwd" ? backward_tensors(problem) : forward_tensors(problem);
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const auto tensors = this->tensors(problem);
+    std::vector<StageSpec> stages;
+    if (form_of(problem).normalises) stages.push_back(norm_stage(problem));
+    for (const GemmStage& stage : gemm_stages(problem))
+      stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
+    return stages;
+  }
+
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    ffn::reference(problem, stages(problem).at(stage).name, tensors, parallel);
+  }
+
+  std::vector<const Family*> families() const override {
+    std::vector<const Family*> families;
+    for (const auto& some : {forward_families(), norm_families(), backward_families()})
+      families.insert(families.end(), some.begin(), some.end());
+    return families;
+  }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return ffn::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+Shape shape_of(const Problem& problem) {
+  return {problem.size("m"), problem.size("d"), problem.size("h")};
+}
+
+bool is_quantised(const Problem& problem) {
+  return problem.dtype == DType::fp8;
+}
+
+bool has_block_scales(const Problem& problem) {
+  return is_quantised(problem) && problem.has("scales", "block");
+}
+
+DType wide_dtype(const Problem& problem) {
+  return is_quantised(problem) ? DType::bf16 : problem.dtype;
+}
+
+bool recomputes(const Problem& problem) {
+  return problem.pass == "bwd" && problem.has("save", "input");
+}
+
+Form form_of(const Problem& problem) {
+  // What is saved in the one pass is computed again in the other.
+  return {.saves = problem.has("save", problem.pass == "bwd" ? "input" : "preact"),
+          .bias = problem.has("bias", "down"),
+          .residual = problem.has("residual", "yes"),
+          .accumulates = problem.has("accumulate", "yes"),
+          .normalises = problem.has("norm", "rms") || problem.has("norm", "add-rms"),
+          .adds_before = problem.has("norm", "add-rms")};
+}
+
+}  // namespace ffn
+
+const Op& ffn_op() {
+  static const ffn::Ffn op;
+  return op;
+}
+
+}  // namespace fftune

@@ -1,0 +1,223 @@
+#include "kernels/ffn/stages.hpp"
+
+#include "kernels/ffn/ffn.hpp"
+
+namespace fftune::ffn {
+namespace {
+
+constexpr GemmStage gate_up{stage_gate_up, ffn_op, gate_up_gemm};
+/// On the CPU the forward pass has its own families for gate_up and down together.
+constexpr GemmStage gate_up_again{stage_gate_up, ffn_op, gate_up_gemm, "bwd"};
+constexpr GemmStage down{stage_down, ffn_op, down_gemm};
+constexpr GemmStage d_hidden{stage_d_hidden, ffn_op, d_hidden_gemm};
+constexpr GemmStage d_x{stage_d_x, ffn_op, d_x_gemm};
+constexpr GemmStage d_gate_up{stage_d_gate_up, ffn_op, d_gate_up_gemm};
+constexpr GemmStage d_down{stage_d_down, ffn_op, d_down_gemm};
+
+/// C [m,n] of sums of k products, with the problem's types.
+GemmProblem gemm_of(const Problem& problem, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const DType wide = wide_dtype(problem);
+  return {.m = m, .n = n, .k = k, .dtype = problem.dtype, .c_dtype = wide, .wide_dtype = wide};
+}
+
+Scaling scaling_of(const Problem& problem) {
+  if (!is_quantised(problem)) return Scaling::none;
+  return has_block_scales(problem) ? Scaling::block : Scaling::tensor;
+}
+
+}  // namespace
+
+std::vector<GemmStage> gemm_stages(const Problem& problem) {
+  if (problem.pass == "fwd") return {gate_up, down};
+  if (recomputes(problem)) return {gate_up, d_hidden, d_x, d_gate_up, d_down};
+  return {d_hidden, d_x, d_gate_up, d_down};
+}
+
+GemmProblem gate_up_gemm(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  const Form form = form_of(problem);
+  GemmProblem gemm = gemm_of(problem, m, h, d);
+  gemm.form = GemmForm::dual_b;
+  gemm.a = {{form.normalises ? "normalised" : "x"}};
+  gemm.b = {{"w_gate"}, {"w_up"}};
+  gemm.c = {{"hidden"}};
+  gemm.c_dtype = problem.dtype;
+  gemm.epilogue = {.kind = EpilogueKind::gated,
+                   .activation = parse_activation(problem.option("act"))};
+  if (form.saves) {
+    gemm.epilogue.gate = "gate";
+    gemm.epilogue.up = "up";
+  }
+  if (is_quantised(problem))
+    gemm.quantisation = {.scaling = scaling_of(problem),
+                         .a_scale = "x_scale",
+                         .b_scale = {"w_gate_scale", "w_up_scale"},
+                         .c_scale = "hidden_scale"};
+  gemm.follows = form.normalises;
+  return gemm;
+}
+
+GemmProblem down_gemm(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  const Form form = form_of(problem);
+  GemmProblem gemm = gemm_of(problem, m, d, h);
+  gemm.a = {{"hidden"}};
+  gemm.b = {{"w_down"}};
+  gemm.c = {{"y"}};
+  if (form.bias) gemm.epilogue.bias = "b_down";
+  if (form.residual) gemm.epilogue.source = {{"residual"}};
+  if (is_quantised(problem))
+    gemm.quantisation = {
+        .scaling = scaling_of(problem), .a_scale = "hidden_scale", .b_scale = {"w_down_scale"}};
+  gemm.follows = true;
+  return gemm;
+}
+
+GemmProblem d_hidden_gemm(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  GemmProblem gemm = gemm_of(problem, m, h, d);
+  gemm.b_major = Major::mn;
+  gemm.a = {{"dy"}};
+  gemm.b = {{"w_down"}};
+  gemm.c = {{"d_gate"}};
+  gemm.epilogue = {.kind = EpilogueKind::activation_gradient,
+                   .activation = parse_activation(problem.option("act")),
+                   .gate = "gate",
+                   .up = "up",
+                   .d_up = "d_up"};
+  if (!recomputes(problem)) gemm.epilogue.hidden = "hidden";
+  gemm.follows = recomputes(problem);
+  return gemm;
+}
+
+GemmProblem d_x_gemm(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  GemmProblem gemm = gemm_of(problem, m, d, h);
+  gemm.form = GemmForm::k_concatenated;
+  gemm.b_major = Major::mn;
+  gemm.a = {{"d_gate"}, {"d_up"}};
+  gemm.b = {{"w_gate"}, {"w_up"}};
+  gemm.c = {{"dx"}};
+  gemm.follows = true;
+  return gemm;
+}
+
+GemmProblem d_gate_up_gemm(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  GemmProblem gemm = gemm_of(problem, h, d, m);
+  gemm.form = GemmForm::two_outputs;
+  gemm.a_major = gemm.b_major = Major::mn;
+  gemm.a = {{"d_gate"}, {"d_up"}};
+  gemm.b = {{"x"}};
+  gemm.c = {{"dw_gate"}, {"dw_up"}};
+  if (form_of(problem).accumulates) gemm.epilogue.source = {{"dw_gate_before"}, {"dw_up_before"}};
+  gemm.follows = true;
+  return gemm;
+}
+
+GemmProblem d_down_gemm(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  GemmProblem gemm = gemm_of(problem, d, h, m);
+  gemm.a_major = gemm.b_major = Major::mn;
+  gemm.a = {{"dy"}};
+  gemm.b = {{"hidden"}};
+  gemm.c = {{"dw_down"}};
+  if (form_of(problem).accumulates) gemm.epilogue.source = {{"dw_down_before"}};
+  gemm.follows = true;
+  gemm.b_depends = true;
+  return gemm;
+}
+
+std::vector<const Family*> forward_families() {
+  static const std::vector<GemmFamily> families{
+      {fused_decode_engine(),
+       {gate_up, down},
+       "ffn_decode",
+       "both stages in one launch for few tokens, all weights in flight at once"},
+      {decode_engine(),
+       {gate_up},
+       "gate_up_decode",
+       "hidden for up to 16 tokens, at the speed of reading w_gate and w_up once"},
+      {decode_engine(),
+       {down},
+       "down_decode",
+       "y for up to 16 tokens, at the speed of reading w_down once"},
+      {sm90_engine(),
+       {gate_up},
+       "gate_up_sm90",
+       "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with TMA, wgmma and clusters"},
+      {sm90_engine(), {down}, "down_sm90", "y = hidden w_down^T with TMA, wgmma and clusters"},
+      {sm80_engine(),
+       {gate_up},
+       "gate_up_sm80",
+       "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with mma.sync tiles"},
+      {sm80_engine(), {down}, "down_sm80", "y = hidden w_down^T with mma.sync tiles"},
+      {cpu_stream_engine(),
+       {gate_up, down},
+       "cpu_stream",
+       "few tokens: every weight read from memory once"},
+      {cpu_tiles_engine(),
+       {gate_up, down},
+       "cpu_tiles",
+       "register tiles of our own: packed tokens, gate and up fused with the activation"},
+      {cpu_blas_engine(),
+       {gate_up, down},
+       "cpu_blas",
+       "blocks over OpenBLAS, gate, up and down fused per block or not"},
+      {simt_engine(),
+       {gate_up},
+       "gate_up_fallback",
+       "hidden for any sizes, alignment and element type; no claim to speed"},
+      {simt_engine(),
+       {down},
+       "down_fallback",
+       "y for any sizes, alignment and element type; no claim to speed"},
+      {cpu_plain_engine(),
+       {gate_up, down},
+       "cpu_plain",
+       "plain loops for any sizes: the fallback"}};
+  return addresses_of(families);
+}
+
+std::vector<const Family*> backward_families() {
+  static constexpr const char* mma_sync =
+      "mma.sync and cp.async, transposed operands by ldmatrix.trans";
+  static constexpr const char* blas = "blocks over OpenBLAS, each finished where it is made";
+  static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
+  static constexpr const char* plain = "plain loops for any sizes: the fallback";
+  static const std::vector<GemmFamily> families{
+      {sm90_engine(),
+       {d_hidden},
+       "d_hidden_sm90",
+       "dy w_down by wgmma, the gradients of gate and up from it"},
+      {sm90_engine(), {d_x}, "d_x_sm90", "wgmma, d_gate w_gate and d_up w_up in one accumulator"},
+      {sm90_engine(), {d_gate_up}, "d_gate_up_sm90", "wgmma, both products of x in one launch"},
+      {sm90_engine(), {d_down}, "d_down_sm90", "wgmma, dy and hidden read as their transposes"},
+      {sm80_engine(), {d_hidden}, "d_hidden_sm80", mma_sync},
+      {sm80_engine(), {d_x}, "d_x_sm80", mma_sync},
+      {sm80_engine(), {d_gate_up}, "d_gate_up_sm80", mma_sync},
+      {sm80_engine(), {d_down}, "d_down_sm80", mma_sync},
+      {cpu_blas_engine(),
+       {gate_up_again},
+       "cpu_gate_up_blas",
+       "blocks over OpenBLAS, gate and up and their activation per block"},
+      {cpu_blas_engine(), {d_hidden}, "cpu_d_hidden_blas", blas},
+      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
+      {cpu_blas_engine(), {d_gate_up}, "cpu_d_gate_up_blas", blas},
+      {cpu_blas_engine(), {d_down}, "cpu_d_down_blas", blas},
+      {simt_engine(), {d_hidden}, "d_hidden_fallback", fallback},
+      {simt_engine(), {d_x}, "d_x_fallback", fallback},
+      {simt_engine(), {d_gate_up}, "d_gate_up_fallback", fallback},
+      {simt_engine(), {d_down}, "d_down_fallback", fallback},
+      {cpu_plain_engine(),
+       {gate_up_again},
+       "cpu_gate_up_plain",
+       "plain loops for any sizes: the fallback"},
+      {cpu_plain_engine(), {d_hidden}, "cpu_d_hidden_plain", plain},
+      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
+      {cpu_plain_engine(), {d_gate_up}, "cpu_d_gate_up_plain", plain},
+      {cpu_plain_engine(), {d_down}, "cpu_d_down_plain", plain}};
+  return addresses_of(families);
+}
+
+}  // namespace fftune::ffn

@@ -1,0 +1,295 @@
+#include "kernels/gemm/cpu/host_gemm.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "core/error.hpp"
+
+namespace fftune::gemm_cpu {
+namespace {
+
+constexpr std::int64_t chunk = 256;  // elements that are finished at a time, on the stack
+
+std::size_t elements(std::int64_t count) {
+  return static_cast<std::size_t>(count);
+}
+
+std::size_t place_of(const TensorPlaces& places, std::string_view name) {
+  const std::size_t place = places.at(name);
+  if (place == absent) throw Error(ErrorKind::internal, "no tensor is named " + std::string(name));
+  return place;
+}
+
+Matrix matrix_of(const TensorPlaces& places, std::string_view name, DType dtype) {
+  Matrix matrix{.dtype = dtype};
+  if (!name.empty()) matrix.places.push_back(place_of(places, name));
+  return matrix;
+}
+
+/// `per_group`: the elements of one group's matrix where each group has one, else 0.
+std::vector<Matrix> matrices_of(const TensorPlaces& places, const std::vector<TensorNames>& names,
+                                DType dtype, std::int64_t per_group) {
+  std::vector<Matrix> matrices;
+  for (const TensorNames& of_groups : names) {
+    Matrix matrix{.dtype = dtype, .stacked = of_groups.size() == 1 ? per_group : 0};
+    for (const std::string_view name : of_groups) matrix.places.push_back(place_of(places, name));
+    matrices.push_back(std::move(matrix));
+  }
+  return matrices;
+}
+
+}  // namespace
+
+void Converter::load(DType dtype, const void* from, float* to, std::int64_t count) const {
+  if (dtype == DType::f32)
+    std::copy_n(static_cast<const float*>(from), count, to);
+  else if (dtype == DType::bf16)
+    vector->widen(static_cast<const std::uint16_t*>(from), to, elements(count));
+  else
+    decode(dtype, from, std::span(to, elements(count)));
+}
+
+void Converter::store(DType dtype, const float* from, void* to, std::int64_t count) const {
+  if (dtype == DType::f32)
+    std::copy_n(from, count, static_cast<float*>(to));
+  else if (dtype == DType::bf16)
+    vector->narrow(from, static_cast<std::uint16_t*>(to), elements(count));
+  else
+    encode(dtype, std::span(from, elements(count)), to);
+}
+
+HostGemm::HostGemm(const GemmProblem& problem, const TensorPlaces& places, const DeviceFacts& facts)
+    : gemm(problem),
+      converter{&vector_kernels(facts.arch)},
+      vector(&vector_kernels(facts.arch)),
+      rows(&row_kernels(facts.arch, DType::f32)) {
+  const bool rows_grouped = gemm.groups.by == Grouping::rows;
+  const std::int64_t of_b = rows_grouped ? gemm.n * gemm.k : 0;
+  const std::int64_t of_c = gemm.groups.by == Grouping::reduction ? gemm.m * gemm.n : 0;
+  const Epilogue& epilogue = gemm.epilogue;
+  a = matrices_of(places, gemm.a, gemm.dtype, 0);
+  b = matrices_of(places, gemm.b, gemm.dtype, of_b);
+  c = matrices_of(places, gemm.c, gemm.c_dtype, of_c);
+  source = matrices_of(places, epilogue.source, gemm.wide_dtype, of_c);
+  bias = matrix_of(places, epilogue.bias, gemm.wide_dtype);
+  gate = matrix_of(places, epilogue.gate, gemm.wide_dtype);
+  up = matrix_of(places, epilogue.up, gemm.wide_dtype);
+  d_up = matrix_of(places, epilogue.d_up, gemm.c_dtype);
+  hidden = matrix_of(places, epilogue.hidden, gemm.c_dtype);
+  a_scale = matrix_of(places, gemm.quantisation.a_scale, DType::f32);
+  c_scale = matrix_of(places, gemm.quantisation.c_scale, DType::f32);
+  for (const std::string_view name : gemm.quantisation.b_scale)
+    b_scale.push_back(matrix_of(places, name, DType::f32));
+  if (!gemm.groups.any()) return;
+  if (gemm.groups.mask.empty()) {
+    offsets_ = place_of(places, gemm.groups.offsets);
+    permutation_ = place_of(places, gemm.groups.permutation);
+  } else {
+    mask_ = place_of(places, gemm.groups.mask);
+  }
+}
+
+std::int64_t HostGemm::tokens() const {
+  return gemm.groups.by == Grouping::reduction ? gemm.k : gemm.m;
+}
+
+std::size_t HostGemm::order_bytes() const {
+  return mask_ == absent ? 0 : elements(tokens() + 3) * sizeof(std::int32_t);
+}
+
+SortedGroups HostGemm::sort(const HostCall& call, std::byte* scratch) const {
+  if (!gemm.groups.any()) return {.rows = gemm.m};
+  const std::int64_t count = tokens();
+  if (mask_ == absent)
+    return {.count = gemm.groups.count,
+            .order = static_cast<const std::int32_t*>(call.tensors[permutation_]),
+            .offsets = static_cast<const std::int32_t*>(call.tensors[offsets_]),
+            .rows = count};
+  const auto* mask = static_cast<const std::uint8_t*>(call.tensors[mask_]);
+  auto* const offsets = reinterpret_cast<std::int32_t*>(scratch);
+  std::int32_t* const order = offsets + 3;
+  std::int32_t marked = 0;
+  for (std::int64_t token = 0; token < count; ++token) marked += mask[token] != 0;
+  offsets[0] = 0;
+  offsets[1] = marked;
+  offsets[2] = static_cast<std::int32_t>(count);
+  std::int32_t next[2] = {marked, 0};
+  for (std::int32_t token = 0; token < count; ++token) order[next[mask[token] != 0]++] = token;
+  return {.count = 2, .order = order, .offsets = offsets, .rows = count};
+}
+
+bool HostGemm::copies() const {
+  if (gemm.dtype != DType::f32) return true;
+  if (gemm.groups.by == Grouping::rows) return !gemm.a_sorted;
+  return gemm.groups.by == Grouping::reduction && !(gemm.a_sorted && gemm.b_sorted);
+}
+
+MatrixView HostGemm::view(const HostCall& call, const Matrix& matrix, std::int64_t group,
+                          std::int64_t stride, bool transposed, Selection outer, Selection inner,
+                          float* room) const {
+  if (matrix.dtype == DType::f32 && outer.order == nullptr && inner.order == nullptr)
+    return {
+        reinterpret_cast<const float*>(matrix.at(call, group, outer.first * stride + inner.first)),
+        stride, transposed};
+  float* out = room;
+  for (std::int64_t i = 0; i < outer.count; ++i, out += inner.count) {
+    const std::int64_t at = outer[i] * stride;
+    if (inner.order == nullptr)
+      converter.load(matrix.dtype, matrix.at(call, group, at + inner.first), out, inner.count);
+    else
+      for (std::int64_t j = 0; j < inner.count; ++j)
+        converter.load(matrix.dtype, matrix.at(call, group, at + inner[j]), out + j, 1);
+  }
+  return {room, inner.count, transposed};
+}
+
+MatrixView HostGemm::a_view(const HostCall& call, int index, Selection of_rows, Selection of_k,
+                            float* room) const {
+  const Matrix& matrix = a[static_cast<std::size_t>(index)];
+  if (gemm.a_major == Major::k) return view(call, matrix, 0, gemm.k, false, of_rows, of_k, room);
+  return view(call, matrix, 0, gemm.m, true, of_k, of_rows, room);
+}
+
+void HostGemm::load_a(const HostCall& call, int index, std::int64_t row, Selection of_k,
+                      float* out) const {
+  const Matrix& matrix = a[static_cast<std::size_t>(index)];
+  if (gemm.a_major == Major::k && of_k.order == nullptr)
+    return converter.load(matrix.dtype, matrix.at(call, 0, row * gemm.k + of_k.first), out,
+                          of_k.count);
+  for (std::int64_t i = 0; i < of_k.count; ++i) {
+    const std::int64_t at =
+        gemm.a_major == Major::k ? row * gemm.k + of_k[i] : of_k[i] * gemm.m + row;
+    converter.load(matrix.dtype, matrix.at(call, 0, at), out + i, 1);
+  }
+}
+
+MatrixView HostGemm::b_view(const HostCall& call, int index, std::int64_t group,
+                            Selection of_columns, Selection of_k, float* room) const {
+  const Matrix& matrix = b[static_cast<std::size_t>(index)];
+  const std::int64_t own = gemm.groups.by == Grouping::rows ? group : 0;
+  if (gemm.b_major == Major::k)
+    return view(call, matrix, own, gemm.k, false, of_columns, of_k, room);
+  return view(call, matrix, own, gemm.n, true, of_k, of_columns, room);
+}
+
+void HostGemm::add(const HostCall& call, std::int64_t group, int output, std::int64_t row,
+                   std::int64_t column, float* sums, std::int64_t count) const {
+  float more[chunk];
+  const auto add_row = [&](const Matrix& matrix, std::int64_t at) {
+    for (std::int64_t i = 0; i < count; i += chunk) {
+      const std::int64_t part = std::min(chunk, count - i);
+      converter.load(matrix.dtype, matrix.at(call, group, at + i), more, part);
+      for (std::int64_t j = 0; j < part; ++j) sums[i + j] += more[j];
+    }
+  };
+  if (bias.exists()) add_row(bias, column);
+  if (!source.empty()) add_row(source[static_cast<std::size_t>(output)], row * gemm.n + column);
+}
+
+void HostGemm::store_preactivations(const HostCall& call, std::int64_t row, std::int64_t column,
+                                    const float* gates, const float* ups,
+                                    std::int64_t count) const {
+  if (!gemm.epilogue.stores_preactivations()) return;
+  const std::int64_t at = row * gemm.n + column;
+  converter.store(gate.dtype, gates, gate.at(call, 0, at), count);
+  converter.store(up.dtype, ups, up.at(call, 0, at), count);
+}
+
+void HostGemm::finish(const HostCall& call, std::int64_t group, int output, std::int64_t row,
+                      std::int64_t column, float* first, float* second, std::int64_t count) const {
+  const std::int64_t own = gemm.groups.by == Grouping::reduction ? group : 0;
+  switch (gemm.epilogue.kind) {
+    case EpilogueKind::activation_gradient:
+      return finish_gradient(call, row * gemm.n + column, first, count);
+    case EpilogueKind::gated:
+      store_preactivations(call, row, column, first, second, count);
+      vector->gated(gemm.epilogue.activation, first, second, first, elements(count));
+      break;
+    case EpilogueKind::linear:
+      add(call, own, output, row, column, first, count);
+      break;
+  }
+  store_c(call, own, output, row, column, first, count);
+}
+
+void HostGemm::finish_gradient(const HostCall& call, std::int64_t at, float* sums,
+                               std::int64_t count) const {
+  const Activation activation = gemm.epilogue.activation;
+  float gates[chunk], ups[chunk], d_gates[chunk], d_ups[chunk];
+  for (std::int64_t i = 0; i < count; i += chunk) {
+    const std::int64_t part = std::min(chunk, count - i);
+    converter.load(gate.dtype, gate.at(call, 0, at + i), gates, part);
+    converter.load(up.dtype, up.at(call, 0, at + i), ups, part);
+    rows->act_mul_gradient(activation, gates, ups, sums + i, d_gates, d_ups, elements(part), false);
+    converter.store(c[0].dtype, d_gates, c[0].at(call, 0, at + i), part);
+    converter.store(d_up.dtype, d_ups, d_up.at(call, 0, at + i), part);
+    if (!hidden.exists()) continue;
+    rows->act_mul(activation, gates, ups, gates, elements(part), false);
+    converter.store(hidden.dtype, gates, hidden.at(call, 0, at + i), part);
+  }
+}
+
+void HostGemm::store_c(const HostCall& call, std::int64_t group, int output, std::int64_t row,
+                       std::int64_t column, float* values, std::int64_t count) const {
+  if (c_scale.exists() && gemm.quantisation.scaling == Scaling::tensor) {
+    const float scale = *reinterpret_cast<const float*>(c_scale.at(call, 0, 0));
+    for (std::int64_t i = 0; i < count; ++i) values[i] /= scale;
+  } else if (c_scale.exists()) {
+    constexpr float largest_number = 448, least = 0x1p-100f;  // below it quotients overflow
+    const std::int64_t blocks = ceil_div(gemm.n, scale_block);
+    for (std::int64_t i = 0; i < count; i += scale_block) {
+      const std::int64_t part = std::min(scale_block, count - i);
+      float largest = 0;
+      for (std::int64_t j = 0; j < part; ++j) largest = std::max(largest, std::abs(values[i + j]));
+      const float scale = largest > least ? largest / largest_number : 1;
+      for (std::int64_t j = 0; j < part; ++j) values[i + j] /= scale;
+      const std::int64_t place = row * blocks + (column + i) / scale_block;
+      *reinterpret_cast<float*>(c_scale.at(call, 0, place)) = scale;
+    }
+  }
+  const Matrix& matrix = c[static_cast<std::size_t>(output)];
+  converter.store(matrix.dtype, values, matrix.at(call, group, row * gemm.n + column), count);
+}
+
+std::optional<std::string> refuse_gated_chain(const GemmChain& chain) {
+  if (chain.size() != 2) return "it computes a gated layer's two GEMMs together";
+  const GemmProblem& gate_up = chain[0];
+  const GemmProblem& down = chain[1];
+  for (const GemmProblem& gemm : chain) {
+    if (gemm.quantisation.any()) return "its products are in f32, and fp8 has scales to apply";
+    if (gemm.groups.any()) return "it has one set of weights for all rows: no groups";
+    if (gemm.a_major != Major::k || gemm.b_major != Major::k) return "it reads K-major operands";
+  }
+  if (gate_up.epilogue.kind != EpilogueKind::gated || down.form != GemmForm::single ||
+      down.epilogue.kind != EpilogueKind::linear)
+    return "it computes a gated layer's two GEMMs together";
+  if (gate_up.epilogue.stores_preactivations() || down.epilogue.adds())
+    return "it keeps gate and up in the cache, and adds nothing to y: the plain form alone";
+  return std::nullopt;
+}
+
+GatedChain gated_chain(const GemmChain& chain, const TensorPlaces& places) {
+  const GemmProblem& gate_up = chain[0];
+  const GemmProblem& down = chain[1];
+  return {.m = gate_up.m,
+          .d = gate_up.k,
+          .h = gate_up.n,
+          .dtype = gate_up.dtype,
+          .activation = gate_up.epilogue.activation,
+          .x = place_of(places, gate_up.a[0][0]),
+          .w_gate = place_of(places, gate_up.b[0][0]),
+          .w_up = place_of(places, gate_up.b[1][0]),
+          .w_down = place_of(places, down.b[0][0]),
+          .y = place_of(places, down.c[0][0])};
+}
+
+std::vector<std::string> sources_with(std::vector<std::string> own) {
+  for (const char* source :
+       {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp", "gemm/cpu/work.hpp", activation_source,
+        vector_kernel_source, row_kernel_sources[0]})
+    own.emplace_back(source);
+  return own;
+}
+
+}  // namespace fftune::gemm_cpu

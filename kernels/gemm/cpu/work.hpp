@@ -1,0 +1,67 @@
+// How the CPU engines divide their work: ranges of an extent, values of a parameter, and tasks that
+// threads take one after the other.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "device/facts.hpp"
+#include "device/program.hpp"
+#include "kernels/gemm/engine.hpp"
+
+namespace fftune::gemm_cpu {
+
+struct Range {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  std::int64_t size() const { return last - first; }
+};
+
+/// Part `index` of `parts` of [0, extent): parts differ by one at most.
+inline Range part_of(std::int64_t extent, std::int64_t parts, std::int64_t index) {
+  const std::int64_t least = extent / parts;
+  const std::int64_t longer = extent % parts;
+  const std::int64_t first = index * least + (index < longer ? index : longer);
+  return {first, first + least + (index < longer ? 1 : 0)};
+}
+
+/// The values below `extent`, and the first that covers it.
+inline std::vector<std::int64_t> up_to(std::int64_t extent, std::vector<std::int64_t> values) {
+  std::size_t count = 0;
+  while (count + 1 < values.size() && values[count] < extent) ++count;
+  values.resize(count + 1);
+  return values;
+}
+
+/// 1, 2, 4, ... and every core. A problem that takes longer than about a millisecond of one core
+/// gets every core at once.
+inline std::vector<std::int64_t> thread_counts(const GemmChain& chain, const DeviceFacts& facts) {
+  constexpr double millisecond = 1e8;  // flops
+  const std::int64_t cores = facts.multiprocessors;
+  double flops = 0;
+  for (const GemmProblem& gemm : chain) flops += gemm.flops();
+  std::vector<std::int64_t> counts;
+  if (flops < millisecond)
+    for (std::int64_t count = 1; count < cores; count *= 2) counts.push_back(count);
+  counts.push_back(cores);
+  return counts;
+}
+
+/// Calls body(lane, task) once for each task, on `lanes` threads. Tasks of one lane come one after
+/// the other, so that they may share a workspace; which lane takes which task is left to time.
+template <typename Body>
+void deal(Parallel& parallel, int lanes, std::int64_t tasks, const Body& body) {
+  std::atomic<std::int64_t> next{0};
+  parallel.run(lanes, lanes, [&](int lane) {
+    for (std::int64_t task = next++; task < tasks; task = next++)
+      body(static_cast<std::size_t>(lane), task);
+  });
+}
+
+inline std::size_t bytes_of_floats(std::int64_t count) {
+  return static_cast<std::size_t>(count) * sizeof(float);
+}
+
+}  // namespace fftune::gemm_cpu

@@ -1,0 +1,27 @@
+// The tile configuration of the decode engine, and its shared memory. Host and device include this
+// file alike.
+#pragma once
+
+#include "gemm/form.cuh"
+
+namespace fftune {
+
+struct decode_config {
+  int tokens;  // rows of A in the tensor core's operand: 8 or 16
+  int rows;    // of each B that a block takes
+  int warps;   // of a block, which share k
+  int unroll;  // 16-byte loads of a row that a thread issues at once
+
+  constexpr int threads() const { return warps * 32; }
+  constexpr int row_groups() const { return rows / 8; }
+  constexpr int k_group() const { return 32 * unroll; }  // elements of k that a warp takes at once
+  /// Accumulators that a thread of the MMA fragment has for one row group.
+  constexpr int values() const { return tokens / 4; }
+  /// The warps' accumulators, or the split-K exchange of a cluster.
+  constexpr int shared_bytes(const gemm_form& form) const {
+    const int reduction = warps * values() * 128;
+    return form.b_operands() * row_groups() * (reduction > 512 ? reduction : 512);
+  }
+};
+
+}  // namespace fftune

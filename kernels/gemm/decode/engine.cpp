@@ -1,0 +1,172 @@
+// The decode engine: what it can implement, its space, which configuration to use untuned, and how
+// its kernel is launched.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "core/error.hpp"
+#include "kernels/gemm/decode/config.cuh"
+#include "kernels/gemm/decode/decode.hpp"
+#include "kernels/gemm/engine.hpp"
+#include "kernels/gemm/form.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/split_k.hpp"
+
+namespace fftune {
+namespace {
+
+struct Block : decode_config {
+  int split_k;
+
+  Block(const GemmProblem& gemm, const Config& config)
+      : decode_config{.tokens = decode_tokens(gemm),
+                      .rows = config.get("rows"),
+                      .warps = config.get("warps"),
+                      .unroll = config.get("unroll")},
+        split_k(config.get("split_k")) {}
+
+  std::int64_t blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows) * split_k; }
+  /// 16-byte loads of weights that a thread has in flight.
+  int loads(const GemmProblem& gemm) const { return gemm.b_operands() * rows / 8 * unroll; }
+  /// What a thread holds: weights and tokens in flight, accumulators, and about 28 for addresses
+  /// and loops.
+  int registers(const GemmProblem& gemm) const {
+    return 4 * loads(gemm) + tokens / 2 * unroll + gemm.b_operands() * rows / 2 + 28;
+  }
+};
+
+std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
+  const GemmProblem& gemm = chain.front();
+  if (auto reason = no_decode(gemm)) return reason;
+  if (gemm.epilogue.kind == EpilogueKind::activation_gradient)
+    return "it reads no gate and up: a linear or a gated epilogue";
+  return misaligned_rows(gemm);
+}
+
+Space space(const GemmChain& chain, const DeviceFacts& facts) {
+  const GemmProblem gemm = chain.front();
+  Space space;
+  space.parameter("rows", "rows of each weight that a block takes", {8, 16, 32})
+      .parameter("warps", "warps of a block, which share k", {2, 4, 8, 16})
+      .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
+      .parameter("split_k", "blocks that share k", {1, 2, 4, max_split_k});
+  const auto add = [&](const char* reason, auto holds) {
+    space.constraint(reason,
+                     [gemm, holds](const Config& config) { return holds(Block(gemm, config)); });
+  };
+  add("the reduction over warps gives every group of 8 rows a warp of its own",
+      [](const Block& b) { return b.rows / 8 <= b.warps; });
+  add("the loads in flight are held in registers: 255 a thread, and 65,536 an SM",
+      [=](const Block& b) { return b.registers(gemm) <= std::min(255, 65536 / b.threads()); });
+  add("2 to 16 loads in flight: one a thread does not cover the latency of memory, and more than "
+      "16 only start later",
+      [=](const Block& b) { return (b.loads(gemm) >= 2 || gemm.k <= 64) && b.loads(gemm) <= 16; });
+  add("every warp needs a share of k, 32 * unroll elements at the least", [=](const Block& b) {
+    return (b.warps == 2 && b.unroll == 1 && b.split_k == 1) ||
+           gemm.k > std::int64_t{32} * b.unroll * (b.warps * b.split_k - 1);
+  });
+  add("more than half of the rows would be padding",
+      [=](const Block& b) { return b.rows == 8 || b.rows < 2 * gemm.n; });
+  add("splitting k pays only while there are fewer blocks of rows than SMs", [=](const Block& b) {
+    return b.split_k == 1 || b.blocks(gemm) / b.split_k < facts.multiprocessors;
+  });
+  return space;
+}
+
+Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
+  // Memory delivers at full speed once each SM has about latency * bandwidth in flight: 0.7 us *
+  // 33 GB/s, some 24 KiB on an H200, and less on others. Tokens are read by every block.
+  constexpr double wanted_bytes = 24 * 1024;
+  const GemmProblem& gemm = chain.front();
+  const auto feasible = space(chain, facts).feasible();
+  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of decode is empty");
+  const double processors = std::max(facts.multiprocessors, 1);
+  double least = std::numeric_limits<double>::infinity();
+  const Config* best = nullptr;
+  for (const Config& config : feasible) {
+    const Block block(gemm, config);
+    const double blocks = static_cast<double>(block.blocks(gemm));
+    const double each = std::ceil(blocks / processors);
+    const double resident = std::min(each, 2048.0 / block.threads());
+    const double in_flight = resident * block.threads() * 16 * block.loads(gemm);
+    const double imbalance = each * processors / blocks;
+    const double tokens_read = 1 + static_cast<double>(gemm.m) / (block.rows * gemm.b_operands());
+    // Short rounds wait for memory more often, and a block of 8 warps is large enough to share the
+    // tokens in L1 and small enough to start early.
+    const double rounds =
+        1 + 0.15 / block.loads(gemm) + 0.02 * std::abs(std::log2(block.warps / 8.0));
+    const double cost = rounds * imbalance * std::max(1.0, wanted_bytes / in_flight) *
+                        (0.9 + 0.1 * tokens_read) * (block.split_k > 1 ? 1.3 : 1.0);
+    if (cost < least) {
+      least = cost;
+      best = &config;
+    }
+  }
+  return *best;
+}
+
+void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
+            const DeviceFacts& facts, const Config& config) {
+  const GemmProblem& gemm = chain.front();
+  const Block block(gemm, config);
+  const gemm_form form = form_of(gemm);
+  program.kernels.push_back(
+      {"gemm/decode/gemm.cu",
+       fmt::format("fftune::decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}}}>",
+                   template_argument(form), block.tokens, block.rows, block.warps, block.unroll)});
+  KernelLaunch launch;
+  launch.kernel = program.kernels.size() - 1;
+  launch.grid.x = static_cast<std::uint32_t>(ceil_div(gemm.n, block.rows));
+  launch.block.x = static_cast<std::uint32_t>(block.threads());
+  launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(form));
+  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
+  launch.parameters = gemm_parameters(gemm, places);
+  split_launch(program, launch, facts, block.split_k,
+               std::int64_t{64} * gemm.b_operands() * block.rows);
+  program.steps.emplace_back(std::move(launch));
+}
+
+}  // namespace
+
+int decode_tokens(const GemmProblem& gemm) {
+  return gemm.m <= 8 ? 8 : 16;
+}
+
+std::optional<std::string> no_decode(const GemmProblem& gemm) {
+  constexpr std::int64_t most_tokens = 16;
+  if (gemm.m > most_tokens)
+    return fmt::format("the kernel holds the tokens in one operand of mma.sync: m={} is over {}",
+                       gemm.m, most_tokens);
+  if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
+    return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
+                       dtype_name(gemm.dtype));
+  if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
+    return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
+  if (gemm.groups.any()) return "it reads each weight once for all tokens: no groups";
+  if (gemm.form != GemmForm::single && gemm.form != GemmForm::dual_b)
+    return "it has one A and one output";
+  if (gemm.a_major == Major::mn || gemm.b_major == Major::mn)
+    return "it loads 16 bytes of k at a time: K-major operands";
+  if (gemm.b_depends) return "it loads B before the launches that come before it are complete";
+  return std::nullopt;
+}
+
+const Engine& decode_engine() {
+  static const Engine engine{.name = "decode",
+                             .device_kind = DeviceKind::cuda,
+                             .is_fallback = false,
+                             .can_implement = can_implement,
+                             .space = space,
+                             .default_config = default_config,
+                             .estimate = nullptr,
+                             .append = append,
+                             .sources = {"gemm/decode/gemm.cu"}};
+  return engine;
+}
+
+}  // namespace fftune

@@ -1,0 +1,37 @@
+// The fused decode engine's configuration and parameters. Host and device include this file alike.
+#pragma once
+
+#include "gemm/form.cuh"
+#include "gemm/params.cuh"
+
+namespace fftune {
+
+struct fused_decode_config {
+  int tokens;            // rows of A in the tensor core's operand: 8 or 16
+  int rows;              // hidden features of a block
+  int out_rows;          // features of y of a block
+  int warps;             // of a block, which split k
+  int steps, out_steps;  // of 32 elements of k a warp: of d, and of h
+  /// A thread waits for one word of a batch before it asks for the others, which keeps the way free
+  /// for those that are late but costs a trip more.
+  bool poll_first;
+  /// The second GEMM's weights are asked for when half of the first's have come, so that they do
+  /// not hold those up.
+  bool late_down;
+
+  constexpr int threads() const { return warps * 32; }
+  /// 32-bit registers a thread for its weights and accumulators, which live together.
+  constexpr int registers() const {
+    return 2 * rows / 8 * (steps + 1) * 4 + out_rows / 8 * (out_steps + 1) * 4;
+  }
+  constexpr int shared_bytes() const {
+    return warps * (2 * rows > out_rows ? 2 * rows : out_rows) * tokens * 4;
+  }
+};
+
+struct fused_decode_params {
+  gemm_params gate_up, down;
+  unsigned char* workspace;
+};
+
+}  // namespace fftune

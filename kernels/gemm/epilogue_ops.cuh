@@ -1,0 +1,97 @@
+// What becomes of the fp32 accumulators before their one rounding, for every engine: the epilogue
+// of a gemm_form on one element. How elements are loaded and stored is the engine's.
+#pragma once
+
+#include "common/activation.cuh"
+#include "common/float8.cuh"
+#include "gemm/form.cuh"
+#include "gemm/params.cuh"
+
+namespace fftune {
+
+template <element type>
+struct element_types;
+template <>
+struct element_types<element::f32> {
+  using type = float;
+};
+template <>
+struct element_types<element::bf16> {
+  using type = bf16;
+};
+template <>
+struct element_types<element::fp16> {
+  using type = fp16;
+};
+template <>
+struct element_types<element::fp8> {
+  using type = fp8;
+};
+template <element type>
+using element_type = typename element_types<type>::type;
+
+template <gemm_form form>
+struct epilogue_ops {
+  static constexpr int b_operands = form.b_operands();
+  static constexpr int stored_values = form.stored_values();
+  using wide = element_type<form.wide>;
+  using activation = activation_of<form.activation>;
+
+  // C of the accumulators of each B: themselves, or act(first) * second. What a linear epilogue
+  // adds comes afterwards.
+  static __device__ __forceinline__ float value(const float (&accumulator)[b_operands]) {
+    if constexpr (form.epilogue == epilogue_kind::gated) {
+      return activation::value(accumulator[0]) * accumulator[1];
+    } else {
+      return accumulator[0];
+    }
+  }
+  // Value number `index` that is stored: after C the accumulators themselves, gate and up.
+  template <int index>
+  static __device__ __forceinline__ float stored(const float (&accumulator)[b_operands]) {
+    if constexpr (index == 0) {
+      return value(accumulator);
+    } else {
+      return accumulator[index - 1];
+    }
+  }
+
+  // activation_gradient, of the accumulator dc: d_gate, d_up and, where it is stored, hidden.
+  static __device__ __forceinline__ void gradient(float dc, float gate, float up,
+                                                  float (&result)[stored_values]) {
+    float value, slope;
+    activation::value_and_slope(gate, value, slope);
+    result[0] = dc * up * slope;
+    result[1] = dc * value;
+    if constexpr (stored_values == 3) result[2] = value * up;
+  }
+
+  // Where value number `index` of output number `output` goes; `group` where C has one for each.
+  static __device__ __forceinline__ void* destination(const gemm_params& p, int index, int output,
+                                                      int group = 0) {
+    if constexpr (form.epilogue == epilogue_kind::gated) {
+      return index == 0 ? p.c[0][0] : index == 1 ? p.gate : p.up;
+    } else if constexpr (form.is_gradient()) {
+      return index == 0 ? p.c[0][0] : index == 1 ? p.d_up : p.hidden;
+    } else if constexpr (form.groups == grouping::reduction && !form.stacked) {
+      return group == 0 ? (output == 0 ? p.c[0][0] : p.c[0][1])
+                        : (output == 0 ? p.c[1][0] : p.c[1][1]);
+    } else {
+      return output == 0 ? p.c[0][0] : p.c[0][1];
+    }
+  }
+  // What is added to output number `output`.
+  static __device__ __forceinline__ const wide* source(const gemm_params& p, int output,
+                                                       int group = 0) {
+    const void* source;
+    if constexpr (form.groups == grouping::reduction && !form.stacked) {
+      source = group == 0 ? (output == 0 ? p.source[0][0] : p.source[0][1])
+                          : (output == 0 ? p.source[1][0] : p.source[1][1]);
+    } else {
+      source = output == 0 ? p.source[0][0] : p.source[0][1];
+    }
+    return static_cast<const wide*>(source);
+  }
+};
+
+}  // namespace fftune

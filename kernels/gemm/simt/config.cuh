@@ -1,0 +1,21 @@
+// The one tile configuration of the simt engine. Host and device include this file alike.
+#pragma once
+
+#include "gemm/form.cuh"
+
+namespace fftune {
+
+struct simt_config {
+  static constexpr int bm = 64, bk = 16, threads = 256;
+  static constexpr int half_columns = 64;  // that a block computes at a time
+
+  /// Columns of a work tile: all that share a scale, where the kernel finds those of C.
+  static constexpr int bn(const gemm_form& form) {
+    return half_columns * (finds_scales(form) ? 2 : 1);
+  }
+  static constexpr bool finds_scales(const gemm_form& form) {
+    return form.scales == scaling::block && form.c_quantised;
+  }
+};
+
+}  // namespace fftune

@@ -1,0 +1,126 @@
+// The sm80 engine: what it can implement, and how its kernel is launched.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/gemm/engine.hpp"
+#include "kernels/gemm/form.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/sm80/space.hpp"
+#include "kernels/gemm/split_k.hpp"
+
+namespace fftune {
+namespace {
+
+/// Measured on an H200: mma.sync reaches 440 TFLOP/s at best, where wgmma reaches 700 to 800; up to
+/// so many tokens the memory decides, and either may win.
+constexpr std::int64_t most_tokens_beside_wgmma = 64;
+
+std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
+  const GemmProblem& gemm = chain.front();
+  if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
+    return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
+                       dtype_name(gemm.dtype));
+  if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
+    return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
+  if (facts.compute_capability == 90 && gemm.tokens() > most_tokens_beside_wgmma)
+    return fmt::format(
+        "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
+        most_tokens_beside_wgmma);
+  if (gemm.groups.by == Grouping::rows && gemm.a_major == Major::mn)
+    return "cp.async gathers rows of 16 bytes or more: grouped rows of a K-major A";
+  if (gemm.groups.by == Grouping::reduction &&
+      (gemm.a_major == Major::k || gemm.b_major == Major::k ||
+       (gemm.form != GemmForm::single && gemm.form != GemmForm::two_outputs)))
+    return "cp.async gathers tokens of 16 bytes or more: a grouped reduction of MN-major operands";
+  return misaligned_rows(gemm);
+}
+
+Space space(const GemmChain& chain, const DeviceFacts& facts) {
+  return sm80::space(chain.front(), facts);
+}
+
+Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
+  return sm80::default_config(chain.front(), facts);
+}
+
+std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
+                               const Config& config) {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return sm80::cycles(chain.front(), facts, config) / facts.clock_hz;
+}
+
+/// The launch that writes offsets and permutation of a mask's groups to two scratch areas.
+void append_sort(Program& program, const GemmProblem& gemm, const TensorPlaces& places) {
+  const std::size_t offsets = program.scratch.size();
+  program.scratch.push_back({static_cast<std::size_t>(gemm.groups.count + 1) * 4, false});
+  program.scratch.push_back({static_cast<std::size_t>(gemm.k) * 4, false});
+  program.kernels.push_back({"gemm/sort_tokens.cu", "fftune::sort_tokens"});
+  KernelLaunch launch;
+  launch.kernel = program.kernels.size() - 1;
+  launch.grid.x = static_cast<std::uint32_t>(ceil_div(gemm.k, 256));
+  launch.block.x = 256;
+  launch.arguments = {tensor_of(places, gemm.groups.mask), ScratchArgument{offsets},
+                      ScratchArgument{offsets + 1}, static_cast<std::int32_t>(gemm.k)};
+  program.steps.emplace_back(std::move(launch));
+}
+
+/// Work tiles; of grouped rows the most that any groups take.
+std::int64_t work_tiles(const GemmProblem& gemm, const sm80::Tile& tile) {
+  std::int64_t tile_rows = tile.tiles_m(gemm.m);
+  const Groups& groups = gemm.groups;
+  if (groups.by == Grouping::rows) tile_rows = std::min(tile_rows + groups.count - 1, gemm.m);
+  if (groups.by == Grouping::reduction) tile_rows *= groups.count;
+  return tile_rows * gemm.outputs() * ceil_div(gemm.n, tile.bn);
+}
+
+void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
+            const DeviceFacts& facts, const Config& config) {
+  const GemmProblem& gemm = chain.front();
+  const sm80::Tile tile(config);
+  gemm_form form = form_of(gemm);
+  form.b_depends = false;  // it waits for all of the launches before it, whatever B is
+  KernelLaunch launch;
+  launch.parameters = gemm_parameters(gemm, places);
+  auto& fields = launch.parameters->fields;
+  fields.push_back({offsetof(gemm_params, group_m), std::int32_t{tile.group_m}});
+  if (gemm.groups.by == Grouping::reduction && form.source == group_source::mask) {
+    form.source = group_source::routed;
+    const std::size_t offsets = program.scratch.size();
+    append_sort(program, gemm, places);
+    fields.push_back({offsetof(gemm_params, offsets), ScratchArgument{offsets}});
+    fields.push_back({offsetof(gemm_params, permutation), ScratchArgument{offsets + 1}});
+  }
+  program.kernels.push_back(
+      {"gemm/sm80/gemm.cu",
+       fmt::format("fftune::sm80_gemm<{}, fftune::sm80_config{{{}, {}, {}, {}, {}, {}}}>",
+                   template_argument(form), tile.bm, tile.bn, tile.bk, tile.warps_m, tile.warps_n,
+                   tile.stages)});
+  launch.kernel = program.kernels.size() - 1;
+  launch.grid.x = static_cast<std::uint32_t>(work_tiles(gemm, tile));
+  launch.block.x = static_cast<std::uint32_t>(tile.threads());
+  launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(form));
+  split_launch(program, launch, facts, tile.split_k, tile.exchange_bytes(gemm.b_operands()),
+               tile.table_bytes(form) + sm80_config::epilogue_tile_bytes);
+  program.steps.emplace_back(std::move(launch));
+}
+
+}  // namespace
+
+const Engine& sm80_engine() {
+  static const Engine engine{.name = "sm80",
+                             .device_kind = DeviceKind::cuda,
+                             .is_fallback = false,
+                             .can_implement = can_implement,
+                             .space = space,
+                             .default_config = default_config,
+                             .estimate = estimate,
+                             .append = append,
+                             .sources = {"gemm/sm80/gemm.cu", "gemm/sort_tokens.cu"}};
+  return engine;
+}
+
+}  // namespace fftune

@@ -1,0 +1,29 @@
+// The sm80 engine's parameters: what limits them for a GEMM on a device, which to use untuned, and
+// the cost model that ranks them.
+#pragma once
+
+#include "core/space.hpp"
+#include "device/facts.hpp"
+#include "kernels/gemm/problem.hpp"
+#include "kernels/gemm/sm80/config.cuh"
+
+namespace fftune::sm80 {
+
+/// A configuration: the kernel's template argument, and what it is passed at run time.
+struct Tile : sm80_config {
+  int split_k, group_m;
+
+  explicit Tile(const Config& config);
+  std::int64_t tiles_m(std::int64_t m) const { return ceil_div(m, bm); }
+};
+
+/// bm, bn, bk, warps_m, warps_n, stages, split_k, group_m.
+Space space(const GemmProblem& gemm, const DeviceFacts& facts);
+
+/// The feasible configuration of least cycles().
+Config default_config(const GemmProblem& gemm, const DeviceFacts& facts);
+
+/// An estimate of the clock cycles that a configuration takes, good enough to rank.
+double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config);
+
+}  // namespace fftune::sm80

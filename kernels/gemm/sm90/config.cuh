@@ -1,0 +1,214 @@
+// The tile configuration of the sm_90a GEMM, and the plan that follows from it: MMA shapes,
+// epilogue subtiles, registers, and where everything lies in shared memory. The single definition:
+// the kernel and the host, which launches it and checks configurations, include this file alike.
+#pragma once
+
+#include "gemm/form.cuh"
+
+namespace fftune {
+
+enum class sm90_schedule {
+  cooperative,  // the MMA warpgroups split every tile
+  pingpong,  // each of two MMA warpgroups has whole tiles in turn: MMA beside the other's epilogue
+  swap_ab,   // cooperative, with B as the 64-row operand of wgmma: for few rows of A
+};
+
+struct sm90_config {
+  int bm = 128, bn = 128;  // tile of C; n of each B operand
+  sm90_schedule schedule = sm90_schedule::cooperative;
+  int mma_warpgroups = 2;
+  int cluster_m = 1, cluster_n = 1;  // CTAs that share B, and A, by multicast
+  int split_k = 1;                   // CTAs of a cluster that share the k of one tile
+  int stages = 4;                    // K blocks in shared memory
+  int epilogue_stages = 1;           // subtiles between registers and memory, of each warpgroup
+  int a_reuse = 1;       // grouped rows: tiles along n that use the A rows gathered for the first
+  int gather_warps = 2;  // grouped reduction: producer warps that gather; four are a warpgroup more
+
+  constexpr bool pingpong() const { return schedule == sm90_schedule::pingpong; }
+  constexpr bool swap_ab() const { return schedule == sm90_schedule::swap_ab; }
+  constexpr int cluster_ctas() const { return cluster_m * cluster_n * split_k; }
+};
+
+/// Words of shared memory that the groups need: as groups.cuh has them.
+constexpr int sm90_mask_words = 1024 + 4 + 32;
+constexpr int sm90_offsets_words = (1024 + 1 + 3) / 4 * 4;
+/// The last K blocks of a row of tiles, whose stores for A reuse the main loop does not wait for.
+constexpr int sm90_late_k_blocks = 3;
+/// Tokens of a K block of a grouped reduction, and K blocks whose tokens are looked up together: a
+/// warp alone would not find those of one after the other in time.
+constexpr int sm90_reduction_tokens = 64;
+constexpr int sm90_reduction_lookahead = 4;
+
+constexpr int sm90_element_bytes(element type) {
+  return type == element::f32 ? 4 : type == element::fp8 ? 1 : 2;
+}
+
+struct sm90_plan {
+  // Tiles. wgmma's 64-row side is m, or n with swap-AB; its columns are the other.
+  int rows, columns;
+  int bk;                // elements of a K block: rows of 128 bytes, the widest swizzle
+  int warpgroup_rows;    // of an MMA warpgroup
+  int m64_tiles;         // wgmma row tiles of a warpgroup
+  int accumulators;      // a thread's, for each m64 tile and B operand
+  bool fused_b;          // both B operands in one wgmma: they are neighbours in shared memory
+  int wgmma_columns;     // n of one wgmma
+  int a_bytes, b_bytes;  // of a stage; b of each operand
+  int stage_bytes;
+  int cluster_ctas;
+
+  // DSMEM split-K reduction: each CTA finishes a share of the columns if these are whole subtiles,
+  // else one does all; of grouped reductions always one.
+  int reducers;
+  int reduced_columns;
+  int reduction_bytes;
+
+  // Epilogue subtiles, as the tensor map must have them: subtile_m x subtile_n of C.
+  int subtile_m, subtile_n;
+  int subtile_bytes;
+  int subtiles;           // of a warpgroup
+  int tensors_per_stage;  // stored together, or read and then stored over
+  int epilogue_stage_bytes;
+  int warpgroup_epilogue_bytes;
+  int epilogue_barriers;  // one for each stage: the source has arrived
+
+  // Threads and registers.
+  int threads;
+  int producer_warpgroups;
+  int ctas_per_sm;
+  bool reallocates_registers;  // setmaxnreg; two CTAs on an SM keep what they start with
+  int producer_registers, mma_registers;
+
+  // Shared memory from a 1024-byte boundary on: stages, reduction, epilogue, barriers, groups.
+  int reduction_at, epilogue_at;
+  int full_barriers_at, empty_barriers_at, epilogue_barriers_at, reduction_barrier_at;
+  int groups_at, group_tiles_at, row_indices_at, reuse_barriers_at;
+  int shared_bytes;  // with what aligning to 1024 takes
+
+  constexpr int total_accumulators(const gemm_form& form) const {
+    return form.b_operands() * m64_tiles * accumulators;
+  }
+};
+
+/// Bytes of shared memory for groups and gathered row indices, `rows` of them in a table.
+constexpr int sm90_group_bytes(const gemm_form& form, int rows) {
+  if (form.groups == grouping::none) return 0;
+  const bool routed = form.source == group_source::routed;
+  int words = routed ? sm90_offsets_words : sm90_mask_words;
+  if (routed && form.groups == grouping::rows) words += sm90_offsets_words;
+  return 4 * words + 2 * 4 * (rows + 4) + 4 * 8 + (form.groups == grouping::rows ? 16 : 0);
+}
+
+/// With small accumulators two CTAs fit an SM, and the next kernel's first CTAs start while the
+/// last of this one's run. Beside `accumulators` a thread needs about 64 registers.
+constexpr int sm90_ctas_per_sm(int accumulators, int threads) {
+  return accumulators + 64 <= 65536 / 2 / threads ? 2 : 1;
+}
+
+/// Registers move from the producer warps, which need few, to the MMA warpgroups, whose
+/// accumulators need many. Gathering rows takes more of them than issuing TMA loads.
+constexpr void sm90_assign_registers(sm90_plan& plan, const gemm_form& form,
+                                     const sm90_config& config) {
+  const int warpgroups = config.mma_warpgroups;
+  const int accumulators = plan.total_accumulators(form);
+  if (form.groups == grouping::none) {
+    plan.producer_registers = warpgroups == 3 ? 32 : 40;
+    plan.mma_registers = warpgroups == 3 ? 160 : 232;
+  } else if (form.groups == grouping::rows) {
+    plan.producer_registers = warpgroups == 1 ? 80 : warpgroups == 2 && form.a_sorted ? 40 : 56;
+    plan.mma_registers = warpgroups == 3 ? 152 : warpgroups == 1 || form.a_sorted ? 232 : 224;
+  } else if (plan.producer_warpgroups == 2) {
+    plan.producer_registers = accumulators > 64 ? 56 : 96;
+    plan.mma_registers = accumulators > 64 ? 200 : 160;
+  } else {
+    plan.producer_registers = warpgroups == 1                          ? 80
+                              : warpgroups == 2 && accumulators >= 192 ? 40
+                                                                       : 56;
+    plan.mma_registers = warpgroups == 3 ? 152 : accumulators < 192 ? 224 : 232;
+  }
+}
+
+constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& config) {
+  sm90_plan plan = {};
+  const int b_operands = form.b_operands();
+  const bool swap = config.swap_ab();
+  plan.rows = swap ? config.bn : config.bm;
+  plan.columns = swap ? config.bm : config.bn;
+  plan.bk = 128 / sm90_element_bytes(form.ab);
+  plan.warpgroup_rows = config.pingpong() ? plan.rows : plan.rows / config.mma_warpgroups;
+  plan.m64_tiles = plan.warpgroup_rows / 64;
+  plan.accumulators = plan.columns / 2;
+  // Three MMA warpgroups leave ptxas the registers for 192 columns.
+  const int widest = config.mma_warpgroups == 3 ? 192 : 256;
+  plan.fused_b = !swap && b_operands * config.bn <= widest;
+  plan.wgmma_columns = plan.fused_b ? b_operands * config.bn : plan.columns;
+  plan.a_bytes = config.bm * 128;
+  plan.b_bytes = config.bn * 128;
+  plan.stage_bytes = plan.a_bytes + b_operands * plan.b_bytes;
+  plan.cluster_ctas = config.cluster_ctas();
+
+  const int granule = swap ? 8 : 32;
+  const bool single_cta_reduction = form.groups == grouping::reduction;
+  plan.reducers =
+      !single_cta_reduction && plan.columns % (granule * config.split_k) == 0 ? config.split_k : 1;
+  plan.reduced_columns = plan.columns / plan.reducers;
+  plan.reduction_bytes = (config.split_k - 1) * config.mma_warpgroups * 128 * b_operands *
+                         plan.m64_tiles * plan.reduced_columns / 2 * 4;
+
+  // TMA takes as long for a row of 32 columns as for one of 64.
+  plan.subtile_n = swap || plan.reduced_columns % 64 == 0 ? 64
+                   : plan.reduced_columns % 32 == 0       ? 32
+                                                          : 16;
+  plan.subtile_m = swap ? plan.reduced_columns : plan.warpgroup_rows;
+  plan.subtile_bytes = plan.subtile_m * plan.subtile_n * 2;
+  plan.subtiles = swap ? plan.m64_tiles : plan.reduced_columns / plan.subtile_n;
+  plan.tensors_per_stage = form.is_gradient() ? form.stored_values() : 1;
+  plan.epilogue_stage_bytes = plan.tensors_per_stage * plan.subtile_bytes;
+  plan.warpgroup_epilogue_bytes = config.epilogue_stages * plan.epilogue_stage_bytes;
+  plan.epilogue_barriers = config.mma_warpgroups * config.epilogue_stages;
+
+  plan.producer_warpgroups = form.groups == grouping::reduction && config.gather_warps == 4 ? 2 : 1;
+  plan.threads = (config.mma_warpgroups + plan.producer_warpgroups) * 128;
+  // Of fp8 the accumulators of a K block come on top.
+  const int one_operand = plan.m64_tiles * plan.accumulators;
+  const bool promotes = form.scales != scaling::none;
+  const bool four_gather = plan.producer_warpgroups == 2;
+  plan.ctas_per_sm =
+      four_gather ? 1
+                  : sm90_ctas_per_sm((b_operands + (promotes ? 1 : 0)) * one_operand, plan.threads);
+  plan.reallocates_registers =
+      four_gather || sm90_ctas_per_sm(b_operands * one_operand, plan.threads) == 1;
+  sm90_assign_registers(plan, form, config);
+
+  plan.reduction_at = config.stages * plan.stage_bytes;
+  plan.epilogue_at = plan.reduction_at + plan.reduction_bytes;
+  plan.full_barriers_at = plan.epilogue_at + config.mma_warpgroups * plan.warpgroup_epilogue_bytes;
+  plan.empty_barriers_at = plan.full_barriers_at + config.stages * 8;
+  plan.epilogue_barriers_at = plan.empty_barriers_at + config.stages * 8;
+  plan.reduction_barrier_at = plan.epilogue_barriers_at + plan.epilogue_barriers * 8;
+  int end = plan.reduction_barrier_at + 8;
+  if (form.groups != grouping::none) {
+    const bool routed = form.source == group_source::routed;
+    plan.groups_at = (end + 15) / 16 * 16;
+    plan.group_tiles_at = plan.groups_at + 4 * (routed ? sm90_offsets_words : sm90_mask_words);
+    const int index_rows = form.groups == grouping::rows
+                               ? config.bm
+                               : sm90_reduction_tokens * sm90_reduction_lookahead;
+    end = plan.groups_at + sm90_group_bytes(form, index_rows);
+    plan.reuse_barriers_at = end - 16;  // of grouped rows
+    plan.row_indices_at = plan.group_tiles_at +
+                          (routed && form.groups == grouping::rows ? 4 * sm90_offsets_words : 0);
+  }
+  plan.shared_bytes = 1024 + end;
+  return plan;
+}
+
+/// Whether a CTA can move registers so: it has what it starts with, as many a thread as there are
+/// for all, in eights, and would wait for more for ever.
+constexpr bool sm90_registers_fit(const sm90_plan& plan, const sm90_config& config) {
+  const int at_start = 65536 / plan.threads / 8 * 8;
+  return config.mma_warpgroups * plan.mma_registers +
+             plan.producer_warpgroups * plan.producer_registers <=
+         plan.threads / 128 * at_start;
+}
+
+}  // namespace fftune

@@ -1,0 +1,240 @@
+// What a configuration of the sm90 engine should cost.
+//
+// The constants were fitted to the times of 3,200 variants of ffn's and masked-ffn's stages on an
+// H200 (docs/measurements/landscapes) and of the records of its presets: the cheapest of those of a
+// landscape is within 1.1% of the fastest in the mean, and within 7%.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/gemm/sm90/space.hpp"
+
+namespace fftune::sm90 {
+namespace {
+
+/// A configuration of a workload, with its plan.
+struct Candidate {
+  const Workload& work;
+  const Tile& t;
+  sm90_plan plan;
+};
+
+/// What two kinds of work take that overlap, but less so the more they are alike.
+double overlapped(double first, double second, double sharpness) {
+  return std::pow(std::pow(first, sharpness) + std::pow(second, sharpness), 1 / sharpness);
+}
+
+/// Of the memory of the whole device.
+double bytes_a_clock(const DeviceFacts& facts) {
+  const double clock = facts.clock_hz > 0 ? facts.clock_hz : 1.7e9;
+  const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
+  return bandwidth / clock;
+}
+
+/// Whether rows of `extent` two-byte elements begin lines of the L2, of 128 bytes; others begin
+/// anywhere in one, and 128 bytes of them touch two.
+bool starts_lines(std::int64_t extent) {
+  return extent % 64 == 0;
+}
+
+/// Rows of 128 bytes that a CTA asks the L2 for, for each K block. What is multicast is asked for
+/// once. A row that begins within a line touches two, whose requests do not join those of the rows
+/// beside it as whole lines' do.
+double rows_asked(const Candidate& c) {
+  const auto& [work, t, plan] = c;
+  const auto cost = [](std::int64_t extent) { return starts_lines(extent) ? 1 : 1.9; };
+  return t.bm * cost(work.a_mn_major() ? work.m : work.k) / t.cluster_n +
+         double(work.b_operands()) * t.bn * cost(work.b_mn_major() ? work.n : work.k) / t.cluster_m;
+}
+
+/// Clocks of promoting the accumulators of fp8, of one k16 step: a warpgroup waits for its MMAs, an
+/// m64 tile and an operand at a time, and only another one has the tensor cores meanwhile.
+double promotion_cycles(const Candidate& c) {
+  if (!c.work.promotes()) return 0;
+  const bool shares_tiles = !c.t.pingpong() && c.t.mma_warpgroups > 1;
+  return (shares_tiles ? 150.0 : 220.0) / 4 * c.plan.m64_tiles * c.work.b_operands();
+}
+
+/// Clocks in which a CTA takes in the bytes of one k16 step, and waits for them where the pipeline
+/// is short. `busy`: the share of the SMs that have a CTA.
+double intake_cycles(const Candidate& c, double busy) {
+  constexpr double sm_rate = 73;        // bytes a clock, into one SM
+  constexpr double device_rate = 52;    // and into each where all of them ask
+  constexpr double load_latency = 500;  // clocks from a stage that is free to one that is full,
+  constexpr double row_latency = 5.2;   // and for each row of 128 bytes
+  const auto& [work, t, plan] = c;
+  const double rows = t.bm + double(work.b_operands()) * t.bn;
+  // CTAs that share A wait for the slowest of them.
+  const double sharing = t.cluster_n > 1 ? 1.12 : 1;
+  const double intake =
+      sharing * 32 * std::max(rows / sm_rate, busy * std::max(rows, rows_asked(c)) / device_rate);
+  const double latency = (load_latency + row_latency * rows) / 4 / std::max(t.stages - 1, 1);
+  return overlapped(intake, latency, 4);
+}
+
+/// How much longer a step takes where few CTAs ask for the same lines at about the same time: those
+/// with a share of k each, unless they have the tiles of two groups (grouped reductions), and those
+/// of a group with a single row of tiles, whose B no other row reads. The more of the device is
+/// busy, the more the others wait for these.
+double unshared(const Candidate& c, double busy) {
+  constexpr double longer = 0.3;
+  if (c.t.split_k > 1) return c.work.grouped_reduction() ? 1 : 1 + longer;
+  const bool alone = c.work.groups_with_rows() == 2 && c.work.fewest_row_tiles(c.t.bm) == 1;
+  return alone ? 1 + longer * busy : 1;
+}
+
+/// Clocks of one k16 step in a CTA whose operands are loaded by TMA.
+double step_cycles(const Candidate& c, double busy) {
+  constexpr double shared_rate = 128;  // bytes a clock
+  constexpr double efficiency = 0.75;  // of the tensor cores under load, at a clock that yields
+  const auto& [work, t, plan] = c;
+  const int b_operands = work.b_operands();
+  // wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
+  const double width = plan.wgmma_columns;
+  const double instructions = double(plan.rows) / 64 * b_operands * plan.columns / width;
+  const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
+  const double intake = intake_cycles(c, busy);
+  // What the L2 delivers takes power from the MMAs.
+  return unshared(c, busy) * (overlapped(instructions * wgmma, intake, 8) + 0.02 * intake) +
+         promotion_cycles(c);
+}
+
+/// The same where rows are gathered, and stored for A reuse if there is any.
+double gathering_step_cycles(const Candidate& c, double loaded) {
+  const auto& [work, t, plan] = c;
+  // Weight gradients gather two operands, and more neighbouring bytes of each row.
+  const bool reduction = work.a_mn_major() && work.b_mn_major();
+  const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
+  // Each 32 bytes take a cycle of shared memory, of which the MMAs leave about half.
+  const double gathering = t.gather_warps == 4 ? 0.26 : reduction ? 0.4 : 0.45;
+  constexpr double storing = 0.35;
+  const double rows = (work.gathers_a ? t.bm : 0) + (work.gathers_b ? work.b_operands() * t.bn : 0);
+  if (rows == 0) return loaded;
+  // With few stages the copies and the MMAs take turns.
+  return std::max(loaded + (work.a_reuse > 1 ? gathering + storing : gathering) * rows,
+                  rows * 32 / rate + loaded / std::max(t.stages - 1, 1));
+}
+
+/// Clocks in which all CTAs at once read and store the rows of A that they reuse.
+double reuse_cycles(const Candidate& c, const DeviceFacts& facts) {
+  constexpr double efficiency = 0.6;  // of the memory, by scattered reads and writes
+  const auto& [work, t, plan] = c;
+  if (work.a_reuse == 1) return 0;
+  const double runs = static_cast<double>(work.runs(t));
+  const double ctas = std::min<double>(runs, static_cast<double>(facts.multiprocessors));
+  const double rows = ctas * static_cast<double>(work.row_tiles(t.bm)) / runs * t.bm;
+  return rows * static_cast<double>(work.k) * 2 * 2 / (efficiency * bytes_a_clock(facts));
+}
+
+/// Clocks until each CTA of a split has the accumulators that the others made for it. A single
+/// reducer has them while it is busy.
+double reduction_cycles(const Candidate& c) {
+  constexpr double rate = 16;  // bytes a clock, into a CTA
+  const auto& [work, t, plan] = c;
+  if (work.grouped_reduction()) return 0;
+  return double(t.split_k - 1) * plan.rows * plan.reduced_columns * work.b_operands() * 4 / rate;
+}
+
+/// How many clusters run at once. Those of more than two CTAs do not fill every GPC: an H200 has 30
+/// of 4 and 15 of 8.
+std::int64_t clusters_at_once(const Tile& t, const DeviceFacts& facts) {
+  const std::int64_t whole = facts.multiprocessors / t.cluster_ctas();
+  return std::max<std::int64_t>(t.cluster_ctas() > 2 ? whole * 91 / 100 : whole, 1);
+}
+
+/// Clocks of reading and writing everything once, of each group its own B. A memory-bound kernel
+/// needs most of the device loading at once, and CTAs of other rows of a group load no other B.
+/// With many rows of tiles there is more to compute than to read.
+double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) {
+  const auto& [work, t, plan] = c;
+  const double rate = 0.95 * bytes_a_clock(facts);
+  const double m = static_cast<double>(work.m), n = static_cast<double>(work.n);
+  const double k = static_cast<double>(work.k), results = static_cast<double>(work.results);
+  const double each_b = static_cast<double>(work.groups_with_rows());
+  const double bytes =
+      (each_b * n * k * work.b_operands() * work.k_pairs() + m * k * work.k_pairs() * results +
+       m * n * results * work.tensors_per_stage) *
+      2;
+  const auto rows = std::min<std::int64_t>(work.row_tiles(t.bm), 4);
+  const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
+  return bytes / (rate * std::min(1.0, loading * 2.5));
+}
+
+/// Of boxes that are read and then stored over: whether those of a tile come in while the tile
+/// before it is under way (gradient_epilogue::runs_ahead).
+bool runs_ahead(const Candidate& c) {
+  const auto& [work, t, plan] = c;
+  if (work.grouped_rows()) return false;
+  return t.epilogue_stages * (t.pingpong() ? t.mma_warpgroups : 1) >=
+         (t.pingpong() ? plan.subtiles : 2);
+}
+
+double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
+  constexpr double start_cycles = 4000;
+  constexpr double cluster_cycles = 1300;  // of CTAs that wait for each other
+  constexpr double split_cycles = 300;
+  constexpr double output_rate = 20;  // bytes a clock, through shared memory
+  constexpr double exposed = 0.4;     // of the epilogue in ping-pong
+  constexpr double waiting = 1.5;     // times longer, for subtiles that are read
+  const Candidate c{work, t, sm90_plan_of(work.form, t)};
+  const bool waits = work.tensors_per_stage > 1 && !runs_ahead(c);
+  const double ctas = static_cast<double>(work.runs(t) * t.cluster_ctas());
+  const double busy = std::min(1.0, ctas / std::max(facts.multiprocessors, 1));
+  const double output =
+      double(t.bm) * t.bn * 2 * work.tensors_per_stage / output_rate * (waits ? waiting : 1);
+  const double steps = 4.0 * static_cast<double>(work.k_blocks(t));
+  const double loaded = step_cycles(c, busy);
+  const double first = std::max(steps * gathering_step_cycles(c, loaded), reuse_cycles(c, facts));
+  const double mean = (first + (work.a_reuse - 1) * steps * loaded) / work.a_reuse;
+  const double tile = mean + (t.pingpong() ? exposed * output : output);
+  // A cluster's CTAs start together, and those that lie beyond the matrix idle.
+  const auto waves = ceil_div(work.runs(t), clusters_at_once(t, facts)) * work.a_reuse;
+  const double together = t.split_k > 1          ? split_cycles + reduction_cycles(c)
+                          : t.cluster_ctas() > 1 ? cluster_cycles
+                                                 : 0;
+  return start_cycles + together +
+         overlapped(static_cast<double>(waves) * tile, memory_cycles(c, facts, busy), 3);
+}
+
+double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile& tile) {
+  const double expected = cycles_of_groups(work, facts, tile);
+  if (work.deviation <= 0) return expected;
+  // One row more than the tiles of a wave hold costs another wave. So what is expected of the cost
+  // counts, which the cost of the expected number is not: half of all draws are about as expected,
+  // and a quarter on each side about 1.5 deviations away.
+  double cost = expected / 2;
+  for (const double side : {-1.5, 1.5}) {
+    Workload drawn = work;
+    drawn.first_group_rows = std::clamp<std::int64_t>(
+        std::llround(static_cast<double>(work.first_group_rows) + side * work.deviation), 0,
+        work.m);
+    cost += cycles_of_groups(drawn, facts, tile) / 4;
+  }
+  return cost;
+}
+
+/// Of the kernel that sorts the tokens of the operands that are not, beside its launch.
+double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
+  constexpr double start_cycles = 4000;
+  const double columns = double((gemm.a_sorted ? 0 : gemm.m) + (gemm.b_sorted ? 0 : gemm.n));
+  const double bytes = 2 * 2 * columns * static_cast<double>(gemm.k);
+  return start_cycles + bytes / (0.9 * bytes_a_clock(facts));
+}
+
+}  // namespace
+
+double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config) {
+  const Tile tile(config);
+  Workload work(gemm, tile);
+  if (!work.grouped_reduction()) return kernel_cycles(work, facts, tile);
+  // CTAs that share k, and an SM with tiles of several groups, add up all tokens; one with a single
+  // tile those of one group, and the group with the most tokens decides.
+  double share = 1.0 / static_cast<double>(work.groups);
+  if (tile.split_k > 1)
+    share = 1;
+  else if (work.form.source == group_source::mask && work.tiles(tile) <= facts.multiprocessors)
+    share = std::max(gemm.groups.expected_share, 1 - gemm.groups.expected_share);
+  work.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(work.k) * share));
+  return kernel_cycles(work, facts, tile) + (tile.pre_permute ? permute_cycles(gemm, facts) : 0);
+}
+
+}  // namespace fftune::sm90

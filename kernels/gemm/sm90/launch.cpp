@@ -1,0 +1,339 @@
+// The sm90 engine: what it can implement, and how its kernel is launched.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kernels/gemm/engine.hpp"
+#include "kernels/gemm/form.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/gemm/sm90/params.cuh"
+#include "kernels/gemm/sm90/space.hpp"
+
+namespace fftune {
+namespace {
+
+using sm90::Tile;
+using sm90::Workload;
+
+/// Every CTA scans the mask: that pays up to so many tokens.
+constexpr std::int64_t most_masked_tokens = std::int64_t{1} << 19;
+constexpr std::int64_t most_groups = 1024;  // that a CTA's tables in shared memory hold
+
+std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
+  const Quantisation& quantisation = gemm.quantisation;
+  if (!quantisation.any()) {
+    if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
+      return fmt::format("wgmma multiplies bf16, fp16 and fp8 with scales, not {}",
+                         dtype_name(gemm.dtype));
+    if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype)
+      return fmt::format("products of {} are stored as such", dtype_name(gemm.dtype));
+    return std::nullopt;
+  }
+  if (gemm.dtype != DType::fp8)
+    return fmt::format("scales are for fp8, not {}", dtype_name(gemm.dtype));
+  if (gemm.a_major == Major::mn || gemm.b_major == Major::mn)
+    return "wgmma takes K-major operands of fp8";
+  if (gemm.groups.any() || gemm.k_pairs() == 2 || gemm.outputs() == 2 ||
+      gemm.epilogue.kind == EpilogueKind::activation_gradient)
+    return "fp8 is for forward passes: dense, of one A";
+  if (!quantisation.c_scale.empty() && gemm.epilogue.adds())
+    return "what is added to C is added in 16 bits, and C is fp8";
+  return std::nullopt;
+}
+
+std::optional<std::string> refuse_epilogue(const GemmProblem& gemm) {
+  const bool gated = gemm.epilogue.kind == EpilogueKind::gated;
+  if (gated != (gemm.form == GemmForm::dual_b))
+    return "two B operands and a gated epilogue come together";
+  if (gemm.epilogue.kind == EpilogueKind::activation_gradient && gemm.form != GemmForm::single)
+    return "an activation gradient is that of one product";
+  return std::nullopt;
+}
+
+std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
+  const Groups& groups = gemm.groups;
+  if (!groups.any()) return std::nullopt;
+  const std::int64_t tokens = groups.by == Grouping::rows ? gemm.m : gemm.k;
+  if (!groups.mask.empty() && tokens > most_masked_tokens)
+    return fmt::format("{} tokens: every CTA scans the mask, which pays up to {}", tokens,
+                       most_masked_tokens);
+  if (groups.count > most_groups)
+    return fmt::format("{} groups: a CTA's tables hold {}", groups.count, most_groups);
+  const auto& of_groups = groups.by == Grouping::rows ? gemm.b : gemm.c;
+  if (of_groups.front().size() != 1 && groups.count != 2)
+    return "more than two groups take one tensor that stacks their matrices";
+  if (gemm.epilogue.kind == EpilogueKind::linear && !gemm.epilogue.bias.empty())
+    return "grouped GEMMs add no bias";
+  if (groups.by == Grouping::rows) {
+    if (gemm.a_major != Major::k || gemm.outputs() == 2)
+      return "rows of A are gathered where k is contiguous, to one C";
+    if (!gemm.a_sorted && gemm.k_pairs() == 2)
+      return "K-concatenated operands have sorted rows: two A would be gathered";
+    if (!gemm.epilogue.source.empty()) return "rows that are scattered take no source";
+    if (gemm.epilogue.kind == EpilogueKind::activation_gradient && !gemm.c_sorted)
+      return "gate and up are loaded by TMA: their rows are sorted";
+    return std::nullopt;
+  }
+  if (gemm.a_major != Major::mn || gemm.b_major != Major::mn)
+    return "tokens are gathered where the other extent is contiguous: MN-major operands";
+  if (gemm.form != GemmForm::single && gemm.form != GemmForm::two_outputs)
+    return "a grouped reduction has one A for each C";
+  if (gemm.epilogue.kind != EpilogueKind::linear)
+    return "a grouped reduction has a linear epilogue";
+  if (gemm.outputs() == 2 && !gemm.a_sorted)
+    return "two outputs have sorted tokens of A: both would be gathered";
+  return std::nullopt;
+}
+
+std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
+  const GemmProblem& gemm = chain.front();
+  if (auto reason = refuse_elements(gemm)) return reason;
+  if (auto reason = misaligned_rows(gemm)) return reason;
+  if (facts.compute_capability != 90)
+    return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
+                       facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
+  if (auto reason = refuse_epilogue(gemm)) return reason;
+  return refuse_groups(gemm);
+}
+
+Space space(const GemmChain& chain, const DeviceFacts& facts) {
+  return sm90::space(chain.front(), facts);
+}
+
+Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
+  return sm90::default_config(chain.front(), facts);
+}
+
+std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
+                               const Config& config) {
+  if (facts.clock_hz <= 0) return std::nullopt;
+  return sm90::cycles(chain.front(), facts, config) / facts.clock_hz;
+}
+
+/// "fftune::sm90_config{.bm = 128, ...}"
+std::string template_argument(const sm90_config& config) {
+  constexpr std::string_view schedules[] = {"cooperative", "pingpong", "swap_ab"};
+  return fmt::format(
+      "fftune::sm90_config{{.bm = {}, .bn = {}, .schedule = fftune::sm90_schedule::{}, "
+      ".mma_warpgroups = {}, .cluster_m = {}, .cluster_n = {}, .split_k = {}, .stages = {}, "
+      ".epilogue_stages = {}, .a_reuse = {}, .gather_warps = {}}}",
+      config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
+      config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
+      config.epilogue_stages, config.a_reuse, config.gather_warps);
+}
+
+/// One launch of the engine, while its parameters are filled in.
+class Launch {
+ public:
+  Launch(const GemmProblem& gemm, const TensorPlaces& places, const Tile& tile)
+      : gemm_(gemm),
+        places_(places),
+        tile_(tile),
+        form_(form_of(gemm)),
+        parameters_(
+            gemm_parameters(gemm, places, sizeof(sm90_params), offsetof(sm90_params, gemm))) {
+    if (tile.pre_permute) form_.a_sorted = form_.b_sorted = true;
+    plan_ = sm90_plan_of(form_, tile);
+    a_ = tensor_of(places, gemm.a.front().front());
+    b_ = tensor_of(places, gemm.b.front().front());
+  }
+
+  void append(Program& program, const DeviceFacts& facts) {
+    if (tile_.pre_permute) append_permute(program, facts);
+    if (tile_.a_reuse > 1) add_reuse(program);
+    add_operands();
+    add_outputs();
+    field(offsetof(sm90_params, gemm) + offsetof(gemm_params, group_m),
+          std::int32_t{tile_.group_m});
+    program.kernels.push_back(
+        {"gemm/sm90/gemm.cu", fmt::format("fftune::gemm_sm90<{}, {}>", template_argument(form_),
+                                          template_argument(tile_))});
+    KernelLaunch launch;
+    launch.kernel = program.kernels.size() - 1;
+    launch.grid.x = static_cast<std::uint32_t>(clusters(facts) * tile_.cluster_ctas());
+    launch.block.x = static_cast<std::uint32_t>(plan_.threads);
+    launch.cluster.x = static_cast<std::uint32_t>(tile_.cluster_ctas());
+    launch.shared_bytes = static_cast<std::uint32_t>(plan_.shared_bytes);
+    launch.programmatic = gemm_.follows || tile_.pre_permute;
+    launch.parameters = std::move(parameters_);
+    program.steps.emplace_back(std::move(launch));
+  }
+
+ private:
+  void field(std::size_t offset, Argument value) {
+    parameters_.fields.push_back({offset, std::move(value)});
+  }
+  void map(std::size_t array, std::size_t slot, TensorMapArgument value) {
+    field(array + slot * sizeof(tensor_map), std::move(value));
+  }
+  Pointer tensor(std::string_view name) const { return tensor_of(places_, name); }
+
+  /// Rows of the tiles of grouped rows, at most: each group's last one may be a part, and fills its
+  /// cluster.
+  std::int64_t most_row_tiles() const {
+    return (ceil_div(gemm_.m, std::int64_t{tile_.bm} * tile_.cluster_m) + gemm_.groups.count - 1) *
+           tile_.cluster_m;
+  }
+
+  /// Persistent CTAs, one on an SM; with split-K a cluster for each tile.
+  std::int64_t clusters(const DeviceFacts& facts) const {
+    const Workload work(gemm_, tile_);
+    const std::int64_t all = work.grouped_rows()
+                                 ? most_row_tiles() / tile_.cluster_m * work.column_runs(tile_)
+                                 : work.runs(tile_);
+    const std::int64_t resident = std::max(facts.multiprocessors / tile_.cluster_ctas(), 1);
+    return tile_.split_k > 1 ? all : std::min(all, resident);
+  }
+
+  /// An operand in boxes of one K block, `share` of its rows; MN-major in slabs of 64 of them.
+  TensorMapArgument operand(const Pointer& matrix, Major major, std::int64_t rows, int share,
+                            std::int64_t matrices = 0) const {
+    const auto bk = static_cast<std::uint32_t>(plan_.bk);
+    if (major == Major::mn) return {matrix, gemm_.dtype, gemm_.k, rows, bk, 64, matrices};
+    return {matrix, gemm_.dtype, rows, gemm_.k, static_cast<std::uint32_t>(share), bk, matrices};
+  }
+  TensorMapArgument a_map(const Pointer& matrix) const {
+    return operand(matrix, gemm_.a_major, gemm_.m, tile_.bm / tile_.cluster_n);
+  }
+  /// C, or any matrix in its subtiles.
+  TensorMapArgument c_map(const Pointer& matrix, DType dtype) const {
+    const bool stacked = form_.groups == grouping::reduction && form_.stacked;
+    return {matrix,
+            dtype,
+            gemm_.m,
+            gemm_.n,
+            static_cast<std::uint32_t>(plan_.subtile_m),
+            static_cast<std::uint32_t>(plan_.subtile_n),
+            stacked ? gemm_.groups.count : 0};
+  }
+
+  void add_operands() {
+    map(offsetof(sm90_params, a), 0, a_map(a_));
+    if (gemm_.a.size() == 2) map(offsetof(sm90_params, a), 1, a_map(tensor(gemm_.a[1].front())));
+    const bool stacked = form_.groups == grouping::rows && form_.stacked;
+    for (std::size_t i = 0; i < gemm_.b.size(); ++i)
+      for (std::size_t group = 0; group < gemm_.b[i].size(); ++group)
+        map(offsetof(sm90_params, b), group * 2 + i,
+            operand(i == 0 && group == 0 ? b_ : tensor(gemm_.b[i][group]), gemm_.b_major, gemm_.n,
+                    tile_.bn / tile_.cluster_m, stacked ? gemm_.groups.count : 0));
+  }
+
+  void add_outputs() {
+    const auto out = [&](int value, std::string_view name, DType dtype) {
+      if (!name.empty())
+        map(offsetof(sm90_params, out), static_cast<std::size_t>(sm90_out_slot(form_, value, 0, 0)),
+            c_map(tensor(name), dtype));
+    };
+    const auto each = [&](std::size_t array, const std::vector<TensorNames>& matrices,
+                          DType dtype) {
+      for (std::size_t i = 0; i < matrices.size(); ++i)
+        for (std::size_t group = 0; group < matrices[i].size(); ++group)
+          map(array,
+              static_cast<std::size_t>(
+                  sm90_out_slot(form_, 0, static_cast<int>(i), static_cast<int>(group))),
+              c_map(tensor(matrices[i][group]), dtype));
+    };
+    const Epilogue& epilogue = gemm_.epilogue;
+    each(offsetof(sm90_params, out), gemm_.c, gemm_.c_dtype);
+    each(offsetof(sm90_params, source), epilogue.source, gemm_.wide_dtype);
+    if (epilogue.kind == EpilogueKind::gated) {
+      out(1, epilogue.gate, gemm_.wide_dtype);
+      out(2, epilogue.up, gemm_.wide_dtype);
+    }
+    if (epilogue.kind == EpilogueKind::activation_gradient) {
+      out(1, epilogue.d_up, gemm_.c_dtype);
+      out(2, epilogue.hidden, gemm_.c_dtype);
+      map(offsetof(sm90_params, source), 0, c_map(tensor(epilogue.gate), gemm_.wide_dtype));
+      map(offsetof(sm90_params, source), 1, c_map(tensor(epilogue.up), gemm_.wide_dtype));
+    }
+  }
+
+  std::size_t scratch(Program& program, std::int64_t elements) const {
+    program.scratch.push_back(
+        {static_cast<std::size_t>(elements) * dtype_bytes(gemm_.dtype), false});
+    return program.scratch.size() - 1;
+  }
+
+  /// Where the first of several tiles of the same rows stores the rows of A that it gathers.
+  void add_reuse(Program& program) {
+    const std::int64_t rows = most_row_tiles() * tile_.bm;
+    TensorMapArgument stored = a_map(ScratchArgument{scratch(program, rows * gemm_.k)});
+    stored.rows = rows;
+    map(offsetof(sm90_params, reuse), 0, std::move(stored));
+  }
+
+  /// The launch that sorts the tokens of A and B that are not.
+  void append_permute(Program& program, const DeviceFacts& facts) {
+    constexpr std::int64_t warps = 8, ctas = 4;  // of a CTA; of an SM
+    const Groups& groups = gemm_.groups;
+    const bool routed = form_.source == group_source::routed;
+    program.kernels.push_back(
+        {"gemm/permute_rows.cu", fmt::format("fftune::permute_rows<fftune::group_source::{}>",
+                                             routed ? "routed" : "mask")});
+    const auto or_null = [&](std::string_view name) -> Argument {
+      if (name.empty()) return std::int64_t{0};
+      return tensor_of(places_, name);
+    };
+    KernelLaunch launch;
+    launch.kernel = program.kernels.size() - 1;
+    launch.block.x = warps * 32;
+    launch.grid.x = static_cast<std::uint32_t>(std::min(
+        ceil_div(gemm_.k, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
+    launch.programmatic = gemm_.follows;
+    launch.arguments = {or_null(groups.mask), or_null(groups.offsets), or_null(groups.permutation),
+                        static_cast<std::int32_t>(groups.count)};
+    const auto bytes = static_cast<std::int64_t>(dtype_bytes(gemm_.dtype));
+    int copied = 0;
+    const auto copy = [&](Pointer& matrix, std::int64_t columns) {
+      const ScratchArgument sorted{scratch(program, gemm_.k * columns)};
+      launch.arguments.insert(
+          launch.arguments.end(),
+          {argument_of(matrix), sorted, static_cast<std::int32_t>(columns * bytes / 16)});
+      matrix = sorted;
+      ++copied;
+    };
+    if (!gemm_.a_sorted) copy(a_, gemm_.m);
+    if (!gemm_.b_sorted) copy(b_, gemm_.n);
+    for (; copied < 2; ++copied)
+      launch.arguments.insert(launch.arguments.end(),
+                              {std::int64_t{0}, std::int64_t{0}, std::int32_t{0}});
+    launch.arguments.emplace_back(static_cast<std::int32_t>(gemm_.k));
+    program.steps.emplace_back(std::move(launch));
+  }
+
+  const GemmProblem& gemm_;
+  const TensorPlaces& places_;
+  const Tile& tile_;
+  gemm_form form_;
+  sm90_plan plan_ = {};
+  ParameterStruct parameters_;
+  Pointer a_, b_;  // the first ones, or their sorted copies
+};
+
+void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
+            const DeviceFacts& facts, const Config& config) {
+  const Tile tile(config);
+  Launch(chain.front(), places, tile).append(program, facts);
+}
+
+}  // namespace
+
+const Engine& sm90_engine() {
+  static const Engine engine{.name = "sm90",
+                             .device_kind = DeviceKind::cuda,
+                             .is_fallback = false,
+                             .can_implement = can_implement,
+                             .space = space,
+                             .default_config = default_config,
+                             .estimate = estimate,
+                             .append = append,
+                             .sources = {"gemm/sm90/gemm.cu", "gemm/permute_rows.cu"}};
+  return engine;
+}
+
+}  // namespace fftune

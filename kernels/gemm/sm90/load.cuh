@@ -1,0 +1,230 @@
+// The producer warps' ways from global memory into a pipeline stage of the sm_90a GEMM: TMA, with
+// multicast in a cluster; cp.async for rows from anywhere; and replay of rows that were gathered
+// before.
+#pragma once
+
+#include "common/async_copy.cuh"
+#include "common/wgmma.cuh"
+#include "gemm/epilogue_ops.cuh"
+#include "gemm/sm90/params.cuh"
+#include "gemm/sm90/pipeline.cuh"
+#include "gemm/sm90/tile_scheduler.cuh"
+
+namespace fftune {
+
+// Loads this CTA's shares: part j of its tile row's A, part i of its tile column's B, for CTA (i,
+// j) of a cluster. K-major operands are boxes of one K block; MN-major ones of 64 k x 64 elements
+// of the other extent, side by side.
+template <class Traits>
+struct tma_loader {
+  static constexpr gemm_form form = Traits::form;
+  static constexpr sm90_config config = Traits::config;
+  static constexpr int bk = Traits::plan.bk, row_bytes = 128;
+  static constexpr int a_share = config.bm / config.cluster_n,
+                       b_share = config.bn / config.cluster_m;
+  static constexpr bool stacked_b = form.groups == grouping::rows && form.stacked;
+  // Few rows: B is read once in all, so it should leave the L2 first.
+  static constexpr l2_policy b_policy =
+      config.swap_ab() && config.bm <= 64 ? l2_policy::evict_first : l2_policy::evict_normal;
+  const sm90_params& params;
+  int pair_blocks;  // K blocks of one K-concatenated pair
+  u32 i, j;
+  u16 row_ctas, column_ctas;
+
+  __device__ __forceinline__ tma_loader(const sm90_params& all, int k, u32 rank)
+      : params(all), pair_blocks(ceil_div(k, bk)), i(0), j(0), row_ctas(1), column_ctas(1) {
+    if constexpr (config.split_k == 1) {
+      i = rank / config.cluster_n, j = rank % config.cluster_n;
+      row_ctas = static_cast<u16>(((1 << config.cluster_n) - 1) << i * config.cluster_n);
+      column_ctas = 0;
+#pragma unroll
+      for (int cta = 0; cta < config.cluster_m; ++cta) {
+        column_ctas |= static_cast<u16>(1 << (cta * config.cluster_n + j));
+      }
+    }
+  }
+
+  // `matrix`: which of a 3-D map's.
+  template <int sharers, bool stacked>
+  static __device__ __forceinline__ void load_box(u32 to, const tensor_map& map, u32 barrier,
+                                                  int inner, int outer, int matrix, u16 ctas,
+                                                  l2_policy policy) {
+    if constexpr (sharers == 1 && stacked) {
+      tma_load(to, map, barrier, inner, outer, matrix, policy);
+    } else if constexpr (sharers == 1) {
+      tma_load(to, map, barrier, inner, outer, policy);
+    } else if constexpr (stacked) {
+      tma_load_multicast(to, map, barrier, inner, outer, matrix, ctas, policy);
+    } else {
+      tma_load_multicast(to, map, barrier, inner, outer, ctas, policy);
+    }
+  }
+
+  // `share` rows of an operand from `row` on, at [k, k + bk).
+  template <int sharers, major layout, int share, bool stacked = false>
+  static __device__ __forceinline__ void load_share(u32 to, const tensor_map& map, u32 full, int k,
+                                                    int row, u16 ctas, l2_policy policy,
+                                                    int matrix = 0) {
+    if constexpr (layout == major::mn) {
+      static_assert(share % 64 == 0);
+#pragma unroll
+      for (int slab = 0; slab < share / 64; ++slab) {
+        load_box<sharers, stacked>(to + slab * wgmma_slab_bytes, map, full, row + slab * 64, k,
+                                   matrix, ctas, policy);
+      }
+    } else {
+      load_box<sharers, stacked>(to, map, full, k, row, matrix, ctas, policy);
+    }
+  }
+
+  __device__ __forceinline__ bool of_second_pair(int k_block) const {
+    return form.k_pairs() == 2 && k_block >= pair_blocks;
+  }
+  __device__ __forceinline__ int k_of(int k_block) const {
+    return (of_second_pair(k_block) ? k_block - pair_blocks : k_block) * bk;
+  }
+
+  __device__ __forceinline__ void load_a(u32 buffer, u32 full, int k_block, int row,
+                                         int output) const {
+    const bool second = of_second_pair(k_block) || (form.outputs() == 2 && output == 1);
+    load_share<config.cluster_n, form.a_major, a_share>(
+        buffer + j * a_share * row_bytes, second ? params.a[1] : params.a[0], full, k_of(k_block),
+        row + static_cast<int>(j) * a_share, row_ctas, l2_policy::evict_normal);
+  }
+
+  __device__ __forceinline__ void load_b(u32 buffer, u32 full, int k_block, int column,
+                                         int group) const {
+#pragma unroll
+    for (int operand = 0; operand < form.b_operands(); ++operand) {
+      const int slot = operand == 0 && !of_second_pair(k_block) ? 0 : 1;
+      const tensor_map& map = stacked_b || group == 0 ? params.b[0][slot] : params.b[1][slot];
+      load_share<config.cluster_m, form.b_major, b_share, stacked_b>(
+          buffer + Traits::plan.a_bytes + operand * Traits::plan.b_bytes + i * b_share * row_bytes,
+          map, full, k_of(k_block), column + i * b_share, column_ctas, b_policy, group);
+    }
+  }
+};
+
+// Threads that gather for a CTA of grouped rows; each arrives at the full barrier of a stage.
+constexpr int row_gather_threads = 64;
+
+// Rows from anywhere by cp.async, 16 bytes a thread, laid down as TMA would: a thread copies of
+// every eighth or sixteenth row of a tile 16 of each 128 bytes, so its swizzle is that of its first
+// row.
+//
+// wgmma reads through another proxy than cp.async writes, so a fence has to stand between the two.
+// The MMA warpgroups have it, in front of each K block that was gathered: it costs them nothing
+// that can be measured. Gather warps that wait for their own copies to have it instead lose a tenth
+// of the rate of the copies.
+template <int height, int threads>
+class row_gather {
+  static constexpr int row_bytes = 128, chunks = row_bytes / 16;
+  static constexpr int step = threads / chunks;  // rows of a pass
+  static constexpr int passes = height / step;
+  static_assert(step % 8 == 0 && height % step == 0);
+  // Row indices wait in registers, so that copies do not wait for each other; what is too many is
+  // read again.
+  static constexpr int kept = smaller(passes, 16);
+  // Addresses that are there before the first of their copies, which else would wait for each other
+  // to read the same registers.
+  static constexpr int together = passes % 4 == 0 ? 4 : 1;
+
+  const u32* rows_;
+  u32 kept_[kept];
+  int chunk_, first_;
+
+ public:
+  // `rows` in shared memory, of which the first `kept` of this thread are read at once. `thread` is
+  // one of the warps'.
+  __device__ __forceinline__ row_gather(const u32* rows, int thread)
+      : chunk_(thread % chunks), first_(thread / chunks) {
+    rows_ = rows + first_;
+#pragma unroll
+    for (int i = 0; i < kept; ++i) kept_[i] = rows_[i * step];
+  }
+
+  // Begins to copy elements [column, column + 64 slabs) of the rows of a matrix with `columns`,
+  // zeros past its end, into slabs of `height` rows of 64 elements.
+  template <int slabs, class T>
+  __device__ __forceinline__ void copy(const T* matrix, int columns, int column, u32 to) const {
+    constexpr int elements = row_bytes / sizeof(T);
+    const int own = column + chunk_ * 16 / static_cast<int>(sizeof(T));
+    const u32 pitch = static_cast<u32>(columns) * sizeof(T);
+    const char* const from = reinterpret_cast<const char*>(matrix + (own < columns ? own : 0));
+    to += first_ * row_bytes + ((chunk_ ^ (first_ & 7)) << 4);
+#pragma unroll
+    for (int i = 0; i < passes; i += together) {
+      const char* source[together];
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        u32 row = i + j < kept ? kept_[i + j < kept ? i + j : 0] : rows_[(i + j) * step];
+        asm volatile("" : "+r"(row));  // else all addresses are kept, twice as many registers
+        source[j] = from + static_cast<u64>(row) * pitch;
+      }
+#pragma unroll
+      for (int slab = 0; slab < slabs; ++slab) {
+        const bool valid = own + slab * elements < columns;
+#pragma unroll
+        for (int j = 0; j < together; ++j) {
+          copy_async(to + (slab * height + (i + j) * step) * row_bytes,
+                     source[j] + slab * row_bytes, valid);
+        }
+      }
+    }
+  }
+};
+
+// A reuse. cp.async takes a cycle of shared memory for every 32 bytes, TMA one for 128, and wide
+// tiles leave few cycles. So of a_reuse tiles of the same rows the first one's rows are gathered,
+// and as K blocks arrive an MMA warpgroup stores them as they lie in the stage; for the others TMA
+// loads them from there: replay.
+//
+// Two barriers say of a row of tiles that all but its last K blocks are there to be loaded, and
+// that all are. Each is waited for once for each row that is stored, or the next could answer in
+// its place.
+struct replay_barriers {
+  u32 most;
+
+  __device__ __forceinline__ u32 all() const { return most + 8; }
+  __device__ __forceinline__ void init() const {
+    barrier_init(most, 1);
+    barrier_init(all(), 1);
+  }
+  // Before `k_block` of the second tile is loaded; `phase`: of the number of rows stored before.
+  __device__ __forceinline__ void wait(int k_block, int k_blocks, u32 phase) const {
+    const int first_late = larger(k_blocks - sm90_late_k_blocks, 0);
+    if (k_block != 0 && k_block != first_late) return;
+    if (k_block == 0) barrier_wait(most, phase);
+    if (k_block == first_late) barrier_wait(all(), phase);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+  }
+};
+
+// What one thread of the MMA warpgroups does with the K blocks of a row of tiles. Row of tiles
+// number i lies in rows [i bm, (i + 1) bm) of `map`; CTAs that have the same rows store the same
+// bits there.
+struct replay_store {
+  const tensor_map& map;
+  int row;
+  bool stores;  // and this is the thread
+
+  __device__ __forceinline__ void store(u32 buffer, int k) const {
+    if (!stores) return;
+    tma_store(map, buffer, k, row);
+    tma_store_commit();
+  }
+  // All but the last `pending` stages may be filled again.
+  template <int pending>
+  __device__ __forceinline__ void wait_read() const {
+    if (stores) tma_store_wait_read<pending>();
+  }
+  // Arrives when all but the last `pending` groups of this thread's stores are complete.
+  template <int pending>
+  __device__ __forceinline__ void arrive(u32 barrier) const {
+    if (!stores) return;
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+    barrier_arrive(barrier);
+  }
+};
+
+}  // namespace fftune

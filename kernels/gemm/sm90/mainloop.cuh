@@ -1,0 +1,262 @@
+// The main loop of the sm_90a GEMM: what an MMA warpgroup does with the K blocks of a work tile. It
+// knows of pipeline stages and accumulators only; what else is to happen to a stage, its hooks do.
+#pragma once
+
+#include "common/cluster.cuh"
+#include "common/wgmma.cuh"
+#include "gemm/epilogue_ops.cuh"
+#include "gemm/scales.cuh"
+#include "gemm/sm90/named_barriers.cuh"
+#include "gemm/sm90/pipeline.cuh"
+#include "gemm/sm90/tile_scheduler.cuh"
+
+namespace fftune {
+
+// Called for each K block of a work tile, counted from 0.
+struct mainloop_hooks {
+  // The stage is full; its MMAs come next.
+  __device__ __forceinline__ void on_full(u32, int) const {}
+  // Its MMAs are issued.
+  __device__ __forceinline__ void on_issued(int) const {}
+  // All but the last `pending` stages have been read by their MMAs, and are released next.
+  template <int pending>
+  __device__ __forceinline__ void on_read() const {}
+};
+
+template <class Traits>
+struct mma_mainloop {
+  static constexpr gemm_form form = Traits::form;
+  static constexpr sm90_config config = Traits::config;
+  static constexpr sm90_plan plan = Traits::plan;
+  static constexpr int b_operands = form.b_operands(), m64_tiles = plan.m64_tiles;
+  static constexpr int values = plan.accumulators;
+  using T = element_type<form.ab>;
+  using accumulators = float[m64_tiles][b_operands][values];
+  using stages = pipeline<config.stages, plan.stage_bytes>;
+
+  u32 first_row;  // of the warpgroup, on the 64-row side of the tile
+  u32 rank;       // of the CTA in its cluster
+
+  // Tells every CTA that loads into this stage that this warpgroup is done with it.
+  __device__ __forceinline__ void release(u32 empty_barrier) const {
+    const u32 thread = threadIdx.x % 128;
+    if constexpr (config.cluster_m * config.cluster_n == 1) {
+      if (thread == 0) barrier_arrive(empty_barrier);
+    } else {
+      const bool shares = thread / config.cluster_n == rank / config.cluster_n ||
+                          thread % config.cluster_n == rank % config.cluster_n;
+      if (thread < plan.cluster_ctas && shares) barrier_arrive_remote(empty_barrier, thread);
+    }
+  }
+
+  template <class Hooks>
+  __device__ __forceinline__ void run(accumulators& acc, stages& pipe, int k_blocks,
+                                      const Hooks& hooks) const {
+    u32 previous = 0;
+    for (int k_block = 0; k_block < k_blocks; ++k_block, pipe.advance()) {
+      pipe.wait_full();
+      hooks.on_full(pipe.buffer(), k_block);
+      issue(acc, pipe.buffer(), k_block > 0);
+      if (k_block > 0) {
+        wgmma_wait<1>();  // the MMAs before these have read their stage
+        hooks.template on_read<1>();
+        release(previous);
+      }
+      previous = pipe.empty_barrier();
+      hooks.on_issued(k_block);
+    }
+    wgmma_wait<0>();
+    hooks.template on_read<0>();
+    release(previous);
+  }
+
+ private:
+  template <major layout>
+  static __device__ __forceinline__ u64 descriptor(u32 shared) {
+    if constexpr (layout == major::mn) return wgmma_transposed_descriptor(shared);
+    return wgmma_descriptor(shared);
+  }
+
+  // The MMAs of one K block: four k16 steps (k32 of fp8).
+  __device__ __forceinline__ void issue(accumulators& acc, u32 buffer, int accumulate) const {
+    constexpr bool a_mn = form.a_major == major::mn, b_mn = form.b_major == major::mn;
+    // Rows of a tile are 128 bytes apart, or in slabs of 64 rows of 64 * 128 bytes: the same
+    // places.
+    const u64 a = descriptor<form.a_major>(buffer + (config.swap_ab() ? 0 : first_row * 128));
+    const u64 b =
+        descriptor<form.b_major>(buffer + plan.a_bytes + (config.swap_ab() ? first_row * 128 : 0));
+    constexpr int a_step = a_mn ? 16 * 128 >> 4 : 32 >> 4, b_step = b_mn ? 16 * 128 >> 4 : 32 >> 4;
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 128 / 32; ++step) {
+#pragma unroll
+      for (int m64 = 0; m64 < m64_tiles; ++m64) {
+        const int m64_offset = m64 * 64 * 128 >> 4;
+        if constexpr (plan.fused_b) {
+          auto& both = reinterpret_cast<float(&)[b_operands * values]>(acc[m64]);
+          wgmma<T, plan.wgmma_columns, a_mn, b_mn>(both, a + m64_offset + step * a_step,
+                                                   b + step * b_step, step > 0 ? 1 : accumulate);
+        } else {
+#pragma unroll
+          for (int operand = 0; operand < b_operands; ++operand) {
+            const int operand_offset = operand * plan.b_bytes >> 4;
+            if constexpr (config.swap_ab()) {
+              wgmma<T, config.bm>(acc[m64][operand],
+                                  b + operand_offset + m64_offset + step * b_step,
+                                  a + step * a_step, step > 0 ? 1 : accumulate);
+            } else {
+              wgmma<T, config.bn, a_mn, b_mn>(acc[m64][operand], a + m64_offset + step * a_step,
+                                              b + operand_offset + step * b_step,
+                                              step > 0 ? 1 : accumulate);
+            }
+          }
+        }
+      }
+    }
+    wgmma_commit();
+  }
+};
+
+// The main loop of fp8: the MMAs of each K block of 128 start from zero, and their fp32 results are
+// promoted, scaled where scales are of blocks, into the accumulators in registers. The tensor cores
+// keep 13 bits of an accumulator below its largest addend, so that none may grow over more than
+// that; and 128 is what a scale of a block is for.
+template <class Traits>
+struct promoting_mainloop : mma_mainloop<Traits> {
+  using base = mma_mainloop<Traits>;
+  using typename base::accumulators;
+  using typename base::stages;
+  using typename base::T;
+  static constexpr gemm_form form = Traits::form;
+  static constexpr sm90_config config = Traits::config;
+  static constexpr sm90_plan plan = Traits::plan;
+  static constexpr int b_operands = base::b_operands, m64_tiles = base::m64_tiles;
+  static constexpr int values = base::values;
+  static constexpr bool by_block = form.scales == scaling::block;
+
+  const gemm_params& params;
+  int row, column;  // of C: the first of this warpgroup's outputs
+
+  __device__ __forceinline__ promoting_mainloop(u32 first, u32 cta, const gemm_params& all,
+                                                int first_m, int first_n)
+      : base{first, cta}, params(all), row(first_m), column(first_n) {}
+
+  __device__ __forceinline__ void run(accumulators& acc, stages& pipe, const k_range& k) const {
+#pragma unroll
+    for (int i = 0; i < m64_tiles * b_operands * values; ++i) {
+      reinterpret_cast<float*>(acc)[i] = 0;
+    }
+    for (int k_block = k.first; k_block < k.last; ++k_block, pipe.advance()) {
+      const factors scale = factors_of(k_block);
+      pipe.wait_full();
+      promote(acc, pipe.buffer(), scale);
+      base::release(pipe.empty_barrier());
+    }
+  }
+
+  // With a scale for each tensor: accumulators of elements become those of numbers. Where C alone
+  // is stored, its own scale joins that of the last operand, which every epilogue is linear in.
+  __device__ __forceinline__ void scale(accumulators& acc) const {
+    if constexpr (!by_block) {
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+        float factor = *params.a_scale * *params.b_scale[operand];
+        if (form.c_quantised && form.stored_values() == 1 && operand == b_operands - 1) {
+          factor *= 1.0f / *params.c_scale;
+        }
+#pragma unroll
+        for (int i = 0; i < m64_tiles * values; ++i) {
+          acc[i / values][operand][i % values] *= factor;
+        }
+      }
+    }
+  }
+
+ private:
+  // What a thread multiplies its accumulators of a K block by: of A, one for each of its two rows
+  // of an m64 tile, or with swap-AB one for each of its columns; of B, one for each operand and m64
+  // tile.
+  static constexpr int a_factors = config.swap_ab() ? values / 2 : 2 * m64_tiles;
+  static constexpr int b_factors = config.swap_ab() ? m64_tiles : 1;
+  struct block_factors {
+    float a[a_factors];
+    float b[b_factors][b_operands];
+  };
+  struct no_factors {};
+  using factors = typename choose_type<by_block, block_factors, no_factors>::type;
+
+  // Of a K block, which is a block of scales. The loads are under way while the TMA loads are.
+  __device__ __forceinline__ factors factors_of(int k_block) const {
+    if constexpr (!by_block) {
+      return {};
+    } else {
+      const block_scales scales{params.a_scale, {params.b_scale[0], params.b_scale[1]}};
+      factors result;
+      const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+#pragma unroll
+      for (int i = 0; i < a_factors; ++i) {
+        const int own = config.swap_ab() ? i / 2 * 8 + lane % 4 * 2 + i % 2
+                                         : i / 2 * 64 + warp * 16 + lane / 4 + i % 2 * 8;
+        result.a[i] = scales.of_a(row + own, params.m, k_block, params.k);
+      }
+#pragma unroll
+      for (int i = 0; i < b_factors; ++i) {
+#pragma unroll
+        for (int operand = 0; operand < b_operands; ++operand) {
+          result.b[i][operand] = scales.of_b(operand, column + i * 64, params.n, k_block, params.k);
+        }
+      }
+      return result;
+    }
+  }
+
+  __device__ __forceinline__ void promote(accumulators& acc, u32 buffer,
+                                          const factors& scale) const {
+    const u32 first_row = base::first_row;
+    const u64 a = wgmma_descriptor(buffer + (config.swap_ab() ? 0 : first_row * 128));
+    const u64 b =
+        wgmma_descriptor(buffer + plan.a_bytes + (config.swap_ab() ? first_row * 128 : 0));
+#pragma unroll
+    for (int m64 = 0; m64 < m64_tiles; ++m64) {
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+        float partial[values];
+        const int m64_offset = m64 * 64 * 128 >> 4, operand_offset = operand * plan.b_bytes >> 4;
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 128 / 32; ++step) {
+          if constexpr (config.swap_ab()) {
+            wgmma<T, config.bm>(partial, b + operand_offset + m64_offset + step * 2, a + step * 2,
+                                step > 0);
+          } else {
+            wgmma<T, config.bn>(partial, a + m64_offset + step * 2, b + operand_offset + step * 2,
+                                step > 0);
+          }
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        add(acc[m64][operand], partial, scale, m64, operand);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void add(float (&acc)[values], const float (&partial)[values],
+                                             const factors& scale, int m64, int operand) {
+    if constexpr (!by_block) {
+#pragma unroll
+      for (int i = 0; i < values; ++i) acc[i] += partial[i];
+    } else if constexpr (config.swap_ab()) {
+#pragma unroll
+      for (int i = 0; i < values; ++i) {
+        acc[i] += partial[i] * (scale.a[i / 4 * 2 + i % 2] * scale.b[m64][operand]);
+      }
+    } else {
+      const float factor[2] = {scale.a[m64 * 2] * scale.b[0][operand],
+                               scale.a[m64 * 2 + 1] * scale.b[0][operand]};
+#pragma unroll
+      for (int i = 0; i < values; ++i) acc[i] += partial[i] * factor[i / 2 % 2];
+    }
+  }
+};
+
+}  // namespace fftune

@@ -1,0 +1,123 @@
+// The shared-memory pipelines of the sm_90a GEMM: of K blocks, from the producer warps to the MMA
+// warpgroups, and of gathered row indices, from the index warp to those who load and store the
+// rows.
+#pragma once
+
+#include "common/tma.cuh"
+#include "gemm/groups.cuh"
+
+namespace fftune {
+
+// A state of the pipeline: the stage that is next, and the phase of its barriers. A stage's full
+// barrier completes when its bytes and arrivals are there, its empty one when all readers are done.
+template <int stages, int stage_bytes>
+struct pipeline {
+  u32 buffers, full, empty;
+  u32 index = 0, phase = 0;
+
+  __device__ __forceinline__ u32 buffer() const { return buffers + index * stage_bytes; }
+  __device__ __forceinline__ u32 full_barrier() const { return full + index * 8; }
+  __device__ __forceinline__ u32 empty_barrier() const { return empty + index * 8; }
+  __device__ __forceinline__ void advance() {
+    if (++index == stages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ void advance(u32 count) {
+    phase ^= (index + count) / stages & 1;
+    index = (index + count) % stages;
+  }
+  // The first pass over the stages finds them empty.
+  __device__ __forceinline__ void wait_empty() const { barrier_wait(empty_barrier(), phase ^ 1); }
+  __device__ __forceinline__ void wait_full() const { barrier_wait(full_barrier(), phase); }
+
+  // Producers in a cluster: until every stage is released, as a CTA may not exit while peers still
+  // multicast into it or signal its barriers.
+  __device__ __forceinline__ void drain() {
+    for (int stage = 0; stage < stages; ++stage, advance()) wait_empty();
+  }
+};
+
+// The rows of A (of tokens, in a grouped reduction) of one tile.
+struct tile_rows {
+  static constexpr u32 scattered = 0x80000000;
+  u32 word;         // the first of them, and whether they are scattered rather than consecutive
+  const u32* rows;  // in shared memory
+
+  __device__ __forceinline__ bool consecutive() const { return (word & scattered) == 0; }
+  __device__ __forceinline__ int first() const { return static_cast<int>(word & ~scattered); }
+};
+
+// Two stages of gathered row indices: the rows of a tile are found while those of the tile before
+// are in use. A stage may have the rows of several tiles of `height` that follow each other in
+// their group.
+template <int height, int tiles = 1>
+class row_index_pipeline {
+  static_assert(tiles <= 4);
+  static constexpr int all = height * tiles, words = all + 4;
+  pipeline<2, words * 4> state_;
+  u32* tables_;
+  // Where the rows that follow the last ones found may be looked for.
+  int next_ = -1;
+  u32 cursor_ = 0;
+
+ public:
+  // Rows of a stage; bytes of shared memory for both, a multiple of 16.
+  static constexpr int rows = all, bytes = 2 * words * 4 + 4 * 8;
+
+  // `memory` is `shared` as a pointer.
+  __device__ __forceinline__ row_index_pipeline(unsigned char* memory, u32 shared)
+      : state_{shared, shared + 2 * words * 4, shared + 2 * words * 4 + 16},
+        tables_(reinterpret_cast<u32*>(memory)) {}
+
+  // One thread; `readers` warps release each stage.
+  __device__ __forceinline__ void init(u32 readers) const {
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(state_.full + i * 8, 32);
+      barrier_init(state_.empty + i * 8, 32 * readers);
+    }
+  }
+
+  __device__ __forceinline__ void advance() { state_.advance(); }
+  __device__ __forceinline__ void advance(u32 count) { state_.advance(count); }
+
+  // The rows of the next stage. All lanes of a warp.
+  template <class Groups>
+  __device__ __forceinline__ void fill(const Groups& groups, const group_tile& own) {
+    const int lane = threadIdx.x % 32;
+    u32* const table = tables_ + state_.index * words;
+    state_.wait_empty();
+    if (own.count > 0) {
+      if (own.first != next_ || own.rank == 0) cursor_ = groups.locate(own.group, own.rank);
+      cursor_ = groups.list(own.group, own.rank, own.count, cursor_, table);
+      next_ = own.first + own.count;
+      __syncwarp();
+      // What is no row of a tile takes part as its last one, which nobody stores twice.
+      const u32 last = table[own.count - 1];
+      for (int row = own.count + lane; row < all; row += 32) table[row] = last;
+    }
+    if (lane < tiles) {
+      u32 word = 0;
+      const int left = smaller(own.count - lane * height, height);
+      if (left > 0) {
+        const u32 first = table[lane * height], last = table[lane * height + left - 1];
+        word = last - first == static_cast<u32>(left - 1) ? first : first | tile_rows::scattered;
+      }
+      table[all + lane] = word;
+    }
+    barrier_arrive(state_.full_barrier());
+    advance();
+  }
+  __device__ __forceinline__ tile_rows wait(int tile = 0) const {
+    state_.wait_full();
+    const u32* const table = tables_ + state_.index * words;
+    return {table[all + tile], table + tile * height};
+  }
+  // A stage whose rows nobody looks at.
+  __device__ __forceinline__ tile_rows unread() const { return {0, tables_}; }
+  // All lanes of a warp.
+  __device__ __forceinline__ void release() const { barrier_arrive(state_.empty_barrier()); }
+};
+
+}  // namespace fftune

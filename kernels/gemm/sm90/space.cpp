@@ -1,0 +1,424 @@
+#include "kernels/gemm/sm90/space.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "kernels/gemm/form.hpp"
+
+namespace fftune::sm90 {
+namespace {
+
+/// The words of the parameter schedule, in the order of sm90_schedule.
+constexpr std::array<std::string_view, 3> schedules{"cooperative", "pingpong", "swap_ab"};
+
+sm90_schedule schedule_of(std::string_view word) {
+  const auto at = std::find(schedules.begin(), schedules.end(), word);
+  if (at == schedules.end())
+    throw Error(ErrorKind::internal, fmt::format("sm90 has no schedule {}", word));
+  return static_cast<sm90_schedule>(at - schedules.begin());
+}
+
+int optional_value(const Config& config, std::string_view name, int otherwise) {
+  return config.contains(name) ? config.get(name) : otherwise;
+}
+
+/// Whether C's columns may take wgmma's 64-row side.
+bool may_swap(const Workload& work) {
+  return !work.a_mn_major() && !work.b_mn_major() && work.tensors_per_stage == 1;
+}
+
+/// Whether many problems are served by tiles of so many rows. Those between are for one m each.
+bool is_usual(int bm) {
+  return bm == 8 || bm == 16 || bm == 32 || bm % 64 == 0;
+}
+
+/// Whether so many tiles are few enough to share the k of each.
+bool may_split(std::int64_t tiles, int split_k, int sms) {
+  return split_k == 1 || (tiles < sms && tiles * split_k <= 2 * sms);
+}
+
+/// What the busiest SM computes, in elements of C, with tiles of bm x bn.
+double busiest(const Workload& work, int sms, int bm, int bn, int split_k) {
+  const std::int64_t tiles = work.row_tiles(bm) * ceil_div(work.n, bn) * work.results;
+  return double(ceil_div(tiles * split_k, sms)) * bm * bn / split_k;
+}
+
+/// The least of that by usual tiles that registers can hold and that are not too low for L2.
+double busiest_usual(const Workload& work, int sms) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const int bm : {64, 128, 192, 256})
+    for (const int bn : {64, 96, 128, 192, 256})
+      for (const int split_k : {1, 2, 4})
+        if ((bm > 64 || work.m <= 128) && bm * bn * work.b_operands() <= 128 * 384 &&
+            may_split(work.row_tiles(bm) * ceil_div(work.n, bn) * work.results, split_k, sms))
+          least = std::min(least, busiest(work, sms, bm, bn, split_k));
+  return least;
+}
+
+/// Shared memory of a CTA but for groups and row indices.
+std::int64_t ungrouped_bytes(const sm90_plan& plan) {
+  return 1024 + plan.reduction_barrier_at + 8;
+}
+
+/// The rows of the largest table of row indices.
+constexpr int most_index_rows = 256;
+
+/// A constraint whose predicate takes a Tile and its plan, and looks at the parameters `reads`
+/// alone.
+auto limits_of(Space& space, const Workload& work) {
+  return
+      [&space, form = work.form](std::string reason, std::vector<std::string> reads, auto holds) {
+        space.constraint(
+            std::move(reason),
+            [holds, form](const Config& config) {
+              const Tile tile(config);
+              if constexpr (std::is_invocable_v<decltype(holds), const Tile&>)
+                return holds(tile);
+              else
+                return holds(tile, sm90_plan_of(form, tile));
+            },
+            std::move(reads));
+      };
+}
+
+void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts& facts) {
+  const gemm_form form = work.form;
+  const int b_operands = work.b_operands();
+  const auto limit = limits_of(space, work);
+  limit("wgmma takes 64 rows for each warpgroup: of A, or of B with swap-AB",
+        {"bm", "bn", "schedule", "mma_warpgroups"}, [](const Tile& t, const sm90_plan& plan) {
+          return plan.rows % (64 * (t.pingpong() ? 1 : t.mma_warpgroups)) == 0;
+        });
+  limit("the narrow side of the tile is one wgmma wide", {"bm", "bn", "schedule"},
+        [](const Tile& t) {
+          if (!t.swap_ab()) return t.bm >= 64;
+          return is_usual(t.bm) ? t.bm <= 128 && t.bn <= 128 : true;
+        });
+  limit("ping-pong is two MMA warpgroups in turn", {"schedule", "mma_warpgroups"},
+        [](const Tile& t) { return !t.pingpong() || t.mma_warpgroups == 2; });
+  limit(
+      "more than 64 rows a warpgroup and the accumulators of both B operands must fit in 232 "
+      "registers a thread, or 160 with three MMA warpgroups",
+      {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
+        return plan.total_accumulators(form) <= (t.mma_warpgroups == 3 ? 128 : 192);
+      });
+  limit(
+      "a third MMA warpgroup pays only where two cannot hold the tile, and four warpgroups leave a "
+      "thread the 128 registers that no wgmma of 256 columns fits",
+      {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
+        return t.mma_warpgroups < 3 ||
+               (plan.rows == 192 && plan.total_accumulators(form) >= 64 && plan.columns <= 192);
+      });
+  limit(
+      "tiles of 64 x 64 or less leave the tensor cores waiting for shared memory unless rows are "
+      "few",
+      {"bm", "bn", "schedule"},
+      [=, m = work.m](const Tile& t) { return m <= 512 || t.bm * t.bn * b_operands >= 64 * 128; });
+  limit("CTAs share operands along m or along n, and either do that or share k",
+        {"cluster_m", "cluster_n", "split_k"},
+        [](const Tile& t) { return (t.cluster_m > 1) + (t.cluster_n > 1) + (t.split_k > 1) <= 1; });
+  limit("a ping-pong CTA has more than one tile, one with split-K exactly one",
+        {"schedule", "split_k"}, [](const Tile& t) { return !t.pingpong() || t.split_k == 1; });
+  const bool aligned = work.k % 64 == 0;
+  limit(
+      "with swap-AB an operand is worth sharing only where it costs two lines for each of its "
+      "rows, "
+      "and there are more than a few rows of A",
+      {"bm", "schedule", "cluster_m", "cluster_n"}, [=](const Tile& t) {
+        const bool shares = t.cluster_m * t.cluster_n > 1;
+        return !t.swap_ab() || !shares || (!aligned && !is_usual(t.bm));
+      });
+  limit("CTAs share an operand in whole swizzle atoms of 8 rows",
+        {"bm", "bn", "cluster_m", "cluster_n"}, [](const Tile& t) {
+          return t.bm % (8 * t.cluster_n) == 0 && t.bn % (8 * t.cluster_m) == 0;
+        });
+  limit("TMA and wgmma take an MN-major operand in slabs of 64 of its rows",
+        {"bm", "bn", "cluster_m", "cluster_n"},
+        [a = work.a_mn_major(), b = work.b_mn_major()](const Tile& t) {
+          return (!a || t.bm / t.cluster_n % 64 == 0) && (!b || t.bn / t.cluster_m % 64 == 0);
+        });
+  limit("swap-AB takes K-major operands, and no activation gradient", {"schedule"},
+        [swaps = may_swap(work)](const Tile& t) { return !t.swap_ab() || swaps; });
+  limit(
+      "gate and up are read by the CTA that has the whole accumulators", {"split_k"},
+      [tensors = work.tensors_per_stage](const Tile& t) { return t.split_k == 1 || tensors == 1; });
+  limit("no more epilogue stages than there are subtiles",
+        {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "epilogue_stages"},
+        [](const Tile& t, const sm90_plan& plan) { return t.epilogue_stages <= plan.subtiles; });
+  // Beside the largest tables of grouped forms.
+  const std::int64_t most =
+      facts.shared_bytes_per_block -
+      (form.groups == grouping::none ? 0 : 8 + sm90_group_bytes(form, most_index_rows));
+  limit(fmt::format("stages * 128 bytes * (bm + {} bn), the epilogue stages and the split-K "
+                    "reduction must fit in the {} bytes of shared memory that a CTA can have",
+                    b_operands, most),
+        {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
+        [=](const Tile&, const sm90_plan& plan) { return ungrouped_bytes(plan) <= most; });
+  limit("a pipeline of fewer stages than fit, by a third or more, only waits longer for memory",
+        {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
+        [=](const Tile& t, const sm90_plan& plan) {
+          return t.stages >= work.k_blocks(t) || ungrouped_bytes(plan) * 3 > most * 2 ||
+                 t.stages >= 12;
+        });
+}
+
+void add_problem_constraints(Space& space, const Workload& work, const DeviceFacts& facts) {
+  const auto limit = limits_of(space, work);
+  const int sms = std::max(facts.multiprocessors, 1);
+  limit(
+      "tiles of fewer than 64 columns read A more often, for the sake of SMs that would have no "
+      "tile",
+      {"bm", "bn"}, [=](const Tile& t) {
+        return t.bn >= 64 || work.row_tiles(t.bm) * ceil_div(work.n, 64) < sms;
+      });
+  limit(
+      "widths of wgmma between multiples of 32 are for tiles that are whole and only stored: "
+      "groups "
+      "end in parts of tiles, and subtiles that are read too have 32 columns or 64",
+      {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
+        const bool plain = !work.grouped_rows() && work.tensors_per_stage == 1;
+        return plain || t.swap_ab() || plan.wgmma_columns <= 32 || plan.wgmma_columns % 32 == 0;
+      });
+  limit("widths between the usual ones are for waves that they fill better",
+        {"bm", "bn", "split_k"}, [=](const Tile& t) {
+          if (t.bn != 80 && t.bn != 112 && t.bn != 160 && t.bn != 224) return true;
+          const int less = t.bn == 80 ? 64 : t.bn == 112 ? 96 : t.bn == 160 ? 128 : 192;
+          const int more = t.bn == 80 ? 96 : t.bn == 112 ? 128 : t.bn == 160 ? 192 : 256;
+          const auto most = [&](int bn) { return busiest(work, sms, t.bm, bn, t.split_k); };
+          return most(t.bn) < most(less) && most(t.bn) < most(more);
+        });
+  const double usual = busiest_usual(work, sms);
+  limit(
+      "tiles of other numbers of rows are for an m and waves that no usual tile fills as well: A "
+      "then takes the side of wgmma that comes in steps of 8",
+      {"bm", "bn", "schedule", "split_k"}, [=](const Tile& t) {
+        if (is_usual(t.bm)) return true;
+        const auto rows = work.row_tiles(t.bm);
+        const bool narrowest = work.row_tiles(t.bm - 8) > rows;
+        if (!t.swap_ab() || work.m <= 64 || t.bn < 64 || !narrowest) return false;
+        // Few rows leave the tensor cores idle: what counts is the padding that is loaded.
+        if (work.m <= 128) return rows * t.bm < ceil_div(work.m, 32) * 32;
+        return busiest(work, sms, t.bm, t.bn, t.split_k) < usual;
+      });
+  limit("more than half of a tile would be padding", {"bm", "bn"},
+        [=, least = may_swap(work) ? 8 : 64](const Tile& t) {
+          return (t.bm == least || t.bm < 2 * work.m) && (t.bn <= 64 || t.bn < 2 * work.n);
+        });
+  limit("every row of tiles reads B again: at most four, or tiles of 80 rows", {"bm"},
+        [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(work.m, 4)); });
+  limit("tiles with swap-AB of the usual numbers of rows pay up to an m of 256", {"bm", "schedule"},
+        [=](const Tile& t) { return !t.swap_ab() || !is_usual(t.bm) || work.m <= 256; });
+  limit("CTAs that share an operand need a tile each", {"bm", "bn", "cluster_m", "cluster_n"},
+        [=](const Tile& t) {
+          return work.row_tiles(t.bm) >= t.cluster_m && ceil_div(work.n, t.bn) >= t.cluster_n;
+        });
+  limit("split-K pays only while there are fewer tiles than SMs, and up to two CTAs for each",
+        {"bm", "bn", "split_k"},
+        [=](const Tile& t) { return may_split(work.tiles(t), t.split_k, sms); });
+  limit("a split needs at least two K blocks", {"split_k"}, [=](const Tile& t) {
+    return t.split_k == 1 || work.k * work.k_pairs() >= std::int64_t{128} * t.split_k;
+  });
+  limit("a pipeline longer than the main loop is never full", {"split_k", "stages"},
+        [=](const Tile& t) { return t.stages == 2 || t.stages <= work.k_blocks(t) + 1; });
+  limit("without several waves the order of the tiles does not matter", {"bm", "bn", "group_m"},
+        [=](const Tile& t) {
+          return t.group_m == 8 || (work.tiles(t) > sms && work.row_tiles(t.bm) > 8);
+        });
+}
+
+void add_fp8_constraints(Space& space, const Workload& work) {
+  const gemm_form form = work.form;
+  const auto limit = limits_of(space, work);
+  limit(
+      "the accumulators, and beside them those of one K block on their way there, must fit in 232 "
+      "registers a thread, or 160 with three MMA warpgroups",
+      {"bm", "bn", "schedule", "mma_warpgroups"}, [=](const Tile& t, const sm90_plan& plan) {
+        return plan.total_accumulators(form) + plan.columns / 2 <=
+               (t.mma_warpgroups == 3 ? 112 : 192);
+      });
+  limit("a row of a subtile to store has 32 bytes or more", {"bm", "bn", "schedule", "split_k"},
+        [](const Tile&, const sm90_plan& plan) { return plan.subtile_n >= 32; });
+  if (form.scales != scaling::block) return;
+  limit("all columns of a tile share one scale of B: 128 is a multiple of them", {"bn", "schedule"},
+        [](const Tile& t) { return t.swap_ab() || scale_block % t.bn == 0; });
+  limit("a thread holds the scale of each of its rows, and where the next one is: 64 rows at most",
+        {"bm", "schedule"}, [](const Tile& t) { return !t.swap_ab() || t.bm <= 64; });
+  if (!form.c_quantised) return;
+  limit("a warpgroup has all 128 columns of a row that share a scale of C",
+        {"bn", "schedule", "mma_warpgroups", "split_k"}, [](const Tile& t, const sm90_plan& plan) {
+          if (t.swap_ab()) return plan.warpgroup_rows % scale_block == 0;
+          return t.bn == scale_block && t.split_k == 1;
+        });
+}
+
+void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
+  const auto limit = limits_of(space, work);
+  if (!gemm.a_sorted)
+    limit("rows are gathered by the CTA that needs them: none is shared", {"cluster_n"},
+          [](const Tile& t) { return t.cluster_n == 1; });
+  if (!gathers(gemm) || work.form.is_gradient()) return;
+  space.parameter("a_reuse",
+                  "tiles along n that a CTA computes one after the other with the same rows of A: "
+                  "the first one's are gathered, and loaded by TMA from a copy for the others",
+                  {1, 2, 4, 8});
+  limit("CTAs reuse A by themselves, with all MMA warpgroups at one tile",
+        {"schedule", "cluster_m", "cluster_n", "split_k", "a_reuse"},
+        [](const Tile& t) { return t.a_reuse == 1 || (t.cluster_ctas() == 1 && !t.pingpong()); });
+  limit("there are no more tiles of the same rows than C has columns for", {"bn", "a_reuse"},
+        [n = work.n](const Tile& t) { return t.a_reuse <= ceil_div(n, t.bn); });
+}
+
+void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload& work) {
+  const auto limit = limits_of(space, work);
+  if (work.form.source == group_source::routed)
+    limit("the CTAs of a split share the K blocks of two groups, by a mask", {"split_k"},
+          [](const Tile& t) { return t.split_k == 1; });
+  if (!gathers(gemm)) return;
+  space
+      .parameter("pre_permute",
+                 "1: a kernel before copies the tokens into the sorted order; 0: CTAs gather those "
+                 "that are scattered",
+                 {0, 1})
+      .parameter("gather_warps",
+                 "warps of a CTA that gather: 2 of the producer warpgroup, or 4, which are a "
+                 "warpgroup more",
+                 {2, 4});
+  limit("sorted tokens are not gathered", {"pre_permute", "gather_warps"},
+        [](const Tile& t) { return !t.pre_permute || t.gather_warps == 2; });
+  limit(
+      "four warpgroups start with the 128 registers a thread that no wgmma of 256 columns fits, "
+      "and "
+      "two of them compute with 200, which hold 128 accumulators",
+      {"bm", "bn", "schedule", "mma_warpgroups", "gather_warps"},
+      [form = work.form](const Tile& t, const sm90_plan& plan) {
+        return t.gather_warps == 2 ||
+               (t.mma_warpgroups == 2 && plan.total_accumulators(form) <= 128 && t.bn <= 192);
+      });
+}
+
+}  // namespace
+
+Tile::Tile(const Config& config)
+    : sm90_config{.bm = config.get("bm"),
+                  .bn = config.get("bn"),
+                  .schedule = schedule_of(config.word("schedule")),
+                  .mma_warpgroups = config.get("mma_warpgroups"),
+                  .cluster_m = config.get("cluster_m"),
+                  .cluster_n = config.get("cluster_n"),
+                  .split_k = config.get("split_k"),
+                  .stages = config.get("stages"),
+                  .epilogue_stages = config.get("epilogue_stages"),
+                  .a_reuse = optional_value(config, "a_reuse", 1),
+                  .gather_warps = optional_value(config, "gather_warps", 2)},
+      group_m(config.get("group_m")),
+      pre_permute(optional_value(config, "pre_permute", 0) == 1) {}
+
+bool gathers(const GemmProblem& gemm) {
+  if (!gemm.groups.any() || !gemm.groups.scattered) return false;
+  return gemm.groups.by == Grouping::rows ? !gemm.a_sorted : !(gemm.a_sorted && gemm.b_sorted);
+}
+
+Workload::Workload(const GemmProblem& gemm)
+    : form(form_of(gemm)),
+      m(gemm.m),
+      n(gemm.n),
+      k(form.scales == scaling::none ? gemm.k : ceil_div(gemm.k, 2)),
+      groups(gemm.groups.count),
+      results(gemm.outputs()),
+      tensors_per_stage(gemm.tensors_per_stage()) {
+  if (grouped_reduction()) results *= groups;
+  if (grouped_rows() && form.source == group_source::mask) {
+    const double rows = static_cast<double>(m), share = gemm.groups.expected_share;
+    first_group_rows = std::llround(rows * share);
+    if (gemm.groups.random) deviation = std::sqrt(rows * share * (1 - share));
+  }
+  gathers_a = gemm.groups.any() && gemm.groups.scattered && !gemm.a_sorted;
+  gathers_b = grouped_reduction() && gemm.groups.scattered && !gemm.b_sorted;
+}
+
+Workload::Workload(const GemmProblem& gemm, const Tile& tile) : Workload(gemm) {
+  a_reuse = tile.a_reuse;
+  if (!grouped_reduction()) return;
+  if (tile.split_k > 1) results /= groups;  // a cluster has a tile of every group
+  if (tile.pre_permute) gathers_a = gathers_b = false;
+}
+
+std::int64_t Workload::row_tiles(std::int64_t height) const {
+  if (grouped_rows() && form.source == group_source::routed)
+    return groups * ceil_div(ceil_div(m, groups), height);
+  return ceil_div(m - first_group_rows, height) + ceil_div(first_group_rows, height);
+}
+std::int64_t Workload::groups_with_rows() const {
+  if (!grouped_rows()) return 1;
+  if (form.source == group_source::routed) return groups;
+  return (first_group_rows > 0) + (first_group_rows < m);
+}
+std::int64_t Workload::fewest_row_tiles(std::int64_t height) const {
+  return ceil_div(std::min(first_group_rows, m - first_group_rows), height);
+}
+std::int64_t Workload::tiles(const Tile& tile) const {
+  return row_tiles(tile.bm) * ceil_div(n, tile.bn) * results;
+}
+std::int64_t Workload::column_runs(const Tile& tile) const {
+  return ceil_div(ceil_div(n, std::int64_t{tile.bn} * tile.cluster_n), a_reuse);
+}
+std::int64_t Workload::runs(const Tile& tile) const {
+  return row_tiles(std::int64_t{tile.bm} * tile.cluster_m) * column_runs(tile) * results;
+}
+std::int64_t Workload::k_blocks(const Tile& tile) const {
+  return ceil_div(ceil_div(k, 64) * k_pairs(), tile.split_k);
+}
+
+Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
+  Space space;
+  std::vector<std::int64_t> rows;
+  for (int bm = 8; bm <= 256; bm += 8) rows.push_back(bm);
+  space.parameter("bm", "rows of a tile of C", rows)
+      .parameter("bn", "columns of a tile of C", {16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256})
+      .parameter("schedule",
+                 "cooperative: the MMA warpgroups share a tile; pingpong: each has one in turn; "
+                 "swap_ab: cooperative, with B on the 64-row side of wgmma",
+                 {"cooperative", "pingpong", "swap_ab"})
+      .parameter("mma_warpgroups", "warpgroups that issue wgmma", {1, 2, 3})
+      .parameter("cluster_m", "CTAs along m that share B by multicast", {1, 2})
+      .parameter("cluster_n", "CTAs along n that share A by multicast", {1, 2})
+      .parameter("split_k", "CTAs of a cluster that share the k of a tile", {1, 2, 4, 8})
+      .parameter("stages", "K blocks of 128 bytes a row that shared memory holds",
+                 {2, 3, 4, 5, 6, 8, 12, 16})
+      .parameter("epilogue_stages",
+                 "subtiles of C between registers and memory, of each MMA warpgroup", {1, 2, 4})
+      .parameter("group_m", "tile rows in a band of the raster order", {8, 16});
+  Workload work(gemm);
+  // Each group's share of the tokens, which is what those of all groups come to.
+  if (work.grouped_reduction()) work.k = ceil_div(work.k, work.groups);
+  add_tile_constraints(space, work, facts);
+  add_problem_constraints(space, work, facts);
+  if (work.promotes()) add_fp8_constraints(space, work);
+  if (work.grouped_rows()) add_grouped_rows(space, gemm, work);
+  if (work.grouped_reduction()) add_grouped_reduction(space, gemm, work);
+  return space;
+}
+
+Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
+  const auto feasible = space(gemm, facts).feasible();
+  if (feasible.empty()) throw Error(ErrorKind::internal, "a space of the sm90 engine is empty");
+  const Config* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const Config& config : feasible) {
+    const double cost = cycles(gemm, facts, config);
+    if (cost > least || (cost == least && config.at("stages") <= best->at("stages"))) continue;
+    least = cost;
+    best = &config;
+  }
+  return *best;
+}
+
+}  // namespace fftune::sm90

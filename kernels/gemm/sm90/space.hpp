@@ -1,0 +1,76 @@
+// The sm90 engine's parameters: what limits them for a GEMM on a device, which to use untuned, and
+// the cost model that ranks them.
+#pragma once
+
+#include "core/space.hpp"
+#include "device/facts.hpp"
+#include "kernels/gemm/problem.hpp"
+#include "kernels/gemm/sm90/config.cuh"
+
+namespace fftune::sm90 {
+
+/// A configuration: the kernel's template argument, what it is passed at run time, and whether a
+/// kernel before it sorts the tokens of a grouped reduction.
+struct Tile : sm90_config {
+  int group_m = 8;
+  bool pre_permute = false;
+
+  explicit Tile(const Config& config);
+};
+
+/// What the space and the cost model look at. Of fp8 k counts pairs of elements: a K block has the
+/// same bytes and takes the same instructions as one of 16-bit elements.
+struct Workload {
+  explicit Workload(const GemmProblem& gemm);
+  /// The same as a configuration has it.
+  Workload(const GemmProblem& gemm, const Tile& tile);
+
+  gemm_form form;
+  std::int64_t m, n, k;  // k of one K-concatenated pair
+  std::int64_t groups;
+  /// Matrices that are computed: outputs, of a grouped reduction of each group.
+  std::int64_t results;
+  int tensors_per_stage;
+  int a_reuse = 1;
+  bool gathers_a = false, gathers_b = false;
+  /// Grouped rows by a mask: those that group 0 should have.
+  std::int64_t first_group_rows = 0;
+  double deviation = 0;  // of that number, where it is random
+
+  int b_operands() const { return form.b_operands(); }
+  int k_pairs() const { return form.k_pairs(); }
+  bool a_mn_major() const { return form.a_major == major::mn; }
+  bool b_mn_major() const { return form.b_major == major::mn; }
+  bool grouped_rows() const { return form.groups == grouping::rows; }
+  bool grouped_reduction() const { return form.groups == grouping::reduction; }
+  bool promotes() const { return form.scales != scaling::none; }
+
+  /// Tiles of so many rows that m takes: none has rows of two groups.
+  std::int64_t row_tiles(std::int64_t height) const;
+  /// Grouped rows: how many groups have rows; else 1.
+  std::int64_t groups_with_rows() const;
+  /// Of two groups by a mask the fewer tiles.
+  std::int64_t fewest_row_tiles(std::int64_t height) const;
+  std::int64_t tiles(const Tile& tile) const;
+  /// Runs of tiles of one row that a cluster has one after the other: one tile without A reuse.
+  std::int64_t column_runs(const Tile& tile) const;
+  std::int64_t runs(const Tile& tile) const;
+  /// K blocks of a CTA.
+  std::int64_t k_blocks(const Tile& tile) const;
+};
+
+/// Whether most tiles of grouped rows, or K blocks of a grouped reduction, are gathered.
+bool gathers(const GemmProblem& gemm);
+
+/// bm, bn, schedule, mma_warpgroups, cluster_m, cluster_n, split_k, stages, epilogue_stages,
+/// group_m; a_reuse of gathered rows; pre_permute and gather_warps of gathered reductions. `bn`
+/// counts columns of C: with two B operands a CTA computes 2 bn.
+Space space(const GemmProblem& gemm, const DeviceFacts& facts);
+
+/// The feasible configuration of least cycles(), of equal ones the deeper pipeline.
+Config default_config(const GemmProblem& gemm, const DeviceFacts& facts);
+
+/// An estimate of the clock cycles that a configuration takes, good enough to rank.
+double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config);
+
+}  // namespace fftune::sm90

@@ -1,0 +1,289 @@
+// Tile schedulers of the sm_90a GEMM: which tiles of C a CTA computes, one after the other, and of
+// each which K blocks. Every role of the kernel walks a scheduler of its own, to the same tiles.
+//
+//   dense_scheduler      a persistent grid; with split-K one tile a cluster, a share of k a CTA
+//   rows_scheduler       the same over tiles of rows of one group each (group_tiles)
+//   reduction_scheduler  the tiles of every group's C; k is the tokens of a group
+//
+//   is_valid()           there is a tile; next(n) goes to the n-th after it
+//   tile()               the work tile
+//   group(tile)          whose B it takes; first_row(tile): its first row of A
+#pragma once
+
+#include "gemm/groups.cuh"
+#include "gemm/params.cuh"
+#include "gemm/sm90/config.cuh"
+#include "gemm/tile_order.cuh"
+
+namespace fftune {
+
+// What a kernel is compiled for.
+template <gemm_form form_, sm90_config config_>
+struct sm90_traits {
+  static constexpr gemm_form form = form_;
+  static constexpr sm90_config config = config_;
+  static constexpr sm90_plan plan = sm90_plan_of(form_, config_);
+  using groups = groups_of<form_.source>;
+  using group_tiles = fftune::group_tiles<groups, config_.bm, config_.cluster_m>;
+};
+
+// The K blocks [first, last) of a CTA.
+struct k_range {
+  int first, last;
+
+  __device__ __forceinline__ int count() const { return last - first; }
+};
+
+struct work_tile {
+  u32 m, n;  // in tiles
+  int row;   // dense: its first row of A and C
+  k_range k;
+  int group;             // grouped reduction: whose C it is
+  int output;            // which of two
+  u32 reducer, senders;  // grouped reduction with split-K: the CTA that finishes it, and a bit for
+                         // each other that has a part
+};
+
+// Clusters take tiles round-robin, in the order of grouped_tile(); with split-K a cluster has one
+// tile.
+template <class Traits>
+class tile_raster {
+  static constexpr sm90_config config = Traits::config;
+  static constexpr u32 ctas = config.cluster_ctas();
+  u32 clusters_m_, clusters_n_, group_m_, index_, step_, count_;
+
+ public:
+  __device__ __forceinline__ tile_raster(int m, int n, int group_m) {
+    clusters_m_ = ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m));
+    clusters_n_ = ceil_div(static_cast<u32>(n), static_cast<u32>(config.bn * config.cluster_n));
+    group_m_ = group_m;
+    index_ = blockIdx.x / ctas;
+    step_ = gridDim.x / ctas;
+    count_ = clusters_m_ * clusters_n_;
+  }
+  __device__ __forceinline__ bool is_valid() const { return index_ < count_; }
+  __device__ __forceinline__ void next(u32 tiles) { index_ += tiles * step_; }
+  __device__ __forceinline__ tile_position position(u32 rank) const {
+    const tile_position at = grouped_tile(index_, clusters_m_, clusters_n_, group_m_);
+    if constexpr (config.split_k > 1) return at;
+    return {at.m * config.cluster_m + rank / config.cluster_n,
+            at.n * config.cluster_n + rank % config.cluster_n};
+  }
+};
+
+// Of k elements, `pairs` times: K-concatenated operands follow each other.
+template <class Traits>
+__device__ __forceinline__ k_range k_range_of(int k, u32 rank) {
+  constexpr int split_k = Traits::config.split_k, pairs = Traits::form.k_pairs();
+  constexpr u32 bk = Traits::plan.bk;
+  const u32 blocks = ceil_div(static_cast<u32>(k), bk) * pairs;
+  if constexpr (split_k == 1) return {0, static_cast<int>(blocks)};
+  return {static_cast<int>(blocks * rank / split_k),
+          static_cast<int>(blocks * (rank + 1) / split_k)};
+}
+
+template <class Traits>
+class dense_scheduler {
+  static constexpr gemm_form form = Traits::form;
+  static constexpr sm90_config config = Traits::config;
+  const gemm_params& params_;
+  u32 rank_;
+  tile_raster<Traits> raster_;
+
+  // The tiles of two outputs are below each other, in whole clusters.
+  static __device__ __forceinline__ u32 output_rows(int m) {
+    return ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m)) *
+           config.cluster_m;
+  }
+  static __device__ __forceinline__ int raster_m(int m) {
+    if constexpr (form.outputs() == 1) return m;
+    return static_cast<int>(2 * output_rows(m) * config.bm);
+  }
+
+  // A CTA that loaded only the rows that there are would run ahead of those that share its B:
+  // requests that come together are one to the L2, and apart each is one. So the last tile of rows
+  // is a whole one too, and computes some rows again, to the same bits. Not where a source is added
+  // or read: that may be the same memory as C.
+  static __device__ __forceinline__ int whole_tile(int row, int m) {
+    if constexpr (form.a_major == major::k && !form.adds_source && !form.is_gradient()) {
+      if (row < m && row + config.bm > m) return m > config.bm ? m - config.bm : 0;
+    }
+    return row;
+  }
+
+ public:
+  __device__ __forceinline__ dense_scheduler(const gemm_params& params, u32 rank)
+      : params_(params), rank_(rank), raster_(raster_m(params.m), params.n, params.group_m) {}
+
+  __device__ __forceinline__ bool is_valid() const { return raster_.is_valid(); }
+  __device__ __forceinline__ void next(u32 tiles) { raster_.next(tiles); }
+  __device__ __forceinline__ work_tile tile() const {
+    tile_position at = raster_.position(rank_);
+    int output = 0;
+    if constexpr (form.outputs() == 2) {
+      if (at.m >= output_rows(params_.m)) {
+        output = 1;
+        at.m -= output_rows(params_.m);
+      }
+    }
+    const int row = whole_tile(static_cast<int>(at.m) * config.bm, params_.m);
+    return {at.m, at.n, row, k_range_of<Traits>(params_.k, rank_), 0, output, 0, 0};
+  }
+  __device__ __forceinline__ int group(const work_tile&) const { return 0; }
+  __device__ __forceinline__ int first_row(const work_tile& tile) const { return tile.row; }
+};
+
+// A tile's rows lie at first_row(tile) in the sorted order. With A reuse a CTA takes a_reuse tiles
+// side by side along n one after the other, and what it gathered for the first serves all.
+template <class Traits>
+class rows_scheduler {
+  static constexpr sm90_config config = Traits::config;
+  static constexpr int reuse = config.a_reuse;
+  static_assert(reuse == 1 || (config.cluster_ctas() == 1 && !config.pingpong()));
+  using group_tiles = typename Traits::group_tiles;
+  const gemm_params& params_;
+  const group_tiles& tiles_;
+  u32 rank_;
+  tile_raster<Traits> raster_;
+  u32 columns_, turn_ = 0;
+
+  static __device__ __forceinline__ int columns_of(int n) { return ceil_div(n, config.bn); }
+
+ public:
+  // As many columns as there are runs of tiles that reuse A.
+  static __device__ __forceinline__ int raster_n(int n) {
+    if constexpr (reuse == 1) return n;
+    return ceil_div(columns_of(n), reuse) * config.bn;
+  }
+  __device__ __forceinline__ rows_scheduler(const gemm_params& params, const group_tiles& tiles,
+                                            u32 rank)
+      : params_(params),
+        tiles_(tiles),
+        rank_(rank),
+        raster_(static_cast<int>(tiles.count()) * config.bm, raster_n(params.n), params.group_m),
+        columns_(columns_of(params.n)) {}
+
+  __device__ __forceinline__ bool is_valid() const { return raster_.is_valid(); }
+  __device__ __forceinline__ work_tile tile() const {
+    tile_position at = raster_.position(rank_);
+    if constexpr (reuse > 1) at.n = at.n * reuse + turn_;
+    return {at.m, at.n, 0, k_range_of<Traits>(params_.k, rank_), 0, 0, 0, 0};
+  }
+  __device__ __forceinline__ int group(const work_tile& tile) const {
+    return tiles_.at(tile.m).group;
+  }
+  __device__ __forceinline__ int first_row(const work_tile& tile) const {
+    return tiles_.at(tile.m).first;
+  }
+  __device__ __forceinline__ group_tile rows(const work_tile& tile) const {
+    return tiles_.at(tile.m);
+  }
+  // Whether the tile is the first or the last of its rows here.
+  __device__ __forceinline__ bool first() const { return turn_ == 0; }
+  __device__ __forceinline__ bool last() const {
+    return reuse == 1 || turn_ + 1 == reuse || tile().n + 1 >= columns_;
+  }
+  // To the next tile, past `tiles - 1` others, which are of other rows.
+  __device__ __forceinline__ void next(u32 tiles) {
+    if (last()) {
+      turn_ = 0;
+      raster_.next(tiles);
+    } else {
+      ++turn_;
+    }
+  }
+  __device__ __forceinline__ void next_rows() {
+    turn_ = 0;
+    raster_.next(1);
+  }
+};
+
+// Every group has a C. Of two groups by a mask the tiles of the one with more tokens come first, as
+// they take longer. With split-K the CTAs of a cluster have the tiles of both groups at each place
+// of C instead, and each as many of all K blocks there, in that order of the groups: the same work
+// under every mask, and most of them have K blocks of one tile alone. The first CTA finishes the
+// longer group's tile, the last one the other's.
+template <class Traits>
+class reduction_scheduler {
+  static constexpr gemm_form form = Traits::form;
+  static constexpr sm90_config config = Traits::config;
+  static constexpr bool by_mask = form.source == group_source::mask;
+  static constexpr int outputs = form.outputs();
+  static constexpr bool shares = config.split_k > 1;
+  static constexpr u32 ctas = config.split_k;
+  static constexpr int tokens = sm90_reduction_tokens;  // of a K block
+  static_assert(!shares || by_mask);
+  using groups_type = typename Traits::groups;
+  const gemm_params& params_;
+  const groups_type& groups_;
+  u32 rank_;
+  tile_raster<Traits> raster_;
+  int part_ = 0;  // where k is shared: 0 is the longer group's tile, 1 the other's
+
+  static __device__ __forceinline__ u32 output_rows(int m) {
+    return ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m)) *
+           config.cluster_m;
+  }
+  __device__ __forceinline__ int k_blocks_of(int group) const {
+    return ceil_div(groups_.count(group), tokens);
+  }
+  __device__ __forceinline__ int longer_group() const {
+    if constexpr (!by_mask) return 0;
+    return 2 * groups_.count(0) >= groups_.rows() ? 0 : 1;
+  }
+  // What a CTA has of `longer` and then `shorter` K blocks: those of part 0 or 1.
+  static __device__ __forceinline__ k_range part_range(int longer, int shorter, int part, u32 cta) {
+    const u32 all = longer + shorter;
+    const int first = ceil_div(all * cta, ctas), last = ceil_div(all * (cta + 1), ctas);
+    if (part == 0) return {smaller(first, longer), smaller(last, longer)};
+    return {larger(first - longer, 0), larger(last - longer, 0)};
+  }
+  static __device__ __forceinline__ int raster_m(const groups_type& groups, int m) {
+    const int tiles_of_c = shares ? 1 : groups.groups();
+    return static_cast<int>(tiles_of_c * outputs * output_rows(m) * config.bm);
+  }
+
+ public:
+  __device__ __forceinline__ reduction_scheduler(const gemm_params& params,
+                                                 const groups_type& groups, u32 rank)
+      : params_(params),
+        groups_(groups),
+        rank_(rank),
+        raster_(raster_m(groups, params.m), params.n, params.group_m) {}
+
+  __device__ __forceinline__ bool is_valid() const { return raster_.is_valid(); }
+  __device__ __forceinline__ void next(u32 tiles) {
+    if (shares) part_ ^= 1;
+    if (part_ == 0) raster_.next(tiles);
+  }
+  // A CTA may have no K block of it; but its reducer then has one past the last, which is all
+  // zeros.
+  __device__ __forceinline__ work_tile tile() const {
+    const tile_position at = raster_.position(rank_);
+    work_tile own{at.m, at.n, 0, {}, 0, 0, rank_, 0};
+    const u32 rows = output_rows(params_.m);
+    const u32 index = own.m / rows;
+    own.m -= index * rows;
+    const int longer = longer_group();
+    own.group = !by_mask                                  ? static_cast<int>(index / outputs)
+                : (shares ? part_ == 0 : index < outputs) ? longer
+                                                          : 1 - longer;
+    own.output = outputs == 2 && index % 2 == 1;
+    const int k_blocks = k_blocks_of(own.group);
+    own.k = {0, k_blocks};
+    if constexpr (shares) {
+      const int most = k_blocks_of(longer), least = k_blocks_of(1 - longer);
+      own.k = part_range(most, least, part_, rank_);
+      own.reducer = part_ == 0 ? 0 : ctas - 1;
+#pragma unroll
+      for (u32 cta = 0; cta < ctas; ++cta) {
+        const k_range range = part_range(most, least, part_, cta);
+        if (cta != own.reducer && range.first < range.last) own.senders |= 1u << cta;
+      }
+    }
+    if (rank_ == own.reducer && own.k.count() == 0) own.k = {k_blocks, k_blocks + 1};
+    return own;
+  }
+};
+
+}  // namespace fftune

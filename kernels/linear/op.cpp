@@ -1,0 +1,116 @@
+#include "kernels/linear/linear.hpp"
+
+#include <cmath>
+#include <string>
+
+#include "kernels/common/op_fields.hpp"
+#include "kernels/linear/stages.hpp"
+
+namespace fftune {
+namespace linear {
+namespace {
+
+/// The sum of dy's rows: an addition for each element.
+StageSpec d_bias_spec(const Problem& problem, const std::vector<TensorSpec>& tensors) {
+  const std::int64_t m = problem.size("m"), n = problem.size("n");
+  StageSpec stage{.name = stage_d_bias,
+                  .inputs = {"dy"},
+                  .outputs = {"dbias"},
+                  .reduction_length = m,
+                  .flops = static_cast<double>(m * n)};
+  if (form_of(problem).accumulates) stage.inputs.emplace_back("dbias_before");
+  for (const auto& names : {stage.inputs, stage.outputs})
+    for (const auto& name : names)
+      stage.bytes += static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+  return stage;
+}
+
+class Linear final : public Op {
+ public:
+  std::string_view name() const override { return "linear"; }
+  std::string_view summary() const override { return "linear layer: y = x w^T (+ bias)"; }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    return {product_tokens(),
+            {.name = "k", .help = "input features"},
+            {.name = "n", .help = "output features", .example = 2048}};
+  }
+  std::vector<OptionField> options() const override {
+    return {{.name = "bias",
+             .help = "whether y has a bias, and the backward pass its gradient",
+             .choices = {"no", "yes"},
+             .rare = true},
+            residual_option(),
+            accumulate_option("w and bias")};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::string_view token_size() const override { return "m"; }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
+    const auto dtype = problem.dtype;
+    // Sums of n products with weights of deviation 1/sqrt(n) keep the deviation of their inputs.
+    const double by_k = 1 / std::sqrt(static_cast<double>(k));
+    const Form form = form_of(problem);
+    std::vector<TensorSpec> tensors;
+    if (form.backward) tensors.push_back({"dy", dtype, {m, n}, Role::input, 1});
+    tensors.push_back({"x", dtype, {m, k}, Role::input, 1});
+    tensors.back().kept = form.backward;
+    tensors.push_back({"w", dtype, {n, k}, Role::input, by_k});
+    if (!form.backward) {
+      if (form.bias) tensors.push_back({"bias", dtype, {n}, Role::input, 1});
+      if (form.residual) tensors.push_back({"residual", dtype, {m, n}, Role::input, 1});
+      tensors.push_back({"y", dtype, {m, n}, Role::output, 1});
+      return tensors;
+    }
+    const auto of_weights = [&](const std::string& suffix, Role role) {
+      const std::size_t first = tensors.size();
+      tensors.push_back({"dw" + suffix, dtype, {n, k}, role, 1});
+      if (form.bias) tensors.push_back({"dbias" + suffix, dtype, {n}, role, 1});
+      for (std::size_t i = first; i < tensors.size(); ++i)
+        (role == Role::input ? tensors[i].begins_sum : tensors[i].sums_tokens) = true;
+    };
+    if (form.accumulates) of_weights("_before", Role::input);
+    tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
+    of_weights("", Role::output);
+    return tensors;
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const auto tensors = this->tensors(problem);
+    std::vector<StageSpec> stages;
+    for (const GemmStage& stage : gemm_stages(problem))
+      stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
+    if (form_of(problem).backward && form_of(problem).bias)
+      stages.push_back(d_bias_spec(problem, tensors));
+    return stages;
+  }
+
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    linear::reference(problem, stages(problem).at(stage).name, tensors, parallel);
+  }
+  std::vector<const Family*> families() const override { return linear::families(); }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return linear::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+Form form_of(const Problem& problem) {
+  return {.backward = problem.pass == "bwd",
+          .bias = problem.has("bias", "yes"),
+          .residual = problem.has("residual", "yes"),
+          .accumulates = problem.has("accumulate", "yes")};
+}
+
+}  // namespace linear
+
+const Op& linear_op() {
+  static const linear::Linear op;
+  return op;
+}
+
+}  // namespace fftune

@@ -1,0 +1,91 @@
+#include "kernels/linear/stages.hpp"
+
+#include "kernels/linear/linear.hpp"
+
+namespace fftune::linear {
+namespace {
+
+constexpr GemmStage product{stage_product, linear_op, product_gemm};
+constexpr GemmStage d_x{stage_d_x, linear_op, d_x_gemm};
+constexpr GemmStage d_w{stage_d_w, linear_op, d_w_gemm};
+
+/// C [m,n] of sums of k products, with the problem's types.
+GemmProblem gemm_of(const Problem& problem, const char* m, const char* n, const char* k) {
+  return {.m = problem.size(m),
+          .n = problem.size(n),
+          .k = problem.size(k),
+          .dtype = problem.dtype,
+          .c_dtype = problem.dtype,
+          .wide_dtype = problem.dtype};
+}
+
+}  // namespace
+
+std::vector<GemmStage> gemm_stages(const Problem& problem) {
+  if (problem.pass == "fwd") return {product};
+  return {d_x, d_w};
+}
+
+GemmProblem product_gemm(const Problem& problem) {
+  const Form form = form_of(problem);
+  GemmProblem gemm = gemm_of(problem, "m", "n", "k");
+  gemm.a = {{"x"}};
+  gemm.b = {{"w"}};
+  gemm.c = {{"y"}};
+  if (form.bias) gemm.epilogue.bias = "bias";
+  if (form.residual) gemm.epilogue.source = {{"residual"}};
+  return gemm;
+}
+
+GemmProblem d_x_gemm(const Problem& problem) {
+  GemmProblem gemm = gemm_of(problem, "m", "k", "n");
+  gemm.b_major = Major::mn;
+  gemm.a = {{"dy"}};
+  gemm.b = {{"w"}};
+  gemm.c = {{"dx"}};
+  return gemm;
+}
+
+GemmProblem d_w_gemm(const Problem& problem) {
+  GemmProblem gemm = gemm_of(problem, "n", "k", "m");
+  gemm.a_major = gemm.b_major = Major::mn;
+  gemm.a = {{"dy"}};
+  gemm.b = {{"x"}};
+  gemm.c = {{"dw"}};
+  if (form_of(problem).accumulates) gemm.epilogue.source = {{"dw_before"}};
+  gemm.follows = true;
+  return gemm;
+}
+
+std::vector<const Family*> families() {
+  static constexpr const char* mma_sync =
+      "mma.sync and cp.async, transposed operands by ldmatrix.trans";
+  static constexpr const char* blas = "blocks over OpenBLAS, each finished where it is made";
+  static constexpr const char* fallback = "any sizes, alignment and type: the fallback";
+  static constexpr const char* plain = "plain loops for any sizes: the fallback";
+  static const std::vector<GemmFamily> gemms{
+      {decode_engine(),
+       {product},
+       "product_decode",
+       "up to 16 tokens, at the speed of reading the weights once"},
+      {sm90_engine(), {product}, "product_sm90", "TMA, wgmma and clusters"},
+      {sm90_engine(), {d_x}, "d_x_sm90", "wgmma, w read as its transpose by descriptors"},
+      {sm90_engine(), {d_w}, "d_w_sm90", "wgmma, dy and x read as their transposes by descriptors"},
+      {sm80_engine(), {product}, "product_sm80", mma_sync},
+      {sm80_engine(), {d_x}, "d_x_sm80", mma_sync},
+      {sm80_engine(), {d_w}, "d_w_sm80", mma_sync},
+      {cpu_blas_engine(), {product}, "cpu_blas", blas},
+      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
+      {cpu_blas_engine(), {d_w}, "cpu_d_w_blas", blas},
+      {simt_engine(), {product}, "product_fallback", fallback},
+      {simt_engine(), {d_x}, "d_x_fallback", fallback},
+      {simt_engine(), {d_w}, "d_w_fallback", fallback},
+      {cpu_plain_engine(), {product}, "cpu_plain", plain},
+      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
+      {cpu_plain_engine(), {d_w}, "cpu_d_w_plain", plain}};
+  auto families = addresses_of(gemms);
+  families.insert(families.end(), {&d_bias_family(), &cpu_d_bias_family()});
+  return families;
+}
+
+}  // namespace fftune::linear

@@ -1,0 +1,223 @@
+// masked-linear and masked-ffn.
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "kernels/common/activation.hpp"
+#include "kernels/common/op_fields.hpp"
+#include "kernels/masked/masked.hpp"
+#include "kernels/masked/stages.hpp"
+
+namespace fftune {
+namespace masked {
+namespace {
+
+/// What the masks look like.
+OptionField mask_option() {
+  return {.name = "mask",
+          .help = "what the masks look like: of test data, and to choose a preset by",
+          .choices = {"block:0.33"},
+          .pattern = true};
+}
+
+TensorSpec mask_tensor(const Problem& problem) {
+  TensorSpec mask{"mask", DType::u8, {problem.size("m")}, Role::input};
+  mask.pattern = problem.option("mask");
+  return mask;
+}
+
+/// What both ops have in common.
+class MaskedOp : public Op {
+ public:
+  std::vector<std::string> passes() const final { return {"fwd", "bwd"}; }
+  std::vector<DType> dtypes(DeviceKind kind) const final { return float_dtypes(kind); }
+  std::string_view token_size() const final { return "m"; }
+
+  std::vector<StageSpec> stages(const Problem& problem) const final {
+    const auto tensors = this->tensors(problem);
+    std::vector<StageSpec> stages;
+    for (const GemmStage& stage : gemm_stages(problem))
+      stages.push_back(stage_spec(stage.name, stage.gemm(problem), tensors));
+    return stages;
+  }
+
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const final {
+    masked::reference(problem, std::string(gemm_stages(problem).at(stage).name), tensors, parallel);
+  }
+
+ protected:
+  static SizeField tokens() {
+    return {.name = "m",
+            .help = "tokens",
+            .default_on_cuda = {256, 1024, 4096, 16384},
+            .default_on_cpu = {16, 128, 512}};
+  }
+};
+
+class MaskedLinear final : public MaskedOp {
+ public:
+  std::string_view name() const override { return "masked-linear"; }
+  std::string_view summary() const override {
+    return "linear layer of two experts: y_i = x_i w_true^T where mask_i, else x_i w_false^T";
+  }
+
+  std::vector<SizeField> sizes() const override {
+    return {tokens(),
+            {.name = "k", .help = "input features"},
+            {.name = "n", .help = "output features"}};
+  }
+  std::vector<OptionField> options() const override {
+    return {mask_option(), accumulate_option("the weights")};
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    const std::int64_t m = problem.size("m"), k = problem.size("k"), n = problem.size("n");
+    const DType dtype = problem.dtype;
+    // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
+    const double by_k = 1 / std::sqrt(static_cast<double>(k));
+    if (problem.pass == "bwd") {
+      const double by_n = 1 / std::sqrt(static_cast<double>(n));
+      TensorSpec x{"x", dtype, {m, k}, Role::input, 1}, mask = mask_tensor(problem);
+      x.kept = mask.kept = true;
+      std::vector<TensorSpec> tensors{{"dy", dtype, {m, n}, Role::input, 1},
+                                      x,
+                                      mask,
+                                      {"w_true", dtype, {n, k}, Role::input, by_n},
+                                      {"w_false", dtype, {n, k}, Role::input, by_n}};
+      if (accumulates(problem))
+        for (const char* name : {"dw_true_before", "dw_false_before"}) {
+          tensors.push_back({name, dtype, {n, k}, Role::input, 1});
+          tensors.back().begins_sum = true;
+        }
+      tensors.push_back({"dx", dtype, {m, k}, Role::output, 1});
+      for (const char* name : {"dw_true", "dw_false"}) {
+        tensors.push_back({name, dtype, {n, k}, Role::output, 1});
+        tensors.back().sums_tokens = true;
+      }
+      return tensors;
+    }
+    return {{"x", dtype, {m, k}, Role::input, 1},
+            mask_tensor(problem),
+            {"w_true", dtype, {n, k}, Role::input, by_k},
+            {"w_false", dtype, {n, k}, Role::input, by_k},
+            {"y", dtype, {m, n}, Role::output, 1}};
+  }
+
+  std::vector<const Family*> families() const override { return linear_families(); }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return linear_baselines(problem, facts);
+  }
+};
+
+constexpr const char* experts[2] = {"_true", "_false"};
+
+std::vector<TensorSpec> ffn_tensors(const Problem& problem) {
+  const std::int64_t m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
+  const DType dtype = problem.dtype;
+  const bool backward = problem.pass == "bwd", saved = backward && !recomputes(problem);
+  std::vector<TensorSpec> tensors;
+  const auto sorted = [&](const char* name, Role role) {
+    TensorSpec inner{name, dtype, {m, h}, role, 1};
+    inner.sorted = is_sorted(name);
+    inner.kept = role == Role::input;
+    tensors.push_back(inner);
+  };
+  // gate and up have h x d, down d x h.
+  const auto of_each = [&](const std::string& prefix, const std::string& suffix, Role role,
+                           double by_d, double by_h) {
+    const std::size_t first = tensors.size();
+    for (const char* expert : experts) {
+      for (const char* name : {"gate", "up"})
+        tensors.push_back({prefix + name + expert + suffix, dtype, {h, d}, role, by_d});
+      tensors.push_back({prefix + "down" + expert + suffix, dtype, {d, h}, role, by_h});
+    }
+    for (std::size_t i = first; i < tensors.size(); ++i) {
+      tensors[i].begins_sum = !suffix.empty();
+      tensors[i].sums_tokens = role == Role::output;
+    }
+  };
+  if (backward) tensors.push_back({"dy", dtype, {m, d}, Role::input, 1});
+  tensors.push_back({"x", dtype, {m, d}, Role::input, 1});
+  tensors.push_back(mask_tensor(problem));
+  for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = backward;
+  if (saved)
+    for (const char* name : {"gate", "up"}) sorted(name, Role::input);
+  // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
+  of_each("w_", "", Role::input, 1 / std::sqrt(static_cast<double>(d)),
+          1 / std::sqrt(static_cast<double>(h)));
+  if (accumulates(problem)) of_each("dw_", "_before", Role::input, 1, 1);
+  if (backward) {
+    tensors.push_back({"dx", dtype, {m, d}, Role::output, 1});
+    of_each("dw_", "", Role::output, 1, 1);
+  } else {
+    tensors.push_back({"y", dtype, {m, d}, Role::output, 1});
+  }
+  if (stores_gates(problem))
+    for (const char* name : {"gate", "up"})
+      sorted(name, backward ? Role::intermediate : Role::output);
+  sorted("hidden", Role::intermediate);
+  if (backward)
+    for (const char* name : {"d_gate", "d_up"}) sorted(name, Role::intermediate);
+  return tensors;
+}
+
+class MaskedFfn final : public MaskedOp {
+ public:
+  std::string_view name() const override { return "masked-ffn"; }
+  std::string_view summary() const override {
+    return "gated feed-forward network of two experts: ffn with the true one's weights where "
+           "mask_i, else with the false one's";
+  }
+
+  std::vector<SizeField> sizes() const override {
+    return {tokens(),
+            {.name = "d", .help = "embedding size"},
+            {.name = "h", .help = "intermediate size", .example = 2048}};
+  }
+  std::vector<OptionField> options() const override {
+    std::vector<OptionField> options{{"act", "activation of the gate", activation_names()},
+                                     mask_option()};
+    for (OptionField& field : gated_save_options(", in the order of the mask"))
+      options.push_back(std::move(field));
+    options.push_back(accumulate_option("the weights"));
+    return options;
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return ffn_tensors(problem);
+  }
+
+  std::vector<const Family*> families() const override { return ffn_families(); }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return ffn_baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+bool accumulates(const Problem& problem) {
+  return problem.has("accumulate", "yes");
+}
+
+bool recomputes(const Problem& problem) {
+  return problem.pass == "bwd" && problem.has("save", "input");
+}
+
+bool stores_gates(const Problem& problem) {
+  return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
+}
+
+}  // namespace masked
+
+const Op& masked_linear_op() {
+  static const masked::MaskedLinear op;
+  return op;
+}
+
+const Op& masked_ffn_op() {
+  static const masked::MaskedFfn op;
+  return op;
+}
+
+}  // namespace fftune

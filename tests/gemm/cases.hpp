@@ -1,0 +1,49 @@
+// The list of GEMMs that every engine is tested with: forms, majors, epilogues, groupings and
+// types, at ragged sizes. An engine skips those that it refuses.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/gemm/problem.hpp"
+#include "registry/op.hpp"
+
+namespace fftune::test {
+
+struct GemmCase {
+  std::string name;
+  GemmProblem gemm;
+  /// With groups: how many tokens each has, and how many sorted rows come before those of group 0,
+  /// of no group. What is left of the tokens is of no group either.
+  std::vector<std::int64_t> group_sizes = {};
+  std::int64_t before_groups = 0;
+};
+
+/// f32, bf16 or fp16. Extents that are contiguous in memory are rounded up to a multiple of
+/// `aligned`.
+std::vector<GemmCase> gemm_cases(DType dtype, std::int64_t aligned = 1);
+/// fp8 with scales: of tensors and of blocks, with results in bf16 or quantised.
+std::vector<GemmCase> quantised_gemm_cases();
+
+/// The tensors of a GEMM, in the order of their first mention, as an op would list them.
+std::vector<TensorSpec> tensors_of(const GemmProblem& gemm);
+
+/// Their values in float64, inputs drawn and rounded to their types, outputs NaN.
+ReferenceTensors draw_inputs(const GemmCase& gemm_case, std::uint64_t seed);
+/// What the GEMM makes of them, before anything is rounded; what it leaves alone stays NaN.
+/// `magnitudes` are the sums of absolute products, of C's tensors: what errors are relative to.
+void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
+                    ReferenceTensors& magnitudes);
+
+/// What is wrong with the outputs of an engine, one line; nothing if all are within rounding and
+/// `accumulation` times the magnitudes. `values` reads a tensor that the engine left behind; what
+/// the reference leaves alone has to hold the NaN that was there before.
+std::optional<std::string> wrong_output(
+    const GemmProblem& gemm, const ReferenceTensors& expected, const ReferenceTensors& magnitudes,
+    const std::function<std::vector<double>(const std::string&)>& values,
+    double accumulation = 4e-6);
+
+}  // namespace fftune::test

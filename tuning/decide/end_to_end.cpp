@@ -1,0 +1,103 @@
+#include "tuning/decide/end_to_end.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tuning/measure/statistics.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr int combination_samples = 9;
+
+}  // namespace
+
+std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Searched>& groups,
+                                          const std::vector<Combination>& combinations,
+                                          TuneResult& result) {
+  std::vector<EndToEnd> contenders;
+  const auto required = session.required_bits({0, session.op().stages(session.problem()).size()});
+  for (const auto& combination : combinations) {
+    // Out of time, one that works is enough: they come fastest first.
+    if (!contenders.empty() && !session.stop_reason().empty()) break;
+    if (!session.evaluator().lost().empty()) break;
+    EndToEnd contender{combination, {}, {}};
+    for (const auto& part : combination.parts) {
+      const Group& group = *groups[part.group].group;
+      contender.candidate.recipe.push_back(group.variants()[part.variant]);
+      contender.registers += group.outcome(part.variant).registers;
+    }
+    session.launch({contender.candidate});
+    contender.verified = session.evaluator().verify(contender.candidate);
+    session.progress().done++;
+    session.tell();
+    const bool other_bits = !required.empty() && contender.verified.bits != required;
+    if (contender.verified.passed && !other_bits) {
+      contenders.push_back(std::move(contender));
+      continue;
+    }
+    Outcome outcome;
+    outcome.id = contender.candidate.id();
+    outcome.kind = contender.verified.passed         ? OutcomeKind::other_bits
+                   : contender.verified.device_fault ? OutcomeKind::device_fault
+                   : contender.verified.fatal        ? OutcomeKind::crashed
+                                                     : OutcomeKind::verify_failed;
+    outcome.reason = contender.verified.passed
+                         ? "its results differ in some bits from the present winner's"
+                         : contender.verified.failure;
+    outcome.error = contender.verified.error;
+    session.record("", outcome);
+    result.outcomes.push_back(outcome);
+  }
+  return contenders;
+}
+
+void time_end_to_end(Session& session, std::vector<EndToEnd>& contenders, TuneResult& result) {
+  if (contenders.size() < 2) return;
+  std::vector<Candidate> candidates;
+  for (const auto& contender : contenders) candidates.push_back(contender.candidate);
+  TimeRequest request;
+  session.launch(candidates);
+  request.samples = combination_samples;
+  request.seconds = std::clamp(session.seconds_left() * 0.4, 0.1, 3.0);
+  const auto timings = session.evaluator().time(candidates, request);
+  for (std::size_t i = 0; i < contenders.size(); ++i) {
+    const auto& timing = timings[i];
+    Outcome outcome;
+    outcome.id = candidates[i].id();
+    outcome.registers = contenders[i].registers;
+    outcome.error = contenders[i].verified.error;
+    outcome.finalist = true;
+    if (timing.failure.empty() && !timing.samples_us.empty()) {
+      const auto summary = summarise(timing.samples_us);
+      contenders[i].median_us = summary.median;
+      contenders[i].low_us = summary.low;
+      contenders[i].high_us = summary.high;
+      outcome.kind = OutcomeKind::measured;
+      outcome.samples = summary.samples;
+      outcome.median_us = summary.median;
+      outcome.low_us = summary.low;
+      outcome.high_us = summary.high;
+    } else {
+      outcome.kind = timing.device_fault ? OutcomeKind::device_fault
+                     : timing.fatal      ? OutcomeKind::crashed
+                                         : OutcomeKind::launch_failed;
+      outcome.reason = timing.failure;
+    }
+    session.record("", outcome);
+    result.outcomes.push_back(outcome);
+  }
+  std::erase_if(contenders,
+                [](const EndToEnd& contender) { return !std::isfinite(contender.median_us); });
+}
+
+std::vector<Finalist> finalists_of(const std::vector<EndToEnd>& contenders) {
+  std::vector<Finalist> all;
+  for (const auto& contender : contenders)
+    all.push_back({contender.candidate.id(), contender.median_us, contender.registers,
+                   contender.low_us, contender.high_us});
+  return all;
+}
+
+}  // namespace fftune

@@ -1,0 +1,97 @@
+#include "tuning/decide/time_winner.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fftune {
+namespace {
+
+constexpr int verdict_samples = 32;
+constexpr int most_attempts = 3;
+/// From one timing to the next; less is the device's own breathing.
+constexpr double most_drift = 0.03;
+
+std::vector<Candidate> winner_and_baselines(Session& session, const EndToEnd& winner) {
+  std::vector<Candidate> candidates{winner.candidate};
+  if (session.options().baselines && !session.cancelled())
+    for (const auto& baseline :
+         session.op().baselines(session.problem(), session.evaluator().facts()))
+      candidates.push_back({0, {}, baseline.name});
+  return candidates;
+}
+
+/// Empty if it did not drift, or no more than its noise.
+std::string drift_text(const Summary& before, const Summary& now) {
+  if (!(before.median > 0)) return "";
+  const double drift = now.median / before.median - 1;
+  const bool apart = now.low > before.high || before.low > now.high;
+  if (!apart || std::abs(drift) <= most_drift) return "";
+  return fmt::format("the winner's own time drifts by {:+.1f}%", 100 * drift);
+}
+
+void take_baselines(const std::vector<Candidate>& candidates, const std::vector<Timing>& timings,
+                    Verdict& verdict, TuneResult& result) {
+  for (std::size_t i = 1; i < candidates.size(); ++i) {
+    if (!timings[i].failure.empty() || timings[i].samples_us.empty()) {
+      result.notes.push_back(fmt::format("the baseline '{}' could not be timed: {}",
+                                         candidates[i].baseline, timings[i].failure));
+      continue;
+    }
+    result.baselines.push_back({candidates[i].baseline, median(timings[i].samples_us)});
+  }
+  // "unfused" by name: what verdict.unfused_ratio speaks of.
+  for (const auto& baseline : result.baselines)
+    if (baseline.id == "unfused") verdict.unfused_ratio = baseline.median_us / verdict.median_us;
+}
+
+void add_new(std::vector<std::string>& all, const std::vector<std::string>& more) {
+  for (const auto& text : more)
+    if (std::find(all.begin(), all.end(), text) == all.end()) all.push_back(text);
+}
+
+}  // namespace
+
+bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdict& verdict,
+                 TuneResult& result) {
+  const auto candidates = winner_and_baselines(session, winner);
+  std::vector<Timing> timings;
+  for (int attempt = 1;; ++attempt) {
+    verdict.disturbances = session.settle();
+    TimeRequest request;
+    request.samples = verdict_samples;
+    request.seconds =
+        session.cancelled() ? 0.3 : std::clamp(session.seconds_left() * 0.5, 0.3, 3.0);
+    session.launch(candidates);
+    timings = session.evaluator().time(candidates, request);
+    const auto& own = timings.front();
+    if (!own.failure.empty() || own.samples_us.empty()) {
+      result.notes.push_back(fmt::format("{} could not be timed: {}", winner.candidate.id(),
+                                         own.failure.empty() ? "no samples" : own.failure));
+      return false;
+    }
+    const auto now = summarise(own.samples_us);
+    add_new(verdict.disturbances, session.evaluator().disturbances());
+    if (const auto drift = drift_text(before, now); !drift.empty())
+      add_new(verdict.disturbances, {drift});
+    verdict.median_us = now.median;
+    verdict.interval_low_us = now.low;
+    verdict.interval_high_us = now.high;
+    verdict.noise = noise_floor(own.samples_us);
+    if (verdict.disturbances.empty() || attempt == most_attempts) break;
+    if (!session.stop_reason().empty()) break;
+    before = now;
+  }
+  if (!verdict.disturbances.empty())
+    result.notes.push_back(
+        fmt::format("measured while disturbed: {}", fmt::join(verdict.disturbances, ", ")));
+  take_baselines(candidates, timings, verdict, result);
+  return true;
+}
+
+}  // namespace fftune

@@ -1,0 +1,191 @@
+#include "tuning/decide/verdict.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <optional>
+
+#include "tuning/decide/combine.hpp"
+#include "tuning/decide/end_to_end.hpp"
+#include "tuning/decide/same_bits.hpp"
+#include "tuning/decide/stage_record.hpp"
+#include "tuning/decide/time_winner.hpp"
+#include "tuning/measure/ties.hpp"
+#include "tuning/search/enumerate.hpp"
+
+namespace fftune {
+namespace {
+
+/// Combinations within this of the least sum of stage medians are timed end to end. The sum is
+/// wrong by the cache state that stages leave each other and by the overlap of programmatic
+/// dependent launches; both together are less than this.
+constexpr double combination_band = 1.25;
+constexpr std::size_t most_combinations = 16;
+
+/// Adds the fastest variant of every family that has no choice yet: how stages affect each other
+/// shows only when they are timed together.
+void add_other_families(const Group& group, std::size_t place, GroupChoices& result) {
+  auto indices = group.timed();
+  std::sort(indices.begin(), indices.end(),
+            [&](auto a, auto b) { return group.median_us(a) < group.median_us(b); });
+  for (const auto index : indices) {
+    const auto& family = group.variants()[index].family;
+    const bool present = std::any_of(
+        result.choices.begin(), result.choices.end(),
+        [&](const auto& choice) { return group.variants()[choice.variant].family == family; });
+    if (!present) result.choices.push_back({place, index, group.median_us(index)});
+  }
+}
+
+/// The winner by the tie-break, the fastest, the next by preference, and the best of each other
+/// family.
+GroupChoices choices_of(const Searched& searched, std::size_t place, double tie_band,
+                        std::size_t stage_count) {
+  const Group& group = *searched.group;
+  const auto indices = deciders(searched);
+  GroupChoices result{group.span(), {}};
+  if (indices.empty()) return result;
+  const auto all = finalists_of(group, indices);
+  auto order = by_preference(all, tie_band);
+  const auto fastest = std::min_element(order.begin(), order.end(), [&](auto a, auto b) {
+    return all[a].median_us < all[b].median_us;
+  });
+  if (fastest != order.begin()) std::rotate(order.begin() + 1, fastest, fastest + 1);
+  // A group that covers the whole op was timed end to end already: its winner stands.
+  order.resize(
+      std::min<std::size_t>(order.size(), group.span().stage_count == stage_count ? 1 : 3));
+  for (const auto at : order) result.choices.push_back({place, indices[at], all[at].median_us});
+  if (group.span().stage_count != stage_count) add_other_families(group, place, result);
+  return result;
+}
+
+Provenance provenance(const Session& session, const DeviceFacts& facts) {
+  Provenance provenance;
+  provenance.fftune = FFTUNE_VERSION;
+  provenance.device = facts.name;
+  provenance.driver = facts.driver;
+  provenance.toolkit = facts.toolkit;
+  provenance.clock_mhz = facts.clock_hz / 1e6;
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[sizeof "2026-11-21T14:03:22Z"];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  provenance.date = text;
+  provenance.seed = session.options().seed;
+  return provenance;
+}
+
+/// Adds the recorded winner, if its variants are in the groups and it is not in the list yet.
+void add_present(const std::optional<Combination>& present, std::vector<Combination>& all) {
+  if (!present) return;
+  const auto same = [&](const Combination& other) {
+    return std::equal(
+        other.parts.begin(), other.parts.end(), present->parts.begin(), present->parts.end(),
+        [](const Part& a, const Part& b) { return a.group == b.group && a.variant == b.variant; });
+  };
+  if (std::none_of(all.begin(), all.end(), same)) all.push_back(*present);
+}
+
+/// The times of the last end-to-end measurement; zeros if there is none.
+Summary last_timing(const std::vector<Searched>& groups, const EndToEnd& contender) {
+  if (std::isfinite(contender.median_us))
+    return {0, contender.median_us, contender.low_us, contender.high_us};
+  if (contender.combination.parts.size() != 1) return {};
+  const auto& part = contender.combination.parts.front();
+  const auto& outcome = groups[part.group].group->outcome(part.variant);
+  return {outcome.samples, outcome.median_us, outcome.low_us, outcome.high_us};
+}
+
+/// Whether the confidence intervals separate the best of every group, and the best end-to-end
+/// candidate, from everything outside of the tie band; where they do not, a note says so.
+bool is_decided(const Session& session, const std::vector<Searched>& groups,
+                const std::vector<EndToEnd>& contenders, const Verdict& verdict,
+                TuneResult& result) {
+  const double band = session.options().tie_band;
+  bool decided = true;
+  const auto doubt = [&](const std::string& why) {
+    decided = false;
+    result.notes.push_back("undecided: " + why);
+  };
+  const auto look = [&](const std::string& what, const TieSet& ties) {
+    if (ties.unresolved > 0)
+      doubt(fmt::format("{} {} beyond the tie band cannot be told from the fastest",
+                        ties.unresolved, what));
+  };
+  for (const auto& searched : groups)
+    if (searched.group->hardly_begun())
+      doubt(fmt::format("only {} were tried before the time was spent: a longer --budget helps",
+                        searched.group->extent()));
+  for (const auto& searched : groups)
+    if (!searched.finalists.empty())
+      look("variants of " + searched.group->name(),
+           tied(finalists_of(*searched.group, deciders(searched)), band));
+  look("end-to-end candidates", tied(finalists_of(contenders), band));
+  if (verdict.noise > band)
+    doubt(fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%",
+                      100 * verdict.noise, 100 * band));
+  return decided;
+}
+
+}  // namespace
+
+bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count) {
+  std::vector<Span> spans;
+  for (const auto& searched : groups)
+    if (!searched.group->timed().empty()) spans.push_back(searched.group->span());
+  return covers(spans, stage_count);
+}
+
+void conclude(Session& session, const std::vector<Searched>& groups, TuneResult& result) {
+  if (!session.evaluator().lost().empty()) return;
+  const std::size_t stage_count = session.op().stages(session.problem()).size();
+  std::vector<GroupChoices> choices;
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    choices.push_back(choices_of(groups[i], i, session.options().tie_band, stage_count));
+  auto combinations = combine(choices, stage_count, combination_band, most_combinations);
+  // The present winner has the right bits, whatever else has.
+  const auto& kept = session.options().same_bits_as;
+  if (const auto present = kept.find(session.problem()); present != kept.end())
+    add_present(combination_of(present->second, groups), combinations);
+
+  auto& progress = session.progress();
+  progress.phase = Phase::combine;
+  progress.group.clear();
+  progress.done = 0;
+  progress.total = static_cast<int>(combinations.size());
+  session.tell();
+
+  auto contenders = verified_end_to_end(session, groups, combinations, result);
+  time_end_to_end(session, contenders, result);
+  if (contenders.empty()) {
+    if (!combinations.empty())
+      result.notes.push_back("no end-to-end candidate worked: see the outcomes");
+    return;
+  }
+  const EndToEnd& winner =
+      contenders[by_preference(finalists_of(contenders), session.options().tie_band).front()];
+
+  PresetRecord record;
+  record.problem = session.problem();
+  if (!time_winner(session, winner, last_timing(groups, winner), record.verdict, result)) return;
+  for (const auto& part : winner.combination.parts)
+    record.stages.push_back(stage_record(session, groups[part.group], part.variant));
+  const double floor = session.floor_us(0, stage_count);
+  record.verdict.roofline_fraction = floor / record.verdict.median_us;
+  record.verdict.limit = session.compute_bound() ? "compute" : "memory";
+  record.verdict.strategy = session.options().strategy;
+  record.verdict.decided = is_decided(session, groups, contenders, record.verdict, result);
+  record.error = winner.verified.error;
+  record.tolerance = winner.verified.tolerance;
+  record.provenance = provenance(session, session.evaluator().facts());
+
+  progress.best_us = record.verdict.median_us;
+  progress.best_id = winner.candidate.id();
+  progress.roofline = record.verdict.roofline_fraction;
+  result.record = std::move(record);
+}
+
+}  // namespace fftune

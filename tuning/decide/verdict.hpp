@@ -1,0 +1,20 @@
+// The verdict: end-to-end candidates verified and timed, the winner among them, and its record.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tuning/search/group.hpp"
+#include "tuning/search/session.hpp"
+
+namespace fftune {
+
+/// Whether what was timed covers the op.
+bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count);
+
+/// Verifies and times the best combinations and fills in result.record, the outcomes of
+/// end-to-end candidates, baselines and notes. Without a cover that works, result.record stays
+/// empty.
+void conclude(Session& session, const std::vector<Searched>& groups, TuneResult& result);
+
+}  // namespace fftune

@@ -1,0 +1,48 @@
+// The evaluator of a device that this process has opened.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "registry/catalog.hpp"
+#include "tuning/evaluate/evaluator.hpp"
+
+namespace fftune {
+
+class LocalEvaluator : public Evaluator {
+ public:
+  /// Both must outlive it. `seed` draws the data that is multiplied. `references` is the descriptor
+  /// of a ReferenceFile that goes from one process to the next; -1: there is none.
+  LocalEvaluator(Backend& backend, const Catalog& catalog, std::uint64_t seed, int references = -1);
+  ~LocalEvaluator() override;
+
+  const DeviceFacts& facts() const override;
+  Limits limits(DType dtype) override;
+  Setup begin(const Problem& problem) override;
+  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
+                                const CompileSink& sink) override;
+  Verified verify(const Candidate& candidate) override;
+  std::vector<Timing> time(const std::vector<Candidate>& candidates,
+                           const TimeRequest& request) override;
+  void avoid(std::set<std::string> ids) override;
+  std::vector<std::string> disturbances() override;
+  std::string lost() const override;
+
+  /// Called just before a candidate runs, with its place in the request and the seconds that this
+  /// run should take (0: unknown). Ahead of a measurement, so it must be quick.
+  using LaunchObserver =
+      std::function<void(std::size_t index, const Candidate&, double expected_seconds)>;
+  /// Called, by any thread, as the compilation of a candidate begins.
+  using CompileObserver = std::function<void(std::size_t index)>;
+  void observe(LaunchObserver launching, CompileObserver compiling);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fftune

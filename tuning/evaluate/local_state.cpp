@@ -1,0 +1,163 @@
+#include "tuning/evaluate/local_state.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "tuning/evaluate/compile_pool.hpp"
+
+namespace fftune {
+
+void LocalEvaluator::State::release() {
+  extras.clear();
+  sets.reset();
+  workspace.reset();
+  compiled.clear();
+  pass_seconds.clear();
+}
+
+void LocalEvaluator::State::make_verifier(const Problem& before) {
+  const auto token = op->token_size();
+  const auto tokens = problem.size(token);
+  if (verifier && before.op == problem.op && before.with_size(token, tokens) == problem) {
+    verifier->retoken(tokens);
+    return;
+  }
+  verifier.reset();
+  verifier =
+      std::make_unique<Verifier>(backend, *op, problem, seed, references ? &*references : nullptr);
+}
+
+void LocalEvaluator::State::find_if_lost() {
+  try {
+    backend.synchronize();
+    // The fault may be the last thing that worked: only new work shows.
+    backend.allocate(256);
+    backend.synchronize();
+  } catch (const Error& error) {
+    lost = error.what();
+  }
+}
+
+CompileResult LocalEvaluator::State::compile_program(const std::string& key,
+                                                     const std::function<Program()>& program) {
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = compiled.find(key); found != compiled.end()) return found->second;
+  }
+  CompileResult result;
+  try {
+    result = backend.compile(program());
+  } catch (const std::exception& error) {
+    result.report.failure = error.what();
+  }
+  if (!result.executable && result.report.failure.empty())
+    result.report.failure = "the compiler gave no reason";
+  const std::lock_guard lock(mutex);
+  return compiled.emplace(key, std::move(result)).first->second;
+}
+
+CompileResult LocalEvaluator::State::compile_variant(const Variant& variant, bool first) {
+  return compile_program(variant.id() + (first ? " first" : ""), [&] {
+    auto program = family_of(*op, variant.family).program(problem, backend.facts(), variant.config);
+    if (!first || program.steps.empty()) return program;
+    if (auto* launch = std::get_if<KernelLaunch>(&program.steps.front()))
+      launch->programmatic = false;
+    return program;
+  });
+}
+
+const Baseline& LocalEvaluator::State::baseline(const std::string& name) const {
+  const auto found = std::find_if(baselines.begin(), baselines.end(),
+                                  [&](const Baseline& entry) { return entry.name == name; });
+  if (found == baselines.end())
+    throw Error(ErrorKind::invalid_input, fmt::format("there is no baseline '{}'", name));
+  return *found;
+}
+
+std::vector<CompileResult> LocalEvaluator::State::compile_all(const Candidate& candidate) {
+  std::vector<CompileResult> results;
+  for (const auto& variant : candidate.recipe)
+    results.push_back(compile_variant(variant, results.empty()));
+  if (!candidate.baseline.empty())
+    results.push_back(
+        compile_program(candidate.baseline, [&] { return baseline(candidate.baseline).program; }));
+  return results;
+}
+
+Executables LocalEvaluator::State::executables(const Candidate& candidate) {
+  // At once, what is not compiled yet: the stages of the untuned recipe, before anything else runs.
+  run_pool(candidate.recipe.size(), compile_threads(), [&](std::size_t i) {
+    compile_variant(candidate.recipe[i], i == 0);
+    return true;
+  });
+  Executables all;
+  for (auto& result : compile_all(candidate)) {
+    if (!result.executable) throw Error(ErrorKind::unavailable, result.report.failure);
+    all.push_back(std::move(result.executable));
+  }
+  return all;
+}
+
+std::size_t LocalEvaluator::State::stage_count(const Candidate& candidate) const {
+  std::size_t count = 0;
+  for (const auto& variant : candidate.recipe)
+    count += family_of(*op, variant.family).stages().size();
+  return count;
+}
+
+void LocalEvaluator::State::reserve_workspace(const Executables& all) {
+  std::size_t bytes = 0;
+  for (const auto& executable : all) bytes = std::max(bytes, executable->workspace_bytes());
+  if (workspace && workspace->bytes() >= bytes) return;
+  workspace.reset();
+  if (bytes > 0) workspace = backend.allocate(bytes);
+}
+
+bool LocalEvaluator::State::is_avoided(const Candidate& candidate) const {
+  return avoided.count(candidate.id()) > 0 ||
+         std::any_of(candidate.recipe.begin(), candidate.recipe.end(),
+                     [&](const Variant& variant) { return avoided.count(variant.id()) > 0; });
+}
+
+void LocalEvaluator::State::compute_intermediates() {
+  for (const bool fallback : {false, true}) {
+    const auto failure = attempt([&] {
+      Candidate untuned;
+      untuned.recipe = fallback ? fallback_recipe(*op, problem, backend.facts())
+                                : default_recipe(*op, problem, backend.facts());
+      if (is_avoided(untuned)) throw Error(ErrorKind::unavailable, "it is to be avoided");
+      announce(0, untuned, 0);
+      const auto all = executables(untuned);
+      if (const auto result = verifier->verify(0, stages.size(), all); !result.passed)
+        throw Error(ErrorKind::unavailable, result.failure);
+      reserve_workspace(all);
+      announce(0, untuned, 0);
+      for (const auto& executable : all)
+        executable->enqueue(sets->tensors(0).data(), workspace ? workspace->data() : nullptr,
+                            backend.stream());
+      backend.synchronize();
+    });
+    if (!failure || !lost.empty()) return;
+  }
+}
+
+std::vector<std::vector<void*>> LocalEvaluator::State::tensors_of(const Candidate& candidate) {
+  std::vector<std::vector<void*>> all;
+  for (int set = 0; set < sets->count(); ++set) all.push_back(sets->tensors(set));
+  if (candidate.baseline.empty()) return all;
+  auto& extra = extras[candidate.baseline];
+  if (!extra) {
+    extra.emplace(backend, baseline(candidate.baseline).extra, sets->count(), seed + 1);
+    extra->replicate();
+  }
+  for (int set = 0; set < sets->count(); ++set) {
+    auto& addresses = all[static_cast<std::size_t>(set)];
+    addresses.insert(addresses.end(), extra->tensors(set).begin(), extra->tensors(set).end());
+  }
+  return all;
+}
+
+}  // namespace fftune

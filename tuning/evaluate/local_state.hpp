@@ -1,0 +1,99 @@
+// What a LocalEvaluator holds: the opened device, and all that was made ready for one problem.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
+#include "tuning/measure/buffer_sets.hpp"
+#include "tuning/measure/runner.hpp"
+#include "verify/verifier.hpp"
+
+namespace fftune {
+
+using Executables = std::vector<std::shared_ptr<const Executable>>;
+
+struct LocalEvaluator::State {
+  struct Failure {
+    std::string text;
+    bool device_fault = false;
+  };
+
+  State(Backend& device, const Catalog& all, std::uint64_t random)
+      : backend(device), catalog(all), seed(random) {}
+
+  void release();
+  /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
+  void make_verifier(const Problem& before);
+
+  /// Runs `body`; what it throws is a failure, and a device that stays broken is lost.
+  template <typename Body>
+  std::optional<Failure> attempt(Body&& body) {
+    if (!lost.empty()) return Failure{"the device is lost: " + lost, true};
+    try {
+      body();
+      return {};
+    } catch (const Error& error) {
+      const bool fault = error.kind() == ErrorKind::device_fault;
+      if (fault) find_if_lost();
+      return Failure{error.what(), fault};
+    } catch (const std::exception& error) {
+      return Failure{error.what(), false};
+    }
+  }
+  void find_if_lost();
+
+  /// Tells the observer, if there is one, that the candidate runs next.
+  void announce(std::size_t index, const Candidate& candidate, double expected_seconds) const {
+    if (launching) launching(index, candidate, expected_seconds);
+  }
+
+  CompileResult compile_program(const std::string& key, const std::function<Program()>& program);
+  /// `first`: without programmatic dependent launch. The launch before the first one of a candidate
+  /// is the last of the previous pass, which it would overlap; no plan repeats itself like that.
+  CompileResult compile_variant(const Variant& variant, bool first);
+  const Baseline& baseline(const std::string& name) const;
+  /// Everything the candidate consists of, in order. Throws nothing.
+  std::vector<CompileResult> compile_all(const Candidate& candidate);
+  /// Throws Error(unavailable) for what does not compile.
+  Executables executables(const Candidate& candidate);
+  std::size_t stage_count(const Candidate& candidate) const;
+  void reserve_workspace(const Executables& all);
+  /// Realistic values for the intermediates: what the untuned recipe computes, if it is right.
+  void compute_intermediates();
+  bool is_avoided(const Candidate& candidate) const;
+  std::vector<std::vector<void*>> tensors_of(const Candidate& candidate);
+
+  Backend& backend;
+  const Catalog& catalog;
+  std::uint64_t seed;
+  std::optional<ReferenceFile> references;
+  std::string lost;
+  LaunchObserver launching;
+  CompileObserver compiling;
+  std::set<std::string> avoided;  // ids of variants and of candidates
+
+  // Of the problem that was begun.
+  const Op* op = nullptr;
+  Problem problem;
+  std::vector<TensorSpec> tensors;
+  std::vector<StageSpec> stages;
+  std::vector<Baseline> baselines;
+  std::unique_ptr<Verifier> verifier;
+  std::optional<BufferSets> sets;
+  SetRotation rotation;
+  std::map<std::string, std::optional<BufferSets>> extras;  // of a baseline, by its name
+  std::unique_ptr<Buffer> workspace;
+  std::mutex mutex;                               // guards compiled
+  std::map<std::string, CompileResult> compiled;  // by variant id, or baseline name
+  std::map<std::string, double> pass_seconds;     // by candidate id, when it was last timed
+};
+
+}  // namespace fftune

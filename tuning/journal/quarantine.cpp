@@ -1,0 +1,114 @@
+#include "tuning/journal/quarantine.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "store/renamed_parameters.hpp"
+
+namespace fftune {
+namespace {
+
+using nlohmann::json;
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[sizeof "2026-11-21T14:03:22Z"];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+/// Appends the line whole, after the end of one that was torn. Returns errno's words, or nothing.
+std::string append_line(const std::filesystem::path& path, const std::string& line) {
+  const int file = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+  if (file < 0) return std::strerror(errno);
+  std::string reason;
+  if (::flock(file, LOCK_EX) != 0) reason = std::strerror(errno);
+  const auto size = ::lseek(file, 0, SEEK_END);
+  char last = '\n';
+  if (size > 0 && ::pread(file, &last, 1, size - 1) != 1) last = '\n';
+  const std::string text = (last == '\n' ? "" : "\n") + line + "\n";
+  if (reason.empty() &&
+      ::write(file, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    reason = errno != 0 ? std::strerror(errno) : "the disk is full";
+  ::fsync(file);
+  ::close(file);  // and so unlocked
+  return reason;
+}
+
+}  // namespace
+
+Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& facts)
+    : path_(folder / facts.slug() / "quarantine.jsonl"), driver_(facts.driver) {
+  std::ifstream in(path_, std::ios::binary);
+  for (std::string text; std::getline(in, text);) {
+    try {
+      const json line = json::parse(text);
+      if (line.at("driver").get<std::string>() != driver_) continue;
+      Quarantined entry{line.at("op").get<std::string>(),
+                        renamed_id(line.at("id").get<std::string>()),
+                        line.at("sources").get<std::string>(), line.at("cause").get<std::string>(),
+                        line.at("date").get<std::string>()};
+      const Key key{entry.op, entry.id, entry.source_hash};
+      if (line.at("released").get<bool>())
+        entries_.erase(key);
+      else
+        entries_[key] = std::move(entry);
+    } catch (const json::exception&) {
+      // Torn, or not ours: what it said is lost, the rest is not.
+    }
+  }
+}
+
+std::optional<Quarantined> Quarantine::find(const std::string& op, const std::string& id,
+                                            const std::string& source_hash) const {
+  const auto found = entries_.find({op, id, source_hash});
+  if (found == entries_.end()) return {};
+  return found->second;
+}
+
+std::vector<Quarantined> Quarantine::of(const std::string& op) const {
+  std::vector<Quarantined> all;
+  for (const auto& [key, entry] : entries_)
+    if (entry.op == op) all.push_back(entry);
+  return all;
+}
+
+void Quarantine::add(const std::string& op, const std::string& id, const std::string& source_hash,
+                     const std::string& cause) {
+  const Quarantined entry{op, id, source_hash, cause, now_utc()};
+  entries_[{op, id, source_hash}] = entry;
+  append(entry, false);
+}
+
+void Quarantine::release(const std::string& op, const std::string& id,
+                         const std::string& source_hash) {
+  const auto found = entries_.find({op, id, source_hash});
+  if (found == entries_.end()) return;
+  append(found->second, true);
+  entries_.erase(found);
+}
+
+void Quarantine::append(const Quarantined& entry, bool released) {
+  const json line{{"op", entry.op},      {"id", entry.id},     {"sources", entry.source_hash},
+                  {"driver", driver_},   {"date", entry.date}, {"cause", entry.cause},
+                  {"released", released}};
+  std::error_code error;
+  std::filesystem::create_directories(path_.parent_path(), error);
+  const auto reason = append_line(path_, line.dump(-1, ' ', false, json::error_handler_t::replace));
+  if (!reason.empty())
+    spdlog::warn("the quarantine {} cannot be written: {}", path_.string(), reason);
+}
+
+}  // namespace fftune

@@ -1,0 +1,129 @@
+#include "tuning/measure/buffer_sets.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include "core/pattern.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr std::size_t alignment = 256;
+constexpr double cache_overflow = 2.5;
+/// A round of the sets is captured as one CUDA graph, which more passes make slow to instantiate. A
+/// round on the CPU is a list of calls, and its last-level cache may have hundreds of megabytes.
+constexpr int most_sets_cuda = 128;
+constexpr int most_sets_cpu = 4096;
+/// Beyond two sets, what they take together: filling more costs seconds. Where the cache is larger,
+/// a few times the cache, as a stage reads only a part of each set.
+constexpr std::size_t most_bytes = std::size_t{1} << 30;
+constexpr std::size_t most_caches = 4;
+
+/// Values are drawn for this many elements; longer tensors repeat them. What a multiplier burns
+/// depends on the bits that toggle from one product to the next, not on so long a period.
+constexpr std::size_t drawn_elements = std::size_t{1} << 21;
+
+/// Nearly normal, standard deviation 1: the sum of four uniform numbers (Irwin-Hall), which costs
+/// a fraction of an exact one.
+class NormalSource {
+ public:
+  explicit NormalSource(std::uint64_t seed) : state_(seed) {}
+
+  float next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;  // Knuth, MMIX
+    const std::uint64_t mixed = state_ ^ (state_ >> 29);
+    float sum = 0;
+    for (int part = 0; part < 4; ++part)
+      sum += static_cast<float>((mixed >> (16 * part)) & 0xffff) / 65536.0f - 0.5f;
+    return sum * 1.7320508f;  // each uniform number has a variance of 1/12
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+void fill_random(Backend& backend, const TensorSpec& tensor, void* address, NormalSource& source,
+                 std::uint64_t seed) {
+  if (const auto pattern = parse_pattern(tensor.pattern)) {
+    const auto marks = draw_pattern(*pattern, tensor.elements(), seed);
+    return backend.write(address, marks.data(), marks.size());
+  }
+  const auto elements = static_cast<std::size_t>(tensor.elements());
+  if (tensor.draw) {
+    std::vector<double> values(elements);
+    tensor.draw(seed, values);
+    std::vector<std::byte> encoded(tensor.bytes());
+    encode(tensor.dtype, std::span<const double>(values), encoded.data());
+    backend.write(address, encoded.data(), encoded.size());
+    return;
+  }
+  std::vector<float> values(std::min(elements, drawn_elements));
+  const auto scale = static_cast<float>(tensor.scale);
+  const auto mean = static_cast<float>(tensor.mean);
+  for (auto& value : values) value = mean + source.next() * scale;
+  std::vector<std::byte> encoded(values.size() * dtype_bytes(tensor.dtype));
+  encode(tensor.dtype, std::span<const float>(values), encoded.data());
+  backend.write(address, encoded.data(), encoded.size());
+  auto* base = static_cast<std::byte*>(address);
+  for (std::size_t filled = encoded.size(); filled < tensor.bytes();) {
+    const std::size_t more = std::min(filled, tensor.bytes() - filled);
+    backend.copy(base + filled, base, more);
+    filled += more;
+  }
+}
+
+}  // namespace
+
+SetLayout layout_of(const std::vector<TensorSpec>& tensors) {
+  SetLayout layout;
+  for (const auto& tensor : tensors) {
+    layout.offsets.push_back(layout.bytes);
+    const std::size_t more = (tensor.bytes() + alignment - 1) / alignment * alignment;
+    layout.bytes += std::min(more, std::numeric_limits<std::size_t>::max() - layout.bytes);
+  }
+  return layout;
+}
+
+int set_count(const std::vector<StageSpec>& stages, std::size_t bytes_per_set,
+              const DeviceFacts& facts, std::size_t free_bytes) {
+  if (bytes_per_set == 0 || bytes_per_set > free_bytes) return 0;
+  double least = static_cast<double>(bytes_per_set);
+  for (const auto& stage : stages)
+    if (stage.bytes > 0) least = std::min(least, stage.bytes);
+  const auto cache_bytes = static_cast<std::size_t>(std::max<std::int64_t>(facts.l2_bytes, 0));
+  const double wanted = std::ceil(cache_overflow * static_cast<double>(cache_bytes) / least);
+  const auto room = std::max<std::size_t>(free_bytes / 2 / bytes_per_set, 1);
+  const auto budget = std::max(most_bytes, most_caches * cache_bytes);
+  const auto affordable = std::max<std::size_t>(budget / bytes_per_set, 2);
+  const double most = static_cast<double>(std::min(room, affordable));
+  const double most_sets = facts.kind == DeviceKind::cuda ? most_sets_cuda : most_sets_cpu;
+  return static_cast<int>(std::min(std::clamp(wanted, 2.0, most_sets), most));
+}
+
+BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors, int count,
+                       std::uint64_t seed)
+    : backend_(backend), layout_(layout_of(tensors)) {
+  // Thousands of small sets are one allocation: a device takes long over each.
+  buffer_ = backend.allocate(static_cast<std::size_t>(count) * layout_.bytes);
+  for (int set = 0; set < count; ++set) {
+    auto* base =
+        static_cast<std::byte*>(buffer_->data()) + static_cast<std::size_t>(set) * layout_.bytes;
+    std::vector<void*> addresses;
+    for (const auto offset : layout_.offsets) addresses.push_back(base + offset);
+    addresses_.push_back(std::move(addresses));
+  }
+  NormalSource source(seed);
+  for (std::size_t i = 0; i < tensors.size() && count > 0; ++i)
+    if (tensors[i].role != Role::output)
+      fill_random(backend, tensors[i], addresses_.front()[i], source, seed);
+}
+
+void BufferSets::replicate() {
+  auto* first = static_cast<std::byte*>(buffer_->data());
+  for (std::size_t set = 1; set < addresses_.size(); ++set)
+    backend_.copy(first + set * layout_.bytes, first, layout_.bytes);
+}
+
+}  // namespace fftune

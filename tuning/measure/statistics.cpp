@@ -1,0 +1,100 @@
+#include "tuning/measure/statistics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+namespace fftune {
+namespace {
+
+double middle(const std::vector<double>& sorted) {
+  const std::size_t n = sorted.size();
+  if (n == 0) return std::numeric_limits<double>::infinity();
+  return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+/// The greatest k for which P(binomial(n, 1/2) < k) <= 2.5%: the interval runs from the k-th
+/// smallest to the k-th largest. 0: there is none.
+std::size_t interval_rank(std::size_t n) {
+  double below = 0;
+  for (std::size_t k = 0; k < n; ++k) {
+    const double count = static_cast<double>(n);
+    const double at = static_cast<double>(k);
+    below += std::exp(std::lgamma(count + 1) - std::lgamma(at + 1) - std::lgamma(count - at + 1) -
+                      count * std::log(2.0));
+    if (below > 0.025) return k;
+  }
+  return 0;
+}
+
+/// Below this the resamples of a few blocks say less than the order statistics.
+constexpr std::size_t least_for_bootstrap = 16;
+constexpr std::size_t resamples = 400;
+
+}  // namespace
+
+double median(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  return middle(samples);
+}
+
+Summary summarise(const std::vector<double>& samples) {
+  Summary summary;
+  if (samples.empty()) return summary;
+  auto sorted = samples;
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t rank = std::max<std::size_t>(interval_rank(sorted.size()), 1);
+  summary.samples = static_cast<int>(sorted.size());
+  summary.median = middle(sorted);
+  summary.low = sorted[rank - 1];
+  summary.high = sorted[sorted.size() - rank];
+  if (samples.size() < least_for_bootstrap) return summary;
+  const auto resampled = block_bootstrap(samples);
+  summary.low = std::min(summary.low, resampled.low);
+  summary.high = std::max(summary.high, resampled.high);
+  return summary;
+}
+
+Interval block_bootstrap(const std::vector<double>& samples) {
+  const std::size_t count = samples.size();
+  // The length that balances bias and variance grows with the cube root (Lahiri 2003, section 7).
+  const auto block = static_cast<std::size_t>(std::ceil(std::cbrt(static_cast<double>(count))));
+  std::uint64_t state = count;
+  std::vector<double> medians;
+  std::vector<double> drawn(count);
+  for (std::size_t i = 0; i < resamples; ++i) {
+    std::size_t place = 0;
+    for (std::size_t k = 0; k < count; ++k, ++place) {
+      if (k % block == 0) place = next_random(state) % count;
+      drawn[k] = samples[place % count];
+    }
+    medians.push_back(median(drawn));
+  }
+  std::sort(medians.begin(), medians.end());
+  const std::size_t outside = resamples / 40;  // 2.5%
+  return {medians[outside], medians[resamples - 1 - outside]};
+}
+
+double noise_floor(const std::vector<double>& samples, int blocks) {
+  const std::size_t length = samples.size() / static_cast<std::size_t>(blocks);
+  if (length < 2) return 0;
+  double least = std::numeric_limits<double>::infinity();
+  double most = 0;
+  for (std::size_t begin = 0; begin + length <= samples.size(); begin += length) {
+    const auto first = samples.begin() + static_cast<std::ptrdiff_t>(begin);
+    const double value = median({first, first + static_cast<std::ptrdiff_t>(length)});
+    least = std::min(least, value);
+    most = std::max(most, value);
+  }
+  return (most - least) / median(samples);
+}
+
+std::uint64_t next_random(std::uint64_t& state) {
+  std::uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+}  // namespace fftune

@@ -1,0 +1,129 @@
+#include "tuning/remote/remote_channel.hpp"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <sstream>
+
+#include "core/error.hpp"
+
+namespace fftune {
+namespace {
+
+/// A caller that does not say who it is in this time is none.
+constexpr double introduction_seconds = 5;
+
+[[noreturn]] void fail(const std::string& what) {
+  throw Error(ErrorKind::unavailable,
+              fmt::format("the ranks cannot be connected: {}: {}", what, std::strerror(errno)));
+}
+
+/// A host that is gone without a word is noticed within a minute.
+void keep_alive(int descriptor) {
+  const int on = 1, idle = 20, each = 10, times = 4;
+  ::setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &each, sizeof each);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+/// Of this host, the one that only it can reach last.
+std::string own_addresses() {
+  std::string all;
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) == 0) {
+    for (const auto* each = first; each; each = each->ifa_next) {
+      if (!each->ifa_addr || each->ifa_addr->sa_family != AF_INET) continue;
+      sockaddr_in address;
+      std::memcpy(&address, each->ifa_addr, sizeof address);
+      char text[INET_ADDRSTRLEN];
+      if (!::inet_ntop(AF_INET, &address.sin_addr, text, sizeof text)) continue;
+      if (std::string(text) != "127.0.0.1") all += std::string(text) + ",";
+    }
+    ::freeifaddrs(first);
+  }
+  return all + "127.0.0.1";
+}
+
+std::string random_word() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+}  // namespace
+
+Listener::Listener()
+    : descriptor_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), word_(random_word()) {
+  if (descriptor_ < 0) fail("a socket");
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t size = sizeof address;
+  if (::bind(descriptor_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(descriptor_, 128) != 0 ||
+      ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    fail("a port");
+  invitation_ = fmt::format("{} {} {}", own_addresses(), ntohs(address.sin_port), word_);
+}
+
+Listener::~Listener() {
+  ::close(descriptor_);
+}
+
+std::optional<Caller> Listener::accept(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + std::chrono::duration<double>(seconds);
+  for (;;) {
+    const std::chrono::duration<double, std::milli> left = until - Clock::now();
+    if (left.count() <= 0) return {};
+    pollfd readable{descriptor_, POLLIN, 0};
+    if (::poll(&readable, 1, static_cast<int>(left.count()) + 1) <= 0) continue;
+    const int descriptor = ::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (descriptor < 0) continue;
+    keep_alive(descriptor);
+    auto channel = std::make_unique<LineChannel>(descriptor);
+    const auto line = channel->receive(introduction_seconds);
+    if (line && line->starts_with(word_ + " "))
+      return Caller{std::move(channel), line->substr(word_.size() + 1)};
+  }
+}
+
+std::unique_ptr<LineChannel> connect_to(const std::string& invitation, const std::string& name) {
+  std::istringstream words(invitation);
+  std::string addresses, word;
+  std::uint16_t port = 0;
+  words >> addresses >> port >> word;
+  std::istringstream each(addresses);
+  for (std::string text; std::getline(each, text, ',');) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    if (::inet_pton(AF_INET, text.c_str(), &address.sin_addr) != 1) continue;
+    const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (descriptor < 0) fail("a socket");
+    // An address of another network may never answer.
+    const timeval patience{static_cast<time_t>(introduction_seconds), 0};
+    ::setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    if (::connect(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+      keep_alive(descriptor);
+      auto channel = std::make_unique<LineChannel>(descriptor);
+      if (channel->send(word + " " + name)) return channel;
+    } else {
+      ::close(descriptor);
+    }
+  }
+  fail("rank 0 is not reached at " + addresses);
+}
+
+}  // namespace fftune

@@ -1,0 +1,167 @@
+#include "tuning/remote/remote_evaluator.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "core/error.hpp"
+#include "tuning/protocol/answer.hpp"
+#include "tuning/protocol/messages.hpp"
+
+namespace fftune {
+namespace {
+
+using nlohmann::json;
+
+constexpr double forever = std::numeric_limits<double>::infinity();
+
+template <typename Result>
+Result failed_as_lost(const std::string& lost) {
+  Result result;
+  result.failure = "the device is lost: " + lost;
+  result.device_fault = true;
+  return result;
+}
+
+}  // namespace
+
+RemoteEvaluator::RemoteEvaluator(std::unique_ptr<LineChannel> channel, std::string name)
+    : channel_(std::move(channel)), name_(std::move(name)) {
+  if (!await([&](const json& value) { facts_ = read_facts(value.at("facts")); }, {}))
+    throw Error(ErrorKind::unavailable, lost_);
+}
+
+bool RemoteEvaluator::ask(const json& call, const Take& take, const Take& listen) {
+  if (!lost_.empty()) return false;
+  // A send that fails shows as a closed channel.
+  channel_->send(line_of(call));
+  return await(take, listen);
+}
+
+bool RemoteEvaluator::await(const Take& take, const Take& listen) {
+  while (!channel_->closed()) {
+    const auto line = channel_->receive(forever);
+    if (!line) continue;
+    std::optional<Error> thrown;
+    try {
+      const json message = json::parse(*line);
+      const auto reply = message.at("reply").get<std::string>();
+      if (reply == "done") {
+        message.at("lost").get_to(lost_);
+        if (!lost_.empty()) return false;
+        take(message.at("value"));
+        return true;
+      }
+      if (reply == "error")
+        thrown.emplace(parse_error_kind(message.at("kind").get<std::string>()),
+                       message.at("text").get<std::string>());
+      else if (listen)
+        listen(message);
+    } catch (const std::exception& error) {
+      lost_ = fmt::format("{} sent an invalid message: {}", name_, error.what());
+      return false;
+    }
+    if (thrown) throw *thrown;
+  }
+  lost_ = name_ + " is gone";
+  return false;
+}
+
+Limits RemoteEvaluator::limits(DType dtype) {
+  Limits limits;
+  if (!ask({{"call", "limits"}, {"dtype", dtype_name(dtype)}},
+           [&](const json& value) { limits = read_limits(value); }))
+    throw Error(ErrorKind::unavailable, lost_);
+  return limits;
+}
+
+std::vector<std::string> RemoteEvaluator::disturbances() {
+  std::vector<std::string> found;
+  ask({{"call", "disturbances"}}, [&](const json& value) { value.get_to(found); });
+  return found;
+}
+
+Setup RemoteEvaluator::begin(const Problem& problem) {
+  Setup setup;
+  if (!ask({{"call", "begin"}, {"problem", message_of(problem)}, {"avoid", avoided_}},
+           [&](const json& value) { setup = read_setup(value); }))
+    setup.refusal = "the device is lost: " + lost_;
+  return setup;
+}
+
+std::vector<Compiled> RemoteEvaluator::compile(const std::vector<Candidate>& candidates,
+                                               const CompileSink& sink) {
+  Compiled not_started;
+  not_started.failure = "not started";
+  std::vector<Compiled> results(candidates.size(), not_started);
+  bool stopped = false;
+  ask(
+      {{"call", "compile"}, {"candidates", message_of(candidates)}}, [](const json&) {},
+      [&](const json& message) {
+        const auto index = message.at("index").get<std::size_t>();
+        results.at(index) = read_compiled(message.at("compiled"));
+        if (stopped || sink(index, results[index])) return;
+        stopped = true;
+        channel_->send(line_of({{"call", "stop"}}));
+      });
+  return results;
+}
+
+Verified RemoteEvaluator::verify(const Candidate& candidate) {
+  Verified verified;
+  if (!ask({{"call", "verify"}, {"candidate", message_of(candidate)}},
+           [&](const json& value) { verified = read_verified(value); }))
+    return failed_as_lost<Verified>(lost_);
+  return verified;
+}
+
+std::vector<Timing> RemoteEvaluator::time(const std::vector<Candidate>& candidates,
+                                          const TimeRequest& request) {
+  std::vector<Timing> timings;
+  const bool answered = ask(
+      {{"call", "time"}, {"candidates", message_of(candidates)}, {"request", message_of(request)}},
+      [&](const json& value) {
+        for (const auto& each : value) timings.push_back(read_timing(each));
+        if (timings.size() != candidates.size())
+          throw Error(ErrorKind::invalid_input, "not one timing for each candidate");
+      });
+  if (!answered) timings.assign(candidates.size(), failed_as_lost<Timing>(lost_));
+  return timings;
+}
+
+void serve_remote(LineChannel& channel, const std::function<std::unique_ptr<Evaluator>()>& open) {
+  std::unique_ptr<Evaluator> evaluator;
+  try {
+    evaluator = open();
+  } catch (const Error& error) {
+    channel.send(line_of(error_reply(error)));
+    return;
+  }
+  channel.send(line_of(
+      {{"reply", "done"}, {"value", {{"facts", message_of(evaluator->facts())}}}, {"lost", ""}}));
+  const auto compiled = [&channel](std::size_t index, const Compiled& each) {
+    channel.send(
+        line_of({{"reply", "compiled"}, {"index", index}, {"compiled", message_of(each)}}));
+    // The only thing that is said in the middle of a call is to stop it.
+    return !channel.receive(0) && !channel.closed();
+  };
+  while (!channel.closed()) {
+    const auto line = channel.receive(forever);
+    if (!line) continue;
+    const json call = json::parse(*line);
+    if (call.at("call") == "stop") continue;  // what it was to stop had ended
+    try {
+      json value = answer_to(call, *evaluator, compiled);
+      channel.send(
+          line_of({{"reply", "done"}, {"value", std::move(value)}, {"lost", evaluator->lost()}}));
+    } catch (const Error& error) {
+      channel.send(line_of(error_reply(error)));
+    }
+  }
+}
+
+}  // namespace fftune

@@ -1,0 +1,54 @@
+// The evaluator of a device of another host. The rank there supervises a worker of its own and
+// answers calls over a remote channel, in the protocol of a worker (tuning/worker/serve.hpp).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tuning/evaluate/evaluator.hpp"
+#include "tuning/protocol/line_channel.hpp"
+
+namespace fftune {
+
+class RemoteEvaluator : public Evaluator {
+ public:
+  /// Waits for the device to be opened there; throws what that throws. `name`: of the rank and the
+  /// device, for people.
+  RemoteEvaluator(std::unique_ptr<LineChannel> channel, std::string name);
+
+  const DeviceFacts& facts() const override { return facts_; }
+  Limits limits(DType dtype) override;
+  Setup begin(const Problem& problem) override;
+  void avoid(std::set<std::string> ids) override { avoided_ = std::move(ids); }
+  std::vector<Compiled> compile(const std::vector<Candidate>& candidates,
+                                const CompileSink& sink) override;
+  Verified verify(const Candidate& candidate) override;
+  std::vector<Timing> time(const std::vector<Candidate>& candidates,
+                           const TimeRequest& request) override;
+  std::vector<std::string> disturbances() override;
+  std::string lost() const override { return lost_; }
+
+ private:
+  using Take = std::function<void(const nlohmann::json&)>;
+
+  /// False if nobody answers any more: lost() says why. Throws Error if the answer is one.
+  bool ask(const nlohmann::json& call, const Take& take, const Take& listen = {});
+  bool await(const Take& take, const Take& listen);
+
+  std::unique_ptr<LineChannel> channel_;
+  std::string name_;
+  DeviceFacts facts_;
+  std::set<std::string> avoided_;
+  std::string lost_;
+};
+
+/// Opens a device and answers for it until the channel is closed: the other end of the above. The
+/// thread that calls it is the one that the device's worker lives with.
+void serve_remote(LineChannel& channel, const std::function<std::unique_ptr<Evaluator>()>& open);
+
+}  // namespace fftune

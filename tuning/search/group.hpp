@@ -1,0 +1,132 @@
+// A group: the variants of all families that cover the same stages, and the search among them.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tuning/evaluate/evaluator.hpp"
+#include "tuning/journal/outcome.hpp"
+#include "tuning/measure/ties.hpp"
+#include "tuning/search/session.hpp"
+#include "tuning/strategies/search.hpp"
+
+namespace fftune {
+
+/// The variants of one span.
+struct GroupSpec {
+  Span span;
+  std::vector<Variant> variants;  // warm starts first
+  std::size_t warm_starts = 0;
+};
+
+class Group : public Search {
+ public:
+  Group(Session& session, GroupSpec spec);
+
+  const Span& span() const { return spec_.span; }
+  /// "gate_up+down".
+  const std::string& name() const { return name_; }
+  const Outcome& outcome(std::size_t index) const { return entries_[index].outcome; }
+  /// Those that were timed, in the order of their indices.
+  std::vector<std::size_t> timed() const;
+  /// Starts the search in depth: it may take this long.
+  void set_share(double seconds) {
+    began_ = session_.seconds();
+    deadline_ = began_ + seconds;
+  }
+  bool was_cut_short() const { return cut_short_; }
+  /// Whether its search ended after too few variants to say anything about the others.
+  bool hardly_begun() const;
+  /// How many were tried, for people: "26 of 197 variants of gate_up".
+  std::string extent() const;
+  /// How many were tried and what its strategy still expects to gain; empty if it gave no
+  /// expectation.
+  std::string outlook() const;
+  /// Marks them and writes their final times to the journal.
+  void record_finalists(const std::vector<std::size_t>& indices);
+
+  const Problem& problem() const override { return session_.problem(); }
+  const DeviceFacts& facts() const override { return session_.evaluator().facts(); }
+  std::uint64_t seed() const override { return session_.options().seed; }
+  const std::vector<Variant>& variants() const override { return spec_.variants; }
+  std::size_t warm_starts() const override { return spec_.warm_starts; }
+  double predicted_us(std::size_t index) const override;
+  std::vector<double> traits(std::size_t index) const override;
+  void compile(const std::vector<std::size_t>& indices) override;
+  void screen(std::size_t index, double abandon_us) override;
+  std::size_t workers() const override { return session_.evaluator().workers(); }
+  std::vector<std::size_t> screen_all(const std::vector<std::size_t>& indices, double band,
+                                      int samples) override;
+  void measure(const std::vector<std::size_t>& indices, int samples, double seconds) override;
+  void forget(const std::vector<std::size_t>& indices) override;
+  double median_us(std::size_t index) const override;
+  bool undecided(const std::vector<std::size_t>& indices) const override;
+  double best_us() const override { return best_us_; }
+  bool stopped() const override;
+  bool enough() const override { return !enough_({0, tried_}).empty(); }
+  void cut_short() override { cut_short_ = true; }
+  void expect_gain(double gain) override;
+  double least_gain() const override { return session_.options().least_gain; }
+  double seconds_left() const override;
+  void enter(Phase phase, std::size_t total) override;
+
+ private:
+  struct Entry {
+    Outcome outcome;
+    std::string source_hash;
+    std::vector<double> samples;
+    bool stale = false;     // samples to be replaced by the next ones
+    bool compiled = false;  // by this session
+    bool verified = false;
+    bool from_journal = false;
+    bool compile_counted = false;  // towards the progress
+    bool screen_counted = false;
+  };
+
+  Candidate candidate(std::size_t index) const;
+  void take_compiled(std::size_t index, const Compiled& compiled);
+  /// Whether it passed.
+  bool take_verified(std::size_t index, const Verified& verified);
+  void take_screened(std::size_t index, const Timing& timing);
+  void take_timing(std::size_t index, const Timing& timing);
+  void recall(std::size_t index);
+  void fail(std::size_t index, OutcomeKind kind, const std::string& reason, bool fatal = false);
+  /// Compiles and verifies; false if that failed, now or before.
+  bool ready(std::size_t index);
+  /// Call after the median of `index` has changed.
+  void update_best(std::size_t index);
+  void show_best();
+  void count_compile(std::size_t index);
+  void count_screen(std::size_t index);
+
+  Session& session_;
+  GroupSpec spec_;
+  std::string name_;
+  std::string required_bits_;  // hash that a winner must have; empty: any
+  double floor_us_;
+  double deadline_;
+  std::vector<Entry> entries_;
+  std::size_t best_ = 0;
+  double best_us_;
+  StopRule enough_;
+  int tried_ = 0;
+  int compile_counted_ = 0;
+  int screen_counted_ = 0;
+  bool cut_short_ = false;
+  std::optional<double> gain_;  // expected of those not tried
+  double began_ = 0;            // when the search in depth began
+  double spent_ = 0;            // on it, when the gain was last told
+};
+
+/// A group after its search.
+struct Searched {
+  Group* group = nullptr;
+  std::vector<std::size_t> finalists;  // measured alike; empty if the search did not get that far
+};
+
+/// These, as what ties.hpp compares, in the order of `indices`.
+std::vector<Finalist> finalists_of(const Group& group, const std::vector<std::size_t>& indices);
+
+}  // namespace fftune

@@ -1,0 +1,157 @@
+#include "tuning/search/session.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "tuning/journal/journal.hpp"
+#include "tuning/journal/quarantine.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr double look_again_seconds = 0.25;
+
+}  // namespace
+
+std::function<double()> clock_of(const TuneOptions& options) {
+  if (options.now) return options.now;
+  return [] {
+    using namespace std::chrono;
+    return duration<double>(steady_clock::now().time_since_epoch()).count();
+  };
+}
+
+double floor_seconds(const Cost& cost, const Limits& limits) {
+  const double compute = limits.flops_per_second > 0 ? cost.flops / limits.flops_per_second : 0;
+  const double memory = limits.bytes_per_second > 0 ? cost.bytes / limits.bytes_per_second : 0;
+  return std::max(compute, memory);
+}
+
+Session::Session(const Catalog& catalog, const Op& op, Evaluator& evaluator, const Problem& problem,
+                 const TuneOptions& options, Place place)
+    : catalog_(catalog),
+      op_(op),
+      evaluator_(evaluator),
+      problem_(problem),
+      options_(options),
+      now_(clock_of(options)),
+      started_(now_()),
+      budget_seconds_(std::numeric_limits<double>::infinity()),
+      stop_(any_of({})),
+      patience_seconds_(options.patience_seconds) {
+  progress_.problem = problem;
+  progress_.problem_index = place.index;
+  progress_.problem_count = place.count;
+}
+
+void Session::prepare() {
+  tell();
+  limits_ = evaluator_.limits(problem_.dtype);
+  tell();
+  if (options_.quarantine && !options_.retry_quarantined) {
+    std::set<std::string> ids;
+    for (const auto& entry : options_.quarantine->of(problem_.op)) ids.insert(entry.id);
+    evaluator_.avoid(std::move(ids));
+  }
+  const Setup setup = evaluator_.begin(problem_);
+  if (!setup.refusal.empty()) throw Error(ErrorKind::unavailable, setup.refusal);
+  prepared_ = seconds();
+}
+
+void Session::set_budget(double budget_seconds) {
+  budget_seconds_ = budget_seconds;
+  std::vector<StopRule> rules;
+  if (options_.cancel) rules.push_back(stop_when(*options_.cancel, "interrupted"));
+  rules.push_back(stop_after_seconds(budget_seconds));
+  stop_ = any_of(std::move(rules));
+}
+
+double Session::floor_us(std::size_t first_stage, std::size_t stage_count) const {
+  const auto stages = op_.stages(problem_);
+  Cost cost;
+  for (std::size_t i = first_stage; i < first_stage + stage_count; ++i) {
+    cost.flops += stages[i].flops;
+    cost.bytes += stages[i].bytes;
+  }
+  // What goes from stage to stage need not leave the caches.
+  if (stage_count == stages.size()) cost = cost_of(op_, problem_);
+  return floor_seconds(cost, limits_) * 1e6;
+}
+
+bool Session::compute_bound() const {
+  const Cost cost = cost_of(op_, problem_);
+  return floor_seconds({cost.flops, 0}, limits_) >= floor_seconds({0, cost.bytes}, limits_);
+}
+
+double Session::seconds() const {
+  return now_() - started_;
+}
+
+bool Session::cancelled() const {
+  return options_.cancel && *options_.cancel;
+}
+
+std::string Session::stop_reason() const {
+  if (const auto lost = evaluator_.lost(); !lost.empty()) return "the device is lost: " + lost;
+  return stop_({seconds(), 0});
+}
+
+void Session::record(const std::string& source_hash, const Outcome& outcome) {
+  // What is right but has other bits than were asked for has not failed.
+  if (outcome.failed() && outcome.kind != OutcomeKind::other_bits) ++progress_.failed;
+  if (options_.journal) options_.journal->add(problem_, source_hash, outcome);
+}
+
+void Session::launch(const std::vector<Candidate>& candidates) {
+  if (!options_.journal) return;
+  std::vector<std::string> ids;
+  for (const auto& candidate : candidates) ids.push_back(candidate.id());
+  options_.journal->launch(problem_, ids);
+}
+
+void Session::quarantine(const std::string& source_hash, const Outcome& outcome, bool fatal) {
+  if (!options_.quarantine) return;
+  if (fatal)
+    options_.quarantine->add(problem_.op, outcome.id, source_hash, outcome.reason);
+  else
+    options_.quarantine->release(problem_.op, outcome.id, source_hash);
+}
+
+std::vector<std::string> Session::settle() {
+  auto found = evaluator_.disturbances();
+  if (found.empty() || patience_seconds_ <= 0) return found;
+  spdlog::warn("{}: {}: waiting for {:.3g} s at most", problem_.text(), fmt::join(found, ", "),
+               patience_seconds_);
+  while (!found.empty() && patience_seconds_ > 0 && stop_reason().empty()) {
+    if (options_.sleep)
+      options_.sleep(look_again_seconds);
+    else
+      std::this_thread::sleep_for(std::chrono::duration<double>(look_again_seconds));
+    patience_seconds_ -= look_again_seconds;
+    found = evaluator_.disturbances();
+  }
+  return found;
+}
+
+void Session::tell() {
+  progress_.seconds = seconds();
+  progress_.seconds_left = 0;
+  if (reached_ > 0 && reached_ <= expected_) {
+    const double each = (progress_.seconds - prepared_) / static_cast<double>(reached_);
+    const double rest = each * static_cast<double>(expected_ - reached_);
+    progress_.seconds_left = std::max(std::min(rest, seconds_left()), 0.0);
+  }
+  if (options_.progress) options_.progress->update(progress_);
+}
+
+}  // namespace fftune

@@ -1,0 +1,116 @@
+// The supervisor of a worker process: starts it, makes it ready for the problem, watches what it
+// runs, and replaces it when it dies.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tuning/evaluate/evaluator.hpp"
+#include "tuning/worker/fault_attribution.hpp"
+#include "tuning/worker/memory_file.hpp"
+#include "tuning/worker/process.hpp"
+
+namespace fftune {
+
+/// How a worker is started: a path with its arguments.
+using WorkerCommand = std::vector<std::string>;
+
+/// How long a worker may be silent before it is killed.
+///
+/// A launch may take 50 times its expected time, at least 5 s (a busy machine can stall a process
+/// that long) and at most 2 minutes, or three times the expected time if that is longer. The
+/// expected time of a sample is that of the previous passes; of a verification or a first pass, the
+/// time that preparing the problem took, which includes the reference and the verification of a
+/// full recipe. Calls that are not launches have limits of their own.
+struct Watchdog {
+  double multiple = 50;
+  double least_seconds = 5;
+  double most_seconds = 120;
+  double compile_seconds = 300;  // for one kernel
+  double setup_seconds = 900;    // opening the device, measuring its ceilings, making ready
+
+  /// `expected_seconds` 0: unknown.
+  double allowed(double expected_seconds) const {
+    if (!(expected_seconds > 0)) return most_seconds;
+    const double bounded = std::clamp(multiple * expected_seconds, least_seconds, most_seconds);
+    return std::max(bounded, 3 * expected_seconds);
+  }
+};
+
+enum class Ended {
+  answered,
+  died,         // and the death is attributed to a candidate: ask again without it
+  unexplained,  // died, with no candidate in flight
+  over,         // no worker stays alive: lost() says why
+};
+
+class Supervisor {
+ public:
+  /// Reads the value of a message. If it throws, the message is invalid and the worker is replaced.
+  using Take = std::function<void(const nlohmann::json&)>;
+
+  /// Starts a worker. Throws what the worker threw in opening its device, and Error(unavailable) if
+  /// there is no worker.
+  Supervisor(WorkerCommand command, const Watchdog& watchdog);
+
+  const DeviceFacts& facts() const { return facts_; }
+  const std::string& lost() const { return lost_; }
+  FaultAttribution& faults() { return faults_; }
+
+  /// Prepares a problem, in this worker and in each one that replaces it.
+  Setup begin(const Problem& problem);
+  void avoid(std::set<std::string> ids) { avoided_ = std::move(ids); }
+
+  /// Makes the call, in a new worker if need be. `ids` are its candidates, in the order of the
+  /// indices that the worker reports. `take` gets the value of the answer, `listen` every message
+  /// before it. Throws Error if the worker answers with one.
+  Ended ask(const nlohmann::json& call, const std::vector<std::string>& ids, const Take& take,
+            const Take& listen = {});
+  /// Sends a message during a call.
+  void tell(const nlohmann::json& message);
+  /// Ends the worker: the next call gets a new one.
+  void discard(const std::string& why);
+
+  int deaths() const { return deaths_; }
+
+ private:
+  struct Trouble {
+    Death death;
+    std::optional<std::size_t> candidate;
+  };
+
+  bool ensure();
+  bool start();
+  bool make_ready();
+  std::optional<Trouble> exchange(const nlohmann::json& call, std::size_t candidates,
+                                  const Take& take, const Take& listen);
+  std::optional<Trouble> await(const std::string& call, std::size_t candidates, const Take& take,
+                               const Take& listen);
+  Trouble end(Death death, std::size_t candidates);
+  double allowed(const std::string& call, const std::optional<Launch>& launch) const;
+
+  WorkerCommand command_;
+  Watchdog watchdog_;
+  MemoryFile references_{"fftune references"};  // what one worker computed, for the next
+  std::optional<WorkerProcess> worker_;
+  DeviceFacts facts_;
+  bool opened_ = false;  // once: the facts are known
+  std::string lost_;
+  std::string last_cause_;
+  FaultAttribution faults_;
+  std::set<std::string> avoided_;
+  std::optional<Problem> problem_;
+  Setup setup_;
+  bool ready_ = false;
+  bool accepted_ = false;  // the problem, by a worker before
+  double begin_seconds_ = 0;
+  int unexplained_ = 0;  // deaths in a row
+  int deaths_ = 0;
+};
+
+}  // namespace fftune

@@ -1,0 +1,136 @@
+#include "tuning/worker/worker_evaluator.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/error.hpp"
+#include "tuning/protocol/messages.hpp"
+#include "tuning/worker/compile_call.hpp"
+
+namespace fftune {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> ids_of(const std::vector<Candidate>& candidates,
+                                const std::vector<std::size_t>& places) {
+  std::vector<std::string> ids;
+  for (const auto place : places) ids.push_back(candidates[place].id());
+  return ids;
+}
+
+/// What a death says of a candidate, where a verdict on it was asked for.
+template <typename Result>
+Result failed_by(const Death& death, const std::string& what) {
+  Result result;
+  result.failure = death.device ? death.cause : fmt::format("{} while {}", death.cause, what);
+  result.device_fault = death.device;
+  result.fatal = true;
+  return result;
+}
+
+template <typename Result>
+Result failed_as_lost(const std::string& lost) {
+  Result result;
+  result.failure = "the device is lost: " + lost;
+  result.device_fault = true;
+  return result;
+}
+
+}  // namespace
+
+Limits WorkerEvaluator::limits(DType dtype) {
+  if (const auto known = limits_.find(dtype); known != limits_.end()) return known->second;
+  const json call{{"call", "limits"}, {"dtype", dtype_name(dtype)}};
+  Limits limits;
+  for (;;) {
+    const auto ended =
+        supervisor_.ask(call, {}, [&](const json& value) { limits = read_limits(value); });
+    if (ended == Ended::over) throw Error(ErrorKind::unavailable, lost());
+    if (ended == Ended::answered) return limits_[dtype] = limits;
+  }
+}
+
+std::vector<std::string> WorkerEvaluator::disturbances() {
+  const json call{{"call", "disturbances"}};
+  std::vector<std::string> all;
+  for (;;) {
+    const auto ended = supervisor_.ask(call, {}, [&](const json& value) { value.get_to(all); });
+    if (ended == Ended::over) return {};
+    if (ended == Ended::answered) return all;
+  }
+}
+
+std::vector<Compiled> WorkerEvaluator::compile(const std::vector<Candidate>& candidates,
+                                               const CompileSink& sink) {
+  return CompileCall(supervisor_, candidates, sink).run();
+}
+
+Verified WorkerEvaluator::verify(const Candidate& candidate) {
+  const json call{{"call", "verify"}, {"candidate", message_of(candidate)}};
+  const auto id = candidate.id();
+  for (;;) {
+    if (const auto* death = supervisor_.faults().of(id))
+      return failed_by<Verified>(*death, "it was verified");
+    Verified verified;
+    const auto ended =
+        supervisor_.ask(call, {id}, [&](const json& value) { verified = read_verified(value); });
+    if (ended == Ended::over) return failed_as_lost<Verified>(lost());
+    if (ended != Ended::answered) continue;
+    supervisor_.faults().clear(id);
+    // Where it wrote beyond its tensors is not known: the process may only seem well.
+    if (verified.wrote_beyond) supervisor_.discard(id + " " + verified.failure);
+    return verified;
+  }
+}
+
+std::vector<Timing> WorkerEvaluator::time(const std::vector<Candidate>& candidates,
+                                          const TimeRequest& request) {
+  std::vector<Timing> timings(candidates.size());
+  std::vector<std::size_t> open(candidates.size());
+  for (std::size_t i = 0; i < open.size(); ++i) open[i] = i;
+  time_together(candidates, request, std::move(open), timings);
+  return timings;
+}
+
+void WorkerEvaluator::time_together(const std::vector<Candidate>& candidates,
+                                    const TimeRequest& request, std::vector<std::size_t> open,
+                                    std::vector<Timing>& timings) {
+  for (int unexplained = 0;;) {
+    std::erase_if(open, [&](std::size_t place) {
+      const auto* death = supervisor_.faults().of(candidates[place].id());
+      if (death) timings[place] = failed_by<Timing>(*death, "it was timed");
+      return death != nullptr;
+    });
+    if (open.empty()) return;
+    std::vector<Candidate> asked;
+    for (const auto place : open) asked.push_back(candidates[place]);
+    const json call{
+        {"call", "time"}, {"candidates", message_of(asked)}, {"request", message_of(request)}};
+    std::vector<Timing> answer;
+    const auto ids = ids_of(candidates, open);
+    const auto ended = supervisor_.ask(call, ids, [&](const json& value) {
+      answer.clear();
+      for (const auto& each : value) answer.push_back(read_timing(each));
+      if (answer.size() != open.size())
+        throw Error(ErrorKind::invalid_input, "not one timing for each candidate");
+    });
+    if (ended == Ended::answered) {
+      for (std::size_t i = 0; i < open.size(); ++i) timings[open[i]] = std::move(answer[i]);
+      for (const auto& id : ids) supervisor_.faults().clear(id);
+      return;
+    }
+    if (ended == Ended::over) {
+      for (const auto place : open) timings[place] = failed_as_lost<Timing>(lost());
+      return;
+    }
+    // Alone, each is known to be the one; those that live are then timed in turn again.
+    if (ended == Ended::unexplained && ++unexplained == 2)
+      for (const auto place : open) time_together(candidates, request, {place}, timings);
+  }
+}
+
+}  // namespace fftune
