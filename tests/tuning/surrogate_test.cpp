@@ -1,5 +1,5 @@
 // What the surrogate believes of variants whose parameters are words.
-#include "tuning/surrogate.hpp"
+#include "tuning/strategies/surrogate.hpp"
 
 #include <cmath>
 #include <string>
