@@ -140,7 +140,6 @@ template <class T, int n, bool a_transposed = false, bool b_transposed = false>
 __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accumulate) {
   static_assert(n % 8 == 0 && n >= 8 && n <= 256);
   static_assert(is_same<T, bf16> || is_same<T, fp16> || is_same<T, fp8>);
-  static_assert(b_transposed || !a_transposed);
   static_assert(!b_transposed || !is_same<T, fp8>);
   FFTUNE_WGMMA_CASE(8, 4, 5, 6, 7, 8);
   FFTUNE_WGMMA_CASE(16, 8, 9, 10, 11, 12);

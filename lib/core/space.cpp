@@ -82,6 +82,7 @@ std::vector<Config> Space::feasible() const {
     decided[needed].push_back(&constraint);
   }
   Config config;
+  // A predicate may compute with what it does not depend on, so each parameter has a value of it.
   for (const auto& parameter : parameters_)
     if (!parameter.values.empty()) config.set(parameter.name, parameter.values.front());
   std::vector<Config> feasible;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,16 @@ const std::vector<Rename>& renames() {
   return table;
 }
 
+struct Addition {
+  std::string_view families;
+  std::string_view parameter;
+  std::int64_t value;  // which stands for what the family did without the parameter
+};
+
+constexpr Addition additions[] = {
+    {"cpu_*blas", "fused", 0},
+};
+
 bool fits(std::string_view pattern, std::string_view name) {
   const auto star = pattern.find('*');
   if (star == pattern.npos) return pattern == name;
@@ -82,6 +93,10 @@ Variant renamed(const Variant& variant) {
     else
       result.config.set(name, value);
   }
+  for (const auto& addition : additions)
+    if (fits(addition.families, variant.family) && !result.config.entries().empty() &&
+        !result.config.contains(addition.parameter))
+      result.config.set(addition.parameter, addition.value);
   return result;
 }
 

@@ -56,17 +56,17 @@ TEST_CASE(
       if (family->name() == "gate_up_sm90") {
         Config config = family->default_config(problem, facts);
         for (const auto& [name, value] :
-             std::initializer_list<std::pair<const char*, int>>{{"bm", static_cast<int>(bm)},
-                                                                {"bn", 128},
-                                                                {"schedule", 2},
-                                                                {"consumers", 2},
-                                                                {"cluster_m", 1},
-                                                                {"cluster_n", 1},
-                                                                {"split_k", 1},
-                                                                {"stages", 3},
-                                                                {"output_boxes", 1},
-                                                                {"group_m", 8},
-                                                                {"turns", 1}})
+             std::initializer_list<std::pair<const char*, ParameterValue>>{{"bm", bm},
+                                                                           {"bn", 128},
+                                                                           {"schedule", "swap_ab"},
+                                                                           {"mma_warpgroups", 2},
+                                                                           {"cluster_m", 1},
+                                                                           {"cluster_n", 1},
+                                                                           {"split_k", 1},
+                                                                           {"stages", 3},
+                                                                           {"epilogue_stages", 1},
+                                                                           {"group_m", 8},
+                                                                           {"a_reuse", 1}})
           config.set(name, value);
         return family->estimate(problem, facts, config).value();
       }

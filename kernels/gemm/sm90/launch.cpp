@@ -138,6 +138,8 @@ class Launch {
         parameters_(
             gemm_parameters(gemm, places, sizeof(sm90_params), offsetof(sm90_params, gemm))) {
     if (tile.pre_permute) form_.a_sorted = form_.b_sorted = true;
+    // A grouped reduction waits with all of its operands.
+    if (form_.groups == grouping::reduction) form_.b_depends = false;
     plan_ = sm90_plan_of(form_, tile);
     a_ = tensor_of(places, gemm.a.front().front());
     b_ = tensor_of(places, gemm.b.front().front());

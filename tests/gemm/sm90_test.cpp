@@ -1,0 +1,337 @@
+// The host side of the sm90 engine: its plan of shared memory and registers, its space, its cost
+// model, and its launches.
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "gemm/cases.hpp"
+#include "kernels/gemm/engine.hpp"
+#include "kernels/gemm/form.hpp"
+#include "kernels/gemm/sm90/params.cuh"
+#include "kernels/gemm/sm90/space.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+const DeviceFacts& hopper() {
+  static const DeviceFacts facts = facts_of_architecture("sm_90a");
+  return facts;
+}
+
+GemmProblem gemm_of(std::int64_t m, std::int64_t n, std::int64_t k) {
+  GemmProblem gemm{.m = m, .n = n, .k = k};
+  gemm.a = {{"a0"}};
+  gemm.b = {{"b0"}};
+  gemm.c = {{"c0"}};
+  return gemm;
+}
+
+GemmProblem gated(std::int64_t m, std::int64_t n, std::int64_t k) {
+  GemmProblem gemm = gemm_of(m, n, k);
+  gemm.form = GemmForm::dual_b;
+  gemm.b.push_back({"b1"});
+  gemm.epilogue = {.kind = EpilogueKind::gated, .activation = Activation::silu};
+  return gemm;
+}
+
+GemmProblem in_fp8(GemmProblem gemm, Scaling scaling) {
+  gemm.dtype = DType::fp8;
+  gemm.quantisation = {.scaling = scaling, .a_scale = "a_scale", .b_scale = {"b0_scale"}};
+  if (gemm.form != GemmForm::dual_b) return gemm;
+  gemm.c_dtype = DType::fp8;
+  gemm.quantisation.b_scale.push_back("b1_scale");
+  gemm.quantisation.c_scale = "c_scale";
+  return gemm;
+}
+
+GemmProblem grouped_rows(GemmProblem gemm, std::int64_t groups) {
+  gemm.groups = {.by = Grouping::rows, .count = groups, .scattered = true};
+  if (groups == 2) {
+    gemm.groups.mask = "mask";
+    for (TensorNames& names : gemm.b) names = {"b_true", "b_false"};
+  } else {
+    gemm.groups.offsets = "offsets";
+    gemm.groups.permutation = "permutation";
+  }
+  return gemm;
+}
+
+GemmProblem grouped_reduction(GemmProblem gemm, std::int64_t groups) {
+  gemm.a_major = gemm.b_major = Major::mn;
+  gemm.groups = {.by = Grouping::reduction, .count = groups, .scattered = true};
+  if (groups == 2) {
+    gemm.groups.mask = "mask";
+    for (TensorNames& names : gemm.c) names = {"c_true", "c_false"};
+  } else {
+    gemm.groups.offsets = "offsets";
+    gemm.groups.permutation = "permutation";
+  }
+  return gemm;
+}
+
+std::vector<GemmProblem> grouped_kinds(std::int64_t m, std::int64_t n, std::int64_t k) {
+  const GemmProblem plain = gemm_of(m, n, k), pair = gated(m, n, k);
+  return {grouped_rows(plain, 2), grouped_rows(pair, 2), grouped_rows(plain, 40),
+          grouped_reduction(plain, 2), grouped_reduction(plain, 40)};
+}
+
+/// GEMMs of every kind.
+std::vector<GemmProblem> kinds(std::int64_t m, std::int64_t n, std::int64_t k) {
+  const GemmProblem plain = gemm_of(m, n, k), pair = gated(m, n, k);
+  std::vector<GemmProblem> gemms = grouped_kinds(m, n, k);
+  for (const GemmProblem& gemm : {plain, pair}) {
+    gemms.push_back(gemm);
+    gemms.push_back(in_fp8(gemm, Scaling::tensor));
+    gemms.push_back(in_fp8(gemm, Scaling::block));
+  }
+  return gemms;
+}
+
+struct Launched {
+  Program program;
+  KernelLaunch launch;  // the last one
+  TensorPlaces places;
+
+  const Argument* field(std::size_t offset) const {
+    for (const auto& field : launch.parameters->fields)
+      if (field.offset == offset) return &field.value;
+    return nullptr;
+  }
+  const TensorMapArgument& map(std::size_t array, std::size_t slot = 0) const {
+    const Argument* value = field(array + slot * sizeof(tensor_map));
+    REQUIRE(value != nullptr);
+    return std::get<TensorMapArgument>(*value);
+  }
+  bool has_map(std::size_t array, std::size_t slot) const {
+    return field(array + slot * sizeof(tensor_map)) != nullptr;
+  }
+  bool is_of(const TensorMapArgument& map, const char* tensor) const {
+    const auto* place = std::get_if<TensorArgument>(&map.matrix);
+    return place != nullptr && place->tensor == places.at(tensor);
+  }
+};
+
+Launched launch_of(const GemmProblem& gemm, const Config& config) {
+  Launched launched{{}, {}, TensorPlaces(tensors_of(gemm))};
+  sm90_engine().append(launched.program, {gemm}, launched.places, hopper(), config);
+  launched.launch = std::get<KernelLaunch>(launched.program.steps.back());
+  return launched;
+}
+
+}  // namespace
+
+TEST_CASE("the plan of a tile fills shared memory in order, each part aligned", "[gemm]") {
+  constexpr sm90_config config{.bm = 128,
+                               .bn = 128,
+                               .schedule = sm90_schedule::cooperative,
+                               .mma_warpgroups = 2,
+                               .stages = 4,
+                               .epilogue_stages = 2};
+  constexpr gemm_form pair{.operands = gemm_operands::dual_b, .epilogue = epilogue_kind::gated};
+  constexpr sm90_plan plan = sm90_plan_of(pair, config);
+  STATIC_REQUIRE(plan.stage_bytes == (128 + 2 * 128) * 128);
+  STATIC_REQUIRE(plan.total_accumulators(pair) == 128);
+  STATIC_REQUIRE(plan.fused_b);
+  STATIC_REQUIRE(plan.wgmma_columns == 256);
+  STATIC_REQUIRE(plan.reduction_at == 4 * plan.stage_bytes);
+  STATIC_REQUIRE(plan.reduction_bytes == 0);
+  STATIC_REQUIRE(plan.subtile_m == 64);
+  STATIC_REQUIRE(plan.subtile_n == 64);
+  STATIC_REQUIRE(plan.subtiles == 2);
+  STATIC_REQUIRE(plan.threads == 384);
+  STATIC_REQUIRE(plan.producer_registers == 40);
+  STATIC_REQUIRE(plan.mma_registers == 232);
+  STATIC_REQUIRE(plan.shared_bytes == 1024 + 4 * 49152 + 2 * 2 * 8192 + 4 * 16 + 4 * 8 + 8);
+  for (const GemmProblem& gemm : kinds(512, 1024, 1024))
+    for (const Config& candidate : sm90::space(gemm, hopper()).feasible()) {
+      const sm90::Tile tile(candidate);
+      const gemm_form form = form_of(gemm);
+      const sm90_plan own = sm90_plan_of(form, tile);
+      INFO(candidate.text());
+      REQUIRE(own.epilogue_at % 1024 == 0);
+      REQUIRE(own.subtile_bytes % 128 == 0);
+      REQUIRE(own.full_barriers_at % 8 == 0);
+      REQUIRE(own.reduction_barrier_at + 8 <= own.shared_bytes - 1024);
+      REQUIRE(sm90_registers_fit(own, tile));
+      if (form.groups == grouping::none) continue;
+      REQUIRE(own.groups_at >= own.reduction_barrier_at + 8);
+      REQUIRE(own.row_indices_at >= own.group_tiles_at);
+      REQUIRE(own.row_indices_at % 16 == 0);
+    }
+}
+
+TEST_CASE("constraints of sm90 spaces of groups read no parameter but those they name", "[gemm]") {
+  // feasible() judges a constraint as soon as what it names is known, whatever the rest is then.
+  std::mt19937 random(1);
+  for (const std::int64_t m : {16, 77, 333, 4096})
+    for (const GemmProblem& gemm : grouped_kinds(m, 2304, 9216)) {
+      const Space space = sm90::space(gemm, hopper());
+      const auto draw = [&](const Parameter& parameter) {
+        return parameter.values[random() % parameter.values.size()];
+      };
+      for (int round = 0; round < 100; ++round) {
+        Config config, other;
+        for (const auto& parameter : space.parameters())
+          config.set(parameter.name, draw(parameter));
+        for (const auto& constraint : space.constraints()) {
+          if (constraint.reads.empty()) continue;
+          for (const auto& parameter : space.parameters()) {
+            const auto& reads = constraint.reads;
+            const bool read = std::find(reads.begin(), reads.end(), parameter.name) != reads.end();
+            other.set(parameter.name, read ? config.value(parameter.name) : draw(parameter));
+          }
+          INFO(constraint.reason << ": " << config.text() << ", " << other.text());
+          REQUIRE(constraint.holds(config) == constraint.holds(other));
+        }
+      }
+    }
+}
+
+TEST_CASE("every grouped GEMM has an sm90 default, and it is feasible", "[gemm]") {
+  for (const std::int64_t m : {1, 2, 7, 16, 17, 33, 64, 100, 256, 1023, 4096, 100000})
+    for (const auto& [n, k] : {std::pair{16, 16}, {48, 16}, {2048, 1024}, {4096, 14336}, {112, 16}})
+      for (const GemmProblem& gemm : {gemm_of(m, n, k), gated(m, n, k)})
+        for (const GemmProblem& one : {grouped_rows(gemm, 2), grouped_rows(gemm, 64)}) {
+          CAPTURE(m, n, k, one.b_operands(), one.groups.count);
+          const Config config = sm90::default_config(one, hopper());
+          CHECK(sm90::space(one, hopper()).violations(config).empty());
+        }
+  for (const std::int64_t tokens : {1, 100, 4096, 100000})
+    for (const std::int64_t groups : {2, 300}) {
+      CAPTURE(tokens, groups);
+      const GemmProblem gemm = grouped_reduction(gemm_of(1024, 2048, tokens), groups);
+      CHECK(sm90::space(gemm, hopper()).violations(sm90::default_config(gemm, hopper())).empty());
+    }
+}
+
+TEST_CASE("the sm90 cost model prefers what an H200 does", "[gemm]") {
+  Config config{{"bm", 128},           {"bn", 256},      {"schedule", "cooperative"},
+                {"mma_warpgroups", 2}, {"cluster_m", 1}, {"cluster_n", 1},
+                {"split_k", 1},        {"stages", 4},    {"epilogue_stages", 1},
+                {"group_m", 8}};
+  const auto cost = [&](const GemmProblem& gemm, const char* parameter, std::int64_t value) {
+    Config changed = config;
+    changed.set(parameter, value);
+    return sm90::cycles(gemm, hopper(), changed);
+  };
+  const GemmProblem large = gemm_of(8192, 8192, 8192);
+  CHECK(cost(large, "stages", 4) < cost(large, "stages", 2));
+  const GemmProblem few = gemm_of(128, 2048, 8192);
+  CHECK(cost(few, "split_k", 4) < cost(few, "split_k", 1));
+  // Gathered rows cost more than sorted ones, and less where several tiles use them.
+  GemmProblem gathered = grouped_rows(large, 2), sorted = gathered;
+  sorted.a_sorted = true;
+  CHECK(cost(gathered, "a_reuse", 1) > cost(sorted, "a_reuse", 1));
+  CHECK(cost(gathered, "a_reuse", 4) < cost(gathered, "a_reuse", 1));
+}
+
+TEST_CASE("an sm90 launch maps each matrix in use, of groups each or their stack", "[gemm]") {
+  GemmProblem gemm = gated(300, 1024, 2048);
+  gemm.epilogue.gate = "gate";
+  gemm.epilogue.up = "up";
+  const Config config = sm90::default_config(gemm, hopper());
+  const Launched stored = launch_of(gemm, config);
+  CHECK(stored.is_of(stored.map(offsetof(sm90_params, b), 1), "b1"));
+  CHECK(stored.is_of(stored.map(offsetof(sm90_params, out), 0), "c0"));
+  CHECK(stored.is_of(stored.map(offsetof(sm90_params, out), 1), "gate"));
+  CHECK(stored.is_of(stored.map(offsetof(sm90_params, out), 2), "up"));
+  CHECK_FALSE(stored.has_map(offsetof(sm90_params, out), 3));
+  CHECK_FALSE(stored.has_map(offsetof(sm90_params, source), 0));
+  CHECK_FALSE(stored.has_map(offsetof(sm90_params, a), 1));
+
+  GemmProblem adding = gemm_of(300, 1024, 2048);
+  adding.epilogue.source = {{"before"}};
+  const Launched added = launch_of(adding, sm90::default_config(adding, hopper()));
+  CHECK(added.is_of(added.map(offsetof(sm90_params, source), 0), "before"));
+  CHECK(added.launch.parameters->bytes == sizeof(sm90_params));
+
+  // Of two groups by a mask each has a slot; more are stacked in a map of three dimensions.
+  const GemmProblem masked = grouped_rows(gemm_of(300, 1024, 2048), 2);
+  const Launched two = launch_of(masked, sm90::default_config(masked, hopper()));
+  CHECK(two.is_of(two.map(offsetof(sm90_params, b), 0), "b_true"));
+  CHECK(two.is_of(two.map(offsetof(sm90_params, b), 2), "b_false"));
+  CHECK(two.map(offsetof(sm90_params, b), 0).matrices == 0);
+  const GemmProblem routed = grouped_rows(gemm_of(300, 1024, 2048), 40);
+  const Launched forty = launch_of(routed, sm90::default_config(routed, hopper()));
+  CHECK(forty.map(offsetof(sm90_params, b), 0).matrices == 40);
+  CHECK(forty.map(offsetof(sm90_params, out), 0).matrices == 0);
+  const GemmProblem weights = grouped_reduction(gemm_of(1024, 2048, 300), 40);
+  const Launched sums = launch_of(weights, sm90::default_config(weights, hopper()));
+  CHECK(sums.map(offsetof(sm90_params, out), 0).matrices == 40);
+  CHECK(sums.map(offsetof(sm90_params, b), 0).matrices == 0);
+}
+
+TEST_CASE("an sm90 launch that sorts its tokens first gathers none", "[gemm]") {
+  const GemmProblem gemm = grouped_reduction(gemm_of(1024, 2048, 4096), 2);
+  Config config = sm90::default_config(gemm, hopper());
+  config.set("gather_warps", 2);
+  config.set("pre_permute", 1);
+  const Launched sorted = launch_of(gemm, config);
+  REQUIRE(sorted.program.steps.size() == 2);
+  CHECK(sorted.program.scratch.size() == 2);
+  CHECK(sorted.launch.programmatic);
+  CHECK(std::holds_alternative<ScratchArgument>(sorted.map(offsetof(sm90_params, a)).matrix));
+  CHECK(std::holds_alternative<ScratchArgument>(sorted.map(offsetof(sm90_params, b)).matrix));
+  CHECK(sorted.program.kernels.back().expression.find("a_sorted = true") != std::string::npos);
+  config.set("pre_permute", 0);
+  const Launched gathered = launch_of(gemm, config);
+  CHECK(gathered.program.steps.size() == 1);
+  CHECK(gathered.program.scratch.empty());
+}
+
+TEST_CASE("an sm90 launch of groups fits the device and covers C", "[gemm]") {
+  for (const std::int64_t m : {1, 64, 300, 4096})
+    for (const GemmProblem& gemm : grouped_kinds(m, 1024, 2048)) {
+      const Space space = sm90::space(gemm, hopper());
+      const auto feasible = space.feasible();
+      for (std::size_t i = 0; i < feasible.size(); i += 7) {
+        const Config& config = feasible[i];
+        const sm90::Tile tile(config);
+        const Launched launched = launch_of(gemm, config);
+        const KernelLaunch& launch = launched.launch;
+        INFO(config.text() << " in " << launched.program.kernels.back().expression);
+        REQUIRE(launch.shared_bytes <= hopper().shared_bytes_per_block);
+        REQUIRE(launch.grid.x % launch.cluster.x == 0);
+        REQUIRE(launch.block.x <= 512);
+        const TensorMapArgument& c = launched.map(offsetof(sm90_params, out));
+        // Subtiles of a warpgroup tile its share of C.
+        const int warpgroups = tile.pingpong() ? 1 : tile.mma_warpgroups;
+        const std::int64_t tile_elements = std::int64_t{tile.bm} * tile.bn;
+        REQUIRE(tile_elements % (std::int64_t{c.box_rows} * c.box_columns * warpgroups) == 0);
+        for (const auto& field : launch.parameters->fields) {
+          REQUIRE(field.offset + argument_bytes(field.value) <= sizeof(sm90_params));
+          if (const auto* map = std::get_if<TensorMapArgument>(&field.value)) {
+            REQUIRE(map->box_rows <= 256);
+            REQUIRE(map->box_columns * dtype_bytes(map->dtype) <= 128);
+            REQUIRE(field.offset % 64 == 0);
+          }
+        }
+      }
+    }
+}
+
+TEST_CASE("sm90 says why it cannot implement a GEMM", "[gemm]") {
+  const auto reason = [](const GemmProblem& gemm, const char* arch = "sm_90a") {
+    return sm90_engine().can_implement({gemm}, facts_of_architecture(arch)).value_or("");
+  };
+  GemmProblem gemm = gemm_of(64, 128, 256);
+  CHECK(reason(gemm).empty());
+  CHECK(reason(gemm, "sm_80").find("compute capability 9.0") != std::string::npos);
+  CHECK(reason(gemm_of(64, 128, 260)).find("16-byte aligned") != std::string::npos);
+  gemm.dtype = gemm.c_dtype = gemm.wide_dtype = DType::f32;
+  CHECK(reason(gemm).find("not f32") != std::string::npos);
+  GemmProblem groups = grouped_rows(gemm_of(64, 128, 256), 2000);
+  CHECK(reason(groups).find("2000 groups") != std::string::npos);
+  groups = grouped_rows(gemm_of(64, 128, 256), 3);
+  CHECK(reason(groups).empty());
+  groups.epilogue.bias = "bias";
+  CHECK(reason(groups).find("bias") != std::string::npos);
+}
