@@ -1,11 +1,13 @@
-"""Runs a problem on tensors: plans by problem, pointers, workspace, stream.
+"""Runs a problem on tensors: plans by problem, addresses, workspace, stream.
 
-A plan that was made is found by a tuple of what tells problems apart: no string or JSON is made.
+A plan that was made is found by the shapes and types of the tensors and by the options. What they
+must be is checked, and strings and JSON are made, only for a plan that is new.
 """
 from dataclasses import dataclass, field
-from typing import Sequence
+from typing import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from ._library import Error, Plan, _lock, check_status, library
 
@@ -15,73 +17,101 @@ _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """An op in one form: what all of its problems share, and the names of what they differ in."""
+    """An op in one form: what its problems share, and how a problem follows from a call.
+
+    values(options, *inputs) checks the inputs, raises Error, and gives the sizes and options called
+    `names`, None for what is left out. All of it is None for no tokens.
+    """
 
     op: str
     backward: bool
-    names: tuple[str, ...]  # sizes and options, in the order of the values given to run()
-    fixed: dict[str, str] = field(default_factory=dict)  # options
+    names: tuple[str, ...]
+    values: Callable[..., Sequence | None]
+    fixed: dict[str, str] = field(default_factory=dict)
 
-    def problem(self, dtype: torch.dtype, values: Sequence) -> dict:
+    def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
+        dtype = next(t for t in inputs if t is not None and t.is_floating_point()).dtype
         if dtype not in _DTYPE_NAMES:
             raise Error(f"{self.op}: no kernel for {dtype}: use one of "
                         f"{', '.join(map(str, _DTYPE_NAMES))}")
+        values = self.values(options, *inputs)
+        if values is None:
+            return None
         problem = {"op": self.op, "pass": "bwd" if self.backward else "fwd",
                    "dtype": _DTYPE_NAMES[dtype], **self.fixed}
         for name, value in zip(self.names, values, strict=True):
-            if value is None:
-                continue
-            problem[name] = f"{value:.12g}" if isinstance(value, float) else value
+            if value is not None:
+                # Numbers that are no sizes are options: strings.
+                problem[name] = f"{value:.12g}" if isinstance(value, float) else value
         return problem
 
 
-_plans: dict[tuple, Plan] = {}
-_record: list[dict] | None = None  # the problems that were run, while tune() collects them
+class _Nothing:
+    """The plan of a problem without tokens."""
 
 
-def _make_plan(key: tuple) -> Plan:
-    form, dtype, device, values = key
-    problem = form.problem(dtype, values)
+_plans: dict[tuple, Plan | type[_Nothing]] = {}
+_listeners: list[Callable[[int, dict], None]] = []  # of every problem that is run, while tune() runs
+
+
+def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor | None],
+               device: int) -> Plan | type[_Nothing]:
+    problem = form.problem(options, inputs)
     with _lock:
         if key not in _plans:
-            _plans[key] = Plan(device, problem)
+            _plans[key] = _Nothing if problem is None else Plan(device, problem)
         return _plans[key]
 
 
-def run(form: Form, values: tuple, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
-    """Runs the problem on the current stream of the tensors' device. `tensors` are the op's buffers
-    in order, contiguous but where the problem names strides; `dtype` is the problem's."""
-    device = tensors[0].get_device()
-    key = (form, dtype, device, values)
+def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor]) -> None:
+    """Runs what the inputs and options say, on the current stream of their device. The op's buffers
+    in order are the inputs that are there, then the outputs, which are contiguous."""
+    device = -2
+    key = [form, options]
+    pointers = []
+    for tensor in inputs:
+        if tensor is None:
+            key.append(None)
+            continue
+        if device == -2:
+            device = tensor.get_device()
+            key.append(device)
+        elif tensor.get_device() != device:
+            raise Error(f"{form.op}: tensors on {inputs[0].device} and on {tensor.device}: move "
+                        "them to one device")
+        key.append(tensor.shape)
+        key.append(tensor.dtype)
+        pointers.append(tensor.data_ptr())
+    key = tuple(key)
     plan = _plans.get(key)
     if plan is None:
-        plan = _make_plan(key)
-    if _record is not None:
-        _record.append(key)
-    pointers = []
-    for tensor in tensors:
-        if tensor.get_device() != device:
-            raise Error(f"{form.op}: tensors on {tensors[0].device} and on {tensor.device}: move "
-                        "them to one device")
+        plan = _make_plan(key, form, options, inputs, device)
+    if plan is _Nothing:
+        for tensor in outputs:
+            tensor.zero_()
+        return
+    if _listeners:
+        for listener in _listeners:
+            listener(device, form.problem(options, inputs))
+    for tensor in outputs:
         pointers.append(tensor.data_ptr())
     scratch = None
-    workspace = plan.workspace_bytes
-    if workspace:
+    if plan.workspace_bytes:
         # CUDA's allocator aligns to 512 bytes, the host's to 64.
         slack = 0 if device >= 0 else 256
-        memory = torch.empty(workspace + slack, dtype=torch.uint8, device=tensors[0].device)
-        scratch = memory.data_ptr()
-        if slack:
-            scratch = (scratch + 255) & ~255
+        memory = torch.empty(plan.workspace_bytes + slack, dtype=torch.uint8,
+                             device=outputs[0].device)
+        scratch = (memory.data_ptr() + slack) & -256 if slack else memory.data_ptr()
     if device < 0:
         status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch, None)
-    else:
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        if device == torch._C._cuda_getDevice():
-            status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch, stream)
-        else:  # the default stream is that of the current device
-            with torch.cuda.device(device):
-                status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch, stream)
+    elif device == torch._C._cuda_getDevice():
+        status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch,
+                           torch._C._cuda_getCurrentRawStream(device))
+    else:  # a stream of 0 is that of the current device
+        with torch.cuda.device(device):
+            status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch,
+                               torch._C._cuda_getCurrentRawStream(device))
     if status:
         check_status(status)
 
@@ -89,10 +119,10 @@ def run(form: Form, values: tuple, tensors: Sequence[torch.Tensor], dtype: torch
 _plan_run = library().fftune_plan_run
 
 
-def ready(tensor: torch.Tensor) -> torch.Tensor:
+def ready(tensor: Tensor) -> Tensor:
     """The tensor as the kernels read it: contiguous, and on a GPU aligned to 16 bytes."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    if tensor.data_ptr() & 15 and tensor.is_cuda:
+    if tensor.is_cuda and tensor.data_ptr() & 15:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor

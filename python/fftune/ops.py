@@ -9,7 +9,7 @@ Element types: bfloat16, float16 and float32 on a GPU; float32 and bfloat16 on t
 of a call have one type, but where a function says otherwise. Errors are fftune.Error.
 """
 import os
-from math import prod
+from typing import Callable
 
 import torch
 from torch import Tensor
@@ -70,29 +70,50 @@ def _fake(name: str):
     return torch.library.register_fake(f"fftune::{name}", lib=_library)
 
 
-def _gradient(name: str, setup):
+def _gradient(name: str, setup: Callable):
+    """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). What
+    torch.library.register_autograd does, in a third of the host's time where no gradient is asked
+    for."""
     def decorate(backward):
-        torch.library.register_autograd(f"fftune::{name}", backward, setup_context=setup,
-                                        lib=_library)
+        op = getattr(torch.ops.fftune, name).default
+
+        def forward(ctx, *inputs):
+            with torch._C._AutoDispatchBelowAutograd():
+                output = op(*inputs)
+            setup(ctx, inputs, output)
+            return output
+
+        function = type(f"{name}_function", (torch.autograd.Function,),
+                        {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+        def implementation(*inputs):
+            if torch._C.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+                return function.apply(*inputs)
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(*inputs)
+
+        _library.impl(name, implementation, "Autograd")
         return backward
     return decorate
 
 
-def _tokens(x: Tensor) -> int:
-    return prod(x.shape[:-1])
+def _expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
+            dtype: torch.dtype | None = None) -> None:
+    """That a tensor has this shape and type: the library sees addresses alone."""
+    if tensor is None:
+        return
+    if tuple(tensor.shape) != tuple(shape):
+        raise Error(f"{op}: {name} is {list(tensor.shape)}, not {list(shape)}")
+    if dtype is not None and tensor.dtype != dtype:
+        raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
 
 
-def _expect(op: str, **wanted: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """That tensors have these shapes: the library sees addresses alone."""
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise Error(f"{op}: {name} is {list(tensor.shape)}, not {list(shape)}")
+def _empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
 
 
-def _expect_dtype(op: str, dtype: torch.dtype, *tensors: Tensor | None) -> None:
-    for tensor in tensors:
-        if tensor is not None and tensor.dtype != dtype:
-            raise Error(f"{op}: tensors of {dtype} and of {tensor.dtype}: give all one type")
+def _yes(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else "yes"
 
 
 def _wants_gradient(*tensors: Tensor | None) -> bool:
@@ -105,81 +126,103 @@ def _rows(x: Tensor) -> Tensor:
 
 # ffn
 
-_FFN = Form("ffn", False, ("m", "d", "h", "act", "bias", "residual", "save"))
-_FFN_BACKWARD = Form("ffn", True, ("m", "d", "h", "act", "save"))
-_FFN_BLOCK = Form("ffn", False, ("m", "d", "h", "act", "norm", "convention", "eps"),
-                  {"residual": "yes"})
-_FFN_FP8 = Form("ffn", False, ("m", "d", "h", "act", "scales"))
+def _expect_ffn(x, w_gate, w_up, w_down) -> tuple[int, int, int]:
+    """The tokens, d and h of tensors that fit together."""
+    d, h = x.shape[-1], w_gate.shape[0]
+    _expect("ffn", "w_gate", w_gate, (h, d), x.dtype)
+    _expect("ffn", "w_up", w_up, (h, d), x.dtype)
+    _expect("ffn", "w_down", w_down, (d, h), x.dtype)
+    return x.shape[:-1].numel(), d, h
+
+
+def _ffn_values(options, x, w_gate, w_up, w_down, bias, residual):
+    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect("ffn", "bias", bias, (d,), x.dtype)
+    _expect("ffn", "residual", residual, x.shape, x.dtype)
+    return (m, d, h, *options, None if bias is None else "down", _yes(residual)) if m else None
+
+
+def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down):
+    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect("ffn", "dy", dy, x.shape, x.dtype)
+    for name, tensor in (("gate", gate), ("up", up)):
+        _expect("ffn", name, tensor, (*x.shape[:-1], h), x.dtype)
+    return (m, d, h, *options, "input" if gate is None else "preact") if m else None
+
+
+def _ffn_block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
+    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect("ffn", "residual", residual, x.shape, x.dtype)
+    _expect("ffn", "w_norm", w_norm, (d,), x.dtype)
+    return (m, d, h, *options, "rms" if residual is None else "add-rms") if m else None
+
+
+def _ffn_fp8_values(options, x, w_gate, w_up, w_down, *scales):
+    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect("ffn", "x", x, x.shape, torch.float8_e4m3fn)
+    blocks = lambda extent: -(-extent // 128)
+    by_block = scales[3] is None
+    shapes = ((*x.shape[:-1], blocks(d)), (blocks(h), blocks(d)), (blocks(h), blocks(d)), (),
+              (blocks(d), blocks(h))) if by_block else ((1,),) * 5
+    for name, scale, shape in zip(("x", "w_gate", "w_up", "hidden", "w_down"), scales, shapes):
+        _expect("ffn", f"{name}_scale", scale, shape, torch.float32)
+    return (m, d, h, *options, "block" if by_block else None) if m else None
+
+
+_FFN = Form("ffn", False, ("m", "d", "h", "act", "save", "bias", "residual"), _ffn_values)
+_FFN_BACKWARD = Form("ffn", True, ("m", "d", "h", "act", "save"), _ffn_backward_values)
+_FFN_BLOCK = Form("ffn", False, ("m", "d", "h", "act", "convention", "eps", "norm"),
+                  _ffn_block_values, {"residual": "yes"})
+_FFN_FP8 = Form("ffn", False, ("m", "d", "h", "act", "scales"), _ffn_fp8_values)
 _FFN_ARGUMENTS = ("(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? bias, "
                   "Tensor? residual, str act)")
 
 
-def _expect_ffn(x, w_gate, w_up, w_down):
-    d, h = x.shape[-1], w_gate.shape[0]
-    _expect("ffn", w_gate=(w_gate, (h, d)), w_up=(w_up, (h, d)), w_down=(w_down, (d, h)))
-    _expect_dtype("ffn", x.dtype, w_gate, w_up, w_down)
-    return _tokens(x), d, h
-
-
-def _run_ffn(x, w_gate, w_up, w_down, bias, residual, act, saves):
-    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    _expect("ffn", bias=(bias, (d,)), residual=(residual, tuple(x.shape)))
-    _expect_dtype("ffn", x.dtype, bias, residual)
-    tensors = [ready(t) for t in (x, w_gate, w_up, w_down, bias, residual) if t is not None]
-    results = [x.new_empty(x.shape)]
-    if saves:
-        results += [x.new_empty(*x.shape[:-1], h) for _ in range(2)]
-    if m:
-        run(_FFN, (m, d, h, act, None if bias is None else "down",
-                   None if residual is None else "yes", "preact" if saves else None),
-            tensors + results, x.dtype)
-    return results
+def _maybe_ready(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else ready(tensor)
 
 
 @_define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
-    return _run_ffn(x, w_gate, w_up, w_down, bias, residual, act, False)[0]
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_FFN, (act, None), (x, ready(w_gate), ready(w_up), ready(w_down), _maybe_ready(bias),
+                            _maybe_ready(residual)), (y,))
+    return y
 
 
 @_define("ffn_preact" + _FFN_ARGUMENTS + " -> (Tensor, Tensor, Tensor)", casts=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
-    return tuple(_run_ffn(x, w_gate, w_up, w_down, bias, residual, act, True))
+    x = ready(x)
+    y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], w_gate.shape[0])
+    up = torch.empty_like(gate)
+    run(_FFN, (act, "preact"), (x, ready(w_gate), ready(w_up), ready(w_down), _maybe_ready(bias),
+                                _maybe_ready(residual)), (y, gate, up))
+    return y, gate, up
 
 
 @_define("ffn_backward(Tensor dy, Tensor x, Tensor? gate, Tensor? up, Tensor w_gate, Tensor w_up, "
          "Tensor w_down, str act) -> (Tensor, Tensor, Tensor, Tensor)")
 def _(dy, x, gate, up, w_gate, w_up, w_down, act):
-    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    _expect("ffn", dy=(dy, tuple(x.shape)))
-    _expect_dtype("ffn", x.dtype, dy, gate, up)
-    tensors = [ready(t) for t in (dy, x, gate, up, w_gate, w_up, w_down) if t is not None]
-    results = [x.new_empty(t.shape) for t in (x, w_gate, w_up, w_down)]
-    if m:
-        run(_FFN_BACKWARD, (m, d, h, act, "input" if gate is None else "preact"),
-            tensors + results, x.dtype)
-    else:
-        for result in results:
-            result.zero_()
-    return tuple(results)
+    x, *weights = map(ready, (x, w_gate, w_up, w_down))
+    results = tuple(map(torch.empty_like, (x, *weights)))
+    run(_FFN_BACKWARD, (act,), (ready(dy), x, _maybe_ready(gate), _maybe_ready(up), *weights),
+        results)
+    return results
 
 
 @_define("ffn_block(Tensor x, Tensor? residual, Tensor w_norm, Tensor w_gate, Tensor w_up, "
          "Tensor w_down, str act, str convention, float eps) -> Tensor")
 def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
-    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    _expect("ffn", residual=(residual, tuple(x.shape)), w_norm=(w_norm, (d,)))
-    _expect_dtype("ffn", x.dtype, residual, w_norm)
-    x, *weights = map(ready, (x, w_gate, w_up, w_down))
+    x, w_norm, *weights = map(ready, (x, w_norm, w_gate, w_up, w_down))
     y = torch.empty_like(x)
     if residual is None:
-        tensors = [x, *weights, x, ready(w_norm), y]
+        run(_FFN_BLOCK, (act, convention, eps), (x, *weights, x, None, w_norm), (y,))
     else:
         # The sum that the norm's stage writes is the residual that the last stage reads.
         total = torch.empty_like(x)
-        tensors = [x, *weights, total, ready(residual), ready(w_norm), y, total]
-    if m:
-        run(_FFN_BLOCK, (m, d, h, act, "rms" if residual is None else "add-rms", convention, eps),
-            tensors, x.dtype)
+        run(_FFN_BLOCK, (act, convention, eps), (x, *weights, total, ready(residual), w_norm),
+            (y, total))
     return y
 
 
@@ -187,24 +230,11 @@ def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
          "Tensor w_gate_scale, Tensor w_up_scale, Tensor? hidden_scale, Tensor w_down_scale, "
          "str act) -> Tensor")
 def _(x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act):
-    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    scales = [x_scale, w_gate_scale, w_up_scale, hidden_scale, w_down_scale]
-    if hidden_scale is None:
-        blocks = lambda extent: -(-extent // 128)
-        _expect("ffn", x_scale=(x_scale, (*x.shape[:-1], blocks(d))),
-                w_gate_scale=(w_gate_scale, (blocks(h), blocks(d))),
-                w_up_scale=(w_up_scale, (blocks(h), blocks(d))),
-                w_down_scale=(w_down_scale, (blocks(d), blocks(h))))
-    else:
-        for scale in scales:
-            _expect("ffn", scale=(scale, (1,)))
-    _expect_dtype("ffn", torch.float8_e4m3fn, x)
-    _expect_dtype("ffn", torch.float32, *scales)
-    y = x.new_empty(x.shape, dtype=torch.bfloat16)
-    if m:
-        run(_FFN_FP8, (m, d, h, act, "block" if hidden_scale is None else None),
-            [*map(ready, (x, w_gate, w_up, w_down)),
-             *(ready(s) for s in scales if s is not None), y], x.dtype)
+    x = ready(x)
+    y = torch.empty_like(x, dtype=torch.bfloat16)
+    run(_FFN_FP8, (act,),
+        (x, *map(ready, (w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale)),
+         _maybe_ready(hidden_scale), ready(w_down_scale)), (y,))
     return y
 
 
@@ -334,37 +364,41 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
 
 # linear
 
-_LINEAR = Form("linear", False, ("m", "k", "n", "bias", "residual"))
-_LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias"))
+def _linear_values(options, x, w, bias, residual):
+    n, k = w.shape
+    _expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
+    _expect("linear", "bias", bias, (n,), w.dtype)
+    _expect("linear", "residual", residual, (*x.shape[:-1], n), w.dtype)
+    m = x.shape[:-1].numel()
+    return (m, k, n, _yes(bias), _yes(residual)) if m else None
+
+
+def _linear_backward_values(options, dy, x, w):
+    n, k = w.shape
+    _expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
+    _expect("linear", "dy", dy, (*x.shape[:-1], n), w.dtype)
+    m = x.shape[:-1].numel()
+    return (m, k, n, *options) if m else None
+
+
+_LINEAR = Form("linear", False, ("m", "k", "n", "bias", "residual"), _linear_values)
+_LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias"), _linear_backward_values)
 
 
 @_define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True)
 def _(x, w, bias, residual):
-    (n, k), m = w.shape, _tokens(x)
-    shape = (*x.shape[:-1], n)
-    _expect("linear", x=(x, (*x.shape[:-1], k)), bias=(bias, (n,)), residual=(residual, shape))
-    _expect_dtype("linear", x.dtype, w, bias, residual)
-    y = x.new_empty(shape)
-    if m:
-        run(_LINEAR, (m, k, n, None if bias is None else "yes",
-                      None if residual is None else "yes"),
-            [*(ready(t) for t in (x, w, bias, residual) if t is not None), y], x.dtype)
+    y = _empty(x, *x.shape[:-1], w.shape[0])
+    run(_LINEAR, (), (ready(x), ready(w), _maybe_ready(bias), _maybe_ready(residual)), (y,))
     return y
 
 
 @_define("linear_backward(Tensor dy, Tensor x, Tensor w, bool bias) -> (Tensor, Tensor, Tensor)")
 def _(dy, x, w, bias):
-    (n, k), m = w.shape, _tokens(x)
-    _expect("linear", x=(x, (*x.shape[:-1], k)), dy=(dy, (*x.shape[:-1], n)))
-    _expect_dtype("linear", x.dtype, dy, w)
-    results = [x.new_empty(x.shape), w.new_empty(w.shape), w.new_empty(n if bias else 0)]
-    if m:
-        run(_LINEAR_BACKWARD, (m, k, n, "yes" if bias else None),
-            [*map(ready, (dy, x, w)), *results[:3 if bias else 2]], x.dtype)
-    else:
-        for result in results:
-            result.zero_()
-    return tuple(results)
+    x, w = ready(x), ready(w)
+    dx, dw, dbias = torch.empty_like(x), torch.empty_like(w), _empty(w, w.shape[0] if bias else 0)
+    run(_LINEAR_BACKWARD, ("yes" if bias else None,), (ready(dy), x, w),
+        (dx, dw, dbias) if bias else (dx, dw))
+    return dx, dw, dbias
 
 
 @_fake("linear")
@@ -408,105 +442,98 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None,
 
 # two experts behind a mask
 
-_MASKED_LINEAR = Form("masked-linear", False, ("m", "k", "n"))
-_MASKED_LINEAR_BACKWARD = Form("masked-linear", True, ("m", "k", "n"))
-_MASKED_FFN = Form("masked-ffn", False, ("m", "d", "h", "act", "save"))
-_MASKED_FFN_BACKWARD = Form("masked-ffn", True, ("m", "d", "h", "act", "save"))
-_MASKED_WEIGHTS = ("Tensor w_gate_true, Tensor w_up_true, Tensor w_down_true, "
-                   "Tensor w_gate_false, Tensor w_up_false, Tensor w_down_false, str act")
-
-
-def _mask_bytes(mask: Tensor, op: str) -> Tensor:
+def _expect_mask(op, mask, x):
+    _expect(op, "mask", mask, x.shape[:-1])
     if mask.dtype not in (torch.bool, torch.uint8, torch.int8):
         raise Error(f"{op}: mask is {mask.dtype}: give torch.bool, or bytes that are not 0")
-    return ready(mask)
 
 
-def _expect_masked_linear(x, mask, w_true, w_false):
-    (n, k), lead = w_true.shape, tuple(x.shape[:-1])
-    _expect("masked-linear", x=(x, (*lead, k)), mask=(mask, lead), w_false=(w_false, (n, k)))
-    _expect_dtype("masked-linear", x.dtype, w_true, w_false)
-    return _tokens(x), k, n
+def _masked_linear_values(options, x, mask, w_true, w_false, dy=None):
+    n, k = w_true.shape
+    _expect("masked-linear", "x", x, (*x.shape[:-1], k), w_true.dtype)
+    _expect("masked-linear", "w_false", w_false, (n, k), w_true.dtype)
+    _expect("masked-linear", "dy", dy, (*x.shape[:-1], n), w_true.dtype)
+    _expect_mask("masked-linear", mask, x)
+    m = x.shape[:-1].numel()
+    return (m, k, n) if m else None
+
+
+def _masked_linear_backward_values(options, dy, x, mask, w_true, w_false):
+    return _masked_linear_values(options, x, mask, w_true, w_false, dy)
+
+
+def _masked_ffn_values(options, x, mask, *weights):
+    m, d, h = _expect_ffn(x, *weights[:3])
+    _expect("masked-ffn", "w_gate_false", weights[3], (h, d))
+    _expect_ffn(x, *weights[3:])
+    _expect_mask("masked-ffn", mask, x)
+    return (m, d, h, *options) if m else None
+
+
+def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *weights):
+    _expect("masked-ffn", "dy", dy, x.shape, x.dtype)
+    for name, tensor in (("gate", gate), ("up", up)):
+        _expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]), x.dtype)
+    save = "input" if gate is None else "preact"
+    return _masked_ffn_values((*options, save), x, mask, *weights)
+
+
+_MASKED_LINEAR = Form("masked-linear", False, ("m", "k", "n"), _masked_linear_values)
+_MASKED_LINEAR_BACKWARD = Form("masked-linear", True, ("m", "k", "n"),
+                               _masked_linear_backward_values)
+_MASKED_FFN = Form("masked-ffn", False, ("m", "d", "h", "act", "save"), _masked_ffn_values)
+_MASKED_FFN_BACKWARD = Form("masked-ffn", True, ("m", "d", "h", "act", "save"),
+                            _masked_ffn_backward_values)
+_MASKED_WEIGHTS = ("Tensor w_gate_true, Tensor w_up_true, Tensor w_down_true, "
+                   "Tensor w_gate_false, Tensor w_up_false, Tensor w_down_false, str act")
 
 
 @_define("masked_linear(Tensor x, Tensor mask, Tensor w_true, Tensor w_false) -> Tensor",
          casts=True)
 def _(x, mask, w_true, w_false):
-    m, k, n = _expect_masked_linear(x, mask, w_true, w_false)
-    y = x.new_empty(*x.shape[:-1], n)
-    if m:
-        run(_MASKED_LINEAR, (m, k, n),
-            [ready(x), _mask_bytes(mask, "masked-linear"), ready(w_true), ready(w_false), y],
-            x.dtype)
+    y = _empty(x, *x.shape[:-1], w_true.shape[0])
+    run(_MASKED_LINEAR, (), (ready(x), ready(mask), ready(w_true), ready(w_false)), (y,))
     return y
 
 
 @_define("masked_linear_backward(Tensor dy, Tensor x, Tensor mask, Tensor w_true, Tensor w_false) "
          "-> (Tensor, Tensor, Tensor)")
 def _(dy, x, mask, w_true, w_false):
-    m, k, n = _expect_masked_linear(x, mask, w_true, w_false)
-    _expect("masked-linear", dy=(dy, (*x.shape[:-1], n)))
-    _expect_dtype("masked-linear", x.dtype, dy)
-    results = [x.new_empty(t.shape) for t in (x, w_true, w_false)]
-    if m:
-        run(_MASKED_LINEAR_BACKWARD, (m, k, n),
-            [ready(dy), ready(x), _mask_bytes(mask, "masked-linear"), ready(w_true),
-             ready(w_false), *results], x.dtype)
-    else:
-        for result in results:
-            result.zero_()
-    return tuple(results)
-
-
-def _expect_masked_ffn(x, mask, weights):
-    for three in (weights[:3], weights[3:]):
-        m, d, h = _expect_ffn(x, *three)
-    _expect("masked-ffn", mask=(mask, tuple(x.shape[:-1])),
-            w_gate_false=(weights[3], tuple(weights[0].shape)))
-    return m, d, h
-
-
-def _run_masked_ffn(x, mask, weights, act, saves):
-    m, d, h = _expect_masked_ffn(x, mask, weights)
-    results = [x.new_empty(x.shape)]
-    if saves:
-        results += [x.new_empty(*x.shape[:-1], h) for _ in range(2)]
-    if m:
-        run(_MASKED_FFN, (m, d, h, act, "preact" if saves else None),
-            [ready(x), _mask_bytes(mask, "masked-ffn"), *map(ready, weights), *results], x.dtype)
+    dy, x, mask, w_true, w_false = map(ready, (dy, x, mask, w_true, w_false))
+    results = tuple(map(torch.empty_like, (x, w_true, w_false)))
+    run(_MASKED_LINEAR_BACKWARD, (), (dy, x, mask, w_true, w_false), results)
     return results
 
 
 @_define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True)
 def _(x, mask, *weights_and_act):
     *weights, act = weights_and_act
-    return _run_masked_ffn(x, mask, weights, act, False)[0]
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_MASKED_FFN, (act, None), (x, ready(mask), *map(ready, weights)), (y,))
+    return y
 
 
 @_define(f"masked_ffn_preact(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) "
          "-> (Tensor, Tensor, Tensor)", casts=True)
 def _(x, mask, *weights_and_act):
     *weights, act = weights_and_act
-    return tuple(_run_masked_ffn(x, mask, weights, act, True))
+    x = ready(x)
+    y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], weights[0].shape[0])
+    up = torch.empty_like(gate)
+    run(_MASKED_FFN, (act, "preact"), (x, ready(mask), *map(ready, weights)), (y, gate, up))
+    return y, gate, up
 
 
 @_define(f"masked_ffn_backward(Tensor dy, Tensor x, Tensor mask, Tensor? gate, Tensor? up, "
          f"{_MASKED_WEIGHTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _(dy, x, mask, gate, up, *weights_and_act):
     *weights, act = weights_and_act
-    m, d, h = _expect_masked_ffn(x, mask, weights)
-    _expect("masked-ffn", dy=(dy, tuple(x.shape)))
-    _expect_dtype("masked-ffn", x.dtype, dy, gate, up)
-    results = [x.new_empty(t.shape) for t in (x, *weights)]
-    if m:
-        saved = [] if gate is None else [ready(gate), ready(up)]
-        run(_MASKED_FFN_BACKWARD, (m, d, h, act, "preact" if saved else "input"),
-            [ready(dy), ready(x), _mask_bytes(mask, "masked-ffn"), *saved, *map(ready, weights),
-             *results], x.dtype)
-    else:
-        for result in results:
-            result.zero_()
-    return tuple(results)
+    x, *weights = map(ready, (x, *weights))
+    results = tuple(map(torch.empty_like, (x, *weights)))
+    run(_MASKED_FFN_BACKWARD, (act,), (ready(dy), x, ready(mask), _maybe_ready(gate),
+                                       _maybe_ready(up), *weights), results)
+    return results
 
 
 @_fake("masked_linear")
@@ -593,66 +620,68 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
 
 # rmsnorm
 
-_NORM = Form("rmsnorm", False, ("m", "d", "eps", "convention", "weights", "residual", "output"))
-_NORM_BACKWARD = Form("rmsnorm", True, ("m", "d", "eps", "convention", "weights", "residual"))
+def _norm_values(options, x, residual, w, dy=None):
+    d = x.shape[-1]
+    _expect("rmsnorm", "residual", residual, x.shape, x.dtype)
+    _expect("rmsnorm", "w", w, (d,))
+    _expect("rmsnorm", "dy", dy, x.shape, x.dtype)
+    m = x.shape[:-1].numel()
+    return (m, d, *options, None if w.dtype == x.dtype else "f32", _yes(residual)) if m else None
 
 
-def _norm_weight(x: Tensor, w: Tensor) -> tuple[Tensor, str | None]:
-    """The weight as the kernels take it, of x's type or float32, and the option that says so."""
-    _expect("rmsnorm", w=(w, (x.shape[-1],)))
-    if w.dtype == x.dtype:
-        return ready(w), None
-    return ready(w.float()), "f32" if x.dtype != torch.float32 else None
+def _norm_backward_values(options, x, w, dy, dsum):
+    return _norm_values(options, x, dsum, w, dy)
 
 
-def _run_norm(x, residual, w, eps, convention, output=None):
-    _expect("rmsnorm", residual=(residual, tuple(x.shape)))
-    _expect_dtype("rmsnorm", x.dtype, residual)
-    m, (w, weights) = _tokens(x), _norm_weight(x, w)
-    types = {None: x.dtype, "fp8": torch.float8_e4m3fn, "i8": torch.int8}
-    results = [x.new_empty(x.shape, dtype=types[output])]
-    if residual is not None:
-        results.append(x.new_empty(x.shape))
-    if output is not None:
-        results.append(x.new_empty(x.shape[:-1], dtype=torch.float32))
-    if m:
-        inputs = [ready(x), w] if residual is None else [ready(x), ready(residual), w]
-        run(_NORM, (m, x.shape[-1], eps, convention, weights,
-                    None if residual is None else "yes", output), inputs + results, x.dtype)
-    return results
+_NORM = Form("rmsnorm", False, ("m", "d", "eps", "convention", "output", "weights", "residual"),
+             _norm_values)
+_NORM_BACKWARD = Form("rmsnorm", True, ("m", "d", "eps", "convention", "weights", "residual"),
+                      _norm_backward_values)
+
+
+def _row(x: Tensor, row: Tensor) -> Tensor:
+    """A weight or bias as the kernels take it: of x's type, or of float32."""
+    if row.dtype is not x.dtype and row.dtype is not torch.float32:
+        row = row.float()
+    return ready(row)
 
 
 @_define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
 def _(x, w, eps, convention):
-    return _run_norm(x, None, w, eps, convention)[0]
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_NORM, (eps, convention, None), (x, None, _row(x, w)), (y,))
+    return y
 
 
 @_define("add_rmsnorm(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
          "-> (Tensor, Tensor)")
 def _(x, residual, w, eps, convention):
-    return tuple(_run_norm(x, residual, w, eps, convention))
+    x = ready(x)
+    y, total = torch.empty_like(x), torch.empty_like(x)
+    run(_NORM, (eps, convention, None), (x, ready(residual), _row(x, w)), (y, total))
+    return y, total
 
 
 @_define("rmsnorm_quantised(Tensor x, Tensor? residual, Tensor w, float eps, str convention, "
          "bool int8) -> (Tensor, Tensor, Tensor)")
 def _(x, residual, w, eps, convention, int8):
-    y, *total, scale = _run_norm(x, residual, w, eps, convention, "i8" if int8 else "fp8")
-    return y, scale, total[0] if total else x.new_empty(0)
+    x = ready(x)
+    y = torch.empty_like(x, dtype=torch.int8 if int8 else torch.float8_e4m3fn)
+    scale = _empty(x, *x.shape[:-1], dtype=torch.float32)
+    total = _empty(x, 0) if residual is None else torch.empty_like(x)
+    run(_NORM, (eps, convention, "i8" if int8 else "fp8"),
+        (x, _maybe_ready(residual), _row(x, w)),
+        (y, scale) if residual is None else (y, total, scale))
+    return y, scale, total
 
 
 @_define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, float eps, "
          "str convention) -> (Tensor, Tensor)")
 def _(dy, x, w, dsum, eps, convention):
-    _expect("rmsnorm", dy=(dy, tuple(x.shape)), dsum=(dsum, tuple(x.shape)))
-    _expect_dtype("rmsnorm", x.dtype, dy, dsum)
-    m, (weight, weights) = _tokens(x), _norm_weight(x, w)
-    dx, dw = x.new_empty(x.shape), torch.empty_like(weight)
-    if m:
-        inputs = [ready(t) for t in (x, weight, dy, dsum) if t is not None]
-        run(_NORM_BACKWARD, (m, x.shape[-1], eps, convention, weights,
-                             None if dsum is None else "yes"), [*inputs, dx, dw], x.dtype)
-    else:
-        dw.zero_()
+    x, own = ready(x), _row(x, w)
+    dx, dw = torch.empty_like(x), torch.empty_like(own)
+    run(_NORM_BACKWARD, (eps, convention), (x, own, ready(dy), _maybe_ready(dsum)), (dx, dw))
     return dx, dw.to(w.dtype)
 
 
@@ -737,80 +766,73 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
 
 # bias-gelu and act-mul
 
-_BIAS_GELU = Form("bias-gelu", False, ("m", "h", "act", "biases"))
-_BIAS_GELU_BACKWARD = Form("bias-gelu", True, ("m", "h", "act", "biases"))
-_ACT_MUL = Form("act-mul", False, ("m", "h", "act", "packed"))
-_ACT_MUL_BACKWARD = Form("act-mul", True, ("m", "h", "act", "packed"))
+def _bias_gelu_values(options, x, bias, dy=None):
+    h, m = x.shape[-1], x.shape[:-1].numel()
+    _expect("bias-gelu", "bias", bias, (h,))
+    _expect("bias-gelu", "dy", dy, x.shape, x.dtype)
+    return (m, h, *options, None if bias.dtype == x.dtype else "f32") if m else None
 
 
-def _bias(x: Tensor, bias: Tensor) -> tuple[Tensor, str | None]:
-    _expect("bias-gelu", bias=(bias, (x.shape[-1],)))
-    if bias.dtype == x.dtype:
-        return ready(bias), None
-    return ready(bias.float()), "f32" if x.dtype != torch.float32 else None
+def _act_mul_values(options, gate, up, dy=None):
+    h, m = gate.shape[-1], gate.shape[:-1].numel()
+    if up is None:
+        h //= 2
+    else:
+        _expect("act-mul", "up", up, gate.shape, gate.dtype)
+    _expect("act-mul", "dy", dy, (*gate.shape[:-1], h), gate.dtype)
+    return (m, h, *options, "yes" if up is None else None) if m else None
+
+
+_BIAS_GELU = Form("bias-gelu", False, ("m", "h", "act", "biases"), _bias_gelu_values)
+_BIAS_GELU_BACKWARD = Form("bias-gelu", True, ("m", "h", "act", "biases"), _bias_gelu_values)
+_ACT_MUL = Form("act-mul", False, ("m", "h", "act", "packed"), _act_mul_values)
+_ACT_MUL_BACKWARD = Form("act-mul", True, ("m", "h", "act", "packed"), _act_mul_values)
 
 
 @_define("bias_gelu(Tensor x, Tensor bias, str act) -> Tensor")
 def _(x, bias, act):
-    m, (bias, biases), y = _tokens(x), _bias(x, bias), x.new_empty(x.shape)
-    if m:
-        run(_BIAS_GELU, (m, x.shape[-1], act, biases), [ready(x), bias, y], x.dtype)
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_BIAS_GELU, (act,), (x, _row(x, bias)), (y,))
     return y
 
 
 @_define("bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str act) -> (Tensor, Tensor)")
 def _(dy, x, bias, act):
-    _expect("bias-gelu", dy=(dy, tuple(x.shape)))
-    _expect_dtype("bias-gelu", x.dtype, dy)
-    m, (own, biases) = _tokens(x), _bias(x, bias)
-    dx, dbias = x.new_empty(x.shape), torch.empty_like(own)
-    if m:
-        run(_BIAS_GELU_BACKWARD, (m, x.shape[-1], act, biases),
-            [ready(x), own, ready(dy), dx, dbias], x.dtype)
-    else:
-        dbias.zero_()
+    x, own = ready(x), _row(x, bias)
+    dx, dbias = torch.empty_like(x), torch.empty_like(own)
+    run(_BIAS_GELU_BACKWARD, (act,), (x, own, ready(dy)), (dx, dbias))
     return dx, dbias.to(bias.dtype)
 
 
 @_define("act_mul(Tensor gate, Tensor up, str act) -> Tensor")
 def _(gate, up, act):
-    _expect("act-mul", up=(up, tuple(gate.shape)))
-    _expect_dtype("act-mul", gate.dtype, up)
-    m, y = _tokens(gate), gate.new_empty(gate.shape)
-    if m:
-        run(_ACT_MUL, (m, gate.shape[-1], act, None), [ready(gate), ready(up), y], gate.dtype)
+    gate = ready(gate)
+    y = torch.empty_like(gate)
+    run(_ACT_MUL, (act,), (gate, ready(up)), (y,))
     return y
 
 
 @_define("act_mul_backward(Tensor dy, Tensor gate, Tensor up, str act) -> (Tensor, Tensor)")
 def _(dy, gate, up, act):
-    _expect("act-mul", up=(up, tuple(gate.shape)), dy=(dy, tuple(gate.shape)))
-    _expect_dtype("act-mul", gate.dtype, up, dy)
-    m, results = _tokens(gate), [gate.new_empty(gate.shape) for _ in range(2)]
-    if m:
-        run(_ACT_MUL_BACKWARD, (m, gate.shape[-1], act, None),
-            [ready(gate), ready(up), ready(dy), *results], gate.dtype)
-    return tuple(results)
+    gate = ready(gate)
+    results = torch.empty_like(gate), torch.empty_like(gate)
+    run(_ACT_MUL_BACKWARD, (act,), (gate, ready(up), ready(dy)), results)
+    return results
 
 
 @_define("act_mul_packed(Tensor gate_up, str act) -> Tensor")
 def _(gate_up, act):
-    m, h = _tokens(gate_up), gate_up.shape[-1] // 2
-    y = gate_up.new_empty(*gate_up.shape[:-1], h)
-    if m:
-        run(_ACT_MUL, (m, h, act, "yes"), [ready(gate_up), y], gate_up.dtype)
+    y = _empty(gate_up, *gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    run(_ACT_MUL, (act,), (ready(gate_up), None), (y,))
     return y
 
 
 @_define("act_mul_packed_backward(Tensor dy, Tensor gate_up, str act) -> Tensor")
 def _(dy, gate_up, act):
-    m, h = _tokens(gate_up), gate_up.shape[-1] // 2
-    _expect("act-mul", dy=(dy, (*gate_up.shape[:-1], h)))
-    _expect_dtype("act-mul", gate_up.dtype, dy)
-    d_gate_up = gate_up.new_empty(gate_up.shape)
-    if m:
-        run(_ACT_MUL_BACKWARD, (m, h, act, "yes"), [ready(gate_up), ready(dy), d_gate_up],
-            gate_up.dtype)
+    gate_up = ready(gate_up)
+    d_gate_up = torch.empty_like(gate_up)
+    run(_ACT_MUL_BACKWARD, (act,), (gate_up, None, ready(dy)), (d_gate_up,))
     return d_gate_up
 
 
@@ -885,8 +907,6 @@ _ROPE_USED = {"table": (7,), "base": (0, 1, 7), "llama3": (0, 1, 2, 3, 4, 7),
               "yarn": (0, 1, 2, 5, 6, 7)}
 _ROPE_SIZES = ("s", "b", "heads", "dim", "kv-heads", "rotary", "positions", "q-row", "q-outer",
                "q-head", "k-row", "k-outer", "k-head", "layout", "rotation", "angles", "starts")
-_ROPE = Form("rope", False, _ROPE_SIZES + _ROPE_NUMBERS)
-_ROPE_BACKWARD = Form("rope", True, _ROPE_SIZES + _ROPE_NUMBERS)
 _ROPE_ARGUMENTS = ("Tensor? angles, Tensor? starts, Tensor? offsets, str rotation, int rotary, "
                    "str rule, float[] numbers")
 
@@ -910,40 +930,48 @@ def _stride_values(x: Tensor, packed: bool) -> tuple:
     return x.stride(1), x.stride(0), x.stride(2)
 
 
-def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbers):
+def _rope_values(options, q, k, angles, offsets, starts):
+    strides, rotation, rotary, rule, numbers = options
     packed = offsets is not None
     if q.dim() != (3 if packed else 4):
         raise Error(f"rope: q is {list(q.shape)}: give [batch, tokens, heads, features], or "
                     "[tokens, heads, features] with offsets")
     *lead, heads, dim = q.shape
-    _expect("rope", k=(k, (*lead, k.shape[-2], dim)) if k is not None else (None, ()))
-    _expect_dtype("rope", q.dtype, k)
+    if k is not None:
+        _expect("rope", "k", k, (*lead, k.shape[-2], dim), q.dtype)
     if rule not in _ROPE_USED:
         raise Error(f"rope: there is no rule '{rule}': give {', '.join(_ROPE_USED)}")
     if (rule == "table") != (angles is not None):
         raise Error("rope: angles are given with rule='table', and only with it")
     b, s = (offsets.numel() - 1, lead[0]) if packed else lead
     if angles is not None:
-        _expect("rope", angles=(angles, (angles.shape[0], rotary or dim)))
-        _expect_dtype("rope", torch.float32, angles)
-    _expect("rope", starts=(starts, (b,)))
-    results = [t.new_empty(t.shape) for t in (q, k) if t is not None]
+        _expect("rope", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
+    _expect("rope", "starts", starts, (b,))
     if not q.numel():
-        return results
+        return None
+    return (s, b, heads, dim, None if k is None else k.shape[-2], rotary or None,
+            None if angles is None else angles.shape[0], *strides, "thd" if packed else "bshd",
+            rotation, rule, _yes(starts),
+            *(number if i in _ROPE_USED[rule] else None for i, number in enumerate(numbers)))
+
+
+_ROPE = Form("rope", False, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values)
+_ROPE_BACKWARD = Form("rope", True, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values)
+
+
+def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbers):
+    results = [_empty(t, *t.shape) for t in (q, k) if t is not None]
     q = _strided(q)
-    if k is not None:
+    packed = offsets is not None
+    strides = _stride_values(q, packed)
+    if k is None:
+        strides += None, None, None
+    else:
         k = _strided(k)
-    inputs = [q] if k is None else [q, k]
-    if angles is not None:
-        inputs.append(ready(angles))
-    inputs += [ready(t.to(torch.int32)) for t in (offsets, starts) if t is not None]
-    used = _ROPE_USED[rule]
-    values = (s, b, heads, dim, None if k is None else k.shape[-2], rotary or None,
-              None if angles is None else angles.shape[0], *_stride_values(q, packed),
-              *((None,) * 3 if k is None else _stride_values(k, packed)),
-              "thd" if packed else "bshd", rotation, rule, None if starts is None else "yes",
-              *(number if i in used else None for i, number in enumerate(numbers)))
-    run(form, values, inputs + results, q.dtype)
+        strides += _stride_values(k, packed)
+    offsets, starts = (None if t is None else ready(t.to(torch.int32)) for t in (offsets, starts))
+    run(form, (strides, rotation, rotary, rule, tuple(numbers)),
+        (q, k, _maybe_ready(angles), offsets, starts), results)
     return results
 
 
@@ -1021,39 +1049,44 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
 
 # ngram-block
 
-_NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "ids", "lengths",
-                                     "ngrams", "n", "padding"))
-
-
-@_define("ngram_block(Tensor ids, Tensor(a!) logits, int n, int padding, Tensor? lengths, "
-         "Tensor? prefix, Tensor? prefix_lengths, Tensor? ns) -> Tensor")
-def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
+def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
+    n, padding = options
     b, vocab = logits.shape
-    _expect("ngram-block", ids=(ids, (b, ids.shape[-1])), lengths=(lengths, (b,)), ns=(ns, (b,)))
+    _expect("ngram-block", "ids", ids, (b, ids.shape[-1]))
+    _expect("ngram-block", "lengths", lengths, (b,))
+    _expect("ngram-block", "n", ns, (b,))
     if ids.dtype not in (torch.int32, torch.int64):
         raise Error(f"ngram-block: ids are {ids.dtype}: give int32 or int64")
-    invalid = torch.empty(b, dtype=torch.int32, device=logits.device)
-    if not b or not ids.shape[-1]:
-        return invalid.zero_()
-    own = ready(logits)
-    tensors = [ready(ids), own]
     beams = None
     if prefix is not None:
         groups = prefix.shape[0]
         if not groups or b % groups:
             raise Error(f"ngram-block: {b} rows cannot share {groups} prefixes evenly")
-        _expect_dtype("ngram-block", ids.dtype, prefix)
-        _expect("ngram-block", prefix_lengths=(prefix_lengths, (groups,)))
+        _expect("ngram-block", "prefix", prefix, (groups, prefix.shape[-1]), ids.dtype)
+        _expect("ngram-block", "prefix_lengths", prefix_lengths, (groups,))
+        beams = b // groups
         if (lengths is None) != (prefix_lengths is None):
             raise Error("ngram-block: give lengths of the rows and of the prefixes, or of neither")
-        beams = b // groups
-        tensors.append(ready(prefix))
-    tensors += [ready(t.to(torch.int32)) for t in (lengths, prefix_lengths, ns) if t is not None]
-    run(_NGRAM, (b, ids.shape[-1], vocab, None if prefix is None else prefix.shape[-1], beams,
-                 "i64" if ids.dtype == torch.int64 else "i32",
-                 None if lengths is None else "own", None if ns is None else "own",
-                 None if ns is not None else float(n), float(padding)),
-        [*tensors, invalid], logits.dtype)
+    if not ids.numel():
+        return None
+    return (b, ids.shape[-1], vocab, None if prefix is None else prefix.shape[-1], beams,
+            "i64" if ids.dtype == torch.int64 else "i32", None if lengths is None else "own",
+            None if ns is None else "own", None if ns is not None else float(n),
+            None if padding == -1 else float(padding))
+
+
+_NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "ids", "lengths",
+                                     "ngrams", "n", "padding"), _ngram_values)
+
+
+@_define("ngram_block(Tensor ids, Tensor(a!) logits, int n, int padding, Tensor? lengths, "
+         "Tensor? prefix, Tensor? prefix_lengths, Tensor? ns) -> Tensor")
+def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
+    invalid = _empty(logits, logits.shape[0], dtype=torch.int32)
+    own = ready(logits)
+    counts = [None if t is None else ready(t.to(torch.int32))
+              for t in (lengths, prefix_lengths, ns)]
+    run(_NGRAM, (n, padding), (ready(ids), own, _maybe_ready(prefix), *counts), (invalid,))
     if own is not logits:
         logits.copy_(own)
     return invalid
