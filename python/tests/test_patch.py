@@ -16,7 +16,7 @@ EXPECTED = {
     "qwen3": {"Qwen3RMSNorm by rmsnorm (llama)": 9, "Qwen3MLP by ffn (silu)": 2,
               "norm, MLP and residual of Qwen3DecoderLayer by ffn with a norm": 2,
               "Qwen3RotaryEmbedding by rope": 1, "no_repeat_ngram_size by ngram-block": 1},
-    "gemma": {"GemmaRMSNorm by rmsnorm (gemma)": 5, "GemmaMLP by ffn (gelu)": 2,
+    "gemma": {"GemmaRMSNorm by rmsnorm (gemma)": 5, "GemmaMLP by ffn (gelu-tanh)": 2,
               "norm, MLP and residual of GemmaDecoderLayer by ffn with a norm": 2,
               "GemmaRotaryEmbedding by rope": 1, "no_repeat_ngram_size by ngram-block": 1},
     "phi": {"bias and gelu of PhiMLP by bias-gelu": 2, "PhiRotaryEmbedding by rope": 1,
@@ -118,6 +118,18 @@ def test_compiled_without_graph_breaks(name):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert close(logits(compiled, name), before, 1e-5)
+
+
+def test_gradient_checkpointing_goes_on():
+    model = make("llama").train()
+    fftune.patch(model)
+    model.gradient_checkpointing_enable()
+    calls = []
+    layer = model.model.layers[0]
+    wrapped = layer._gradient_checkpointing_func
+    layer._gradient_checkpointing_func = lambda *a, **o: calls.append(1) or wrapped(*a, **o)
+    logits(model, "llama").square().mean().backward()
+    assert calls
 
 
 def test_hidden_states_and_attentions_are_given_as_before():
