@@ -2,13 +2,14 @@
 """Whole transformers models, random weights, on one GPU: eager, torch.compile, and both of them
 with fftune.patch.
 
-usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,train,programs] [--cases ...]
+usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,train,programs,curves] [--cases ...]
 
 Parts, each in as much of the budget as is left:
   host      the host's time for an op through the dispatcher, beside torch.ops.aten.mul
   forward   one pass without the head, a CUDA graph each, replayed in turn: median of the rounds
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
   programs  GPT-2 at 256 x 16, forward and a training step; T5-base generating without repetition
+  curves    losses of 200 steps of a small Llama on generated text, two seeds, with and without
 
 Results go to DIR/models.json after every case; the table comes last. A case that fails is one line.
 On a machine without a GPU tiny models are timed on the CPU: that is for trying the script out.
@@ -271,6 +272,51 @@ def train_llama(report: Report) -> None:
           ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute"))
 
 
+# loss curves
+
+def generated_text(vocabulary: int, length: int) -> torch.Tensor:
+    """A text that can be learnt: each token follows from the two before it, but every eighth."""
+    generator = torch.Generator().manual_seed(5)
+    table = torch.randint(0, vocabulary, (vocabulary, vocabulary), generator=generator).tolist()
+    noise = torch.randint(0, 8 * vocabulary, (length,), generator=generator).tolist()
+    text = [0, 1]
+    for i in range(2, length):
+        text.append(noise[i] // 8 if noise[i] % 8 == 0 else table[text[-2] % 64][text[-1] % 64])
+    return torch.tensor(text)
+
+
+def curves(report: Report) -> None:
+    steps, batch, tokens = (200, 32, 256) if GPU else (6, 2, 16)
+    config = transformers.LlamaConfig(hidden_size=512, intermediate_size=1408, num_hidden_layers=6,
+                                      num_attention_heads=8, num_key_value_heads=4, vocab_size=256)
+    text = generated_text(256, 1 << (20 if GPU else 12)).to(DEVICE)
+    for label in ("eager", "eager+patch"):
+        for seed in (1, 2):
+            model = build(transformers.LlamaForCausalLM, config, torch.float32).train()
+            torch.manual_seed(seed)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.dim() > 1:
+                        parameter.normal_(std=0.02)
+            if "patch" in label:
+                fftune.patch(model)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=GPU)
+            losses = []
+            for _ in range(steps):
+                starts = torch.randint(0, len(text) - tokens, (batch, 1), device=DEVICE)
+                ids = text[starts + torch.arange(tokens, device=DEVICE)]
+                with torch.autocast(DEVICE, torch.bfloat16):
+                    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                losses.append(loss.detach())
+            losses = [round(x, 4) for x in torch.stack(losses).float().tolist()]
+            report.results.setdefault("losses", {})[f"{label} seed {seed}"] = losses
+            report.add("curves", "last 20 steps",
+                       {f"{label} seed {seed}": round(statistics.mean(losses[-20:]), 4)})
+
+
 # programs that people came with
 
 def gpt2_config():
@@ -355,6 +401,8 @@ def table(results: dict) -> None:
         if found:
             print(f"\nforward, {base} / {base}+patch: geometric mean "
                   f"{statistics.geometric_mean(found):.3f}, least {min(found):.3f}, of {len(found)}")
+    for label, loss in results.get("curves", {}).get("last 20 steps", {}).items():
+        print(f"loss of the last 20 steps, {label}: {loss}")
     for name, value in results.get("host", {}).get("microseconds an op", {}).items():
         print(f"host {name:16} {number(value)}")
 
@@ -364,7 +412,7 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=os.environ.get("OUT", "build/bench"))
     parser.add_argument("--budget", type=float, default=450)
-    parser.add_argument("--parts", default="host,forward,train,programs")
+    parser.add_argument("--parts", default="host,forward,train,programs,curves")
     parser.add_argument("--cases", default=",".join(CASES))
     options = parser.parse_args()
     report = Report(options.out, options.budget)
@@ -377,6 +425,8 @@ def main() -> None:
             jobs.append(("forward", case, lambda case=case: forward(report, case)))
     if "train" in parts:  # before the last cases of the forward pass, which are many
         jobs.insert(min(len(jobs), 5), ("train", "llama-1b 4x2048", lambda: train_llama(report)))
+    if "curves" in parts:
+        jobs.append(("curves", "small llama", lambda: curves(report)))
     if "programs" in parts:
         for name, job in (("gpt2 forward", gpt2_forward), ("gpt2 step", gpt2_train),
                           ("t5 generate", t5_generate)):

@@ -28,6 +28,7 @@ class Form:
     names: tuple[str, ...]
     values: Callable[..., Sequence | None]
     fixed: dict[str, str] = field(default_factory=dict)
+    strided: bool = False  # inputs are as the kernels read them, which take their strides
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
         dtype = next(t for t in inputs if t is not None and t.is_floating_point()).dtype
@@ -66,10 +67,13 @@ def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor |
 def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor]) -> None:
     """Runs what the inputs and options say, on the current stream of their device. The op's buffers
-    in order are the inputs that are there, then the outputs, which are contiguous."""
+    in order are the inputs that are there, then the outputs, which are contiguous. Inputs that are
+    not are copied."""
     device = -2
+    strided = form.strided
     key = [form, options]
     pointers = []
+    copies = None  # are kept until the run is enqueued
     for tensor in inputs:
         if tensor is None:
             key.append(None)
@@ -82,7 +86,12 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
                         "them to one device")
         key.append(tensor.shape)
         key.append(tensor.dtype)
-        pointers.append(tensor.data_ptr())
+        pointer = tensor.data_ptr()
+        if not strided and not tensor.is_contiguous() or pointer & 15 and device >= 0:
+            tensor = ready(tensor)
+            copies = [tensor] if copies is None else [*copies, tensor]
+            pointer = tensor.data_ptr()
+        pointers.append(pointer)
     key = tuple(key)
     plan = _plans.get(key)
     if plan is None:

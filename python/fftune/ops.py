@@ -22,6 +22,7 @@ __all__ = ["ffn", "ffn_block", "ffn_fp8", "linear", "masked_ffn", "masked_linear
            "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block"]
 
 _library = torch.library.Library("fftune", "DEF")
+_fftune = torch.ops.fftune
 _DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -62,7 +63,7 @@ def _autocast(name: str, device: str, key: str):
         cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a
                 for a in arguments]
         with torch._C._ExcludeDispatchKeyGuard(below):
-            return getattr(torch.ops.fftune, name).default(*cast)
+            return getattr(_fftune, name).default(*cast)
     return implementation
 
 
@@ -75,7 +76,7 @@ def _gradient(name: str, setup: Callable):
     torch.library.register_autograd does, in a third of the host's time where no gradient is asked
     for."""
     def decorate(backward):
-        op = getattr(torch.ops.fftune, name).default
+        op = getattr(_fftune, name).default
 
         def forward(ctx, *inputs):
             with torch._C._AutoDispatchBelowAutograd():
@@ -114,6 +115,14 @@ def _empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
 
 def _yes(tensor: Tensor | None) -> str | None:
     return None if tensor is None else "yes"
+
+
+def _call(op: torch._ops.OpOverload, *arguments):
+    """The op; where gradients are off, past its autograd kernel, which costs a host some µs."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return op(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
 
 
 def _wants_gradient(*tensors: Tensor | None) -> bool:
@@ -178,16 +187,11 @@ _FFN_ARGUMENTS = ("(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor?
                   "Tensor? residual, str act)")
 
 
-def _maybe_ready(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else ready(tensor)
-
-
 @_define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     x = ready(x)
     y = torch.empty_like(x)
-    run(_FFN, (act, None), (x, ready(w_gate), ready(w_up), ready(w_down), _maybe_ready(bias),
-                            _maybe_ready(residual)), (y,))
+    run(_FFN, (act, None), (x, w_gate, w_up, w_down, bias, residual), (y,))
     return y
 
 
@@ -196,8 +200,7 @@ def _(x, w_gate, w_up, w_down, bias, residual, act):
     x = ready(x)
     y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], w_gate.shape[0])
     up = torch.empty_like(gate)
-    run(_FFN, (act, "preact"), (x, ready(w_gate), ready(w_up), ready(w_down), _maybe_ready(bias),
-                                _maybe_ready(residual)), (y, gate, up))
+    run(_FFN, (act, "preact"), (x, w_gate, w_up, w_down, bias, residual), (y, gate, up))
     return y, gate, up
 
 
@@ -206,7 +209,7 @@ def _(x, w_gate, w_up, w_down, bias, residual, act):
 def _(dy, x, gate, up, w_gate, w_up, w_down, act):
     x, *weights = map(ready, (x, w_gate, w_up, w_down))
     results = tuple(map(torch.empty_like, (x, *weights)))
-    run(_FFN_BACKWARD, (act,), (ready(dy), x, _maybe_ready(gate), _maybe_ready(up), *weights),
+    run(_FFN_BACKWARD, (act,), (dy, x, gate, up, *weights),
         results)
     return results
 
@@ -214,15 +217,15 @@ def _(dy, x, gate, up, w_gate, w_up, w_down, act):
 @_define("ffn_block(Tensor x, Tensor? residual, Tensor w_norm, Tensor w_gate, Tensor w_up, "
          "Tensor w_down, str act, str convention, float eps) -> Tensor")
 def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
-    x, w_norm, *weights = map(ready, (x, w_norm, w_gate, w_up, w_down))
+    x = ready(x)
     y = torch.empty_like(x)
     if residual is None:
-        run(_FFN_BLOCK, (act, convention, eps), (x, *weights, x, None, w_norm), (y,))
+        run(_FFN_BLOCK, (act, convention, eps), (x, w_gate, w_up, w_down, x, None, w_norm), (y,))
     else:
         # The sum that the norm's stage writes is the residual that the last stage reads.
         total = torch.empty_like(x)
-        run(_FFN_BLOCK, (act, convention, eps), (x, *weights, total, ready(residual), w_norm),
-            (y, total))
+        run(_FFN_BLOCK, (act, convention, eps),
+            (x, w_gate, w_up, w_down, total, residual, w_norm), (y, total))
     return y
 
 
@@ -232,9 +235,8 @@ def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
 def _(x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act):
     x = ready(x)
     y = torch.empty_like(x, dtype=torch.bfloat16)
-    run(_FFN_FP8, (act,),
-        (x, *map(ready, (w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale)),
-         _maybe_ready(hidden_scale), ready(w_down_scale)), (y,))
+    run(_FFN_FP8, (act,), (x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+                           hidden_scale, w_down_scale), (y,))
     return y
 
 
@@ -278,7 +280,7 @@ def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
     """dx alone, for weights that are frozen."""
     if gate is None:
         gate, up = x @ w_gate.T, x @ w_up.T
-    d_gate, d_up = torch.ops.fftune.act_mul_backward(dy @ w_down, gate, up, act)
+    d_gate, d_up = _fftune.act_mul_backward(dy @ w_down, gate, up, act)
     return d_gate @ w_gate + d_up @ w_up
 
 
@@ -289,7 +291,7 @@ def _(ctx, dy, *_unused):
     x, w_gate, w_up, w_down, gate, up = ctx.saved_tensors
     needs = ctx.needs_input_grad
     if any(needs[1:4]) or ctx.act == "none":
-        grads = torch.ops.fftune.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
+        grads = _fftune.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
     elif needs[0]:
         grads = (_input_gradient(dy, x, gate, up, w_gate, w_up, w_down, ctx.act), None, None, None)
     else:
@@ -309,9 +311,9 @@ def _save_block(ctx, inputs, output):
 def _(ctx, dy):
     x, residual, w_norm, *weights = ctx.saved_tensors
     total = x if residual is None else x + residual
-    normed = torch.ops.fftune.rmsnorm(total, w_norm, ctx.eps, ctx.convention)
-    d_normed, *d_weights = torch.ops.fftune.ffn_backward(dy, normed, None, None, *weights, ctx.act)
-    dx, d_norm = torch.ops.fftune.rmsnorm_backward(d_normed, total, w_norm, dy, ctx.eps,
+    normed = _fftune.rmsnorm(total, w_norm, ctx.eps, ctx.convention)
+    d_normed, *d_weights = _fftune.ffn_backward(dy, normed, None, None, *weights, ctx.act)
+    dx, d_norm = _fftune.rmsnorm_backward(d_normed, total, w_norm, dy, ctx.eps,
                                                    ctx.convention)
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
 
@@ -325,8 +327,8 @@ def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | 
     two products before the activation, [..., h] each, are kept.
     """
     if not recompute and _wants_gradient(x, w_gate, w_up, w_down):
-        return torch.ops.fftune.ffn_preact(x, w_gate, w_up, w_down, bias, residual, act)[0]
-    return torch.ops.fftune.ffn(x, w_gate, w_up, w_down, bias, residual, act)
+        return _call(_fftune.ffn_preact.default, x, w_gate, w_up, w_down, bias, residual, act)[0]
+    return _call(_fftune.ffn.default, x, w_gate, w_up, w_down, bias, residual, act)
 
 
 def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
@@ -344,8 +346,8 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
         else:
             normed, x = add_rmsnorm(x, residual, w_norm, eps=eps, convention=convention)
         return ffn(normed, w_gate, w_up, w_down, residual=x, act=act)
-    return torch.ops.fftune.ffn_block(x, residual, w_norm, w_gate, w_up, w_down, act, convention,
-                                      eps)
+    return _call(_fftune.ffn_block.default, x, residual, w_norm, w_gate, w_up, w_down, act,
+                 convention, eps)
 
 
 def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor,
@@ -358,8 +360,8 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
     [⌈rows/128⌉, ⌈columns/128⌉], and those of the middle are found. fftune.reference.quantise and
     quantise_weight make such tensors; fftune.nn.GatedMLP.to_fp8 does it all.
     """
-    return torch.ops.fftune.ffn_fp8(x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
-                                    hidden_scale, w_down_scale, act)
+    return _call(_fftune.ffn_fp8.default, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
+                 w_up_scale, hidden_scale, w_down_scale, act)
 
 
 # linear
@@ -388,7 +390,7 @@ _LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias"), _linear_backwar
 @_define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True)
 def _(x, w, bias, residual):
     y = _empty(x, *x.shape[:-1], w.shape[0])
-    run(_LINEAR, (), (ready(x), ready(w), _maybe_ready(bias), _maybe_ready(residual)), (y,))
+    run(_LINEAR, (), (x, w, bias, residual), (y,))
     return y
 
 
@@ -396,7 +398,7 @@ def _(x, w, bias, residual):
 def _(dy, x, w, bias):
     x, w = ready(x), ready(w)
     dx, dw, dbias = torch.empty_like(x), torch.empty_like(w), _empty(w, w.shape[0] if bias else 0)
-    run(_LINEAR_BACKWARD, ("yes" if bias else None,), (ready(dy), x, w),
+    run(_LINEAR_BACKWARD, ("yes" if bias else None,), (dy, x, w),
         (dx, dw, dbias) if bias else (dx, dw))
     return dx, dw, dbias
 
@@ -423,7 +425,7 @@ def _(ctx, dy):
     needs = ctx.needs_input_grad
     dx = dw = dbias = None
     if needs[0] and needs[1]:
-        dx, dw, dbias = torch.ops.fftune.linear_backward(dy, x, w, needs[2])
+        dx, dw, dbias = _fftune.linear_backward(dy, x, w, needs[2])
     else:
         if needs[0]:
             dx = dy @ w
@@ -437,7 +439,7 @@ def _(ctx, dy):
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None,
            residual: Tensor | None = None) -> Tensor:
     """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]"""
-    return torch.ops.fftune.linear(x, w, bias, residual)
+    return _call(_fftune.linear.default, x, w, bias, residual)
 
 
 # two experts behind a mask
@@ -492,14 +494,14 @@ _MASKED_WEIGHTS = ("Tensor w_gate_true, Tensor w_up_true, Tensor w_down_true, "
          casts=True)
 def _(x, mask, w_true, w_false):
     y = _empty(x, *x.shape[:-1], w_true.shape[0])
-    run(_MASKED_LINEAR, (), (ready(x), ready(mask), ready(w_true), ready(w_false)), (y,))
+    run(_MASKED_LINEAR, (), (x, mask, w_true, w_false), (y,))
     return y
 
 
 @_define("masked_linear_backward(Tensor dy, Tensor x, Tensor mask, Tensor w_true, Tensor w_false) "
          "-> (Tensor, Tensor, Tensor)")
 def _(dy, x, mask, w_true, w_false):
-    dy, x, mask, w_true, w_false = map(ready, (dy, x, mask, w_true, w_false))
+    x, w_true, w_false = map(ready, (x, w_true, w_false))
     results = tuple(map(torch.empty_like, (x, w_true, w_false)))
     run(_MASKED_LINEAR_BACKWARD, (), (dy, x, mask, w_true, w_false), results)
     return results
@@ -510,7 +512,7 @@ def _(x, mask, *weights_and_act):
     *weights, act = weights_and_act
     x = ready(x)
     y = torch.empty_like(x)
-    run(_MASKED_FFN, (act, None), (x, ready(mask), *map(ready, weights)), (y,))
+    run(_MASKED_FFN, (act, None), (x, mask, *weights), (y,))
     return y
 
 
@@ -521,7 +523,7 @@ def _(x, mask, *weights_and_act):
     x = ready(x)
     y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], weights[0].shape[0])
     up = torch.empty_like(gate)
-    run(_MASKED_FFN, (act, "preact"), (x, ready(mask), *map(ready, weights)), (y, gate, up))
+    run(_MASKED_FFN, (act, "preact"), (x, mask, *weights), (y, gate, up))
     return y, gate, up
 
 
@@ -531,8 +533,7 @@ def _(dy, x, mask, gate, up, *weights_and_act):
     *weights, act = weights_and_act
     x, *weights = map(ready, (x, *weights))
     results = tuple(map(torch.empty_like, (x, *weights)))
-    run(_MASKED_FFN_BACKWARD, (act,), (ready(dy), x, ready(mask), _maybe_ready(gate),
-                                       _maybe_ready(up), *weights), results)
+    run(_MASKED_FFN_BACKWARD, (act,), (dy, x, mask, gate, up, *weights), results)
     return results
 
 
@@ -569,7 +570,7 @@ def _save_masked_linear(ctx, inputs, output):
 @_gradient("masked_linear", _save_masked_linear)
 def _(ctx, dy):
     x, mask, w_true, w_false = ctx.saved_tensors
-    dx, d_true, d_false = torch.ops.fftune.masked_linear_backward(dy, x, mask, w_true, w_false)
+    dx, d_true, d_false = _fftune.masked_linear_backward(dy, x, mask, w_true, w_false)
     return dx, None, d_true, d_false
 
 
@@ -588,7 +589,7 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 9
     x, mask, *weights, gate, up = ctx.saved_tensors
-    dx, *d_weights = torch.ops.fftune.masked_ffn_backward(dy, x, mask, gate, up, *weights, ctx.act)
+    dx, *d_weights = _fftune.masked_ffn_backward(dy, x, mask, gate, up, *weights, ctx.act)
     return dx, None, *d_weights, None
 
 
@@ -601,7 +602,7 @@ def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor) -> T
     x [..., k]; mask [...] of bool, or of bytes that are not 0 where it is set; w_true, w_false
     [n, k]. -> [..., n]
     """
-    return torch.ops.fftune.masked_linear(x, mask, w_true, w_false)
+    return _call(_fftune.masked_linear.default, x, mask, w_true, w_false)
 
 
 def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
@@ -614,8 +615,8 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
     arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
                  w_down_false)
     if not recompute and _wants_gradient(*arguments):
-        return torch.ops.fftune.masked_ffn_preact(*arguments, act)[0]
-    return torch.ops.fftune.masked_ffn(*arguments, act)
+        return _call(_fftune.masked_ffn_preact.default, *arguments, act)[0]
+    return _call(_fftune.masked_ffn.default, *arguments, act)
 
 
 # rmsnorm
@@ -642,8 +643,8 @@ _NORM_BACKWARD = Form("rmsnorm", True, ("m", "d", "eps", "convention", "weights"
 def _row(x: Tensor, row: Tensor) -> Tensor:
     """A weight or bias as the kernels take it: of x's type, or of float32."""
     if row.dtype is not x.dtype and row.dtype is not torch.float32:
-        row = row.float()
-    return ready(row)
+        return row.float()
+    return row
 
 
 @_define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
@@ -659,7 +660,7 @@ def _(x, w, eps, convention):
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
-    run(_NORM, (eps, convention, None), (x, ready(residual), _row(x, w)), (y, total))
+    run(_NORM, (eps, convention, None), (x, residual, _row(x, w)), (y, total))
     return y, total
 
 
@@ -671,7 +672,7 @@ def _(x, residual, w, eps, convention, int8):
     scale = _empty(x, *x.shape[:-1], dtype=torch.float32)
     total = _empty(x, 0) if residual is None else torch.empty_like(x)
     run(_NORM, (eps, convention, "i8" if int8 else "fp8"),
-        (x, _maybe_ready(residual), _row(x, w)),
+        (x, residual, _row(x, w)),
         (y, scale) if residual is None else (y, total, scale))
     return y, scale, total
 
@@ -679,9 +680,9 @@ def _(x, residual, w, eps, convention, int8):
 @_define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, float eps, "
          "str convention) -> (Tensor, Tensor)")
 def _(dy, x, w, dsum, eps, convention):
-    x, own = ready(x), _row(x, w)
+    x, own = ready(x), ready(_row(x, w))
     dx, dw = torch.empty_like(x), torch.empty_like(own)
-    run(_NORM_BACKWARD, (eps, convention), (x, own, ready(dy), _maybe_ready(dsum)), (dx, dw))
+    run(_NORM_BACKWARD, (eps, convention), (x, own, dy, dsum), (dx, dw))
     return dx, dw.to(w.dtype)
 
 
@@ -715,7 +716,7 @@ def _save_norm(ctx, inputs, output):
 @_gradient("rmsnorm", _save_norm)
 def _(ctx, dy):
     x, w = ctx.saved_tensors
-    return *torch.ops.fftune.rmsnorm_backward(dy, x, w, None, ctx.eps, ctx.convention), None, None
+    return *_fftune.rmsnorm_backward(dy, x, w, None, ctx.eps, ctx.convention), None, None
 
 
 def _save_add_norm(ctx, inputs, output):
@@ -729,7 +730,7 @@ def _(ctx, dy, dsum):
     total, w = ctx.saved_tensors
     if dy is None:
         return dsum, dsum, None, None, None
-    dx, dw = torch.ops.fftune.rmsnorm_backward(dy, total, w, dsum, ctx.eps, ctx.convention)
+    dx, dw = _fftune.rmsnorm_backward(dy, total, w, dsum, ctx.eps, ctx.convention)
     return dx, dx, dw, None, None
 
 
@@ -740,13 +741,13 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
     before it multiplies with w; "t5" rounds once, at the end; "gemma" too, and multiplies with
     1 + w.
     """
-    return torch.ops.fftune.rmsnorm(x, w, eps, convention)
+    return _call(_fftune.rmsnorm.default, x, w, eps, convention)
 
 
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
                 convention: str = "llama") -> tuple[Tensor, Tensor]:
     """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
-    return torch.ops.fftune.add_rmsnorm(x, residual, w, eps, convention)
+    return _call(_fftune.add_rmsnorm.default, x, residual, w, eps, convention)
 
 
 def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, eps: float = 1e-6,
@@ -759,8 +760,8 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
     """
     if dtype not in (torch.int8, torch.float8_e4m3fn):
         raise Error(f"rmsnorm: quantised to {dtype}: give torch.float8_e4m3fn or torch.int8")
-    results = torch.ops.fftune.rmsnorm_quantised(x, residual, w, eps, convention,
-                                                 dtype == torch.int8)
+    results = _call(_fftune.rmsnorm_quantised.default, x, residual, w, eps, convention,
+                    dtype == torch.int8)
     return results[:2] if residual is None else results
 
 
@@ -799,9 +800,9 @@ def _(x, bias, act):
 
 @_define("bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str act) -> (Tensor, Tensor)")
 def _(dy, x, bias, act):
-    x, own = ready(x), _row(x, bias)
+    x, own = ready(x), ready(_row(x, bias))
     dx, dbias = torch.empty_like(x), torch.empty_like(own)
-    run(_BIAS_GELU_BACKWARD, (act,), (x, own, ready(dy)), (dx, dbias))
+    run(_BIAS_GELU_BACKWARD, (act,), (x, own, dy), (dx, dbias))
     return dx, dbias.to(bias.dtype)
 
 
@@ -809,7 +810,7 @@ def _(dy, x, bias, act):
 def _(gate, up, act):
     gate = ready(gate)
     y = torch.empty_like(gate)
-    run(_ACT_MUL, (act,), (gate, ready(up)), (y,))
+    run(_ACT_MUL, (act,), (gate, up), (y,))
     return y
 
 
@@ -817,14 +818,14 @@ def _(gate, up, act):
 def _(dy, gate, up, act):
     gate = ready(gate)
     results = torch.empty_like(gate), torch.empty_like(gate)
-    run(_ACT_MUL_BACKWARD, (act,), (gate, ready(up), ready(dy)), results)
+    run(_ACT_MUL_BACKWARD, (act,), (gate, up, dy), results)
     return results
 
 
 @_define("act_mul_packed(Tensor gate_up, str act) -> Tensor")
 def _(gate_up, act):
     y = _empty(gate_up, *gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    run(_ACT_MUL, (act,), (ready(gate_up), None), (y,))
+    run(_ACT_MUL, (act,), (gate_up, None), (y,))
     return y
 
 
@@ -832,7 +833,7 @@ def _(gate_up, act):
 def _(dy, gate_up, act):
     gate_up = ready(gate_up)
     d_gate_up = torch.empty_like(gate_up)
-    run(_ACT_MUL_BACKWARD, (act,), (gate_up, None, ready(dy)), (d_gate_up,))
+    run(_ACT_MUL_BACKWARD, (act,), (gate_up, None, dy), (d_gate_up,))
     return d_gate_up
 
 
@@ -873,31 +874,32 @@ def _save_inputs(ctx, inputs, output):
 
 @_gradient("bias_gelu", _save_inputs)
 def _(ctx, dy):
-    return *torch.ops.fftune.bias_gelu_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return *_fftune.bias_gelu_backward(dy, *ctx.saved_tensors, ctx.act), None
 
 
 @_gradient("act_mul", _save_inputs)
 def _(ctx, dy):
-    return *torch.ops.fftune.act_mul_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return *_fftune.act_mul_backward(dy, *ctx.saved_tensors, ctx.act), None
 
 
 @_gradient("act_mul_packed", _save_inputs)
 def _(ctx, dy):
-    return torch.ops.fftune.act_mul_packed_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return _fftune.act_mul_packed_backward(dy, *ctx.saved_tensors, ctx.act), None
 
 
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
     float32. -> [..., h]"""
-    return torch.ops.fftune.bias_gelu(x, bias, "gelu-tanh" if approximate == "tanh" else "gelu")
+    act = "gelu-tanh" if approximate == "tanh" else "gelu"
+    return _call(_fftune.bias_gelu.default, x, bias, act)
 
 
 def act_mul(gate: Tensor, up: Tensor | None = None, *, act: str = "silu") -> Tensor:
     """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
     [..., h]. act: silu, gelu, gelu-tanh or relu."""
     if up is None:
-        return torch.ops.fftune.act_mul_packed(gate, act)
-    return torch.ops.fftune.act_mul(gate, up, act)
+        return _call(_fftune.act_mul_packed.default, gate, act)
+    return _call(_fftune.act_mul.default, gate, up, act)
 
 
 # rope
@@ -955,8 +957,8 @@ def _rope_values(options, q, k, angles, offsets, starts):
             *(number if i in _ROPE_USED[rule] else None for i, number in enumerate(numbers)))
 
 
-_ROPE = Form("rope", False, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values)
-_ROPE_BACKWARD = Form("rope", True, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values)
+_ROPE = Form("rope", False, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values, strided=True)
+_ROPE_BACKWARD = Form("rope", True, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values, strided=True)
 
 
 def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbers):
@@ -971,7 +973,7 @@ def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbe
         strides += _stride_values(k, packed)
     offsets, starts = (None if t is None else ready(t.to(torch.int32)) for t in (offsets, starts))
     run(form, (strides, rotation, rotary, rule, tuple(numbers)),
-        (q, k, _maybe_ready(angles), offsets, starts), results)
+        (q, k, None if angles is None else ready(angles), offsets, starts), results)
     return results
 
 
@@ -1014,12 +1016,12 @@ def _save_rope(ctx, inputs, output):
 
 @_gradient("rope", _save_rope)
 def _(ctx, dq):
-    return torch.ops.fftune.rope_backward(dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
+    return _fftune.rope_backward(dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
 
 
 @_gradient("rope_qk", _save_rope)
 def _(ctx, dq, dk):
-    return *torch.ops.fftune.rope_qk_backward(dq, dk, *ctx.saved_tensors, *ctx.others), \
+    return *_fftune.rope_qk_backward(dq, dk, *ctx.saved_tensors, *ctx.others), \
         *(None,) * 7
 
 
@@ -1043,8 +1045,8 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     arguments = (angles, starts, offsets, rotation, rotary, rule,
                  [base, factor, context, low, high, beta_fast, beta_slow, scale])
     if k is None:
-        return torch.ops.fftune.rope(q, *arguments)
-    return torch.ops.fftune.rope_qk(q, k, *arguments)
+        return _call(_fftune.rope.default, q, *arguments)
+    return _call(_fftune.rope_qk.default, q, k, *arguments)
 
 
 # ngram-block
@@ -1084,9 +1086,8 @@ _NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "id
 def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
     invalid = _empty(logits, logits.shape[0], dtype=torch.int32)
     own = ready(logits)
-    counts = [None if t is None else ready(t.to(torch.int32))
-              for t in (lengths, prefix_lengths, ns)]
-    run(_NGRAM, (n, padding), (ready(ids), own, _maybe_ready(prefix), *counts), (invalid,))
+    counts = [None if t is None else t.to(torch.int32) for t in (lengths, prefix_lengths, ns)]
+    run(_NGRAM, (n, padding), (ids, own, prefix, *counts), (invalid,))
     if own is not logits:
         logits.copy_(own)
     return invalid
@@ -1108,5 +1109,5 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: in
     with prefix_lengths. -> int32 [rows]: how many ids of each row are no tokens.
     """
     ns = n if isinstance(n, Tensor) else None
-    return torch.ops.fftune.ngram_block(ids, logits, 1 if ns is not None else n, padding, lengths,
-                                        prefix, prefix_lengths, ns)
+    return _call(_fftune.ngram_block.default, ids, logits, 1 if ns is not None else n, padding,
+                 lengths, prefix, prefix_lengths, ns)

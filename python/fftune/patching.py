@@ -346,8 +346,6 @@ def _expect_two_layers(module, first, second, act) -> bool:
 def _gelu_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     first, second, transposed, act = self._fftune
     layer = getattr(self, first)
-    if torch.is_autocast_enabled(hidden_states.device.type):
-        return _original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
     hidden = ops.bias_gelu(hidden, layer.bias,
                            approximate="tanh" if act == "gelu-tanh" else "none")

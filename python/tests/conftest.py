@@ -12,18 +12,6 @@ def _seed():
     torch.manual_seed(1)
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a GPU")
-
-
-def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="no GPU"))
-
-
 @pytest.fixture
 def run_python():
     """Runs a program in a Python of its own: what it printed."""
