@@ -3,6 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
+from ._library import Error
 from .reference import ACTIVATIONS, quantise, quantise_weight
 
 __all__ = ["GatedMLP", "GatedMLPFp8", "RMSNorm", "BiasGELU", "RotaryEmbedding", "MaskedLinear",
@@ -20,7 +21,7 @@ class GatedMLP(nn.Module):
                  recompute: bool = False, device=None, dtype=None):
         super().__init__()
         if act not in ACTIVATIONS:
-            raise ValueError(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+            raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
         options = {"device": device, "dtype": dtype}
         self.gate_proj = nn.Linear(hidden, intermediate, bias=False, **options)
         self.up_proj = nn.Linear(hidden, intermediate, bias=False, **options)
@@ -40,7 +41,7 @@ class GatedMLP(nn.Module):
         [..., hidden] there is one for each tensor, those of x and of the middle from the example.
         """
         if self.down_proj.bias is not None:
-            raise ValueError("to_fp8: in fp8 down_proj has no bias here")
+            raise Error("to_fp8: in fp8 down_proj has no bias here")
         return GatedMLPFp8(self, example)
 
 

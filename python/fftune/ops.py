@@ -209,8 +209,7 @@ def _(x, w_gate, w_up, w_down, bias, residual, act):
 def _(dy, x, gate, up, w_gate, w_up, w_down, act):
     x, *weights = map(ready, (x, w_gate, w_up, w_down))
     results = tuple(map(torch.empty_like, (x, *weights)))
-    run(_FFN_BACKWARD, (act,), (dy, x, gate, up, *weights),
-        results)
+    run(_FFN_BACKWARD, (act,), (dy, x, gate, up, *weights), results)
     return results
 
 
@@ -345,7 +344,7 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
             normed = rmsnorm(x, w_norm, eps=eps, convention=convention)
         else:
             normed, x = add_rmsnorm(x, residual, w_norm, eps=eps, convention=convention)
-        return ffn(normed, w_gate, w_up, w_down, residual=x, act=act)
+        return ffn(normed, w_gate, w_up, w_down, residual=x, act=act, recompute=recompute)
     return _call(_fftune.ffn_block.default, x, residual, w_norm, w_gate, w_up, w_down, act,
                  convention, eps)
 
@@ -671,8 +670,7 @@ def _(x, residual, w, eps, convention, int8):
     y = torch.empty_like(x, dtype=torch.int8 if int8 else torch.float8_e4m3fn)
     scale = _empty(x, *x.shape[:-1], dtype=torch.float32)
     total = _empty(x, 0) if residual is None else torch.empty_like(x)
-    run(_NORM, (eps, convention, "i8" if int8 else "fp8"),
-        (x, residual, _row(x, w)),
+    run(_NORM, (eps, convention, "i8" if int8 else "fp8"), (x, residual, _row(x, w)),
         (y, scale) if residual is None else (y, total, scale))
     return y, scale, total
 

@@ -77,6 +77,9 @@ def _try(report: PatchReport, name: str, recognise) -> None:
             report.replaced.append((name, words))
     except _Unfit as reason:
         report.left.append((name, str(reason)))
+    except Exception as error:  # a module that does not run as it is tried here
+        line = (str(error).splitlines() or [""])[0]
+        report.left.append((name, f"it could not be tried: {type(error).__name__}: {line}"))
 
 
 def _replace(module: nn.Module, forward, settings: tuple) -> None:
@@ -115,7 +118,9 @@ def _expect_plain(module: nn.Module) -> None:
 
 def _expect_no_hooks(*modules: nn.Module) -> None:
     for module in modules:
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        forward = module.__dict__.get("forward")
+        foreign = forward is not None and not hasattr(forward, "_fftune")
+        if foreign or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             raise _Unfit(f"{type(module).__name__} has hooks, which would not be called")
 
 
@@ -255,6 +260,8 @@ def _patch_gated_mlp(module: nn.Module, known: dict, recompute: bool) -> str | N
     if not down:
         return None
     _expect_plain(module)
+    if len({c.weight.dtype for c in linears.values()}) > 1:
+        raise _Unfit("its weights are of several types")
     act = _activation_name(_activation_of(module))
     key = type(module), next(module.parameters()).dtype, act
     names = _remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
@@ -291,14 +298,21 @@ def _drops(module: nn.Module) -> bool:
     return isinstance(dropout, nn.Dropout) and dropout.p > 0
 
 
+def _linears(mlp: nn.Module) -> list[nn.Module] | None:
+    """gate, up and down; None if one of them was exchanged since, by an adapter say."""
+    found = [getattr(mlp, name) for name in mlp._fftune[:3]]
+    return found if all(type(layer) is nn.Linear for layer in found) else None
+
+
 @_ours
 def _gated_mlp_forward(self, hidden_states: Tensor) -> Tensor:
-    if _drops(self):
+    linears = _linears(self)
+    if linears is None or _drops(self):
         return _original(self, hidden_states)
-    gate, up, down, act, recompute = self._fftune
-    last = getattr(self, down)
-    return ops.ffn(hidden_states, getattr(self, gate).weight, getattr(self, up).weight, last.weight,
-                   last.bias, act=act, recompute=recompute)
+    gate, up, down = linears
+    *_, act, recompute = self._fftune
+    return ops.ffn(hidden_states, gate.weight, up.weight, down.weight, down.bias, act=act,
+                   recompute=recompute)
 
 
 # MLPs of two layers with a gelu between them
@@ -346,6 +360,8 @@ def _expect_two_layers(module, first, second, act) -> bool:
 def _gelu_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     first, second, transposed, act = self._fftune
     layer = getattr(self, first)
+    if type(layer) is not nn.Linear and not _is_conv1d(layer):
+        return _original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
     hidden = ops.bias_gelu(hidden, layer.bias,
                            approximate="tanh" if act == "gelu-tanh" else "none")
@@ -433,18 +449,24 @@ def _expect_feed_forward(module: nn.Module) -> bool:
 
 def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
     convention, eps = norm._fftune
-    gate, up, down, act, recompute = mlp._fftune
-    return ops.ffn_block(x, residual, norm.weight, getattr(mlp, gate).weight,
-                         getattr(mlp, up).weight, getattr(mlp, down).weight, act=act,
+    gate, up, down = _linears(mlp)
+    *_, act, recompute = mlp._fftune
+    return ops.ffn_block(x, residual, norm.weight, gate.weight, up.weight, down.weight, act=act,
                          convention=convention, eps=eps, recompute=recompute)
+
+
+def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bool:
+    """Whether one op can still run the block: autocast gives its inputs several types."""
+    return (hasattr(norm, "_fftune") and hasattr(mlp, "_fftune") and _linears(mlp) is not None
+            and hidden_states.dtype == norm.weight.dtype
+            and not torch.is_autocast_enabled(hidden_states.device.type))
 
 
 @_ours
 def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
     norm, mlp = self.post_attention_layernorm, self.mlp
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
-    if arguments or checkpoints or hidden_states.dtype != norm.weight.dtype \
-            or torch.is_autocast_enabled(hidden_states.device.type):
+    if arguments or checkpoints or not _is_as_patched(norm, mlp, hidden_states):
         return _original(self, hidden_states, *arguments, **options)
     attention = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)[0]
     return _block(norm, mlp, attention, hidden_states)
@@ -453,8 +475,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
 @_ours
 def _feed_forward(self, hidden_states: Tensor) -> Tensor:
     norm, mlp = self.layer_norm, self.DenseReluDense
-    if _drops(self) or _drops(mlp) or hidden_states.dtype != norm.weight.dtype \
-            or torch.is_autocast_enabled(hidden_states.device.type):
+    if _drops(self) or _drops(mlp) or not _is_as_patched(norm, mlp, hidden_states):
         return _original(self, hidden_states)
     return _block(norm, mlp, hidden_states, None)
 

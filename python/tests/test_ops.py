@@ -167,6 +167,14 @@ def test_autocast():
     assert gate.grad.dtype == torch.float32 and gate.grad.abs().sum() > 0
 
 
+def test_autocast_of_a_block():
+    arguments = layer_arguments()
+    right = ops.ffn_block(arguments[0], None, *arguments[1:])
+    for context in (torch.no_grad, torch.enable_grad):
+        with context(), torch.autocast("cpu", torch.bfloat16):
+            assert error(ops.ffn_block(arguments[0], None, *arguments[1:]), right) < 2e-2
+
+
 def test_norm_with_a_weight_of_float32():
     x, w = torch.randn(6, 24).bfloat16(), torch.randn(24).requires_grad_()
     y = ops.rmsnorm(x, w, convention="t5")

@@ -186,6 +186,33 @@ def test_what_is_left_alone_is_said():
     assert close(logits(model, "llama"), before, 1e-5)
 
 
+def test_adapters_put_in_later_are_not_passed_by():
+    class Adapter(nn.Module):  # as PEFT's: the weight alone looks like the layer's
+        def __init__(self, layer):
+            super().__init__()
+            self.base_layer = layer
+            self.added = nn.Linear(layer.in_features, layer.out_features, bias=False)
+
+        @property
+        def weight(self):
+            return self.base_layer.weight
+
+        @property
+        def bias(self):
+            return None
+
+        def forward(self, x):
+            return self.base_layer(x) + self.added(x)
+
+    model = make("llama")
+    fftune.patch(model)
+    for layer in model.model.layers:
+        layer.mlp.up_proj = Adapter(layer.mlp.up_proj)
+    after = logits(model, "llama")
+    fftune.unpatch(model)
+    assert close(after, logits(model, "llama"), 1e-5)
+
+
 def test_layers_of_another_order_are_not_fused():
     class Scaled(type(make("llama").model.layers[0])):
         def forward(self, hidden_states, **options):
