@@ -567,7 +567,8 @@ def _expect_rotary(rotary: nn.Module) -> None:
 
 
 def _angles(rotary: nn.Module, position_ids: Tensor) -> Tensor:
-    pairs = position_ids[..., None].float() * rotary.inv_freq.float()
+    frequencies = rotary.inv_freq.to(device=position_ids.device, dtype=torch.float)
+    pairs = position_ids[..., None].float() * frequencies
     return torch.cat((pairs, pairs), -1)
 
 
