@@ -126,17 +126,22 @@ def _expect_no_hooks(*modules: nn.Module) -> None:
 
 @contextmanager
 def _probing(*modules: nn.Module):
-    """Inference without dropout, and without a trace in the generators of random numbers."""
+    """Inference without dropout."""
     training = [(m, m.training) for module in modules for m in module.modules()]
     for module, _ in training:
         module.training = False
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
+        with torch.no_grad():
             yield
     finally:
         for module, was in training:
             module.training = was
+
+
+def _random(*shape: int, like: Tensor) -> Tensor:
+    """Normally distributed, the same each time, without a trace in the global generators."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
 
 
 def _close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bool:
@@ -193,10 +198,10 @@ def _convention(module: nn.Module, eps: float) -> str:
     w = module.weight.detach()
     with _probing(module):
         # Weights that are still all alike would hide a rounding.
-        odd = torch.rand_like(w) + 0.5
+        odd = _random(w.numel(), like=w) * 0.2 + 1
         kept, module.weight.data = module.weight.data, odd
         try:
-            x = torch.randn(16, w.numel(), device=w.device, dtype=w.dtype) * 3
+            x = _random(16, w.numel(), like=w) * 3
             theirs = module(x)
         finally:
             module.weight.data = kept
@@ -279,7 +284,7 @@ def _gate_up_down(module: nn.Module, linears: dict, down: list[str], act: str):
         raise _Unfit("gate and up have biases, for which there is no kernel")
     with _probing(module):
         for d in down:
-            x = torch.randn(4, linears[d].out_features, device=weight.device, dtype=weight.dtype)
+            x = _random(4, linears[d].out_features, like=weight)
             theirs = module(x)
             others = [name for name in linears if name != d]
             for gate, up in (others, others[::-1]):
@@ -350,7 +355,7 @@ def _without_bias(layer: nn.Module, x: Tensor, transposed: bool) -> Tensor:
 def _expect_two_layers(module, first, second, act) -> bool:
     with _probing(module):
         width = first.weight.shape[0] if _is_conv1d(first) else first.in_features
-        x = torch.randn(1, 4, width, device=first.weight.device, dtype=first.weight.dtype)
+        x = _random(1, 4, width, like=first.weight)
         if _close(second(reference.ACTIVATIONS[act](first(x))), module(x)):
             return True
     raise _Unfit(f"{type(module).__name__} is no second(gelu(first(x)))")
@@ -529,9 +534,10 @@ def _attention_function(module: nn.Module, rotary: nn.Module):
     if "forward" in module.__dict__:
         raise _Unfit(f"the forward of {type(module).__name__} was replaced already")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
-    with torch.no_grad(), torch.random.fork_rng():
-        q, k = torch.randn(2, 3, 5, 8), torch.randn(2, 1, 5, 8)
-        angles = torch.rand(1, 5, 4).repeat(1, 1, 2)
+    with torch.no_grad():
+        like = torch.zeros(())
+        q, k = _random(2, 3, 5, 8, like=like), _random(2, 1, 5, 8, like=like)
+        angles = _random(1, 5, 4, like=like).repeat(1, 1, 2)
         try:
             results = theirs(q, k, angles.cos(), angles.sin())
         except Exception as error:

@@ -216,8 +216,10 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def _result(module: nn.Module, example) -> Tensor:
-    torch.manual_seed(0)
-    return _first_tensor(_call(module, example))
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        return _first_tensor(_call(module, example))
 
 
 def _to_double(example):

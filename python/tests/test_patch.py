@@ -236,6 +236,15 @@ def test_hooks_keep_being_called():
     assert called and any("has hooks" in words for _, words in report.left)
 
 
+def test_the_random_generator_is_left_alone():
+    model = make("gemma")
+    torch.manual_seed(5)
+    right = torch.rand(3)
+    torch.manual_seed(5)
+    fftune.patch(model)
+    assert torch.equal(torch.rand(3), right)
+
+
 def test_patching_twice_is_patching_once():
     model = make("llama")
     first, second = fftune.patch(model), fftune.patch(model)
