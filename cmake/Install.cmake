@@ -2,6 +2,14 @@
 # installed where it is defined.
 include(CMakePackageConfigHelpers)
 
+# A wheel has no symbolic links: the library is one file there, and Python packages are what finds it.
+if(SKBUILD)
+  install(FILES $<TARGET_FILE:fftune> DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME libfftune.so)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/lib/include/fftune DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/presets/ DESTINATION ${FFTUNE_PRESET_DIR} OPTIONAL)
+  return()
+endif()
+
 install(TARGETS fftune EXPORT fftuneTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}

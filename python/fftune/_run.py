@@ -1,0 +1,137 @@
+"""Runs a problem on tensors: plans by problem, addresses, workspace, stream.
+
+A plan that was made is found by the shapes and types of the tensors and by the options. What they
+must be is checked, and strings and JSON are made, only for a plan that is new.
+"""
+from dataclasses import dataclass, field
+from typing import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ._library import Error, Plan, _lock, check_status, library
+
+_DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32",
+                torch.float8_e4m3fn: "fp8"}
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """An op in one form: what its problems share, and how a problem follows from a call.
+
+    values(options, *inputs) checks the inputs, raises Error, and gives the sizes and options called
+    `names`, None for what is left out. All of it is None for no tokens.
+    """
+
+    op: str
+    backward: bool
+    names: tuple[str, ...]
+    values: Callable[..., Sequence | None]
+    fixed: dict[str, str] = field(default_factory=dict)
+    strided: bool = False  # inputs are as the kernels read them, which take their strides
+
+    def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
+        dtype = next(t for t in inputs if t is not None and t.is_floating_point()).dtype
+        if dtype not in _DTYPE_NAMES:
+            raise Error(f"{self.op}: no kernel for {dtype}: use one of "
+                        f"{', '.join(map(str, _DTYPE_NAMES))}")
+        values = self.values(options, *inputs)
+        if values is None:
+            return None
+        problem = {"op": self.op, "pass": "bwd" if self.backward else "fwd",
+                   "dtype": _DTYPE_NAMES[dtype], **self.fixed}
+        for name, value in zip(self.names, values, strict=True):
+            if value is not None:
+                # Numbers that are no sizes are options: strings.
+                problem[name] = f"{value:.12g}" if isinstance(value, float) else value
+        return problem
+
+
+class _Nothing:
+    """The plan of a problem without tokens."""
+
+
+_plans: dict[tuple, Plan | type[_Nothing]] = {}
+_listeners: list[Callable[[int, dict], None]] = []  # of every problem that is run, while tune() runs
+
+
+def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor | None],
+               device: int) -> Plan | type[_Nothing]:
+    problem = form.problem(options, inputs)
+    with _lock:
+        if key not in _plans:
+            _plans[key] = _Nothing if problem is None else Plan(device, problem)
+        return _plans[key]
+
+
+def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor]) -> None:
+    """Runs what the inputs and options say, on the current stream of their device. The op's buffers
+    in order are the inputs that are there, then the outputs, which are contiguous. Inputs that are
+    not are copied."""
+    device = -2
+    strided = form.strided
+    key = [form, options]
+    pointers = []
+    copies = None  # are kept until the run is enqueued
+    for tensor in inputs:
+        if tensor is None:
+            key.append(None)
+            continue
+        if device == -2:
+            device = tensor.get_device()
+            key.append(device)
+        elif tensor.get_device() != device:
+            raise Error(f"{form.op}: tensors on {inputs[0].device} and on {tensor.device}: move "
+                        "them to one device")
+        key.append(tensor.shape)
+        key.append(tensor.dtype)
+        pointer = tensor.data_ptr()
+        if not strided and not tensor.is_contiguous() or pointer & 15 and device >= 0:
+            tensor = ready(tensor)
+            copies = [tensor] if copies is None else [*copies, tensor]
+            pointer = tensor.data_ptr()
+        pointers.append(pointer)
+    key = tuple(key)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _make_plan(key, form, options, inputs, device)
+    if plan is _Nothing:
+        for tensor in outputs:
+            tensor.zero_()
+        return
+    if _listeners:
+        for listener in _listeners:
+            listener(device, form.problem(options, inputs))
+    for tensor in outputs:
+        pointers.append(tensor.data_ptr())
+    scratch = None
+    if plan.workspace_bytes:
+        # CUDA's allocator aligns to 512 bytes, the host's to 64.
+        slack = 0 if device >= 0 else 256
+        memory = torch.empty(plan.workspace_bytes + slack, dtype=torch.uint8,
+                             device=outputs[0].device)
+        scratch = (memory.data_ptr() + slack) & -256 if slack else memory.data_ptr()
+    if device < 0:
+        status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch, None)
+    elif device == torch._C._cuda_getDevice():
+        status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch,
+                           torch._C._cuda_getCurrentRawStream(device))
+    else:  # a stream of 0 is that of the current device
+        with torch.cuda.device(device):
+            status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch,
+                               torch._C._cuda_getCurrentRawStream(device))
+    if status:
+        check_status(status)
+
+
+_plan_run = library().fftune_plan_run
+
+
+def ready(tensor: Tensor) -> Tensor:
+    """The tensor as the kernels read it: contiguous, and on a GPU aligned to 16 bytes."""
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.is_cuda and tensor.data_ptr() & 15:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor

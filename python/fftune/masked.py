@@ -1,0 +1,31 @@
+"""MaskedLinear and MaskedFFN as the Triton package ffn_kernel has them, with gradients.
+
+Weights are transposed views, as in `layer.weight.T`: turned back they are contiguous, and nothing
+is copied. Tokens whose mask is set take the first weights, the others the second.
+"""
+from torch import Tensor
+
+from . import ops
+
+
+class MaskedLinear:
+    """Two linear layers behind a mask: MaskedLinear.apply(x, w_true_t, w_false_t, mask)."""
+
+    @staticmethod
+    def apply(x: Tensor, w_true_t: Tensor, w_false_t: Tensor, mask: Tensor) -> Tensor:
+        """x [..., k], w_true_t and w_false_t [k, n], mask [...] -> [..., n]"""
+        return ops.masked_linear(x, mask, w_true_t.t(), w_false_t.t())
+
+
+class MaskedFFN:
+    """Two gated feed-forward networks behind a mask, in silu:
+    MaskedFFN.apply(x, w1_t, w2_t, w3_t, u1_t, u2_t, u3_t, mask)."""
+
+    @staticmethod
+    def apply(x: Tensor, w1_t: Tensor, w2_t: Tensor, w3_t: Tensor, u1_t: Tensor, u2_t: Tensor,
+              u3_t: Tensor, mask: Tensor) -> Tensor:
+        """(silu(x w1_t) ⊙ (x w3_t)) w2_t where the mask is set, else the same with u.
+
+        x [..., d]; w1_t, w3_t, u1_t, u3_t [d, h]; w2_t, u2_t [h, d]; mask [...]. -> [..., d]
+        """
+        return ops.masked_ffn(x, mask, w1_t.t(), w3_t.t(), w2_t.t(), u1_t.t(), u3_t.t(), u2_t.t())

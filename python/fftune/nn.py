@@ -1,0 +1,150 @@
+"""Modules over fftune.ops, with the state dicts of the modules that they replace."""
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from ._library import Error
+from .reference import ACTIVATIONS, quantise, quantise_weight
+
+__all__ = ["GatedMLP", "GatedMLPFp8", "RMSNorm", "BiasGELU", "RotaryEmbedding", "MaskedLinear",
+           "MaskedMLP"]
+
+
+class GatedMLP(nn.Module):
+    """down_proj(act(gate_proj(x)) * up_proj(x)): the MLP of Llama, with its names.
+
+    x [..., hidden] -> [..., hidden]. act: silu, gelu, gelu-tanh, relu or none. `bias` is that of
+    down_proj. `recompute`: keep x alone for the backward pass.
+    """
+
+    def __init__(self, hidden: int, intermediate: int, act: str = "silu", bias: bool = False,
+                 recompute: bool = False, device=None, dtype=None):
+        super().__init__()
+        if act not in ACTIVATIONS:
+            raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+        options = {"device": device, "dtype": dtype}
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False, **options)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False, **options)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias, **options)
+        self.act = act
+        self.recompute = recompute
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return ops.ffn(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight,
+                       self.down_proj.bias, residual, act=self.act, recompute=self.recompute)
+
+    @torch.no_grad()
+    def to_fp8(self, example: Tensor | None = None) -> "GatedMLPFp8":
+        """The same layer in fp8, for inference.
+
+        Without `example` scales are of blocks, which are found anew for every x. With an example
+        [..., hidden] there is one for each tensor, those of x and of the middle from the example.
+        """
+        if self.down_proj.bias is not None:
+            raise Error("to_fp8: in fp8 down_proj has no bias here")
+        return GatedMLPFp8(self, example)
+
+
+class GatedMLPFp8(nn.Module):
+    """GatedMLP in float8_e4m3fn: made by GatedMLP.to_fp8. x [..., hidden] -> bfloat16."""
+
+    def __init__(self, layer: GatedMLP, example: Tensor | None):
+        super().__init__()
+        self.act = layer.act
+        block = example is None
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            weight, scale = quantise_weight(getattr(layer, name).weight, block)
+            self.register_buffer(name, weight)
+            self.register_buffer(f"{name}_scale", scale)
+        x_scale = hidden_scale = None
+        if not block:
+            gate, up = layer.gate_proj(example), layer.up_proj(example)
+            x_scale = (example.float().abs().max() / 448).reshape(1)
+            hidden_scale = ((ACTIVATIONS[self.act](gate) * up).float().abs().max() / 448).reshape(1)
+        self.register_buffer("x_scale", x_scale)
+        self.register_buffer("hidden_scale", hidden_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, scale = quantise(x, self.x_scale)
+        return ops.ffn_fp8(x, self.gate_proj, self.up_proj, self.down_proj, scale,
+                           self.gate_proj_scale, self.up_proj_scale, self.down_proj_scale,
+                           self.hidden_scale, act=self.act)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension; conventions as in ops.rmsnorm."""
+
+    def __init__(self, features: int, eps: float = 1e-6, convention: str = "llama", device=None,
+                 dtype=None):
+        super().__init__()
+        start = torch.zeros if convention == "gemma" else torch.ones
+        self.weight = nn.Parameter(start(features, device=device, dtype=dtype))
+        self.eps = eps
+        self.convention = convention
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The norm of x; or, with a residual, that of their sum, and the sum."""
+        if residual is None:
+            return ops.rmsnorm(x, self.weight, eps=self.eps, convention=self.convention)
+        return ops.add_rmsnorm(x, residual, self.weight, eps=self.eps, convention=self.convention)
+
+
+class BiasGELU(nn.Module):
+    """gelu(x + bias). x [..., features] -> the same."""
+
+    def __init__(self, features: int, approximate: str = "none", device=None, dtype=None):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.bias_gelu(x, self.bias, approximate=self.approximate)
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotates queries and keys [batch, tokens, heads, features] by their positions, which count
+    from `starts` [batch] or from 0. Options are those of ops.rope; it has no state."""
+
+    def __init__(self, rule: str = "base", **options):
+        super().__init__()
+        self.options = {"rule": rule, **options}
+
+    def forward(self, q: Tensor, k: Tensor | None = None, starts: Tensor | None = None
+                ) -> Tensor | tuple[Tensor, Tensor]:
+        return ops.rope(q, k, starts=starts, **self.options)
+
+
+class MaskedLinear(nn.Module):
+    """Two linear layers: linear_v where the mask is set, linear_t elsewhere.
+
+    x [..., in], mask [...] -> [..., out]
+    """
+
+    def __init__(self, in_features: int, out_features: int, device=None, dtype=None):
+        super().__init__()
+        options = {"bias": False, "device": device, "dtype": dtype}
+        self.linear_v = nn.Linear(in_features, out_features, **options)
+        self.linear_t = nn.Linear(in_features, out_features, **options)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return ops.masked_linear(x, mask, self.linear_v.weight, self.linear_t.weight)
+
+
+class MaskedMLP(nn.Module):
+    """Two gated MLPs, w2(act(w1(x)) * w3(x)) where the mask is set and the same of u elsewhere.
+
+    x [..., hidden], mask [...] -> [..., hidden]
+    """
+
+    def __init__(self, hidden: int, intermediate: int, act: str = "silu", device=None, dtype=None):
+        super().__init__()
+        options = {"bias": False, "device": device, "dtype": dtype}
+        for expert in "wu":
+            for number, (rows, columns) in enumerate(
+                    ((hidden, intermediate), (intermediate, hidden), (hidden, intermediate)), 1):
+                setattr(self, f"{expert}{number}", nn.Linear(rows, columns, **options))
+        self.act = act
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return ops.masked_ffn(x, mask, self.w1.weight, self.w3.weight, self.w2.weight,
+                              self.u1.weight, self.u3.weight, self.u2.weight, act=self.act)

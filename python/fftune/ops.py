@@ -1,0 +1,1111 @@
+"""fftune's ops as functions of tensors.
+
+Each is backed by custom ops (torch.ops.fftune.*) with fake kernels, gradients and autocast rules, so
+that torch.compile(fullgraph=True) keeps them whole and CUDA graphs capture them. Activations are
+[..., features] with any leading dimensions, weights [out_features, in_features]. Inputs that are
+not contiguous are copied, but for those of `rope`, whose strides the kernels take.
+
+Element types: bfloat16, float16 and float32 on a GPU; float32 and bfloat16 on the CPU. All tensors
+of a call have one type, but where a function says otherwise. Errors are fftune.Error.
+"""
+import os
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+from . import reference
+from ._library import Error
+from ._run import Form, ready, run
+
+__all__ = ["ffn", "ffn_block", "ffn_fp8", "linear", "masked_ffn", "masked_linear", "rmsnorm",
+           "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block"]
+
+_library = torch.library.Library("fftune", "DEF")
+_fftune = torch.ops.fftune
+_DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
+_AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+def _define(schema: str, *, casts: bool = False):
+    """Defines torch.ops.fftune.<name>, run by the decorated function on the CPU and CUDA, or with
+    FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `casts`: under autocast its
+    tensors of floating point take the type of autocast."""
+    def decorate(kernel):
+        name = schema.split("(", 1)[0]
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        implementation = _by_reference(name) if _DISABLED else kernel
+        for backend in ("CPU", "CUDA"):
+            _library.impl(name, implementation, backend)
+        if casts:
+            for device, key in _AUTOCAST_KEYS.items():
+                _library.impl(name, _autocast(name, device, key), key)
+        return kernel
+    return decorate
+
+
+def _by_reference(name: str):
+    function = getattr(reference, name)
+
+    def implementation(*arguments):
+        result = function(*arguments)
+        # An op's results are tensors of their own, contiguous ones.
+        own = lambda t: t.clone(memory_format=torch.contiguous_format)
+        return tuple(map(own, result)) if isinstance(result, tuple) else own(result)
+    return implementation
+
+
+def _autocast(name: str, device: str, key: str):
+    below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def implementation(*arguments):
+        dtype = torch.get_autocast_dtype(device)
+        cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a
+                for a in arguments]
+        with torch._C._ExcludeDispatchKeyGuard(below):
+            return getattr(_fftune, name).default(*cast)
+    return implementation
+
+
+def _fake(name: str):
+    return torch.library.register_fake(f"fftune::{name}", lib=_library)
+
+
+def _gradient(name: str, setup: Callable):
+    """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). What
+    torch.library.register_autograd does, in a third of the host's time where no gradient is asked
+    for."""
+    def decorate(backward):
+        op = getattr(_fftune, name).default
+
+        def forward(ctx, *inputs):
+            with torch._C._AutoDispatchBelowAutograd():
+                output = op(*inputs)
+            setup(ctx, inputs, output)
+            return output
+
+        function = type(f"{name}_function", (torch.autograd.Function,),
+                        {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+        def implementation(*inputs):
+            if torch._C.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+                return function.apply(*inputs)
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(*inputs)
+
+        _library.impl(name, implementation, "Autograd")
+        return backward
+    return decorate
+
+
+def _expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
+            dtype: torch.dtype | None = None) -> None:
+    """That a tensor has this shape and type: the library sees addresses alone."""
+    if tensor is None:
+        return
+    if tuple(tensor.shape) != tuple(shape):
+        raise Error(f"{op}: {name} is {list(tensor.shape)}, not {list(shape)}")
+    if dtype is not None and tensor.dtype != dtype:
+        raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
+
+
+def _empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+
+
+def _yes(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else "yes"
+
+
+def _call(op: torch._ops.OpOverload, *arguments):
+    """The op; where gradients are off, past its autograd kernel, which costs a host some µs."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return op(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
+def _wants_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+# ffn
+
+def _expect_ffn(x, w_gate, w_up, w_down) -> tuple[int, int, int]:
+    """The tokens, d and h of tensors that fit together."""
+    d, h = x.shape[-1], w_gate.shape[0]
+    _expect("ffn", "w_gate", w_gate, (h, d), x.dtype)
+    _expect("ffn", "w_up", w_up, (h, d), x.dtype)
+    _expect("ffn", "w_down", w_down, (d, h), x.dtype)
+    return x.shape[:-1].numel(), d, h
+
+
+def _ffn_values(options, x, w_gate, w_up, w_down, bias, residual):
+    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect("ffn", "bias", bias, (d,), x.dtype)
+    _expect("ffn", "residual", residual, x.shape, x.dtype)
+    return (m, d, h, *options, None if bias is None else "down", _yes(residual)) if m else None
+
+
+def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down):
+    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect("ffn", "dy", dy, x.shape, x.dtype)
+    for name, tensor in (("gate", gate), ("up", up)):
+        _expect("ffn", name, tensor, (*x.shape[:-1], h), x.dtype)
+    return (m, d, h, *options, "input" if gate is None else "preact") if m else None
+
+
+def _ffn_block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
+    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect("ffn", "residual", residual, x.shape, x.dtype)
+    _expect("ffn", "w_norm", w_norm, (d,), x.dtype)
+    return (m, d, h, *options, "rms" if residual is None else "add-rms") if m else None
+
+
+def _ffn_fp8_values(options, x, w_gate, w_up, w_down, *scales):
+    m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect("ffn", "x", x, x.shape, torch.float8_e4m3fn)
+    blocks = lambda extent: -(-extent // 128)
+    by_block = scales[3] is None
+    shapes = ((*x.shape[:-1], blocks(d)), (blocks(h), blocks(d)), (blocks(h), blocks(d)), (),
+              (blocks(d), blocks(h))) if by_block else ((1,),) * 5
+    for name, scale, shape in zip(("x", "w_gate", "w_up", "hidden", "w_down"), scales, shapes):
+        _expect("ffn", f"{name}_scale", scale, shape, torch.float32)
+    return (m, d, h, *options, "block" if by_block else None) if m else None
+
+
+_FFN = Form("ffn", False, ("m", "d", "h", "act", "save", "bias", "residual"), _ffn_values)
+_FFN_BACKWARD = Form("ffn", True, ("m", "d", "h", "act", "save"), _ffn_backward_values)
+_FFN_BLOCK = Form("ffn", False, ("m", "d", "h", "act", "convention", "eps", "norm"),
+                  _ffn_block_values, {"residual": "yes"})
+_FFN_FP8 = Form("ffn", False, ("m", "d", "h", "act", "scales"), _ffn_fp8_values)
+_FFN_ARGUMENTS = ("(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor? bias, "
+                  "Tensor? residual, str act)")
+
+
+@_define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True)
+def _(x, w_gate, w_up, w_down, bias, residual, act):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_FFN, (act, None), (x, w_gate, w_up, w_down, bias, residual), (y,))
+    return y
+
+
+@_define("ffn_preact" + _FFN_ARGUMENTS + " -> (Tensor, Tensor, Tensor)", casts=True)
+def _(x, w_gate, w_up, w_down, bias, residual, act):
+    x = ready(x)
+    y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], w_gate.shape[0])
+    up = torch.empty_like(gate)
+    run(_FFN, (act, "preact"), (x, w_gate, w_up, w_down, bias, residual), (y, gate, up))
+    return y, gate, up
+
+
+@_define("ffn_backward(Tensor dy, Tensor x, Tensor? gate, Tensor? up, Tensor w_gate, Tensor w_up, "
+         "Tensor w_down, str act) -> (Tensor, Tensor, Tensor, Tensor)")
+def _(dy, x, gate, up, w_gate, w_up, w_down, act):
+    x, *weights = map(ready, (x, w_gate, w_up, w_down))
+    results = tuple(map(torch.empty_like, (x, *weights)))
+    run(_FFN_BACKWARD, (act,), (dy, x, gate, up, *weights), results)
+    return results
+
+
+@_define("ffn_block(Tensor x, Tensor? residual, Tensor w_norm, Tensor w_gate, Tensor w_up, "
+         "Tensor w_down, str act, str convention, float eps) -> Tensor")
+def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
+    x = ready(x)
+    y = torch.empty_like(x)
+    if residual is None:
+        run(_FFN_BLOCK, (act, convention, eps), (x, w_gate, w_up, w_down, x, None, w_norm), (y,))
+    else:
+        # The sum that the norm's stage writes is the residual that the last stage reads.
+        total = torch.empty_like(x)
+        run(_FFN_BLOCK, (act, convention, eps),
+            (x, w_gate, w_up, w_down, total, residual, w_norm), (y, total))
+    return y
+
+
+@_define("ffn_fp8(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor x_scale, "
+         "Tensor w_gate_scale, Tensor w_up_scale, Tensor? hidden_scale, Tensor w_down_scale, "
+         "str act) -> Tensor")
+def _(x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act):
+    x = ready(x)
+    y = torch.empty_like(x, dtype=torch.bfloat16)
+    run(_FFN_FP8, (act,), (x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+                           hidden_scale, w_down_scale), (y,))
+    return y
+
+
+@_fake("ffn")
+def _(x, w_gate, w_up, w_down, bias, residual, act):
+    return x.new_empty(x.shape)
+
+
+@_fake("ffn_preact")
+def _(x, w_gate, w_up, w_down, bias, residual, act):
+    hidden = (*x.shape[:-1], w_gate.shape[0])
+    return x.new_empty(x.shape), x.new_empty(hidden), x.new_empty(hidden)
+
+
+@_fake("ffn_backward")
+def _(dy, x, gate, up, w_gate, w_up, w_down, act):
+    return tuple(x.new_empty(t.shape) for t in (x, w_gate, w_up, w_down))
+
+
+@_fake("ffn_block")
+def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
+    return x.new_empty(x.shape)
+
+
+@_fake("ffn_fp8")
+def _(x, w_gate, *others):
+    return x.new_empty(x.shape, dtype=torch.bfloat16)
+
+
+def _save_ffn(ctx, inputs, output):
+    x, w_gate, w_up, w_down, bias, residual, ctx.act = inputs
+    gate = up = None
+    if isinstance(output, tuple):
+        _, gate, up = output
+        ctx.mark_non_differentiable(gate, up)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, w_gate, w_up, w_down, gate, up)
+
+
+def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
+    """dx alone, for weights that are frozen."""
+    if gate is None:
+        gate, up = x @ w_gate.T, x @ w_up.T
+    d_gate, d_up = _fftune.act_mul_backward(dy @ w_down, gate, up, act)
+    return d_gate @ w_gate + d_up @ w_up
+
+
+@_gradient("ffn", _save_ffn)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 7
+    x, w_gate, w_up, w_down, gate, up = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    if any(needs[1:4]) or ctx.act == "none":
+        grads = _fftune.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
+    elif needs[0]:
+        grads = (_input_gradient(dy, x, gate, up, w_gate, w_up, w_down, ctx.act), None, None, None)
+    else:
+        grads = (None,) * 4
+    return (*grads, _rows(dy).sum(0) if needs[4] else None, dy if needs[5] else None, None)
+
+
+_gradient("ffn_preact", _save_ffn)(_)
+
+
+def _save_block(ctx, inputs, output):
+    *tensors, ctx.act, ctx.convention, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+@_gradient("ffn_block", _save_block)
+def _(ctx, dy):
+    x, residual, w_norm, *weights = ctx.saved_tensors
+    total = x if residual is None else x + residual
+    normed = _fftune.rmsnorm(total, w_norm, ctx.eps, ctx.convention)
+    d_normed, *d_weights = _fftune.ffn_backward(dy, normed, None, None, *weights, ctx.act)
+    dx, d_norm = _fftune.rmsnorm_backward(d_normed, total, w_norm, dy, ctx.eps,
+                                                   ctx.convention)
+    return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
+
+
+def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | None = None,
+        residual: Tensor | None = None, *, act: str = "silu", recompute: bool = False) -> Tensor:
+    """(act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ (+ bias) (+ residual).
+
+    x [..., d]; w_gate, w_up [h, d]; w_down [d, h]; bias [d]; residual [..., d]. -> [..., d].
+    act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
+    two products before the activation, [..., h] each, are kept.
+    """
+    if not recompute and _wants_gradient(x, w_gate, w_up, w_down):
+        return _call(_fftune.ffn_preact.default, x, w_gate, w_up, w_down, bias, residual, act)[0]
+    return _call(_fftune.ffn.default, x, w_gate, w_up, w_down, bias, residual, act)
+
+
+def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
+              w_down: Tensor, *, act: str = "silu", convention: str = "llama", eps: float = 1e-6,
+              recompute: bool = False) -> Tensor:
+    """The MLP block of a pre-norm layer: s + ffn(rmsnorm(s)), where s = x (+ residual).
+
+    x, residual [..., d]; w_norm [d]; weights as for `ffn`. -> [..., d]. For inference one plan runs
+    all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, of
+    which only the inputs are kept.
+    """
+    if not recompute and _wants_gradient(x, residual, w_norm, w_gate, w_up, w_down):
+        if residual is None:
+            normed = rmsnorm(x, w_norm, eps=eps, convention=convention)
+        else:
+            normed, x = add_rmsnorm(x, residual, w_norm, eps=eps, convention=convention)
+        return ffn(normed, w_gate, w_up, w_down, residual=x, act=act, recompute=recompute)
+    return _call(_fftune.ffn_block.default, x, residual, w_norm, w_gate, w_up, w_down, act,
+                 convention, eps)
+
+
+def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Tensor,
+            w_gate_scale: Tensor, w_up_scale: Tensor, w_down_scale: Tensor,
+            hidden_scale: Tensor | None = None, *, act: str = "silu") -> Tensor:
+    """`ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
+
+    With `hidden_scale` [1], which is the scale of the product in the middle, all scales are [1].
+    Without, one is for 128 elements of a row of x, [..., ⌈d/128⌉], or 128 x 128 of a weight,
+    [⌈rows/128⌉, ⌈columns/128⌉], and those of the middle are found. fftune.reference.quantise and
+    quantise_weight make such tensors; fftune.nn.GatedMLP.to_fp8 does it all.
+    """
+    return _call(_fftune.ffn_fp8.default, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
+                 w_up_scale, hidden_scale, w_down_scale, act)
+
+
+# linear
+
+def _linear_values(options, x, w, bias, residual):
+    n, k = w.shape
+    _expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
+    _expect("linear", "bias", bias, (n,), w.dtype)
+    _expect("linear", "residual", residual, (*x.shape[:-1], n), w.dtype)
+    m = x.shape[:-1].numel()
+    return (m, k, n, _yes(bias), _yes(residual)) if m else None
+
+
+def _linear_backward_values(options, dy, x, w):
+    n, k = w.shape
+    _expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
+    _expect("linear", "dy", dy, (*x.shape[:-1], n), w.dtype)
+    m = x.shape[:-1].numel()
+    return (m, k, n, *options) if m else None
+
+
+_LINEAR = Form("linear", False, ("m", "k", "n", "bias", "residual"), _linear_values)
+_LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias"), _linear_backward_values)
+
+
+@_define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True)
+def _(x, w, bias, residual):
+    y = _empty(x, *x.shape[:-1], w.shape[0])
+    run(_LINEAR, (), (x, w, bias, residual), (y,))
+    return y
+
+
+@_define("linear_backward(Tensor dy, Tensor x, Tensor w, bool bias) -> (Tensor, Tensor, Tensor)")
+def _(dy, x, w, bias):
+    x, w = ready(x), ready(w)
+    dx, dw, dbias = torch.empty_like(x), torch.empty_like(w), _empty(w, w.shape[0] if bias else 0)
+    run(_LINEAR_BACKWARD, ("yes" if bias else None,), (dy, x, w),
+        (dx, dw, dbias) if bias else (dx, dw))
+    return dx, dw, dbias
+
+
+@_fake("linear")
+def _(x, w, bias, residual):
+    return x.new_empty(*x.shape[:-1], w.shape[0])
+
+
+@_fake("linear_backward")
+def _(dy, x, w, bias):
+    return x.new_empty(x.shape), w.new_empty(w.shape), w.new_empty(w.shape[0] if bias else 0)
+
+
+def _save_linear(ctx, inputs, output):
+    x, w, bias, _ = inputs
+    ctx.save_for_backward(x, w)
+    ctx.has_bias = bias is not None
+
+
+@_gradient("linear", _save_linear)
+def _(ctx, dy):
+    x, w = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    dx = dw = dbias = None
+    if needs[0] and needs[1]:
+        dx, dw, dbias = _fftune.linear_backward(dy, x, w, needs[2])
+    else:
+        if needs[0]:
+            dx = dy @ w
+        if needs[1]:
+            dw = _rows(dy).T @ _rows(x)
+        if needs[2]:
+            dbias = _rows(dy).sum(0)
+    return dx, dw, dbias if needs[2] else None, dy if needs[3] else None
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None,
+           residual: Tensor | None = None) -> Tensor:
+    """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]"""
+    return _call(_fftune.linear.default, x, w, bias, residual)
+
+
+# two experts behind a mask
+
+def _expect_mask(op, mask, x):
+    _expect(op, "mask", mask, x.shape[:-1])
+    if mask.dtype not in (torch.bool, torch.uint8, torch.int8):
+        raise Error(f"{op}: mask is {mask.dtype}: give torch.bool, or bytes that are not 0")
+
+
+def _masked_linear_values(options, x, mask, w_true, w_false, dy=None):
+    n, k = w_true.shape
+    _expect("masked-linear", "x", x, (*x.shape[:-1], k), w_true.dtype)
+    _expect("masked-linear", "w_false", w_false, (n, k), w_true.dtype)
+    _expect("masked-linear", "dy", dy, (*x.shape[:-1], n), w_true.dtype)
+    _expect_mask("masked-linear", mask, x)
+    m = x.shape[:-1].numel()
+    return (m, k, n) if m else None
+
+
+def _masked_linear_backward_values(options, dy, x, mask, w_true, w_false):
+    return _masked_linear_values(options, x, mask, w_true, w_false, dy)
+
+
+def _masked_ffn_values(options, x, mask, *weights):
+    m, d, h = _expect_ffn(x, *weights[:3])
+    _expect("masked-ffn", "w_gate_false", weights[3], (h, d))
+    _expect_ffn(x, *weights[3:])
+    _expect_mask("masked-ffn", mask, x)
+    return (m, d, h, *options) if m else None
+
+
+def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *weights):
+    _expect("masked-ffn", "dy", dy, x.shape, x.dtype)
+    for name, tensor in (("gate", gate), ("up", up)):
+        _expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]), x.dtype)
+    save = "input" if gate is None else "preact"
+    return _masked_ffn_values((*options, save), x, mask, *weights)
+
+
+_MASKED_LINEAR = Form("masked-linear", False, ("m", "k", "n"), _masked_linear_values)
+_MASKED_LINEAR_BACKWARD = Form("masked-linear", True, ("m", "k", "n"),
+                               _masked_linear_backward_values)
+_MASKED_FFN = Form("masked-ffn", False, ("m", "d", "h", "act", "save"), _masked_ffn_values)
+_MASKED_FFN_BACKWARD = Form("masked-ffn", True, ("m", "d", "h", "act", "save"),
+                            _masked_ffn_backward_values)
+_MASKED_WEIGHTS = ("Tensor w_gate_true, Tensor w_up_true, Tensor w_down_true, "
+                   "Tensor w_gate_false, Tensor w_up_false, Tensor w_down_false, str act")
+
+
+@_define("masked_linear(Tensor x, Tensor mask, Tensor w_true, Tensor w_false) -> Tensor",
+         casts=True)
+def _(x, mask, w_true, w_false):
+    y = _empty(x, *x.shape[:-1], w_true.shape[0])
+    run(_MASKED_LINEAR, (), (x, mask, w_true, w_false), (y,))
+    return y
+
+
+@_define("masked_linear_backward(Tensor dy, Tensor x, Tensor mask, Tensor w_true, Tensor w_false) "
+         "-> (Tensor, Tensor, Tensor)")
+def _(dy, x, mask, w_true, w_false):
+    x, w_true, w_false = map(ready, (x, w_true, w_false))
+    results = tuple(map(torch.empty_like, (x, w_true, w_false)))
+    run(_MASKED_LINEAR_BACKWARD, (), (dy, x, mask, w_true, w_false), results)
+    return results
+
+
+@_define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True)
+def _(x, mask, *weights_and_act):
+    *weights, act = weights_and_act
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_MASKED_FFN, (act, None), (x, mask, *weights), (y,))
+    return y
+
+
+@_define(f"masked_ffn_preact(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) "
+         "-> (Tensor, Tensor, Tensor)", casts=True)
+def _(x, mask, *weights_and_act):
+    *weights, act = weights_and_act
+    x = ready(x)
+    y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], weights[0].shape[0])
+    up = torch.empty_like(gate)
+    run(_MASKED_FFN, (act, "preact"), (x, mask, *weights), (y, gate, up))
+    return y, gate, up
+
+
+@_define(f"masked_ffn_backward(Tensor dy, Tensor x, Tensor mask, Tensor? gate, Tensor? up, "
+         f"{_MASKED_WEIGHTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+def _(dy, x, mask, gate, up, *weights_and_act):
+    *weights, act = weights_and_act
+    x, *weights = map(ready, (x, *weights))
+    results = tuple(map(torch.empty_like, (x, *weights)))
+    run(_MASKED_FFN_BACKWARD, (act,), (dy, x, mask, gate, up, *weights), results)
+    return results
+
+
+@_fake("masked_linear")
+def _(x, mask, w_true, w_false):
+    return x.new_empty(*x.shape[:-1], w_true.shape[0])
+
+
+@_fake("masked_linear_backward")
+def _(dy, x, mask, w_true, w_false):
+    return tuple(x.new_empty(t.shape) for t in (x, w_true, w_false))
+
+
+@_fake("masked_ffn")
+def _(x, mask, *weights_and_act):
+    return x.new_empty(x.shape)
+
+
+@_fake("masked_ffn_preact")
+def _(x, mask, w_gate_true, *others):
+    hidden = (*x.shape[:-1], w_gate_true.shape[0])
+    return x.new_empty(x.shape), x.new_empty(hidden), x.new_empty(hidden)
+
+
+@_fake("masked_ffn_backward")
+def _(dy, x, mask, gate, up, *weights_and_act):
+    return tuple(x.new_empty(t.shape) for t in (x, *weights_and_act[:-1]))
+
+
+def _save_masked_linear(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+@_gradient("masked_linear", _save_masked_linear)
+def _(ctx, dy):
+    x, mask, w_true, w_false = ctx.saved_tensors
+    dx, d_true, d_false = _fftune.masked_linear_backward(dy, x, mask, w_true, w_false)
+    return dx, None, d_true, d_false
+
+
+def _save_masked_ffn(ctx, inputs, output):
+    *tensors, ctx.act = inputs
+    gate = up = None
+    if isinstance(output, tuple):
+        _, gate, up = output
+        ctx.mark_non_differentiable(gate, up)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, gate, up)
+
+
+@_gradient("masked_ffn", _save_masked_ffn)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 9
+    x, mask, *weights, gate, up = ctx.saved_tensors
+    dx, *d_weights = _fftune.masked_ffn_backward(dy, x, mask, gate, up, *weights, ctx.act)
+    return dx, None, *d_weights, None
+
+
+_gradient("masked_ffn_preact", _save_masked_ffn)(_)
+
+
+def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor) -> Tensor:
+    """x_i w_trueᵀ where mask_i, else x_i w_falseᵀ.
+
+    x [..., k]; mask [...] of bool, or of bytes that are not 0 where it is set; w_true, w_false
+    [n, k]. -> [..., n]
+    """
+    return _call(_fftune.masked_linear.default, x, mask, w_true, w_false)
+
+
+def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
+               w_down_true: Tensor, w_gate_false: Tensor, w_up_false: Tensor, w_down_false: Tensor,
+               *, act: str = "silu", recompute: bool = False) -> Tensor:
+    """`ffn` with the first three weights where mask_i, else with the others.
+
+    x [..., d]; mask [...]; w_gate, w_up [h, d]; w_down [d, h]. -> [..., d]
+    """
+    arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
+                 w_down_false)
+    if not recompute and _wants_gradient(*arguments):
+        return _call(_fftune.masked_ffn_preact.default, *arguments, act)[0]
+    return _call(_fftune.masked_ffn.default, *arguments, act)
+
+
+# rmsnorm
+
+def _norm_values(options, x, residual, w, dy=None):
+    d = x.shape[-1]
+    _expect("rmsnorm", "residual", residual, x.shape, x.dtype)
+    _expect("rmsnorm", "w", w, (d,))
+    _expect("rmsnorm", "dy", dy, x.shape, x.dtype)
+    m = x.shape[:-1].numel()
+    return (m, d, *options, None if w.dtype == x.dtype else "f32", _yes(residual)) if m else None
+
+
+def _norm_backward_values(options, x, w, dy, dsum):
+    return _norm_values(options, x, dsum, w, dy)
+
+
+_NORM = Form("rmsnorm", False, ("m", "d", "eps", "convention", "output", "weights", "residual"),
+             _norm_values)
+_NORM_BACKWARD = Form("rmsnorm", True, ("m", "d", "eps", "convention", "weights", "residual"),
+                      _norm_backward_values)
+
+
+def _row(x: Tensor, row: Tensor) -> Tensor:
+    """A weight or bias as the kernels take it: of x's type, or of float32."""
+    if row.dtype is not x.dtype and row.dtype is not torch.float32:
+        return row.float()
+    return row
+
+
+@_define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
+def _(x, w, eps, convention):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_NORM, (eps, convention, None), (x, None, _row(x, w)), (y,))
+    return y
+
+
+@_define("add_rmsnorm(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
+         "-> (Tensor, Tensor)")
+def _(x, residual, w, eps, convention):
+    x = ready(x)
+    y, total = torch.empty_like(x), torch.empty_like(x)
+    run(_NORM, (eps, convention, None), (x, residual, _row(x, w)), (y, total))
+    return y, total
+
+
+@_define("rmsnorm_quantised(Tensor x, Tensor? residual, Tensor w, float eps, str convention, "
+         "bool int8) -> (Tensor, Tensor, Tensor)")
+def _(x, residual, w, eps, convention, int8):
+    x = ready(x)
+    y = torch.empty_like(x, dtype=torch.int8 if int8 else torch.float8_e4m3fn)
+    scale = _empty(x, *x.shape[:-1], dtype=torch.float32)
+    total = _empty(x, 0) if residual is None else torch.empty_like(x)
+    run(_NORM, (eps, convention, "i8" if int8 else "fp8"), (x, residual, _row(x, w)),
+        (y, scale) if residual is None else (y, total, scale))
+    return y, scale, total
+
+
+@_define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, float eps, "
+         "str convention) -> (Tensor, Tensor)")
+def _(dy, x, w, dsum, eps, convention):
+    x, own = ready(x), ready(_row(x, w))
+    dx, dw = torch.empty_like(x), torch.empty_like(own)
+    run(_NORM_BACKWARD, (eps, convention), (x, own, dy, dsum), (dx, dw))
+    return dx, dw.to(w.dtype)
+
+
+@_fake("rmsnorm")
+def _(x, w, eps, convention):
+    return x.new_empty(x.shape)
+
+
+@_fake("add_rmsnorm")
+def _(x, residual, w, eps, convention):
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+@_fake("rmsnorm_quantised")
+def _(x, residual, w, eps, convention, int8):
+    dtype = torch.int8 if int8 else torch.float8_e4m3fn
+    return (x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32),
+            x.new_empty(0 if residual is None else x.shape))
+
+
+@_fake("rmsnorm_backward")
+def _(dy, x, w, dsum, eps, convention):
+    return x.new_empty(x.shape), w.new_empty(w.shape)
+
+
+def _save_norm(ctx, inputs, output):
+    x, w, ctx.eps, ctx.convention = inputs
+    ctx.save_for_backward(x, w)
+
+
+@_gradient("rmsnorm", _save_norm)
+def _(ctx, dy):
+    x, w = ctx.saved_tensors
+    return *_fftune.rmsnorm_backward(dy, x, w, None, ctx.eps, ctx.convention), None, None
+
+
+def _save_add_norm(ctx, inputs, output):
+    _, _, w, ctx.eps, ctx.convention = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], w)
+
+
+@_gradient("add_rmsnorm", _save_add_norm)
+def _(ctx, dy, dsum):
+    total, w = ctx.saved_tensors
+    if dy is None:
+        return dsum, dsum, None, None, None
+    dx, dw = _fftune.rmsnorm_backward(dy, total, w, dsum, ctx.eps, ctx.convention)
+    return dx, dx, dw, None, None
+
+
+def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama") -> Tensor:
+    """x / sqrt(mean(x²) + eps) * w, the mean over the last dimension.
+
+    x [..., d]; w [d], of x's type or float32. -> [..., d]. convention: "llama" rounds to x's type
+    before it multiplies with w; "t5" rounds once, at the end; "gemma" too, and multiplies with
+    1 + w.
+    """
+    return _call(_fftune.rmsnorm.default, x, w, eps, convention)
+
+
+def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
+                convention: str = "llama") -> tuple[Tensor, Tensor]:
+    """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
+    return _call(_fftune.add_rmsnorm.default, x, residual, w, eps, convention)
+
+
+def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, eps: float = 1e-6,
+                      convention: str = "llama", dtype: torch.dtype = torch.float8_e4m3fn
+                      ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """rmsnorm quantised with a scale for each token: (q, scale), or (q, scale, s) with a residual.
+
+    x, residual [..., d]; w [d]. q [..., d] of float8_e4m3fn or int8, scale [...] of float32: the
+    norm is q * scale. No gradients.
+    """
+    if dtype not in (torch.int8, torch.float8_e4m3fn):
+        raise Error(f"rmsnorm: quantised to {dtype}: give torch.float8_e4m3fn or torch.int8")
+    results = _call(_fftune.rmsnorm_quantised.default, x, residual, w, eps, convention,
+                    dtype == torch.int8)
+    return results[:2] if residual is None else results
+
+
+# bias-gelu and act-mul
+
+def _bias_gelu_values(options, x, bias, dy=None):
+    h, m = x.shape[-1], x.shape[:-1].numel()
+    _expect("bias-gelu", "bias", bias, (h,))
+    _expect("bias-gelu", "dy", dy, x.shape, x.dtype)
+    return (m, h, *options, None if bias.dtype == x.dtype else "f32") if m else None
+
+
+def _act_mul_values(options, gate, up, dy=None):
+    h, m = gate.shape[-1], gate.shape[:-1].numel()
+    if up is None:
+        h //= 2
+    else:
+        _expect("act-mul", "up", up, gate.shape, gate.dtype)
+    _expect("act-mul", "dy", dy, (*gate.shape[:-1], h), gate.dtype)
+    return (m, h, *options, "yes" if up is None else None) if m else None
+
+
+_BIAS_GELU = Form("bias-gelu", False, ("m", "h", "act", "biases"), _bias_gelu_values)
+_BIAS_GELU_BACKWARD = Form("bias-gelu", True, ("m", "h", "act", "biases"), _bias_gelu_values)
+_ACT_MUL = Form("act-mul", False, ("m", "h", "act", "packed"), _act_mul_values)
+_ACT_MUL_BACKWARD = Form("act-mul", True, ("m", "h", "act", "packed"), _act_mul_values)
+
+
+@_define("bias_gelu(Tensor x, Tensor bias, str act) -> Tensor")
+def _(x, bias, act):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_BIAS_GELU, (act,), (x, _row(x, bias)), (y,))
+    return y
+
+
+@_define("bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str act) -> (Tensor, Tensor)")
+def _(dy, x, bias, act):
+    x, own = ready(x), ready(_row(x, bias))
+    dx, dbias = torch.empty_like(x), torch.empty_like(own)
+    run(_BIAS_GELU_BACKWARD, (act,), (x, own, dy), (dx, dbias))
+    return dx, dbias.to(bias.dtype)
+
+
+@_define("act_mul(Tensor gate, Tensor up, str act) -> Tensor")
+def _(gate, up, act):
+    gate = ready(gate)
+    y = torch.empty_like(gate)
+    run(_ACT_MUL, (act,), (gate, up), (y,))
+    return y
+
+
+@_define("act_mul_backward(Tensor dy, Tensor gate, Tensor up, str act) -> (Tensor, Tensor)")
+def _(dy, gate, up, act):
+    gate = ready(gate)
+    results = torch.empty_like(gate), torch.empty_like(gate)
+    run(_ACT_MUL_BACKWARD, (act,), (gate, up, dy), results)
+    return results
+
+
+@_define("act_mul_packed(Tensor gate_up, str act) -> Tensor")
+def _(gate_up, act):
+    y = _empty(gate_up, *gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    run(_ACT_MUL, (act,), (gate_up, None), (y,))
+    return y
+
+
+@_define("act_mul_packed_backward(Tensor dy, Tensor gate_up, str act) -> Tensor")
+def _(dy, gate_up, act):
+    gate_up = ready(gate_up)
+    d_gate_up = torch.empty_like(gate_up)
+    run(_ACT_MUL_BACKWARD, (act,), (gate_up, None, dy), (d_gate_up,))
+    return d_gate_up
+
+
+@_fake("bias_gelu")
+def _(x, bias, act):
+    return x.new_empty(x.shape)
+
+
+@_fake("bias_gelu_backward")
+def _(dy, x, bias, act):
+    return x.new_empty(x.shape), bias.new_empty(bias.shape)
+
+
+@_fake("act_mul")
+def _(gate, up, act):
+    return gate.new_empty(gate.shape)
+
+
+@_fake("act_mul_backward")
+def _(dy, gate, up, act):
+    return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
+
+
+@_fake("act_mul_packed")
+def _(gate_up, act):
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+@_fake("act_mul_packed_backward")
+def _(dy, gate_up, act):
+    return gate_up.new_empty(gate_up.shape)
+
+
+def _save_inputs(ctx, inputs, output):
+    *tensors, ctx.act = inputs
+    ctx.save_for_backward(*tensors)
+
+
+@_gradient("bias_gelu", _save_inputs)
+def _(ctx, dy):
+    return *_fftune.bias_gelu_backward(dy, *ctx.saved_tensors, ctx.act), None
+
+
+@_gradient("act_mul", _save_inputs)
+def _(ctx, dy):
+    return *_fftune.act_mul_backward(dy, *ctx.saved_tensors, ctx.act), None
+
+
+@_gradient("act_mul_packed", _save_inputs)
+def _(ctx, dy):
+    return _fftune.act_mul_packed_backward(dy, *ctx.saved_tensors, ctx.act), None
+
+
+def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
+    """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
+    float32. -> [..., h]"""
+    act = "gelu-tanh" if approximate == "tanh" else "gelu"
+    return _call(_fftune.bias_gelu.default, x, bias, act)
+
+
+def act_mul(gate: Tensor, up: Tensor | None = None, *, act: str = "silu") -> Tensor:
+    """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
+    [..., h]. act: silu, gelu, gelu-tanh or relu."""
+    if up is None:
+        return _call(_fftune.act_mul_packed.default, gate, act)
+    return _call(_fftune.act_mul.default, gate, up, act)
+
+
+# rope
+
+_ROPE_NUMBERS = ("base", "factor", "context", "low", "high", "beta-fast", "beta-slow", "scale")
+_ROPE_USED = {"table": (7,), "base": (0, 1, 7), "llama3": (0, 1, 2, 3, 4, 7),
+              "yarn": (0, 1, 2, 5, 6, 7)}
+_ROPE_SIZES = ("s", "b", "heads", "dim", "kv-heads", "rotary", "positions", "q-row", "q-outer",
+               "q-head", "k-row", "k-outer", "k-head", "layout", "rotation", "angles", "starts")
+_ROPE_ARGUMENTS = ("Tensor? angles, Tensor? starts, Tensor? offsets, str rotation, int rotary, "
+                   "str rule, float[] numbers")
+
+
+def _strided(x: Tensor) -> Tensor:
+    """Queries or keys as the kernels read them: features next to each other, rows that do not
+    overlap, and on a GPU all at addresses of 16 bytes."""
+    step = 16 // x.element_size() if x.is_cuda else 1
+    strides = x.stride()
+    good = (strides[-1] == 1 and all(s >= x.shape[-1] and s % step == 0 for s in strides[:-1])
+            and (not x.is_cuda or x.data_ptr() % 16 == 0))
+    return x if good else x.clone(memory_format=torch.contiguous_format)
+
+
+def _stride_values(x: Tensor, packed: bool) -> tuple:
+    """(row, outer, head) of q or k; None where they are what the library takes for granted."""
+    if x.is_contiguous():
+        return None, None, None
+    if packed:
+        return x.stride(0), None, x.stride(1)
+    return x.stride(1), x.stride(0), x.stride(2)
+
+
+def _rope_values(options, q, k, angles, offsets, starts):
+    strides, rotation, rotary, rule, numbers = options
+    packed = offsets is not None
+    if q.dim() != (3 if packed else 4):
+        raise Error(f"rope: q is {list(q.shape)}: give [batch, tokens, heads, features], or "
+                    "[tokens, heads, features] with offsets")
+    *lead, heads, dim = q.shape
+    if k is not None:
+        _expect("rope", "k", k, (*lead, k.shape[-2], dim), q.dtype)
+    if rule not in _ROPE_USED:
+        raise Error(f"rope: there is no rule '{rule}': give {', '.join(_ROPE_USED)}")
+    if (rule == "table") != (angles is not None):
+        raise Error("rope: angles are given with rule='table', and only with it")
+    b, s = (offsets.numel() - 1, lead[0]) if packed else lead
+    if angles is not None:
+        _expect("rope", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
+    _expect("rope", "starts", starts, (b,))
+    if not q.numel():
+        return None
+    return (s, b, heads, dim, None if k is None else k.shape[-2], rotary or None,
+            None if angles is None else angles.shape[0], *strides, "thd" if packed else "bshd",
+            rotation, rule, _yes(starts),
+            *(number if i in _ROPE_USED[rule] else None for i, number in enumerate(numbers)))
+
+
+_ROPE = Form("rope", False, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values, strided=True)
+_ROPE_BACKWARD = Form("rope", True, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values, strided=True)
+
+
+def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbers):
+    results = [_empty(t, *t.shape) for t in (q, k) if t is not None]
+    q = _strided(q)
+    packed = offsets is not None
+    strides = _stride_values(q, packed)
+    if k is None:
+        strides += None, None, None
+    else:
+        k = _strided(k)
+        strides += _stride_values(k, packed)
+    offsets, starts = (None if t is None else ready(t.to(torch.int32)) for t in (offsets, starts))
+    run(form, (strides, rotation, rotary, rule, tuple(numbers)),
+        (q, k, None if angles is None else ready(angles), offsets, starts), results)
+    return results
+
+
+@_define(f"rope(Tensor q, {_ROPE_ARGUMENTS}) -> Tensor")
+def _(q, *arguments):
+    return _run_rope(_ROPE, q, None, *arguments)[0]
+
+
+@_define(f"rope_backward(Tensor dq, {_ROPE_ARGUMENTS}) -> Tensor")
+def _(dq, *arguments):
+    return _run_rope(_ROPE_BACKWARD, dq, None, *arguments)[0]
+
+
+@_define(f"rope_qk(Tensor q, Tensor k, {_ROPE_ARGUMENTS}) -> (Tensor, Tensor)")
+def _(q, k, *arguments):
+    return tuple(_run_rope(_ROPE, q, k, *arguments))
+
+
+@_define(f"rope_qk_backward(Tensor dq, Tensor dk, {_ROPE_ARGUMENTS}) -> (Tensor, Tensor)")
+def _(dq, dk, *arguments):
+    return tuple(_run_rope(_ROPE_BACKWARD, dq, dk, *arguments))
+
+
+for _name in ("rope", "rope_backward"):
+    @_fake(_name)
+    def _(q, *arguments):
+        return q.new_empty(q.shape)
+
+for _name in ("rope_qk", "rope_qk_backward"):
+    @_fake(_name)
+    def _(q, k, *arguments):
+        return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+def _save_rope(ctx, inputs, output):
+    *_, angles, starts, offsets, rotation, rotary, rule, numbers = inputs
+    ctx.save_for_backward(angles, starts, offsets)
+    ctx.others = rotation, rotary, rule, list(numbers)
+
+
+@_gradient("rope", _save_rope)
+def _(ctx, dq):
+    return _fftune.rope_backward(dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
+
+
+@_gradient("rope_qk", _save_rope)
+def _(ctx, dq, dk):
+    return *_fftune.rope_qk_backward(dq, dk, *ctx.saved_tensors, *ctx.others), \
+        *(None,) * 7
+
+
+def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
+         starts: Tensor | None = None, offsets: Tensor | None = None, rotation: str = "halves",
+         rotary: int = 0, rule: str | None = None, base: float = 10000.0, factor: float = 1.0,
+         context: float = 8192.0, low: float = 1.0, high: float = 4.0, beta_fast: float = 32.0,
+         beta_slow: float = 1.0, scale: float = 0.0) -> Tensor | tuple[Tensor, Tensor]:
+    """Rotary position embedding: x cos f + rotated(x) sin f, of q, or of q and k at once.
+
+    q [batch, tokens, heads, features], k the same with its own number of heads; or both [tokens,
+    heads, features] of sequences that begin at `offsets` [sequences + 1]. They may be views: the
+    kernels take their strides. Results are contiguous.
+
+    angles [positions, rotary] of float32: f of every token's position in its sequence. Without, f
+    is position times a frequency, of rule "base" (the default), "llama3" or "yarn". starts [batch]:
+    the position of each sequence's first token. rotary: features to rotate, 0 for all. rotation:
+    "halves" (Llama) or "interleaved" (GPT-J). scale: of sines and cosines, 0 for the rule's own.
+    """
+    rule = rule or ("base" if angles is None else "table")
+    arguments = (angles, starts, offsets, rotation, rotary, rule,
+                 [base, factor, context, low, high, beta_fast, beta_slow, scale])
+    if k is None:
+        return _call(_fftune.rope.default, q, *arguments)
+    return _call(_fftune.rope_qk.default, q, k, *arguments)
+
+
+# ngram-block
+
+def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
+    n, padding = options
+    b, vocab = logits.shape
+    _expect("ngram-block", "ids", ids, (b, ids.shape[-1]))
+    _expect("ngram-block", "lengths", lengths, (b,))
+    _expect("ngram-block", "n", ns, (b,))
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise Error(f"ngram-block: ids are {ids.dtype}: give int32 or int64")
+    beams = None
+    if prefix is not None:
+        groups = prefix.shape[0]
+        if not groups or b % groups:
+            raise Error(f"ngram-block: {b} rows cannot share {groups} prefixes evenly")
+        _expect("ngram-block", "prefix", prefix, (groups, prefix.shape[-1]), ids.dtype)
+        _expect("ngram-block", "prefix_lengths", prefix_lengths, (groups,))
+        beams = b // groups
+        if (lengths is None) != (prefix_lengths is None):
+            raise Error("ngram-block: give lengths of the rows and of the prefixes, or of neither")
+    if not ids.numel():
+        return None
+    return (b, ids.shape[-1], vocab, None if prefix is None else prefix.shape[-1], beams,
+            "i64" if ids.dtype == torch.int64 else "i32", None if lengths is None else "own",
+            None if ns is None else "own", None if ns is not None else float(n),
+            None if padding == -1 else float(padding))
+
+
+_NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "ids", "lengths",
+                                     "ngrams", "n", "padding"), _ngram_values)
+
+
+@_define("ngram_block(Tensor ids, Tensor(a!) logits, int n, int padding, Tensor? lengths, "
+         "Tensor? prefix, Tensor? prefix_lengths, Tensor? ns) -> Tensor")
+def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
+    invalid = _empty(logits, logits.shape[0], dtype=torch.int32)
+    own = ready(logits)
+    counts = [None if t is None else t.to(torch.int32) for t in (lengths, prefix_lengths, ns)]
+    run(_NGRAM, (n, padding), (ids, own, prefix, *counts), (invalid,))
+    if own is not logits:
+        logits.copy_(own)
+    return invalid
+
+
+@_fake("ngram_block")
+def _(ids, logits, *others):
+    return logits.new_empty(logits.shape[0], dtype=torch.int32)
+
+
+def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: int = -1,
+                lengths: Tensor | None = None, prefix: Tensor | None = None,
+                prefix_lengths: Tensor | None = None) -> Tensor:
+    """Sets, in place, the logits to -inf of tokens that would repeat an n-gram of their row.
+
+    ids [rows, length] of int32 or int64: what was generated; logits [rows, vocabulary]; n one for
+    all rows or [rows]; padding: an id that never matches; lengths [rows]: how many ids of each row
+    count. prefix [rows / beams, length]: ids in front of theirs that rows next to each other share,
+    with prefix_lengths. -> int32 [rows]: how many ids of each row are no tokens.
+    """
+    ns = n if isinstance(n, Tensor) else None
+    return _call(_fftune.ngram_block.default, ids, logits, 1 if ns is not None else n, padding,
+                 lengths, prefix, prefix_lengths, ns)

@@ -1,0 +1,630 @@
+"""patch() and unpatch(): fused ops in the place of what transformers models compute with many.
+
+A module is recognised by its parts and by what it computes: it is run on a few random rows, or with
+stand-ins for its parts, and compared with what it is taken for. Only the `forward` of instances is
+replaced; parameters, state dicts and classes stay as they are.
+"""
+import inspect
+import types
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from . import ops, reference
+
+_CPU_TYPES = (torch.float32, torch.bfloat16)
+_CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class PatchReport:
+    """What patch() replaced and what it left alone: (module's name, words) each."""
+
+    replaced: list[tuple[str, str]] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = []
+        for title, entries in (("replaced", self.replaced), ("left alone", self.left)):
+            for words, count in Counter(words for _, words in entries).items():
+                first = next(name for name, other in entries if other == words)
+                others = f" and {count - 1} more" if count > 1 else ""
+                lines.append(f"{title}: {first}{others}: {words}")
+        return "\n".join(lines) or "nothing to replace"
+
+
+class _Unfit(Exception):
+    """Why a module is left alone."""
+
+
+def patch(model: nn.Module, *, recompute: bool = False) -> PatchReport:
+    """Replaces what is known in a transformers model with fused ops, in place.
+
+    Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
+    embeddings, and the blocking of repeated n-grams in `generate`. Training works; `recompute`
+    keeps the inputs of MLPs alone for the backward pass. A patched model can be saved, compiled,
+    copied and moved; `unpatch` gives the old one back.
+    """
+    unpatch(model)
+    report = PatchReport()
+    known: dict = {}  # what a module of a kind was found to be, or why it is unfit
+    for kind, recognise in (("norm", _patch_norm), ("MLP", _patch_gated_mlp),
+                            ("MLP", _patch_gelu_mlp), ("layer", _patch_layer)):
+        for name, module in model.named_modules():
+            _try(report, name, lambda: recognise(module, known, recompute))
+    _patch_rotary(model, report)
+    _patch_generation(model, report)
+    return report
+
+
+def unpatch(model: nn.Module) -> nn.Module:
+    """Takes back what patch() did. -> the model"""
+    for module in model.modules():
+        for name in ("forward", "_get_logits_processor"):
+            if hasattr(module.__dict__.get(name), "_fftune"):
+                delattr(module, name)
+        module.__dict__.pop("_fftune", None)
+    return model
+
+
+def _try(report: PatchReport, name: str, recognise) -> None:
+    try:
+        words = recognise()
+        if words:
+            report.replaced.append((name, words))
+    except _Unfit as reason:
+        report.left.append((name, str(reason)))
+    except Exception as error:  # a module that does not run as it is tried here
+        line = (str(error).splitlines() or [""])[0]
+        report.left.append((name, f"it could not be tried: {type(error).__name__}: {line}"))
+
+
+def _replace(module: nn.Module, forward, settings: tuple) -> None:
+    """`forward` becomes a method of this instance; its settings are module._fftune."""
+    module._fftune = settings
+    method = types.MethodType(forward, module)
+    module.__dict__["forward"] = method
+
+
+def _ours(function):
+    """Marks what unpatch() takes back; seen through bound methods too."""
+    function._fftune = True
+    return function
+
+
+def _is_patched(module: nn.Module | None, forward) -> bool:
+    method = getattr(module, "__dict__", {}).get("forward")
+    return getattr(method, "__func__", None) is forward
+
+
+def _original(module: nn.Module, *arguments, **options):
+    return type(module).forward(module, *arguments, **options)
+
+
+def _expect_plain(module: nn.Module) -> None:
+    """That its parameters are such as the kernels take."""
+    for name, parameter in module.named_parameters():
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
+            raise _Unfit(f"{name} is no plain parameter: {type(parameter).__name__}")
+        types = _CUDA_TYPES if parameter.is_cuda else _CPU_TYPES
+        if parameter.device.type not in ("cpu", "cuda") or parameter.dtype not in types:
+            raise _Unfit(f"no kernels for {parameter.dtype} on {parameter.device.type}")
+    if "forward" in module.__dict__:
+        raise _Unfit("its forward was replaced already")
+
+
+def _expect_no_hooks(*modules: nn.Module) -> None:
+    for module in modules:
+        forward = module.__dict__.get("forward")
+        foreign = forward is not None and not hasattr(forward, "_fftune")
+        if foreign or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            raise _Unfit(f"{type(module).__name__} has hooks, which would not be called")
+
+
+@contextmanager
+def _probing(*modules: nn.Module):
+    """Inference without dropout."""
+    training = [(m, m.training) for module in modules for m in module.modules()]
+    for module, _ in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, was in training:
+            module.training = was
+
+
+def _random(*shape: int, like: Tensor) -> Tensor:
+    """Normally distributed, the same each time, without a trace in the global generators."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
+
+
+def _close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bool:
+    """Within some roundings of the type."""
+    if ours.shape != theirs.shape:
+        return False
+    if tolerance is None:
+        tolerance = 8 * torch.finfo(theirs.dtype).eps
+    ours, theirs = ours.double(), theirs.double()
+    return bool((ours - theirs).norm() <= tolerance * theirs.norm())
+
+
+def _remembered(known: dict, key, find):
+    """find()'s result or _Unfit, found once for all modules of a kind."""
+    if key not in known:
+        try:
+            known[key] = find()
+        except _Unfit as reason:
+            known[key] = reason
+    if isinstance(known[key], _Unfit):
+        raise _Unfit(str(known[key]))
+    return known[key]
+
+
+# norms
+
+def _norm_eps(module: nn.Module) -> float | None:
+    for name in ("variance_epsilon", "eps"):
+        value = getattr(module, name, None)
+        if isinstance(value, float):
+            return value
+    return None
+
+
+def _patch_norm(module: nn.Module, known: dict, recompute: bool) -> str | None:
+    if isinstance(module, nn.LayerNorm):
+        raise _Unfit("LayerNorm: there is no kernel for it")
+    parameters = dict(module.named_parameters())
+    if next(module.children(), None) is not None or list(parameters) != ["weight"] \
+            or parameters["weight"].dim() != 1 or not hasattr(type(module), "forward"):
+        return None
+    eps = _norm_eps(module)
+    if eps is None:
+        return None
+    _expect_plain(module)
+    key = type(module), module.weight.dtype
+    convention = _remembered(known, key, lambda: _convention(module, eps))
+    _replace(module, _norm_forward, (convention, eps))
+    return f"{type(module).__name__} by rmsnorm ({convention})"
+
+
+def _convention(module: nn.Module, eps: float) -> str:
+    """Of those that compute what the module does, the one that rounds as it does."""
+    w = module.weight.detach()
+    with _probing(module):
+        # Weights that are still all alike would hide a rounding.
+        odd = _random(w.numel(), like=w) * 0.2 + 1
+        kept, module.weight.data = module.weight.data, odd
+        try:
+            x = _random(16, w.numel(), like=w) * 3
+            theirs = module(x)
+        finally:
+            module.weight.data = kept
+        if isinstance(theirs, Tensor) and theirs.dtype == x.dtype and theirs.shape == x.shape:
+            errors = {name: (reference.rmsnorm(x, odd, eps, name).double()
+                             - theirs.double()).norm().item()
+                      for name in ("llama", "t5", "gemma")}
+            best = min(errors, key=errors.get)
+            if errors[best] <= 4 * torch.finfo(x.dtype).eps * theirs.double().norm().item():
+                return best
+    raise _Unfit(f"{type(module).__name__} is no root mean square norm that is known")
+
+
+@_ours
+def _norm_forward(self, hidden_states: Tensor) -> Tensor:
+    if hidden_states.dtype != self.weight.dtype:  # the result would take the wider type
+        return _original(self, hidden_states)
+    convention, eps = self._fftune
+    return ops.rmsnorm(hidden_states, self.weight, eps=eps, convention=convention)
+
+
+# gated MLPs
+
+def _activation_name(module) -> str:
+    """Of those that the kernels have, the one that the callable computes."""
+    x = torch.linspace(-6, 6, 4001)
+    try:
+        with torch.no_grad():
+            y = module(x)
+    except Exception:
+        y = None
+    if isinstance(y, Tensor):
+        for name, function in reference.ACTIVATIONS.items():
+            if _close(function(x), y, 2e-6):
+                return name
+    raise _Unfit(f"there is no kernel for the activation {type(module).__name__}")
+
+
+def _activation_of(module: nn.Module):
+    """The attribute that holds it: a module without parameters, or a function, but no dropout."""
+    found = [child for name, child in {**vars(module), **module._modules}.items()
+             if callable(child) and not isinstance(child, (nn.Linear, nn.Dropout, type))
+             and name.startswith("act")]
+    if len(found) != 1:
+        raise _Unfit(f"{type(module).__name__} has no activation of its own")
+    return found[0]
+
+
+def _patch_gated_mlp(module: nn.Module, known: dict, recompute: bool) -> str | None:
+    linears = {name: child for name, child in module.named_children()
+               if getattr(child, "weight", None) is not None
+               and getattr(child.weight, "dim", lambda: 0)() == 2}
+    if len(linears) != 3 or sum(1 for _ in module.parameters()) > 6:
+        return None
+    for name, child in linears.items():
+        if type(child) is not nn.Linear:
+            raise _Unfit(f"{name} is {type(child).__name__}, not Linear")
+    down = [name for name, c in linears.items()
+            if all(c.in_features == o.out_features and c.out_features == o.in_features
+                   for other, o in linears.items() if other != name)]
+    if not down:
+        return None
+    _expect_plain(module)
+    if len({c.weight.dtype for c in linears.values()}) > 1:
+        raise _Unfit("its weights are of several types")
+    act = _activation_name(_activation_of(module))
+    key = type(module), next(module.parameters()).dtype, act
+    names = _remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
+    if any(linears[name].bias is not None for name in names[:2]):
+        raise _Unfit("gate and up have biases, for which there is no kernel")
+    _expect_no_hooks(*linears.values())
+    _replace(module, _gated_mlp_forward, (*names, act, recompute))
+    return f"{type(module).__name__} by ffn ({act})"
+
+
+def _gate_up_down(module: nn.Module, linears: dict, down: list[str], act: str):
+    """The names in their roles."""
+    weight = next(iter(linears.values())).weight
+    if any(c.bias is not None for name, c in linears.items() if name not in down):
+        raise _Unfit("gate and up have biases, for which there is no kernel")
+    with _probing(module):
+        for d in down:
+            x = _random(4, linears[d].out_features, like=weight)
+            theirs = module(x)
+            others = [name for name in linears if name != d]
+            for gate, up in (others, others[::-1]):
+                ours = reference.ffn(x, linears[gate].weight, linears[up].weight,
+                                     linears[d].weight, linears[d].bias, None, act)
+                if _close(ours, theirs):
+                    return gate, up, d
+    raise _Unfit(f"{type(module).__name__} is no down(act(gate(x)) * up(x))")
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a dropout of its own is at work."""
+    if not module.training:
+        return False
+    dropout = getattr(module, "dropout", None)
+    return isinstance(dropout, nn.Dropout) and dropout.p > 0
+
+
+def _linears(mlp: nn.Module) -> list[nn.Module] | None:
+    """gate, up and down; None if one of them was exchanged since, by an adapter say."""
+    found = [getattr(mlp, name) for name in mlp._fftune[:3]]
+    return found if all(type(layer) is nn.Linear for layer in found) else None
+
+
+@_ours
+def _gated_mlp_forward(self, hidden_states: Tensor) -> Tensor:
+    linears = _linears(self)
+    if linears is None or _drops(self):
+        return _original(self, hidden_states)
+    gate, up, down = linears
+    *_, act, recompute = self._fftune
+    return ops.ffn(hidden_states, gate.weight, up.weight, down.weight, down.bias, act=act,
+                   recompute=recompute)
+
+
+# MLPs of two layers with a gelu between them
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """transformers' Conv1D: a linear layer whose weight is transposed."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def _patch_gelu_mlp(module: nn.Module, known: dict, recompute: bool) -> str | None:
+    layers = [(name, child) for name, child in module.named_children()
+              if type(child) is nn.Linear or _is_conv1d(child)]
+    others = [child for child in module.children() if all(child is not layer for _, layer in layers)]
+    if len(layers) != 2 or any(next(child.parameters(), None) is not None for child in others) \
+            or not any(name.startswith("act") for name in {**vars(module), **module._modules}):
+        return None
+    (first_name, first), (second_name, second) = layers
+    act = _activation_name(_activation_of(module))
+    if act not in ("gelu", "gelu-tanh"):
+        raise _Unfit(f"an MLP of two layers with {act}: there is a kernel for a gelu only")
+    if first.bias is None:
+        raise _Unfit("an MLP whose first layer has no bias: there is nothing to fuse")
+    _expect_plain(module)
+    _expect_no_hooks(first)
+    key = type(module), first.weight.dtype, act
+    _remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
+    _replace(module, _gelu_mlp_forward, (first_name, second_name, _is_conv1d(first), act))
+    return f"bias and gelu of {type(module).__name__} by bias-gelu"
+
+
+def _without_bias(layer: nn.Module, x: Tensor, transposed: bool) -> Tensor:
+    return x @ layer.weight if transposed else nn.functional.linear(x, layer.weight)
+
+
+def _expect_two_layers(module, first, second, act) -> bool:
+    with _probing(module):
+        width = first.weight.shape[0] if _is_conv1d(first) else first.in_features
+        x = _random(1, 4, width, like=first.weight)
+        if _close(second(reference.ACTIVATIONS[act](first(x))), module(x)):
+            return True
+    raise _Unfit(f"{type(module).__name__} is no second(gelu(first(x)))")
+
+
+@_ours
+def _gelu_mlp_forward(self, hidden_states: Tensor) -> Tensor:
+    first, second, transposed, act = self._fftune
+    layer = getattr(self, first)
+    if type(layer) is not nn.Linear and not _is_conv1d(layer):
+        return _original(self, hidden_states)
+    hidden = _without_bias(layer, hidden_states, transposed)
+    hidden = ops.bias_gelu(hidden, layer.bias,
+                           approximate="tanh" if act == "gelu-tanh" else "none")
+    hidden = getattr(self, second)(hidden)
+    dropout = getattr(self, "dropout", None)
+    return hidden if dropout is None else dropout(hidden)
+
+
+# layers: the MLP with its norm and residual
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_FEED_FORWARD = {"DenseReluDense", "layer_norm", "dropout"}
+
+
+class _Times(nn.Module):
+    """Stands in for a part while the order of a layer's parts is found out."""
+
+    def __init__(self, factor: float, returns_pair: bool = False):
+        super().__init__()
+        self.factor = factor
+        self.returns_pair = returns_pair
+
+    def forward(self, hidden_states, *_, **__):
+        y = hidden_states * self.factor
+        return (y, None) if self.returns_pair else y
+
+
+@contextmanager
+def _standing_in(module: nn.Module, **parts: nn.Module):
+    kept = {name: module._modules[name] for name in parts}
+    module._modules.update(parts)
+    try:
+        yield
+    finally:
+        module._modules.update(kept)
+
+
+def _patch_layer(module: nn.Module, known: dict, recompute: bool) -> str | None:
+    children = {name for name, _ in module.named_children()}
+    if children == _LAYER:
+        norm, mlp, forward = module.post_attention_layernorm, module.mlp, _layer_forward
+    elif children == _FEED_FORWARD:
+        norm, mlp, forward = module.layer_norm, module.DenseReluDense, _feed_forward
+    else:
+        return None
+    if not _is_patched(norm, _norm_forward) or not _is_patched(mlp, _gated_mlp_forward):
+        return None
+    *_, down, act, _ = mlp._fftune
+    if getattr(mlp, down).bias is not None:
+        raise _Unfit("down has a bias, with which the norm is not fused")
+    if norm.weight.dtype != getattr(mlp, down).weight.dtype:
+        raise _Unfit("the norm's weight and the MLP's differ in type")
+    _expect_plain(module)
+    _expect_no_hooks(norm, mlp)
+    find = _expect_layer if forward is _layer_forward else _expect_feed_forward
+    _remembered(known, type(module), lambda: find(module))
+    _replace(module, forward, ())
+    return f"norm, MLP and residual of {type(module).__name__} by ffn with a norm"
+
+
+def _expect_layer(module: nn.Module) -> bool:
+    x = torch.ones(1, 2, 3)
+    with _probing(module), _standing_in(module, input_layernorm=_Times(2),
+                                        self_attn=_Times(3, returns_pair=True),
+                                        post_attention_layernorm=_Times(5), mlp=_Times(7)):
+        try:
+            y = type(module).forward(module, x)
+        except Exception as error:
+            raise _Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
+                         f"{error}") from None
+    # s = x + 3 * 2 x, and s + 7 * 5 s.
+    if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
+        return True
+    raise _Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
+
+
+def _expect_feed_forward(module: nn.Module) -> bool:
+    x = torch.ones(1, 2, 3)
+    with _probing(module), _standing_in(module, layer_norm=_Times(5), DenseReluDense=_Times(7)):
+        y = type(module).forward(module, x)
+    if isinstance(y, Tensor) and torch.equal(y, x * 36):
+        return True
+    raise _Unfit(f"{type(module).__name__} is no x + mlp(norm(x))")
+
+
+def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
+    convention, eps = norm._fftune
+    gate, up, down = _linears(mlp)
+    *_, act, recompute = mlp._fftune
+    return ops.ffn_block(x, residual, norm.weight, gate.weight, up.weight, down.weight, act=act,
+                         convention=convention, eps=eps, recompute=recompute)
+
+
+def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bool:
+    """Whether one op can still run the block: autocast gives its inputs several types."""
+    return (hasattr(norm, "_fftune") and hasattr(mlp, "_fftune") and _linears(mlp) is not None
+            and hidden_states.dtype == norm.weight.dtype
+            and not torch.is_autocast_enabled(hidden_states.device.type))
+
+
+@_ours
+def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
+    norm, mlp = self.post_attention_layernorm, self.mlp
+    checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
+    if arguments or checkpoints or not _is_as_patched(norm, mlp, hidden_states):
+        return _original(self, hidden_states, *arguments, **options)
+    attention = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)[0]
+    return _block(norm, mlp, attention, hidden_states)
+
+
+@_ours
+def _feed_forward(self, hidden_states: Tensor) -> Tensor:
+    norm, mlp = self.layer_norm, self.DenseReluDense
+    if _drops(self) or _drops(mlp) or not _is_as_patched(norm, mlp, hidden_states):
+        return _original(self, hidden_states)
+    return _block(norm, mlp, hidden_states, None)
+
+
+# rotary embeddings
+
+_STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+
+
+def _patch_rotary(model: nn.Module, report: PatchReport) -> None:
+    """The rotary module gives angles in the place of cosines and sines, and the attentions' own
+    apply_rotary_pos_emb takes them: so all of them are replaced, or none."""
+    rotaries = [(name, m) for name, m in model.named_modules()
+                if hasattr(m, "inv_freq") and hasattr(m, "attention_scaling")]
+    if not rotaries:
+        return
+    name, rotary = rotaries[0]
+    try:
+        if len(rotaries) > 1:
+            raise _Unfit("several rotary embeddings, each for some layers")
+        if getattr(rotary, "rope_type", None) not in _STATIC_ROPES:
+            raise _Unfit(f"its frequencies change with the length: {rotary.rope_type}")
+        if "forward" in rotary.__dict__:
+            raise _Unfit("its forward was replaced already")
+        attentions = [(n, m) for n, m in model.named_modules() if _applies_rotary(m)]
+        users = [n for n, m in model.named_modules()
+                 if "position_embeddings" in inspect.signature(type(m).forward).parameters
+                 and not any(child is other for child in m.modules() if child is not m
+                             for _, other in attentions)
+                 and all(m is not other for _, other in attentions)]
+        if not attentions or users:
+            raise _Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
+        functions = {type(m): _attention_function(m, rotary) for _, m in attentions}
+        _expect_rotary(rotary)
+        for _, module in attentions:
+            _replace(module, functions[type(module)], ())
+        _replace(rotary, _rotary_forward, ())
+        report.replaced.append((name, f"{type(rotary).__name__} by rope"))
+    except _Unfit as reason:
+        report.left.append((name, str(reason)))
+
+
+def _applies_rotary(module: nn.Module) -> bool:
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "apply_rotary_pos_emb" in code.co_names
+
+
+def _attention_function(module: nn.Module, rotary: nn.Module):
+    """The class's forward, with another apply_rotary_pos_emb among its globals."""
+    forward = type(module).forward
+    if "forward" in module.__dict__:
+        raise _Unfit(f"the forward of {type(module).__name__} was replaced already")
+    theirs = forward.__globals__["apply_rotary_pos_emb"]
+    with torch.no_grad():
+        like = torch.zeros(())
+        q, k = _random(2, 3, 5, 8, like=like), _random(2, 1, 5, 8, like=like)
+        angles = _random(1, 5, 4, like=like).repeat(1, 1, 2)
+        try:
+            results = theirs(q, k, angles.cos(), angles.sin())
+        except Exception as error:
+            raise _Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
+        swap = lambda t: t.transpose(1, 2)
+        ours = reference.rope_qk(swap(q), swap(k), angles[0], None, None, "halves", 0, "table",
+                                 [1.0] * 8)
+    if not all(_close(swap(mine), other) for mine, other in zip(ours, results)):
+        raise _Unfit("its apply_rotary_pos_emb does not rotate halves")
+    scale = float(rotary.attention_scaling)
+
+    def apply_rotary_pos_emb(q, k, cos, sin, *_, **__):
+        return _rotate(q, k, cos, scale)
+
+    # Without a name of the module torch.compile looks globals up here, not in the module.
+    scope = {name: value for name, value in forward.__globals__.items() if name != "__name__"}
+    scope["apply_rotary_pos_emb"] = apply_rotary_pos_emb
+    function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__,
+                                  forward.__closure__)
+    function.__kwdefaults__ = forward.__kwdefaults__
+    return _ours(function)
+
+
+def _expect_rotary(rotary: nn.Module) -> None:
+    """That it gives the cosines and sines of what _angles gives."""
+    with _probing(rotary):
+        position_ids = torch.tensor([[0, 3, 50]], device=rotary.inv_freq.device)
+        x = torch.zeros(1, device=rotary.inv_freq.device)
+        cosines, sines = type(rotary).forward(rotary, x, position_ids)
+        angles, scale = _angles(rotary, position_ids), rotary.attention_scaling
+        if not _close(angles.cos() * scale, cosines) or not _close(angles.sin() * scale, sines):
+            raise _Unfit(f"{type(rotary).__name__} computes its angles in a way that is not known")
+
+
+def _angles(rotary: nn.Module, position_ids: Tensor) -> Tensor:
+    frequencies = rotary.inv_freq.to(device=position_ids.device, dtype=torch.float)
+    pairs = position_ids[..., None].float() * frequencies
+    return torch.cat((pairs, pairs), -1)
+
+
+@_ours
+def _rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        angles = _angles(self, position_ids)
+    return angles, angles
+
+
+def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
+    q, k = q.transpose(1, 2), k.transpose(1, 2)
+    batch = q.shape[0]
+    if angles.shape[0] == 1:
+        q, k = ops.rope(q, k, angles=angles[0], scale=scale)
+    else:  # every token has a position of its own: a sequence of them all
+        flat = lambda t: t.flatten(0, 1).unsqueeze(0)
+        q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), scale=scale)
+        q, k = (t.squeeze(0).unflatten(0, (batch, -1)) for t in (q, k))
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
+# generation
+
+def _patch_generation(model: nn.Module, report: PatchReport) -> None:
+    if not hasattr(type(model), "_get_logits_processor"):
+        return
+    model.__dict__["_get_logits_processor"] = types.MethodType(_logits_processor, model)
+    report.replaced.append(("generate", "no_repeat_ngram_size by ngram-block"))
+
+
+@_ours
+def _logits_processor(self, *arguments, **options):
+    from transformers import NoRepeatNGramLogitsProcessor
+
+    processors = type(self)._get_logits_processor(self, *arguments, **options)
+    for i, processor in enumerate(processors):
+        if type(processor) is NoRepeatNGramLogitsProcessor:
+            processors[i] = _NgramBlocking(processor.ngram_size)
+    return processors
+
+
+class _NgramBlocking:
+    def __init__(self, ngram_size: int):
+        self.ngram_size = ngram_size
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[-1] < self.ngram_size:
+            return scores
+        scores = scores.clone(memory_format=torch.contiguous_format)
+        ops.ngram_block(input_ids, scores, self.ngram_size)
+        return scores

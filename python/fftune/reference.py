@@ -1,0 +1,348 @@
+"""What every op computes, in plain PyTorch: what runs with FFTUNE_DISABLE=1, and what tests compare
+with. Functions take the arguments of the custom ops of the same names (fftune.ops)."""
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+aten = torch.ops.aten
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "none": lambda x: x,
+}
+
+
+def activation_backward(act: str, dy: Tensor, x: Tensor) -> Tensor:
+    """dy times the derivative of the activation at x."""
+    if act == "silu":
+        return aten.silu_backward(dy, x)
+    if act == "relu":
+        return aten.threshold_backward(dy, x, 0)
+    if act == "none":
+        return dy
+    return aten.gelu_backward(dy, x, approximate="tanh" if act == "gelu-tanh" else "none")
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _added(y: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    if bias is not None:
+        y = y + bias
+    return y if residual is None else y + residual
+
+
+# ffn
+
+def ffn_preact(x, w_gate, w_up, w_down, bias, residual, act):
+    gate, up = F.linear(x, w_gate), F.linear(x, w_up)
+    y = F.linear(ACTIVATIONS[act](gate) * up, w_down)
+    return _added(y, bias, residual), gate, up
+
+
+def ffn(x, w_gate, w_up, w_down, bias, residual, act):
+    return ffn_preact(x, w_gate, w_up, w_down, bias, residual, act)[0]
+
+
+def ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act):
+    if gate is None:
+        gate, up = F.linear(x, w_gate), F.linear(x, w_up)
+    hidden = ACTIVATIONS[act](gate) * up
+    d_hidden = dy @ w_down
+    d_gate = activation_backward(act, d_hidden * up, gate)
+    d_up = d_hidden * ACTIVATIONS[act](gate)
+    dx = d_gate @ w_gate + d_up @ w_up
+    dy, x, d_gate, d_up, hidden = map(_rows, (dy, x, d_gate, d_up, hidden))
+    return dx, d_gate.T @ x, d_up.T @ x, dy.T @ hidden
+
+
+def ffn_block(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
+    total = x if residual is None else x + residual
+    normed = rmsnorm(total, w_norm, eps, convention)
+    return ffn(normed, w_gate, w_up, w_down, None, total, act)
+
+
+def _dequantised(q: Tensor, scale: Tensor, rows: int) -> Tensor:
+    """Elements times scales: one in all, or one for each `rows` x 128 of them."""
+    if scale.numel() == 1:
+        return q.float() * scale
+    spread = scale.repeat_interleave(rows, -2).repeat_interleave(128, -1)
+    return q.float() * spread[..., : q.shape[-2], : q.shape[-1]]
+
+
+def quantise(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """fp8 elements [..., k] and their scales: one for each 128 of a row, or the one given."""
+    if scale is not None:
+        return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+    k = x.shape[-1]
+    blocks = F.pad(x.float(), (0, -k % 128)).unflatten(-1, (-1, 128))
+    scale = blocks.abs().amax(-1, keepdim=True) / 448
+    scale = torch.where(scale > 0, scale, 1.0)
+    return ((blocks / scale).flatten(-2)[..., :k].to(torch.float8_e4m3fn), scale.squeeze(-1))
+
+
+def quantise_weight(w: Tensor, block: bool) -> tuple[Tensor, Tensor]:
+    """fp8 elements [n, k] and their scales: [1], or one for each 128 x 128 of them."""
+    n, k = w.shape
+    if not block:
+        scale = (w.float().abs().max() / 448).reshape(1)
+        scale = torch.where(scale > 0, scale, 1.0)
+        return quantise(w, scale)[0], scale
+    tiles = F.pad(w.float(), (0, -k % 128, 0, -n % 128)).unflatten(-1, (-1, 128))
+    tiles = tiles.unflatten(0, (-1, 128))  # [n / 128, 128, k / 128, 128]
+    scale = tiles.abs().amax((1, 3), keepdim=True) / 448
+    scale = torch.where(scale > 0, scale, 1.0)
+    q = (tiles / scale).flatten(0, 1).flatten(1, 2)[:n, :k]
+    return q.to(torch.float8_e4m3fn), scale.squeeze((1, 3))
+
+
+def ffn_fp8(x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale, w_down_scale,
+            act):
+    x = _dequantised(x, x_scale, 1)
+    gate = F.linear(x, _dequantised(w_gate, w_gate_scale, 128))
+    up = F.linear(x, _dequantised(w_up, w_up_scale, 128))
+    q, scale = quantise(ACTIVATIONS[act](gate) * up, hidden_scale)
+    y = F.linear(_dequantised(q, scale, 1), _dequantised(w_down, w_down_scale, 128))
+    return y.bfloat16()
+
+
+# linear
+
+def linear(x, w, bias, residual):
+    return _added(F.linear(x, w), bias, residual)
+
+
+def linear_backward(dy, x, w, bias):
+    rows = _rows(dy)
+    dbias = rows.sum(0) if bias else rows.new_empty(0)
+    return dy @ w, rows.T @ _rows(x), dbias
+
+
+# two experts behind a mask
+
+def _chosen(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return torch.where(mask.bool().unsqueeze(-1), first, second)
+
+
+def masked_linear(x, mask, w_true, w_false):
+    return _chosen(mask, F.linear(x, w_true), F.linear(x, w_false))
+
+
+def masked_linear_backward(dy, x, mask, w_true, w_false):
+    marked = mask.bool().unsqueeze(-1)
+    results = []
+    for dy_part, w in ((dy * marked, w_true), (dy * ~marked, w_false)):
+        results.append((dy_part @ w, _rows(dy_part).T @ _rows(x)))
+    return results[0][0] + results[1][0], results[0][1], results[1][1]
+
+
+def masked_ffn(x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false, w_down_false,
+               act):
+    return _chosen(mask, ffn(x, w_gate_true, w_up_true, w_down_true, None, None, act),
+                   ffn(x, w_gate_false, w_up_false, w_down_false, None, None, act))
+
+
+def masked_ffn_preact(x, mask, *weights_and_act):
+    """Here gate and up are those of the tokens in their order; the kernels save them in the mask's."""
+    w_gate_true, w_up_true, _, w_gate_false, w_up_false, _, _ = weights_and_act
+    return (masked_ffn(x, mask, *weights_and_act),
+            _chosen(mask, F.linear(x, w_gate_true), F.linear(x, w_gate_false)),
+            _chosen(mask, F.linear(x, w_up_true), F.linear(x, w_up_false)))
+
+
+def masked_ffn_backward(dy, x, mask, gate, up, *weights_and_act):
+    *weights, act = weights_and_act
+    marked = mask.bool().unsqueeze(-1)
+    true = ffn_backward(dy * marked, x, gate, up, *weights[:3], act)
+    false = ffn_backward(dy * ~marked, x, gate, up, *weights[3:], act)
+    return (true[0] + false[0], *true[1:], *false[1:])
+
+
+# rmsnorm
+
+def _normalised(x: Tensor, eps: float) -> Tensor:
+    x = x.float() if x.dtype != torch.float64 else x
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def rmsnorm(x, w, eps, convention):
+    normed = _normalised(x, eps)
+    if convention == "llama":
+        return (normed.to(x.dtype) * w).to(x.dtype)
+    wide = w.to(normed.dtype)
+    return (normed * (1 + wide if convention == "gemma" else wide)).to(x.dtype)
+
+
+def add_rmsnorm(x, residual, w, eps, convention):
+    total = x + residual
+    return rmsnorm(total, w, eps, convention), total
+
+
+def rmsnorm_backward(dy, x, w, dsum, eps, convention):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows, grad = x.to(wide), dy.to(wide)
+    rstd = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)
+    normed = rows * rstd
+    scaled = grad * (1 + w.to(wide) if convention == "gemma" else w.to(wide))
+    dx = rstd * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
+    if dsum is not None:
+        dx = dx + dsum.to(wide)
+    return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype)
+
+
+def rmsnorm_quantised(x, residual, w, eps, convention, int8):
+    total = x if residual is None else x + residual
+    y = _normalised(total, eps) * (1 + w.float() if convention == "gemma" else w.float())
+    largest = y.abs().amax(-1)
+    scale = torch.where(largest > 2.0**-100, largest / (127 if int8 else 448), 1.0)
+    y = y / scale.unsqueeze(-1)
+    q = y.round().to(torch.int8) if int8 else y.to(torch.float8_e4m3fn)
+    return q, scale, total.new_empty(0) if residual is None else total
+
+
+# elementwise
+
+def bias_gelu(x, bias, act):
+    return ACTIVATIONS[act]((x + bias).to(x.dtype))
+
+
+def bias_gelu_backward(dy, x, bias, act):
+    dx = activation_backward(act, dy, (x + bias).to(x.dtype))
+    return dx, _rows(dx).sum(0).to(bias.dtype)
+
+
+def act_mul(gate, up, act):
+    return ACTIVATIONS[act](gate) * up
+
+
+def act_mul_backward(dy, gate, up, act):
+    return activation_backward(act, dy * up, gate), dy * ACTIVATIONS[act](gate)
+
+
+def act_mul_packed(gate_up, act):
+    return act_mul(*gate_up.chunk(2, -1), act)
+
+
+def act_mul_packed_backward(dy, gate_up, act):
+    return torch.cat(act_mul_backward(dy, *gate_up.chunk(2, -1), act), -1)
+
+
+# rope
+
+def _frequencies(rotary: int, rule: str, numbers: list[float]) -> tuple[Tensor, float]:
+    """Of the pairs, and the factor of sines and cosines (kernels/rope/rope.hpp has the rules)."""
+    import math
+
+    base, factor, context, low, high, beta_fast, beta_slow, scale = numbers
+    exponents = torch.arange(0, rotary, 2, dtype=torch.float64) / rotary
+    plain = base**-exponents
+    if rule == "base":
+        return (plain / factor).float(), scale or 1.0
+    if rule == "llama3":
+        turns = context * plain / (2 * math.pi)  # context / wavelength
+        share = ((turns - low) / (high - low)).clamp(0, 1)
+        return ((1 - share) * plain / factor + share * plain).float(), scale or 1.0
+
+    def pair(turns: float) -> float:
+        return rotary * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first = max(math.floor(pair(beta_fast)), 0)
+    last = min(math.ceil(pair(beta_slow)), rotary - 1)
+    ramp = (torch.arange(rotary // 2) - first) / max(last - first, 1e-3)
+    share = 1 - ramp.clamp(0, 1)
+    own = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    return ((1 - share) * plain / factor + share * plain).float(), scale or own
+
+
+def _rope_angles(q, angles, starts, offsets, rotation, rotary, rule, numbers):
+    """The angle of every rotated feature, [..., tokens, 1, rotary], and the factor."""
+    rotary = rotary or q.shape[-1]
+    if offsets is not None:
+        token = torch.arange(q.shape[0], device=q.device)
+        sequence = torch.searchsorted(offsets[1:].contiguous(), token.to(offsets.dtype), right=True)
+        position = token - offsets[sequence]
+        if starts is not None:
+            position = position + starts[sequence]
+    else:
+        position = torch.arange(q.shape[1], device=q.device).expand(q.shape[0], -1)
+        if starts is not None:
+            position = position + starts[:, None]
+    if rule == "table":
+        return angles[position.clamp(0, angles.shape[0] - 1)].unsqueeze(-2), numbers[7] or 1.0
+    values, factor = _frequencies(rotary, rule, numbers)
+    pairs = position[..., None].float() * values.to(q.device)
+    pairs = (torch.cat((pairs, pairs), -1) if rotation == "halves"
+             else pairs.repeat_interleave(2, -1))
+    return pairs.unsqueeze(-2), factor
+
+
+def _partners(x: Tensor, rotation: str) -> Tensor:
+    """r of y = x cos f + r sin f."""
+    if rotation == "halves":
+        first, second = x.chunk(2, -1)
+        return torch.cat((-second, first), -1)
+    return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
+
+
+def _rotated(x: Tensor, angle: Tensor, factor: float, rotation: str, back: bool) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rotary = angle.shape[-1]
+    part, rest = x[..., :rotary].to(wide), x[..., rotary:]
+    cosine, sine = angle.to(wide).cos() * factor, angle.to(wide).sin() * factor
+    if back:
+        y = part * cosine - _partners(part * sine, rotation)
+    else:
+        y = part * cosine + _partners(part, rotation) * sine
+    return torch.cat((y.to(x.dtype), rest), -1)
+
+
+def rope(q, angles, starts, offsets, rotation, rotary, rule, numbers, back=False):
+    angle, factor = _rope_angles(q, angles, starts, offsets, rotation, rotary, rule, numbers)
+    return _rotated(q, angle, factor, rotation, back)
+
+
+def rope_backward(dq, *arguments):
+    return rope(dq, *arguments, back=True)
+
+
+def rope_qk(q, k, *arguments, back=False):
+    angles, starts, offsets, rotation, rotary, rule, numbers = arguments
+    angle, factor = _rope_angles(q, angles, starts, offsets, rotation, rotary, rule, numbers)
+    return _rotated(q, angle, factor, rotation, back), _rotated(k, angle, factor, rotation, back)
+
+
+def rope_qk_backward(dq, dk, *arguments):
+    return rope_qk(dq, dk, *arguments, back=True)
+
+
+# ngram-block
+
+def ngram_block(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
+    """Row by row on the host, as a processor of logits does it."""
+    rows, vocab = logits.shape
+    beams = rows // prefix.shape[0] if prefix is not None else 1
+    invalid = torch.zeros(rows, dtype=torch.int32)
+    for row in range(rows):
+        text = []
+        if prefix is not None:
+            group = prefix[row // beams]
+            text += group[: prefix_lengths[row // beams]].tolist() if lengths is not None \
+                else group.tolist()
+        text += ids[row][: lengths[row]].tolist() if lengths is not None else ids[row].tolist()
+        invalid[row] = sum(token != padding and not 0 <= token < vocab for token in text)
+        size = int(ns[row]) if ns is not None else n
+        if not 1 <= size <= len(text):
+            continue
+        last = text[len(text) - size + 1:]
+        if padding in last:
+            continue
+        banned = [text[end] for end in range(size - 1, len(text))
+                  if text[end - size + 1: end] == last and text[end] != padding
+                  and 0 <= text[end] < vocab]
+        if banned:
+            logits[row, banned] = float("-inf")
+    return invalid.to(logits.device)

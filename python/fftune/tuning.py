@@ -1,0 +1,264 @@
+"""tune(), check() and explain(): what the tool does, for the problems of a model."""
+import copy
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from . import _library, _run
+from .__main__ import tool_environment
+from ._library import Error, Plan, tool_path
+from .patching import patch, unpatch
+
+_TOKENS = {"rope": "s", "ngram-block": "b"}  # the size that a search takes a list of, m elsewhere
+
+
+def _device_name(device: int) -> str:
+    return "cpu" if device < 0 else f"cuda:{device}"
+
+
+def _device_number(device) -> int:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cpu":
+        return -1
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
+def _call(model, example):
+    if isinstance(example, dict):
+        return model(**example)
+    return model(*example) if isinstance(example, (tuple, list)) else model(example)
+
+
+def _first_tensor(result) -> Tensor:
+    """The tensor of floating point that a call gave, or the first of them."""
+    if isinstance(result, Tensor):
+        return result
+    values = result.values() if hasattr(result, "values") else result
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    raise Error(f"there is no tensor in what the model gave: {type(result).__name__}")
+
+
+def _text(problem: dict) -> str:
+    rest = " ".join(f"{k}={v}" for k, v in problem.items() if k not in ("op", "pass", "dtype"))
+    return f"{problem['op']}/{problem['pass']} {problem['dtype']} {rest}"
+
+
+# tune
+
+@dataclass
+class TuneReport:
+    """What tune() did: problems that presets served already, that it searched, and that failed."""
+
+    served: list[str] = field(default_factory=list)
+    searched: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    presets: Path | None = None  # where records were written
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.served)} served by presets, {len(self.searched)} searched, "
+                 f"{len(self.failed)} failed"]
+        lines += [f"failed: {text}: {reason}" for text, reason in self.failed]
+        return "\n".join(lines + ([f"presets: {self.presets}"] if self.searched else []))
+
+
+@contextmanager
+def _listening(found: dict):
+    """Collects the problems that are run: text -> (device, problem)."""
+    def listen(device, problem):
+        found.setdefault(f"{device} {_text(problem)}", (device, problem))
+
+    _run._listeners.append(listen)
+    try:
+        yield
+    finally:
+        _run._listeners.remove(listen)
+
+
+def user_presets() -> Path:
+    """The user's folder of presets, which the library searches."""
+    data = os.environ.get("XDG_DATA_HOME", "")
+    root = Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share"
+    return root / "fftune" / "presets"
+
+
+def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
+         presets: str | os.PathLike | None = None) -> TuneReport:
+    """Searches the problems that model(example) runs and that no preset serves, and writes presets.
+
+    model: a patched model, or any that uses fftune. example: its input, a tuple or dict of its
+    inputs. budget: seconds in all. train: the backward pass's problems too. presets: the folder to
+    write to, else the user's. What was found is used from then on; models that were compiled or
+    captured before keep what they have.
+    """
+    found: dict[str, tuple[int, dict]] = {}
+    with _listening(found):
+        if train:
+            with torch.enable_grad():
+                _first_tensor(_call(model, example)).float().square().mean().backward()
+        else:
+            with torch.no_grad():
+                _call(model, example)
+    if not found:
+        raise Error("tune: the model runs no op of fftune: patch it first")
+    report = TuneReport(presets=Path(presets) if presets else user_presets())
+    searches: dict[str, tuple[int, dict, list]] = {}  # problems that differ in their tokens alone
+    for device, problem in found.values():
+        described = Plan(device, problem).describe()
+        preset = described["preset"]
+        if preset and preset["exact_shape"] and preset["device_match"] in ("exact", "alias") \
+                and not preset["stale"]:
+            report.served.append(_text(problem))
+            continue
+        tokens = _TOKENS.get(problem["op"], "m")
+        rest = {name: value for name, value in problem.items() if name != tokens}
+        entry = searches.setdefault(f"{device} {_text(rest)}", (device, rest, []))
+        entry[2].append(problem[tokens])
+    deadline = time.monotonic() + budget
+    for i, (device, problem, tokens) in enumerate(searches.values()):
+        left = max(deadline - time.monotonic(), 0.5)
+        _search(report, device, problem, tokens, left / (len(searches) - i),
+                f"{i + 1}/{len(searches)}")
+    if report.searched:
+        forget_plans()
+    return report
+
+
+def _search(report: TuneReport, device: int, problem: dict, tokens: list[int], seconds: float,
+            place: str) -> None:
+    name = _TOKENS.get(problem["op"], "m")
+    text = f"{_text(problem)} {name}={','.join(map(str, sorted(tokens)))}"
+    print(f"fftune: tuning {place}: {text}", file=sys.stderr, flush=True)
+    command = [str(tool_path()), problem["op"], "--device", _device_name(device), "--out",
+               str(report.presets), "--budget", f"{max(round(seconds * 1000), 1)}ms", "--json",
+               f"--{name}", ",".join(map(str, sorted(tokens)))]
+    for option, value in problem.items():
+        if option != "op":
+            command += [f"--{option}", str(value)]
+    report.presets.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(command, env=tool_environment(), text=True, stdout=subprocess.PIPE,
+                          stderr=None if sys.stderr.isatty() else subprocess.PIPE)
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode:
+        lines = (done.stderr or "").strip().splitlines()
+        report.failed.append((text, lines[-1] if lines else f"exit code {done.returncode}"))
+    else:
+        report.searched.append(text)
+
+
+_retired: list[Plan] = []  # CUDA graphs may hold kernels of plans that nobody else holds
+
+
+def forget_plans() -> None:
+    """Reads presets anew: problems that are run from now on get new plans."""
+    with _library._lock:
+        _retired.extend(plan for plan in _run._plans.values() if isinstance(plan, Plan))
+        _run._plans.clear()
+        _library._contexts.clear()
+
+
+# check
+
+@dataclass
+class CheckReport:
+    """A module beside itself in eager PyTorch: relative errors against float64, and times."""
+
+    error: float
+    eager_error: float
+    microseconds: float
+    eager_microseconds: float
+    good: bool  # no less exact than eager PyTorch, within half of it and four roundings
+    replaced: str
+
+    def __str__(self) -> str:
+        return (f"{'good' if self.good else 'WRONG'}: error {self.error:.2e}, eager "
+                f"{self.eager_error:.2e}; {self.microseconds:.1f} µs, eager "
+                f"{self.eager_microseconds:.1f} µs\n{self.replaced}")
+
+
+def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
+    """Compares a module, with its own weights and this input, with float64.
+
+    module: patched or not; example: its input, a tuple or dict of its inputs. -> the errors and
+    times of the patched module and of eager PyTorch. Without a module it is the tool's check of
+    every preset on this device -> whether all passed.
+    """
+    if module is None:
+        return subprocess.run([str(tool_path()), "check"], env=tool_environment()).returncode == 0
+    eager = unpatch(_twin(module))
+    ours = _twin(module)
+    replaced = patch(ours)
+    exact = unpatch(copy.deepcopy(module)).double()
+    with torch.no_grad():
+        right = _result(exact, _to_double(example))
+        errors = [_error(_result(m, example), right) for m in (ours, eager)]
+        times = _times(lambda: _call(ours, example), lambda: _call(eager, example))
+        dtype = _result(eager, example).dtype
+    good = errors[0] <= 1.5 * errors[1] + 4 * torch.finfo(dtype).eps
+    return CheckReport(*errors, *times, good, str(replaced))
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A module with the same weights, not copies of them."""
+    return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
+
+
+def _result(module: nn.Module, example) -> Tensor:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        return _first_tensor(_call(module, example))
+
+
+def _to_double(example):
+    if isinstance(example, Tensor):
+        return example.double() if example.is_floating_point() else example
+    if isinstance(example, dict):
+        return {name: _to_double(value) for name, value in example.items()}
+    if isinstance(example, (tuple, list)):
+        return type(example)(map(_to_double, example))
+    return example
+
+
+def _error(result: Tensor, right: Tensor) -> float:
+    return ((result.double() - right).norm() / right.norm()).item()
+
+
+def _times(*runs) -> list[float]:
+    """Microseconds of each, in turn: medians of rounds."""
+    cuda = torch.cuda.is_available()
+    rounds: list[list[float]] = [[] for _ in runs]
+    for _ in range(9):
+        for run, times in zip(runs, rounds):
+            if cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(5):
+                run()
+            if cuda:
+                torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) / 5 * 1e6)
+    return [statistics.median(times[1:]) for times in rounds]
+
+
+# explain
+
+def explain(problem: dict, device: str | torch.device | None = None) -> dict:
+    """What would run a problem on a device, and why: {"op": "ffn", "m": 16, "d": 2048, "h": 8192}.
+
+    -> variants with their parameters, the preset and the rule that chose it, "reason", and the
+    buffers in order with shapes and types. `fftune ops` lists the fields of problems.
+    """
+    return Plan(_device_number(device), problem).describe()

@@ -1,0 +1,127 @@
+"""Calls of every custom op, small ones: what test_ops.py checks in many ways."""
+from dataclasses import dataclass, field
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+NUMBERS = [10000.0, 4.0, 64.0, 1.0, 4.0, 32.0, 1.0, 0.0]
+
+
+@dataclass
+class Case:
+    """Arguments of torch.ops.fftune.<op>, of a dtype and a device."""
+
+    name: str
+    op: str
+    make: Callable[..., tuple]
+    differentiable: bool = True  # its inputs of floating point have gradients
+    outputs: int | None = None  # of those that have gradients, None for all
+    constants: tuple[int, ...] = field(default=())  # arguments that have none
+
+    def arguments(self, dtype=torch.float32, device="cpu") -> tuple:
+        def random(*shape, scale=1.0):
+            return (torch.randn(*shape) * scale).to(device, dtype)
+
+        return tuple(a.to(device) if isinstance(a, Tensor) else a for a in self.make(random))
+
+    def __str__(self):
+        return self.name
+
+
+def _weights(random, d=24, h=40):
+    return random(h, d, scale=d**-0.5), random(h, d, scale=d**-0.5), random(d, h, scale=h**-0.5)
+
+
+def _mask(*shape):
+    return torch.rand(shape) < 0.4
+
+
+def _ids(rows, length):
+    return torch.randint(0, 5, (rows, length))
+
+
+CASES = [
+    Case("ffn", "ffn", lambda r: (r(2, 3, 24), *_weights(r), None, None, "silu")),
+    Case("ffn-added", "ffn", lambda r: (r(5, 24), *_weights(r), r(24), r(5, 24), "gelu")),
+    Case("ffn_preact", "ffn_preact", lambda r: (r(7, 24), *_weights(r), None, r(7, 24), "gelu-tanh"),
+         outputs=1),
+    Case("ffn_block", "ffn_block",
+         lambda r: (r(2, 3, 24), r(2, 3, 24), r(24), *_weights(r), "silu", "llama", 1e-6)),
+    Case("ffn_block-plain", "ffn_block",
+         lambda r: (r(6, 24), None, r(24), *_weights(r), "relu", "gemma", 1e-5)),
+    Case("linear", "linear", lambda r: (r(2, 3, 24), r(40, 24), None, None)),
+    Case("linear-added", "linear", lambda r: (r(6, 24), r(40, 24), r(40), r(6, 40))),
+    Case("masked_linear", "masked_linear",
+         lambda r: (r(2, 5, 24), _mask(2, 5), r(40, 24), r(40, 24))),
+    Case("masked_ffn", "masked_ffn",
+         lambda r: (r(2, 5, 24), _mask(2, 5), *_weights(r), *_weights(r), "silu")),
+    Case("masked_ffn_preact", "masked_ffn_preact",
+         lambda r: (r(10, 24), _mask(10), *_weights(r), *_weights(r), "silu"), outputs=1),
+    Case("rmsnorm", "rmsnorm", lambda r: (r(2, 3, 24), r(24), 1e-6, "llama")),
+    Case("rmsnorm-gemma", "rmsnorm", lambda r: (r(6, 24), r(24), 1e-6, "gemma")),
+    Case("rmsnorm-t5", "rmsnorm", lambda r: (r(6, 24), r(24), 1e-6, "t5")),
+    Case("add_rmsnorm", "add_rmsnorm", lambda r: (r(6, 24), r(6, 24), r(24), 1e-6, "llama")),
+    Case("rmsnorm_quantised", "rmsnorm_quantised",
+         lambda r: (r(6, 24), None, r(24), 1e-6, "llama", True), differentiable=False),
+    Case("bias_gelu", "bias_gelu", lambda r: (r(2, 3, 24), r(24), "gelu")),
+    Case("bias_gelu-tanh", "bias_gelu", lambda r: (r(6, 24), r(24), "gelu-tanh")),
+    Case("act_mul", "act_mul", lambda r: (r(2, 3, 24), r(2, 3, 24), "silu")),
+    Case("act_mul_packed", "act_mul_packed", lambda r: (r(2, 3, 48), "gelu")),
+    Case("rope", "rope",
+         lambda r: (r(2, 5, 3, 16), None, None, None, "interleaved", 8, "yarn", NUMBERS)),
+    Case("rope_qk", "rope_qk",
+         lambda r: (r(2, 5, 3, 16), r(2, 5, 2, 16), None, torch.tensor([3, 40]), None, "halves", 0,
+                    "llama3", NUMBERS)),
+    Case("rope_qk-table", "rope_qk",
+         lambda r: (r(2, 5, 3, 16), r(2, 5, 1, 16), torch.rand(9, 16), None, None, "halves", 0,
+                    "table", NUMBERS), constants=(2,)),
+    Case("rope_qk-packed", "rope_qk",
+         lambda r: (r(9, 3, 16), r(9, 2, 16), None, None, torch.tensor([0, 4, 9]), "halves", 0,
+                    "base", NUMBERS)),
+    Case("ngram_block", "ngram_block",
+         lambda r: (_ids(4, 30), r(4, 7), 3, -1, None, None, None, None), differentiable=False),
+    Case("ngram_block-rows", "ngram_block",
+         lambda r: (_ids(4, 12), r(4, 7), 1, 2, torch.tensor([12, 0, 7, 5]), _ids(2, 20),
+                    torch.tensor([20, 3]), torch.tensor([2, 3, 2, 0])), differentiable=False),
+]
+
+BACKWARDS = [
+    Case("ffn_backward", "ffn_backward",
+         lambda r: (r(6, 24), r(6, 24), r(6, 40), r(6, 40), *_weights(r), "silu")),
+    Case("ffn_backward-input", "ffn_backward",
+         lambda r: (r(6, 24), r(6, 24), None, None, *_weights(r), "silu")),
+    Case("linear_backward", "linear_backward", lambda r: (r(6, 40), r(6, 24), r(40, 24), True)),
+    Case("masked_linear_backward", "masked_linear_backward",
+         lambda r: (r(9, 40), r(9, 24), _mask(9), r(40, 24), r(40, 24))),
+    Case("masked_ffn_backward", "masked_ffn_backward",
+         lambda r: (r(9, 24), r(9, 24), _mask(9), None, None, *_weights(r), *_weights(r), "silu")),
+    Case("rmsnorm_backward", "rmsnorm_backward",
+         lambda r: (r(6, 24), r(6, 24), r(24), r(6, 24), 1e-6, "gemma")),
+    Case("bias_gelu_backward", "bias_gelu_backward", lambda r: (r(6, 24), r(6, 24), r(24), "gelu")),
+    Case("act_mul_backward", "act_mul_backward",
+         lambda r: (r(6, 24), r(6, 24), r(6, 24), "silu")),
+    Case("act_mul_packed_backward", "act_mul_packed_backward",
+         lambda r: (r(6, 24), r(6, 48), "silu")),
+    Case("rope_backward", "rope_backward",
+         lambda r: (r(2, 5, 3, 16), None, None, None, "halves", 0, "base", NUMBERS)),
+    Case("rope_qk_backward", "rope_qk_backward",
+         lambda r: (r(2, 5, 3, 16), r(2, 5, 2, 16), None, None, None, "interleaved", 0, "base",
+                    NUMBERS)),
+]
+
+
+def fp8_arguments(block: bool, device="cpu") -> tuple:
+    """Of torch.ops.fftune.ffn_fp8, with sizes that blocks do not divide."""
+    from fftune.reference import quantise, quantise_weight
+
+    d, h = 160, 272
+    x = torch.randn(3, d)
+    one = None if block else torch.tensor([0.02])
+    x, x_scale = quantise(x, one)
+    weights = [quantise_weight(torch.randn(n, k) * k**-0.5, block)
+               for n, k in ((h, d), (h, d), (d, h))]
+    hidden = None if block else torch.tensor([0.01])
+    tensors = [x, *(w for w, _ in weights), x_scale, weights[0][1], weights[1][1], hidden,
+               weights[2][1]]
+    return (*(None if t is None else t.to(device) for t in tensors), "silu")

@@ -1,0 +1,53 @@
+"""Tiny transformers models with random weights."""
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+
+_SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+              bos_token_id=1, eos_token_id=2, pad_token_id=0)
+_GPT2 = dict(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1,
+             eos_token_id=2)
+_T5 = dict(vocab_size=96, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+           decoder_start_token_id=0)
+
+MODELS = {
+    "llama": lambda: transformers.LlamaConfig(**_SIZES),
+    "llama3": lambda: transformers.LlamaConfig(
+        **_SIZES, rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0,
+                                       low_freq_factor=1.0, high_freq_factor=4.0,
+                                       original_max_position_embeddings=64)),
+    "qwen2": lambda: transformers.Qwen2Config(**_SIZES),
+    "qwen3": lambda: transformers.Qwen3Config(**_SIZES, head_dim=8),
+    "mistral": lambda: transformers.MistralConfig(**_SIZES, sliding_window=None),
+    "gemma": lambda: transformers.GemmaConfig(**_SIZES, head_dim=8),
+    "phi": lambda: transformers.PhiConfig(**_SIZES),
+    "gpt2": lambda: transformers.GPT2Config(**_GPT2),
+    "t5": lambda: transformers.T5Config(**_T5),
+    "t5-gated": lambda: transformers.T5Config(**_T5, feed_forward_proj="gated-gelu"),
+}
+
+
+def make(name: str, dtype=torch.float32, device="cpu"):
+    config = MODELS[name]()
+    for dropout in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate"):
+        if hasattr(config, dropout):
+            setattr(config, dropout, 0.0)
+    torch.manual_seed(3)
+    kind = (transformers.AutoModelForSeq2SeqLM if name.startswith("t5")
+            else transformers.AutoModelForCausalLM)
+    model = kind.from_config(config)
+    with torch.no_grad():  # initial weights are too small and too much alike to show mistakes
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1)
+    return model.to(device, dtype).eval()
+
+
+def inputs(name: str, batch: int = 2, tokens: int = 9, device="cpu") -> dict:
+    ids = torch.randint(3, 96, (batch, tokens), device=device)
+    if name.startswith("t5"):
+        return {"input_ids": ids, "decoder_input_ids": ids.flip(0)}
+    return {"input_ids": ids}

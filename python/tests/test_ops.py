@@ -1,0 +1,289 @@
+"""Every custom op: values beside the references, gradients, and what torch.compile needs of it."""
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fftune
+from cases import BACKWARDS, CASES, NUMBERS, fp8_arguments
+from fftune import ops, reference
+
+DIFFERENTIABLE = [case for case in CASES if case.differentiable]
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
+
+
+def each(cases):
+    return pytest.mark.parametrize("case", cases, ids=str)
+
+
+def op_of(case):
+    return getattr(torch.ops.fftune, case.op).default
+
+
+def listed(result) -> list[Tensor]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    ours, theirs = ours.double(), theirs.double()
+    if torch.isinf(theirs).any():
+        assert torch.equal(torch.isinf(ours), torch.isinf(theirs))
+        ours, theirs = ours[~torch.isinf(ours)], theirs[~torch.isinf(theirs)]
+    return ((ours - theirs).norm() / (theirs.norm() + 1e-30)).item()
+
+
+def with_gradients(case, arguments):
+    return tuple(a.detach().clone().requires_grad_()
+                 if isinstance(a, Tensor) and a.is_floating_point() and i not in case.constants
+                 else a for i, a in enumerate(arguments))
+
+
+def leaves(arguments):
+    return [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@each(CASES + BACKWARDS)
+def test_values(case, dtype):
+    arguments = case.arguments(dtype)
+    own = tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
+    wide = tuple(a.double() if isinstance(a, Tensor) and a.dtype == dtype and dtype.is_floating_point
+                 else a for a in arguments)
+    ours = listed(op_of(case)(*own))
+    theirs = listed(getattr(reference, case.op)(*(wide if "quantised" not in case.op else arguments)))
+    if case.op == "ngram_block":
+        ours, theirs = [*ours, own[1]], [*theirs, wide[1]]
+    if case.op == "masked_ffn_preact":  # gate and up are in an order of their own
+        ours, theirs = ours[:1], theirs[:1]
+    for got, right in zip(ours, theirs, strict=True):
+        assert got.shape == right.shape and got.is_contiguous()
+        assert error(got, right) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_fp8(block):
+    arguments = fp8_arguments(block)
+    got = torch.ops.fftune.ffn_fp8(*arguments)
+    assert got.dtype == torch.bfloat16
+    assert error(got, reference.ffn_fp8(*arguments)) < 2e-2
+
+
+@each(DIFFERENTIABLE)
+def test_gradients(case):
+    """Beside those of the reference in float64, through PyTorch's autograd."""
+    arguments = with_gradients(case, case.arguments())
+    wide = tuple(a.detach().double().requires_grad_() if isinstance(a, Tensor) and a.requires_grad
+                 else a for a in arguments)
+    ours = listed(op_of(case)(*arguments))[:case.outputs]
+    theirs = listed(getattr(reference, case.op)(*wide))[:case.outputs]
+    seeds = [torch.randn(t.shape) for t in ours]
+    got = torch.autograd.grad(ours, leaves(arguments), seeds)
+    right = torch.autograd.grad(theirs, leaves(wide), [s.double() for s in seeds])
+    for mine, other in zip(got, right, strict=True):
+        assert error(mine, other) < 2e-5
+
+
+@each(DIFFERENTIABLE)
+def test_gradcheck(case):
+    """By finite differences in float32, whose roundings set the step and the tolerance."""
+    arguments = with_gradients(case, case.arguments())
+    function = lambda *a: tuple(listed(op_of(case)(*a))[:case.outputs])
+    assert torch.autograd.gradcheck(function, arguments, eps=1e-2, atol=2e-2, rtol=2e-2,
+                                    fast_mode=True)
+
+
+@each(CASES + BACKWARDS)
+def test_opcheck(case):
+    arguments = case.arguments()
+    if case.differentiable and case in CASES:
+        arguments = with_gradients(case, arguments)
+    torch.library.opcheck(op_of(case), arguments, atol=1e-4, rtol=1e-4)
+
+
+def test_opcheck_fp8():
+    # The other tests of opcheck scale their inputs, for which PyTorch has no kernel in fp8.
+    torch.library.opcheck(torch.ops.fftune.ffn_fp8.default, fp8_arguments(True),
+                          test_utils=("test_autograd_registration", "test_faketensor"))
+
+
+def layer(x, norm, gate, up, down):
+    y = ops.rmsnorm(x * 2, norm)
+    q = ops.rope(y.view(*y.shape[:-1], 2, 12))
+    return ops.ffn(q.flatten(-2), gate, up, down, residual=x).sin()
+
+
+def layer_arguments(tokens=6):
+    weights = torch.randn(40, 24) / 5, torch.randn(40, 24) / 5, torch.randn(24, 40) / 6
+    return [t.requires_grad_() for t in (torch.randn(2, tokens, 24), torch.rand(24), *weights)]
+
+
+def test_compile_has_no_graph_break_and_the_same_gradients():
+    arguments = layer_arguments()
+    compiled = torch.compile(layer, fullgraph=True)
+    seed = torch.randn(2, 6, 24)
+    for run in (compiled, layer):
+        run(*arguments)
+    ours = torch.autograd.grad(compiled(*arguments), arguments, seed)
+    theirs = torch.autograd.grad(layer(*arguments), arguments, seed)
+    for mine, other in zip(ours, theirs):
+        assert error(mine, other) < 1e-5
+
+
+def test_numbers_of_tokens_do_not_recompile():
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    with torch.no_grad():
+        for tokens in (6, 9, 17, 130):
+            arguments = layer_arguments(tokens)
+            assert error(compiled(*arguments), layer(*arguments)) < 1e-6
+    assert counter.frame_count == 1
+
+
+def test_fake_tensors_with_symbolic_sizes():
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.randn(5, 24), static_shapes=False)
+    weights = [mode.from_tensor(w, static_shapes=True) for w in layer_arguments()[2:]]
+    with mode:
+        y = torch.ops.fftune.ffn(x, *weights, None, None, "silu")
+    assert isinstance(y.shape[0], torch.SymInt) and y.shape[1] == 24
+
+
+def test_autocast():
+    x, norm, gate, up, down = layer_arguments()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ops.ffn(x, gate, up, down)
+        assert y.dtype == torch.bfloat16
+        assert ops.linear(x, gate).dtype == torch.bfloat16
+        # Like PyTorch's own norms, this one leaves types alone.
+        assert ops.rmsnorm(x, norm).dtype == torch.float32
+        y.float().sum().backward()
+    assert gate.grad.dtype == torch.float32 and gate.grad.abs().sum() > 0
+
+
+def test_autocast_of_a_block():
+    arguments = layer_arguments()
+    right = ops.ffn_block(arguments[0], None, *arguments[1:])
+    for context in (torch.no_grad, torch.enable_grad):
+        with context(), torch.autocast("cpu", torch.bfloat16):
+            assert error(ops.ffn_block(arguments[0], None, *arguments[1:]), right) < 2e-2
+
+
+def test_norm_with_a_weight_of_float32():
+    x, w = torch.randn(6, 24).bfloat16(), torch.randn(24).requires_grad_()
+    y = ops.rmsnorm(x, w, convention="t5")
+    assert y.dtype == torch.bfloat16
+    assert error(y, reference.rmsnorm(x.double(), w.double(), 1e-6, "t5")) < 8e-3
+    y.sum().backward()
+    assert w.grad.dtype == torch.float32
+
+
+def test_inputs_that_are_not_contiguous():
+    x = torch.randn(24, 10).T
+    w = torch.randn(24, 40).T
+    assert error(ops.linear(x, w), x.double() @ w.double().T) < 1e-6
+    assert error(ops.rmsnorm(x[::2], torch.ones(24)),
+                 reference.rmsnorm(x[::2].double(), torch.ones(24), 1e-6, "llama")) < 1e-6
+    logits = torch.zeros(7, 3).T
+    ops.ngram_block(torch.tensor([[1, 2, 1]] * 3), logits, 2)
+    assert torch.isinf(logits[:, 2]).all() and logits[:, :2].eq(0).all()
+
+
+def test_rope_takes_views():
+    """Heads of a packed projection, in the two orders that models have."""
+    packed = torch.randn(2, 6, 8, 16)
+    q, k = packed[:, :, :4], packed[:, :, 4:6]
+    plain = ops.rope(q.contiguous(), k.contiguous())
+    for got, right in zip(ops.rope(q, k), plain):
+        assert torch.equal(got, right)
+    swapped = q.transpose(1, 2).contiguous().transpose(1, 2)  # in memory [batch, heads, tokens]
+    assert torch.equal(ops.rope(swapped), plain[0])
+
+
+def test_no_tokens():
+    x = torch.randn(0, 24, requires_grad=True)
+    _, _, gate, up, down = layer_arguments()
+    y = ops.ffn(x, gate, up, down)
+    assert y.shape == (0, 24)
+    y.sum().backward()
+    assert gate.grad.eq(0).all() and x.grad.shape == x.shape
+
+
+def test_frozen_weights_get_no_gradient():
+    x, _, gate, up, down = (t.detach() for t in layer_arguments())
+    x.requires_grad_()
+    ours, = torch.autograd.grad(ops.ffn(x, gate, up, down).sum(), x)
+    theirs, = torch.autograd.grad(reference.ffn(x, gate, up, down, None, None, "silu").sum(), x)
+    assert error(ours, theirs) < 1e-5
+
+
+def test_recompute_has_the_same_gradients():
+    arguments = layer_arguments()
+    results = []
+    for recompute in (False, True):
+        y = ops.ffn_block(arguments[0], arguments[0] * 2, *arguments[1:], recompute=recompute)
+        results.append(torch.autograd.grad(y.square().sum(), arguments))
+    for one, other in zip(*results):
+        assert error(one, other) < 1e-5
+
+
+def test_threads():
+    arguments = [t.detach() for t in layer_arguments(33)]
+    right = layer(*arguments)
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            if not torch.equal(layer(*arguments), right):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda: ops.rmsnorm(torch.randn(2, 8), torch.randn(9)), r"w is \[9\], not \[8\]"),
+    (lambda: ops.linear(torch.randn(2, 8), torch.randn(4, 8).bfloat16()), "x is torch.float32"),
+    (lambda: ops.rmsnorm(torch.randn(2, 8).half(), torch.randn(8).half()), "fp16"),
+    (lambda: ops.rmsnorm(torch.randn(2, 8).double(), torch.randn(8).double()), "torch.float64"),
+    (lambda: ops.ffn(torch.randn(2, 8), *[torch.randn(8, 8)] * 3, act="swish"), "swish"),
+    (lambda: ops.rope(torch.randn(2, 8)), "batch, tokens, heads, features"),
+    (lambda: ops.rope(torch.randn(1, 2, 3, 8), rule="ntk"), "no rule 'ntk'"),
+    (lambda: ops.masked_linear(torch.randn(2, 8), torch.ones(2), *[torch.randn(4, 8)] * 2),
+     "mask is torch.float32"),
+    (lambda: ops.rmsnorm(torch.randn(2, 70000), torch.randn(70000)), "65536"),
+])
+def test_errors_are_one_exception_with_one_line(call, words):
+    with pytest.raises(fftune.Error, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_disabled_ops_run_their_references(run_python):
+    assert run_python("""
+        import torch, fftune
+        from fftune import _run
+        x, w = torch.randn(3, 24, dtype=torch.float64, requires_grad=True), torch.ones(24).double()
+        y = fftune.ops.rmsnorm(x, w)  # the kernels have no float64
+        assert torch.autograd.gradcheck(lambda x: fftune.ops.rmsnorm(x, w), (x,))
+        assert not _run._plans
+        print("good")
+    """, FFTUNE_DISABLE="1") == "good"
+
+
+def test_import_of_the_package_leaves_pytorch_alone(run_python):
+    assert run_python("""
+        import sys, fftune
+        assert "torch" not in sys.modules
+        print(fftune.__version__.count("."))
+    """) == "2"

@@ -1,0 +1,251 @@
+"""patch() on tiny models of transformers: logits, gradients, generation, and what it reports."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fftune
+from models import MODELS, inputs, make
+
+EACH = pytest.mark.parametrize("name", MODELS)
+EXPECTED = {
+    "llama": {"LlamaRMSNorm by rmsnorm (llama)": 5, "LlamaMLP by ffn (silu)": 2,
+              "norm, MLP and residual of LlamaDecoderLayer by ffn with a norm": 2,
+              "LlamaRotaryEmbedding by rope": 1, "no_repeat_ngram_size by ngram-block": 1},
+    "qwen3": {"Qwen3RMSNorm by rmsnorm (llama)": 9, "Qwen3MLP by ffn (silu)": 2,
+              "norm, MLP and residual of Qwen3DecoderLayer by ffn with a norm": 2,
+              "Qwen3RotaryEmbedding by rope": 1, "no_repeat_ngram_size by ngram-block": 1},
+    "gemma": {"GemmaRMSNorm by rmsnorm (gemma)": 5, "GemmaMLP by ffn (gelu-tanh)": 2,
+              "norm, MLP and residual of GemmaDecoderLayer by ffn with a norm": 2,
+              "GemmaRotaryEmbedding by rope": 1, "no_repeat_ngram_size by ngram-block": 1},
+    "phi": {"bias and gelu of PhiMLP by bias-gelu": 2, "PhiRotaryEmbedding by rope": 1,
+            "no_repeat_ngram_size by ngram-block": 1},
+    "gpt2": {"bias and gelu of GPT2MLP by bias-gelu": 2, "no_repeat_ngram_size by ngram-block": 1},
+    "t5": {"T5LayerNorm by rmsnorm (llama)": 12, "no_repeat_ngram_size by ngram-block": 1},
+}
+
+
+def words_of(report):
+    counts = {}
+    for _, words in report.replaced:
+        counts[words] = counts.get(words, 0) + 1
+    return counts
+
+
+def logits(model, name, **options):
+    torch.manual_seed(7)
+    return model(**inputs(name), use_cache=False, **options).logits
+
+
+def close(ours, theirs, tolerance):
+    ours, theirs = ours.double(), theirs.double()
+    return (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_report(name):
+    report = fftune.patch(make(name))
+    assert words_of(report) == EXPECTED[name]
+    assert len(str(report).splitlines()) >= len(EXPECTED[name])
+
+
+@EACH
+def test_logits(name):
+    model = make(name)
+    before = logits(model, name)
+    fftune.patch(model)
+    after = logits(model, name)
+    assert close(after, before, 1e-5)
+    assert not torch.equal(after, before)  # other kernels round in another way
+    fftune.unpatch(model)
+    assert torch.equal(logits(model, name), before)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "t5-gated"])
+def test_logits_in_bf16(name):
+    model = make(name, torch.bfloat16)
+    exact = logits(copy.deepcopy(model).float(), name)
+    before = (logits(model, name).double() - exact).norm()
+    fftune.patch(model)
+    after = (logits(model, name).double() - exact).norm()
+    assert after <= 1.2 * before
+
+
+@EACH
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients(name, recompute):
+    model = make(name).train()
+    logits(model, name).square().mean().backward()
+    before = {n: p.grad for n, p in model.named_parameters()}
+    model.zero_grad()
+    fftune.patch(model, recompute=recompute)
+    logits(model, name).square().mean().backward()
+    for n, parameter in model.named_parameters():
+        if before[n] is not None:
+            assert close(parameter.grad, before[n], 2e-4), n
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_generate(name):
+    model = make(name)
+    options = dict(max_new_tokens=24, do_sample=False, no_repeat_ngram_size=2, num_beams=2)
+    ids = inputs(name)["input_ids"]
+    before = model.generate(ids, **options)
+    fftune.patch(model)
+    assert torch.equal(model.generate(ids, **options), before)
+
+
+def test_generate_with_left_padding_and_a_static_cache():
+    """Every sequence has positions of its own."""
+    model = make("llama")
+    ids = torch.randint(3, 96, (2, 7))
+    mask = torch.ones_like(ids)
+    ids[0, :3], mask[0, :3] = 0, 0
+    options = dict(attention_mask=mask, max_new_tokens=8, do_sample=False,
+                   cache_implementation="static", disable_compile=True)
+    before = model.generate(ids, **options)
+    fftune.patch(model)
+    assert torch.equal(model.generate(ids, **options), before)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_compiled_without_graph_breaks(name):
+    model = make(name)
+    before = logits(model, name)
+    fftune.patch(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert close(logits(compiled, name), before, 1e-5)
+
+
+def test_gradient_checkpointing_goes_on():
+    model = make("llama").train()
+    fftune.patch(model)
+    model.gradient_checkpointing_enable()
+    calls = []
+    layer = model.model.layers[0]
+    wrapped = layer._gradient_checkpointing_func
+    layer._gradient_checkpointing_func = lambda *a, **o: calls.append(1) or wrapped(*a, **o)
+    logits(model, "llama").square().mean().backward()
+    assert calls
+
+
+def test_hidden_states_and_attentions_are_given_as_before():
+    model = make("llama")
+    before = model(**inputs("llama"), output_hidden_states=True)
+    fftune.patch(model)
+    torch.manual_seed(1)
+    after = model(**inputs("llama"), output_hidden_states=True)
+    assert len(after.hidden_states) == len(before.hidden_states)
+
+
+def test_copies_and_state_dicts(tmp_path):
+    model = make("llama")
+    names = list(model.state_dict())
+    before = logits(model, "llama")
+    fftune.patch(model)
+    assert list(model.state_dict()) == names
+    again = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.zero_()
+    assert logits(again, "llama").eq(0).all()  # the copy runs on its own weights
+    assert close(logits(model, "llama"), before, 1e-5)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(loaded, "llama"), before)
+
+
+def test_weights_are_not_copied():
+    model = make("llama")
+    addresses = [p.data_ptr() for p in model.parameters()]
+    fftune.patch(model)
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+
+
+def test_autocast():
+    model = make("llama").train()
+    fftune.patch(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = logits(model, "llama").square().mean()
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_what_is_left_alone_is_said():
+    model = make("llama")
+    layer = model.model.layers[0]
+    layer.mlp.act_fn = nn.Hardswish()
+    layer.self_attn.q_proj = nn.Linear(32, 32)
+    model.model.layers[1].mlp.gate_proj = nn.Sequential(nn.Linear(32, 48))
+    before = logits(model, "llama")
+    report = fftune.patch(model)
+    assert ("model.layers.0.mlp", "there is no kernel for the activation Hardswish") in report.left
+    assert close(logits(model, "llama"), before, 1e-5)
+
+
+def test_adapters_put_in_later_are_not_passed_by():
+    class Adapter(nn.Module):  # as PEFT's: the weight alone looks like the layer's
+        def __init__(self, layer):
+            super().__init__()
+            self.base_layer = layer
+            self.added = nn.Linear(layer.in_features, layer.out_features, bias=False)
+
+        @property
+        def weight(self):
+            return self.base_layer.weight
+
+        @property
+        def bias(self):
+            return None
+
+        def forward(self, x):
+            return self.base_layer(x) + self.added(x)
+
+    model = make("llama")
+    fftune.patch(model)
+    for layer in model.model.layers:
+        layer.mlp.up_proj = Adapter(layer.mlp.up_proj)
+    after = logits(model, "llama")
+    fftune.unpatch(model)
+    assert close(after, logits(model, "llama"), 1e-5)
+
+
+def test_layers_of_another_order_are_not_fused():
+    class Scaled(type(make("llama").model.layers[0])):
+        def forward(self, hidden_states, **options):
+            return super().forward(hidden_states, **options) * 0.5
+
+    model = make("llama")
+    for layer in model.model.layers:
+        layer.__class__ = Scaled
+    before = logits(model, "llama")
+    report = fftune.patch(model)
+    assert any("is no x + attention" in words for _, words in report.left)
+    assert close(logits(model, "llama"), before, 1e-5)
+
+
+def test_hooks_keep_being_called():
+    model = make("llama")
+    called = []
+    model.model.layers[0].mlp.register_forward_hook(lambda *_: called.append(1))
+    report = fftune.patch(model)
+    logits(model, "llama")
+    assert called and any("has hooks" in words for _, words in report.left)
+
+
+def test_the_random_generator_is_left_alone():
+    model = make("gemma")
+    torch.manual_seed(5)
+    right = torch.rand(3)
+    torch.manual_seed(5)
+    fftune.patch(model)
+    assert torch.equal(torch.rand(3), right)
+
+
+def test_patching_twice_is_patching_once():
+    model = make("llama")
+    first, second = fftune.patch(model), fftune.patch(model)
+    assert words_of(first) == words_of(second)

@@ -1,0 +1,76 @@
+"""tune, check, explain, and the tool."""
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fftune
+from models import inputs, make
+
+
+def test_tune_writes_presets_that_are_then_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("FFTUNE_PRESETS", str(tmp_path))
+    model = fftune.nn.RMSNorm(64)
+    x = torch.randn(6, 64)
+    report = fftune.tune(model, x, budget=1, presets=tmp_path)
+    assert not report.failed and len(report.searched) == 1, str(report)
+    records = json.loads(next(tmp_path.glob("*/rmsnorm.json")).read_text())
+    assert records
+    model(x)
+    again = fftune.tune(model, x, budget=1, presets=tmp_path)
+    assert len(again.served) == 1 and not again.searched
+
+
+def test_tune_collects_the_problems_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("FFTUNE_PRESETS", str(tmp_path))
+    model = make("llama")
+    fftune.patch(model)
+    searched = []
+    monkeypatch.setattr(fftune.tuning, "_search",
+                        lambda report, device, problem, *rest: searched.append(problem))
+    fftune.tune(model, inputs("llama"), presets=tmp_path)
+    assert sorted(p["op"] for p in searched) == ["ffn", "rmsnorm", "rope"]
+    searched.clear()
+    fftune.tune(model.train(), inputs("llama"), train=True, presets=tmp_path)
+    assert {"ffn", "rmsnorm", "rope"} == {p["op"] for p in searched if p["pass"] == "bwd"}
+
+
+def test_tune_says_when_there_is_nothing_to_tune():
+    with pytest.raises(fftune.Error, match="patch it first"):
+        fftune.tune(nn.Linear(4, 4), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_check_of_a_layer(dtype):
+    model = make("llama", dtype)
+    x = torch.randn(2, 9, 32, dtype=dtype)
+    positions = model.model.rotary_emb(x, torch.arange(9)[None])
+    report = fftune.check(model.model.layers[0],
+                          {"hidden_states": x, "position_embeddings": positions})
+    assert report.good and 0 < report.error < 1e-2 and report.microseconds > 0
+    assert "norm, MLP and residual" in report.replaced
+    assert "good" in str(report)
+
+
+def test_check_finds_what_is_wrong(monkeypatch):
+    from fftune import ops
+
+    right = ops.ffn
+    monkeypatch.setattr(ops, "ffn", lambda *a, **o: right(*a, **o) * 1.01)
+    mlp = make("llama").model.layers[0].mlp
+    assert not fftune.check(mlp, torch.randn(5, 32)).good
+
+
+def test_explain():
+    described = fftune.explain({"op": "ffn", "m": 16, "d": 64, "h": 96}, "cpu")
+    assert described["problem"]["m"] == 16 and described["variants"] and described["reason"]
+    with pytest.raises(fftune.Error, match="ffm"):
+        fftune.explain({"op": "ffm", "m": 16}, "cpu")
+
+
+def test_the_tool():
+    done = subprocess.run([sys.executable, "-m", "fftune", "ops"], capture_output=True, text=True)
+    assert done.returncode == 0 and "ngram-block" in done.stdout

@@ -1,0 +1,66 @@
+"""The installed wheel by itself: in an environment without PyTorch, with an empty environment."""
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import fftune
+from fftune import _library
+
+ROOT = Path(fftune.__file__).parent
+needs_wheel = pytest.mark.skipif(not (ROOT / "lib").is_dir(), reason="not installed from a wheel")
+# Of glibc and of the compiler, which every manylinux system has.
+SYSTEM = ("linux-vdso", "ld-linux", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so",
+          "libstdc++.so", "libgcc_s.so")
+
+
+@needs_wheel
+def test_everything_is_inside():
+    for part in ("lib/libfftune.so", "bin/fftune", "include/fftune/fftune.h",
+                 "share/fftune/presets/schema.json", "py.typed"):
+        assert (ROOT / part).is_file(), part
+
+
+@needs_wheel
+@pytest.mark.parametrize("part", ["lib/libfftune.so", "bin/fftune"])
+def test_only_glibc_and_libstdcxx_are_needed(part):
+    listing = subprocess.run(["ldd", ROOT / part], capture_output=True, text=True, check=True).stdout
+    outside = [line.strip() for line in listing.splitlines()
+               if "fftune.libs" not in line and not any(name in line for name in SYSTEM)]
+    assert not outside
+
+
+@pytest.mark.skipif("FFTUNE_EMPTY_VENV" not in os.environ, reason="there is no empty environment")
+def test_the_tool_and_an_op_without_pytorch(tmp_path):
+    venv = Path(os.environ["FFTUNE_EMPTY_VENV"])
+    bare = {"HOME": str(tmp_path), "PATH": "/nowhere"}
+
+    def run(*command):
+        done = subprocess.run(command, env=bare, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert fftune.__version__ in run(venv / "bin" / "fftune", "--version")
+    assert "cpu" in run(venv / "bin" / "fftune", "devices")
+    program = """
+import ctypes, fftune
+from fftune import _library
+plan = _library.Plan(-1, {"op": "rmsnorm", "dtype": "f32", "m": 1, "d": 4})
+x, w, y = (ctypes.c_float * 4)(3, 0, 0, 0), (ctypes.c_float * 4)(1, 1, 1, 1), (ctypes.c_float * 4)()
+pointers = plan.array(*(ctypes.addressof(t) for t in (x, w, y)))
+_library.check_status(_library.library().fftune_plan_run(plan.handle, pointers, 3, None, None))
+print(round(y[0], 4))
+"""
+    assert run(venv / "bin" / "python", "-c", program).strip() == "2.0"
+
+
+def test_nvrtc_of_pytorch_packages_is_found(tmp_path, monkeypatch):
+    folder = tmp_path / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert folder in _library.nvrtc_folders()
+    from fftune.__main__ import tool_environment
+
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/first")
+    assert tool_environment()["LD_LIBRARY_PATH"].startswith(f"/first:{folder}")
