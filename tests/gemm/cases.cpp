@@ -531,10 +531,12 @@ std::optional<std::string> wrong_output(
       const double wanted = std::clamp(exact[i], -limit, limit);
       const double got = found[i] * scale;
       if (std::isnan(exact[i]) && std::isnan(got)) continue;  // left alone
-      // An element of fp8 is within half a spacing, or half the least one, of the quotient by its
-      // scale.
-      const double rounding = dtype_unit_roundoff(spec.dtype) * std::abs(wanted) +
-                              (spec.dtype == DType::fp8 ? std::ldexp(scale, -10) : 0);
+      // A rounded element is within half a spacing, of subnormal numbers half the least one; that
+      // of fp8 of the quotient by its scale.
+      const double subnormal = spec.dtype == DType::fp8    ? std::ldexp(scale, -10)
+                               : spec.dtype == DType::fp16 ? std::ldexp(1.0, -25)
+                                                           : 0;
+      const double rounding = dtype_unit_roundoff(spec.dtype) * std::abs(wanted) + subnormal;
       const double beside = accumulation * (magnitude[i] + std::abs(exact[i])) + 1e-30;
       if (std::abs(got - wanted) <= rounding * 1.001 + beside) continue;
       return fmt::format("{}[{}] is {} instead of {}", spec.name, i, got, exact[i]);
