@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 
 #include "gemm/cases.hpp"
 #include "kernels/gemm/engine.hpp"
+#include "kernels/gemm/form.hpp"
 #include "support/catch.hpp"
 #include "support/verify_variants.hpp"
 
@@ -215,6 +217,30 @@ TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu
   std::erase_if(scattered, [](const GemmCase& one) { return !one.gemm.groups.any(); });
   for (GemmCase& one : scattered) one.gemm.groups.scattered = true;
   check_all(*backend, sm90_engine(), scattered, 200, facts);
+}
+
+TEST_CASE("one GEMM of every compile-time form, for compute-sanitizer", "[gpu][forms]") {
+  const auto backend = open_first_cuda();
+  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  const DeviceFacts& facts = backend->facts();
+  std::vector<Run> runs;
+  for (const Engine* engine : {&sm90_engine(), &sm80_engine(), &decode_engine(), &simt_engine()}) {
+    // The sm80 engine leaves compute capability 9.0 to wgmma.
+    const DeviceFacts own = engine == &sm80_engine() ? as_architecture(facts, 80) : facts;
+    std::set<std::string> seen;
+    auto cases = gemm_cases(DType::bf16, 8);
+    for (GemmCase& one : cases) {
+      one.gemm.groups.scattered = one.gemm.groups.any();
+      const GemmChain chain{one.gemm};
+      if (engine->can_implement(chain, own)) continue;
+      if (!seen.insert(template_argument(form_of(one.gemm))).second) continue;
+      Config config = engine->is_fallback ? Config() : engine->default_config(chain, own);
+      runs.push_back({engine, one, chain, std::move(config)});
+    }
+    CHECK(!seen.empty());
+  }
+  compile(*backend, runs, facts);
+  for (const Run& run : runs) check(*backend, run);
 }
 
 TEST_CASE("sm80: every form, grouping and epilogue is the one of float64", "[gpu]") {
