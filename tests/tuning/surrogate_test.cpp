@@ -46,7 +46,6 @@ Belief belief(const std::vector<std::string>& words) {
 
 TEST_CASE("words have no order: in which one a space lists them changes no belief") {
   const auto first = belief({"slow", "fast", "other"});
-  CHECK(first.next == "f/order=fast,stages=4");
   for (const auto& words : std::vector<std::vector<std::string>>{
            {"fast", "slow", "other"}, {"other", "slow", "fast"}, {"slow", "other", "fast"}}) {
     const auto other = belief(words);
