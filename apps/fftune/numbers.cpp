@@ -37,7 +37,7 @@ std::string limit_share_text(double fraction) {
   // Beyond the noise of two measurements no share of a limit is possible: the limit is not the one
   // that applied.
   constexpr double most = 1.05;
-  return fraction > most ? "above: measured warm" : percent_text(fraction);
+  return fraction > most ? "above the limit" : percent_text(fraction);
 }
 
 std::string ratio_text(double ratio) {

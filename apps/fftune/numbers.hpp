@@ -15,8 +15,8 @@ std::string bytes_text(double bytes);
 std::string microseconds_text(double microseconds);
 /// "83.1%".
 std::string percent_text(double fraction);
-/// A share of a limit, "83.1%"; "above: measured warm" for more than 105%, which no share can be:
-/// the data came from a cache, so the limit of memory did not apply.
+/// A share of a limit: "83.1%". "above the limit" for more than 105%, which no share can be: the
+/// data came from a cache, or the limit was measured while the machine was busy.
 std::string limit_share_text(double fraction);
 /// "1.23x".
 std::string ratio_text(double ratio);

@@ -19,7 +19,7 @@ TEST_CASE("numbers read as people write them") {
   CHECK(percent_text(0.8314) == "83.1%");
   CHECK(limit_share_text(0.8314) == "83.1%");
   CHECK(limit_share_text(1.049) == "104.9%");
-  CHECK(limit_share_text(1.87) == "above: measured warm");
+  CHECK(limit_share_text(1.87) == "above the limit");
   CHECK(ratio_text(1.234) == "1.23x");
   CHECK(seconds_text(45.4) == "45s");
   CHECK(seconds_text(125) == "2m05s");
