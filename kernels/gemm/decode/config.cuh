@@ -7,10 +7,10 @@
 namespace fftune {
 
 struct decode_config {
-  int tokens;  // rows of A in the tensor core's operand: 8 or 16
-  int rows;    // of each B that a block takes
-  int warps;   // of a block, which share k
-  int unroll;  // 16-byte loads of a row that a thread issues at once
+  int tokens = 8;  // rows of A in the tensor core's operand: 8 or 16
+  int rows = 16;   // of each B that a block takes
+  int warps = 8;   // of a block, which share k
+  int unroll = 4;  // 16-byte loads of a row that a thread issues at once
 
   constexpr int threads() const { return warps * 32; }
   constexpr int row_groups() const { return rows / 8; }

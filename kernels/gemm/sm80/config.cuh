@@ -7,10 +7,11 @@
 namespace fftune {
 
 struct sm80_config {
-  int bm, bn;            // the output tile of a block; with two B operands it computes 2 bn columns
-  int bk;                // elements of k in a stage
-  int warps_m, warps_n;  // the grid of warps over the tile
-  int stages;            // of the shared-memory pipeline
+  /// The output tile of a block; with two B operands it computes 2 bn columns.
+  int bm = 128, bn = 128;
+  int bk = 32;                   // elements of k in a stage
+  int warps_m = 2, warps_n = 2;  // the grid of warps over the tile
+  int stages = 3;                // of the shared-memory pipeline
 
   constexpr int warps() const { return warps_m * warps_n; }
   constexpr int threads() const { return warps() * 32; }
