@@ -212,6 +212,23 @@ TEST_CASE("every grouped GEMM has an sm90 default, and it is feasible", "[gemm]"
     }
 }
 
+TEST_CASE("every GEMM that sm90 can implement has a default, tokens scattered or not", "[gemm]") {
+  for (const bool scattered : {false, true})
+    for (GemmCase one : gemm_cases(DType::bf16, 8)) {
+      one.gemm.groups.scattered = scattered && one.gemm.groups.any();
+      if (sm90_engine().can_implement({one.gemm}, hopper())) continue;
+      INFO(one.name);
+      CHECK_FALSE(sm90::space(one.gemm, hopper()).feasible().empty());
+    }
+  for (GemmCase one : quantised_gemm_cases()) {
+    one.gemm.n = ceil_div(one.gemm.n, 16) * 16;  // rows of 16 bytes
+    one.gemm.k = ceil_div(one.gemm.k, 16) * 16;
+    INFO(one.name);
+    REQUIRE(!sm90_engine().can_implement({one.gemm}, hopper()));
+    CHECK_FALSE(sm90::space(one.gemm, hopper()).feasible().empty());
+  }
+}
+
 TEST_CASE("the sm90 cost model prefers what an H200 does", "[gemm]") {
   Config config{{"bm", 128},           {"bn", 256},      {"schedule", "cooperative"},
                 {"mma_warpgroups", 2}, {"cluster_m", 1}, {"cluster_n", 1},

@@ -208,9 +208,12 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
         if (work.m <= 128) return rows * t.bm < ceil_div(work.m, 32) * 32;
         return busiest(work, sms, t.bm, t.bn, t.split_k) < usual;
       });
+  // Where C gets a scale for each 128 columns, a tile has all of them.
+  const bool scales_c = work.form.c_quantised && work.form.scales == scaling::block;
   limit("more than half of a tile would be padding", {"bm", "bn"},
-        [=, least = may_swap(work) ? 8 : 64](const Tile& t) {
-          return (t.bm == least || t.bm < 2 * work.m) && (t.bn <= 64 || t.bn < 2 * work.n);
+        [=, least_bm = may_swap(work) ? 8 : 64,
+         least_bn = scales_c ? scale_block : 64](const Tile& t) {
+          return (t.bm == least_bm || t.bm < 2 * work.m) && (t.bn <= least_bn || t.bn < 2 * work.n);
         });
   limit("every row of tiles reads B again: at most four, or tiles of 80 rows", {"bm"},
         [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(work.m, 4)); });
