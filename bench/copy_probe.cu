@@ -1,7 +1,7 @@
 // How fast an H200 copies 512 KiB, 32 MiB and 256 MiB with a cold L2, by several ways to write the
 // loop: what a memory-bound op can reach at all.
 //
-//   nvcc -O3 -std=c++17 -arch=sm_90a docs/measurements/copy_probe.cu -o copy_probe && ./copy_probe
+//   nvcc -O3 -std=c++17 -arch=sm_90a bench/copy_probe.cu -o copy_probe && ./copy_probe
 //
 // Each way is a CUDA graph of passes over sets of buffers that overflow the L2; the median of seven
 // replays counts. `early`: a pass may start while the one before it drains.
