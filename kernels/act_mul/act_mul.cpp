@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace act_mul {

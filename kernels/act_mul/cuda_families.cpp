@@ -6,7 +6,7 @@
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/column_family.hpp"
-#include "kernels/common/device_types.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::act_mul {
 namespace {

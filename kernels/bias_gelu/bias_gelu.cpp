@@ -4,8 +4,7 @@
 #include <utility>
 
 #include "device/large_vector.hpp"
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace bias_gelu {

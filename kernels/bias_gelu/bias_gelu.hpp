@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "kernels/common/activation.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {

@@ -4,8 +4,7 @@
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/column_family.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::bias_gelu {
 namespace {

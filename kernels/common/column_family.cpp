@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/cuda_refusal.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "core/problem.hpp"
 #include "device/facts.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune::ffn {

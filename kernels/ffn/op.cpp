@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/common/activation.hpp"
-#include "kernels/common/op_fields.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/baselines.hpp"
 #include "kernels/ffn/norm.hpp"
 #include "kernels/ffn/stages.hpp"

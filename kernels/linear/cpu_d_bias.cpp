@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/linear/d_bias_family.hpp"
 
 namespace fftune::linear {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/common/device_types.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/linear/d_bias_family.hpp"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/common/cuda_refusal.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/linear/stages.hpp"
 #include "registry/family.hpp"

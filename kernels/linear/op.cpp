@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/common/op_fields.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/linear/stages.hpp"
 
 namespace fftune {

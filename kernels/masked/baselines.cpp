@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "core/pattern.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/ffn/baselines.hpp"
 #include "kernels/ffn/stages.hpp"
 #include "kernels/gemm/launch.hpp"

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/common/activation.hpp"
-#include "kernels/common/op_fields.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/masked/masked.hpp"
 #include "kernels/masked/stages.hpp"
 

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/common/cuda_refusal.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 
 namespace fftune::ngram_block {

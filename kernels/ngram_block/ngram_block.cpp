@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace ngram_block {

@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/kernel_step.hpp"
-#include "kernels/common/l2_prefetch.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
 #include "kernels/rmsnorm/row_space.hpp"

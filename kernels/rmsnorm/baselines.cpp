@@ -4,8 +4,7 @@
 
 #include <string>
 
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/fallback.hpp"
 

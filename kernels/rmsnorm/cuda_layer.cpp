@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/common/device_types.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::rmsnorm {
 namespace {

@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/cuda_refusal.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/rmsnorm/cuda_layer.hpp"
 #include "kernels/rmsnorm/families.hpp"
 

@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/rmsnorm/baselines.hpp"
 #include "kernels/rmsnorm/families.hpp"
 

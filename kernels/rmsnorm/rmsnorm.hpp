@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {

@@ -4,8 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/common/cuda_refusal.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::rmsnorm {
 namespace {

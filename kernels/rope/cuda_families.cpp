@@ -5,9 +5,7 @@
 #include <numeric>
 #include <string>
 
-#include "kernels/common/cuda_refusal.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {

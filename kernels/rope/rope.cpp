@@ -7,8 +7,7 @@
 #include <span>
 #include <string>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace rope {

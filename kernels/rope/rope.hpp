@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {

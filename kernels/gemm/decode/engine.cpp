@@ -13,9 +13,7 @@
 #include "kernels/gemm/decode/config.cuh"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
-#include "kernels/gemm/split_k.hpp"
 
 namespace fftune {
 namespace {

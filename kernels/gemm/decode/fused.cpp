@@ -12,7 +12,6 @@
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/decode/fused_config.cuh"
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
 
 namespace fftune {

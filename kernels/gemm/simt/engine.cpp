@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/simt/config.cuh"
 

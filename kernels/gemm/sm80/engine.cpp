@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm80/space.hpp"
-#include "kernels/gemm/split_k.hpp"
 
 namespace fftune {
 namespace {

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm90/params.cuh"
 #include "kernels/gemm/sm90/space.hpp"

@@ -1,4 +1,6 @@
-#include "kernels/common/op_fields.hpp"
+#include "kernels/common/op_parts.hpp"
+
+#include "core/error.hpp"
 
 namespace fftune {
 
@@ -50,6 +52,12 @@ std::vector<OptionField> gated_save_options(const std::string& order) {
            .choices = {"preact", "input"},
            .rare = true,
            .pass = "bwd"}};
+}
+
+TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
+  const std::size_t place = places.at(name);
+  if (place == absent) throw Error(ErrorKind::internal, "no tensor is named " + std::string(name));
+  return {place};
 }
 
 }  // namespace fftune
