@@ -103,8 +103,7 @@ class BiasGelu final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&forward_columns_family(),   &backward_columns_family(), &forward_fallback_family(),
-            &backward_fallback_family(), &cpu_forward_family(),      &cpu_backward_family()};
+    return joined({cuda_families(), cpu_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return bias_gelu::baselines(problem, facts);

@@ -54,6 +54,12 @@ std::vector<OptionField> gated_save_options(const std::string& order) {
            .pass = "bwd"}};
 }
 
+std::vector<const Family*> joined(std::initializer_list<std::vector<const Family*>> lists) {
+  std::vector<const Family*> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
 TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
   const std::size_t place = places.at(name);
   if (place == absent) throw Error(ErrorKind::internal, "no tensor is named " + std::string(name));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,6 +47,9 @@ inline StageSpec whole_stage(std::string name, const std::vector<TensorSpec>& te
   }
   return stage;
 }
+
+/// The families of an op, listed after each other.
+std::vector<const Family*> joined(std::initializer_list<std::vector<const Family*>> lists);
 
 /// No tensor: one that the options leave out.
 constexpr std::size_t absent = static_cast<std::size_t>(-1);

@@ -5,8 +5,6 @@
 #include <vector>
 
 #include "kernels/common/op_parts.hpp"
-#include "kernels/rmsnorm/baselines.hpp"
-#include "kernels/rmsnorm/families.hpp"
 
 namespace fftune {
 namespace rmsnorm {
@@ -94,8 +92,7 @@ class RmsNorm final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&forward_rows_family(),      &backward_rows_family(), &forward_fallback_family(),
-            &backward_fallback_family(), &cpu_forward_family(),   &cpu_backward_family()};
+    return joined({cuda_families(), cpu_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return rmsnorm::baselines(problem, facts);
