@@ -1,4 +1,4 @@
-#include "kernels/ffn/baselines.hpp"
+#include "kernels/ffn/ffn.hpp"
 
 #include <fmt/format.h>
 
@@ -14,9 +14,7 @@
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_vector.hpp"
 #include "kernels/common/cuda_kernel.hpp"
-#include "kernels/ffn/ffn.hpp"
 #include "kernels/ffn/norm.hpp"
-#include "kernels/ffn/stages.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/library_gemm.hpp"
 

@@ -7,9 +7,7 @@
 
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
-#include "kernels/ffn/baselines.hpp"
 #include "kernels/ffn/norm.hpp"
-#include "kernels/ffn/stages.hpp"
 
 namespace fftune {
 namespace ffn {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -193,6 +194,14 @@ void split_launch(Program& program, KernelLaunch& launch, const DeviceFacts& fac
   program.scratch.push_back({tiles * 4, true});
   set(offsetof(gemm_params, split_partials), ScratchArgument{program.scratch.size()});
   program.scratch.push_back({tiles * split_k * static_cast<std::size_t>(share_bytes), false});
+}
+
+std::int64_t work_tiles(const GemmProblem& gemm, int bm, int bn) {
+  std::int64_t tile_rows = ceil_div(gemm.m, bm);
+  const Groups& groups = gemm.groups;
+  if (groups.by == Grouping::rows) tile_rows = std::min(tile_rows + groups.count - 1, gemm.m);
+  if (groups.by == Grouping::reduction) tile_rows *= groups.count;
+  return tile_rows * gemm.outputs() * ceil_div(gemm.n, bn);
 }
 
 }  // namespace fftune

@@ -40,4 +40,8 @@ constexpr int max_split_k = 8;
 void split_launch(Program& program, KernelLaunch& launch, const DeviceFacts& facts, int split_k,
                   std::int64_t share_bytes, std::int64_t kept_bytes = 0);
 
+/// Blocks of engines whose blocks compute one work tile of bm x bn each (tile_scheduler.cuh): of
+/// grouped rows the most that any groups take.
+std::int64_t work_tiles(const GemmProblem& gemm, int bm, int bn);
+
 }  // namespace fftune

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "kernels/common/op_parts.hpp"
-#include "kernels/linear/stages.hpp"
 
 namespace fftune {
 namespace linear {

@@ -6,7 +6,6 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "kernels/masked/masked.hpp"
-#include "kernels/masked/stages.hpp"
 
 namespace fftune {
 namespace masked {

@@ -156,12 +156,9 @@ std::optional<std::string> no_decode(const GemmProblem& gemm) {
 
 const Engine& decode_engine() {
   static const Engine engine{.name = "decode",
-                             .device_kind = DeviceKind::cuda,
-                             .is_fallback = false,
                              .can_implement = can_implement,
                              .space = space,
                              .default_config = default_config,
-                             .estimate = nullptr,
                              .append = append,
                              .sources = {"gemm/decode/gemm.cu"}};
   return engine;

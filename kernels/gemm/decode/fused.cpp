@@ -157,12 +157,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 const Engine& fused_decode_engine() {
   static const Engine engine{.name = "fused_decode",
-                             .device_kind = DeviceKind::cuda,
-                             .is_fallback = false,
                              .can_implement = can_implement,
                              .space = space,
                              .default_config = default_config,
-                             .estimate = nullptr,
                              .append = append,
                              .sources = {"gemm/decode/fused.cu"}};
   return engine;
