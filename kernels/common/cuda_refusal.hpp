@@ -1,4 +1,4 @@
-// Why no CUDA kernel here can serve: what every family for CUDA asks first.
+// can_implement checks that all CUDA families have in common.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,8 @@
 
 namespace fftune {
 
-/// Why a CUDA kernel that computes `pass` cannot serve the problem on the device, one line.
+/// Why a CUDA kernel that computes `pass` cannot run the problem on the device, in one line; none
+/// if it can.
 std::optional<std::string> refuse_cuda(const Problem& problem, std::string_view pass,
                                        const DeviceFacts& facts);
 
