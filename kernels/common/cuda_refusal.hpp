@@ -1,4 +1,4 @@
-// can_implement checks that all CUDA families have in common.
+// Why no CUDA kernel here can serve: what every family for CUDA asks first.
 #pragma once
 
 #include <optional>
@@ -10,8 +10,7 @@
 
 namespace fftune {
 
-/// Why a CUDA kernel that computes `pass` cannot run the problem on the device, in one line; none
-/// if it can.
+/// Why a CUDA kernel that computes `pass` cannot serve the problem on the device, one line.
 std::optional<std::string> refuse_cuda(const Problem& problem, std::string_view pass,
                                        const DeviceFacts& facts);
 

@@ -1,4 +1,4 @@
-// Problem fields that several ops share.
+// Fields of problems that several ops have, each with one meaning.
 #pragma once
 
 #include <string>
@@ -11,18 +11,18 @@ namespace fftune {
 /// The element types of inputs and outputs that every op has; the first is the default.
 std::vector<DType> float_dtypes(DeviceKind kind);
 
-/// The tokens of a GEMM op: from one, which is bound by reading the weights, to enough to fill any
+/// The tokens of an op of products: from one, where reading the weights is all, to what fills any
 /// GPU.
 SizeField product_tokens();
-/// The tokens of a memory-bound op.
+/// The tokens of an op that memory bounds.
 SizeField row_tokens();
 
-/// Whether y is added to a residual in the same pass.
+/// Whether y is added to a residual, in one pass with it.
 OptionField residual_option();
-/// Whether gradients are accumulated; `of` says whose: "the weights".
+/// `of` says what has the gradients that are added to others: "the weights".
 OptionField accumulate_option(const std::string& of);
-/// What a gated feed-forward network saves for its backward pass. `order` names the order of the
-/// saved rows if it is not that of the tokens: ", in the order of the mask".
+/// What a gated feed-forward network keeps for its backward pass; `order` says in which order the
+/// rows of it are, where that is not the tokens': ", in the order of the mask".
 std::vector<OptionField> gated_save_options(const std::string& order = "");
 
 }  // namespace fftune

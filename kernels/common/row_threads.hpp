@@ -1,4 +1,5 @@
-// How the threads of a CUDA kernel share the rows of a matrix, for the memory-bound families.
+// How the threads of a CUDA kernel share the rows of a matrix: what the memory-bound families have
+// in common.
 #pragma once
 
 #include <algorithm>
@@ -24,15 +25,15 @@ constexpr std::int64_t power_of_two(std::int64_t value) {
   return power;
 }
 
-/// 32-bit registers of elements of `bytes` as loaded: 16-bit elements of one access are two to a
-/// register.
+/// 32-bit registers that elements of `bytes` take as they came from memory: two a register where
+/// two came together.
 constexpr std::int64_t raw_registers(std::int64_t elements, std::int64_t bytes,
                                      std::int64_t elements_of_vector) {
   return bytes == 2 && elements_of_vector > 1 ? elements / 2 : elements;
 }
 
-/// Registers available to a thread of a block this large: its share of the register file, 255 at
-/// most.
+/// What a thread of a block this large may use: the register file shared out, and at most what an
+/// instruction can name.
 inline std::int64_t registers_of_thread(const DeviceFacts& facts, std::int64_t block_threads) {
   const std::int64_t shared_out = facts.registers_per_multiprocessor / block_threads / 8 * 8;
   return std::min<std::int64_t>(255, shared_out);

@@ -1,4 +1,4 @@
-// Tensor positions by name, for ops whose options make some tensors optional.
+// Where an op's tensors are, for ops whose options leave some of them out.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,20 @@
 
 namespace fftune {
 
-/// A tensor that the options leave out.
+/// No tensor: one that the options leave out.
 constexpr std::size_t absent = static_cast<std::size_t>(-1);
 
-/// Positions of tensors by name.
+/// The places of tensors by their names.
 class TensorPlaces {
  public:
   explicit TensorPlaces(std::vector<TensorSpec> tensors) : tensors_(std::move(tensors)) {}
-  /// The op's tensors, followed by a baseline's own.
+  /// The op's tensors and then those that a baseline has for itself.
   TensorPlaces(std::vector<TensorSpec> tensors, const std::vector<TensorSpec>& extra)
       : tensors_(std::move(tensors)) {
     tensors_.insert(tensors_.end(), extra.begin(), extra.end());
   }
 
-  /// The position of a tensor, or `absent`.
+  /// The place of a tensor, or `absent`.
   std::size_t at(std::string_view name) const {
     return find_tensor(tensors_, name).value_or(absent);
   }

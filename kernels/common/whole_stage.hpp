@@ -1,4 +1,4 @@
-// The stage of an op with a single stage.
+// The stage of an op that has only one.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace fftune {
 
-/// A stage that reads every input and writes every output once; an updated tensor counts as both.
-/// The caller sets the operations and the reduction length.
+/// A stage that reads every input and writes every output, each byte once, and what it updates both
+/// ways. Its operations and its reduction length are left to set.
 inline StageSpec whole_stage(std::string name, const std::vector<TensorSpec>& tensors) {
   StageSpec stage;
   stage.name = std::move(name);
