@@ -7,8 +7,8 @@ namespace fftune {
 
 enum class named_barrier {
   epilogue = 1,      // + MMA warpgroup: its 128 threads, around each subtile
-  mma_order = 4,     // + MMA warpgroup, ping-pong: whose turn the tensor cores are
-  source_order = 6,  // + MMA warpgroup, ping-pong: whose turn the shared epilogue stages are
+  mma_order = 4,     // + MMA warpgroup, ping-pong: order of the main loops
+  source_order = 6,  // + MMA warpgroup, ping-pong: order of the shared epilogue stages
   zero_fill = 8,     // cooperative grouped reduction: the K tail of a stage is zero
   groups = 9,        // the groups are in shared memory: all arrive, the index warp waits
 };

@@ -49,16 +49,16 @@ struct tile_rows {
   __device__ __forceinline__ int first() const { return static_cast<int>(word & ~scattered); }
 };
 
-// Two stages of gathered row indices: the rows of a tile are found while those of the tile before
-// are in use. A stage may have the rows of several tiles of `height` that follow each other in
-// their group.
+// Two stages of gathered row indices: the rows of a tile are looked up while those of the tile
+// before are in use. A stage may have the rows of several tiles of `height` that follow each other
+// in their group.
 template <int height, int tiles = 1>
 class row_index_pipeline {
   static_assert(tiles <= 4);
   static constexpr int all = height * tiles, words = all + 4;
   pipeline<2, words * 4> state_;
   u32* tables_;
-  // Where the rows that follow the last ones found may be looked for.
+  // Where the lookup of the next rows starts.
   int next_ = -1;
   u32 cursor_ = 0;
 
@@ -114,7 +114,7 @@ class row_index_pipeline {
     const u32* const table = tables_ + state_.index * words;
     return {table[all + tile], table + tile * height};
   }
-  // A stage whose rows nobody looks at.
+  // Releases a stage whose rows are not needed.
   __device__ __forceinline__ tile_rows unread() const { return {0, tables_}; }
   // All lanes of a warp.
   __device__ __forceinline__ void release() const { barrier_arrive(state_.empty_barrier()); }
