@@ -16,13 +16,13 @@ struct ColumnWork {
   std::int64_t m = 0;  // rows
   std::int64_t h = 0;  // columns
   DType dtype = DType::f32;
-  std::int64_t tensors = 2;  // of that shape which a thread reads or writes
-  bool sums = false;  // over rows: blocks go on from row to row, and leave one row of sums each
+  std::int64_t tensors = 2;  // of that shape that are read or written
+  bool sums = false;  // column sums: a block loops over rows and writes one row of partial sums
 };
 
 class ColumnFamily : public StageFamily {
  public:
-  /// A fallback has no parameters, and accesses of one element, for which any address will do.
+  /// A fallback has no parameters; its accesses are of one element, so any alignment is valid.
   explicit ColumnFamily(StageFamilyFacts facts) : StageFamily(std::move(facts)) {}
 
   Space space(const Problem&, const DeviceFacts&) const override;

@@ -1,4 +1,4 @@
-// Tensor core products of one warpgroup (sm_90a): wgmma m64nNk16, k32 of fp8, both operands in
+// Tensor core MMAs of one warpgroup (sm_90a): wgmma m64nNk16, k32 of fp8, both operands in
 // shared memory, fp32 accumulation.
 //
 // Accumulator c[j], lane l of warp w: row 16 w + l / 4 (+ 8 when j & 2), column 8 (j / 4) + 2 (l %
@@ -11,7 +11,7 @@
 
 namespace fftune {
 
-// Before the first product of a chain, and after any other access to the accumulators.
+// Before the first wgmma of a sequence, and after any other access to the accumulators.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -27,8 +27,7 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // Descriptor of a K-major tile in shared memory with rows of 128 bytes under the 128-byte swizzle:
-// 8-row atoms are 1024 bytes apart. Adding advance bytes >> 4 moves along k inside the swizzled
-// row.
+// 8-row atoms are 1024 bytes apart. Adding bytes >> 4 moves along k inside the swizzled row.
 __device__ __forceinline__ u64 wgmma_descriptor(u32 shared) {
   return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{1} << 16) | ((shared & 0x3ffffu) >> 4);
 }
