@@ -4,7 +4,8 @@
 //   nvcc -O3 -std=c++17 -arch=sm_90a bench/copy_probe.cu -o copy_probe && ./copy_probe
 //
 // Each way is a CUDA graph of passes over sets of buffers that overflow the L2; the median of seven
-// replays counts. `early`: a pass may start while the one before it drains.
+// replays counts. `pdl`: programmatic dependent launch, so that a pass may start while the
+// one before it drains.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,22 +22,22 @@ void check(cudaError_t status) {
   std::exit(1);
 }
 
-__device__ void take_turn() {
+__device__ void wait_and_launch_dependents() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
-__device__ std::uint64_t first_to_leave() {
+__device__ std::uint64_t evict_first() {
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// A thread has `vectors` accesses of 16 bytes in flight. With `barrier` none is stored before all
-// of the block's are there, as behind the sum over a row.
+// A thread has `vectors` accesses of 16 bytes in flight. With `barrier` the block stores nothing
+// before all its loads are complete, as a sum over the row would require.
 template <int vectors, int threads, bool barrier>
 __global__ void __launch_bounds__(threads) copy_rows(const uint4* from, uint4* to) {
-  take_turn();
-  const std::uint64_t policy = first_to_leave();
+  wait_and_launch_dependents();
+  const std::uint64_t policy = evict_first();
   const std::int64_t first = std::int64_t{blockIdx.x} * threads * vectors + threadIdx.x;
   uint4 value[vectors];
 #pragma unroll
@@ -53,9 +54,9 @@ __global__ void __launch_bounds__(threads) copy_rows(const uint4* from, uint4* t
                  : "memory");
 }
 
-// What a launch takes that does nothing.
-__global__ void take_turn_alone() {
-  take_turn();
+// The time of an empty launch.
+__global__ void empty_kernel() {
+  wait_and_launch_dependents();
 }
 
 struct Sets {
@@ -98,7 +99,7 @@ void say(const char* way, const Sets& sets, float us) {
 }
 
 template <typename Kernel, typename... Arguments>
-void launch(cudaStream_t stream, Kernel kernel, unsigned blocks, int threads, bool early,
+void launch(cudaStream_t stream, Kernel kernel, unsigned blocks, int threads, bool pdl,
             Arguments... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -108,27 +109,27 @@ void launch(cudaStream_t stream, Kernel kernel, unsigned blocks, int threads, bo
   config.blockDim = static_cast<unsigned>(threads);
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
+  config.numAttrs = pdl ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-void try_nothing(const Sets& sets, bool early) {
-  say(early ? "nothing, early" : "nothing", sets,
+void try_nothing(const Sets& sets, bool pdl) {
+  say(pdl ? "nothing, pdl" : "nothing", sets,
       microseconds(sets, [&](cudaStream_t stream, std::size_t) {
-        launch(stream, take_turn_alone, 64, 512, early);
+        launch(stream, empty_kernel, 64, 512, pdl);
       }));
 }
 
 template <int vectors, int threads, bool barrier>
-void try_rows(const Sets& sets, bool early) {
+void try_rows(const Sets& sets, bool pdl) {
   const float us = microseconds(sets, [&](cudaStream_t stream, std::size_t set) {
     launch(stream, copy_rows<vectors, threads, barrier>,
-           static_cast<unsigned>(sets.bytes / 16 / threads / vectors), threads, early,
+           static_cast<unsigned>(sets.bytes / 16 / threads / vectors), threads, pdl,
            reinterpret_cast<const uint4*>(sets.from[set]), reinterpret_cast<uint4*>(sets.to[set]));
   });
   char way[64];
   std::snprintf(way, sizeof way, "%d x 16 B, %d threads%s%s", vectors, threads,
-                barrier ? ", barrier" : "", early ? ", early" : "");
+                barrier ? ", barrier" : "", pdl ? ", pdl" : "");
   say(way, sets, us);
 }
 
@@ -149,16 +150,16 @@ int main() {
           check(cudaMemcpyAsync(sets.to[set], sets.from[set], sets.bytes, cudaMemcpyDeviceToDevice,
                                 stream));
         }));
-    for (const bool early : {false, true}) {
-      try_nothing(sets, early);
-      try_rows<1, 128, false>(sets, early);
-      try_rows<1, 256, false>(sets, early);
-      try_rows<2, 256, false>(sets, early);
-      try_rows<4, 256, false>(sets, early);
-      try_rows<1, 512, true>(sets, early);
-      try_rows<1, 1024, true>(sets, early);
-      try_rows<2, 256, true>(sets, early);
-      try_rows<4, 128, true>(sets, early);
+    for (const bool pdl : {false, true}) {
+      try_nothing(sets, pdl);
+      try_rows<1, 128, false>(sets, pdl);
+      try_rows<1, 256, false>(sets, pdl);
+      try_rows<2, 256, false>(sets, pdl);
+      try_rows<4, 256, false>(sets, pdl);
+      try_rows<1, 512, true>(sets, pdl);
+      try_rows<1, 1024, true>(sets, pdl);
+      try_rows<2, 256, true>(sets, pdl);
+      try_rows<4, 128, true>(sets, pdl);
     }
     for (const auto* buffers : {&sets.from, &sets.to})
       for (char* buffer : *buffers) check(cudaFree(buffer));

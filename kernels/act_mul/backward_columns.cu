@@ -1,4 +1,5 @@
-// dgate = dout ⊙ up ⊙ act'(gate) and dup = dout ⊙ act(gate): every byte is moved once.
+// dgate = dout ⊙ up ⊙ act'(gate) and dup = dout ⊙ act(gate), each byte read or written
+// once.
 //
 // Layouts as in forward_columns; dgate and dup are packed where gate and up are.
 // Grid: column_blocks * ceil(m / (rows * unroll)). Block: columns * rows.
@@ -9,11 +10,11 @@
 namespace fftune {
 
 template <class T, class Activation, bool packed, int vector, int columns, int rows, int unroll,
-          bool streams>
+          bool evict_first>
 __global__ void __launch_bounds__(columns* rows)
     backward_columns(const T* gate, const T* up, const T* dout, T* dgate, T* dup, i64 m, i64 h,
                      int column_blocks) {
-  take_turn();
+  wait_and_launch_dependents();
   using grid = column_grid<T, vector, columns, rows, unroll>;
   constexpr int count = grid::count;
   const grid at(column_blocks);
@@ -21,8 +22,8 @@ __global__ void __launch_bounds__(columns* rows)
   const i64 stride = packed ? 2 * h : h;
   const T* const second = packed ? gate + h : up;
   T* const second_gradient = packed ? dgate + h : dup;
-  const u64 policy = stream_policy<streams>();
-  packet<T, count> gates[unroll], ups[unroll], gradients[unroll];
+  const u64 policy = l2_eviction_policy<evict_first>();
+  aligned_vector<T, count> gates[unroll], ups[unroll], gradients[unroll];
 #pragma unroll
   for (int u = 0; u < unroll; ++u) {
     const i64 row = at.row + u * rows;

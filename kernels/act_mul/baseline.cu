@@ -1,6 +1,5 @@
-// The steps of act-mul as kernels of their own, as a user's pipeline has them: what `bench`
-// compares with. Tensors as in forward_columns and backward_columns; others are [m, h].
-// Block: 256. Grid: (ceil(h / 1024), min(m, 65535)).
+// act-mul as an unfused sequence of kernels, the baseline of `bench`. Tensors as in forward_columns
+// and backward_columns; others are [m, h]. Block: 256. Grid: (ceil(h / 1024), min(m, 65535)).
 #include "common/activation.cuh"
 #include "common/float16.cuh"
 

@@ -1,7 +1,7 @@
-// out = act(gate) ⊙ up: every byte is moved once.
+// out = act(gate) ⊙ up, each byte read or written once.
 //
 // gate, up and out are [m, h]; rows of gate and up are `stride` elements apart: h, or 2 h where
-// both are halves of one packed row. Grid: column_blocks * ceil(m / (rows * unroll)). Block:
+// they are the two halves of a packed row. Grid: column_blocks * ceil(m / (rows * unroll)). Block:
 // columns * rows.
 #include "common/activation.cuh"
 #include "common/column_grid.cuh"
@@ -10,18 +10,18 @@
 namespace fftune {
 
 template <class T, class Activation, bool packed, int vector, int columns, int rows, int unroll,
-          bool streams>
+          bool evict_first>
 __global__ void __launch_bounds__(columns* rows)
     forward_columns(const T* gate, const T* up, T* out, i64 m, i64 h, int column_blocks) {
-  take_turn();
+  wait_and_launch_dependents();
   using grid = column_grid<T, vector, columns, rows, unroll>;
   constexpr int count = grid::count;
   const grid at(column_blocks);
   if (at.column >= h) return;
   const i64 stride = packed ? 2 * h : h;
   const T* const second = packed ? gate + h : up;
-  const u64 policy = stream_policy<streams>();
-  packet<T, count> gates[unroll], ups[unroll];
+  const u64 policy = l2_eviction_policy<evict_first>();
+  aligned_vector<T, count> gates[unroll], ups[unroll];
 #pragma unroll
   for (int u = 0; u < unroll; ++u) {
     const i64 row = at.row + u * rows;

@@ -1,10 +1,9 @@
-// dx = dy ⊙ act'(x + bias) and dbias = the sum of dx over rows, before it is rounded. x + bias is
-// computed again, so that the forward pass keeps x alone; `saved`: x is that sum, and there is no
-// bias.
+// dx = dy ⊙ act'(x + bias) and dbias = the sum of the unrounded dx over rows. x + bias is
+// recomputed, so that the forward pass saves x alone; `saved`: x is that sum, and bias is unused.
 //
-// x, dy, dx [m, h], bias, dbias [h], partial [row blocks, h]. A thread adds up its own columns over
-// all the rows that it visits; the rows of a block meet in shared memory, and
-// backward_columns_bias adds up the blocks. Every sum has a fixed order.
+// x, dy, dx [m, h], bias, dbias [h], partial [row blocks, h]. A thread adds up its columns over
+// all its rows, a block adds up its threads in shared memory, and backward_columns_bias adds up the
+// blocks. The order of every sum is fixed.
 // Grid: column_blocks * row_blocks. Block: columns * rows.
 #include "common/activation.cuh"
 #include "common/column_grid.cuh"
@@ -13,7 +12,7 @@
 namespace fftune {
 
 template <class T, class B, class Activation, bool saved, int vector, int columns, int rows,
-          int unroll, bool streams>
+          int unroll, bool evict_first>
 __global__ void __launch_bounds__(columns* rows)
     backward_columns(const T* x, const B* bias, const T* dy, T* dx, float* partial, i64 m, i64 h,
                      int column_blocks) {
@@ -23,13 +22,13 @@ __global__ void __launch_bounds__(columns* rows)
   const grid at(column_blocks);
   const bool inside = at.column < h;
   const i64 step = static_cast<i64>(gridDim.x / static_cast<u32>(column_blocks)) * grid::height;
-  take_turn();
-  const u64 policy = stream_policy<streams>();
+  wait_and_launch_dependents();
+  const u64 policy = l2_eviction_policy<evict_first>();
   float offset[count], sum[count] = {};
-  to_floats(load_shared_by_blocks<B, count>(bias + at.column, inside && !saved), offset);
+  to_floats(load_through_l1<B, count>(bias + at.column, inside && !saved), offset);
 
   for (i64 first = at.row; first < m; first += step) {
-    packet<T, count> values[unroll], gradients[unroll];
+    aligned_vector<T, count> values[unroll], gradients[unroll];
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const i64 row = first + u * rows;

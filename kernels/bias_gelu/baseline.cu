@@ -1,6 +1,5 @@
-// The steps of bias-gelu as kernels of their own, as a user's pipeline has them: what `bench`
-// compares with.
-// Block: 256. Grid: (ceil(h / 1024), min(m, 65535)) but where it says otherwise.
+// bias-gelu as an unfused sequence of kernels, the baseline of `bench`.
+// Block: 256. Grid: (ceil(h / 1024), min(m, 65535)) unless stated otherwise.
 #include "common/activation.cuh"
 #include "common/column_sum.cuh"
 

@@ -9,9 +9,8 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes, or writes 16 zeros without touching global memory when `valid` is false: that is
-// how ragged tiles are padded. .cg goes around L1, which would only hold a second copy of what
-// shared memory holds.
+// Copies 16 bytes, or writes 16 zero bytes without reading global memory when `valid` is false: the
+// padding of partial tiles. .cg bypasses L1, which would only duplicate what shared memory holds.
 __device__ __forceinline__ void copy_async(u32 shared, const void* global, bool valid) {
   const u32 bytes = valid ? 16u : 0u;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),

@@ -5,9 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/cuda_refusal.hpp"
-#include "kernels/common/row_threads.hpp"
-
 namespace fftune {
 namespace {
 
@@ -23,23 +20,22 @@ std::int64_t block_threads(const Config& config) {
   return config.at("columns") * config.at("rows");
 }
 
-/// Bytes of the sums by which the rows of a block meet.
+/// Shared memory in which the rows of a block are added up.
 std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
   return block_threads(config) * config.at("vector") / element_bytes(work) * 4;
 }
 
 void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts& facts) {
-  space
-      .parameter("waves", "blocks for each SM, which go on to further rows", {1, 2, 3, 4, 6, 8, 16})
-      .constraint("the rows of a block meet in 48 KB of shared memory",
+  space.parameter("waves", "blocks for each SM; a block loops over rows", {1, 2, 3, 4, 6, 8, 16})
+      .constraint("the sums of a block's rows fit in 48 KB of shared memory",
                   [work](const Config& c) { return shared_bytes(work, c) <= 48 * 1024; },
                   {"vector", "columns", "rows"})
-      .constraint("no more than 2048 threads of an SM run at once: more blocks only add sums",
+      .constraint("an SM has at most 2048 resident threads: more blocks only add partial sums",
                   [](const Config& c) {
                     return c.at("waves") == 1 || c.at("waves") * block_threads(c) <= 2048;
                   },
                   {"columns", "rows", "waves"})
-      .constraint("there are rows enough for that many blocks",
+      .constraint("every block has rows",
                   [work, facts](const Config& c) {
                     return c.at("waves") == 1 || (c.at("waves") / 2) * facts.multiprocessors *
                                                          c.at("rows") * c.at("unroll") <
@@ -48,10 +44,10 @@ void add_sum_parameters(Space& space, const ColumnWork& work, const DeviceFacts&
                   {"vector", "columns", "rows", "unroll", "waves"});
 }
 
-/// Many bytes in flight where there are many: 16 a thread and row, for four rows, is more than
-/// bandwidth times latency at half occupancy; with few, more threads end sooner than longer ones.
-/// Where rows are summed, blocks are narrow: those of a row's columns then share fewer sums; and
-/// with four rows in flight twice as large.
+/// Large problems: 16 bytes a thread and row for four rows, more bytes in flight than bandwidth
+/// times latency at half occupancy. Small ones: fewer rows a thread, because more threads finish
+/// sooner. With column sums, blocks are narrow, so that there are fewer partial sums, and twice as
+/// large with four rows in flight.
 Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t vector) {
   const std::int64_t columns =
       std::min<std::int64_t>(work.sums ? 64 : 256, power_of_two(row_vectors(work, vector)));
@@ -68,8 +64,8 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
                 {"unroll", unroll},
                 {"evict_first", 0}};
   if (!work.sums) return config;
-  // As many blocks as an SM has at once: those that start when others end have it for themselves.
-  // A thread has about 32 registers and 12 for each row that it has in flight.
+  // As many blocks as an SM has resident: one more wave would run on a mostly empty GPU. A thread
+  // has about 32 registers and 12 for each row in flight.
   config.set("waves", 1);
   const std::int64_t resident =
       facts.registers_per_multiprocessor / ((32 + 12 * unroll) * columns * rows);
@@ -82,24 +78,19 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
 
 }  // namespace
 
-std::optional<std::string> ColumnFamily::refusal(const Problem& problem,
-                                                 const DeviceFacts& facts) const {
-  return refuse_cuda(problem, work(problem).pass, facts);
-}
-
 Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) const {
-  if (fallback_) return {};
+  if (is_fallback()) return {};
   const ColumnWork work = this->work(problem);
   const std::int64_t widest = widest_vector(work.h * element_bytes(work));
   Space space;
   space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
-      .parameter("columns", "threads of a block side by side",
+      .parameter("columns", "threads of a block along a row",
                  {1, 2, 4, 8, 16, 32, 64, 128, 256, 512})
-      .parameter("rows", "rows of threads of a block", {1, 2, 4, 8, 16, 32, 64, 128, 256})
+      .parameter("rows", "rows of threads in a block", {1, 2, 4, 8, 16, 32, 64, 128, 256})
       .parameter("unroll", "rows that a thread has in flight", {1, 2, 4, 8})
       .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
                  {0, 1})
-      .constraint("an access is at least one element, and rows are aligned to it",
+      .constraint("an access has at least one element, and rows are aligned to it",
                   [widest, least = element_bytes(work)](const Config& c) {
                     return c.at("vector") >= least && c.at("vector") <= widest;
                   },
@@ -109,17 +100,17 @@ Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) cons
       .constraint("a block has 64 to 512 threads",
                   [](const Config& c) { return block_threads(c) >= 64 && block_threads(c) <= 512; },
                   {"columns", "rows"})
-      .constraint("at most half of a row's threads have nothing to do",
+      .constraint("at most half of the threads along a row are idle",
                   [work](const Config& c) {
                     return c.at("columns") < 2 * row_vectors(work, c.at("vector"));
                   },
                   {"vector", "columns"})
-      .constraint("a warp's accesses are of whole lines where a row has them: 32 threads at least",
-                  [work](const Config& c) {
-                    return c.at("columns") >= 32 ||
-                           2 * c.at("columns") > row_vectors(work, c.at("vector"));
-                  },
-                  {"vector", "columns"})
+      .constraint(
+          "a warp's accesses coalesce: at least 32 threads along a row, where it is that long",
+          [work](const Config& c) {
+            return c.at("columns") >= 32 || 2 * c.at("columns") > row_vectors(work, c.at("vector"));
+          },
+          {"vector", "columns"})
       .constraint("a thread's loads in flight fit in 64 registers",
                   [work](const Config& c) {
                     return c.at("unroll") * work.tensors * c.at("vector") / 4 <= 64;
@@ -135,7 +126,7 @@ Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) cons
 }
 
 Config ColumnFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  if (fallback_) return {};
+  if (is_fallback()) return {};
   const ColumnWork work = this->work(problem);
   Config config = defaults(work, facts, widest_vector(work.h * element_bytes(work)));
   while (config.at("unroll") > 1 && config.at("rows") * config.at("unroll") > work.m)
@@ -145,7 +136,7 @@ Config ColumnFamily::default_config(const Problem& problem, const DeviceFacts& f
 
 Config ColumnFamily::resolved(const ColumnWork& work, const DeviceFacts& facts,
                               const Config& config) const {
-  return fallback_ ? defaults(work, facts, element_bytes(work)) : config;
+  return is_fallback() ? defaults(work, facts, element_bytes(work)) : config;
 }
 
 std::string column_template_arguments(const Config& config) {

@@ -1,8 +1,8 @@
-// Threads over a matrix whose columns each stay with one thread: `columns` threads side by side,
-// `rows` rows of them in a block, and `unroll` rows of a thread at once.
+// The mapping of threads to a matrix where a thread works on fixed columns: a block has `rows` rows
+// of `columns` threads, and a thread takes `unroll` rows at once.
 #pragma once
 
-#include "common/packet.cuh"
+#include "common/aligned_vector.cuh"
 
 namespace fftune {
 

@@ -1,4 +1,4 @@
-// The second step of a sum over all rows of a matrix: adds up partial rows, in a fixed order.
+// The second step of a column sum: adds up rows of partial sums, in a fixed order.
 #pragma once
 
 #include "common/dependency.cuh"
@@ -10,20 +10,20 @@ constexpr int column_sum_columns = 32;
 constexpr int column_sum_lanes = 16;
 
 // out [columns] = the sum of the rows of partial [rows, columns]. A thread adds up every 16th row
-// of a column; the 16 sums of a column meet in shared memory.
-// Grid: ceil(columns / 32). Block: 512 threads. May start before the kernel that writes `partial`
-// is done.
+// of a column; the 16 sums of a column are added up in shared memory.
+// Grid: ceil(columns / 32). Block: 512 threads. May be launched programmatically behind the kernel
+// that writes `partial`.
 template <class W>
 __device__ __forceinline__ void column_sum(const float* partial, W* out, int rows, i64 columns) {
   __shared__ float sums[column_sum_lanes][column_sum_columns];
   const int column_in_block = static_cast<int>(threadIdx.x) % column_sum_columns;
   const int lane = static_cast<int>(threadIdx.x) / column_sum_columns;
   const i64 column = static_cast<i64>(blockIdx.x) * column_sum_columns + column_in_block;
-  take_turn();
+  wait_and_launch_dependents();
   float sum = 0.0f;
   if (column < columns) {
     const float* const first = partial + column;
-    constexpr int batch = 12;  // rows on their way together, where as many are left or not
+    constexpr int batch = 12;  // rows whose loads are in flight together
     for (int row = lane; row < rows; row += batch * column_sum_lanes) {
       float value[batch];
 #pragma unroll

@@ -20,20 +20,21 @@ __device__ __forceinline__ void wait_for_dependencies() {
 #endif
 }
 
-// Asks for bytes to be brought to L2, a multiple of 16 from an address that is one: a hint, which
-// may be given before the kernel's turn, as it reads nothing. Whatever is written until then passes
-// L2 too.
-__device__ __forceinline__ void fetch_to_l2([[maybe_unused]] const void* address,
+// Prefetches bytes to L2; address and size are multiples of 16. It may precede
+// wait_for_dependencies(): the kernel gets no data from it, and later writes of the kernel before
+// go through the same L2.
+__device__ __forceinline__ void prefetch_l2([[maybe_unused]] const void* address,
                                             [[maybe_unused]] unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));
 #endif
 }
 
-// What a kernel does first that may be the first of a plan and start early: it touches nothing
-// before whatever ran before it is complete, and only then lets the next kernel start, which may
-// fetch what is older than this one.
-__device__ __forceinline__ void take_turn() {
+// The first statement of a kernel that may be the first of a plan and is launched
+// programmatically. The kernel accesses no tensor before all earlier kernels are complete, and lets
+// the next kernel start only then: the next kernel may therefore load, without a wait, whatever was
+// written before this one.
+__device__ __forceinline__ void wait_and_launch_dependents() {
   wait_for_dependencies();
   launch_dependents();
 }

@@ -1,10 +1,10 @@
-// Rows in one byte an element, with a scale for each row: element times scale is the value. The
-// scale brings the row's largest magnitude to the largest number of the type; it is 1 for a row of
-// nothing above 2^-100, whose quotients would leave the range of a float.
+// Per-row quantisation to one byte an element: value = element * scale. The scale maps the row's
+// largest magnitude to the largest number of the type. It is 1 for a row with no magnitude above
+// 2^-100, whose quotients would overflow a float.
 #pragma once
 
+#include "common/aligned_vector.cuh"
 #include "common/float8.cuh"
-#include "common/packet.cuh"
 
 namespace fftune {
 
@@ -18,7 +18,7 @@ __device__ __forceinline__ float scale_of(float largest) {
   return largest > 0x1p-100f ? largest / limit : 1.0f;
 }
 
-// To nearest, ties to even; what is beyond the range becomes its end.
+// Rounds to nearest, ties to even; saturates.
 template <class Q>
 __device__ __forceinline__ u32 quantised(float value) {
   if constexpr (is_same<Q, fp8>) {
@@ -39,8 +39,8 @@ __device__ __forceinline__ u32 quantised_pair(float first, float second) {
 }
 
 template <class Q, int count>
-__device__ __forceinline__ packet<Q, count> quantise(const float (&from)[count]) {
-  packet<Q, count> result = {};
+__device__ __forceinline__ aligned_vector<Q, count> quantise(const float (&from)[count]) {
+  aligned_vector<Q, count> result = {};
 #pragma unroll
   for (int i = 0; i < count; i += 2) {
     result.word[i / 4] |= quantised_pair<Q>(from[i], from[i + 1]) << (i % 4 * 8);

@@ -1,5 +1,5 @@
-// The conventions of RMS normalisation on the device, each a type; kernels/rmsnorm/rmsnorm.hpp
-// defines them.
+// The conventions of RMS normalisation on the device, each a type. They are defined in
+// kernels/rmsnorm/rmsnorm.hpp.
 #pragma once
 
 #include "common/float16.cuh"
@@ -14,7 +14,7 @@ struct llama_norm {  // x̂ is rounded to the dtype before it is multiplied
   static __device__ __forceinline__ float factor(float weight) { return weight; }
 };
 
-struct gemma_norm {  // weights are kept as their distance from 1
+struct gemma_norm {  // w is stored as weight - 1
   template <class T>
   static __device__ __forceinline__ float normalised(float value) {
     return value;
@@ -35,8 +35,8 @@ __device__ __forceinline__ float reciprocal_deviation(float squares, int d, floa
   return rsqrtf(squares / static_cast<float>(d) + eps);
 }
 
-// What is left of dx = r(g − x̂·mean(g x̂)) where the row is one element: g·r·(1 − x̂²) is
-// g·r·eps·r², of which the difference would keep no digit.
+// dx = r(g − x̂·mean(g x̂)) for a row of one element: g·r·(1 − x̂²) = g·r·eps·r². The difference
+// 1 − x̂² itself would cancel all digits.
 __device__ __forceinline__ float lone_gradient(float gradient, float r, float eps) {
   return gradient * r * (eps * r * r);
 }

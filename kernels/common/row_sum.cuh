@@ -1,13 +1,12 @@
-// Sums over the threads that share a row: lanes of a warp, several warps of a block, or all blocks
-// of a cluster; and what joins like them, such as the largest. The order of every sum is fixed, so
-// that the bits are too.
+// Reductions (sum, maximum) over the threads that share a row: lanes of a warp, several warps of a
+// block, or all blocks of a cluster. The order is fixed, so results are bitwise reproducible.
 #pragma once
 
 #include "common/cluster.cuh"
 
 namespace fftune {
 
-// How two values become one; 0 changes nothing.
+// The reduction operators; 0 is the identity of each.
 struct addition {
   static __device__ __forceinline__ float join(float first, float second) { return first + second; }
 };
@@ -17,40 +16,40 @@ struct larger_magnitude {  // of values that are magnitudes
   }
 };
 
-// `group` threads (a power of two) share a row and a block has `groups` of them, at least a warp
-// together; in a cluster of more than one block, all of a block's threads are one group and the
-// blocks share the row. `values` sums are made at once.
+// `group` threads (a power of two) share a row; a block has `groups` groups and at least 32
+// threads. In a cluster of more than one block, each block is one group and the blocks share the
+// row. `values` reductions are done together.
 template <int values, int group, int groups, int cluster, class Join = addition>
 struct row_sum {
   static constexpr int group_warps = group > 32 ? group / 32 : 1;
   static constexpr int block_warps = group * groups / 32;
   static_assert(group * groups % 32 == 0 && (cluster == 1 || groups == 1));
 
-  // Two of each: a sum is written while late threads still read the one before.
+  // Double-buffered: a sum is written while slower threads still read the one before.
   struct memory {
     float4 block[2][values];
     float warp[2][values][block_warps];
   };
 
-  // Leaves in every thread of the row the sum over them all. To be called by all threads of the
-  // block, with `turn` 0 and 1 alternating.
-  static __device__ __forceinline__ void apply(float (&value)[values], memory& shared, int turn) {
+  // Every thread of the row gets the reduced values. All threads of the block call this, with
+  // `buffer` 0 and 1 in alternation.
+  static __device__ __forceinline__ void apply(float (&value)[values], memory& shared, int buffer) {
     if constexpr (values == 2) {
-      sum_both(value, shared, turn);
+      sum_both(value, shared, buffer);
     } else {
-      sum_each(value, shared, turn);
+      sum_each(value, shared, buffer);
     }
     if constexpr (cluster > 1) {
       if (threadIdx.x == 0) {
 #pragma unroll
         for (int v = 0; v < values; ++v) {
-          shared.block[turn][v] = make_float4(value[v], 0.0f, 0.0f, 0.0f);
+          shared.block[buffer][v] = make_float4(value[v], 0.0f, 0.0f, 0.0f);
         }
       }
       cluster_barrier();
 #pragma unroll
       for (int v = 0; v < values; ++v) {
-        const u32 address = shared_address(&shared.block[turn][v]);
+        const u32 address = shared_address(&shared.block[buffer][v]);
         value[v] = 0.0f;
 #pragma unroll
         for (u32 rank = 0; rank < cluster; ++rank) {
@@ -60,14 +59,14 @@ struct row_sum {
     }
   }
 
-  // After the last sum: no block may leave while others read its shared memory.
+  // After the last reduction: no block may exit while others read its shared memory.
   static __device__ __forceinline__ void finish() {
     if constexpr (cluster > 1) cluster_barrier();
   }
 
  private:
   static __device__ __forceinline__ void sum_each(float (&value)[values], memory& shared,
-                                                  int turn) {
+                                                  int buffer) {
 #pragma unroll
     for (int v = 0; v < values; ++v) {
 #pragma unroll
@@ -79,7 +78,7 @@ struct row_sum {
       const int warp = static_cast<int>(threadIdx.x) / 32;
       if (threadIdx.x % 32 == 0) {
 #pragma unroll
-        for (int v = 0; v < values; ++v) shared.warp[turn][v][warp] = value[v];
+        for (int v = 0; v < values; ++v) shared.warp[buffer][v][warp] = value[v];
       }
       __syncthreads();
       const int first = warp / group_warps * group_warps;
@@ -88,16 +87,16 @@ struct row_sum {
         value[v] = 0.0f;
 #pragma unroll
         for (int i = 0; i < group_warps; ++i) {
-          value[v] = Join::join(value[v], shared.warp[turn][v][first + i]);
+          value[v] = Join::join(value[v], shared.warp[buffer][v][first + i]);
         }
       }
     }
   }
 
-  // Half of the lanes that share a sum have the first of the two, half the second: little more than
-  // the work of one.
+  // Two reductions at little more than the cost of one: half of the lanes reduce the first value,
+  // the other half the second.
   static __device__ __forceinline__ void sum_both(float (&value)[values], memory& shared,
-                                                  int turn) {
+                                                  int buffer) {
     constexpr int half = (group < 32 ? group : 32) / 2;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int second = (lane & half) != 0 ? 1 : 0;
@@ -109,14 +108,14 @@ struct row_sum {
     }
     if constexpr (group_warps > 1) {
       const int warp = static_cast<int>(threadIdx.x) / 32;
-      if (lane % half == 0) shared.warp[turn][second][warp] = own;
+      if (lane % half == 0) shared.warp[buffer][second][warp] = own;
       __syncthreads();
       const int first = warp / group_warps * group_warps;
       constexpr int readers = group_warps < half ? group_warps : half;
       const int reader = lane % readers;
-      own = shared.warp[turn][second][first + reader];
+      own = shared.warp[buffer][second][first + reader];
       if constexpr (group_warps > half) {
-        own = Join::join(own, shared.warp[turn][second][first + half + reader]);
+        own = Join::join(own, shared.warp[buffer][second][first + half + reader]);
       }
 #pragma unroll
       for (int distance = readers / 2; distance > 0; distance /= 2) {

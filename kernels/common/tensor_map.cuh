@@ -1,5 +1,5 @@
-// A tensor map as kernels take it, by value in a __grid_constant__ parameter: the 128 bytes that
-// cuTensorMapEncodeTiled fills in. Host and device include this file alike.
+// A tensor map (TMA descriptor) as a kernel receives it, by value in a __grid_constant__ parameter:
+// the 128 bytes that cuTensorMapEncodeTiled writes. Included by host and device code.
 #pragma once
 
 namespace fftune {

@@ -1,5 +1,5 @@
-// The bulk tensor copy engine (TMA, sm_90): boxes of a tensor between global and shared memory, by
-// tensor maps.
+// TMA (sm_90): copies of boxes of a tensor, described by a tensor map, between global and shared
+// memory.
 #pragma once
 
 #include "common/barrier.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ void tma_prefetch(const tensor_map& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Brings the box at element (inner, outer) into L2.
+// Prefetches the box at element (inner, outer) to L2.
 __device__ __forceinline__ void tma_prefetch(const tensor_map& map, int inner, int outer) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(inner),
                "r"(outer)
@@ -48,7 +48,7 @@ __device__ __forceinline__ void tma_load_multicast(u32 shared, const tensor_map&
       : "memory");
 }
 
-// Stores the box from `shared`; the part outside of the tensor is left out.
+// Stores the box from `shared`; elements outside the tensor are not written.
 __device__ __forceinline__ void tma_store(const tensor_map& map, u32 shared, int inner, int outer) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
@@ -60,7 +60,8 @@ __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// The same of a map of three dimensions, at element (inner, outer) of matrix number `matrix`.
+// The same with a tensor map of three dimensions, at element (inner, outer) of matrix number
+// `matrix`.
 __device__ __forceinline__ void tma_load(u32 shared, const tensor_map& map, u32 barrier, int inner,
                                          int outer, int matrix, l2_policy policy) {
   asm volatile(
@@ -97,8 +98,7 @@ __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-// Orders this thread's ordinary writes to shared memory before later reads by the copy engine or
-// wgmma.
+// Orders this thread's generic-proxy writes to shared memory before later reads by TMA or wgmma.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

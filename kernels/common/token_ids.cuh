@@ -1,4 +1,4 @@
-// Ids of tokens as they are read, and the logit of a token that must not come.
+// Vectorised token ids, and the logit of a blocked token.
 #pragma once
 
 #include "common/float16.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ T negative_infinity() {
   }
 }
 
-// Neighbouring ids, which one access moves.
+// Neighbouring ids that one access loads.
 template <class Id, int count>
 struct alignas(count* static_cast<int>(sizeof(Id))) id_run {
   Id value[count];

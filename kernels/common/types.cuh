@@ -1,5 +1,5 @@
-// Fixed-width integers and the little arithmetic that layouts need, for sources that NVRTC compiles
-// without any toolkit header.
+// Fixed-width integers and the integer arithmetic of layouts: NVRTC compiles device sources without
+// any toolkit header.
 #pragma once
 
 namespace fftune {

@@ -1,5 +1,4 @@
-// 16-byte global accesses: the widest a thread can issue, and the unit of every fast path (eight
-// 16-bit elements).
+// 16-byte global accesses: the widest that a thread can issue, eight 16-bit elements.
 #pragma once
 
 #include "common/types.cuh"
@@ -28,7 +27,8 @@ __device__ __forceinline__ vector16 load_cached(const void* address) {
   return value;
 }
 
-// An operand that the kernel before this one writes, when this one may have started early.
+// An operand that the kernel before writes, where this kernel is launched programmatically:
+// ld.global.nc must not be used then.
 __device__ __forceinline__ vector16 load_dependent(const void* address) {
   vector16 value;
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -6,8 +6,8 @@
 // Grid: (ceil(columns / elements of a thread / 256), min(rows, 65535)), of gate_gradient: see
 // there. Block: 256 threads.
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
 #include "common/float8.cuh"
-#include "common/packet.cuh"
 #include "common/vector.cuh"
 
 namespace fftune {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(256) gate_gradient(const T* dc, const T* gate,
                                                      T* d_gate, T* d_up, T* hidden, i64 elements) {
   const i64 at = (static_cast<i64>(blockIdx.x) * 256 + threadIdx.x) * count;
   if (at >= elements) return;
-  const u64 policy = stream_policy<false>();
+  const u64 policy = l2_eviction_policy<false>();
   const auto gradients = load_once<T, count>(dc + at, true, policy);
   const auto gates = load_once<T, count>(gate + at, true, policy);
   const auto ups = load_once<T, count>(up + at, true, policy);

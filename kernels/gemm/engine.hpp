@@ -1,5 +1,5 @@
-// An engine: one way to compute GEMMs on one kind of device. A value: a table of functions that
-// each engine's folder fills in. Families (family.hpp) apply an engine to a stage of an op.
+// An engine: one implementation of GEMMs for one kind of device, as a table of functions that its
+// folder defines. Families (family.hpp) apply an engine to a stage of an op.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "device/program.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {

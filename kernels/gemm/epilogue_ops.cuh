@@ -1,5 +1,5 @@
-// What becomes of the fp32 accumulators before their one rounding, for every engine: the epilogue
-// of a gemm_form on one element. How elements are loaded and stored is the engine's.
+// The epilogue of a gemm_form on one element, shared by all engines: from fp32 accumulators to the
+// value that is rounded once. Each engine loads and stores the elements in its own way.
 #pragma once
 
 #include "common/activation.cuh"

@@ -1,6 +1,6 @@
-// The compile-time form of a GEMM: what of a GemmProblem decides which code its kernel is made of.
-// Kernels take it as one template argument; the host makes it and prints it (form.hpp). Host and
-// device include this file alike.
+// The compile-time form of a GEMM: the parts of a GemmProblem that kernels are specialised for.
+// Kernels take it as one template argument, which the host prints (form.hpp). Included by host and
+// device code.
 #pragma once
 
 namespace fftune {

@@ -91,7 +91,7 @@ class mask_groups {
   }
 
   // Adds the rows of group 0 among 16 of each of `own` chunks, `offset` from their starts. All
-  // loads are on their way before the first is waited for.
+  // loads are in flight before the first is used.
   template <u32 own>
   __device__ __forceinline__ void count(u32 (&counts)[own], u32 first_chunk, u32 offset) const {
     uint4 bytes[own];
@@ -328,7 +328,7 @@ struct group_tile {
   int group;
   int rank;   // of its first row in the group
   int first;  // sorted place of its first row
-  int count;  // rows that it has; none or less of one that only fills a cluster
+  int count;  // its rows; zero or less for a padding tile of a cluster
 };
 
 // Tiles of `height` rows of one group each, those of group 0 first, of each group a multiple of a
@@ -371,7 +371,7 @@ class group_tiles<routed_groups, height, cluster> {
  public:
   static constexpr int shared_words = routed_groups::shared_words;
 
-  // All threads of the block; the first warp fills the table.
+  // All threads of the block; the first warp writes the table.
   __device__ __forceinline__ group_tiles(const routed_groups& groups, u32* shared)
       : groups_(groups), begins_(shared) {
     if (threadIdx.x < 32) {

@@ -1,6 +1,6 @@
-// What a GEMM kernel is passed: one struct by value, its slots by name. The device code and the
-// host include this file alike; the host fills slots in by their offsets (gemm/launch.hpp), and
-// leaves those untouched that a problem does without.
+// The parameters of a GEMM kernel: one struct, passed by value. Included by host and device code.
+// The host writes fields by their offsets (gemm/launch.hpp) and leaves those that a problem does
+// not use.
 #pragma once
 
 namespace fftune {

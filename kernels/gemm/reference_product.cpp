@@ -9,8 +9,8 @@
 namespace fftune {
 namespace {
 
-/// Whether a product has so many operations for each byte of its matrices that it may be moved to
-/// where it is computed faster: 100 of them take 16 cores as long as the byte takes to a device.
+/// Whether the arithmetic intensity is high enough to compute the product on the device: 100
+/// operations take 16 cores as long as the transfer of one byte.
 bool may_move(std::int64_t m, std::int64_t n, std::int64_t k) {
   const auto share = [](std::int64_t size) { return 1 / static_cast<double>(size); };
   return 2 / (8 * (share(m) + share(n) + share(k))) >= 100;

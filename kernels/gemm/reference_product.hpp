@@ -1,4 +1,4 @@
-// A product of matrices in float64, for references.
+// A GEMM in float64, for references.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace fftune {
 
-/// c [m,n] = a [m,k] · b [n,k]ᵀ + beta·c, a large one by Parallel::multiply where that does it,
-/// else the longer side of c shared among all threads.
+/// c [m,n] = a [m,k] · b [n,k]ᵀ + beta·c. A large one uses Parallel::multiply if that is available;
+/// else the threads divide the longer side of c.
 void reference_product(Parallel& parallel, std::int64_t m, std::int64_t n, std::int64_t k,
                        const DoubleMatrixView& a, const DoubleMatrixView& b, double beta,
                        double* c);

@@ -1,11 +1,11 @@
-// What makes numbers of the elements of a quantised product.
+// Scales of quantised operands: from elements to values.
 #pragma once
 
 #include "common/types.cuh"
 
 namespace fftune {
 
-// The elements are the numbers.
+// No scales: the elements are the values.
 struct no_scales {
   static constexpr bool present = false, in_blocks = false;
 };
@@ -14,12 +14,12 @@ struct no_scales {
 struct tensor_scales {
   static constexpr bool present = true, in_blocks = false;
   const float* a;
-  const float* b[2];  // the second is unused with one product
+  const float* b[2];  // the second is unused with one B operand
   const float* c;     // of the output, if that is quantised; else null
 
-  // What makes a sum of element products the product.
+  // The factor of an accumulator of elements.
   __device__ __forceinline__ float of_product(int product) const { return *a * *b[product]; }
-  // What makes an output an element.
+  // The factor from a value of C to its element.
   __device__ __forceinline__ float of_output() const { return c != nullptr ? 1.0f / *c : 1.0f; }
 };
 
@@ -34,10 +34,10 @@ __device__ __forceinline__ int blocks_of(int extent) {
 struct block_scales {
   static constexpr bool present = true, in_blocks = true;
   const float* a;     // [m, blocks of k]
-  const float* b[2];  // [blocks of n, blocks of k]; the second is unused with one product
+  const float* b[2];  // [blocks of n, blocks of k]; the second is unused with one B operand
 
-  // The scale of block `block` of 128 of k, in row `row` of A, or row `row` of a B. The rows that
-  // fill up a tile beyond the `rows` that there are take the last one's: their elements are zeros.
+  // The scale of block `block` of 128 of k, in row `row` of A, or row `row` of a B. The padding
+  // rows of a tile, beyond `rows`, take the last row's scale: their elements are zeros.
   __device__ __forceinline__ float of_a(int row, int rows, int block, int k) const {
     const i64 at = row < rows ? row : rows - 1;
     return a[at * blocks_of(k) + block];

@@ -19,9 +19,9 @@ struct split_k_workspace {
   float* partials;  // [tiles, split_k, values of a tile], 16-byte aligned
 };
 
-// Counts this block in and tells every thread whether it is the last of its tile. All threads of
-// the block call it after their stores to the workspace; in the last block those of every other
-// block are visible afterwards.
+// Counts this block's arrival and tells every thread whether the block is the last of its tile. All
+// threads of the block call it after their stores to the workspace; in the last block those of
+// every other block are visible afterwards.
 __device__ __forceinline__ bool arrive_last(u32* counter, int split_k, bool* shared_flag) {
   __threadfence();
   __syncthreads();

@@ -1,7 +1,6 @@
-// The order in which blocks take the output tiles. Blocks start roughly in the order of their
-// index, so neighbours in this order run together and share what they read in L2: a band of
-// `group_m` tile rows is walked column by column, so that a wave covers a rectangle instead of a
-// strip.
+// The raster order of output tiles. Blocks start roughly in the order of their index, so neighbours
+// in this order run together and share operands in L2. A band of `group_m` tile rows is walked
+// column by column, so that a wave covers a rectangle instead of a strip.
 #pragma once
 
 #include "common/types.cuh"

@@ -1,11 +1,11 @@
-// Blocks the tokens that would repeat an n-gram of their row, where rows share prefixes:
-// definitions and layouts in kernels/ngram_block/ngram_block.hpp.
+// Blocks the tokens that would repeat an n-gram of their row, where rows share prefixes.
+// kernels/ngram_block/ngram_block.hpp has the definition and the layouts.
 //
-// `tile` rows of a group belong to one block, or to the blocks of a cluster. Each id of their
-// prefix is read once, `vector` bytes at a time: is it a token, and of which rows is it the last
-// id? There the comparison of the ids before it with those at the row's end begins. The rows' own
-// ids, `own_vector` bytes at a time, are shared out to the cluster's blocks by rows. Several
-// threads may block one token: all of them write the same. Grid: any number of clusters of
+// A block, or the blocks of a cluster, have `tile` rows of a group. Each id of the prefix is read
+// once, `vector` bytes at a time. If it equals the last id of a row, the ids before it are compared
+// with the ids at the row's end. The rows' own ids, read `own_vector` bytes at a time, are divided
+// among the cluster's blocks by rows. Several threads may block the same token: all write the same
+// value. Grid: any number of clusters of
 // (cluster, 1, 1). Block: `threads`.
 #include "common/dependency.cuh"
 #include "common/row_sum.cuh"
@@ -13,12 +13,12 @@
 
 namespace fftune {
 
-// What is known of a row before its ids are looked at.
+// The state of a row before its ids are compared.
 template <class Id>
 struct tile_row {
   int length;  // of prefix and own ids together
   int n;
-  int flaws;  // own ids that are no tokens
+  int flaws;  // own ids that are not valid tokens
   Id last;    // padding where nothing may match it
 };
 
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(threads)
     block_groups(const Id* ids, const Id* prefixes, T* logits, const int* lengths,
                  const int* prefix_lengths, const int* ns, int* invalid, i64 rows, int beams,
                  int len, int prefix_len, int vocab, int usual_n, i64 padding_id) {
-  take_turn();
+  wait_and_launch_dependents();
   using row_sums = row_sum<1, threads, 1, cluster>;
   __shared__ typename row_sums::memory shared;
   __shared__ tile_row<Id> known[tile];
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(threads)
 
   const int tiles = (beams - 1) / tile + 1;  // of a group
   const i64 units = ((rows - 1) / beams + 1) * tiles;
-  int turn = 0;
-  for (i64 unit = blockIdx.x / cluster; unit < units; unit += gridDim.x / cluster, turn ^= 1) {
+  int buffer = 0;
+  for (i64 unit = blockIdx.x / cluster; unit < units; unit += gridDim.x / cluster, buffer ^= 1) {
     const i64 group = unit / tiles;
     const i64 begin = (unit - group * tiles) * tile;  // the first row's place in its group
     const i64 first_row = group * beams + begin;
@@ -61,10 +61,10 @@ __global__ void __launch_bounds__(threads)
     const Id* const prefix = prefixes + group * prefix_len;
     const Id* const tile_ids = ids + first_row * len;
 
-    // The first of the prefix is on its way while the rows' ends are looked up, before it is known
-    // how much of it counts.
+    // The first loads of the prefix are in flight while the rows' ends are looked up, before the
+    // prefix's length is known.
     run batch[unroll];
-    const auto fetch = [&](int place, int length) {
+    const auto load_batch = [&](int place, int length) {
 #pragma unroll
       for (int u = 0; u < unroll; ++u) {
         batch[u] = {};
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(threads)
         }
       }
     };
-    fetch(first, prefix_len);
+    load_batch(first, prefix_len);
     const int shared_length = own_lengths ? clamped(prefix_lengths[group], prefix_len) : prefix_len;
     if (thread < tile_rows) {
       const i64 row = first_row + thread;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(threads)
     }
     __syncthreads();
     Id last[tile];
-    u32 of_every_id = 0;  // bits of the rows that block all their ids
+    u32 of_every_id = 0;  // bit k: row k has n = 1 and blocks all its ids
 #pragma unroll
     for (int k = 0; k < tile; ++k) {
       last[k] = known[k].last;
@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(threads)
         logits[(first_row + k) * vocab + id] = negative_infinity<T>();
       }
     };
-    // At `place` row k has its last id, or, with n = 1, any: is all before it the same?
+    // Called where row k has its last id at `place` (with n = 1, at every id): blocks the next id
+    // if the n - 2 ids before it match too.
     const auto look_at = [&](int k, int place) {
       const int n = known[k].n, end = known[k].length - 1;
       if (n == 1) return block(k, id_at(k, place));
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(threads)
     for (int place = first; place < shared_length;) {
 #pragma unroll
       for (int u = 0; u < unroll; ++u) {
-        u64 found = 0;
+        u64 matches = 0;
 #pragma unroll
         for (int e = 0; e < count; ++e) {
           const Id id = batch[u].value[e];
@@ -130,16 +131,16 @@ __global__ void __launch_bounds__(threads)
           u32 same = of_every_id;
 #pragma unroll
           for (int k = 0; k < tile; ++k) same |= id == last[k] ? 1u << k : 0u;
-          found |= static_cast<u64>(same) << (e * tile);
+          matches |= static_cast<u64>(same) << (e * tile);
         }
-        while (found != 0) {
-          const int bit = __ffsll(static_cast<long long>(found)) - 1;
-          found &= found - 1;
+        while (matches != 0) {
+          const int bit = __ffsll(static_cast<long long>(matches)) - 1;
+          matches &= matches - 1;
           look_at(bit % tile, place + u * step + bit / tile);
         }
       }
       place += unroll * step;
-      fetch(place, shared_length);
+      load_batch(place, shared_length);
     }
 
     const int runs = (len - 1) / own_count + 1;  // of a row
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(threads)
     }
 
     float prefix_flaws[1] = {static_cast<float>(flaws)};  // exact up to 2^24
-    row_sums::apply(prefix_flaws, shared, turn);
+    row_sums::apply(prefix_flaws, shared, buffer);
     if (thread < tile_rows && thread % cluster == rank) {
       invalid[first_row + thread] = static_cast<int>(prefix_flaws[0]) + known[thread].flaws;
     }

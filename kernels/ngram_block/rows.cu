@@ -1,11 +1,11 @@
-// Blocks the tokens that would repeat an n-gram of their row: definitions and layouts in
-// kernels/ngram_block/ngram_block.hpp.
+// Blocks the tokens that would repeat an n-gram of their row. kernels/ngram_block/ngram_block.hpp
+// has the definition and the layouts.
 //
-// A row belongs to one block, or to the blocks of a cluster. Each id is read once, `vector` bytes
-// at a time: is it a token, and is it the row's last id? There, where a text differs most often,
-// the comparison of the ids before it with those at the row's end begins. Several threads may block
-// one token: all of them write the same. `l2_prefetch`: a block prefetches its first row to
-// L2 before griddepcontrol.wait. Grid: any number of clusters of (cluster, 1, 1). Block: `threads`.
+// A block, or the blocks of a cluster, have a row. Each id is read once, `vector` bytes at a time.
+// If it equals the row's last id, the ids before it are compared with the ids at the row's end,
+// backwards, because texts differ there most often. Several threads may block the same token: all
+// write the same value. `l2_prefetch`: a block prefetches its first row to L2 before
+// griddepcontrol.wait. Grid: any number of clusters of (cluster, 1, 1). Block: `threads`.
 #include "common/dependency.cuh"
 #include "common/row_sum.cuh"
 #include "common/token_ids.cuh"
@@ -19,11 +19,11 @@ __global__ void __launch_bounds__(threads)
                int len, int vocab, int usual_n, i64 padding_id) {
   if constexpr (l2_prefetch) {
     if (threadIdx.x == 0 && blockIdx.x % cluster == 0) {
-      fetch_to_l2(ids + static_cast<i64>(blockIdx.x / cluster) * len,
+      prefetch_l2(ids + static_cast<i64>(blockIdx.x / cluster) * len,
                   static_cast<u32>(len) * static_cast<u32>(sizeof(Id)));
     }
   }
-  take_turn();
+  wait_and_launch_dependents();
   using row_sums = row_sum<1, threads, 1, cluster>;
   __shared__ typename row_sums::memory shared;
   constexpr int count = vector / static_cast<int>(sizeof(Id));
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(threads)
   const int first = (rank * threads + static_cast<int>(threadIdx.x)) * count;
   constexpr int step = threads * cluster * count;
 
-  int turn = 0;
-  for (i64 row = blockIdx.x / cluster; row < rows; row += gridDim.x / cluster, turn ^= 1) {
+  int buffer = 0;
+  for (i64 row = blockIdx.x / cluster; row < rows; row += gridDim.x / cluster, buffer ^= 1) {
     const Id* const row_ids = ids + row * len;
     int length = len;
     if constexpr (own_lengths) {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads)
         for (int k = 0; k < count; ++k) look_at(place + u * step + k, batch[u].value[k]);
       }
     }
-    row_sums::apply(flaws, shared, turn);
+    row_sums::apply(flaws, shared, buffer);
     if (threadIdx.x == 0 && rank == 0) invalid[row] = static_cast<int>(flaws[0]);
   }
   row_sums::finish();

@@ -1,5 +1,5 @@
-// The definition for any width and alignment, in three kernels: dx and the rows' reciprocal
-// deviations; dw over chunks of rows, column by column; and the sum of the chunks.
+// The backward pass for any width and alignment, in three kernels: dx and the rows' 1 / deviation;
+// partial dw over chunks of rows; the sum of the chunks.
 //
 // Arguments as in backward_rows; r [rows] and partial [chunks, d] are workspace.
 #include "common/column_sum.cuh"
@@ -8,15 +8,15 @@
 
 namespace fftune {
 
-// Grid: min(rows, 2^31 - 1). Block: 256, which share a row.
+// Grid: min(rows, 2^31 - 1). Block: 256 threads, which share a row.
 template <class T, class W, class Convention, bool adds, bool saved>
 __global__ void __launch_bounds__(256)
     backward_fallback(const T* x, const W* w, const T* dy, const T* dsum, const float* rstd, T* dx,
                       float* r_of, i64 rows, int d, float eps) {
   using row_sums = row_sum<2, 256, 1, 1>;
   __shared__ typename row_sums::memory shared;
-  int turn = 0;
-  for (i64 row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+  int buffer = 0;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x, buffer ^= 1) {
     const i64 first = row * d;
     float sums[2] = {};  // of factor(w) dy x, and of x²
     for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(256)
       sums[0] += g * value;
       sums[1] += value * value;
     }
-    row_sums::apply(sums, shared, turn);
+    row_sums::apply(sums, shared, buffer);
     const float r = saved ? rstd[row] : reciprocal_deviation(sums[1], d, eps);
     if (threadIdx.x == 0) r_of[row] = r;
     const float mean = sums[0] * r / static_cast<float>(d);

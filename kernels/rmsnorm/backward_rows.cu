@@ -3,17 +3,16 @@
 // once.
 //
 // x, dy, dsum, dx [rows, d], w, dw [d], rstd [rows]; partial [gridDim.x / cluster, d]. Threads
-// share rows as in forward_rows. A thread has the same columns in every row that it works on, so it
-// adds up their dw in registers; the groups of a block meet in shared memory, and
-// backward_rows_weight adds up the blocks. Every sum has a fixed order. `keeps`: weights stay in
-// registers as floats; else they are fetched for every row, twice, from L1. `prefetch`: the next
-// row is loaded before the sums of this one, so that loads are in flight all the time.
-// `l2_prefetch_rows`: while a row is worked on, the one so many iterations later is prefetched to
-// L2, and before griddepcontrol.wait the first ones and the weights; 0: no prefetch. Grid: any
-// number of clusters of (cluster, 1, 1). Block: group * groups, of which an SM is to have
-// `resident` at once.
+// share rows as in forward_rows. A thread has the same columns in every row, so it accumulates
+// their dw in registers; a block adds up its groups in shared memory, and backward_rows_weight adds
+// up the blocks. The order of every sum is fixed. `keeps`: weights stay in registers as floats;
+// else they are loaded twice for every row, from L1. `prefetch`: the next row is loaded before the
+// sums of this one, so that loads are always in flight. `l2_prefetch_rows`: each iteration
+// prefetches to L2 the rows of this many iterations later; the first rows and the weights are
+// prefetched before griddepcontrol.wait; 0: no prefetch. Grid: any number of clusters of (cluster,
+// 1, 1). Block: group * groups; `resident`: blocks an SM (launch bounds).
+#include "common/aligned_vector.cuh"
 #include "common/column_sum.cuh"
-#include "common/packet.cuh"
 #include "common/rms_norm.cuh"
 #include "common/row_sum.cuh"
 
@@ -33,57 +32,57 @@ __global__ void __launch_bounds__(group* groups, resident)
   const int rank = cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   const i64 step = static_cast<i64>(gridDim.x / cluster) * groups;
   i64 base = static_cast<i64>(blockIdx.x / cluster) * groups;  // the block's first row
-  // The rows of a block are next to each other.
+  // A block's rows are contiguous.
   const auto prefetch_rows = [&](i64 first) {
     if (threadIdx.x != 0 || rank != 0 || first >= rows) return;
     const i64 left = rows - first;
     const u32 bytes = static_cast<u32>(left < groups ? left : groups) * static_cast<u32>(d) *
                       static_cast<u32>(sizeof(T));
-    fetch_to_l2(x + first * d, bytes);
-    fetch_to_l2(dy + first * d, bytes);
-    if constexpr (adds) fetch_to_l2(dsum + first * d, bytes);
+    prefetch_l2(x + first * d, bytes);
+    prefetch_l2(dy + first * d, bytes);
+    if constexpr (adds) prefetch_l2(dsum + first * d, bytes);
   };
   if constexpr (l2_prefetch_rows > 0) {
 #pragma unroll
     for (int ahead = 0; ahead < l2_prefetch_rows; ++ahead) prefetch_rows(base + ahead * step);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-      fetch_to_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
+      prefetch_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
     }
   }
-  take_turn();
+  wait_and_launch_dependents();
 
   const int lane = static_cast<int>(threadIdx.x) % group;
   const int first_column = (rank * group + lane) * count;
   constexpr int column_step = cluster * group * count;
-  const u64 policy = stream_policy<evict_first>();
+  const u64 policy = l2_eviction_policy<evict_first>();
 
   const float inverse_width = 1.0f / static_cast<float>(d);
-  const u32 zero = static_cast<u32>(d) >> 31;  // which the compiler does not know
+  const u32 zero = static_cast<u32>(d) >> 31;  // 0, unknown to the compiler
 
   float weight_gradient[vectors][count] = {};
   const auto load_factors = [&](int i, float(&factor)[count]) {
     const int column = first_column + i * column_step;
-    to_floats(load_shared_by_blocks<W, count>(w + column, column < d), factor);
+    to_floats(load_through_l1<W, count>(w + column, column < d), factor);
 #pragma unroll
     for (int e = 0; e < count; ++e) factor[e] = Convention::factor(factor[e]);
   };
-  float kept[keeps ? vectors : 1][count];
+  float cached_factors[keeps ? vectors : 1][count];
   if constexpr (keeps) {
 #pragma unroll
-    for (int i = 0; i < vectors; ++i) load_factors(i, kept[i]);
+    for (int i = 0; i < vectors; ++i) load_factors(i, cached_factors[i]);
   }
   const auto factors = [&](int i, float(&factor)[count]) {
     if constexpr (keeps) {
 #pragma unroll
-      for (int e = 0; e < count; ++e) factor[e] = kept[i][e];
+      for (int e = 0; e < count; ++e) factor[e] = cached_factors[i][e];
     } else {
       load_factors(i, factor);
     }
   };
 
   struct loaded_row {
-    packet<T, count> values[vectors], gradients[vectors], passed[adds ? vectors : 1];
-    float r;  // as it was saved
+    aligned_vector<T, count> values[vectors], gradients[vectors], passed[adds ? vectors : 1];
+    float r;  // as saved by the forward pass
   };
   const auto load = [&](i64 row, loaded_row& to) {
 #pragma unroll
@@ -102,7 +101,7 @@ __global__ void __launch_bounds__(group* groups, resident)
   i64 row = base + threadIdx.x / group;
   loaded_row current;
   load(row, current);
-  for (int turn = 0; base < rows; base += step, row += step, turn ^= 1) {
+  for (int buffer = 0; base < rows; base += step, row += step, buffer ^= 1) {
     if constexpr (l2_prefetch_rows > 0) prefetch_rows(base + l2_prefetch_rows * step);
     loaded_row next;
     if constexpr (prefetch) load(row + step, next);
@@ -120,9 +119,9 @@ __global__ void __launch_bounds__(group* groups, resident)
         if constexpr (!saved) sums[1] += value[e] * value[e];
       }
     }
-    row_sums::apply(sums, shared, turn);
+    row_sums::apply(sums, shared, buffer);
     const float r = saved ? current.r : rsqrtf(sums[saved ? 0 : 1] * inverse_width + eps);
-    const float taken = sums[0] * r * inverse_width * r * r;  // from dx for each unit of x
+    const float taken = sums[0] * r * inverse_width * r * r;  // dx loses this for each unit of x
 
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
@@ -138,7 +137,7 @@ __global__ void __launch_bounds__(group* groups, resident)
         const float scaled = gradient[e] * r;
         weight_gradient[i][e] += scaled * value[e];
         float slope = factor[e] * scaled - value[e] * taken;
-        if constexpr (!saved && count == 1) {  // no row of one element is read otherwise
+        if constexpr (!saved && count == 1) {  // d == 1 implies count == 1
           if (d == 1) slope = lone_gradient(factor[e] * gradient[e], r, eps);
         }
         value[e] = adds ? slope + other[e] : slope;

@@ -33,14 +33,14 @@ __global__ void __launch_bounds__(256)
     baseline_root(const T* x, float* root, i64 rows, int d, float eps) {
   using row_sums = row_sum<1, 256, 1, 1>;
   __shared__ typename row_sums::memory shared;
-  int turn = 0;
-  for (i64 row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+  int buffer = 0;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x, buffer ^= 1) {
     float squares[1] = {};
     for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
       const float value = to_float(x[row * d + column]);
       squares[0] += value * value;
     }
-    row_sums::apply(squares, shared, turn);
+    row_sums::apply(squares, shared, buffer);
     if (threadIdx.x == 0) root[row] = reciprocal_deviation(squares[0], d, eps);
   }
 }

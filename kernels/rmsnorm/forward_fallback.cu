@@ -1,6 +1,6 @@
-// The definition for any width and alignment: a block of 256 threads takes a row, reads it once for
-// the sum and once more, from L2, for the result; where that is quantised, once more for its
-// largest.
+// The forward pass for any width and alignment: a block of 256 threads reads a row once for the sum
+// of squares and again, from L2, for y. If y is quantised, it reads the row once more, for the
+// largest magnitude.
 //
 // Arguments as in forward_rows. Grid: min(rows, 2^31 - 1). Block: 256.
 #include "common/quantise.cuh"
@@ -18,9 +18,9 @@ __global__ void __launch_bounds__(256)
   constexpr bool quantises = sizeof(Y) == 1;
   __shared__ typename row_sums::memory shared;
   __shared__ typename row_largest::memory shared_largest;
-  int turn = 0;
-  for (i64 row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
-    // A thread reads back only what it wrote itself.
+  int buffer = 0;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x, buffer ^= 1) {
+    // A thread reads only elements that it wrote itself, so no barrier is needed.
     const T* const values = (adds ? sum : x) + row * d;
     float squares[1] = {};
     for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
@@ -31,12 +31,12 @@ __global__ void __launch_bounds__(256)
       const float value = to_float(values[column]);
       squares[0] += value * value;
     }
-    row_sums::apply(squares, shared, turn);
+    row_sums::apply(squares, shared, buffer);
     const float r = reciprocal_deviation(squares[0], d, eps);
     if (saves && threadIdx.x == 0) rstd[row] = r;
     const auto weighed = [&](int column) {
       const float value = to_float(values[column]) * r;
-      // What is quantised is rounded once.
+      // A quantised value is rounded only once.
       return (quantises ? value : Convention::template normalised<T>(value)) *
              Convention::factor(to_float(w[column]));
     };
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(256)
       for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
         largest[0] = fmaxf(largest[0], fabsf(weighed(column)));
       }
-      row_largest::apply(largest, shared_largest, turn);
+      row_largest::apply(largest, shared_largest, buffer);
     }
     const float scale = scale_of<Y>(largest[0]);
     const float factor = 1.0f / scale;

@@ -1,15 +1,14 @@
 // y = x̂ ⊙ factor(w) with x̂ = x / sqrt(mean(x²) + eps) for rows that fit in registers: x is read
-// once, and all of a row's bytes are in flight together.
+// once, with all loads of a row in flight together.
 //
 // x, residual, y, sum [rows, d], w [d], rstd [rows]. `group` threads of each of `cluster` blocks
 // share a row, a block has `groups` groups, and a group takes `unroll` rows at once. Vector i of a
-// thread is vector (i * cluster + rank) * group + lane of the row, so that neighbouring lanes touch
-// neighbouring bytes. Blocks go on to further rows until none is left. `keeps`: weights are
-// fetched once, before the rows, and stay in registers; else for every row, when its sum is known.
-// `l2_prefetch`: before griddepcontrol.wait a block prefetches its first rows to L2, and the first
-// block the weights.
-// Where Y is a type of one byte, y is quantised (common/quantise.cuh), and scales [rows] written.
-// Grid: any number of clusters of (cluster, 1, 1). Block: group * groups.
+// thread is vector (i * cluster + rank) * group + lane of the row, so that accesses coalesce.
+// Blocks loop over the rows. `keeps`: weights are loaded once, before the rows, and stay in
+// registers; else they are loaded for every row, after its sum. `l2_prefetch`: before
+// griddepcontrol.wait a block prefetches its first rows to L2, and the first block the weights. If
+// Y is a type of one byte, y is quantised (common/quantise.cuh) and scales [rows] is written. Grid:
+// any number of clusters of (cluster, 1, 1). Block: group * groups.
 #include "common/dependency.cuh"
 #include "common/quantise.cuh"
 #include "common/rms_norm.cuh"
@@ -25,18 +24,18 @@ __global__ void __launch_bounds__(group* groups)
                  float* scales, i64 rows, int d, float eps) {
   constexpr int count = vector / static_cast<int>(sizeof(T));
   if constexpr (l2_prefetch) {
-    // The rows of a block are next to each other.
+    // A block's rows are contiguous.
     const i64 begin = static_cast<i64>(blockIdx.x / cluster) * groups * unroll;
     const i64 left = rows - begin;
     const u32 row_bytes = static_cast<u32>(d) * static_cast<u32>(sizeof(T));
     const u32 block_rows = static_cast<u32>(left < groups * unroll ? left : groups * unroll);
     if (threadIdx.x == 0 && blockIdx.x % cluster == 0) {
-      fetch_to_l2(x + begin * d, block_rows * row_bytes);
-      if constexpr (adds) fetch_to_l2(residual + begin * d, block_rows * row_bytes);
-      if (blockIdx.x == 0) fetch_to_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
+      prefetch_l2(x + begin * d, block_rows * row_bytes);
+      if constexpr (adds) prefetch_l2(residual + begin * d, block_rows * row_bytes);
+      if (blockIdx.x == 0) prefetch_l2(w, static_cast<u32>(d) * static_cast<u32>(sizeof(W)));
     }
   }
-  take_turn();
+  wait_and_launch_dependents();
   using row_sums = row_sum<unroll, group, groups, cluster>;
   using row_largest = row_sum<unroll, group, groups, cluster, larger_magnitude>;
   constexpr bool quantises = sizeof(Y) == 1;
@@ -47,25 +46,26 @@ __global__ void __launch_bounds__(group* groups)
   const int lane = static_cast<int>(threadIdx.x) % group;
   const int first_column = (rank * group + lane) * count;
   constexpr int column_step = cluster * group * count;
-  const u64 policy = stream_policy<evict_first>();
+  const u64 policy = l2_eviction_policy<evict_first>();
 
-  constexpr int chunk = keeps || vectors < 4 ? vectors : 4;  // vectors whose weights are at hand
-  packet<W, count> weights[chunk];
-  const auto fetch_weights = [&](int start) {
+  constexpr int chunk =
+      keeps || vectors < 4 ? vectors : 4;  // vectors whose weights are in registers
+  aligned_vector<W, count> weights[chunk];
+  const auto load_weights = [&](int start) {
 #pragma unroll
     for (int i = 0; i < chunk; ++i) {
       const int column = first_column + (start + i) * column_step;
-      weights[i] = load_shared_by_blocks<W, count>(w + column, column < d);
+      weights[i] = load_through_l1<W, count>(w + column, column < d);
     }
   };
-  if constexpr (keeps) fetch_weights(0);
+  if constexpr (keeps) load_weights(0);
 
   const i64 step = static_cast<i64>(gridDim.x / cluster) * groups * unroll;
-  int turn = 0;
+  int buffer = 0;
   for (i64 base = static_cast<i64>(blockIdx.x / cluster) * groups * unroll; base < rows;
-       base += step, turn ^= 1) {
-    const i64 row = base + threadIdx.x / group;  // and every `groups` rows after it
-    packet<T, count> values[unroll][vectors];
+       base += step, buffer ^= 1) {
+    const i64 row = base + threadIdx.x / group;  // and every `groups`-th row after it
+    aligned_vector<T, count> values[unroll][vectors];
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
 #pragma unroll
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(group* groups)
     for (int u = 0; u < unroll; ++u) {
       squares[u] = 0.0f;
       if constexpr (adds) {
-        packet<T, count> others[vectors];
+        aligned_vector<T, count> others[vectors];
 #pragma unroll
         for (int i = 0; i < vectors; ++i) {
           const int column = first_column + i * column_step;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(group* groups)
           to_floats(others[i], other);
 #pragma unroll
           for (int e = 0; e < count; ++e) value[e] += other[e];
-          values[u][i] = from_floats<T>(value);  // what is normalised is what is written
+          values[u][i] = from_floats<T>(value);  // the rounded sum is normalised
           if (row + u * groups < rows && column < d) {
             store_once(sum + (row + u * groups) * d + column, values[u][i], policy);
           }
@@ -110,16 +110,16 @@ __global__ void __launch_bounds__(group* groups)
         for (int e = 0; e < count; ++e) squares[u] += value[e] * value[e];
       }
     }
-    row_sums::apply(squares, shared, turn);
+    row_sums::apply(squares, shared, buffer);
 
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) forget_floats(values[u][i]);
+      for (int i = 0; i < vectors; ++i) prevent_float_reuse(values[u][i]);
     }
     if constexpr (keeps) {
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) forget_floats(weights[i]);
+      for (int i = 0; i < vectors; ++i) prevent_float_reuse(weights[i]);
     }
     float r[unroll];
 #pragma unroll
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(group* groups)
       to_floats(weights[i % chunk], weight);
 #pragma unroll
       for (int e = 0; e < count; ++e) {
-        // What is quantised is rounded once.
+        // A quantised value is rounded only once.
         const float normalised =
             quantises ? value[e] * r[u] : Convention::template normalised<T>(value[e] * r[u]);
         value[e] = normalised * Convention::factor(weight[e]);
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(group* groups)
     if constexpr (quantises) {
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
-        if (!keeps && i % chunk == 0) fetch_weights(i);
+        if (!keeps && i % chunk == 0) load_weights(i);
         if (first_column + i * column_step >= d) continue;
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(group* groups)
           for (int e = 0; e < count; ++e) largest[u] = fmaxf(largest[u], fabsf(value[e]));
         }
       }
-      row_largest::apply(largest, shared_largest, turn);
+      row_largest::apply(largest, shared_largest, buffer);
     }
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(group* groups)
       if (quantises && first_column == 0) scales[own] = scale;
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
-        if (!keeps && i % chunk == 0) fetch_weights(i);
+        if (!keeps && i % chunk == 0) load_weights(i);
         const int column = first_column + i * column_step;
         if (column >= d) continue;
         float value[count];

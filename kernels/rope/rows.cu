@@ -1,17 +1,17 @@
-// y_i = m (x_i cos f_i ± x_p sin f_p or f_i) for the features of a head, p the partner of i: every
-// byte of q and k is moved once, and a block's sines serve all heads that it goes through.
+// y_i = m (x_i cos f_i ± x_p sin f_p or f_i) for the features of a head, p the partner of i: each
+// byte of q and k is read and written once, and a block reuses its sines for all its heads.
 //
-// q, k, q_out, k_out [tokens, heads, dim], tokens of q and k q_row and k_row elements apart, and
-// where they are `strided` the outer ones and heads so many elements as their names say;
-// angle_table [positions, rotary], offsets [sequences + 1], starts [sequences]. A row, of one head
-// of one token, is shared by row_lanes threads: each has two accesses of `vector` bytes, which are
-// rotated with each other (the halves), or each within itself (interleaved), or copied (beyond
-// `rotary`). A block has `heads` rows of `tokens` tokens side by side; a thread has every `heads`th
-// head of its token, `unroll` at once and `passes` times that in all, those of q before those of k.
-// What is read of a row is in registers before any of it is written: out may be in place. Grid:
+// q, k, q_out, k_out [tokens, heads, dim], tokens of q and k q_row and k_row elements apart;
+// `strided`: q_outer, k_outer, q_head and k_head are the strides of the outer dimension and of
+// heads; angle_table [positions, rotary], offsets [sequences + 1], starts [sequences]. A row, one
+// head of one token, is shared by row_lanes threads. Each has two accesses of `vector` bytes, which
+// are rotated with each other (halves), each within itself (interleaved), or copied (beyond
+// `rotary`). A block has `tokens` tokens and `heads` rows of each at a time; a thread takes every
+// `heads`-th head of its token, `unroll` at once, in `passes` passes, the heads of q before those
+// of k. A row is in registers before any of it is written, so q_out and k_out may be q and k. Grid:
 // ceil(tokens / tokens of a block) * head_blocks. Block: row_lanes * heads * tokens.
+#include "common/aligned_vector.cuh"
 #include "common/dependency.cuh"
-#include "common/packet.cuh"
 #include "common/sine.cuh"
 
 namespace fftune {
@@ -20,13 +20,13 @@ struct rope_layout {
   static constexpr int sbhd = 0, bshd = 1, thd = 2;
 };
 
-// Numbers by value: the frequencies of the pairs.
+// An array passed by value: the frequencies of the pairs.
 template <int count>
 struct float_array {
   float value[count];
 };
 
-// What the results are rounded from: float64 for f32, so that it is rounded once.
+// The type of the arithmetic: float64 for f32, so that results are rounded once.
 template <class T>
 struct rope_arithmetic {
   using type = float;
@@ -45,15 +45,15 @@ struct rope_row {
   static constexpr int lanes = rotating_lanes + (copies + 1) / 2;
 };
 
-// Divisions of 64 bits take many instructions, and few problems need them.
+// A 64-bit division takes many instructions, and few problems need it.
 __device__ __forceinline__ int quotient(i64 value, int divisor) {
   if (value >> 32 == 0)
     return static_cast<int>(static_cast<u32>(value) / static_cast<u32>(divisor));
   return static_cast<int>(value / divisor);
 }
 
-// The position of a token: its place in its sequence, of `length` but in thd, and the sequence's
-// start.
+// The position of a token: its index in its sequence plus, with `starts`, the sequence's first
+// position. `length`: tokens of a sequence, unused in thd.
 template <int layout, bool starts>
 __device__ __forceinline__ int position_of(i64 token, int sequences, int length, const int* offsets,
                                            const int* first) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ int position_of(i64 token, int sequences, int length,
   return position;
 }
 
-// Neighbouring elements of shared memory, as many bytes at once as they are aligned to.
+// Loads neighbouring elements from shared memory in the widest accesses that alignment allows.
 template <int count, class Real>
 __device__ __forceinline__ void load_run(const Real* from, Real* to) {
   constexpr int bytes = count * static_cast<int>(sizeof(Real));
@@ -93,7 +93,7 @@ __device__ __forceinline__ void load_run(const Real* from, Real* to) {
   for (int i = 0; i < count; ++i) to[i] = run.value[i];
 }
 
-// One element of each of a pair rotated; `transposed` is the backward pass.
+// Rotates a pair of elements; `transposed`: the backward pass.
 template <bool transposed, class Real>
 __device__ __forceinline__ void rotate(float& first, float& second, Real first_sine,
                                        Real first_cosine, Real second_sine, Real second_cosine) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void rotate(float& first, float& second, Real first_s
 
 template <class T, int layout, bool strided, bool starts, bool table, bool transposed,
           bool interleaved, int dim, int rotary, int vector, int heads, int tokens, int unroll,
-          int passes, bool streams>
+          int passes, bool evict_first>
 __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads* tokens)
     rope_rows(const T* q, const T* k, T* q_out, T* k_out, const float* angle_table,
               const int* offsets, const int* first_positions, float_array<rotary / 2> frequencies,
@@ -121,28 +121,29 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   constexpr int count = row_of::count;
   constexpr int rotating_lanes = row_of::rotating_lanes;
   constexpr int row_lanes = row_of::lanes;
-  constexpr int kinds = table ? 2 : 1;  // each feature has an angle of its own, or each pair
+  constexpr int kinds = table ? 2 : 1;  // angles of a pair: a table has one for each feature
   constexpr int angles = table ? rotary : rotary / 2;  // of a token
-  // Neighbours that are a pair are in one access, but where it is of one element.
+  // Interleaved pairs are within one access, except where an access is one element.
   constexpr bool adjacent = interleaved && count == 1;
-  take_turn();
+  wait_and_launch_dependents();
 
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % row_lanes;
-  const int slot = thread / row_lanes % heads;
+  const int head_in_block = thread / row_lanes % heads;
   const u32 across = static_cast<u32>(head_blocks);
   const i64 first_token = static_cast<i64>(blockIdx.x / across) * tokens;
-  const int slot_token = thread / (row_lanes * heads);
-  const i64 token = first_token + slot_token;
-  const int first_head = static_cast<int>(blockIdx.x % across) * (heads * unroll * passes) + slot;
+  const int token_in_block = thread / (row_lanes * heads);
+  const i64 token = first_token + token_in_block;
+  const int first_head =
+      static_cast<int>(blockIdx.x % across) * (heads * unroll * passes) + head_in_block;
   const bool rotates = row_of::copies == 0 || lane < rotating_lanes;
   const int first_column =
       rotates ? lane * count * (adjacent ? 2 : 1) : rotary + (lane - rotating_lanes) * 2 * count;
   const int second_column = rotates && !adjacent ? first_column + rotary / 2 : first_column + count;
   const bool has_second = rotates || second_column < dim;
-  const u64 policy = stream_policy<streams>();
+  const u64 policy = l2_eviction_policy<evict_first>();
 
-  // Of a head's first feature.
+  // The offset of a head's first feature.
   const auto place_of = [&](i64 row, i64 outer, i64 head_stride, int head) {
     if constexpr (!strided) return token * row + static_cast<i64>(head) * dim;
     const i64 in_token = head * head_stride;
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
     const i64 block = quotient(token, inner);
     return block * outer + (token - block * inner) * row + in_token;
   };
-  packet<T, count> values[unroll][2];
+  aligned_vector<T, count> values[unroll][2];
   const auto load = [&](int pass) {
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
@@ -165,8 +166,8 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   };
   load(0);
 
-  // While those are on their way: all angles of the block's tokens, each by one thread, and those
-  // of a thread from memory together.
+  // While those loads are in flight, the sines of the block's tokens, each by one thread; a
+  // thread's loads of angles are batched.
   constexpr int threads = row_lanes * heads * tokens;
   constexpr int of_thread = ceil_div(tokens * angles, threads);
   constexpr int batch = of_thread < 4 ? of_thread : 4;
@@ -209,15 +210,15 @@ __global__ void __launch_bounds__(rope_row<T, dim, rotary, vector>::lanes* heads
   }
   __syncthreads();
 
-  // Those of the thread's pairs: of the features where each has its own, in the order of its two
-  // accesses, or else of the pairs. They lie in one or two runs.
+  // The sines of the thread's pairs: per feature with a table, in the order of its two accesses,
+  // else per pair. They are one or two contiguous runs.
   constexpr int run = !table && interleaved && count > 1 ? count / 2 : count;
   Real sine[kinds * count], cosine[kinds * count];
   if (rotates) {
 #pragma unroll
     for (int e = 0; e < kinds * count; e += run) {
       const int column = e == 0 ? first_column : second_column;
-      const int place = slot_token * angles + (!table && interleaved ? column / 2 : column);
+      const int place = token_in_block * angles + (!table && interleaved ? column / 2 : column);
       load_run<run>(sines + place, sine + e);
       load_run<run>(cosines + place, cosine + e);
     }

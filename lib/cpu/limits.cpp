@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -20,17 +21,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 /// The shortest of the runs of `body` that fit in `budget` seconds, at least three.
 template <typename Body>
 double shortest(double budget, const Body& body) {
-  double best = 1e300;
+  double best = infinity;
   const auto start = Clock::now();
-  for (int run = 0;; ++run) {
+  for (int run = 0; run < 3 || seconds_since(start) < budget; ++run) {
     const auto begin = Clock::now();
-    if (run >= 3 && std::chrono::duration<double>(begin - start).count() > budget) return best;
     body();
-    best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
+    best = std::min(best, seconds_since(begin));
   }
+  return best;
 }
 
 struct MemoryRates {
@@ -49,25 +56,41 @@ std::uint64_t sum_of(const std::byte* data, std::size_t bytes) {
   return std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
 }
 
-/// By all threads, over `bytes` that no cache holds.
+/// By all threads, over `bytes` that no cache holds. The rates are those of the fastest piece: a
+/// piece takes a few milliseconds, so that some run undisturbed on a busy machine too, and before
+/// it comes again all the others have been through the cache.
 MemoryRates memory_rates(Pool& pool, std::size_t bytes) {
   // Left uninitialised: the first touch, by the threads that copy, is the run that is not counted.
   const std::unique_ptr<std::byte[]> from(new std::byte[bytes]);
   const std::unique_ptr<std::byte[]> to(new std::byte[bytes]);
   const int threads = pool.max_threads();
-  const std::size_t part = bytes / static_cast<std::size_t>(threads) / 64 * 64;
-  const auto on_parts = [&](const auto& body) {
-    pool.run(threads, threads, [&](int i) { body(static_cast<std::size_t>(i) * part); });
+  const auto parts = static_cast<std::size_t>(threads);
+  const std::size_t pieces = std::max<std::size_t>(bytes / (std::size_t{32} << 20), 1);
+  const std::size_t part = bytes / pieces / parts / 64 * 64;
+  const auto on_parts = [&](std::size_t piece, const auto& body) {
+    pool.run(threads, threads,
+             [&](int i) { body((piece * parts + static_cast<std::size_t>(i)) * part); });
   };
-  on_parts([&](std::size_t at) { std::memset(from.get() + at, 1, part); });
-  on_parts([&](std::size_t at) { std::memset(to.get() + at, 0, part); });
-  const double copying = shortest(
-      0.3, [&] { on_parts([&](std::size_t at) { std::memcpy(&to[at], &from[at], part); }); });
+  for (std::size_t piece = 0; piece < pieces; ++piece)
+    on_parts(piece, [&](std::size_t at) {
+      std::memset(&from[at], 1, part);
+      std::memset(&to[at], 0, part);
+    });
+  const auto rate = [&](const auto& body) {
+    double best = infinity;
+    const auto start = Clock::now();
+    for (std::size_t run = 0; run < pieces || seconds_since(start) < 0.3; ++run) {
+      const auto begin = Clock::now();
+      on_parts(run % pieces, body);
+      best = std::min(best, seconds_since(begin));
+    }
+    return static_cast<double>(part * parts) / best;
+  };
+  MemoryRates rates;
+  rates.copy = 2 * rate([&](std::size_t at) { std::memcpy(&to[at], &from[at], part); });
   std::atomic<std::uint64_t> sink{0};  // so that the reads are not optimised away
-  const double reading = shortest(
-      0.3, [&] { on_parts([&](std::size_t at) { sink += sum_of(from.get() + at, part); }); });
-  const double all = static_cast<double>(part) * threads;
-  return {2 * all / copying, all / reading};
+  rates.read = rate([&](std::size_t at) { sink += sum_of(&from[at], part); });
+  return rates;
 }
 
 /// Floating-point operations a second of OpenBLAS's product of n x n matrices.

@@ -89,9 +89,10 @@ def test_gradients(case):
 def test_gradcheck(case):
     """By finite differences in float32, whose roundings set the step and the tolerance."""
     arguments = with_gradients(case, case.arguments())
+    if "relu" in arguments:
+        pytest.skip("its corner has no derivative")
     function = lambda *a: tuple(listed(op_of(case)(*a))[:case.outputs])
-    assert torch.autograd.gradcheck(function, arguments, eps=1e-2, atol=2e-2, rtol=2e-2,
-                                    fast_mode=True)
+    assert torch.autograd.gradcheck(function, arguments, eps=1e-2, atol=5e-3, rtol=1e-2)
 
 
 @each(CASES + BACKWARDS)

@@ -68,8 +68,10 @@ TEST_CASE("a problem that is wrong is refused by the field that is wrong") {
 
 TEST_CASE("an option that is a number is taken as a JSON number and as a string") {
   const auto context = cpu_context();
+  // A copy: the description lives as long as its plan.
   const auto plan = [&](const std::string& eps) {
-    return context.plan(R"({"op":"rmsnorm","m":4,"d":64,"eps":)" + eps + "}").describe();
+    return std::string(
+        context.plan(R"({"op":"rmsnorm","m":4,"d":64,"eps":)" + eps + "}").describe());
   };
   const auto expected = plan("\"1e-06\"");
   CHECK(expected.find("\"eps\": \"1e-06\"") != std::string::npos);

@@ -20,7 +20,7 @@ namespace {
 using namespace gemm_cpu;
 
 constexpr std::int64_t most_slice = 512;  // of k, where operands are copied
-constexpr std::int64_t most_lane_bytes = std::int64_t{256} << 20;
+constexpr std::int64_t most_worker_bytes = std::int64_t{256} << 20;
 
 /// How a GEMM is divided: configured blocks, which are no larger than C.
 struct Blocks {
@@ -32,8 +32,8 @@ struct Blocks {
   std::int64_t slice() const {
     return host.copies() ? std::min(most_slice, host.gemm.k) : host.gemm.k;
   }
-  /// A lane's accumulators for each B operand, and copies of a slice of both operands.
-  std::int64_t lane_floats() const {
+  /// A worker's accumulators for each B operand, and copies of a slice of both operands.
+  std::int64_t worker_floats() const {
     const std::int64_t copied = host.copies() ? (rows + columns) * slice() : 0;
     return host.gemm.b_operands() * rows * columns + copied;
   }
@@ -55,14 +55,14 @@ Blocks blocks_of(const GemmProblem& gemm, const TensorPlaces& places, const Devi
 }
 
 void multiply(const Blocks& blocks, const HostCall& call, const SortedGroups& groups,
-              const Block& block, float* lane) {
+              const Block& block, float* worker) {
   const HostGemm& host = blocks.host;
   const GemmProblem& gemm = host.gemm;
   const bool by_k = gemm.groups.by == Grouping::reduction;
   const std::int64_t rows = block.rows.size(), columns = block.columns.size();
   const std::int64_t slice = blocks.slice(), operands = gemm.b_operands();
-  float* const sums[] = {lane, lane + blocks.rows * blocks.columns};
-  float* const a_room = lane + operands * blocks.rows * blocks.columns;
+  float* const sums[] = {worker, worker + blocks.rows * blocks.columns};
+  float* const a_room = worker + operands * blocks.rows * blocks.columns;
   float* const b_room = a_room + blocks.rows * slice;
 
   const Selection of_rows =
@@ -91,7 +91,7 @@ void multiply(const Blocks& blocks, const HostCall& call, const SortedGroups& gr
                 sums[0] + i * columns, sums[1] + i * columns, columns);
 }
 
-void run(const Blocks& blocks, const HostCall& call, std::byte* order, float* lanes) {
+void run(const Blocks& blocks, const HostCall& call, std::byte* order, float* workers) {
   const GemmProblem& gemm = blocks.host.gemm;
   const SortedGroups groups = blocks.host.sort(call, order);
   const bool by_k = gemm.groups.by == Grouping::reduction;
@@ -104,7 +104,7 @@ void run(const Blocks& blocks, const HostCall& call, std::byte* order, float* la
   const std::int64_t across = ceil_div(gemm.n, blocks.columns) * gemm.outputs();
   std::int64_t tasks = 0;
   for (std::int64_t group = 0; group < groups.count; ++group) tasks += row_blocks(group) * across;
-  deal(call.parallel, blocks.threads, tasks, [&](std::size_t lane, std::int64_t task) {
+  deal(call.parallel, blocks.threads, tasks, [&](std::size_t worker, std::int64_t task) {
     std::int64_t group = 0;
     for (; task >= row_blocks(group) * across; ++group) task -= row_blocks(group) * across;
     const Range all = rows_of(group);
@@ -115,7 +115,7 @@ void run(const Blocks& blocks, const HostCall& call, std::byte* order, float* la
                       .rows = {all.first + part.first, all.first + part.last},
                       .columns = part_of(gemm.n, ceil_div(gemm.n, blocks.columns), column_block)};
     multiply(blocks, call, groups, block,
-             lanes + static_cast<std::int64_t>(lane) * blocks.lane_floats());
+             workers + static_cast<std::int64_t>(worker) * blocks.worker_floats());
   });
 }
 
@@ -134,8 +134,8 @@ struct Fused {
   bool sums_in_y() const {
     return splits() == 1 && down.gemm.c_dtype == DType::f32 && !down.gemm.epilogue.adds();
   }
-  /// A lane's gate and up, and copies of whole rows of x and of weights.
-  std::int64_t lane_floats() const {
+  /// A worker's gate and up, and copies of whole rows of x and of weights.
+  std::int64_t worker_floats() const {
     const std::int64_t deepest = std::max(gate_up.host.gemm.k, down.gemm.n);
     const std::int64_t copied =
         gate_up.host.copies() ? gate_up.rows * gate_up.host.gemm.k + gate_up.columns * deepest : 0;
@@ -160,7 +160,7 @@ void activate(const HostGemm& host, const HostCall& call, Range rows, Range colu
   host.converter.load(host.gemm.c_dtype, ups, gates, count);
 }
 
-void run(const Fused& fused, const HostCall& call, float* lanes, float* partial_sums) {
+void run(const Fused& fused, const HostCall& call, float* workers, float* partial_sums) {
   const HostGemm& gate_up = fused.gate_up.host;
   const std::int64_t m = gate_up.gemm.m, d = gate_up.gemm.k, h = gate_up.gemm.n;
   const std::int64_t n = fused.down.gemm.n, splits = fused.splits();
@@ -170,7 +170,7 @@ void run(const Fused& fused, const HostCall& call, float* lanes, float* partial_
     const std::int64_t split = task % splits;
     const Range rows = part_of(m, fused.row_blocks(), task / splits);
     const Range own = part_of(fused.column_blocks(), splits, split);
-    float* const gates = lanes + static_cast<std::int64_t>(index) * fused.lane_floats();
+    float* const gates = workers + static_cast<std::int64_t>(index) * fused.worker_floats();
     float* const ups = gates + fused.gate_up.rows * fused.gate_up.columns;
     float* const x_room = ups + fused.gate_up.rows * fused.gate_up.columns;
     float* const w_room = x_room + fused.gate_up.rows * d;
@@ -209,8 +209,8 @@ bool can_fuse(const GemmChain& chain) {
          second.a_major == Major::k;
 }
 
-/// A lane's floats for the whole chain, without its tensors.
-std::int64_t lane_floats(const GemmChain& chain, const Config& config) {
+/// A worker's floats for the whole chain, without its tensors.
+std::int64_t worker_floats(const GemmChain& chain, const Config& config) {
   const std::int64_t block_m = std::min(config.at("block_m"), chain[0].m);
   const auto copied = [](const GemmProblem& gemm) {
     return gemm.dtype != DType::f32 || gemm.groups.any();
@@ -259,7 +259,7 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       .parameter("threads", "threads, each with products of its own", thread_counts(chain, facts))
       .parameter("fused", "1: y is added up from block to block of the intermediate", fusions)
       .constraint("the blocks of a thread take more than 256 MiB", [chain](const Config& config) {
-        return is_smallest(config) || lane_floats(chain, config) * 4 <= most_lane_bytes;
+        return is_smallest(config) || worker_floats(chain, config) * 4 <= most_worker_bytes;
       });
 }
 
@@ -289,7 +289,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
     const Fused fused{.gate_up = blocks_of(chain[0], places, facts, config),
                       .down = HostGemm(chain[1], places, facts)};
     program.scratch.push_back(
-        {bytes_of_floats(fused.gate_up.threads * fused.lane_floats()), false});
+        {bytes_of_floats(fused.gate_up.threads * fused.worker_floats()), false});
     program.scratch.push_back({bytes_of_floats(fused.partial_floats()), false});
     program.steps.emplace_back(HostFunction([fused, first](const HostCall& call) {
       const BlasThreads one(1);
@@ -304,7 +304,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   for (const GemmProblem& gemm : chain) {
     stages.push_back(blocks_of(gemm, places, facts, config));
     order_bytes = std::max(order_bytes, stages.back().host.order_bytes());
-    floats = std::max(floats, stages.back().threads * stages.back().lane_floats());
+    floats = std::max(floats, stages.back().threads * stages.back().worker_floats());
   }
   program.scratch.push_back({order_bytes, false});
   program.scratch.push_back({bytes_of_floats(floats), false});

@@ -1,7 +1,7 @@
 // For few tokens: streams every weight from memory once, over all threads.
 //
 // A step multiplies a few rows of weights with up to four tokens, in vectors along the rows, so
-// nothing is packed or transposed: the weights' way from memory is all that such problems cost.
+// nothing is packed or transposed: such problems are bound by reading the weights.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

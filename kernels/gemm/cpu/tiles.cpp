@@ -1,10 +1,10 @@
-// Matrix products of our own, in tiles that the registers hold.
+// GEMMs with register tiles, without a BLAS.
 //
-// Tokens are the vectors of a tile and weight rows its scalars. So x is packed once, into panels
-// [d, tokens of a tile]; weights, row-major as they are, need no transposition, only a copy into
-// the cache, which widens bf16; gate and up share a tile, whose activated product is already a
-// piece of the intermediate's panels, as the second product wants them. A task takes some weight
-// rows, all tokens of a block, and the depth in blocks whose panels stay in the L1 cache.
+// In a tile, tokens are along the vector and weight rows are broadcast scalars. So x is packed
+// once, into panels [d, tokens of a tile]. Row-major weights need no transposition, only a copy
+// into the cache, which widens bf16. Gate and up share a tile, whose activated result is already in
+// the panel layout that the second GEMM reads. A task takes some weight rows, all tokens of a
+// block, and the depth in blocks whose panels stay in the L1 cache.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -51,17 +51,17 @@ struct Tiles {
   std::int64_t deepest() const { return std::max(layer.d, layer.h); }
   std::int64_t packed_stride() const { return std::min(depth_block, deepest()) + row_padding; }
   std::int64_t packed_rows() const { return pack ? row_block : rows; }
-  /// The sums of a task, kept from one block of the depth to the next.
+  /// The accumulators of a task, carried from one block of k to the next.
   std::int64_t sum_floats() const {
     return row_block * width * (deepest() > depth_block ? block_panels() : 1);
   }
-  /// A lane's packed rows, sums, and a tile's width of its rows of y.
-  std::int64_t lane_floats() const {
+  /// A worker's packed rows, accumulators, and one tile width of its rows of y.
+  std::int64_t worker_floats() const {
     return packed_rows() * packed_stride() + sum_floats() + row_block * width;
   }
 };
 
-/// One of the two products: which weights a tile's rows are, and what becomes of its sums.
+/// One of the two GEMMs: the weights of a tile's rows, and the epilogue of its accumulators.
 struct Product {
   const void* first = nullptr;   // weights of the tile's first half of rows
   const void* second = nullptr;  // and of its second half
@@ -71,7 +71,7 @@ struct Product {
   std::int64_t depth = 0;
   const float* panels = nullptr;  // [panel][depth][width]
 
-  /// The weights and their row that row `i` of a tile stands for; beyond `extent` there is none.
+  /// The weight row of row `i` of a tile; none beyond `extent`.
   std::pair<const void*, std::int64_t> row(std::int64_t tile, std::int64_t i,
                                            std::int64_t tile_rows) const {
     const std::int64_t half = tile_rows / 2;
@@ -80,11 +80,11 @@ struct Product {
   }
 };
 
-/// Fetches the weights that a lane multiplies next into its caches, a few lines at a time, while it
-/// multiplies: the first use of a row would otherwise wait for memory.
+/// Prefetches the next weights of a worker into its caches, a few lines at a time, while it
+/// computes: the first use of a row would otherwise wait for memory.
 class Ahead {
  public:
-  /// Rows of `tiles`, from column k on, `depth` columns; shared out over `steps` calls of advance.
+  /// Rows of `tiles`, from column k on, `depth` columns, spread over `steps` calls of advance.
   Ahead(const Tiles& plan, const Product& product, Range tiles, std::int64_t k, std::int64_t depth,
         std::int64_t steps);
 
@@ -111,9 +111,14 @@ class Ahead {
 /// A task: tiles [tiles.first, tiles.last) of a product by panels [panels.first, panels.last).
 class Task {
  public:
-  Task(const Tiles& plan, const Product& product, float* lane, Range tiles, Range panels,
+  Task(const Tiles& plan, const Product& product, float* worker, Range tiles, Range panels,
        Range next)
-      : plan_(plan), product_(product), tiles_(tiles), panels_(panels), next_(next), packed_(lane) {
+      : plan_(plan),
+        product_(product),
+        tiles_(tiles),
+        panels_(panels),
+        next_(next),
+        packed_(worker) {
     sums_ = packed_ + plan.packed_rows() * plan.packed_stride();
   }
 
@@ -145,7 +150,7 @@ class Task {
   }
 
  private:
-  /// What comes after the columns below k: the next columns, or the lane's next task, probably.
+  /// What comes after the columns below k: the next columns, or probably the worker's next task.
   Ahead after(std::int64_t k) const;
   float* packed_tile(std::int64_t tile) const {
     return packed_ + (tile - tiles_.first) * plan_.rows * plan_.packed_stride();
@@ -172,17 +177,18 @@ void for_tasks(const Tiles& plan, const Product& product, std::int64_t panels, c
   const std::int64_t blocks = ceil_div(tiles, plan.row_block / plan.rows);
   const std::int64_t row_tasks = std::min(tiles, ceil_div(blocks, plan.threads) * plan.threads);
   const std::int64_t panel_tasks = std::min(panels, ceil_div(plan.threads, row_tasks));
-  auto* lanes = reinterpret_cast<float*>(call.scratch[plan.scratch + 2]);
+  auto* workers = reinterpret_cast<float*>(call.scratch[plan.scratch + 2]);
   const auto tiles_of_task = [&](std::int64_t task) {
     const std::int64_t index = task / panel_tasks;
     return index < row_tasks ? part_of(tiles, row_tasks, index) : Range{};
   };
   deal(call.parallel, plan.threads, row_tasks * panel_tasks,
-       [&](std::size_t lane, std::int64_t task) {
-         body(Task(plan, product, lanes + static_cast<std::int64_t>(lane) * plan.lane_floats(),
-                   tiles_of_task(task), part_of(panels, panel_tasks, task % panel_tasks),
-                   tiles_of_task(task + plan.threads)),
-              tiles_of_task(task));
+       [&](std::size_t worker, std::int64_t task) {
+         body(
+             Task(plan, product, workers + static_cast<std::int64_t>(worker) * plan.worker_floats(),
+                  tiles_of_task(task), part_of(panels, panel_tasks, task % panel_tasks),
+                  tiles_of_task(task + plan.threads)),
+             tiles_of_task(task));
        });
 }
 
@@ -412,7 +418,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   plan.scratch = program.scratch.size();
   const std::int64_t block_tokens = plan.block_panels() * plan.width;
   for (const std::int64_t floats : {block_tokens * plan.layer.d, block_tokens * plan.layer.h,
-                                    plan.threads * plan.lane_floats()})
+                                    plan.threads * plan.worker_floats()})
     program.scratch.push_back({bytes_of_floats(floats), false});
   program.steps.emplace_back(HostFunction([plan](const HostCall& call) {
     auto* x = reinterpret_cast<float*>(call.scratch[plan.scratch]);

@@ -49,14 +49,14 @@ inline std::vector<std::int64_t> thread_counts(const GemmChain& chain, const Dev
   return counts;
 }
 
-/// Calls body(lane, task) once for each task, on `lanes` threads. Tasks of one lane come one after
-/// the other, so that they may share a workspace; which lane takes which task is left to time.
+/// Calls body(worker, task) once for each task, on `workers` threads. A worker runs its tasks one
+/// after the other, so they may share a workspace. The assignment of tasks is dynamic.
 template <typename Body>
-void deal(Parallel& parallel, int lanes, std::int64_t tasks, const Body& body) {
+void deal(Parallel& parallel, int workers, std::int64_t tasks, const Body& body) {
   std::atomic<std::int64_t> next{0};
-  parallel.run(lanes, lanes, [&](int lane) {
+  parallel.run(workers, workers, [&](int worker) {
     for (std::int64_t task = next++; task < tasks; task = next++)
-      body(static_cast<std::size_t>(lane), task);
+      body(static_cast<std::size_t>(worker), task);
   });
 }
 

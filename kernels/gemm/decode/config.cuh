@@ -1,5 +1,5 @@
-// The tile configuration of the decode engine, and its shared memory. Host and device include this
-// file alike.
+// The tile configuration of the decode engine, and its shared memory. Included by host and device
+// code.
 #pragma once
 
 #include "gemm/form.cuh"
@@ -17,7 +17,7 @@ struct decode_config {
   constexpr int k_group() const { return 32 * unroll; }  // elements of k that a warp takes at once
   /// Accumulators that a thread of the MMA fragment has for one row group.
   constexpr int values() const { return tokens / 4; }
-  /// The warps' accumulators, or the split-K exchange of a cluster.
+  /// The warps' accumulators, or the split-K reduction of a cluster.
   constexpr int shared_bytes(const gemm_form& form) const {
     const int reduction = warps * values() * 128;
     return form.b_operands() * row_groups() * (reduction > 512 ? reduction : 512);

@@ -1,19 +1,18 @@
 // The fused decode engine: y = (act(x Wg^T) * (x Wu^T)) Wd^T for up to 16 tokens in one launch, for
-// weights that the registers of the device hold: all loads are on their way before the first is
+// weights that fit in the registers of the device: all loads are in flight before the first is
 // used. K-major 16-bit matrices, 16-byte aligned rows and pointers.
 //
-// Every block owns `rows` hidden features and `out_rows` features of y, 8 to a group; its warps
-// split k. The intermediate goes from block to block through L2 in words that carry their data's
-// flag (common/flagged_word.cuh), so the second GEMM starts as soon as its operands are there. All
-// blocks must be resident at once: the launch is cooperative. Operands go from memory straight into
-// the fragments of mma.sync, 16 bytes a load: see decode/kernel.cuh.
+// Every block computes `rows` hidden features and `out_rows` features of y, 8 to a group; its warps
+// split k. The intermediate goes from block to block through L2 in words that contain a flag
+// beside the data (common/flagged_word.cuh), so the second GEMM starts as soon as its operands are
+// there. All blocks must be resident at once: the launch is cooperative. Operands go from memory
+// straight into the fragments of mma.sync, 16 bytes a load: see decode/kernel.cuh.
 //
 //   all threads    load W_gate, W_up (and W_down, unless late_down) into registers
 //                  griddepcontrol.wait; MMA with x
 //   shared memory  accumulators [warp][group][token][8], first of gate and up, then of y
-//   L2             hidden [m, h / 4] flagged words: written by the block that owns the feature,
-//   read
-//                  by all; polled until a word's flag is that of this run
+//   L2             hidden [m, h / 4] flagged words: written by the block that computes the feature,
+//                  read by all; polled until a word has the flag of this run
 //   barriers       __syncthreads after the accumulators are in shared memory, before they are
 //                  written over, and none between blocks
 //

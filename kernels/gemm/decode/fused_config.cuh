@@ -1,4 +1,4 @@
-// The fused decode engine's configuration and parameters. Host and device include this file alike.
+// The configuration and parameters of the fused decode engine. Included by host and device code.
 #pragma once
 
 #include "gemm/form.cuh"
@@ -12,11 +12,11 @@ struct fused_decode_config {
   int out_rows;          // features of y of a block
   int warps;             // of a block, which split k
   int steps, out_steps;  // of 32 elements of k a warp: of d, and of h
-  /// A thread waits for one word of a batch before it asks for the others, which keeps the way free
-  /// for those that are late but costs a trip more.
+  /// A thread polls one word of a batch before it loads the others: less traffic while blocks are
+  /// still writing, but one more round trip.
   bool poll_first;
-  /// The second GEMM's weights are asked for when half of the first's have come, so that they do
-  /// not hold those up.
+  /// The second GEMM's weights are loaded when half of the first's have arrived, so that they do
+  /// not delay them.
   bool late_down;
 
   constexpr int threads() const { return warps * 32; }

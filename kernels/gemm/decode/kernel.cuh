@@ -4,7 +4,7 @@
 // The weights B are most of the bytes, and each is needed once: they go from memory straight into
 // the registers of mma.sync, 16 bytes a load, without shared memory or ldmatrix. That works because
 // a sum over k may be taken in any order as long as both operands agree: a thread loads eight
-// consecutive k of its row and calls the first four elements "k 2*pair..+1 and k+8..+9" of one
+// consecutive k of its row and treats the first four elements "k 2*pair..+1 and k+8..+9" of one
 // m16n8k16 and the last four those of the next.
 //
 //   block          `rows` rows of each B; blockIdx.y: which share of k (split_k)
@@ -14,12 +14,11 @@
 //
 //                  a warp has b_operands * rows / 8 * unroll loads of 16 bytes a thread in flight
 //   shared memory  the warps' accumulators, [warp][operand][row group][lane]; then the split-K
-//                  exchange of a cluster
+//                  reduction of a cluster
 //   barriers       one __syncthreads before the warps' accumulators are added up, in order: warp i
 //                  finishes row group i
-//   dependencies   B is there from the start and is loaded first; A may still be on its way from
-//   the
-//                  launch before, so the first load of it waits (griddepcontrol)
+//   dependencies   B is complete before the launch and is loaded first; the launch before may
+//                  still write A, so the first load of A waits (griddepcontrol)
 #pragma once
 
 #include "common/dependency.cuh"
@@ -211,8 +210,7 @@ class decode_kernel {
     launch_dependents();
     accumulators sum = {};
     operands loaded;
-    // Weights are there from the start; the tokens may still be on their way from the kernel
-    // before.
+    // Weights are complete before the launch; the kernel before may still write the tokens.
     bool waited = false;
     const auto tokens_ready = [&waited] {
       if (!waited) wait_for_dependencies();

@@ -1,4 +1,4 @@
-// The one tile configuration of the simt engine. Host and device include this file alike.
+// The one tile configuration of the simt engine. Included by host and device code.
 #pragma once
 
 #include "gemm/form.cuh"

@@ -1,5 +1,5 @@
-// The tile configuration of the sm80 engine, and its plan of shared memory. Host and device include
-// this file alike.
+// The tile configuration of the sm80 engine, and its shared-memory plan. Included by host and
+// device code.
 #pragma once
 
 #include "gemm/form.cuh"
@@ -20,8 +20,8 @@ struct sm80_config {
   /// fp32 accumulators of a thread.
   constexpr int accumulators(int b_operands) const { return b_operands * warp_m() * warp_n() / 32; }
 
-  // Shared memory in bytes, in this order: tables of grouped rows; the epilogue's tile; then the
-  // pipeline, whose place the output tile and the split-K exchange take afterwards.
+  // Shared memory in bytes, in this order: row tables of grouped rows; the epilogue's tile; then
+  // the pipeline, which the output tile and the split-K reduction reuse afterwards.
 
   /// The groups and where their tiles begin, then the tile's rows of A and of C.
   constexpr int table_bytes(const gemm_form& form) const {

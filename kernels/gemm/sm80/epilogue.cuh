@@ -31,7 +31,7 @@ class sm80_epilogue {
   };
   static_assert(sizeof(tile_addresses) <= sm80_config::epilogue_tile_bytes);
 
-  // One thread fills it in.
+  // Written by one thread.
   static __device__ __forceinline__ void locate(tile_addresses& to, const gemm_params& p,
                                                 const work_tile& tile, const u32* rows_of_c) {
     i64 first = (scatters ? 0 : tile.first_m * p.n) + tile.first_n;

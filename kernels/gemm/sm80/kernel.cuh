@@ -16,7 +16,7 @@
 //                            |  ...  (stages)            |                                    v
 //                            +---------------------------+                             accumulators
 //                            | the same bytes afterwards:|                                    |
-//          16 B rows         |  split-K exchange         | <----------------------------------+
+//          16 B rows         |  split-K reduction        | <----------------------------------+
 //     C <------------------  |  output tile, padded      |  epilogue_ops, one rounding
 //                            +---------------------------+
 //
@@ -96,7 +96,7 @@ class sm80_kernel {
                                   p.split_k, {p.split_counters, p.split_partials}, pipeline)) {
         return;
       }
-      __syncthreads();  // what was exchanged through shared memory is read
+      __syncthreads();  // the split-K reduction has been read
     }
     epilogue::store(sum, output, pipeline);
   }

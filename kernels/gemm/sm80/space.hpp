@@ -23,7 +23,7 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts);
 /// The feasible configuration of least cycles().
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts);
 
-/// An estimate of the clock cycles that a configuration takes, good enough to rank.
+/// The cost model: clock cycles of a configuration, accurate enough to rank.
 double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config);
 
 }  // namespace fftune::sm80

@@ -1,6 +1,7 @@
 // The tile configuration of the sm_90a GEMM, and the plan that follows from it: MMA shapes,
-// epilogue subtiles, registers, and where everything lies in shared memory. The single definition:
-// the kernel and the host, which launches it and checks configurations, include this file alike.
+// epilogue subtiles, registers, and where everything lies in shared memory. Included by the kernel
+// and by the host, which checks configurations and launches the kernel: this is the only
+// definition.
 #pragma once
 
 #include "gemm/form.cuh"
@@ -9,8 +10,8 @@ namespace fftune {
 
 enum class sm90_schedule {
   cooperative,  // the MMA warpgroups split every tile
-  pingpong,  // each of two MMA warpgroups has whole tiles in turn: MMA beside the other's epilogue
-  swap_ab,   // cooperative, with B as the 64-row operand of wgmma: for few rows of A
+  pingpong,     // two MMA warpgroups alternate tiles: one's MMAs overlap the other's epilogue
+  swap_ab,      // cooperative, with B as the 64-row operand of wgmma: for few rows of A
 };
 
 struct sm90_config {
@@ -20,7 +21,7 @@ struct sm90_config {
   int cluster_m = 1, cluster_n = 1;  // CTAs that share B, and A, by multicast
   int split_k = 1;                   // CTAs of a cluster that share the k of one tile
   int stages = 4;                    // K blocks in shared memory
-  int epilogue_stages = 1;           // subtiles between registers and memory, of each warpgroup
+  int epilogue_stages = 1;           // subtile buffers of each warpgroup, registers to memory
   int a_reuse = 1;       // grouped rows: tiles along n that use the A rows gathered for the first
   int gather_warps = 2;  // grouped reduction: producer warps that gather; four are a warpgroup more
 
@@ -29,13 +30,13 @@ struct sm90_config {
   constexpr int cluster_ctas() const { return cluster_m * cluster_n * split_k; }
 };
 
-/// Words of shared memory that the groups need: as groups.cuh has them.
+/// Words of shared memory that the groups need, as defined in groups.cuh.
 constexpr int sm90_mask_words = 1024 + 4 + 32;
 constexpr int sm90_offsets_words = (1024 + 1 + 3) / 4 * 4;
 /// The last K blocks of a row of tiles, whose stores for A reuse the main loop does not wait for.
 constexpr int sm90_late_k_blocks = 3;
-/// Tokens of a K block of a grouped reduction, and K blocks whose tokens are looked up together: a
-/// warp alone would not find those of one after the other in time.
+/// Tokens of a K block of a grouped reduction, and K blocks whose tokens are looked up together:
+/// one warp that looks up a K block at a time would be too slow.
 constexpr int sm90_reduction_tokens = 64;
 constexpr int sm90_reduction_lookahead = 4;
 
@@ -49,7 +50,7 @@ struct sm90_plan {
   int bk;                // elements of a K block: rows of 128 bytes, the widest swizzle
   int warpgroup_rows;    // of an MMA warpgroup
   int m64_tiles;         // wgmma row tiles of a warpgroup
-  int accumulators;      // a thread's, for each m64 tile and B operand
+  int accumulators;      // of a thread, for each m64 tile and B operand
   bool fused_b;          // both B operands in one wgmma: they are neighbours in shared memory
   int wgmma_columns;     // n of one wgmma
   int a_bytes, b_bytes;  // of a stage; b of each operand
@@ -66,7 +67,7 @@ struct sm90_plan {
   int subtile_m, subtile_n;
   int subtile_bytes;
   int subtiles;           // of a warpgroup
-  int tensors_per_stage;  // stored together, or read and then stored over
+  int tensors_per_stage;  // stored together, or loaded and then overwritten
   int epilogue_stage_bytes;
   int warpgroup_epilogue_bytes;
   int epilogue_barriers;  // one for each stage: the source has arrived
@@ -75,14 +76,14 @@ struct sm90_plan {
   int threads;
   int producer_warpgroups;
   int ctas_per_sm;
-  bool reallocates_registers;  // setmaxnreg; two CTAs on an SM keep what they start with
+  bool reallocates_registers;  // setmaxnreg; not with two CTAs per SM
   int producer_registers, mma_registers;
 
   // Shared memory from a 1024-byte boundary on: stages, reduction, epilogue, barriers, groups.
   int reduction_at, epilogue_at;
   int full_barriers_at, empty_barriers_at, epilogue_barriers_at, reduction_barrier_at;
   int groups_at, group_tiles_at, row_indices_at, reuse_barriers_at;
-  int shared_bytes;  // with what aligning to 1024 takes
+  int shared_bytes;  // with room to align to 1024
 
   constexpr int total_accumulators(const gemm_form& form) const {
     return form.b_operands() * m64_tiles * accumulators;
@@ -98,8 +99,8 @@ constexpr int sm90_group_bytes(const gemm_form& form, int rows) {
   return 4 * words + 2 * 4 * (rows + 4) + 4 * 8 + (form.groups == grouping::rows ? 16 : 0);
 }
 
-/// With small accumulators two CTAs fit an SM, and the next kernel's first CTAs start while the
-/// last of this one's run. Beside `accumulators` a thread needs about 64 registers.
+/// Small accumulators allow two CTAs per SM, so that the next kernel's first CTAs start while this
+/// kernel's last ones run. Beside `accumulators` a thread needs about 64 registers.
 constexpr int sm90_ctas_per_sm(int accumulators, int threads) {
   return accumulators + 64 <= 65536 / 2 / threads ? 2 : 1;
 }
@@ -168,7 +169,7 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
 
   plan.producer_warpgroups = form.groups == grouping::reduction && config.gather_warps == 4 ? 2 : 1;
   plan.threads = (config.mma_warpgroups + plan.producer_warpgroups) * 128;
-  // Of fp8 the accumulators of a K block come on top.
+  // fp8 has the accumulators of the current K block in addition.
   const int one_operand = plan.m64_tiles * plan.accumulators;
   const bool promotes = form.scales != scaling::none;
   const bool four_gather = plan.producer_warpgroups == 2;
@@ -202,8 +203,8 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
   return plan;
 }
 
-/// Whether a CTA can move registers so: it has what it starts with, as many a thread as there are
-/// for all, in eights, and would wait for more for ever.
+/// Whether setmaxnreg can move registers in this way: a CTA has the registers that it was launched
+/// with, the same number a thread in multiples of 8, and a request for more would never return.
 constexpr bool sm90_registers_fit(const sm90_plan& plan, const sm90_config& config) {
   const int at_start = 65536 / plan.threads / 8 * 8;
   return config.mma_warpgroups * plan.mma_registers +

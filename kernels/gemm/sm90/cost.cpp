@@ -1,4 +1,4 @@
-// What a configuration of the sm90 engine should cost.
+// The cost model of the sm90 engine.
 //
 // The constants were fitted to the times of 3,200 variants of ffn's and masked-ffn's stages on an
 // H200 (docs/measurements/landscapes) and of the records of its presets: the cheapest of those of a
@@ -18,7 +18,7 @@ struct Candidate {
   sm90_plan plan;
 };
 
-/// What two kinds of work take that overlap, but less so the more they are alike.
+/// The time of two kinds of work that overlap; the more equal they are, the less they overlap.
 double overlapped(double first, double second, double sharpness) {
   return std::pow(std::pow(first, sharpness) + std::pow(second, sharpness), 1 / sharpness);
 }
@@ -36,7 +36,7 @@ bool starts_lines(std::int64_t extent) {
   return extent % 64 == 0;
 }
 
-/// Rows of 128 bytes that a CTA asks the L2 for, for each K block. What is multicast is asked for
+/// Rows of 128 bytes that a CTA requests from L2 for each K block. What is multicast is asked for
 /// once. A row that begins within a line touches two, whose requests do not join those of the rows
 /// beside it as whole lines' do.
 double rows_asked(const Candidate& c) {
@@ -109,7 +109,7 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
   constexpr double storing = 0.35;
   const double rows = (work.gathers_a ? t.bm : 0) + (work.gathers_b ? work.b_operands() * t.bn : 0);
   if (rows == 0) return loaded;
-  // With few stages the copies and the MMAs take turns.
+  // With few stages the copies and the MMAs do not overlap.
   return std::max(loaded + (work.a_reuse > 1 ? gathering + storing : gathering) * rows,
                   rows * 32 / rate + loaded / std::max(t.stages - 1, 1));
 }
@@ -159,8 +159,8 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
   return bytes / (rate * std::min(1.0, loading * 2.5));
 }
 
-/// Of boxes that are read and then stored over: whether those of a tile come in while the tile
-/// before it is under way (gradient_epilogue::runs_ahead).
+/// Of subtiles that are loaded and then overwritten: whether a tile's are prefetched during the
+/// tile before it (gradient_epilogue::runs_ahead).
 bool runs_ahead(const Candidate& c) {
   const auto& [work, t, plan] = c;
   if (work.grouped_rows()) return false;

@@ -17,18 +17,18 @@
 #pragma once
 
 #include "common/dependency.cuh"
+#include "common/mma.cuh"
 #include "common/quantise.cuh"
-#include "common/store_matrix.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/scales.cuh"
-#include "gemm/sm90/named_barriers.cuh"
 #include "gemm/sm90/params.cuh"
+#include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/split_k.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
 
 namespace fftune {
 
-// Where a warpgroup's share of a tile goes.
+// The destination of a warpgroup's share of a tile.
 struct output_tile {
   int row, column;  // of C: its first element; row is unused where a table has the rows
   int group, output;
@@ -40,8 +40,8 @@ struct output_tile {
   bool whole;
 };
 
-// The epilogue stages of a warpgroup. A source travels through the stage that its subtile will
-// take: TMA loads it there, and the stage's barrier says when.
+// The epilogue stages of a warpgroup. TMA loads a subtile's source into the stage that its result
+// will use; the stage's barrier completes when the source has arrived.
 template <int count, int bytes>
 struct epilogue_stages {
   u32 buffers, barriers;
@@ -63,8 +63,8 @@ struct epilogue_stages {
   }
 };
 
-// Of a row of `columns` 16-bit elements in a subtile, the 16-byte chunks are exchanged by the
-// swizzle of that width.
+// The swizzle of a subtile with rows of `columns` 16-bit elements permutes the 16-byte chunks of a
+// row.
 template <int columns>
 __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
   const int swizzle = columns == 64 ? row & 7 : columns == 32 ? row >> 1 & 3 : row >> 2 & 1;
@@ -137,8 +137,8 @@ struct value_epilogue {
                base + plan.epilogue_barriers_at + own * config.epilogue_stages * 8},
         warpgroup(own) {}
 
-  // Starts to load the source of this warpgroup's first subtiles, for store() to find; in time if
-  // it is called before the main loop.
+  // Prefetches the source of this warpgroup's first subtiles, which store() waits for. Call it
+  // before the main loop, so that it overlaps.
   __device__ __forceinline__ void prefetch_source(const output_tile& to) const {
     if (threadIdx.x % 128 != 0) return;
     tma_store_wait_read<0>();
@@ -415,7 +415,7 @@ struct value_epilogue {
     }
   }
 
-  // 128 columns of C are a row of an m64 tile, in the hands of four lanes.
+  // 128 columns of C are a row of an m64 tile, held by four lanes.
   __device__ __forceinline__ void quantise_rows(block_values& value, const output_tile& to) const {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -440,9 +440,9 @@ struct value_epilogue {
     }
   }
 
-  // With swap-AB 128 columns of C are a column of two m64 tiles, in the hands of eight lanes of
-  // each of the four warps, which meet in `exchange`: the half of a stage that one-byte elements
-  // leave.
+  // With swap-AB 128 columns of C are a column of two m64 tiles, held by eight lanes of each of the
+  // four warps. The warps exchange their maxima through `exchange`, the half of a stage that
+  // one-byte elements leave free.
   __device__ __forceinline__ void quantise_columns(block_values& value, u32 exchange,
                                                    const output_tile& to, int block) const {
     constexpr int columns = plan.reduced_columns;
@@ -514,7 +514,7 @@ struct value_epilogue {
 // Loads begin a few K blocks into the main loop, when the last tile's stores have left the stages
 // (load_at_k_block). Or, in a dense GEMM with enough stages (runs_ahead), subtiles are numbered
 // through all tiles in the order in which they are finished, and each is loaded when its stage is
-// free, while the next one is finished in another. In ping-pong the warpgroups have tiles in turn
+// free, while the next one is finished in another. In ping-pong the warpgroups alternate tiles
 // and share the stages; a stage then serves a tile once at most. A wait by parity cannot tell a
 // round that has not come from one that is past, so a warpgroup waits for its subtiles only after
 // the other one has had all of its own.
@@ -550,8 +550,8 @@ struct gradient_epilogue {
               base + plan.epilogue_barriers_at + owner * config.epilogue_stages * 8};
   }
 
-  // Starts to load gate and up of this warpgroup's first subtiles, for store() to find. They may be
-  // an earlier kernel's work.
+  // Prefetches gate and up of this warpgroup's first subtiles, which store() waits for. An earlier
+  // kernel may write them.
   __device__ __forceinline__ void prefetch_source(const output_tile& to) const {
     if (threadIdx.x % 128 != 0) return;
     wait_for_dependencies();

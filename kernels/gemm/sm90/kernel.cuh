@@ -29,14 +29,14 @@
 //  row indices          full: the index warp; empty: each warp  gather warps and MMA warpgroups;
 //  [2 stages]           that reads them                         the index warp
 //  replay[2]            the storing thread (A reuse)            the gather warps' TMA thread
-//  named barriers       named_barriers.cuh
+//  named barriers       pipeline.cuh
 //
 // Every role walks the same tile scheduler (tile_scheduler.cuh) to the same work tiles.
-// Cooperative: the MMA warpgroups split each tile. Ping-pong: two have whole tiles in turn, one's
-// MMAs beside the other's epilogue. In a cluster of cluster_m x cluster_n CTAs those of one tile
-// row each load a share of its A and multicast it to the others, and those of one tile column its
-// B: less traffic from L2. Or, where tiles are too few to fill the device, the CTAs of a cluster
-// share the k of one tile.
+// Cooperative: the MMA warpgroups split each tile. Ping-pong: two alternate tiles, so that
+// one's MMAs overlap the other's epilogue. In a cluster of cluster_m x cluster_n CTAs those of one
+// tile row each load a share of its A and multicast it to the others, and those of one tile column
+// its B: less traffic from L2. Or, where tiles are too few to fill the device, the CTAs of a
+// cluster share the k of one tile.
 //
 // Grouped rows. Each work tile has rows of one group, so that no row is computed twice. A, or C,
 // may be in the sorted order, where a tile's rows are consecutive. Else a tile whose rows happen to
@@ -562,11 +562,11 @@ struct gemm_kernel {
     }
   }
 
-  // While the mask is on its way: both groups' B for what should be this CTA's first tile, and what
-  // should be its rows, into L2. Which tile it is, and of which group, the mask decides, but all of
-  // it is what some CTA needs, unless one group has no rows. Of the CTAs that share it one in four
-  // brings it. Dual GEMMs, and kernels that start early to wait for an earlier one, do not gain by
-  // it. One thread of each of three warps, by number.
+  // While the mask is being loaded: both groups' B for what should be this CTA's first tile, and
+  // what should be its rows, into L2. Which tile it is, and of which group, the mask decides, but
+  // all of it is what some CTA needs, unless one group has no rows. One in four of the CTAs that
+  // share it prefetches it. Dual GEMMs, and programmatic launches that wait for an earlier kernel,
+  // do not gain from it. One thread of each of three warps, by number.
   static constexpr bool prefetches_operands =
       grouped_rows && gathers && form.b_operands() == 1 && !routed && !form.stacked;
   __device__ __forceinline__ void prefetch_operands(int warp) const {

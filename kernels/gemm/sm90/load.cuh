@@ -1,6 +1,5 @@
-// The producer warps' ways from global memory into a pipeline stage of the sm_90a GEMM: TMA, with
-// multicast in a cluster; cp.async for rows from anywhere; and replay of rows that were gathered
-// before.
+// Loads into a pipeline stage of the sm_90a GEMM by the producer warps: TMA, with multicast in a
+// cluster; cp.async for gathered rows; and replay of rows that were gathered before.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -23,7 +22,7 @@ struct tma_loader {
   static constexpr int a_share = config.bm / config.cluster_n,
                        b_share = config.bn / config.cluster_m;
   static constexpr bool stacked_b = form.groups == grouping::rows && form.stacked;
-  // Few rows: B is read once in all, so it should leave the L2 first.
+  // Few rows: every B element is read once, hence evict_first.
   static constexpr l2_policy b_policy =
       config.swap_ab() && config.bm <= 64 ? l2_policy::evict_first : l2_policy::evict_normal;
   const sm90_params& params;
@@ -44,7 +43,7 @@ struct tma_loader {
     }
   }
 
-  // `matrix`: which of a 3-D map's.
+  // `matrix`: the index in a 3-D tensor map.
   template <int sharers, bool stacked>
   static __device__ __forceinline__ void load_box(u32 to, const tensor_map& map, u32 barrier,
                                                   int inner, int outer, int matrix, u16 ctas,
@@ -108,22 +107,22 @@ struct tma_loader {
 // Threads that gather for a CTA of grouped rows; each arrives at the full barrier of a stage.
 constexpr int row_gather_threads = 64;
 
-// Rows from anywhere by cp.async, 16 bytes a thread, laid down as TMA would: a thread copies of
-// every eighth or sixteenth row of a tile 16 of each 128 bytes, so its swizzle is that of its first
-// row.
+// Gathers rows by cp.async, 16 bytes a thread, in the layout that TMA would write: a thread copies
+// of every eighth or sixteenth row of a tile 16 of each 128 bytes, so its swizzle is that of its
+// first row.
 //
-// wgmma reads through another proxy than cp.async writes, so a fence has to stand between the two.
-// The MMA warpgroups have it, in front of each K block that was gathered: it costs them nothing
-// that can be measured. Gather warps that wait for their own copies to have it instead lose a tenth
-// of the rate of the copies.
+// cp.async writes through the generic proxy and wgmma reads through the async proxy, so a proxy
+// fence is needed in between. The MMA warpgroups issue it before each gathered K block, at no
+// measurable cost. Gather warps would have to wait for their own copies before the fence and lose a
+// tenth of the copy rate.
 template <int height, int threads>
 class row_gather {
   static constexpr int row_bytes = 128, chunks = row_bytes / 16;
   static constexpr int step = threads / chunks;  // rows of a pass
   static constexpr int passes = height / step;
   static_assert(step % 8 == 0 && height % step == 0);
-  // Row indices wait in registers, so that copies do not wait for each other; what is too many is
-  // read again.
+  // Row indices are in registers, so that copies do not wait for each other; those that do not fit
+  // are read again.
   static constexpr int kept = smaller(passes, 16);
   // Addresses that are there before the first of their copies, which else would wait for each other
   // to read the same registers.
@@ -176,8 +175,8 @@ class row_gather {
 
 // A reuse. cp.async takes a cycle of shared memory for every 32 bytes, TMA one for 128, and wide
 // tiles leave few cycles. So of a_reuse tiles of the same rows the first one's rows are gathered,
-// and as K blocks arrive an MMA warpgroup stores them as they lie in the stage; for the others TMA
-// loads them from there: replay.
+// and as K blocks arrive, an MMA warpgroup stores them to memory in the layout of the stage. For
+// the other tiles TMA loads them from there: replay.
 //
 // Two barriers say of a row of tiles that all but its last K blocks are there to be loaded, and
 // that all are. Each is waited for once for each row that is stored, or the next could answer in
@@ -213,7 +212,7 @@ struct replay_store {
     tma_store(map, buffer, k, row);
     tma_store_commit();
   }
-  // All but the last `pending` stages may be filled again.
+  // All but the last `pending` stages may be loaded again.
   template <int pending>
   __device__ __forceinline__ void wait_read() const {
     if (stores) tma_store_wait_read<pending>();

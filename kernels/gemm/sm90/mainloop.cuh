@@ -1,12 +1,11 @@
-// The main loop of the sm_90a GEMM: what an MMA warpgroup does with the K blocks of a work tile. It
-// knows of pipeline stages and accumulators only; what else is to happen to a stage, its hooks do.
+// The main loop of the sm_90a GEMM: the MMAs of an MMA warpgroup over the K blocks of a work tile.
+// It knows only pipeline stages and accumulators; hooks do everything else that happens to a stage.
 #pragma once
 
 #include "common/cluster.cuh"
 #include "common/wgmma.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/scales.cuh"
-#include "gemm/sm90/named_barriers.cuh"
 #include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
 
@@ -37,7 +36,7 @@ struct mma_mainloop {
   u32 first_row;  // of the warpgroup, on the 64-row side of the tile
   u32 rank;       // of the CTA in its cluster
 
-  // Tells every CTA that loads into this stage that this warpgroup is done with it.
+  // Arrives at the empty barrier of this stage in every CTA that loads into it.
   __device__ __forceinline__ void release(u32 empty_barrier) const {
     const u32 thread = threadIdx.x % 128;
     if constexpr (config.cluster_m * config.cluster_n == 1) {

@@ -8,6 +8,22 @@
 
 namespace fftune {
 
+// Named barriers (bar.sync, bar.arrive). 0 is __syncthreads'.
+enum class named_barrier {
+  epilogue = 1,      // + MMA warpgroup: its 128 threads, around each subtile
+  mma_order = 4,     // + MMA warpgroup, ping-pong: order of the main loops
+  source_order = 6,  // + MMA warpgroup, ping-pong: order of the shared epilogue stages
+  zero_fill = 8,     // cooperative grouped reduction: the K tail of a stage is zero
+  groups = 9,        // the groups are in shared memory: all arrive, the index warp waits
+};
+
+__device__ __forceinline__ void sync(named_barrier barrier, int threads, int offset = 0) {
+  named_barrier_sync(static_cast<int>(barrier) + offset, threads);
+}
+__device__ __forceinline__ void arrive(named_barrier barrier, int threads, int offset = 0) {
+  named_barrier_arrive(static_cast<int>(barrier) + offset, threads);
+}
+
 // A state of the pipeline: the stage that is next, and the phase of its barriers. A stage's full
 // barrier completes when its bytes and arrivals are there, its empty one when all readers are done.
 template <int stages, int stage_bytes>
@@ -49,16 +65,16 @@ struct tile_rows {
   __device__ __forceinline__ int first() const { return static_cast<int>(word & ~scattered); }
 };
 
-// Two stages of gathered row indices: the rows of a tile are found while those of the tile before
-// are in use. A stage may have the rows of several tiles of `height` that follow each other in
-// their group.
+// Two stages of gathered row indices: the rows of a tile are looked up while those of the tile
+// before are in use. A stage may have the rows of several tiles of `height` that follow each other
+// in their group.
 template <int height, int tiles = 1>
 class row_index_pipeline {
   static_assert(tiles <= 4);
   static constexpr int all = height * tiles, words = all + 4;
   pipeline<2, words * 4> state_;
   u32* tables_;
-  // Where the rows that follow the last ones found may be looked for.
+  // Where the lookup of the next rows starts.
   int next_ = -1;
   u32 cursor_ = 0;
 
@@ -114,7 +130,7 @@ class row_index_pipeline {
     const u32* const table = tables_ + state_.index * words;
     return {table[all + tile], table + tile * height};
   }
-  // A stage whose rows nobody looks at.
+  // Releases a stage whose rows are not needed.
   __device__ __forceinline__ tile_rows unread() const { return {0, tables_}; }
   // All lanes of a warp.
   __device__ __forceinline__ void release() const { barrier_arrive(state_.empty_barrier()); }

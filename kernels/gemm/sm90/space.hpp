@@ -45,7 +45,7 @@ struct Workload {
   bool grouped_reduction() const { return form.groups == grouping::reduction; }
   bool promotes() const { return form.scales != scaling::none; }
 
-  /// Tiles of so many rows that m takes: none has rows of two groups.
+  /// Tiles of this many rows that cover m; no tile has rows of two groups.
   std::int64_t row_tiles(std::int64_t height) const;
   /// Grouped rows: how many groups have rows; else 1.
   std::int64_t groups_with_rows() const;
@@ -67,10 +67,10 @@ bool gathers(const GemmProblem& gemm);
 /// counts columns of C: with two B operands a CTA computes 2 bn.
 Space space(const GemmProblem& gemm, const DeviceFacts& facts);
 
-/// The feasible configuration of least cycles(), of equal ones the deeper pipeline.
+/// The feasible configuration of least cycles(); among equal ones that of the deeper pipeline.
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts);
 
-/// An estimate of the clock cycles that a configuration takes, good enough to rank.
+/// The cost model: clock cycles of a configuration, accurate enough to rank.
 double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config);
 
 }  // namespace fftune::sm90
