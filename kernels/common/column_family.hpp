@@ -1,5 +1,5 @@
-// The common part of CUDA families in which a thread works on fixed columns of a matrix:
-// elementwise ops, with or without column sums.
+// Families of CUDA kernels that keep each column of a matrix with one thread: what ops that work
+// element by element, with or without sums over the rows, have in common.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@
 
 namespace fftune {
 
-/// The matrix that a kernel works on.
+/// The matrix that a kernel goes over.
 struct ColumnWork {
   std::int64_t m = 0;  // rows
   std::int64_t h = 0;  // columns
   DType dtype = DType::f32;
-  std::string pass;          // that the kernel computes
-  std::int64_t tensors = 2;  // tensors of that shape that are read or written
-  bool sums = false;  // column sums: a block loops over rows and writes one row of partial sums
+  std::string pass;          // the one that the kernel computes
+  std::int64_t tensors = 2;  // of that shape which a thread reads or writes
+  bool sums = false;  // over rows: blocks go on from row to row, and leave one row of sums each
 };
 
 class ColumnFamily : public Family {
  public:
-  /// The texts are literals. A fallback has no parameters; its accesses are of one element, so any
-  /// alignment is valid.
+  /// The texts are literals. A fallback has no parameters, and accesses of one element, for which
+  /// any address will do.
   ColumnFamily(std::string_view name, std::string_view summary, const char* stage,
                const std::vector<std::string>& sources, bool fallback)
       : name_(name), summary_(summary), stage_(stage), sources_(sources), fallback_(fallback) {}
@@ -54,14 +54,14 @@ class ColumnFamily : public Family {
   bool fallback_;
 };
 
-/// The last template arguments of every kernel, from resolved parameters: "16, 256, 1, 4, true".
+/// Of resolved parameters: "16, 256, 1, 4, true", what every kernel's template arguments end with.
 std::string column_template_arguments(const Config& config);
 std::int64_t column_blocks(const ColumnWork& work, const Config& config);
-/// Blocks along the rows: one for each tile of rows, or, where columns are summed, `waves` for each
+/// Blocks one below the other: enough for every row, or, where rows are summed, `waves` for each
 /// SM.
 std::int64_t row_blocks(const ColumnWork& work, const DeviceFacts& facts, const Config& config);
-/// A launch of all blocks: m, h and the number of column blocks are appended to `arguments`. It is
-/// programmatic: the kernel starts with wait_and_launch_dependents or wait_for_dependencies
+/// A launch of all blocks: m, h and the number of column blocks are appended to `arguments`. It may
+/// be programmatic: the kernel begins with wait_and_launch_dependents or wait_for_dependencies
 /// (common/dependency.cuh).
 KernelLaunch column_launch(const ColumnWork& work, const DeviceFacts& facts, const Config& config,
                            std::vector<Argument> arguments);
