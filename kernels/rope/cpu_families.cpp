@@ -1,4 +1,4 @@
-// Blocks of tokens on all threads: a token's sines once, then all of its heads in vectors.
+// Blocks of tokens on all threads: a token's sines are computed once, for all of its heads.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace fftune::rope {
 namespace {
 
-/// How one position to the features of a head: as RowRotation has it.
+/// The factors of a RowRotation for one position.
 template <typename Real>
 struct Factors {
   std::array<Real, most_features + row_rotation_margin> own{}, other{};
@@ -83,7 +83,7 @@ class Rotation {
       set(factors.of_halves, angles);
   }
 
-  /// By the angles of the features, or of their pairs.
+  /// From the angles of the features, or of their pairs.
   template <typename Real>
   void set(Factors<Real>& to, const float* angles) const {
     const auto rotary = static_cast<std::size_t>(layer_.rotary), half = rotary / 2;
@@ -94,7 +94,7 @@ class Rotation {
     for (std::size_t pair = 0; pair < half; ++pair) {
       const std::size_t first = halves ? pair : 2 * pair;
       const std::size_t second = halves ? pair + half : 2 * pair + 1;
-      // In the table each feature has an angle of its own.
+      // A table has an angle for each feature.
       const std::size_t of_first = layer_.table ? first : pair;
       const std::size_t of_second = layer_.table ? second : pair;
       to.own[first] = cosine[of_first];
