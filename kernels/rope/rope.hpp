@@ -79,7 +79,7 @@ struct Layer {
   std::int64_t tokens() const { return layout == Layout::thd ? s : s * b; }
   /// Tokens of the inner dimension: neighbours by Strides::row.
   std::int64_t inner() const { return layout == Layout::sbhd ? b : s; }
-  /// Whether `heads` heads are contiguous, and tokens have a constant stride.
+  /// Whether `head_count` heads are contiguous, and tokens have a constant stride.
   bool is_plain(const Strides& strides, std::int64_t head_count) const {
     return strides.head == dim && strides.row >= head_count * dim &&
            (layout == Layout::thd || strides.outer == inner() * strides.row);
