@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace act_mul {
@@ -102,8 +101,7 @@ class ActMul final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&forward_columns_family(),   &backward_columns_family(), &forward_fallback_family(),
-            &backward_fallback_family(), &cpu_rows_family(),         &cpu_gradient_rows_family()};
+    return joined({cuda_families(), cpu_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return act_mul::baselines(problem, facts);

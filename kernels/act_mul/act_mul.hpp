@@ -36,12 +36,8 @@ Places places_of(const Problem& problem);
 
 bool packed(const Problem& problem);
 
-const Family& forward_columns_family();
-const Family& backward_columns_family();
-const Family& forward_fallback_family();
-const Family& backward_fallback_family();
-const Family& cpu_rows_family();
-const Family& cpu_gradient_rows_family();
+std::vector<const Family*> cuda_families();
+std::vector<const Family*> cpu_families();
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 

@@ -6,8 +6,7 @@
 
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/common/activation.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::act_mul {
 

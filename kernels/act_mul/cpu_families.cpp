@@ -6,6 +6,7 @@
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_task.hpp"
+#include "kernels/common/stage_family.hpp"
 
 namespace fftune::act_mul {
 namespace {
@@ -14,20 +15,18 @@ std::int64_t row_bytes(const Problem& problem) {
   return problem.size("h") * static_cast<std::int64_t>(dtype_bytes(problem.dtype));
 }
 
-class CpuRows final : public Family {
+class CpuRows final : public StageFamily {
  public:
-  explicit CpuRows(bool backward) : backward_(backward) {}
-  std::string_view name() const override { return backward_ ? "cpu_gradient_rows" : "cpu_rows"; }
-  std::string_view summary() const override { return "blocks of rows in vectors, on all threads"; }
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  bool is_fallback() const override { return true; }
-  std::vector<std::string> stages() const override {
-    return {backward_ ? stage_backward : stage_forward};
-  }
-  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
-    if ((problem.pass == "bwd") == backward_) return std::nullopt;
-    return backward_ ? "it computes the pass bwd, not fwd" : "it computes the pass fwd, not bwd";
-  }
+  explicit CpuRows(bool backward)
+      : StageFamily({.name = backward ? "cpu_gradient_rows" : "cpu_rows",
+                     .summary = "blocks of rows in vectors, on all threads",
+                     .device_kind = DeviceKind::cpu,
+                     .stage = backward ? stage_backward : stage_forward,
+                     .pass = backward ? "bwd" : "fwd",
+                     .sources = {"act_mul/cpu_families.cpp", activation_source,
+                                 row_kernel_sources[0], row_kernel_sources[1]},
+                     .is_fallback = true}),
+        backward_(backward) {}
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     return row_task_space(problem.size("m"), facts);
   }
@@ -79,24 +78,15 @@ class CpuRows final : public Family {
     return program;
   }
 
-  std::vector<std::string> sources() const override {
-    return {"act_mul/cpu_families.cpp", activation_source, row_kernel_sources[0],
-            row_kernel_sources[1]};
-  }
-
  private:
   bool backward_;
 };
 
 }  // namespace
 
-const Family& cpu_rows_family() {
-  static const CpuRows family(false);
-  return family;
-}
-const Family& cpu_gradient_rows_family() {
-  static const CpuRows family(true);
-  return family;
+std::vector<const Family*> cpu_families() {
+  static const CpuRows forward(false), backward(true);
+  return {&forward, &backward};
 }
 
 }  // namespace fftune::act_mul

@@ -6,7 +6,7 @@
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/column_family.hpp"
-#include "kernels/common/device_types.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::act_mul {
 namespace {
@@ -17,8 +17,12 @@ constexpr const char* backward_file = "act_mul/backward_columns.cu";
 class Columns final : public ColumnFamily {
  public:
   Columns(std::string_view name, std::string_view summary, bool backward, bool fallback)
-      : ColumnFamily(name, summary, backward ? stage_backward : stage_forward,
-                     {backward ? backward_file : forward_file}, fallback),
+      : ColumnFamily({.name = name,
+                      .summary = summary,
+                      .stage = backward ? stage_backward : stage_forward,
+                      .pass = backward ? "bwd" : "fwd",
+                      .sources = {backward ? backward_file : forward_file},
+                      .is_fallback = fallback}),
         backward_(backward) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -45,8 +49,7 @@ class Columns final : public ColumnFamily {
 
  protected:
   ColumnWork work(const Problem& problem) const override {
-    return {problem.size("m"),         problem.size("h"), problem.dtype,
-            backward_ ? "bwd" : "fwd", backward_ ? 5 : 3, false};
+    return {problem.size("m"), problem.size("h"), problem.dtype, backward_ ? 5 : 3, false};
   }
 
  private:
@@ -55,23 +58,14 @@ class Columns final : public ColumnFamily {
 
 }  // namespace
 
-const Family& forward_columns_family() {
-  static const Columns family("forward_columns", "16 bytes of several rows in flight a thread",
-                              false, false);
-  return family;
-}
-const Family& backward_columns_family() {
-  static const Columns family("backward_columns", "16 bytes of several rows in flight a thread",
-                              true, false);
-  return family;
-}
-const Family& forward_fallback_family() {
-  static const Columns family("forward_fallback", "element by element: the fallback", false, true);
-  return family;
-}
-const Family& backward_fallback_family() {
-  static const Columns family("backward_fallback", "element by element: the fallback", true, true);
-  return family;
+std::vector<const Family*> cuda_families() {
+  static constexpr const char* in_flight = "16 bytes of several rows in flight a thread";
+  static constexpr const char* by_element = "element by element: the fallback";
+  static const Columns forward("forward_columns", in_flight, false, false);
+  static const Columns backward("backward_columns", in_flight, true, false);
+  static const Columns forward_fallback("forward_fallback", by_element, false, true);
+  static const Columns backward_fallback("backward_fallback", by_element, true, true);
+  return {&forward, &backward, &forward_fallback, &backward_fallback};
 }
 
 }  // namespace fftune::act_mul

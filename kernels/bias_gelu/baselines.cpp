@@ -6,9 +6,7 @@
 
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/activation.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::bias_gelu {
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {

@@ -4,8 +4,7 @@
 #include <utility>
 
 #include "device/large_vector.hpp"
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace bias_gelu {
@@ -104,8 +103,7 @@ class BiasGelu final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&forward_columns_family(),   &backward_columns_family(), &forward_fallback_family(),
-            &backward_fallback_family(), &cpu_forward_family(),      &cpu_backward_family()};
+    return joined({cuda_families(), cpu_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return bias_gelu::baselines(problem, facts);

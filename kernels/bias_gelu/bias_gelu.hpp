@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kernels/common/activation.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -40,12 +40,8 @@ bool saves_input(const Problem& problem);
 
 DType bias_dtype(const Problem& problem);
 
-const Family& forward_columns_family();
-const Family& backward_columns_family();
-const Family& forward_fallback_family();
-const Family& backward_fallback_family();
-const Family& cpu_forward_family();
-const Family& cpu_backward_family();
+std::vector<const Family*> cuda_families();
+std::vector<const Family*> cpu_families();
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 

@@ -7,6 +7,7 @@
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_task.hpp"
+#include "kernels/common/stage_family.hpp"
 
 namespace fftune::bias_gelu {
 namespace {
@@ -52,25 +53,22 @@ struct Rows {
   const RowKernels* kernels;
 };
 
-class CpuFamily : public Family {
- public:
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  bool is_fallback() const override { return true; }
-  std::vector<std::string> sources() const override {
-    return {"bias_gelu/cpu_families.cpp", activation_source, row_kernel_sources[0],
-            row_kernel_sources[1]};
-  }
-};
+StageFamilyFacts facts_of(std::string_view name, std::string_view summary, bool backward) {
+  return {.name = name,
+          .summary = summary,
+          .device_kind = DeviceKind::cpu,
+          .stage = backward ? stage_backward : stage_forward,
+          .pass = backward ? "bwd" : "fwd",
+          .sources = {"bias_gelu/cpu_families.cpp", activation_source, row_kernel_sources[0],
+                      row_kernel_sources[1]},
+          .is_fallback = true};
+}
 
-class CpuForward final : public CpuFamily {
+class CpuForward final : public StageFamily {
  public:
-  std::string_view name() const override { return "cpu_forward"; }
-  std::string_view summary() const override { return "blocks of rows in vectors, on all threads"; }
-  std::vector<std::string> stages() const override { return {stage_forward}; }
-  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
-    if (problem.pass != "fwd") return "it computes the pass fwd, not bwd";
-    return std::nullopt;
-  }
+  CpuForward()
+      : StageFamily(facts_of("cpu_forward", "blocks of rows in vectors, on all threads", false)) {}
+
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     return row_task_space(problem.size("m"), facts);
   }
@@ -107,17 +105,12 @@ class CpuForward final : public CpuFamily {
   }
 };
 
-class CpuBackward final : public CpuFamily {
+class CpuBackward final : public StageFamily {
  public:
-  std::string_view name() const override { return "cpu_backward"; }
-  std::string_view summary() const override {
-    return "parts of the rows in vectors, then the sum of their dbias";
-  }
-  std::vector<std::string> stages() const override { return {stage_backward}; }
-  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
-    if (problem.pass != "bwd") return "it computes the pass bwd, not fwd";
-    return std::nullopt;
-  }
+  CpuBackward()
+      : StageFamily(facts_of("cpu_backward",
+                             "parts of the rows in vectors, then the sum of their dbias", true)) {}
+
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     return row_part_space(problem.size("m"), facts);
   }
@@ -159,13 +152,10 @@ class CpuBackward final : public CpuFamily {
 
 }  // namespace
 
-const Family& cpu_forward_family() {
-  static const CpuForward family;
-  return family;
-}
-const Family& cpu_backward_family() {
-  static const CpuBackward family;
-  return family;
+std::vector<const Family*> cpu_families() {
+  static const CpuForward forward;
+  static const CpuBackward backward;
+  return {&forward, &backward};
 }
 
 }  // namespace fftune::bias_gelu

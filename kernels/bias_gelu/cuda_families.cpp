@@ -4,8 +4,7 @@
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/column_family.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::bias_gelu {
 namespace {
@@ -23,7 +22,12 @@ std::string kernel_name(const Problem& problem, const char* name, const Config& 
 class Forward final : public ColumnFamily {
  public:
   Forward(std::string_view name, std::string_view summary, bool fallback)
-      : ColumnFamily(name, summary, stage_forward, {forward_file}, fallback) {}
+      : ColumnFamily({.name = name,
+                      .summary = summary,
+                      .stage = stage_forward,
+                      .pass = "fwd",
+                      .sources = {forward_file},
+                      .is_fallback = fallback}) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
@@ -40,11 +44,7 @@ class Forward final : public ColumnFamily {
 
  protected:
   ColumnWork work(const Problem& problem) const override {
-    return {problem.size("m"),
-            problem.size("h"),
-            problem.dtype,
-            "fwd",
-            saves_input(problem) ? 3 : 2,
+    return {problem.size("m"), problem.size("h"), problem.dtype, saves_input(problem) ? 3 : 2,
             false};
   }
 };
@@ -52,7 +52,12 @@ class Forward final : public ColumnFamily {
 class Backward final : public ColumnFamily {
  public:
   Backward(std::string_view name, std::string_view summary, bool fallback)
-      : ColumnFamily(name, summary, stage_backward, {backward_file}, fallback) {}
+      : ColumnFamily({.name = name,
+                      .summary = summary,
+                      .stage = stage_backward,
+                      .pass = "bwd",
+                      .sources = {backward_file},
+                      .is_fallback = fallback}) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
@@ -74,29 +79,21 @@ class Backward final : public ColumnFamily {
 
  protected:
   ColumnWork work(const Problem& problem) const override {
-    return {problem.size("m"), problem.size("h"), problem.dtype, "bwd", 3, true};
+    return {problem.size("m"), problem.size("h"), problem.dtype, 3, true};
   }
 };
 
 }  // namespace
 
-const Family& forward_columns_family() {
-  static const Forward family("forward_columns", "16 bytes of several rows in flight a thread",
-                              false);
-  return family;
-}
-const Family& backward_columns_family() {
-  static const Backward family("backward_columns",
-                               "columns stay with a thread, which sums dbias on the way", false);
-  return family;
-}
-const Family& forward_fallback_family() {
-  static const Forward family("forward_fallback", "element by element: the fallback", true);
-  return family;
-}
-const Family& backward_fallback_family() {
-  static const Backward family("backward_fallback", "element by element: the fallback", true);
-  return family;
+std::vector<const Family*> cuda_families() {
+  static constexpr const char* by_element = "element by element: the fallback";
+  static const Forward forward("forward_columns", "16 bytes of several rows in flight a thread",
+                               false);
+  static const Backward backward("backward_columns",
+                                 "columns stay with a thread, which sums dbias on the way", false);
+  static const Forward forward_fallback("forward_fallback", by_element, true);
+  static const Backward backward_fallback("backward_fallback", by_element, true);
+  return {&forward, &backward, &forward_fallback, &backward_fallback};
 }
 
 }  // namespace fftune::bias_gelu

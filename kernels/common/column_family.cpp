@@ -5,9 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/cuda_refusal.hpp"
-#include "kernels/common/row_threads.hpp"
-
 namespace fftune {
 namespace {
 
@@ -81,13 +78,8 @@ Config defaults(const ColumnWork& work, const DeviceFacts& facts, std::int64_t v
 
 }  // namespace
 
-std::optional<std::string> ColumnFamily::refusal(const Problem& problem,
-                                                 const DeviceFacts& facts) const {
-  return refuse_cuda(problem, work(problem).pass, facts);
-}
-
 Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) const {
-  if (fallback_) return {};
+  if (is_fallback()) return {};
   const ColumnWork work = this->work(problem);
   const std::int64_t widest = widest_vector(work.h * element_bytes(work));
   Space space;
@@ -134,7 +126,7 @@ Space ColumnFamily::space(const Problem& problem, const DeviceFacts& facts) cons
 }
 
 Config ColumnFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  if (fallback_) return {};
+  if (is_fallback()) return {};
   const ColumnWork work = this->work(problem);
   Config config = defaults(work, facts, widest_vector(work.h * element_bytes(work)));
   while (config.at("unroll") > 1 && config.at("rows") * config.at("unroll") > work.m)
@@ -144,7 +136,7 @@ Config ColumnFamily::default_config(const Problem& problem, const DeviceFacts& f
 
 Config ColumnFamily::resolved(const ColumnWork& work, const DeviceFacts& facts,
                               const Config& config) const {
-  return fallback_ ? defaults(work, facts, element_bytes(work)) : config;
+  return is_fallback() ? defaults(work, facts, element_bytes(work)) : config;
 }
 
 std::string column_template_arguments(const Config& config) {

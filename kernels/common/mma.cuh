@@ -1,5 +1,5 @@
-// Tensor core products of one warp: mma.sync m16n8k16 with fp32 accumulation, and ldmatrix, which
-// feeds it.
+// Tensor core products of one warp: mma.sync m16n8k16 with fp32 accumulation, ldmatrix, which
+// feeds it, and stmatrix, which stores accumulators of tensor core products to shared memory.
 //
 // Fragments, with group = lane / 4 and pair = lane % 4 (PTX ISA, "Matrix fragments for
 // mma.m16n8k16"):
@@ -40,6 +40,47 @@ __device__ __forceinline__ void load_matrices_transposed(u32& r0, u32& r1, u32& 
                                                          u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+               : "r"(shared)
+               : "memory");
+}
+
+// stmatrix (sm_90): four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the addresses of the
+// rows of matrix i. Lane l holds columns 2 (l % 4) and the next of row l / 4 of each; transposed,
+// rows 2 (l % 4) and the next of column l / 4.
+template <bool transposed>
+__device__ __forceinline__ void store_matrices(u32 shared, const u32 (&word)[4]) {
+  if constexpr (transposed) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+        "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+        : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+  }
+}
+
+// Its inverse: what was stored there into the registers that would have stored it.
+template <bool transposed>
+__device__ __forceinline__ void reload_matrices(u32 shared, u32 (&word)[4]) {
+  if constexpr (transposed) {
+    load_matrices_transposed(word[0], word[1], word[2], word[3], shared);
+  } else {
+    load_matrices(word[0], word[1], word[2], word[3], shared);
+  }
+}
+
+// Two matrices, transposed; lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void store_matrices_transposed(u32 shared, const u32 (&word)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared),
+               "r"(word[0]), "r"(word[1])
+               : "memory");
+}
+
+__device__ __forceinline__ void reload_matrices_transposed(u32 shared, u32 (&word)[2]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(word[0]), "=r"(word[1])
                : "r"(shared)
                : "memory");
 }

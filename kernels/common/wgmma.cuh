@@ -4,7 +4,7 @@
 // Accumulator c[j], lane l of warp w: row 16 w + l / 4 (+ 8 when j & 2), column 8 (j / 4) + 2 (l %
 // 4) + (j & 1) (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16"). PTX wants every
 // register named in the text of the instruction, so the widths are spelled out, each from the one
-// before; the macros end with this file.
+// before.
 #pragma once
 
 #include "common/float8.cuh"
@@ -173,75 +173,5 @@ __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accum
   FFTUNE_WGMMA_CASE(248, 124, 125, 126, 127, 128);
   FFTUNE_WGMMA_CASE(256, 128, 129, 130, 131, 132);
 }
-
-#undef FFTUNE_WGMMA
-#undef FFTUNE_WGMMA_16BIT
-#undef FFTUNE_WGMMA_CASE
-#undef FFTUNE_C4
-#undef FFTUNE_T4
-#undef FFTUNE_T_8
-#undef FFTUNE_T_16
-#undef FFTUNE_T_24
-#undef FFTUNE_T_32
-#undef FFTUNE_T_40
-#undef FFTUNE_T_48
-#undef FFTUNE_T_56
-#undef FFTUNE_T_64
-#undef FFTUNE_T_72
-#undef FFTUNE_T_80
-#undef FFTUNE_T_88
-#undef FFTUNE_T_96
-#undef FFTUNE_T_104
-#undef FFTUNE_T_112
-#undef FFTUNE_T_120
-#undef FFTUNE_T_128
-#undef FFTUNE_T_136
-#undef FFTUNE_T_144
-#undef FFTUNE_T_152
-#undef FFTUNE_T_160
-#undef FFTUNE_T_168
-#undef FFTUNE_T_176
-#undef FFTUNE_T_184
-#undef FFTUNE_T_192
-#undef FFTUNE_T_200
-#undef FFTUNE_T_208
-#undef FFTUNE_T_216
-#undef FFTUNE_T_224
-#undef FFTUNE_T_232
-#undef FFTUNE_T_240
-#undef FFTUNE_T_248
-#undef FFTUNE_T_256
-#undef FFTUNE_C_8
-#undef FFTUNE_C_16
-#undef FFTUNE_C_24
-#undef FFTUNE_C_32
-#undef FFTUNE_C_40
-#undef FFTUNE_C_48
-#undef FFTUNE_C_56
-#undef FFTUNE_C_64
-#undef FFTUNE_C_72
-#undef FFTUNE_C_80
-#undef FFTUNE_C_88
-#undef FFTUNE_C_96
-#undef FFTUNE_C_104
-#undef FFTUNE_C_112
-#undef FFTUNE_C_120
-#undef FFTUNE_C_128
-#undef FFTUNE_C_136
-#undef FFTUNE_C_144
-#undef FFTUNE_C_152
-#undef FFTUNE_C_160
-#undef FFTUNE_C_168
-#undef FFTUNE_C_176
-#undef FFTUNE_C_184
-#undef FFTUNE_C_192
-#undef FFTUNE_C_200
-#undef FFTUNE_C_208
-#undef FFTUNE_C_216
-#undef FFTUNE_C_224
-#undef FFTUNE_C_232
-#undef FFTUNE_C_240
-#undef FFTUNE_C_248
-#undef FFTUNE_C_256
 
 }  // namespace fftune

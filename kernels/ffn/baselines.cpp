@@ -1,4 +1,4 @@
-#include "kernels/ffn/baselines.hpp"
+#include "kernels/ffn/ffn.hpp"
 
 #include <fmt/format.h>
 
@@ -13,11 +13,8 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_vector.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
-#include "kernels/ffn/ffn.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/ffn/norm.hpp"
-#include "kernels/ffn/stages.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/library_gemm.hpp"
 

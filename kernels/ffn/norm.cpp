@@ -1,5 +1,6 @@
 #include "kernels/ffn/norm.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
@@ -7,8 +8,6 @@
 #include <variant>
 
 #include "kernels/ffn/ffn.hpp"
-#include "kernels/rmsnorm/baselines.hpp"
-#include "kernels/rmsnorm/families.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 
 namespace fftune::ffn {
@@ -34,6 +33,12 @@ Problem norm_of(const Problem& problem) {
            {"save", "nothing"},
            {"weights", "same"},
            {"eps", option("eps", usual_eps)}}};
+}
+
+const Family& family_of_rmsnorm(std::string_view name) {
+  const auto families = rmsnorm_op().families();
+  return **std::find_if(families.begin(), families.end(),
+                        [&](const Family* family) { return family->name() == name; });
 }
 
 std::string name_here(std::string_view name) {
@@ -200,9 +205,9 @@ void norm_reference(const Problem& problem, ReferenceTensors& tensors, Parallel&
 }
 
 std::vector<const Family*> norm_families() {
-  static const NormFamily rows(rmsnorm::forward_rows_family(), "norm_rows");
-  static const NormFamily fallback(rmsnorm::forward_fallback_family(), "norm_fallback");
-  static const NormFamily cpu(rmsnorm::cpu_forward_family(), "cpu_norm");
+  static const NormFamily rows(family_of_rmsnorm("forward_rows"), "norm_rows");
+  static const NormFamily fallback(family_of_rmsnorm("forward_fallback"), "norm_fallback");
+  static const NormFamily cpu(family_of_rmsnorm("cpu_forward"), "cpu_norm");
   return {&rows, &fallback, &cpu};
 }
 
@@ -212,7 +217,7 @@ void append_norm(Baseline& baseline, const Problem& problem, const DeviceFacts& 
   auto places = places_here(problem);
   const std::size_t own = ffn_op().tensors(problem).size();
   if (facts.kind == DeviceKind::cpu) {
-    const Family& rows = rmsnorm::cpu_forward_family();
+    const Family& rows = family_of_rmsnorm("cpu_forward");
     return append_moved(baseline.program,
                         rows.program(norm, facts, rows.default_config(norm, facts)), places, own);
   }

@@ -6,10 +6,8 @@
 #include <utility>
 
 #include "kernels/common/activation.hpp"
-#include "kernels/common/op_fields.hpp"
-#include "kernels/ffn/baselines.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/norm.hpp"
-#include "kernels/ffn/stages.hpp"
 
 namespace fftune {
 namespace ffn {
@@ -167,10 +165,7 @@ class Ffn final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    std::vector<const Family*> families;
-    for (const auto& some : {forward_families(), norm_families(), backward_families()})
-      families.insert(families.end(), some.begin(), some.end());
-    return families;
+    return joined({forward_families(), norm_families(), backward_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return ffn::baselines(problem, facts);

@@ -10,7 +10,6 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/ffn/norm.hpp"
-#include "kernels/ffn/stages.hpp"
 #include "kernels/gemm/reference_product.hpp"
 
 namespace fftune::ffn {

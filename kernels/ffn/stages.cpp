@@ -1,5 +1,3 @@
-#include "kernels/ffn/stages.hpp"
-
 #include "kernels/ffn/ffn.hpp"
 
 namespace fftune::ffn {

@@ -11,7 +11,7 @@
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "device/program.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {

@@ -1,15 +1,129 @@
 #include "kernels/gemm/launch.hpp"
 
-#include <cstdint>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
 
 #include "core/error.hpp"
 
 namespace fftune {
+namespace {
 
-TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
-  const std::size_t place = places.at(name);
-  if (place == absent) throw Error(ErrorKind::internal, "no tensor is named " + std::string(name));
-  return {place};
+constexpr std::string_view elements[] = {"f32", "bf16", "fp16", "fp8"};
+constexpr std::string_view operands[] = {"single", "dual_b", "k_concatenated", "two_outputs"};
+constexpr std::string_view majors[] = {"k", "mn"};
+constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
+constexpr std::string_view group_sources[] = {"mask", "routed"};
+constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient"};
+constexpr std::string_view scalings[] = {"none", "tensor", "block"};
+
+element element_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return element::f32;
+    case DType::bf16:
+      return element::bf16;
+    case DType::fp16:
+      return element::fp16;
+    case DType::fp8:
+      return element::fp8;
+    default:
+      throw Error(ErrorKind::internal,
+                  fmt::format("no GEMM kernel has elements of {}", dtype_name(dtype)));
+  }
+}
+
+/// The device's enumeration has the host's order.
+template <class Device, class Host>
+constexpr Device same(Host value) {
+  return static_cast<Device>(value);
+}
+
+/// The device's enumerator has the name of the device's type.
+std::string activation_enumerator(activation_kind kind) {
+  const std::string type = activation_type(same<Activation>(kind));
+  return type.substr(type.rfind(':') + 1);
+}
+
+static_assert(same<gemm_operands>(GemmForm::two_outputs) == gemm_operands::two_outputs);
+static_assert(same<major>(Major::mn) == major::mn);
+static_assert(same<grouping>(Grouping::reduction) == grouping::reduction);
+static_assert(same<epilogue_kind>(EpilogueKind::activation_gradient) ==
+              epilogue_kind::activation_gradient);
+static_assert(same<scaling>(Scaling::block) == scaling::block);
+
+}  // namespace
+
+gemm_form form_of(const GemmProblem& gemm) {
+  gemm_form form;
+  form.ab = element_of(gemm.dtype);
+  form.c = element_of(gemm.c_dtype);
+  form.wide = element_of(gemm.wide_dtype);
+  form.operands = same<gemm_operands>(gemm.form);
+  form.a_major = same<major>(gemm.a_major);
+  form.b_major = same<major>(gemm.b_major);
+  form.groups = same<grouping>(gemm.groups.by);
+  if (gemm.groups.any()) {
+    form.source = gemm.groups.mask.empty() ? group_source::routed : group_source::mask;
+    const auto& of_groups = gemm.groups.by == Grouping::rows ? gemm.b : gemm.c;
+    form.stacked = of_groups.front().size() == 1;
+    form.a_sorted = gemm.a_sorted;
+    form.b_sorted = gemm.b_sorted;
+    form.c_sorted = gemm.c_sorted;
+  }
+  const Epilogue& epilogue = gemm.epilogue;
+  form.epilogue = same<epilogue_kind>(epilogue.kind);
+  if (epilogue.kind != EpilogueKind::linear)
+    form.activation = same<activation_kind>(epilogue.activation);
+  form.adds_bias = !epilogue.bias.empty();
+  form.adds_source = !epilogue.source.empty();
+  form.stores_preactivations = epilogue.stores_preactivations();
+  form.stores_hidden = form.is_gradient() && !epilogue.hidden.empty();
+  form.scales = same<scaling>(gemm.quantisation.scaling);
+  form.c_quantised = !gemm.quantisation.c_scale.empty();
+  form.b_depends = gemm.b_depends;
+  return form;
+}
+
+std::string template_argument(const gemm_form& form) {
+  const gemm_form plain;
+  std::vector<std::string> fields;
+  const auto name = [&](const char* field, const char* type, auto value, auto common,
+                        const auto& names) {
+    if (value != common)
+      fields.push_back(
+          fmt::format(".{} = fftune::{}::{}", field, type, names[static_cast<std::size_t>(value)]));
+  };
+  const auto flag = [&](const char* field, bool value) {
+    if (value) fields.push_back(fmt::format(".{} = true", field));
+  };
+  // In the order of the struct's members, as designated initialisers are.
+  name("ab", "element", form.ab, plain.ab, elements);
+  name("c", "element", form.c, plain.c, elements);
+  name("wide", "element", form.wide, plain.wide, elements);
+  name("operands", "gemm_operands", form.operands, plain.operands, operands);
+  name("a_major", "major", form.a_major, plain.a_major, majors);
+  name("b_major", "major", form.b_major, plain.b_major, majors);
+  name("groups", "grouping", form.groups, plain.groups, groupings);
+  name("source", "group_source", form.source, plain.source, group_sources);
+  flag("stacked", form.stacked);
+  flag("a_sorted", form.a_sorted);
+  flag("b_sorted", form.b_sorted);
+  flag("c_sorted", form.c_sorted);
+  name("epilogue", "epilogue_kind", form.epilogue, plain.epilogue, epilogues);
+  if (form.epilogue != epilogue_kind::linear)
+    fields.push_back(fmt::format(".activation = fftune::activation_kind::{}",
+                                 activation_enumerator(form.activation)));
+  flag("adds_bias", form.adds_bias);
+  flag("adds_source", form.adds_source);
+  flag("stores_preactivations", form.stores_preactivations);
+  flag("stores_hidden", form.stores_hidden);
+  name("scales", "scaling", form.scales, plain.scales, scalings);
+  flag("c_quantised", form.c_quantised);
+  flag("b_depends", form.b_depends);
+  return fmt::format("fftune::gemm_form{{{}}}", fmt::join(fields, ", "));
 }
 
 ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& places,
@@ -55,6 +169,39 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   size(offsetof(gemm_params, n), gemm.n);
   size(offsetof(gemm_params, k), gemm.k);
   return parameters;
+}
+
+bool splits_in_clusters(const DeviceFacts& facts) {
+  return facts.compute_capability >= 90;
+}
+
+void split_launch(Program& program, KernelLaunch& launch, const DeviceFacts& facts, int split_k,
+                  std::int64_t share_bytes, std::int64_t kept_bytes) {
+  const auto set = [&launch](std::size_t offset, Argument value) {
+    launch.parameters->fields.push_back({offset, std::move(value)});
+  };
+  set(offsetof(gemm_params, split_k), std::int32_t{split_k});
+  launch.grid.y = static_cast<std::uint32_t>(split_k);
+  if (split_k == 1 || splits_in_clusters(facts)) {
+    launch.cluster.y = launch.grid.y;
+    if (split_k > 1)
+      launch.shared_bytes =
+          std::max(launch.shared_bytes, static_cast<std::uint32_t>(kept_bytes + share_bytes));
+    return;
+  }
+  const auto tiles = static_cast<std::size_t>(launch.grid.x);
+  set(offsetof(gemm_params, split_counters), ScratchArgument{program.scratch.size()});
+  program.scratch.push_back({tiles * 4, true});
+  set(offsetof(gemm_params, split_partials), ScratchArgument{program.scratch.size()});
+  program.scratch.push_back({tiles * split_k * static_cast<std::size_t>(share_bytes), false});
+}
+
+std::int64_t work_tiles(const GemmProblem& gemm, int bm, int bn) {
+  std::int64_t tile_rows = ceil_div(gemm.m, bm);
+  const Groups& groups = gemm.groups;
+  if (groups.by == Grouping::rows) tile_rows = std::min(tile_rows + groups.count - 1, gemm.m);
+  if (groups.by == Grouping::reduction) tile_rows *= groups.count;
+  return tile_rows * gemm.outputs() * ceil_div(gemm.n, bn);
 }
 
 }  // namespace fftune

@@ -1,22 +1,47 @@
-// From a GemmProblem's names to a kernel's parameters: gemm_params (params.cuh) filled in by name.
+// From a GemmProblem to a kernel's launch: its compile-time form (form.cuh) as a template argument,
+// its parameters (params.cuh) filled in by name, and how the blocks of split-K (split_k.cuh) meet.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 
+#include "device/facts.hpp"
 #include "device/program.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/gemm/form.cuh"
 #include "kernels/gemm/params.cuh"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {
 
-/// The tensor of that name; it must be there.
-TensorArgument tensor_of(const TensorPlaces& places, std::string_view name);
+gemm_form form_of(const GemmProblem& gemm);
+
+/// As a template argument: "fftune::gemm_form{.ab = fftune::element::fp16, ...}". Fields that have
+/// their default are left out.
+std::string template_argument(const gemm_form& form);
 
 /// The sizes, and the address of every tensor of the problem, as fields of a gemm_params that lies
 /// `offset` bytes into the kernel's struct of `bytes`. group_m and what belongs to split-K are left
 /// to the engine.
 ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& places,
                                 std::size_t bytes = sizeof(gemm_params), std::size_t offset = 0);
+
+/// From sm_90 on the splits of a tile are a cluster, and need neither workspace nor counters.
+bool splits_in_clusters(const DeviceFacts& facts);
+
+/// The most splits a tile can have: 8 blocks are the largest cluster that every device runs.
+constexpr int max_split_k = 8;
+
+/// Makes `launch`, whose grid.x counts tiles, run `split_k` blocks a tile: sets grid.y, cluster,
+/// and split_k, split_counters and split_partials of the gemm_params that its parameter struct
+/// begins with, with their scratch. `share_bytes` are one block's accumulators; where they travel
+/// through shared memory, after the first `kept_bytes` of it, there will be room for them.
+void split_launch(Program& program, KernelLaunch& launch, const DeviceFacts& facts, int split_k,
+                  std::int64_t share_bytes, std::int64_t kept_bytes = 0);
+
+/// Blocks of engines whose blocks compute one work tile of bm x bn each (tile_scheduler.cuh): of
+/// grouped rows the most that any groups take.
+std::int64_t work_tiles(const GemmProblem& gemm, int bm, int bn);
 
 }  // namespace fftune

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device/program.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/problem.hpp"
 
 namespace fftune {

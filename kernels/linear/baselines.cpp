@@ -4,7 +4,6 @@
 
 #include "kernels/gemm/library_gemm.hpp"
 #include "kernels/linear/linear.hpp"
-#include "kernels/linear/stages.hpp"
 
 namespace fftune::linear {
 

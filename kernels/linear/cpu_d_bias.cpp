@@ -2,16 +2,30 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kernels/common/tensor_places.hpp"
-#include "kernels/linear/d_bias_family.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/linear/linear.hpp"
 
 namespace fftune::linear {
 namespace {
 
-class CpuDBias final : public DBiasFamily<DeviceKind::cpu> {
+class CpuDBias final : public StageFamily {
  public:
-  std::string_view name() const override { return "cpu_d_bias"; }
-  std::string_view summary() const override { return "column sums of dy, by blocks of columns"; }
+  CpuDBias()
+      : StageFamily({.name = "cpu_d_bias",
+                     .summary = "column sums of dy, by blocks of columns",
+                     .device_kind = DeviceKind::cpu,
+                     .stage = stage_d_bias,
+                     .pass = "bwd",
+                     .sources = {"linear/cpu_d_bias.cpp"},
+                     .is_fallback = true}) {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto refusal = StageFamily::refusal(problem, facts)) return refusal;
+    if (!form_of(problem).bias) return "there is no bias to have a gradient";
+    return std::nullopt;
+  }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");
@@ -41,8 +55,6 @@ class CpuDBias final : public DBiasFamily<DeviceKind::cpu> {
     }));
     return program;
   }
-
-  std::vector<std::string> sources() const override { return {"linear/cpu_d_bias.cpp"}; }
 };
 
 }  // namespace

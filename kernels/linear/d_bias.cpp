@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "kernels/common/device_types.hpp"
+#include "kernels/common/stage_family.hpp"
 #include "kernels/gemm/launch.hpp"
-#include "kernels/linear/d_bias_family.hpp"
+#include "kernels/linear/linear.hpp"
 
 namespace fftune::linear {
 namespace {
@@ -16,10 +16,22 @@ std::int64_t rows_of_part(std::int64_t rows) {
   return std::max<std::int64_t>(64, ceil_div(rows, 64));
 }
 
-class DBias final : public DBiasFamily<DeviceKind::cuda> {
+class DBias final : public StageFamily {
  public:
-  std::string_view name() const override { return "d_bias"; }
-  std::string_view summary() const override { return "column sums of dy in two steps"; }
+  DBias()
+      : StageFamily({.name = "d_bias",
+                     .summary = "column sums of dy in two steps",
+                     .stage = stage_d_bias,
+                     .pass = "bwd",
+                     .sources = {"linear/d_bias.cu"},
+                     .is_fallback = true}) {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto refusal = StageFamily::refusal(problem, facts)) return refusal;
+    if (!form_of(problem).bias) return "there is no bias to have a gradient";
+    return std::nullopt;
+  }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");
@@ -43,8 +55,6 @@ class DBias final : public DBiasFamily<DeviceKind::cuda> {
     program.steps = {std::move(partial), std::move(total)};
     return program;
   }
-
-  std::vector<std::string> sources() const override { return {"linear/d_bias.cu"}; }
 };
 
 }  // namespace

@@ -3,8 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/linear/stages.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace linear {

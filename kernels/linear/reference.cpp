@@ -5,7 +5,6 @@
 #include "device/large_vector.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/linear/linear.hpp"
-#include "kernels/linear/stages.hpp"
 
 namespace fftune::linear {
 

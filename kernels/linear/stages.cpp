@@ -1,5 +1,3 @@
-#include "kernels/linear/stages.hpp"
-
 #include "kernels/linear/linear.hpp"
 
 namespace fftune::linear {

@@ -10,14 +10,11 @@
 #include <vector>
 
 #include "core/pattern.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
-#include "kernels/ffn/baselines.hpp"
-#include "kernels/ffn/stages.hpp"
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/library_gemm.hpp"
 #include "kernels/masked/masked.hpp"
-#include "kernels/masked/stages.hpp"
 
 namespace fftune::masked {
 namespace {

@@ -4,9 +4,8 @@
 #include <utility>
 
 #include "kernels/common/activation.hpp"
-#include "kernels/common/op_fields.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/masked/masked.hpp"
-#include "kernels/masked/stages.hpp"
 
 namespace fftune {
 namespace masked {

@@ -10,7 +10,7 @@
 #include "device/blocks.hpp"
 #include "device/large_vector.hpp"
 #include "kernels/common/activation.hpp"
-#include "kernels/ffn/stages.hpp"
+#include "kernels/ffn/ffn.hpp"
 #include "kernels/gemm/reference_product.hpp"
 #include "kernels/masked/masked.hpp"
 

@@ -1,11 +1,10 @@
-#include "kernels/masked/stages.hpp"
+#include "kernels/masked/masked.hpp"
 
 #include <algorithm>
 
 #include "core/pattern.hpp"
-#include "kernels/ffn/stages.hpp"
-#include "kernels/linear/stages.hpp"
-#include "kernels/masked/masked.hpp"
+#include "kernels/ffn/ffn.hpp"
+#include "kernels/linear/linear.hpp"
 
 namespace fftune::masked {
 namespace {

@@ -1,9 +1,7 @@
 // What a user would write without fftune: a mask of what is blocked, then the logits by it.
 #include <fmt/format.h>
 
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 
 namespace fftune::ngram_block {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/common/cpu_task.hpp"
+#include "kernels/common/stage_family.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 
 namespace fftune::ngram_block {
@@ -93,17 +94,17 @@ BlockRow block_row_of(const Rows& rows) {
   return rows.prefix > 0 ? block_row<std::int32_t, true> : block_row<std::int32_t, false>;
 }
 
-class CpuRows final : public Family {
+class CpuRows final : public StageFamily {
  public:
-  std::string_view name() const override { return "cpu_rows"; }
-  std::string_view summary() const override { return "blocks of rows, on all threads"; }
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  bool is_fallback() const override { return true; }
-  std::vector<std::string> stages() const override { return {stage}; }
-  std::vector<std::string> sources() const override { return {"ngram_block/cpu_families.cpp"}; }
-  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
-    return std::nullopt;
-  }
+  CpuRows()
+      : StageFamily({.name = "cpu_rows",
+                     .summary = "blocks of rows, on all threads",
+                     .device_kind = DeviceKind::cpu,
+                     .stage = stage,
+                     .pass = "fwd",
+                     .sources = {"ngram_block/cpu_families.cpp"},
+                     .is_fallback = true}) {}
+
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     return task_space(rows_of(problem).b, facts);
   }
@@ -134,9 +135,9 @@ class CpuRows final : public Family {
 
 }  // namespace
 
-const Family& cpu_rows_family() {
-  static const CpuRows family;
-  return family;
+std::vector<const Family*> cpu_families() {
+  static const CpuRows rows;
+  return {&rows};
 }
 
 }  // namespace fftune::ngram_block

@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace ngram_block {
@@ -207,7 +206,7 @@ class NgramBlock final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&rows_family(), &groups_family(), &fallback_family(), &cpu_rows_family()};
+    return joined({cuda_families(), cpu_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return ngram_block::baselines(problem, facts);

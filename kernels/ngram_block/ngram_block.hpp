@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -62,17 +62,8 @@ struct Places {
 };
 Places places_of(const Problem& problem);
 
-const Family& rows_family();
-const Family& groups_family();
-const Family& fallback_family();
-const Family& cpu_rows_family();
-
-std::int64_t id_bytes(const Rows& rows);
-/// The widest access, in bytes, to which rows of `ids` ids are aligned.
-std::int64_t widest_access(const Rows& rows, std::int64_t ids);
-
-/// What the family `groups` does: one launch of groups.cu.
-Program groups_program(const Problem& problem, const DeviceFacts& facts, const Config& config);
+std::vector<const Family*> cuda_families();
+std::vector<const Family*> cpu_families();
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 

@@ -1,13 +1,9 @@
-#include "kernels/rmsnorm/baselines.hpp"
-
 #include <fmt/format.h>
 
 #include <string>
 
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
-#include "kernels/rmsnorm/cuda_layer.hpp"
-#include "kernels/rmsnorm/fallback.hpp"
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
 
 namespace fftune::rmsnorm {
 namespace {

@@ -4,10 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
-#include "kernels/rmsnorm/baselines.hpp"
-#include "kernels/rmsnorm/families.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace rmsnorm {
@@ -95,8 +92,7 @@ class RmsNorm final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&forward_rows_family(),      &backward_rows_family(), &forward_fallback_family(),
-            &backward_fallback_family(), &cpu_forward_family(),   &cpu_backward_family()};
+    return joined({cuda_families(), cpu_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return rmsnorm::baselines(problem, facts);

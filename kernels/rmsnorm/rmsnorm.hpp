@@ -18,9 +18,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/problem.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -74,6 +75,15 @@ Places places_of(const Layer& layer);
 
 /// The definition in float64, of either pass.
 void reference(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel);
+
+std::vector<const Family*> cuda_families();
+std::vector<const Family*> cpu_families();
+
+/// Plain kernels with a block for each row: of the fallback, and of the baseline.
+Program backward_fallback_program(const Layer& layer, const DeviceFacts& facts);
+
+/// What a user would write without fftune: one plain kernel for each step of the formula.
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 
 }  // namespace rmsnorm
 }  // namespace fftune

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/kernel_step.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {

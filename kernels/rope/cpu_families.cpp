@@ -7,6 +7,7 @@
 
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_task.hpp"
+#include "kernels/common/stage_family.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {
@@ -135,23 +136,17 @@ class Rotation {
   const RowKernels* kernels_;
 };
 
-class CpuRows final : public Family {
+class CpuRows final : public StageFamily {
  public:
-  explicit CpuRows(bool backward) : backward_(backward) {}
-  std::string_view name() const override { return backward_ ? "cpu_backward" : "cpu_forward"; }
-  std::string_view summary() const override { return "blocks of tokens, on all threads"; }
-  DeviceKind device_kind() const override { return DeviceKind::cpu; }
-  bool is_fallback() const override { return true; }
-  std::vector<std::string> stages() const override {
-    return {backward_ ? stage_backward : stage_forward};
-  }
-  std::vector<std::string> sources() const override {
-    return {"rope/cpu_families.cpp", rotation_source, row_kernel_sources[0], row_kernel_sources[1]};
-  }
-  std::optional<std::string> refusal(const Problem& problem, const DeviceFacts&) const override {
-    if ((problem.pass == "bwd") == backward_) return std::nullopt;
-    return backward_ ? "it computes the pass bwd, not fwd" : "it computes the pass fwd, not bwd";
-  }
+  explicit CpuRows(bool backward)
+      : StageFamily({.name = backward ? "cpu_backward" : "cpu_forward",
+                     .summary = "blocks of tokens, on all threads",
+                     .device_kind = DeviceKind::cpu,
+                     .stage = backward ? stage_backward : stage_forward,
+                     .pass = backward ? "bwd" : "fwd",
+                     .sources = {"rope/cpu_families.cpp", rotation_source, row_kernel_sources[0],
+                                 row_kernel_sources[1]},
+                     .is_fallback = true}) {}
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     return row_task_space(layer_of(problem).tokens(), facts);
@@ -184,20 +179,13 @@ class CpuRows final : public Family {
     }));
     return program;
   }
-
- private:
-  bool backward_;
 };
 
 }  // namespace
 
-const Family& cpu_forward_family() {
-  static const CpuRows family(false);
-  return family;
-}
-const Family& cpu_backward_family() {
-  static const CpuRows family(true);
-  return family;
+std::vector<const Family*> cpu_families() {
+  static const CpuRows forward(false), backward(true);
+  return {&forward, &backward};
 }
 
 }  // namespace fftune::rope

@@ -6,9 +6,7 @@
 #include <numeric>
 #include <string>
 
-#include "kernels/common/cuda_refusal.hpp"
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
+#include "kernels/common/stage_family.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {
@@ -93,27 +91,18 @@ Config defaults(const Layer& layer, std::int64_t vector) {
           {"unroll", unroll}, {"passes", 1},    {"evict_first", 0}};
 }
 
-class Rows final : public Family {
+class Rows final : public StageFamily {
  public:
   Rows(std::string_view name, std::string_view summary, bool backward, bool fallback)
-      : name_(name), summary_(summary), backward_(backward), fallback_(fallback) {}
-
-  std::string_view name() const override { return name_; }
-  std::string_view summary() const override { return summary_; }
-  DeviceKind device_kind() const override { return DeviceKind::cuda; }
-  bool is_fallback() const override { return fallback_; }
-  std::vector<std::string> stages() const override {
-    return {backward_ ? stage_backward : stage_forward};
-  }
-  std::vector<std::string> sources() const override { return {file}; }
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    return refuse_cuda(problem, backward_ ? "bwd" : "fwd", facts);
-  }
+      : StageFamily({.name = name,
+                     .summary = summary,
+                     .stage = backward ? stage_backward : stage_forward,
+                     .pass = backward ? "bwd" : "fwd",
+                     .sources = {file},
+                     .is_fallback = fallback}) {}
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    if (fallback_) return {};
+    if (is_fallback()) return {};
     const Layer layer = layer_of(problem);
     Space space;
     space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
@@ -173,7 +162,7 @@ class Rows final : public Family {
   }
 
   Config default_config(const Problem& problem, const DeviceFacts&) const override {
-    if (fallback_) return {};
+    if (is_fallback()) return {};
     const Layer layer = layer_of(problem);
     return defaults(layer, std::min(widest(layer), usual_vector));
   }
@@ -182,7 +171,7 @@ class Rows final : public Family {
                   const Config& given) const override {
     const Layer layer = layer_of(problem);
     const Places at = places_of(problem);
-    const Config config = fallback_ ? defaults(layer, element_bytes(layer)) : given;
+    const Config config = is_fallback() ? defaults(layer, element_bytes(layer)) : given;
     const Frequencies frequencies = frequencies_of(problem);
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
     Program program;
@@ -191,7 +180,7 @@ class Rows final : public Family {
          fmt::format(
              "fftune::rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
              element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
-             layer.starts, layer.table, backward_, layer.rotation == Rotation::interleaved,
+             layer.starts, layer.table, layer.backward, layer.rotation == Rotation::interleaved,
              layer.dim, layer.rotary, config.at("vector"), config.at("heads"), config.at("tokens"),
              config.at("unroll"), config.at("passes"), config.at("evict_first") != 0)});
     const std::int64_t across = head_blocks(layer, config);
@@ -225,33 +214,18 @@ class Rows final : public Family {
     program.steps.emplace_back(std::move(launch));
     return program;
   }
-
- private:
-  std::string_view name_;
-  std::string_view summary_;
-  bool backward_;
-  bool fallback_;
 };
 
 }  // namespace
 
-const Family& forward_rows_family() {
-  static const Rows family("forward_rows", "a few threads a head, sines shared by heads", false,
-                           false);
-  return family;
-}
-const Family& backward_rows_family() {
-  static const Rows family("backward_rows", "a few threads a head, sines shared by heads", true,
-                           false);
-  return family;
-}
-const Family& forward_fallback_family() {
-  static const Rows family("forward_fallback", "element by element: the fallback", false, true);
-  return family;
-}
-const Family& backward_fallback_family() {
-  static const Rows family("backward_fallback", "element by element: the fallback", true, true);
-  return family;
+std::vector<const Family*> cuda_families() {
+  static constexpr const char* shared = "a few threads a head, sines shared by heads";
+  static constexpr const char* by_element = "element by element: the fallback";
+  static const Rows forward("forward_rows", shared, false, false);
+  static const Rows backward("backward_rows", shared, true, false);
+  static const Rows forward_fallback("forward_fallback", by_element, false, true);
+  static const Rows backward_fallback("backward_fallback", by_element, true, true);
+  return {&forward, &backward, &forward_fallback, &backward_fallback};
 }
 
 }  // namespace fftune::rope

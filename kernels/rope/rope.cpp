@@ -7,8 +7,7 @@
 #include <span>
 #include <string>
 
-#include "kernels/common/op_fields.hpp"
-#include "kernels/common/whole_stage.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace rope {
@@ -251,8 +250,7 @@ class Rope final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return {&forward_rows_family(),      &backward_rows_family(), &forward_fallback_family(),
-            &backward_fallback_family(), &cpu_forward_family(),   &cpu_backward_family()};
+    return joined({cuda_families(), cpu_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
     return rope::baselines(problem, facts);

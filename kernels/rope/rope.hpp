@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -119,12 +119,8 @@ Places places_of(const Problem& problem);
 /// The definition in float64, of either pass.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
 
-const Family& forward_rows_family();
-const Family& backward_rows_family();
-const Family& forward_fallback_family();
-const Family& backward_fallback_family();
-const Family& cpu_forward_family();
-const Family& cpu_backward_family();
+std::vector<const Family*> cuda_families();
+std::vector<const Family*> cpu_families();
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 

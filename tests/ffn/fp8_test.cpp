@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "support/op_run.hpp"
 #include "support/tensor_maps.hpp"

@@ -11,7 +11,6 @@
 #include "cpu/open.hpp"
 #include "cpu/pool.hpp"
 #include "kernels/ffn/ffn.hpp"
-#include "kernels/ffn/stages.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;

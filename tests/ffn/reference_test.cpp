@@ -3,7 +3,6 @@
 
 #include "cpu/pool.hpp"
 #include "kernels/ffn/ffn.hpp"
-#include "kernels/ffn/stages.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;

@@ -14,7 +14,7 @@
 
 #include "gemm/cases.hpp"
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
+#include "kernels/gemm/launch.hpp"
 #include "support/catch.hpp"
 #include "support/verify_variants.hpp"
 

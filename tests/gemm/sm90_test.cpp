@@ -11,7 +11,7 @@
 
 #include "gemm/cases.hpp"
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
+#include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm90/params.cuh"
 #include "kernels/gemm/sm90/space.hpp"
 #include "support/catch.hpp"

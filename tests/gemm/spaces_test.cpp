@@ -9,7 +9,6 @@
 
 #include "gemm/cases.hpp"
 #include "kernels/ffn/ffn.hpp"
-#include "kernels/ffn/stages.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/sm90/space.hpp"
 #include "registry/catalog.hpp"

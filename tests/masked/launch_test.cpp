@@ -7,7 +7,6 @@
 #include "core/error.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/masked/masked.hpp"
-#include "kernels/masked/stages.hpp"
 #include "masked/problems.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"

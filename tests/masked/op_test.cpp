@@ -6,7 +6,6 @@
 #include "core/error.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/masked/masked.hpp"
-#include "kernels/masked/stages.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
 #include "verify/host_threads.hpp"

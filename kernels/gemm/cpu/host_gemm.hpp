@@ -14,7 +14,7 @@
 #include "device/program.hpp"
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_vector.hpp"
-#include "kernels/common/tensor_places.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/cpu/work.hpp"
 #include "kernels/gemm/problem.hpp"
 

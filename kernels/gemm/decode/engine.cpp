@@ -13,9 +13,7 @@
 #include "kernels/gemm/decode/config.cuh"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
-#include "kernels/gemm/split_k.hpp"
 
 namespace fftune {
 namespace {
@@ -158,12 +156,9 @@ std::optional<std::string> no_decode(const GemmProblem& gemm) {
 
 const Engine& decode_engine() {
   static const Engine engine{.name = "decode",
-                             .device_kind = DeviceKind::cuda,
-                             .is_fallback = false,
                              .can_implement = can_implement,
                              .space = space,
                              .default_config = default_config,
-                             .estimate = nullptr,
                              .append = append,
                              .sources = {"gemm/decode/gemm.cu"}};
   return engine;

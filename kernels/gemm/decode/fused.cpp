@@ -12,7 +12,6 @@
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/decode/fused_config.cuh"
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
 
 namespace fftune {
@@ -158,12 +157,9 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 const Engine& fused_decode_engine() {
   static const Engine engine{.name = "fused_decode",
-                             .device_kind = DeviceKind::cuda,
-                             .is_fallback = false,
                              .can_implement = can_implement,
                              .space = space,
                              .default_config = default_config,
-                             .estimate = nullptr,
                              .append = append,
                              .sources = {"gemm/decode/fused.cu"}};
   return engine;

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/simt/config.cuh"
 
@@ -16,15 +15,6 @@ namespace {
 
 std::optional<std::string> can_implement(const GemmChain&, const DeviceFacts&) {
   return std::nullopt;
-}
-
-/// Work tiles; of grouped rows the most that any groups take.
-std::int64_t work_tiles(const GemmProblem& gemm, const gemm_form& form) {
-  std::int64_t tile_rows = ceil_div(gemm.m, simt_config::bm);
-  const Groups& groups = gemm.groups;
-  if (groups.by == Grouping::rows) tile_rows = std::min(tile_rows + groups.count - 1, gemm.m);
-  if (groups.by == Grouping::reduction) tile_rows *= groups.count;
-  return tile_rows * gemm.outputs() * ceil_div(gemm.n, simt_config::bn(form));
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
@@ -36,7 +26,8 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
         {"gemm/simt/gemm.cu", fmt::format("fftune::simt_gemm<{}>", template_argument(form))});
     KernelLaunch launch;
     launch.kernel = program.kernels.size() - 1;
-    launch.grid.x = static_cast<std::uint32_t>(work_tiles(gemm, form));
+    launch.grid.x =
+        static_cast<std::uint32_t>(work_tiles(gemm, simt_config::bm, simt_config::bn(form)));
     launch.block.x = simt_config::threads;
     launch.parameters = gemm_parameters(gemm, places);
     launch.parameters->fields.push_back({offsetof(gemm_params, group_m), std::int32_t{1}});
@@ -48,12 +39,8 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 const Engine& simt_engine() {
   static const Engine engine{.name = "simt",
-                             .device_kind = DeviceKind::cuda,
                              .is_fallback = true,
                              .can_implement = can_implement,
-                             .space = nullptr,
-                             .default_config = nullptr,
-                             .estimate = nullptr,
                              .append = append,
                              .sources = {"gemm/simt/gemm.cu"}};
   return engine;

@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm80/space.hpp"
-#include "kernels/gemm/split_k.hpp"
 
 namespace fftune {
 namespace {
@@ -68,15 +66,6 @@ void append_sort(Program& program, const GemmProblem& gemm, const TensorPlaces& 
   program.steps.emplace_back(std::move(launch));
 }
 
-/// Work tiles; of grouped rows the most that any groups take.
-std::int64_t work_tiles(const GemmProblem& gemm, const sm80::Tile& tile) {
-  std::int64_t tile_rows = tile.tiles_m(gemm.m);
-  const Groups& groups = gemm.groups;
-  if (groups.by == Grouping::rows) tile_rows = std::min(tile_rows + groups.count - 1, gemm.m);
-  if (groups.by == Grouping::reduction) tile_rows *= groups.count;
-  return tile_rows * gemm.outputs() * ceil_div(gemm.n, tile.bn);
-}
-
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
             const DeviceFacts& facts, const Config& config) {
   const GemmProblem& gemm = chain.front();
@@ -100,7 +89,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
                    template_argument(form), tile.bm, tile.bn, tile.bk, tile.warps_m, tile.warps_n,
                    tile.stages)});
   launch.kernel = program.kernels.size() - 1;
-  launch.grid.x = static_cast<std::uint32_t>(work_tiles(gemm, tile));
+  launch.grid.x = static_cast<std::uint32_t>(work_tiles(gemm, tile.bm, tile.bn));
   launch.block.x = static_cast<std::uint32_t>(tile.threads());
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(form));
   split_launch(program, launch, facts, tile.split_k, tile.exchange_bytes(gemm.b_operands()),
@@ -112,8 +101,6 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 const Engine& sm80_engine() {
   static const Engine engine{.name = "sm80",
-                             .device_kind = DeviceKind::cuda,
-                             .is_fallback = false,
                              .can_implement = can_implement,
                              .space = space,
                              .default_config = default_config,

@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "kernels/gemm/form.hpp"
-#include "kernels/gemm/split_k.hpp"
+#include "kernels/gemm/launch.hpp"
 
 namespace fftune::sm80 {
 namespace {

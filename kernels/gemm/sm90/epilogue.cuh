@@ -17,12 +17,12 @@
 #pragma once
 
 #include "common/dependency.cuh"
+#include "common/mma.cuh"
 #include "common/quantise.cuh"
-#include "common/store_matrix.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/scales.cuh"
-#include "gemm/sm90/named_barriers.cuh"
 #include "gemm/sm90/params.cuh"
+#include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/split_k.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
 

@@ -29,7 +29,7 @@
 //  row indices          full: the index warp; empty: each warp  gather warps and MMA warpgroups;
 //  [2 stages]           that reads them                         the index warp
 //  replay[2]            the storing thread (A reuse)            the gather warps' TMA thread
-//  named barriers       named_barriers.cuh
+//  named barriers       pipeline.cuh
 //
 // Every role walks the same tile scheduler (tile_scheduler.cuh) to the same work tiles.
 // Cooperative: the MMA warpgroups split each tile. Ping-pong: two alternate tiles, so that

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "kernels/gemm/engine.hpp"
-#include "kernels/gemm/form.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm90/params.cuh"
 #include "kernels/gemm/sm90/space.hpp"
@@ -275,8 +274,8 @@ class Launch {
     const Groups& groups = gemm_.groups;
     const bool routed = form_.source == group_source::routed;
     program.kernels.push_back(
-        {"gemm/permute_rows.cu", fmt::format("fftune::permute_rows<fftune::group_source::{}>",
-                                             routed ? "routed" : "mask")});
+        {"gemm/sort_tokens.cu", fmt::format("fftune::permute_rows<fftune::group_source::{}>",
+                                            routed ? "routed" : "mask")});
     const auto or_null = [&](std::string_view name) -> Argument {
       if (name.empty()) return std::int64_t{0};
       return tensor_of(places_, name);
@@ -327,14 +326,12 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 
 const Engine& sm90_engine() {
   static const Engine engine{.name = "sm90",
-                             .device_kind = DeviceKind::cuda,
-                             .is_fallback = false,
                              .can_implement = can_implement,
                              .space = space,
                              .default_config = default_config,
                              .estimate = estimate,
                              .append = append,
-                             .sources = {"gemm/sm90/gemm.cu", "gemm/permute_rows.cu"}};
+                             .sources = {"gemm/sm90/gemm.cu", "gemm/sort_tokens.cu"}};
   return engine;
 }
 

@@ -6,7 +6,6 @@
 #include "common/wgmma.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/scales.cuh"
-#include "gemm/sm90/named_barriers.cuh"
 #include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
 

@@ -8,6 +8,22 @@
 
 namespace fftune {
 
+// Named barriers (bar.sync, bar.arrive). 0 is __syncthreads'.
+enum class named_barrier {
+  epilogue = 1,      // + MMA warpgroup: its 128 threads, around each subtile
+  mma_order = 4,     // + MMA warpgroup, ping-pong: order of the main loops
+  source_order = 6,  // + MMA warpgroup, ping-pong: order of the shared epilogue stages
+  zero_fill = 8,     // cooperative grouped reduction: the K tail of a stage is zero
+  groups = 9,        // the groups are in shared memory: all arrive, the index warp waits
+};
+
+__device__ __forceinline__ void sync(named_barrier barrier, int threads, int offset = 0) {
+  named_barrier_sync(static_cast<int>(barrier) + offset, threads);
+}
+__device__ __forceinline__ void arrive(named_barrier barrier, int threads, int offset = 0) {
+  named_barrier_arrive(static_cast<int>(barrier) + offset, threads);
+}
+
 // A state of the pipeline: the stage that is next, and the phase of its barriers. A stage's full
 // barrier completes when its bytes and arrivals are there, its empty one when all readers are done.
 template <int stages, int stage_bytes>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "kernels/gemm/form.hpp"
+#include "kernels/gemm/launch.hpp"
 
 namespace fftune::sm90 {
 namespace {

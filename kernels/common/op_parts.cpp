@@ -1,4 +1,6 @@
-#include "kernels/common/op_fields.hpp"
+#include "kernels/common/op_parts.hpp"
+
+#include "core/error.hpp"
 
 namespace fftune {
 
@@ -50,6 +52,18 @@ std::vector<OptionField> gated_save_options(const std::string& order) {
            .choices = {"preact", "input"},
            .rare = true,
            .pass = "bwd"}};
+}
+
+std::vector<const Family*> joined(std::initializer_list<std::vector<const Family*>> lists) {
+  std::vector<const Family*> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
+  const std::size_t place = places.at(name);
+  if (place == absent) throw Error(ErrorKind::internal, "no tensor is named " + std::string(name));
+  return {place};
 }
 
 }  // namespace fftune

@@ -1,14 +1,19 @@
-#include "kernels/common/kernel_step.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <utility>
-
-#include "kernels/common/device_types.hpp"
-#include "kernels/common/row_threads.hpp"
-
 namespace fftune {
+
+std::optional<std::string> refuse_cuda(const Problem& problem, std::string_view pass,
+                                       const DeviceFacts& facts) {
+  if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
+  if (problem.pass != pass)
+    return fmt::format("the kernel computes the pass {}, not {}", pass, problem.pass);
+  if (facts.compute_capability < 80)
+    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
+                       facts.compute_capability / 10, facts.compute_capability % 10);
+  return std::nullopt;
+}
 
 KernelLaunch& append_kernel(Program& program, const std::string& file,
                             const std::string& expression, Dim3 grid, std::uint32_t threads,

@@ -1,0 +1,86 @@
+// What the definitions of several ops are made of: fields of problems, each with one meaning, the
+// stage of an op that has only one, and the places of tensors by their names.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "device/program.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// The element types of inputs and outputs that every op has; the first is the default.
+std::vector<DType> float_dtypes(DeviceKind kind);
+
+/// The tokens of an op of products: from one, where reading the weights is all, to what fills any
+/// GPU.
+SizeField product_tokens();
+/// The tokens of an op that memory bounds.
+SizeField row_tokens();
+
+/// Whether y is added to a residual, in one pass with it.
+OptionField residual_option();
+/// `of` says what has the gradients that are added to others: "the weights".
+OptionField accumulate_option(const std::string& of);
+/// What a gated feed-forward network keeps for its backward pass; `order` says in which order the
+/// rows of it are, where that is not the tokens': ", in the order of the mask".
+std::vector<OptionField> gated_save_options(const std::string& order = "");
+
+/// A stage that reads every input and writes every output, each byte once, and what it updates both
+/// ways. Its operations and its reduction length are left to set.
+inline StageSpec whole_stage(std::string name, const std::vector<TensorSpec>& tensors) {
+  StageSpec stage;
+  stage.name = std::move(name);
+  for (const auto& tensor : tensors) {
+    const auto pass = [&](std::vector<std::string>& names) {
+      names.push_back(tensor.name);
+      stage.bytes += static_cast<double>(tensor.bytes());
+    };
+    if (tensor.role != Role::output) pass(stage.inputs);
+    if (tensor.role != Role::input) pass(stage.outputs);
+  }
+  return stage;
+}
+
+/// The families of an op, listed after each other.
+std::vector<const Family*> joined(std::initializer_list<std::vector<const Family*>> lists);
+
+/// No tensor: one that the options leave out.
+constexpr std::size_t absent = static_cast<std::size_t>(-1);
+
+/// The places of tensors by their names.
+class TensorPlaces {
+ public:
+  explicit TensorPlaces(std::vector<TensorSpec> tensors) : tensors_(std::move(tensors)) {}
+  /// The op's tensors and then those that a baseline has for itself.
+  TensorPlaces(std::vector<TensorSpec> tensors, const std::vector<TensorSpec>& extra)
+      : tensors_(std::move(tensors)) {
+    tensors_.insert(tensors_.end(), extra.begin(), extra.end());
+  }
+
+  /// The place of a tensor, or `absent`.
+  std::size_t at(std::string_view name) const {
+    return find_tensor(tensors_, name).value_or(absent);
+  }
+  std::size_t count() const { return tensors_.size(); }
+
+ private:
+  std::vector<TensorSpec> tensors_;
+};
+
+/// The tensor of that name; it must be there.
+TensorArgument tensor_of(const TensorPlaces& places, std::string_view name);
+
+/// A tensor's address as a kernel's argument, or a null pointer for one that is absent.
+inline Argument tensor_or_null(std::size_t place) {
+  if (place == absent) return std::int64_t{0};
+  return TensorArgument{place};
+}
+
+}  // namespace fftune

@@ -1,0 +1,49 @@
+// A family of an op that memory bounds: what describes it, as data, and what follows from that.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/cuda_kernel.hpp"
+#include "registry/family.hpp"
+
+namespace fftune {
+
+struct StageFamilyFacts {
+  std::string_view name, summary;  // literals
+  DeviceKind device_kind = DeviceKind::cuda;
+  const char* stage = nullptr;
+  std::string_view pass = {};  // the only one that it computes
+  std::vector<std::string> sources = {};
+  bool is_fallback = false;
+};
+
+/// Serves one stage in one pass. Without parameters, unless a derived family has some.
+class StageFamily : public Family {
+ public:
+  explicit StageFamily(StageFamilyFacts facts) : facts_(std::move(facts)) {}
+
+  std::string_view name() const override { return facts_.name; }
+  std::string_view summary() const override { return facts_.summary; }
+  DeviceKind device_kind() const override { return facts_.device_kind; }
+  std::vector<std::string> stages() const override { return {facts_.stage}; }
+  std::vector<std::string> sources() const override { return facts_.sources; }
+  bool is_fallback() const override { return facts_.is_fallback; }
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (facts_.device_kind == DeviceKind::cuda) return refuse_cuda(problem, facts_.pass, facts);
+    if (facts.kind != DeviceKind::cpu) return "it runs on the CPU";
+    if (problem.pass == facts_.pass) return std::nullopt;
+    return "it computes the pass " + std::string(facts_.pass) + ", not " + problem.pass;
+  }
+  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
+  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+
+ private:
+  StageFamilyFacts facts_;
+};
+
+}  // namespace fftune
