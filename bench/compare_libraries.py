@@ -6,9 +6,9 @@ usage: compare_libraries.py OLD.so OLD_PRESETS NEW.so NEW_PRESETS [--op LIST]
 
 For each record of NEW_PRESETS (or of the folder after --problems, to compare untuned choices with
 empty folders of presets) both libraries make a plan, from their own presets. Both run on the same
-random inputs, and their outputs are compared bit by bit. Then both are timed in turn, in CUDA
-graphs that cycle through enough sets of buffers to overflow the L2. A ratio above 1: the new one is
-faster. Records that one of the libraries cannot run are named.
+random inputs, and their outputs are compared bit by bit. Then both are timed with
+interleaved samples, in CUDA graphs that cycle through enough sets of buffers to overflow the L2. A
+ratio above 1: the new one is faster. Records that one of the libraries cannot run are named.
 """
 import concurrent.futures
 import ctypes

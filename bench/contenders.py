@@ -1,5 +1,5 @@
 """What the scripts that compare fftune with PyTorch have in common: fftune's C API, CUDA graphs of
-many passes, and contenders timed in turn."""
+many passes, and contenders with interleaved timings."""
 import ctypes
 import json
 import statistics
@@ -81,7 +81,7 @@ def seconds(graph, repeats):
 
 def microseconds(contenders, sets):
     """By name, what a pass of each contender takes: call(set, index) for every set is a CUDA graph,
-    the graphs are replayed in turn, and the median of the rounds counts."""
+    the graphs are replayed round-robin, and the median of the rounds counts."""
     graphs = {name: graph_of([lambda s=s, i=i, call=call: call(s, i) for i, s in enumerate(sets)])
               for name, call in contenders.items()}
     repeats = {name: max(1, int(0.01 / seconds(graph, 2))) for name, graph in graphs.items()}

@@ -6,7 +6,7 @@ usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,train,prog
 
 Parts, each in as much of the budget as is left:
   host      the host's time for an op through the dispatcher, beside torch.ops.aten.mul
-  forward   one pass without the head, a CUDA graph each, replayed in turn: median of the rounds
+  forward   one pass without the head, a CUDA graph each, replayed round-robin: median of the rounds
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
   programs  GPT-2 at 256 x 16, forward and a training step; T5-base generating without repetition
   curves    losses of 200 steps of a small Llama on generated text, two seeds, with and without
@@ -100,7 +100,7 @@ def build(kind, config, dtype=torch.bfloat16):
         torch.set_default_dtype(torch.float32)
 
 
-def twin(model):
+def copy_sharing_weights(model):
     """A model with the same weights, not copies of them."""
     return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
 
@@ -121,8 +121,8 @@ def microseconds(run, repeats: int) -> float:
     return begin.elapsed_time(end) / repeats * 1e3
 
 
-def in_turn(runs: dict, rounds: int = 9, round_seconds: float = 0.02) -> dict:
-    """Medians of rounds in which every contender has its turn."""
+def interleaved(runs: dict, rounds: int = 9, round_seconds: float = 0.02) -> dict:
+    """Medians of rounds in which every contender is timed once."""
     repeats = {}
     for name, run in runs.items():
         run()
@@ -201,7 +201,7 @@ def forward(report: Report, case: str) -> None:
         tokens = min(tokens, 16)
     model = build(transformers.LlamaModel, llama(name)).eval()
     ids = torch.randint(0, model.config.vocab_size, (batch, tokens), device=DEVICE)
-    patched = twin(model)
+    patched = copy_sharing_weights(model)
     print(fftune.patch(patched), flush=True)
 
     def contender(module):
@@ -212,7 +212,7 @@ def forward(report: Report, case: str) -> None:
         theirs = model(input_ids=ids, use_cache=False).last_hidden_state.double()
         difference = ((ours - theirs).norm() / theirs.norm()).item()
         runs = {"eager": contender(model), "eager+patch": contender(patched)}
-        report.add("forward", case, {**in_turn(runs), "difference": round(difference, 5)})
+        report.add("forward", case, {**interleaved(runs), "difference": round(difference, 5)})
         compile_start = time.monotonic()
         for label, module in (("compile", model), ("compile+patch", patched)):
             if report.left() < 30:
@@ -221,7 +221,7 @@ def forward(report: Report, case: str) -> None:
             torch._dynamo.reset()
             runs[label] = contender(torch.compile(module, dynamic=False))
         seconds = round(time.monotonic() - compile_start, 1)
-        report.add("forward", case, {**in_turn(runs), "compile seconds": seconds})
+        report.add("forward", case, {**interleaved(runs), "compile seconds": seconds})
 
 
 # training
@@ -328,7 +328,7 @@ def gpt2_forward(report: Report) -> None:
     config = gpt2_config()
     model = build(transformers.GPT2LMHeadModel, config).eval()
     ids = torch.randint(0, config.vocab_size, (256, 16) if GPU else (2, 16), device=DEVICE)
-    patched = twin(model)
+    patched = copy_sharing_weights(model)
     print(fftune.patch(patched), flush=True)
     run = lambda module: lambda: module(input_ids=ids, use_cache=False).logits
     with torch.no_grad():
@@ -339,7 +339,7 @@ def gpt2_forward(report: Report) -> None:
             torch._dynamo.reset()
             runs[label] = run(torch.compile(module, dynamic=False))
             runs[label]()
-        report.add("programs", "gpt2 256x16 forward", in_turn(runs))
+        report.add("programs", "gpt2 256x16 forward", interleaved(runs))
 
 
 def gpt2_train(report: Report) -> None:
@@ -363,10 +363,10 @@ def t5_generate(report: Report) -> None:
         return lambda: module.generate(ids, max_new_tokens=new_tokens, min_new_tokens=new_tokens,
                                        do_sample=False, no_repeat_ngram_size=3)
 
-    patched = twin(model)
+    patched = copy_sharing_weights(model)
     print(fftune.patch(patched), flush=True)
     same = torch.equal(generate(model)(), generate(patched)())
-    times = in_turn({"eager": generate(model), "eager+patch": generate(patched)}, rounds=3)
+    times = interleaved({"eager": generate(model), "eager+patch": generate(patched)}, rounds=3)
     report.add("programs", f"t5-base 256, {new_tokens} tokens", {**times, "same text": same})
 
 

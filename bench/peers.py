@@ -6,8 +6,8 @@ usage: peers.py LIBFFTUNE.so PRESETS [D,H,M[,M...]]... [--json OUT]
 Contenders of ffn (bf16, silu): eager (three linears and silu * mul), merged (gate and up as one
 product on concatenated weights, silu * mul compiled), compile (torch.compile of the eager form)
 and fftune. Each is a CUDA graph that goes through enough sets of
-inputs to overflow the L2 three times; the graphs are replayed in turn, and the median of the rounds
-is what a pass takes. The error is against float64 on the CPU, of the first set's first 32 tokens.
+inputs to overflow the L2 three times; the graphs are replayed round-robin, and the median of the
+rounds is what a pass takes. The error is against float64 on the CPU, of the first set's first 32 tokens.
 """
 import json
 import sys

@@ -8,8 +8,8 @@ Contenders (bf16): eager, compile (torch.compile of eager), liger (Liger-Kernel'
 processor (the NoRepeatNGramLogitsProcessor of transformers), apart (rmsnorm and ffn of fftune as
 two plans) and fftune, of the cases below or of those whose label contains a NAME. Liger and
 transformers are left out where they are not installed. Each contender is a CUDA graph that goes
-through enough sets of inputs to overflow the L2 three times; the graphs are replayed in turn, and
-the median of the rounds is what a pass takes. The processor works on the host, so that no graph can
+through enough sets of inputs to overflow the L2 three times; the graphs are replayed
+round-robin, and the median of the rounds is what a pass takes. The processor works on the host, so that no graph can
 hold it: it is timed by the host's clock. The error is against float64 on the CPU, of the first
 rows.
 """

@@ -29,8 +29,8 @@ struct BenchResult {
   std::size_t kept_bytes = 0;       // of the forward pass, for this one
 };
 
-/// Verifies each, then samples all in turn, on the same buffers and in the same way. Also the
-/// untuned default, where it is another recipe.
+/// Verifies each, then times all with interleaved samples, on the same buffers and in the same way.
+/// Also the untuned default, where it is another recipe.
 BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
                   const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request);
 

@@ -1,4 +1,4 @@
-// What a user would write without fftune: one plain kernel for each step of the formula.
+// The baselines: the unfused sequence of kernels, one for each step of the formula.
 #include <fmt/format.h>
 
 #include <string>

@@ -1,8 +1,7 @@
 // A bias and GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415) in one pass: y = act(x + bias).
 //
-// The backward pass computes x + bias again, so that of the forward pass x alone is kept, unless it
-// saves that sum: dx = dy ⊙ act'(x + bias), and dbias is the sum over tokens of dx before it is
-// rounded.
+// The backward pass recomputes x + bias, so that the forward pass saves x alone, unless it saves
+// that sum: dx = dy ⊙ act'(x + bias), and dbias is the sum over tokens of the unrounded dx.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +35,7 @@ struct Places {
 };
 Places places_of(const Problem& problem);
 
-/// Whether the forward pass writes x + bias, for the backward pass to read in the place of both.
+/// Whether the forward pass writes x + bias, which the backward pass then reads instead of both.
 bool saves_input(const Problem& problem);
 
 DType bias_dtype(const Problem& problem);

@@ -12,7 +12,7 @@
 namespace fftune::bias_gelu {
 namespace {
 
-/// A problem as the loops need it.
+/// The parameters of the loops, read once from a problem.
 struct Rows {
   explicit Rows(const Problem& problem, const DeviceFacts& facts)
       : m(problem.size("m")),
@@ -29,8 +29,8 @@ struct Rows {
   std::byte* row(void* matrix, std::int64_t index) const {
     return static_cast<std::byte*>(matrix) + index * bytes();
   }
-  /// The bias in float: `room` [h] is filled where it is not float already; with zeros where it is
-  /// in x.
+  /// The bias in float: converted into `room` [h] unless it is float already; zeros if x contains
+  /// it.
   const float* bias_of(const HostCall& call) const {
     const std::span<float> room(reinterpret_cast<float*>(call.scratch[0]), at_hand() ? 0 : width());
     if (at_hand()) return static_cast<const float*>(call.tensors[at.bias]);

@@ -1,4 +1,4 @@
-// Each column stays with one thread; the fallbacks are the same kernels element by element.
+// A thread works on fixed columns. The fallbacks are the same kernels with accesses of one element.
 #include <fmt/format.h>
 
 #include "kernels/bias_gelu/bias_gelu.hpp"

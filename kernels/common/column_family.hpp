@@ -41,8 +41,9 @@ std::int64_t column_blocks(const ColumnWork& work, const Config& config);
 /// Blocks one below the other: enough for every row, or, where rows are summed, `waves` for each
 /// SM.
 std::int64_t row_blocks(const ColumnWork& work, const DeviceFacts& facts, const Config& config);
-/// A launch of all blocks: m, h and the number of column blocks are appended to `arguments`. It may
-/// start early: the kernel begins with take_turn or wait_for_dependencies (common/dependency.cuh).
+/// A launch of all blocks: m, h and the number of column blocks are appended to `arguments`. It is
+/// programmatic: the kernel begins with wait_and_launch_dependents or wait_for_dependencies
+/// (common/dependency.cuh).
 KernelLaunch column_launch(const ColumnWork& work, const DeviceFacts& facts, const Config& config,
                            std::vector<Argument> arguments);
 

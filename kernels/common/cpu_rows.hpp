@@ -10,8 +10,8 @@
 
 namespace fftune {
 
-/// How rope turns a head of `dim` features: y_i = x_i own_i + x_p other_i for i below `rotary`, p
-/// the partner of i in the other half, or beside it if `interleaved`; the other features are
+/// rope's rotation of a head of `dim` features: y_i = x_i own_i + x_p other_i for i below `rotary`,
+/// p the partner of i in the other half, or beside it if `interleaved`; the other features are
 /// copied. `own` and `other` [rotary] can be read for row_rotation_margin elements more.
 struct RowRotation {
   const void* own = nullptr;  // of double for f32, else of float
@@ -25,9 +25,9 @@ constexpr std::size_t row_rotation_margin = 16;
 /// The same loops for one element type in one instruction set. `count` elements of a row; every
 /// array but those of float holds elements of that type. All arithmetic is in float, every sum has
 /// an order that `count` fixes, and results round to nearest even; activations that are rounded to
-/// bf16 are as exact as that takes (cpu_activation.inc). `streams` writes around the caches, which
-/// a result wants that is far larger than they are; other threads may read it once this one has
-/// called `fence`.
+/// bf16 are as exact as that takes (cpu_activation.inc). `streams`: non-temporal stores,
+/// for results far larger than the caches; other threads may read them once this one has called
+/// `fence`.
 struct RowKernels {
   /// The sum of x².
   float (*squares)(const void* x, std::size_t count);
@@ -56,13 +56,13 @@ struct RowKernels {
   void (*act_mul_gradient)(Activation activation, const void* gate, const void* up,
                            const void* dout, void* dgate, void* dup, std::size_t count,
                            bool streams);
-  /// y [heads, dim] = x turned; y may be x. f32 is turned in double.
+  /// y [heads, dim] = x rotated; y may be x. f32 is rotated in double.
   void (*rotate)(const void* x, const RowRotation& by, void* y, std::size_t heads, bool streams);
   /// scale times the sines and cosines of `count` angles: for f32 double, to a few 1e-16, else
   /// float, to 1e-7.
   void (*sines)(const float* angle, std::size_t count, double scale, void* sine, void* cosine);
-  /// Waits until what this thread has written around the caches is in memory. It takes as long as
-  /// that does, so it is called for many rows at once.
+  /// Waits until this thread's non-temporal stores are visible. It is slow, so it is called once
+  /// for many rows.
   void (*fence)();
 };
 

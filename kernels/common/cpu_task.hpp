@@ -1,4 +1,4 @@
-// How the memory-bound ops share rows out over a CPU's threads.
+// How the memory-bound ops divide rows among a CPU's threads.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace fftune {
 /// 1, 2, 4, ... and every core.
 std::vector<std::int64_t> thread_counts(const DeviceFacts& facts);
 
-/// Threads for rows of which the largest tensor has `row_bytes`: they share the work from 256 KB a
-/// thread on, because below that waking one takes longer than its share.
+/// Threads for rows whose largest tensor has `row_bytes` a row: at least 256 KB a thread, because
+/// below that waking a thread takes longer than its work.
 std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
 
 /// Parameters rows and threads of work whose rows are independent, with a default: tasks of about
@@ -23,8 +23,8 @@ std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const De
 Space task_space(std::int64_t rows, const DeviceFacts& facts);
 Config default_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
 
-/// The same and streams: results go around the caches where these would hold none of them until
-/// they are read.
+/// The same and nontemporal: non-temporal stores by default if results would leave the caches
+/// before they are read.
 Space row_task_space(std::int64_t rows, const DeviceFacts& facts);
 Config default_row_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
 

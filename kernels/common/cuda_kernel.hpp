@@ -1,5 +1,5 @@
-// The host's side of the CUDA kernels of every op: their types' names, why none can serve, how
-// their threads share rows, and how they are added to a program.
+// The host side of the CUDA kernels of all ops: names of device types, the common can_implement
+// check, the mapping of threads to rows, and appending launches to a program.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline std::string integer_type(DType dtype) {
   return dtype == DType::i64 ? "fftune::i64" : "int";
 }
 
-/// Why a CUDA kernel that computes `pass` cannot serve the problem on the device, one line.
+/// Why a CUDA kernel that computes `pass` cannot run the problem on the device, one line.
 std::optional<std::string> refuse_cuda(const Problem& problem, std::string_view pass,
                                        const DeviceFacts& facts);
 
@@ -49,32 +49,33 @@ constexpr std::int64_t power_of_two(std::int64_t value) {
   return power;
 }
 
-/// 32-bit registers that elements of `bytes` take as they came from memory: two a register where
-/// two came together.
+/// 32-bit registers of elements of `bytes` as loaded: 16-bit elements of one access are two to a
+/// register.
 constexpr std::int64_t raw_registers(std::int64_t elements, std::int64_t bytes,
                                      std::int64_t elements_of_vector) {
   return bytes == 2 && elements_of_vector > 1 ? elements / 2 : elements;
 }
 
-/// What a thread of a block this large may use: the register file shared out, and at most what an
-/// instruction can name.
+/// Registers available to a thread of a block this large: its share of the register file, 255 at
+/// most.
 inline std::int64_t registers_of_thread(const DeviceFacts& facts, std::int64_t block_threads) {
   const std::int64_t shared_out = facts.registers_per_multiprocessor / block_threads / 8 * 8;
   return std::min<std::int64_t>(255, shared_out);
 }
 
-/// Adds the kernel `fftune::<expression>` of `file`, and a launch of it with blocks of `threads`
-/// threads as the next step. The launch is for changing at once: it moves with the next step.
+/// Appends the kernel `fftune::<expression>` of `file` and a launch of it with `threads` threads a
+/// block. The reference that it returns is valid until the next step is appended.
 KernelLaunch& append_kernel(Program& program, const std::string& file,
                             const std::string& expression, Dim3 grid, std::uint32_t threads,
                             std::vector<Argument> arguments);
 
-/// Blocks over a matrix: as many side by side as there are `columns_of_block` in a row, and one
-/// below the other for each row, up to what a grid can have; from there on blocks go on.
+/// The grid over a matrix: x covers the columns, `columns_of_block` a block; y is a block for each
+/// row, 65,535 at most: kernels loop over further rows.
 Dim3 grid_of_matrix(std::int64_t rows, std::int64_t columns, std::int64_t columns_of_block);
 
 /// Adds the kernel `name` of `file`, a column_sum (common/column_sum.cuh) in `dtype` of partial
-/// [rows, columns] to `out` [columns]. On compute capability 9.0 its blocks may start early.
+/// [rows, columns] to `out` [columns]. On compute capability 9.0 the launch
+/// is programmatic.
 void append_column_sum(Program& program, const DeviceFacts& facts, const std::string& file,
                        const std::string& name, DType dtype, ScratchArgument partial,
                        TensorArgument out, std::int64_t rows, std::int64_t columns);
@@ -82,14 +83,13 @@ void append_column_sum(Program& program, const DeviceFacts& facts, const std::st
 // The parameter l2_prefetch of the row kernels that, launched by programmatic dependent launch, can
 // prefetch their first rows to L2 before griddepcontrol.wait (common/dependency.cuh).
 
-/// Whether a kernel whose rows are so many bytes apart, or a multiple of that, can prefetch them:
-/// it needs programmatic dependent launch, and cp.async.bulk.prefetch.L2 takes multiples of 16
-/// bytes.
+/// Whether a kernel can prefetch rows whose stride is a multiple of `row_alignment` bytes: it needs
+/// programmatic dependent launch, and cp.async.bulk.prefetch.L2 takes multiples of 16 bytes.
 inline bool can_prefetch_l2(const DeviceFacts& facts, std::int64_t row_alignment) {
   return facts.compute_capability >= 90 && row_alignment % 16 == 0;
 }
 
-/// Whether so many threads, those of all blocks, leave half of every SM free: all blocks are then
+/// Whether `threads` threads, those of all blocks, leave half of every SM free: all blocks are then
 /// resident beside those of the kernel before.
 inline bool all_resident(const DeviceFacts& facts, std::int64_t threads) {
   return threads <= 1024 * std::int64_t{facts.multiprocessors};

@@ -1,5 +1,5 @@
-// What the definitions of several ops are made of: fields of problems, each with one meaning, the
-// stage of an op that has only one, and the places of tensors by their names.
+// Parts that the definitions of several ops share: problem fields, the stage of a single-stage op,
+// and tensor positions by name.
 #pragma once
 
 #include <cstddef>
@@ -18,22 +18,22 @@ namespace fftune {
 /// The element types of inputs and outputs that every op has; the first is the default.
 std::vector<DType> float_dtypes(DeviceKind kind);
 
-/// The tokens of an op of products: from one, where reading the weights is all, to what fills any
+/// The tokens of a GEMM op: from one, which is bound by reading the weights, to enough to fill any
 /// GPU.
 SizeField product_tokens();
-/// The tokens of an op that memory bounds.
+/// The tokens of a memory-bound op.
 SizeField row_tokens();
 
-/// Whether y is added to a residual, in one pass with it.
+/// Whether y is added to a residual in the same pass.
 OptionField residual_option();
-/// `of` says what has the gradients that are added to others: "the weights".
+/// Whether gradients are accumulated; `of` says whose: "the weights".
 OptionField accumulate_option(const std::string& of);
-/// What a gated feed-forward network keeps for its backward pass; `order` says in which order the
-/// rows of it are, where that is not the tokens': ", in the order of the mask".
+/// What a gated feed-forward network saves for its backward pass. `order` names the order of the
+/// saved rows if it is not that of the tokens: ", in the order of the mask".
 std::vector<OptionField> gated_save_options(const std::string& order = "");
 
-/// A stage that reads every input and writes every output, each byte once, and what it updates both
-/// ways. Its operations and its reduction length are left to set.
+/// A stage that reads every input and writes every output once; an updated tensor counts as both.
+/// The caller sets the operations and the reduction length.
 inline StageSpec whole_stage(std::string name, const std::vector<TensorSpec>& tensors) {
   StageSpec stage;
   stage.name = std::move(name);
@@ -51,20 +51,20 @@ inline StageSpec whole_stage(std::string name, const std::vector<TensorSpec>& te
 /// The families of an op, listed after each other.
 std::vector<const Family*> joined(std::initializer_list<std::vector<const Family*>> lists);
 
-/// No tensor: one that the options leave out.
+/// A tensor that the options leave out.
 constexpr std::size_t absent = static_cast<std::size_t>(-1);
 
-/// The places of tensors by their names.
+/// Positions of tensors by name.
 class TensorPlaces {
  public:
   explicit TensorPlaces(std::vector<TensorSpec> tensors) : tensors_(std::move(tensors)) {}
-  /// The op's tensors and then those that a baseline has for itself.
+  /// The op's tensors, followed by a baseline's own.
   TensorPlaces(std::vector<TensorSpec> tensors, const std::vector<TensorSpec>& extra)
       : tensors_(std::move(tensors)) {
     tensors_.insert(tensors_.end(), extra.begin(), extra.end());
   }
 
-  /// The place of a tensor, or `absent`.
+  /// The position of a tensor, or `absent`.
   std::size_t at(std::string_view name) const {
     return find_tensor(tensors_, name).value_or(absent);
   }

@@ -1,4 +1,4 @@
-// A family of an op that memory bounds: what describes it, as data, and what follows from that.
+// A family of a memory-bound op, described by data.
 #pragma once
 
 #include <optional>

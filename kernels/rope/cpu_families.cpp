@@ -1,4 +1,4 @@
-// Blocks of tokens on all threads: a token's sines once, then all of its heads in vectors.
+// Blocks of tokens on all threads: a token's sines are computed once, for all of its heads.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -13,18 +13,18 @@
 namespace fftune::rope {
 namespace {
 
-/// How one position turns the features of a head: as RowRotation has it.
+/// The factors of a RowRotation for one position.
 template <typename Real>
-struct Turns {
+struct Factors {
   std::array<Real, most_features + row_rotation_margin> own{}, other{};
 };
-struct Turn {
-  Turns<double> of_singles;
-  Turns<float> of_halves;
+struct TokenFactors {
+  Factors<double> of_singles;
+  Factors<float> of_halves;
   std::optional<std::int64_t> position;
 };
 
-/// A problem as the loops need it.
+/// Rotates the tokens of a problem.
 class Rotation {
  public:
   Rotation(const Problem& problem, const DeviceFacts& facts)
@@ -37,11 +37,12 @@ class Rotation {
   const Places& places() const { return at_; }
   void fence() const { kernels_->fence(); }
 
-  void rotate_token(const HostCall& call, std::int64_t token, Turn& turn, bool streams) const {
-    turn_to(call, position_of(call, token), turn);
-    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q, turn, streams);
+  void rotate_token(const HostCall& call, std::int64_t token, TokenFactors& factors,
+                    bool nontemporal) const {
+    set_position(call, position_of(call, token), factors);
+    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q, factors, nontemporal);
     if (layer_.kv_heads > 0)
-      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k, turn, streams);
+      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k, factors, nontemporal);
   }
 
  private:
@@ -64,10 +65,10 @@ class Rotation {
     return position;
   }
 
-  void turn_to(const HostCall& call, std::int64_t position, Turn& turn) const {
+  void set_position(const HostCall& call, std::int64_t position, TokenFactors& factors) const {
     if (layer_.table) position = std::clamp<std::int64_t>(position, 0, layer_.positions - 1);
-    if (position == turn.position) return;
-    turn.position = position;
+    if (position == factors.position) return;
+    factors.position = position;
     const auto rotary = static_cast<std::size_t>(layer_.rotary), half = rotary / 2;
     std::array<float, most_features> computed;
     const float* angles = computed.data();
@@ -78,14 +79,14 @@ class Rotation {
       for (std::size_t pair = 0; pair < half; ++pair)
         computed[pair] = static_cast<float>(position) * frequencies_.values[pair];
     if (layer_.dtype == DType::f32)
-      set(turn.of_singles, angles);
+      set(factors.of_singles, angles);
     else
-      set(turn.of_halves, angles);
+      set(factors.of_halves, angles);
   }
 
-  /// By the angles of the features, or of their pairs.
+  /// From the angles of the features, or of their pairs.
   template <typename Real>
-  void set(Turns<Real>& turns, const float* angles) const {
+  void set(Factors<Real>& to, const float* angles) const {
     const auto rotary = static_cast<std::size_t>(layer_.rotary), half = rotary / 2;
     std::array<Real, most_features> sine, cosine;
     kernels_->sines(angles, layer_.table ? rotary : half, double{frequencies_.scale}, sine.data(),
@@ -94,39 +95,39 @@ class Rotation {
     for (std::size_t pair = 0; pair < half; ++pair) {
       const std::size_t first = halves ? pair : 2 * pair;
       const std::size_t second = halves ? pair + half : 2 * pair + 1;
-      // In the table each feature has an angle of its own.
+      // A table has an angle for each feature.
       const std::size_t of_first = layer_.table ? first : pair;
       const std::size_t of_second = layer_.table ? second : pair;
-      turns.own[first] = cosine[of_first];
-      turns.own[second] = cosine[of_second];
+      to.own[first] = cosine[of_first];
+      to.own[second] = cosine[of_second];
       // The backward pass is the transpose.
-      turns.other[first] = layer_.backward ? sine[of_second] : -sine[of_first];
-      turns.other[second] = layer_.backward ? -sine[of_first] : sine[of_second];
+      to.other[first] = layer_.backward ? sine[of_second] : -sine[of_first];
+      to.other[second] = layer_.backward ? -sine[of_first] : sine[of_second];
     }
   }
 
   void rotate_heads(const HostCall& call, std::size_t in, std::size_t out, std::int64_t token,
-                    std::int64_t heads, const Strides& strides, const Turn& turn,
-                    bool streams) const {
+                    std::int64_t heads, const Strides& strides, const TokenFactors& factors,
+                    bool nontemporal) const {
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer_.dtype));
     const auto* from =
         static_cast<const std::byte*>(call.tensors[in]) + layer_.place(strides, token, 0) * bytes;
     auto* to = static_cast<std::byte*>(call.tensors[out]) + token * heads * layer_.dim * bytes;
     const bool singles = layer_.dtype == DType::f32;
-    const void* const own = turn.of_singles.own.data();
-    const void* const other = turn.of_singles.other.data();
-    const RowRotation by{.own = singles ? own : turn.of_halves.own.data(),
-                         .other = singles ? other : turn.of_halves.other.data(),
+    const void* const own = factors.of_singles.own.data();
+    const void* const other = factors.of_singles.other.data();
+    const RowRotation by{.own = singles ? own : factors.of_halves.own.data(),
+                         .other = singles ? other : factors.of_halves.other.data(),
                          .rotary = static_cast<std::size_t>(layer_.rotary),
                          .dim = static_cast<std::size_t>(layer_.dim),
                          .interleaved = layer_.rotation == rope::Rotation::interleaved};
     if (strides.head == layer_.dim) {
-      kernels_->rotate(from, by, to, static_cast<std::size_t>(heads), streams);
+      kernels_->rotate(from, by, to, static_cast<std::size_t>(heads), nontemporal);
       return;
     }
     for (std::int64_t head = 0; head < heads; ++head)
       kernels_->rotate(from + head * strides.head * bytes, by, to + head * layer_.dim * bytes, 1,
-                       streams);
+                       nontemporal);
   }
 
   Layer layer_;
@@ -162,18 +163,18 @@ class CpuRows final : public StageFamily {
     const Rotation rotation(problem, facts);
     const std::int64_t of_task = config.at("rows");
     const int threads = config.get("threads");
-    const bool streams = config.at("nontemporal") != 0;
+    const bool nontemporal = config.at("nontemporal") != 0;
     Program program;
     program.host_tensors = rotation.places().count;
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const std::int64_t tokens = rotation.layer().tokens();
       const auto tasks = static_cast<int>((tokens + of_task - 1) / of_task);
       call.parallel.run(tasks, threads, [&](int task) {
-        Turn turn;
+        TokenFactors factors;
         for (std::int64_t token = task * of_task; token < std::min(tokens, (task + 1) * of_task);
              ++token)
-          rotation.rotate_token(call, token, turn, streams);
-        if (streams) rotation.fence();
+          rotation.rotate_token(call, token, factors, nontemporal);
+        if (nontemporal) rotation.fence();
       });
     }));
     return program;

@@ -1,4 +1,5 @@
-// Rows of heads shared by a few threads; the fallback is the same kernel element by element.
+// A few threads share a row of a head. The fallback is the same kernel with accesses of one
+// element.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +13,7 @@ namespace fftune::rope {
 namespace {
 
 constexpr const char* file = "rope/rows.cu";
-constexpr std::int64_t most_sine_bytes = 48 * 1024;  // what a block has without opting in
+constexpr std::int64_t most_sine_bytes = 48 * 1024;  // without opting in to more
 constexpr std::int64_t most_sines = 1;               // that a thread makes by default
 constexpr std::int64_t usual_vector = 8;      // bytes of an access by default: a thread has two
 constexpr std::int64_t other_registers = 48;  // addresses, the position, one pair of accesses
@@ -34,7 +35,7 @@ std::int64_t angles_of_token(const Layer& layer) {
   return layer.table ? layer.rotary : layer.rotary / 2;
 }
 
-/// Of one token, sines and cosines.
+/// Sines and cosines of one token.
 std::int64_t sine_bytes(const Layer& layer) {
   return angles_of_token(layer) * 2 *
          (layer.dtype == DType::f32 ? std::int64_t{sizeof(double)} : std::int64_t{sizeof(float)});
@@ -66,9 +67,8 @@ std::int64_t registers_needed(const Layer& layer, const Config& config) {
          2 * count * words * (layer.table ? 2 : 1) + 2 * count * words + other_registers;
 }
 
-/// As many rows as make a block of about 128 threads, few of which wait for each other's sines,
-/// four heads of a token for each; fewer where so few threads would share a token that they were
-/// long at its sines.
+/// Blocks of about 128 threads, so that few threads wait for each other's sines, with four heads of
+/// a token a thread; fewer heads if too few threads would share the sines of a token.
 Config defaults(const Layer& layer, std::int64_t vector) {
   const std::int64_t lanes = row_lanes(layer, vector);
   const std::int64_t heads_needed = all_heads(layer);

@@ -9,7 +9,7 @@
 namespace fftune::rope {
 namespace {
 
-/// What of a frequency is left alone, from 0 to 1; the rest of it is divided by the factor.
+/// The share of a frequency that is not divided by the factor, from 0 to 1.
 using Share = double (*)(const Problem& problem, double frequency, double pair);
 
 double none(const Problem&, double, double) {
@@ -19,15 +19,15 @@ double none(const Problem&, double, double) {
 double llama3(const Problem& problem, double frequency, double) {
   const double low = number_of(problem, "low");
   const double high = number_of(problem, "high");
-  const double turns = number_of(problem, "context") * frequency / (2 * std::numbers::pi);
-  return std::clamp((turns - low) / (high - low), 0.0, 1.0);
+  const double rotations = number_of(problem, "context") * frequency / (2 * std::numbers::pi);
+  return std::clamp((rotations - low) / (high - low), 0.0, 1.0);
 }
 
 double yarn(const Problem& problem, double, double pair) {
   const auto rotary = static_cast<double>(layer_of(problem).rotary);
-  // The pair, a real number, that turns so many times in the context.
-  const auto pair_of = [&](double turns) {
-    return rotary * std::log(number_of(problem, "context") / (turns * 2 * std::numbers::pi)) /
+  // The pair, a real number, with this many rotations in the context.
+  const auto pair_of = [&](double rotations) {
+    return rotary * std::log(number_of(problem, "context") / (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(number_of(problem, "base")));
   };
   const double first = std::max(0.0, std::floor(pair_of(number_of(problem, "beta-fast"))));

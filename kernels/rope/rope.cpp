@@ -187,10 +187,10 @@ class Rope final : public Op {
                1e-3, 1e6),
         number("high", "of llama3: context/high is the longest wavelength that is left alone", "4",
                1e-3, 1e6),
-        number("beta-fast", "of yarn: turns in the context from which a pair is left alone", "32",
-               1e-3, 1e6),
-        number("beta-slow", "of yarn: turns in the context up to which a pair is stretched", "1",
-               1e-3, 1e6),
+        number("beta-fast", "of yarn: rotations in the context from which a pair is left alone",
+               "32", 1e-3, 1e6),
+        number("beta-slow", "of yarn: rotations in the context up to which a pair is stretched",
+               "1", 1e-3, 1e6),
         number("scale", "factor of all sines and cosines; 0: the rule's own", "0", 0, 1e6)};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }

@@ -14,8 +14,8 @@
 //   `factor`,
 //           one below context/high is left alone, and between the two the frequency is
 //           interpolated, linearly in context/w
-//   yarn    (Peng et al. 2023, arXiv 2309.00071): pairs that turn fewer than beta-slow times in
-//           `context` positions are divided by `factor`, those that turn more than beta-fast times
+//   yarn    (Peng et al. 2023, arXiv 2309.00071): pairs with fewer than beta-slow rotations in
+//           `context` positions are divided by `factor`, those with more than beta-fast rotations
 //           are left alone, and from the last pair of these to the first of those the frequency is
 //           interpolated, linearly in j; m = 0.1 ln(factor) + 1, or 1 for a factor below 1
 // m is 1 but in yarn; the option `scale` sets it to another value.
@@ -79,7 +79,7 @@ struct Layer {
   std::int64_t tokens() const { return layout == Layout::thd ? s : s * b; }
   /// Tokens of the inner dimension: neighbours by Strides::row.
   std::int64_t inner() const { return layout == Layout::sbhd ? b : s; }
-  /// Whether so many heads are next to each other, and tokens all as far apart.
+  /// Whether `head_count` heads are contiguous, and tokens have a constant stride.
   bool is_plain(const Strides& strides, std::int64_t head_count) const {
     return strides.head == dim && strides.row >= head_count * dim &&
            (layout == Layout::thd || strides.outer == inner() * strides.row);

@@ -37,7 +37,7 @@ struct ScratchArgument {
 
 using Pointer = std::variant<TensorArgument, ScratchArgument>;
 
-/// How the bulk copy engine (TMA, compute capability 9.0) sees a row-major matrix: the 128 bytes
+/// The tensor map (TMA descriptor, compute capability 9.0) of a row-major matrix: the 128 bytes
 /// that cuTensorMapEncodeTiled fills in, passed by value and encoded for the address at hand in
 /// each run. Elements outside of the matrix read as zeros and are not written.
 struct TensorMapArgument {
@@ -48,7 +48,7 @@ struct TensorMapArgument {
   std::uint32_t box_rows = 0;     // at most 256
   std::uint32_t box_columns = 0;  // box_columns * dtype_bytes is 32, 64 or 128: also the swizzle
   /// Matrices of rows x columns that lie one after the other; 0: one matrix, and a map of two
-  /// dimensions. Else the map has three, and boxes are of one matrix.
+  /// dimensions. Else the tensor map has three, and boxes are of one matrix.
   std::int64_t matrices = 0;
 };
 

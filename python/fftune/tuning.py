@@ -237,7 +237,7 @@ def _error(result: Tensor, right: Tensor) -> float:
 
 
 def _times(*runs) -> list[float]:
-    """Microseconds of each, in turn: medians of rounds."""
+    """Microseconds of each, interleaved: medians of rounds."""
     cuda = torch.cuda.is_available()
     rounds: list[list[float]] = [[] for _ in runs]
     for _ in range(9):

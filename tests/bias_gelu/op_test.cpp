@@ -46,7 +46,7 @@ TEST_CASE("buffers are those that pass and options ask for") {
   CHECK(names("bwd", "input") == Names{"input", "dy", "dx", "dbias"});
 }
 
-TEST_CASE("the saved input stands for x and bias") {
+TEST_CASE("the saved input replaces x and bias") {
   auto forward = problem_of("fwd", "gelu");
   auto backward = problem_of("bwd", "gelu");
   const ReferenceTensors in{

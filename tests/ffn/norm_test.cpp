@@ -130,7 +130,9 @@ TEST_CASE("the reference of a norm and a layer, by the formula") {
   }
 }
 
-TEST_CASE("gate_up starts early behind a norm where launches may be programmatic, and only there") {
+TEST_CASE(
+    "gate_up is a programmatic launch behind a norm from compute capability 9.0 on, and only "
+    "there") {
   const auto first_launch = [](const Problem& problem, const char* arch, const char* family) {
     const auto facts = facts_of_architecture(arch);
     const Family& of = family_of(ffn_op(), family);

@@ -205,9 +205,9 @@ TEST_CASE("wgmma keeps the 128 features of a scale together") {
     for (const auto& config :
          family_of(ffn_op(), "gate_up_sm90").space(problem, hopper).feasible()) {
       CAPTURE(config.text());
-      const bool swapped = config.word("schedule") == "swap_ab";
-      if (swapped) REQUIRE(config.get("bn") / config.get("mma_warpgroups") % 128 == 0);
-      if (!swapped) REQUIRE(config.get("bn") == 128);
+      const bool swap_ab = config.word("schedule") == "swap_ab";
+      if (swap_ab) REQUIRE(config.get("bn") / config.get("mma_warpgroups") % 128 == 0);
+      if (!swap_ab) REQUIRE(config.get("bn") == 128);
     }
   }
 }

@@ -104,7 +104,7 @@ struct Grouped {
   std::int64_t before = 0;
 };
 
-/// Groupings of so many tokens.
+/// Groupings of `tokens` tokens.
 std::vector<Grouped> groupings(std::int64_t tokens) {
   const auto some = [&](double share) {
     return static_cast<std::int64_t>(share * static_cast<double>(tokens));
@@ -187,7 +187,7 @@ void add_grouped_rows(DType dtype, std::int64_t aligned, std::vector<GemmCase>& 
     for (const Major b_major : {Major::k, Major::mn})
       for (const bool a_sorted : {false, true})
         for (const bool c_sorted : {false, true}) {
-          // So many matrices are small, and few.
+          // Many matrices: small ones, and few cases.
           const bool many = grouped.sizes.size() > 100;
           if (many && (b_major == Major::mn || a_sorted == c_sorted)) continue;
           const Size size = round_up(many ? Size{tokens, 24, 20} : Size{tokens, 72, 90}, Major::k,

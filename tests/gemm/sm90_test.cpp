@@ -105,13 +105,13 @@ struct Launched {
       if (field.offset == offset) return &field.value;
     return nullptr;
   }
-  const TensorMapArgument& map(std::size_t array, std::size_t slot = 0) const {
-    const Argument* value = field(array + slot * sizeof(tensor_map));
+  const TensorMapArgument& map(std::size_t array, std::size_t index = 0) const {
+    const Argument* value = field(array + index * sizeof(tensor_map));
     REQUIRE(value != nullptr);
     return std::get<TensorMapArgument>(*value);
   }
-  bool has_map(std::size_t array, std::size_t slot) const {
-    return field(array + slot * sizeof(tensor_map)) != nullptr;
+  bool has_map(std::size_t array, std::size_t index) const {
+    return field(array + index * sizeof(tensor_map)) != nullptr;
   }
   bool is_of(const TensorMapArgument& map, const char* tensor) const {
     const auto* place = std::get_if<TensorArgument>(&map.matrix);
@@ -128,7 +128,7 @@ Launched launch_of(const GemmProblem& gemm, const Config& config) {
 
 }  // namespace
 
-TEST_CASE("the plan of a tile fills shared memory in order, each part aligned", "[gemm]") {
+TEST_CASE("the shared-memory plan is in order, each part aligned", "[gemm]") {
   constexpr sm90_config config{.bm = 128,
                                .bn = 128,
                                .schedule = sm90_schedule::cooperative,
@@ -270,7 +270,7 @@ TEST_CASE("an sm90 launch maps each matrix in use, of groups each or their stack
   CHECK(added.is_of(added.map(offsetof(sm90_params, source), 0), "before"));
   CHECK(added.launch.parameters->bytes == sizeof(sm90_params));
 
-  // Of two groups by a mask each has a slot; more are stacked in a map of three dimensions.
+  // Two groups by a mask have a tensor map each; more are stacked in one of three dimensions.
   const GemmProblem masked = grouped_rows(gemm_of(300, 1024, 2048), 2);
   const Launched two = launch_of(masked, sm90::default_config(masked, hopper()));
   CHECK(two.is_of(two.map(offsetof(sm90_params, b), 0), "b_true"));
@@ -286,7 +286,7 @@ TEST_CASE("an sm90 launch maps each matrix in use, of groups each or their stack
   CHECK(sums.map(offsetof(sm90_params, b), 0).matrices == 0);
 }
 
-TEST_CASE("an sm90 launch that sorts its tokens first gathers none", "[gemm]") {
+TEST_CASE("an sm90 launch with pre_permute gathers no tokens", "[gemm]") {
   const GemmProblem gemm = grouped_reduction(gemm_of(1024, 2048, 4096), 2);
   Config config = sm90::default_config(gemm, hopper());
   config.set("gather_warps", 2);

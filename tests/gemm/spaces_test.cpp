@@ -201,7 +201,7 @@ TEST_CASE("an sm90 launch fits the device and covers the output") {
       }
 }
 
-TEST_CASE("MN-major operands come in slabs of 64, and are never swapped") {
+TEST_CASE("MN-major operands come in slabs of 64, and have no swap-AB") {
   for (const std::int64_t m : {16, 1000, 4096})
     for (const GemmProblem& gemm : backward_gemms(m, 1024, 2048)) {
       const auto feasible = sm90_engine().space({gemm}, hopper()).feasible();

@@ -94,7 +94,7 @@ TEST_CASE("reused A tiles are right under every mask", "[gpu]") {
         verify_variant(verifier, {&family, configs[i], first, 1}, compiled[i]);
     }
   };
-  // One k tile, as many as are late, a few more, many.
+  // One K block, as many as sm90_late_k_blocks, a few more, many.
   for (const std::int64_t inner : {64, 136, 192, 328, 1024})
     verify(masked_linear_op(), "linear_sm90", 2049, inner, 1000, "fwd", {});
   verify(masked_linear_op(), "linear_sm90", 515, 256, 4096, "fwd", {});

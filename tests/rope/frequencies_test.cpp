@@ -55,7 +55,7 @@ TEST_CASE("llama3: long wavelengths are stretched, short ones are not, and betwe
   CHECK(stretched == 29);
 }
 
-TEST_CASE("yarn: between the turns of beta-fast and beta-slow the frequency is interpolated") {
+TEST_CASE("yarn: between the rotations of beta-fast and beta-slow the frequency is interpolated") {
   const auto plain = frequencies({{"angles", "base"}});
   const auto scaled = frequencies({{"angles", "yarn"}, {"factor", "16"}, {"context", "4096"}});
   // pair_of(32) = 64 ln(4096 / 64 pi) / ln(10000) = 20.94, pair_of(1) = 45.03.

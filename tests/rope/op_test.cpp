@@ -105,7 +105,7 @@ TEST_CASE("the reference is the formula, by hand") {
 }
 
 TEST_CASE("positions follow the layout, the offsets and the starts") {
-  // Features (1, 0) turn into (cos position, sin position).
+  // Features (1, 0) become (cos position, sin position).
   const auto angle_of = [](const Problem& problem, ReferenceTensors tensors) {
     for (int i = 0; i < 6; ++i) tensors["q"].insert(tensors["q"].end(), {1, 0});
     const auto out = run(problem, std::move(tensors)).at("q_out");

@@ -69,7 +69,7 @@ TEST_CASE("one that comes in the middle of a measurement makes it taken again") 
   CHECK(evaluator.sampled[result.record->stages[0].variant.id()] == once + 32);
 }
 
-TEST_CASE("a sentinel that drifts is measured until it stands, and marked if it does not") {
+TEST_CASE("a sentinel that drifts is measured until it is stable, and marked if it never is") {
   const auto drifting = [](double rate) {
     FakeEvaluator evaluator(valley, 0.002);
     std::vector<Lines> all;

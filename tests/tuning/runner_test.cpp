@@ -11,7 +11,7 @@
 using namespace fftune;
 using namespace fftune::test;
 
-TEST_CASE("samples go through the sets in turn, whole rounds of short passes, parts of long ones") {
+TEST_CASE("samples rotate through the sets, whole rounds of short passes, parts of long ones") {
   HostBackend backend;
   std::vector<int> visits;
   int place[3];
@@ -38,7 +38,7 @@ TEST_CASE("samples go through the sets in turn, whole rounds of short passes, pa
   for (int i = 0; i < 4; ++i) runner.sample();
   CHECK(visits == std::vector<int>{1, 2, 0, 1});
 
-  // Another candidate in turn goes on where this one ended: its data is not in the cache.
+  // The next candidate goes on where this one ended: its data is not in the cache.
   visits.clear();
   Runner other(backend, pass, rotation);
   other.probe();

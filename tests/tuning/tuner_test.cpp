@@ -115,7 +115,8 @@ TEST_CASE("what misbehaves is an outcome with its cause, and the best of the res
         {Misbehaviour::wrong, OutcomeKind::verify_failed},
         {Misbehaviour::launch, OutcomeKind::launch_failed},
         {Misbehaviour::fault, OutcomeKind::device_fault}};
-    // The 50 about the best, the best and the default among them, in turn in each way.
+    // The 50 around the best, with the best and the default among them, fail in each way by
+    // rotation.
     int next = 0;
     for (int p = 112; p < 162; ++p) {
       auto kind = kinds.begin();

@@ -66,7 +66,7 @@ TEST_CASE("a small bias everywhere exceeds the norm's tolerance") {
   CHECK(says(said, "exceeds the tolerance"));
 }
 
-TEST_CASE("rows in exchange are wrong rows, whatever the tile") {
+TEST_CASE("swapped rows are wrong rows, whatever the tile") {
   for (const int tile : {1, 2, 8, 16, 64}) {
     const auto said = complaint([=](void* const* t, void*) {
       float* const y = floats(t[toy_y]);

@@ -125,7 +125,7 @@ TEST_CASE("a sweep whose worker is killed at random moments ends as if it had no
     std::mt19937 random(11);
     for (int before = -1; kills < most_kills && !stop.stop_requested();) {
       std::this_thread::sleep_for(milliseconds(random() % 60));
-      // Who is killed again and again in the same variant is to blame it: however slow the machine,
+      // Repeated kills in the same variant are attributed to it: however slow the machine,
       // something is reached between two kills.
       if (reached.count == before) continue;
       before = reached.count;

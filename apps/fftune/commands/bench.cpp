@@ -152,7 +152,7 @@ void add_bench(CommandLine& line) {
     add_problem_options(command, *op, Sizes::required, options->problem);
     add_device_option(command, options->device, false);
     add_presets_option(command, options->presets);
-    command.add_option("--samples", options->samples, "of each, taken in turn (default: 50)")
+    command.add_option("--samples", options->samples, "of each, interleaved (default: 50)")
         ->type_name("N");
     command
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
