@@ -1,12 +1,12 @@
 #include "kernels/ffn/norm.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
 #include <utility>
 #include <variant>
 
+#include "core/error.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 
@@ -36,9 +36,9 @@ Problem norm_of(const Problem& problem) {
 }
 
 const Family& family_of_rmsnorm(std::string_view name) {
-  const auto families = rmsnorm_op().families();
-  return **std::find_if(families.begin(), families.end(),
-                        [&](const Family* family) { return family->name() == name; });
+  for (const Family* family : rmsnorm_op().families())
+    if (family->name() == name) return *family;
+  throw Error(ErrorKind::internal, "rmsnorm has no family " + std::string(name));
 }
 
 std::string name_here(std::string_view name) {
