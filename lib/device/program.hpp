@@ -21,8 +21,8 @@ struct Dim3 {
 
 /// A kernel to compile: an embedded source file and the template instance in it to lower.
 struct KernelSource {
-  std::string file;        // name among the embedded sources: "ffn/gate_up_sm80.cu"
-  std::string expression;  // NVRTC name expression: "gate_up_sm80<bf16, 128, 64>"
+  std::string file;        // name among the embedded sources: "gemm/sm80/gemm.cu"
+  std::string expression;  // NVRTC name expression: "fftune::sm80_gemm<form, config>"
 };
 
 /// The address of one of the op's tensors, by its place in Op::tensors().

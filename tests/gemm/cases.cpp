@@ -509,6 +509,25 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
   }
 }
 
+GemmChain gated_layer(DType dtype, std::int64_t m, std::int64_t d, std::int64_t h) {
+  GemmProblem gate_up{.m = m,
+                      .n = h,
+                      .k = d,
+                      .dtype = dtype,
+                      .c_dtype = dtype,
+                      .wide_dtype = dtype,
+                      .form = GemmForm::dual_b};
+  gate_up.a = {{"x"}};
+  gate_up.b = {{"w_gate"}, {"w_up"}};
+  gate_up.c = {{"hidden"}};
+  gate_up.epilogue = {.kind = EpilogueKind::gated, .activation = Activation::silu};
+  GemmProblem down{.m = m, .n = d, .k = h, .dtype = dtype, .c_dtype = dtype, .wide_dtype = dtype};
+  down.a = {{"hidden"}};
+  down.b = {{"w_down"}};
+  down.c = {{"y"}};
+  return {gate_up, down};
+}
+
 std::optional<std::string> wrong_output(
     const GemmProblem& gemm, const ReferenceTensors& expected, const ReferenceTensors& magnitudes,
     const std::function<std::vector<double>(const std::string&)>& values, double accumulation) {

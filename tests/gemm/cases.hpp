@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/problem.hpp"
 #include "registry/op.hpp"
 
@@ -45,5 +46,9 @@ std::optional<std::string> wrong_output(
     const GemmProblem& gemm, const ReferenceTensors& expected, const ReferenceTensors& magnitudes,
     const std::function<std::vector<double>(const std::string&)>& values,
     double accumulation = 4e-6);
+
+/// Both GEMMs of a gated layer, gate_up and then down: y = (act(x w_gateᵀ) ⊙ (x w_upᵀ)) w_downᵀ
+/// with x [m,d] and silu.
+GemmChain gated_layer(DType dtype, std::int64_t m, std::int64_t d, std::int64_t h);
 
 }  // namespace fftune::test

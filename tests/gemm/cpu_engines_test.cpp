@@ -127,26 +127,6 @@ void check_cases(const Engine& engine, const std::vector<GemmCase>& cases) {
   CHECK(checked == cases.size());
 }
 
-/// A gated layer of f32 or bf16: gate_up, then down.
-GemmChain gated_layer(DType dtype, std::int64_t m, std::int64_t d, std::int64_t h) {
-  GemmProblem gate_up{.m = m,
-                      .n = h,
-                      .k = d,
-                      .dtype = dtype,
-                      .c_dtype = dtype,
-                      .wide_dtype = dtype,
-                      .form = GemmForm::dual_b};
-  gate_up.a = {{"x"}};
-  gate_up.b = {{"w_gate"}, {"w_up"}};
-  gate_up.c = {{"hidden"}};
-  gate_up.epilogue = {.kind = EpilogueKind::gated, .activation = Activation::silu};
-  GemmProblem down{.m = m, .n = d, .k = h, .dtype = dtype, .c_dtype = dtype, .wide_dtype = dtype};
-  down.a = {{"hidden"}};
-  down.b = {{"w_down"}};
-  down.c = {{"y"}};
-  return {gate_up, down};
-}
-
 /// The tensors of both GEMMs, and their inputs; weights are scaled so that y is about 1.
 std::vector<TensorSpec> tensors_of(const GemmChain& chain) {
   auto specs = fftune::test::tensors_of(chain[0]);

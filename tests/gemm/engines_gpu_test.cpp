@@ -177,26 +177,6 @@ DeviceFacts as_architecture(DeviceFacts facts, int compute_capability) {
   return facts;
 }
 
-/// y = (act(x W_gate^T) * (x W_up^T)) W_down^T.
-GemmChain gated_layer(DType dtype, std::int64_t m, std::int64_t d, std::int64_t h) {
-  GemmProblem gate_up{.m = m,
-                      .n = h,
-                      .k = d,
-                      .dtype = dtype,
-                      .c_dtype = dtype,
-                      .wide_dtype = dtype,
-                      .form = GemmForm::dual_b};
-  gate_up.a = {{"x"}};
-  gate_up.b = {{"w_gate"}, {"w_up"}};
-  gate_up.c = {{"hidden"}};
-  gate_up.epilogue = {.kind = EpilogueKind::gated, .activation = Activation::silu};
-  GemmProblem down{.m = m, .n = d, .k = h, .dtype = dtype, .c_dtype = dtype, .wide_dtype = dtype};
-  down.a = {{"hidden"}};
-  down.b = {{"w_down"}};
-  down.c = {{"y"}};
-  return {gate_up, down};
-}
-
 }  // namespace
 
 TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu]") {

@@ -90,7 +90,7 @@ class decode_kernel {
   }
 
   static __device__ __forceinline__ void mma(accumulators& sum, const operands& from) {
-    __syncwarp();  // or the compiler moves b_operands up between the loads, to save registers, and
+    __syncwarp();  // or the compiler moves the MMAs up between the loads, to save registers, and
                    // leaves two loads in flight instead of all of them
 #pragma unroll
     for (int step = 0; step < unroll; ++step) {

@@ -632,7 +632,7 @@ struct gemm_kernel {
         if constexpr (finds_rows) find_rows(groups, indices);
       }
     }
-    // A CTA may not exit before its peers have sent it what they have of its tile.
+    // Completes the cluster_arrive() at the start, as the MMA warpgroups do before they reduce.
     if constexpr (splits_k) {
       __syncwarp();
       cluster_wait();
