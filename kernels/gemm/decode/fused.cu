@@ -6,7 +6,7 @@
 // split k. The intermediate goes from block to block through L2 in words that contain a flag
 // beside the data (common/flagged_word.cuh), so the second GEMM starts as soon as its operands are
 // there. All blocks must be resident at once: the launch is cooperative. Operands go from memory
-// straight into the fragments of mma.sync, 16 bytes a load: see decode/kernel.cuh.
+// straight into the fragments of mma.sync, 16 bytes a load: see decode/gemm.cu.
 //
 //   all threads    load W_gate, W_up (and W_down, unless late_down) into registers
 //                  griddepcontrol.wait; MMA with x
