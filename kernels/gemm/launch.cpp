@@ -34,7 +34,8 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   grouped(offsetof(gemm_params, b), gemm.b);
   grouped(offsetof(gemm_params, c), gemm.c);
   grouped(offsetof(gemm_params, source), gemm.epilogue.source);
-  pointer(offsetof(gemm_params, bias), gemm.epilogue.bias);
+  for (std::size_t i = 0; i < row_broadcasts; ++i)
+    pointer(offsetof(gemm_params, broadcasts) + i * slot, gemm.epilogue.rows[i]);
   pointer(offsetof(gemm_params, gate), gemm.epilogue.gate);
   pointer(offsetof(gemm_params, up), gemm.epilogue.up);
   pointer(offsetof(gemm_params, d_up), gemm.epilogue.d_up);
