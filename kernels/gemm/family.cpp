@@ -36,7 +36,7 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
   add(stage.inputs, scales.a_scale);
   for (const std::string_view scale : scales.b_scale) add(stage.inputs, scale);
   add(scales.scaling == Scaling::block ? stage.outputs : stage.inputs, scales.c_scale);
-  add(stage.inputs, epilogue.bias);
+  for (const std::string_view row : epilogue.rows) add(stage.inputs, row);
   add(stage.inputs, epilogue.source);
   for (const std::string_view sorting :
        {gemm.groups.mask, gemm.groups.offsets, gemm.groups.permutation})

@@ -77,7 +77,7 @@ gemm_form form_of(const GemmProblem& gemm) {
   form.epilogue = same<epilogue_kind>(epilogue.kind);
   if (epilogue.kind != EpilogueKind::linear)
     form.activation = same<activation_kind>(epilogue.activation);
-  form.adds_bias = !epilogue.bias.empty();
+  for (std::size_t i = 0; i < row_broadcasts; ++i) form.broadcasts[i] = !epilogue.rows[i].empty();
   form.adds_source = !epilogue.source.empty();
   form.stores_preactivations = epilogue.stores_preactivations();
   form.stores_hidden = form.is_gradient() && !epilogue.hidden.empty();
@@ -116,7 +116,8 @@ std::string template_argument(const gemm_form& form) {
   if (form.epilogue != epilogue_kind::linear)
     fields.push_back(fmt::format(".activation = fftune::activation_kind::{}",
                                  activation_enumerator(form.activation)));
-  flag("adds_bias", form.adds_bias);
+  if (form.broadcasts_any())
+    fields.push_back(fmt::format(".broadcasts = {{{}}}", fmt::join(form.broadcasts, ", ")));
   flag("adds_source", form.adds_source);
   flag("stores_preactivations", form.stores_preactivations);
   flag("stores_hidden", form.stores_hidden);
@@ -148,7 +149,8 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   grouped(offsetof(gemm_params, b), gemm.b);
   grouped(offsetof(gemm_params, c), gemm.c);
   grouped(offsetof(gemm_params, source), gemm.epilogue.source);
-  pointer(offsetof(gemm_params, bias), gemm.epilogue.bias);
+  for (std::size_t i = 0; i < row_broadcasts; ++i)
+    pointer(offsetof(gemm_params, broadcasts) + i * slot, gemm.epilogue.rows[i]);
   pointer(offsetof(gemm_params, gate), gemm.epilogue.gate);
   pointer(offsetof(gemm_params, up), gemm.epilogue.up);
   pointer(offsetof(gemm_params, d_up), gemm.epilogue.d_up);

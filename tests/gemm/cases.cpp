@@ -160,9 +160,10 @@ void add_dense_cases(DType dtype, std::int64_t aligned, std::vector<GemmCase>& c
           add(form, "source", [](GemmProblem& gemm) { add_sources(gemm, false); });
         }
         add(GemmForm::two_outputs, "in place", [](GemmProblem& gemm) { add_sources(gemm, true); });
-        add(GemmForm::single, "bias", [](GemmProblem& gemm) { gemm.epilogue.bias = "bias"; });
+        add(GemmForm::single, "bias",
+            [](GemmProblem& gemm) { gemm.epilogue.row(row_broadcast::bias) = "bias"; });
         add(GemmForm::single, "bias and source", [](GemmProblem& gemm) {
-          gemm.epilogue.bias = "bias";
+          gemm.epilogue.row(row_broadcast::bias) = "bias";
           add_sources(gemm, false);
         });
         for (const bool stores : {false, true}) {
@@ -284,7 +285,7 @@ std::vector<GemmCase> quantised_gemm_cases() {
       gemm.quantisation = {.scaling = scaling, .a_scale = "a_scale", .b_scale = {"b0_scale"}};
       const char* what = scaling == Scaling::tensor ? "tensor scales" : "block scales";
       cases.push_back({name_of(gemm, what), gemm});
-      gemm.epilogue.bias = "bias";
+      gemm.epilogue.row(row_broadcast::bias) = "bias";
       add_sources(gemm, false);
       cases.push_back({name_of(gemm, fmt::format("{}, bias and source", what)), gemm});
 
@@ -339,7 +340,8 @@ std::vector<TensorSpec> tensors_of(const GemmProblem& gemm) {
   add_all(gemm.b, gemm.dtype, b_k ? n : k, b_k ? k : n, Role::input);
   const Epilogue& epilogue = gemm.epilogue;
   const bool reads = epilogue.kind == EpilogueKind::activation_gradient;
-  add(epilogue.bias, gemm.wide_dtype, {n}, Role::input);
+  for (std::size_t i = 0; i < row_broadcasts; ++i)
+    add(epilogue.rows[i], gemm.dtype_of(static_cast<row_broadcast>(i)), {n}, Role::input);
   add_all(epilogue.source, gemm.wide_dtype, m, n, Role::input);
   add_all(gemm.c, gemm.c_dtype, m, n, Role::output);
   add(epilogue.gate, gemm.wide_dtype, {m, n}, reads ? Role::input : Role::output);
@@ -476,7 +478,9 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
           switch (epilogue.kind) {
             case EpilogueKind::linear: {
               double value = sums[0].value;
-              if (!epilogue.bias.empty()) value += element(tensors, epilogue.bias, column);
+              const std::string_view bias =
+                  epilogue.rows[static_cast<std::size_t>(row_broadcast::bias)];
+              if (!bias.empty()) value += element(tensors, bias, column);
               if (!epilogue.source.empty())
                 value +=
                     element(tensors, named(epilogue.source[output], by_k ? group : 0), c_base + at);

@@ -180,9 +180,8 @@ class decode_kernel {
       const i64 at = static_cast<i64>(token) * p.n + column;
       float value = ops::template stored<index>(first);
       float next = ops::template stored<index>(second);
-      if constexpr (form.adds_bias) {
-        add_pair<T>(value, next,
-                    *reinterpret_cast<const u32*>(static_cast<const T*>(p.bias) + column));
+      if constexpr (form.broadcasts_any()) {
+        ops::apply_broadcasts(ops::columns_from(p.broadcasts, column), value, next);
       }
       if constexpr (form.adds_source) {
         add_pair<T>(value, next, *reinterpret_cast<const u32*>(ops::source(p, 0) + at));

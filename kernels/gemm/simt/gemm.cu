@@ -333,8 +333,7 @@ class simt_kernel {
       }
       return result[0];
     } else {
-      float value = ops::value(sum);
-      if constexpr (form.adds_bias) value += to_float(static_cast<const wide*>(p.bias)[at_n]);
+      float value = ops::apply_broadcasts(p.broadcasts, at_n, ops::value(sum));
       if constexpr (form.adds_source) {
         value += to_float(ops::source(p, tile.output, tile.group)[at]);
       }

@@ -85,9 +85,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   }
   program.kernels.push_back(
       {"gemm/sm80/gemm.cu",
-       fmt::format("fftune::sm80_gemm<{}, fftune::sm80_config{{{}, {}, {}, {}, {}, {}}}>",
-                   template_argument(form), tile.bm, tile.bn, tile.bk, tile.warps_m, tile.warps_n,
-                   tile.stages)});
+       fmt::format("fftune::sm80_gemm<{}, {}>", template_argument(form), template_argument(tile))});
   launch.kernel = program.kernels.size() - 1;
   launch.grid.x = static_cast<std::uint32_t>(work_tiles(gemm, tile.bm, tile.bn));
   launch.block.x = static_cast<std::uint32_t>(tile.threads());

@@ -8,7 +8,7 @@
 // The visitors of an element, in their order, are chosen by the form at compile time:
 //   activation            C = accumulator, or act(gate) ⊙ up (epilogue_ops::value)
 //   save pre-activations  gate and up are stored values of their own (epilogue_ops::stored)
-//   bias                  + bias[n]
+//   row broadcasts        + bias[n], and what else row_broadcast.cuh has
 //   source                + source[m, n], loaded into the stage that the subtile will take
 //   quantise              by the tensor's scale, or by scales of 128 columns, which are found here
 //   activation gradient   d_gate, d_up and hidden, from gate and up (gradient_epilogue)
@@ -114,10 +114,11 @@ struct value_epilogue {
   static constexpr bool scatters = form.groups == grouping::rows;
   static constexpr bool stacked = form.groups == grouping::reduction && form.stacked;
   static constexpr bool quantises_by_block = form.c_quantised && form.scales == scaling::block;
-  static_assert(!scatters || (!form.adds_source && !form.adds_bias));
+  static_assert(!scatters || (!form.adds_source && !form.broadcasts_any()));
   static_assert(!quantises_by_block || (swap_ab ? plan.warpgroup_rows % scale_block == 0
                                                 : config.bn == scale_block && config.split_k == 1));
   using ops = epilogue_ops<form>;
+  using columns = typename ops::columns;
   using Wide = element_type<form.wide>;
   template <int value>
   using stored_type = element_type<value == 0 ? form.c : form.wide>;
@@ -267,37 +268,33 @@ struct value_epilogue {
   }
   // And through what is added, rounded.
   template <int value>
-  static __device__ __forceinline__ u32 visit(const fragment& acc, int m64, int at, u32 bias,
-                                              u32 source) {
+  static __device__ __forceinline__ u32 visit(const fragment& acc, int m64, int at,
+                                              const columns& own, u32 source) {
     float first, next;
     visit<value>(acc, m64, at, first, next);
-    if constexpr (form.adds_bias) add_pair<Wide>(first, next, bias);
+    ops::apply_broadcasts(own, first, next);
     if constexpr (form.adds_source) add_pair<Wide>(first, next, source);
     return pack<stored_type<value>>(first, next);
   }
 
-  // Two neighbouring elements of the bias, or one of them twice.
-  __device__ __forceinline__ u32 bias_pair(int column) const {
-    if constexpr (!form.adds_bias) return 0;
-    return column < gemm.n
-               ? *reinterpret_cast<const u32*>(static_cast<const Wide*>(gemm.bias) + column)
-               : 0;
+  // Of the row broadcasts two neighbouring columns, or one of them twice.
+  __device__ __forceinline__ columns column_pair(int column) const {
+    return column < gemm.n ? ops::columns_from(gemm.broadcasts, column) : columns{};
   }
-  __device__ __forceinline__ u32 bias_twice(int column) const {
-    if constexpr (!form.adds_bias) return 0;
-    return column < gemm.n ? static_cast<const Wide*>(gemm.bias)[column].bits * 0x10001u : 0;
+  __device__ __forceinline__ columns column_twice(int column) const {
+    return column < gemm.n ? ops::column_twice(gemm.broadcasts, column) : columns{};
   }
 
   // Four 8x8 matrices from the accumulators at `at` on, added to what is at their place already.
   template <int value>
   static __device__ __forceinline__ void write_matrices(const fragment& acc, int m64, int at,
-                                                        u32 place, const u32 (&bias)[4]) {
+                                                        u32 place, const columns (&own)[4]) {
     u32 old[4] = {};
     if constexpr (form.adds_source) reload_matrices<swap_ab>(place, old);
-    const u32 word[4] = {visit<value>(acc, m64, at, bias[0], old[0]),
-                         visit<value>(acc, m64, at + 2, bias[1], old[1]),
-                         visit<value>(acc, m64, at + 4, bias[2], old[2]),
-                         visit<value>(acc, m64, at + 6, bias[3], old[3])};
+    const u32 word[4] = {visit<value>(acc, m64, at, own[0], old[0]),
+                         visit<value>(acc, m64, at + 2, own[1], old[1]),
+                         visit<value>(acc, m64, at + 4, own[2], old[2]),
+                         visit<value>(acc, m64, at + 6, own[3], old[3])};
     store_matrices<swap_ab>(place, word);
   }
 
@@ -314,7 +311,7 @@ struct value_epilogue {
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
         const int own = column + step * 16 + (lane & 3) * 2;
-        const u32 low = bias_pair(own), high = bias_pair(own + 8);
+        const columns low = column_pair(own), high = column_pair(own + 8);
         write_matrices<value>(acc, m64, (subtile * steps + step) * 8,
                               buffer + chunk_offset<plan.subtile_n>(row, step * 2 + (lane >> 4)),
                               {low, low, high, high});
@@ -331,7 +328,7 @@ struct value_epilogue {
     constexpr int pairs = plan.subtile_m / 16;
     const int chunk = warp * 2 + (lane >> 3 & 1);
     const int first = column + warp * 16 + (lane >> 2);
-    const u32 low = bias_twice(first), high = bias_twice(first + 8);
+    const columns low = column_twice(first), high = column_twice(first + 8);
 #pragma unroll
     for (int pair = 0; pair < pairs; ++pair) {
       const int row = pair * 16 + (lane & 7) + (lane >> 4) * 8;

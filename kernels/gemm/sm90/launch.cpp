@@ -66,8 +66,8 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
   const auto& of_groups = groups.by == Grouping::rows ? gemm.b : gemm.c;
   if (of_groups.front().size() != 1 && groups.count != 2)
     return "more than two groups take one tensor that stacks their matrices";
-  if (gemm.epilogue.kind == EpilogueKind::linear && !gemm.epilogue.bias.empty())
-    return "grouped GEMMs add no bias";
+  if (gemm.epilogue.kind == EpilogueKind::linear && gemm.epilogue.broadcasts())
+    return "grouped GEMMs add no bias, nor any other vector";
   if (groups.by == Grouping::rows) {
     if (gemm.a_major != Major::k || gemm.outputs() == 2)
       return "rows of A are gathered where k is contiguous, to one C";
@@ -112,18 +112,6 @@ std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
                                const Config& config) {
   if (facts.clock_hz <= 0) return std::nullopt;
   return sm90::cycles(chain.front(), facts, config) / facts.clock_hz;
-}
-
-/// "fftune::sm90_config{.bm = 128, ...}"
-std::string template_argument(const sm90_config& config) {
-  constexpr std::string_view schedules[] = {"cooperative", "pingpong", "swap_ab"};
-  return fmt::format(
-      "fftune::sm90_config{{.bm = {}, .bn = {}, .schedule = fftune::sm90_schedule::{}, "
-      ".mma_warpgroups = {}, .cluster_m = {}, .cluster_n = {}, .split_k = {}, .stages = {}, "
-      ".epilogue_stages = {}, .a_reuse = {}, .gather_warps = {}}}",
-      config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
-      config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
-      config.epilogue_stages, config.a_reuse, config.gather_warps);
 }
 
 /// One launch of the engine, while its parameters are filled in.

@@ -324,6 +324,16 @@ Tile::Tile(const Config& config)
       group_m(config.get("group_m")),
       pre_permute(optional_value(config, "pre_permute", 0) == 1) {}
 
+std::string template_argument(const sm90_config& config) {
+  return fmt::format(
+      "fftune::sm90_config{{.bm = {}, .bn = {}, .schedule = fftune::sm90_schedule::{}, "
+      ".mma_warpgroups = {}, .cluster_m = {}, .cluster_n = {}, .split_k = {}, .stages = {}, "
+      ".epilogue_stages = {}, .a_reuse = {}, .gather_warps = {}}}",
+      config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
+      config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
+      config.epilogue_stages, config.a_reuse, config.gather_warps);
+}
+
 bool gathers(const GemmProblem& gemm) {
   if (!gemm.groups.any() || !gemm.groups.scattered) return false;
   return gemm.groups.by == Grouping::rows ? !gemm.a_sorted : !(gemm.a_sorted && gemm.b_sorted);
