@@ -73,7 +73,7 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
       return fmt::format("the pass {} has no stage {} here", problem.pass, stage.name);
   }
   if (facts.kind == DeviceKind::cuda && facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
+    return fmt::format("the kernel needs compute capability 8.0: {} has {}.{}", facts.name,
                        facts.compute_capability / 10, facts.compute_capability % 10);
   return engine_.can_implement(chain(problem), facts);
 }

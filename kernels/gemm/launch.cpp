@@ -137,20 +137,20 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   const auto pointer = [&](std::size_t at, std::string_view name) {
     if (!name.empty()) add(at, tensor_of(places, name));
   };
-  constexpr std::size_t slot = sizeof(void*);
+  constexpr std::size_t pointer_bytes = sizeof(void*);
   for (std::size_t i = 0; i < gemm.a.size(); ++i)
-    pointer(offsetof(gemm_params, a) + i * slot, gemm.a[i].front());
+    pointer(offsetof(gemm_params, a) + i * pointer_bytes, gemm.a[i].front());
   // Of arrays [group][operand or output].
   const auto grouped = [&](std::size_t at, const std::vector<TensorNames>& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       for (std::size_t group = 0; group < tensors[i].size(); ++group)
-        pointer(at + (group * 2 + i) * slot, tensors[i][group]);
+        pointer(at + (group * 2 + i) * pointer_bytes, tensors[i][group]);
   };
   grouped(offsetof(gemm_params, b), gemm.b);
   grouped(offsetof(gemm_params, c), gemm.c);
   grouped(offsetof(gemm_params, source), gemm.epilogue.source);
   for (std::size_t i = 0; i < row_broadcasts; ++i)
-    pointer(offsetof(gemm_params, broadcasts) + i * slot, gemm.epilogue.rows[i]);
+    pointer(offsetof(gemm_params, broadcasts) + i * pointer_bytes, gemm.epilogue.rows[i]);
   pointer(offsetof(gemm_params, gate), gemm.epilogue.gate);
   pointer(offsetof(gemm_params, up), gemm.epilogue.up);
   pointer(offsetof(gemm_params, d_up), gemm.epilogue.d_up);
@@ -158,7 +158,7 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   const Quantisation& scales = gemm.quantisation;
   pointer(offsetof(gemm_params, a_scale), scales.a_scale);
   for (std::size_t i = 0; i < scales.b_scale.size(); ++i)
-    pointer(offsetof(gemm_params, b_scale) + i * slot, scales.b_scale[i]);
+    pointer(offsetof(gemm_params, b_scale) + i * pointer_bytes, scales.b_scale[i]);
   pointer(offsetof(gemm_params, c_scale), scales.c_scale);
   pointer(offsetof(gemm_params, mask), gemm.groups.mask);
   pointer(offsetof(gemm_params, offsets), gemm.groups.offsets);

@@ -109,8 +109,9 @@ constexpr std::int64_t scale_block = 128;
 struct Quantisation {
   Scaling scaling = Scaling::none;
   std::string_view a_scale = {};  // [1], or [m, blocks of k]
-  std::vector<std::string_view> b_scale =
-      {};  // one for each B operand: [1], or [blocks of n, blocks of k]
+  /// One for each B operand: [1], or [blocks of n, blocks of k]. Grouped rows: [groups, ...], those
+  /// of all groups in one tensor.
+  std::vector<std::string_view> b_scale = {};
   /// C is fp8 too. Scaling::tensor: its scale [1] is given. Scaling::block: the kernel finds the
   /// scales [m, blocks of n] and writes them.
   std::string_view c_scale = {};

@@ -187,6 +187,7 @@ TEST_CASE("cpu_plain: every form, grouping and epilogue is the one of float64") 
 
 TEST_CASE("cpu_plain: fp8 with scales of tensors and of blocks") {
   check_cases(cpu_plain_engine(), quantised_gemm_cases());
+  check_cases(cpu_plain_engine(), grouped_quantised_gemm_cases());
 }
 
 TEST_CASE("a gated layer's chain on every CPU engine, in every configuration") {

@@ -82,8 +82,13 @@ HostGemm::HostGemm(const GemmProblem& problem, const TensorPlaces& places, const
   hidden = matrix_of(places, epilogue.hidden, gemm.c_dtype);
   a_scale = matrix_of(places, gemm.quantisation.a_scale, DType::f32);
   c_scale = matrix_of(places, gemm.quantisation.c_scale, DType::f32);
-  for (const std::string_view name : gemm.quantisation.b_scale)
+  const bool in_blocks = gemm.quantisation.scaling == Scaling::block;
+  for (const std::string_view name : gemm.quantisation.b_scale) {
     b_scale.push_back(matrix_of(places, name, DType::f32));
+    if (rows_grouped)
+      b_scale.back().stacked =
+          in_blocks ? ceil_div(gemm.n, scale_block) * ceil_div(gemm.k, scale_block) : 1;
+  }
   if (!gemm.groups.any()) return;
   if (gemm.groups.mask.empty()) {
     offsets_ = place_of(places, gemm.groups.offsets);
@@ -293,9 +298,9 @@ GatedChain gated_chain(const GemmChain& chain, const TensorPlaces& places) {
 }
 
 std::vector<std::string> sources_with(std::vector<std::string> own) {
-  for (const char* source :
-       {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp", "gemm/cpu/work.hpp",
-        "gemm/row_broadcast.cuh", activation_source, vector_kernel_source, row_kernel_sources[0]})
+  for (const char* source : {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp",
+                             "gemm/cpu/work.hpp", "gemm/row_broadcast.cuh", "common/activation.hpp",
+                             activation_source, vector_kernel_source, row_kernel_sources[0]})
     own.emplace_back(source);
   return own;
 }

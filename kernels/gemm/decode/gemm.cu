@@ -13,10 +13,10 @@
 //     rows of B |  warp 0      |  warp 1      |     |  warp 0           |
 //
 //                  a warp has b_operands * rows / 8 * unroll loads of 16 bytes a thread in flight
-//   shared memory  the warps' accumulators, [warp][operand][row group][lane]; then the split-K
+//   shared memory  the warps' accumulators, [warp][operand][fragment][lane]; then the split-K
 //                  reduction of a cluster
 //   barriers       one __syncthreads before the warps' accumulators are added up, in order: warp i
-//                  finishes row group i
+//                  finishes fragment i
 //   dependencies   B is complete before the launch and is loaded first; the launch before may
 //                  still write A, so the first load of A waits (griddepcontrol)
 #include "common/dependency.cuh"
@@ -34,23 +34,23 @@ class decode_kernel {
   using ops = epilogue_ops<form>;
   static constexpr int b_operands = form.b_operands(), stored_values = form.stored_values();
   static constexpr int tokens = config.tokens, rows = config.rows, warps = config.warps;
-  static constexpr int unroll = config.unroll, row_groups = config.row_groups();
+  static constexpr int unroll = config.unroll, n_fragments = config.n_fragments();
   static constexpr int k_group = config.k_group(), values = config.values();
   static_assert(form.c == form.ab && form.wide == form.ab);
   static_assert(tokens == 8 || tokens == 16);
-  static_assert(rows % 8 == 0 && row_groups <= warps, "one row group a warp in the reduction");
+  static_assert(rows % 8 == 0 && n_fragments <= warps, "one fragment a warp in the reduction");
 
-  using accumulators = float[b_operands][row_groups][4];
+  using accumulators = float[b_operands][n_fragments][4];
 
   // One warp's operands for one group of k.
   struct operands {
-    vector16 b[b_operands][row_groups][unroll];
+    vector16 b[b_operands][n_fragments][unroll];
     vector16 a[unroll][tokens / 8];
   };
 
   // Where this lane reads: element k = 8 * (lane % 4) of its rows.
   struct pointers {
-    const T* b[b_operands][row_groups];
+    const T* b[b_operands][n_fragments];
     const T* a[tokens / 8];
     bool token_is_valid[tokens / 8];
     u32 k_left;  // elements from this lane's place to the end of k
@@ -65,9 +65,8 @@ class decode_kernel {
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
 #pragma unroll
-        for (int group = 0; group < row_groups; ++group) {
-          to.b[operand][group][step] =
-              valid ? load_streaming(from.b[operand][group] + at) : vector16{};
+        for (int j = 0; j < n_fragments; ++j) {
+          to.b[operand][j][step] = valid ? load_streaming(from.b[operand][j] + at) : vector16{};
         }
       }
     }
@@ -101,10 +100,10 @@ class decode_kernel {
 #pragma unroll
         for (int operand = 0; operand < b_operands; ++operand) {
 #pragma unroll
-          for (int group = 0; group < row_groups; ++group) {
-            const vector16& weight = from.b[operand][group][step];
+          for (int j = 0; j < n_fragments; ++j) {
+            const vector16& weight = from.b[operand][j][step];
             const u32 b[2] = {weight.word[part], weight.word[part + 1]};
-            mma_16x8x16<T>(sum[operand][group], a, b);
+            mma_16x8x16<T>(sum[operand][j], a, b);
           }
         }
       }
@@ -116,13 +115,13 @@ class decode_kernel {
     pointers result;
     const int lane_k = lane % 4 * 8;
 #pragma unroll
-    for (int group = 0; group < row_groups; ++group) {
-      const int row = first_row + group * 8 + lane / 4;
+    for (int j = 0; j < n_fragments; ++j) {
+      const int row = first_row + j * 8 + lane / 4;
       const i64 place = static_cast<i64>(smaller(row, p.n - 1)) * p.k + lane_k;
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
-        result.b[operand][group] = static_cast<const T*>(p.b[0][operand]) +
-                                   place;  // rows past n are read again, never stored
+        result.b[operand][j] = static_cast<const T*>(p.b[0][operand]) +
+                               place;  // rows past n are read again, never stored
       }
     }
 #pragma unroll
@@ -135,25 +134,25 @@ class decode_kernel {
     return result;
   }
 
-  // The accumulators of all warps added up, in order, for the row group that this thread's warp is
+  // The accumulators of all warps added up, in order, for the fragment that this thread's warp is
   // to finish.
   static __device__ __forceinline__ void add_warps(float4 (&total)[b_operands],
                                                    const accumulators& sum, float* shared, int warp,
                                                    int lane) {
-    constexpr int warp_stride = b_operands * row_groups * 32 * values;
+    constexpr int warp_stride = b_operands * n_fragments * 32 * values;
     float* const mine = shared + warp * warp_stride + lane * values;
 #pragma unroll
     for (int operand = 0; operand < b_operands; ++operand) {
 #pragma unroll
-      for (int group = 0; group < row_groups; ++group) {
+      for (int j = 0; j < n_fragments; ++j) {
 #pragma unroll
         for (int value = 0; value < values; ++value) {
-          mine[(operand * row_groups + group) * 32 * values + value] = sum[operand][group][value];
+          mine[(operand * n_fragments + j) * 32 * values + value] = sum[operand][j][value];
         }
       }
     }
     __syncthreads();
-    if (warp < row_groups) {
+    if (warp < n_fragments) {
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
         float result[4] = {};
@@ -162,7 +161,7 @@ class decode_kernel {
 #pragma unroll
           for (int value = 0; value < values; ++value) {
             result[value] +=
-                shared[other * warp_stride + (operand * row_groups + warp) * 32 * values +
+                shared[other * warp_stride + (operand * n_fragments + warp) * 32 * values +
                        lane * values + value];
           }
         }
@@ -232,12 +231,12 @@ class decode_kernel {
     add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);
     if (p.split_k > 1) {
       __syncthreads();  // the warps' accumulators are read
-      if (!reduce_splits<row_groups * 32>(total, warp < row_groups, p.split_k,
-                                          {p.split_counters, p.split_partials}, shared)) {
+      if (!reduce_splits<n_fragments * 32>(total, warp < n_fragments, p.split_k,
+                                           {p.split_counters, p.split_partials}, shared)) {
         return;
       }
     }
-    if (warp < row_groups) {
+    if (warp < n_fragments) {
       const int column = first_row + warp * 8 + lane % 4 * 2;
       float value[4][b_operands];
 #pragma unroll

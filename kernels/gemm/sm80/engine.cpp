@@ -14,7 +14,7 @@ namespace fftune {
 namespace {
 
 /// Measured on an H200: mma.sync reaches 440 TFLOP/s at best, where wgmma reaches 700 to 800; up to
-/// so many tokens the memory decides, and either may win.
+/// this number of tokens the memory decides, and either may win.
 constexpr std::int64_t most_tokens_beside_wgmma = 64;
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
@@ -89,6 +89,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   launch.kernel = program.kernels.size() - 1;
   launch.grid.x = static_cast<std::uint32_t>(work_tiles(gemm, tile.bm, tile.bn));
   launch.block.x = static_cast<std::uint32_t>(tile.threads());
+  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(form));
   split_launch(program, launch, facts, tile.split_k, tile.exchange_bytes(gemm.b_operands()),
                tile.table_bytes(form) + sm80_config::epilogue_tile_bytes);

@@ -164,7 +164,7 @@ struct value_epilogue {
   }
   template <int value>
   __device__ __forceinline__ const tensor_map& map(const output_tile& to) const {
-    return params.out[sm90_out_slot(form, value, to.output, stacked ? 0 : to.group)];
+    return params.out[sm90_out_index(form, value, to.output, stacked ? 0 : to.group)];
   }
   static __device__ __forceinline__ int column_of(const output_tile& to, int subtile) {
     return to.column + subtile * plan.subtile_n;
@@ -173,7 +173,7 @@ struct value_epilogue {
   // One thread: starts to fill a stage whose last store has been read.
   __device__ __forceinline__ void load_source(u32 stage, const output_tile& to, int subtile) const {
     const tensor_map& map =
-        params.source[sm90_out_slot(form, 0, to.output, stacked ? 0 : to.group)];
+        params.source[sm90_out_index(form, 0, to.output, stacked ? 0 : to.group)];
     barrier_arrive_expect(stages.barrier(stage), plan.subtile_bytes);
     if constexpr (stacked) {
       tma_load(stages.buffer(stage), map, stages.barrier(stage), column_of(to, subtile), to.row,
@@ -509,11 +509,11 @@ struct value_epilogue {
 // d_gate and d_up leave from where these were.
 //
 // Loads begin a few K blocks into the main loop, when the last tile's stores have left the stages
-// (load_at_k_block). Or, in a dense GEMM with enough stages (runs_ahead), subtiles are numbered
-// through all tiles in the order in which they are finished, and each is loaded when its stage is
-// free, while the next one is finished in another. In ping-pong the warpgroups alternate tiles
-// and share the stages; a stage then serves a tile once at most. A wait by parity cannot tell a
-// round that has not come from one that is past, so a warpgroup waits for its subtiles only after
+// (load_at_k_block). Or, in a dense GEMM with enough stages (prefetches_next), subtiles are
+// numbered through all tiles in the order in which they are finished, and each is loaded when its
+// stage is free, while the next one is finished in another. In ping-pong the warpgroups alternate
+// tiles and share the stages; a stage then serves a tile once at most. A wait by parity cannot tell
+// a round that has not come from one that is past, so a warpgroup waits for its subtiles only after
 // the other one has had all of its own.
 template <class Traits>
 struct gradient_epilogue {
@@ -526,7 +526,7 @@ struct gradient_epilogue {
   static constexpr int load_at_k_block = 4;
   static constexpr u32 sharers = config.pingpong() ? config.mma_warpgroups : 1;
   static constexpr u32 shared_stages = config.epilogue_stages * sharers;
-  static constexpr bool runs_ahead =
+  static constexpr bool prefetches_next =
       !scatters && shared_stages >= (config.pingpong() ? plan.subtiles : 2);
   static_assert(!config.swap_ab() && config.split_k == 1);
   using ops = epilogue_ops<form>;
@@ -542,7 +542,7 @@ struct gradient_epilogue {
   __device__ __forceinline__ gradient_epilogue(const sm90_params& all, const gemm_params& own_gemm,
                                                u32 base, int own)
       : params(all), gemm(own_gemm), warpgroup(own) {
-    const int owner = runs_ahead && config.pingpong() ? 0 : own;
+    const int owner = prefetches_next && config.pingpong() ? 0 : own;
     stages = {base + plan.epilogue_at + owner * plan.warpgroup_epilogue_bytes,
               base + plan.epilogue_barriers_at + owner * config.epilogue_stages * 8};
   }
@@ -578,21 +578,21 @@ struct gradient_epilogue {
     }
   }
 
-  // runs_ahead, for the first tile's warpgroup to call: starts to fill all stages. `tile_after(n)`
-  // is the n-th tile after this one, and whether there is one.
+  // prefetches_next, for the first tile's warpgroup to call: starts to fill all stages.
+  // `tile_after(n)` is the n-th tile after this one, and whether there is one.
   template <class TileAfter>
-  __device__ __forceinline__ void begin(const TileAfter& tile_after) const {
+  __device__ __forceinline__ void prefetch_first(const TileAfter& tile_after) const {
     if (threadIdx.x % 128 != 0) return;
     wait_for_dependencies();
 #pragma unroll
     for (u32 number = 0; number < shared_stages; ++number) refill(number, 0, tile_after);
   }
 
-  // runs_ahead: the tile that is `ordinal` among those of the stages. All of its subtiles, but the
-  // CTA's first ones, have been asked for when others were done with their stages.
+  // prefetches_next: the tile that is `ordinal` among those of the stages. All of its subtiles, but
+  // the CTA's first ones, have been asked for when others were done with their stages.
   template <class TileAfter>
-  __device__ __forceinline__ void store_ahead(const fragment& acc, u32 ordinal,
-                                              const TileAfter& tile_after) const {
+  __device__ __forceinline__ void store_and_prefetch(const fragment& acc, u32 ordinal,
+                                                     const TileAfter& tile_after) const {
     const bool first = threadIdx.x % 128 == 0;
     bool is_valid;
     const output_tile here = tile_after(0, is_valid);
@@ -701,7 +701,7 @@ struct gradient_epilogue {
     return buffer + chunk_offset<plan.subtile_n>(row, step * 2 + (lane >> 4));
   }
 
-  // subtile_m rows x subtile_n columns of each value, 32 columns at a time: of so many all of gate
+  // subtile_m rows x subtile_n columns of each value, 32 columns at a time: of these all of gate
   // and up is loaded first. The loads and stores keep their order, and would wait for each other.
   static __device__ __forceinline__ void write(const fragment& acc, u32 buffer, int subtile) {
     constexpr int all = plan.subtile_n / 16, steps = smaller(all, 2);

@@ -26,8 +26,9 @@
 //  epilogue[w][stage]   the bytes of source, or gate and up     MMA warpgroup w (all, if shared)
 //  reduction            the bytes of the other CTAs'            MMA warpgroups of a reducer
 //                       accumulators
-//  row indices          full: the index warp; empty: each warp  gather warps and MMA warpgroups;
-//  [2 stages]           that reads them                         the index warp
+//  row indices          full: the index warp; empty: the MMA    gather warps and MMA warpgroups;
+//  [2 stages]           warps (grouped rows), or the gather     the index warp
+//                       warps (grouped reduction)
 //  replay[2]            the storing thread (A reuse)            the gather warps' TMA thread
 //  named barriers       pipeline.cuh
 //
@@ -334,16 +335,12 @@ struct gemm_kernel {
                      make_float4(0, 0, 0, 0));
       }
       async_proxy_fence();
-      if constexpr (config.pingpong()) {
-        sync(named_barrier::epilogue, threads, warpgroup);
-      } else {
-        sync(named_barrier::zero_fill, threads);
-      }
+      sync(named_barrier::zero_fill, threads, config.pingpong() ? warpgroup : 0);
     }
   };
 
-  static constexpr bool runs_ahead = [] {
-    if constexpr (form.is_gradient()) return epilogue::runs_ahead;
+  static constexpr bool prefetches_next = [] {
+    if constexpr (form.is_gradient()) return epilogue::prefetches_next;
     return false;
   }();
 
@@ -412,7 +409,7 @@ struct gemm_kernel {
         work.next(1);
         if constexpr (grouped_rows) indices.advance();
         arrive(named_barrier::mma_order, 256);  // the first warpgroup has the tensor cores first
-        if constexpr (runs_ahead) arrive(named_barrier::source_order, 256);  // and the stages
+        if constexpr (prefetches_next) arrive(named_barrier::source_order, 256);  // and the stages
       }
     }
     constexpr u32 turn = config.pingpong() ? 2 : 1;
@@ -441,8 +438,8 @@ struct gemm_kernel {
         return output_of(then, then.tile(), indices, first_row);
       };
       const auto prefetch_source = [&] {
-        if constexpr (runs_ahead) {
-          if (ordinal == 0) out.begin(tile_after);
+        if constexpr (prefetches_next) {
+          if (ordinal == 0) out.prefetch_first(tile_after);
         } else {
           out.prefetch_source(output_of(work, tile, indices, first_row));
         }
@@ -494,8 +491,8 @@ struct gemm_kernel {
         if (rank >= plan.reducers) return;
         out.store(total, output_of(work, tile, indices, first_row));
       }
-      if constexpr (runs_ahead) {
-        out.store_ahead(acc, ordinal, tile_after);
+      if constexpr (prefetches_next) {
+        out.store_and_prefetch(acc, ordinal, tile_after);
       } else if constexpr (reduction || !splits_k) {
         out.store(acc, output_of(work, tile, indices, first_row));
       }
@@ -556,7 +553,7 @@ struct gemm_kernel {
     tma_prefetch(params.a[0]);
     tma_prefetch(form.is_gradient() ? params.source[0] : params.out[0]);
     if constexpr (reduction && !form.stacked) {
-      tma_prefetch(params.out[sm90_out_slot(form, 0, 0, 1)]);
+      tma_prefetch(params.out[sm90_out_index(form, 0, 0, 1)]);
     }
   }
 

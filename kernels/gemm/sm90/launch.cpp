@@ -19,7 +19,7 @@ namespace {
 using sm90::Tile;
 using sm90::Workload;
 
-/// Every CTA scans the mask: that pays up to so many tokens.
+/// Every CTA scans the mask: up to this number of tokens that pays.
 constexpr std::int64_t most_masked_tokens = std::int64_t{1} << 19;
 constexpr std::int64_t most_groups = 1024;  // that a CTA's tables in shared memory hold
 
@@ -157,8 +157,8 @@ class Launch {
   void field(std::size_t offset, Argument value) {
     parameters_.fields.push_back({offset, std::move(value)});
   }
-  void map(std::size_t array, std::size_t slot, TensorMapArgument value) {
-    field(array + slot * sizeof(tensor_map), std::move(value));
+  void map(std::size_t array, std::size_t index, TensorMapArgument value) {
+    field(array + index * sizeof(tensor_map), std::move(value));
   }
   Pointer tensor(std::string_view name) const { return tensor_of(places_, name); }
 
@@ -215,7 +215,8 @@ class Launch {
   void add_outputs() {
     const auto out = [&](int value, std::string_view name, DType dtype) {
       if (!name.empty())
-        map(offsetof(sm90_params, out), static_cast<std::size_t>(sm90_out_slot(form_, value, 0, 0)),
+        map(offsetof(sm90_params, out),
+            static_cast<std::size_t>(sm90_out_index(form_, value, 0, 0)),
             c_map(tensor(name), dtype));
     };
     const auto each = [&](std::size_t array, const std::vector<TensorNames>& matrices,
@@ -224,7 +225,7 @@ class Launch {
         for (std::size_t group = 0; group < matrices[i].size(); ++group)
           map(array,
               static_cast<std::size_t>(
-                  sm90_out_slot(form_, 0, static_cast<int>(i), static_cast<int>(group))),
+                  sm90_out_index(form_, 0, static_cast<int>(i), static_cast<int>(group))),
               c_map(tensor(matrices[i][group]), dtype));
     };
     const Epilogue& epilogue = gemm_.epilogue;

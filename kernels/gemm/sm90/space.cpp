@@ -35,12 +35,12 @@ bool may_swap(const Workload& work) {
   return !work.a_mn_major() && !work.b_mn_major() && work.tensors_per_stage == 1;
 }
 
-/// Whether many problems are served by tiles of so many rows. Those between are for one m each.
+/// Whether tiles of bm rows serve many problems. Those between are for one m each.
 bool is_usual(int bm) {
   return bm == 8 || bm == 16 || bm == 32 || bm % 64 == 0;
 }
 
-/// Whether so many tiles are few enough to share the k of each.
+/// Whether the tiles are few enough to share the k of each.
 bool may_split(std::int64_t tiles, int split_k, int sms) {
   return split_k == 1 || (tiles < sms && tiles * split_k <= 2 * sms);
 }
