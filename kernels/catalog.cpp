@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/act_mul/act_mul.hpp"
+#include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/linear/linear.hpp"
@@ -21,7 +22,7 @@ const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
   static const Catalog catalog{
       {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
-       &ngram_block_op(), &masked_linear_op(), &masked_ffn_op()},
+       &ngram_block_op(), &masked_linear_op(), &masked_ffn_op(), &attention_op()},
       &sources};
   return catalog;
 }
