@@ -25,15 +25,17 @@
 //
 // Grid: (kv heads x row blocks, groups). Block: config.threads().
 #include "attention/decode/config.cuh"
+#include "attention/mask.cuh"
 #include "attention/mma_tile.cuh"
 #include "common/dependency.cuh"
+#include "gemm/element_type.cuh"
 #include "gemm/split_k.cuh"
 
 namespace fftune {
 
 template <attention_form form, attention_decode_config config>
 class decode_kernel {
-  using T = mma_element<form.type>;
+  using T = element_type<form.type>;
   static constexpr attention_decode_plan plan = attention_decode_plan_of(form, config);
   static constexpr int dim = form.dim, warps = config.warps, slice = config.slice;
   static constexpr int stages = config.stages, m_tiles = config.m_tiles, rows = config.rows();
@@ -262,31 +264,29 @@ class decode_kernel {
     }
   }
 
-  // Unnormalised results of some keys of a row: the base 2 logarithm of the highest exponential,
-  // the sum, and four elements of the row of O.
+  // Results of some keys of a row: the state of its softmax, and four elements of the row of O.
   struct partial_row {
-    float highest = minus_infinity, sum = 0;
+    softmax_row softmax;
     float4 o = {};
 
     // Adds the results of other keys.
-    __device__ __forceinline__ void add(float other_highest, float other_sum, float4 other) {
-      const float top = fmaxf(highest, other_highest);
-      const float base = top == minus_infinity ? 0.0f : top;
-      const float mine = exp2_fast(highest - base), its = exp2_fast(other_highest - base);
-      highest = top;
-      sum = sum * mine + other_sum * its;
-      o = {o.x * mine + other.x * its, o.y * mine + other.y * its, o.z * mine + other.z * its,
-           o.w * mine + other.w * its};
+    __device__ __forceinline__ void add(const softmax_row& other, float4 other_o) {
+      const float mine = softmax.rescale(other.reference);
+      const float its = exp2_approximate(other.reference - softmax.offset());
+      softmax.sum += other.sum * its;
+      o = {o.x * mine + other_o.x * its, o.y * mine + other_o.y * its, o.z * mine + other_o.z * its,
+           o.w * mine + other_o.w * its};
     }
   };
 
   static __device__ __forceinline__ void finish(const attention_params& p,
                                                 const attention_sequence& sequence,
                                                 const rows_of_queries& queries, int row, int column,
-                                                partial_row value) {
+                                                const partial_row& value) {
     const int query = queries.query(row), head = queries.head(row);
-    if constexpr (form.sinks) value.add(p.sinks[head] * log2_e, 1.0f, {});
-    const float scale = value.sum > 0 ? 1.0f / value.sum : 0.0f;
+    const softmax_result result =
+        finish_softmax(value.softmax, form.sinks ? p.sinks[head] : minus_infinity());
+    const float scale = result.factor;
     T* const out = static_cast<T*>(p.out) + sequence.index * p.out_batch +
                    static_cast<i64>(query) * p.out_row + head * dim + column;
     *reinterpret_cast<uint2*>(out) = {pack<T>(value.o.x * scale, value.o.y * scale),
@@ -294,7 +294,7 @@ class decode_kernel {
     if constexpr (form.lse) {
       if (column == 0) {
         p.lse[(static_cast<i64>(sequence.index) * p.heads + head) * p.q_len + query] =
-            value.sum > 0 ? (value.highest + log2_fast(value.sum)) * ln_2 : minus_infinity;
+            result.lse * natural_log_of_2;
       }
     }
   }
@@ -337,7 +337,7 @@ class decode_kernel {
     const u32 q_fragment = shared_q + layout::row_fragment(lane);
     const u32 k_fragment = layout::key_fragment(lane);
     const u32 v_fragment = plan.slice_bytes + layout::row_fragment(lane);
-    const score_scale<form> scale(p);
+    const score_scaling<form> scaling(p);
     int slot = 0, free_slot = stages - 1;  // to read next, and read last
 
     int before = from.before;  // tiles of the batch before the sequence
@@ -359,14 +359,13 @@ class decode_kernel {
       for (int tile = 0; tile < m_tiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          visible[tile][half] = keys_of_row<form>(
-              p, sequence, queries.query(tile * 16 + half * 8 + lane / 4));
+          visible[tile][half] =
+              keys_of_row<form>(p, sequence, queries.query(tile * 16 + half * 8 + lane / 4));
         }
       }
 
       typename tile_of_rows::output o = {};
-      online_softmax<m_tiles> softmax;
-      softmax.reset();
+      mma_softmax<m_tiles> softmax;
       int key = (tiles.first + at - before) * config.tile() + warp * slice;
       for (; at < stop; ++at, key += config.tile()) {
         copy_async_wait<stages - 2>();
@@ -378,14 +377,14 @@ class decode_kernel {
 
         float s[m_tiles][slice / 8][4];
         tile_of_rows::template multiply_keys<slice, plan.q_in_registers>(s, q, q_fragment,
-                                                                        here + k_fragment);
-        if constexpr (score_scale<form>::scores_change) {
+                                                                         here + k_fragment);
+        if constexpr (form.softcap) {
 #pragma unroll
           for (int tile = 0; tile < m_tiles; ++tile) {
 #pragma unroll
             for (int block = 0; block < slice / 8; ++block) {
 #pragma unroll
-              for (int i = 0; i < 4; ++i) s[tile][block][i] = scale.score(s[tile][block][i]);
+              for (int i = 0; i < 4; ++i) s[tile][block][i] = scaling.cap(s[tile][block][i]);
             }
           }
         }
@@ -398,12 +397,12 @@ class decode_kernel {
               for (int i = 0; i < 4; ++i) {
                 const int j = key + block * 8 + lane % 4 * 2 + i % 2;
                 const key_range& seen = visible[tile][i / 2];
-                if (j < seen.first || j >= seen.last) s[tile][block][i] = minus_infinity;
+                if (j < seen.first || j >= seen.last) s[tile][block][i] = minus_infinity();
               }
             }
           }
         }
-        softmax.update(s, o, scale.factor());
+        softmax.update(s, o, scaling.factor());
         tile_of_rows::template multiply_values<slice>(o, s, here + v_fragment);
       }
 
@@ -415,7 +414,7 @@ class decode_kernel {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int row = tile * 16 + half * 8 + lane / 4;
-          const float sum = softmax.row_sum(tile, half);
+          const softmax_row whole = softmax.whole(tile, half);
           if (row >= queries.count) continue;
 #pragma unroll
           for (int block = 0; block < column_blocks; ++block) {
@@ -423,8 +422,7 @@ class decode_kernel {
                          float2{o[tile][block][half * 2], o[tile][block][half * 2 + 1]});
           }
           if (lane % 4 == 0) {
-            store_shared(statistics + (warp * rows + row) * 8,
-                         float2{softmax.highest[tile][half], sum});
+            store_shared(statistics + (warp * rows + row) * 8, float2{whole.reference, whole.sum});
           }
         }
       }
@@ -440,7 +438,7 @@ class decode_kernel {
 #pragma unroll
         for (int other = 0; other < warps; ++other) {
           const float2 of_warp = load_shared_pair(statistics + (other * rows + row) * 8);
-          value.add(of_warp.x, of_warp.y,
+          value.add({of_warp.x, of_warp.y},
                     load_shared(shared + other * plan.ring_bytes + exchange +
                                 exchange_offset(row, column / 8) + column % 8 * 4));
         }
@@ -449,14 +447,14 @@ class decode_kernel {
         } else {
           store_coherent(p.partials + (partial + row) * dim + column, value.o);
           if (column == 0) {
-            store_coherent(p.statistics + (partial + row) * 2, float2{value.highest, value.sum});
+            store_coherent(p.statistics + (partial + row) * 2,
+                           float2{value.softmax.reference, value.softmax.sum});
           }
         }
       }
 
-      if (!is_whole &&
-          arrive_last(p.counters + static_cast<i64>(index) * gridDim.x + blockIdx.x,
-                      last_group - first_group + 1, shared_flag)) {
+      if (!is_whole && arrive_last(p.counters + static_cast<i64>(index) * gridDim.x + blockIdx.x,
+                                   last_group - first_group + 1, shared_flag)) {
         const int first_part = shares.begin(first_group) < before ? 1 : 0;
         for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
           const int row = item / (dim / 4), column = item % (dim / 4) * 4;
@@ -464,19 +462,20 @@ class decode_kernel {
           constexpr int batch = 8;  // loads in flight
           for (int base = first_group; base <= last_group; base += batch) {
             float4 o[batch];
-            float2 statistic[batch];
+            softmax_row statistic[batch];
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
               o[i] = {};
-              statistic[i] = {minus_infinity, 0};
+              statistic[i] = {};
               if (base + i > last_group) continue;
               const i64 at_row =
                   partial_index(base + i, base + i == first_group ? first_part : 0) + row;
               o[i] = load_coherent(p.partials + at_row * dim + column);
-              statistic[i] = load_coherent_pair(p.statistics + at_row * 2);
+              const float2 pair = load_coherent_pair(p.statistics + at_row * 2);
+              statistic[i] = {pair.x, pair.y};
             }
 #pragma unroll
-            for (int i = 0; i < batch; ++i) value.add(statistic[i].x, statistic[i].y, o[i]);
+            for (int i = 0; i < batch; ++i) value.add(statistic[i], o[i]);
           }
           finish(p, sequence, queries, row, column, value);
         }
