@@ -1,0 +1,62 @@
+// The tile configuration of the sm_90a attention forward, and the plan that follows from it: tiles,
+// registers, and where everything lies in shared memory. Included by the kernel and by the host,
+// which checks configurations and launches the kernel: this is the only definition.
+#pragma once
+
+#include "attention/form.cuh"
+
+namespace fftune {
+
+struct attention_sm90_config {
+  int mma_warpgroups = 2;  // each has 64 queries
+  int bn = 128;            // keys of a block
+  int stages = 2;          // blocks of keys, and as many of values, in shared memory
+  /// MMA warpgroups issue their MMAs in turn, so that one's softmax overlaps the others' MMAs.
+  bool ordered = true;
+};
+
+struct attention_sm90_plan {
+  int bm;            // queries of a work tile
+  int slab_columns;  // of a row of q, k or v in shared memory: 128 bytes, or 64 with 64-byte
+                     // swizzle
+  int row_bytes;     // of a slab
+  int slabs;         // of a head
+  int q_bytes;       // of one MMA warpgroup
+  int kv_bytes;      // of a stage of keys, or of values
+  int score_registers, out_registers;  // accumulators of a thread
+  int threads;
+  bool reallocates_registers;
+  int producer_registers, mma_registers;
+  // Shared memory from a 1024-byte boundary on.
+  int k_at, v_at;                                   // q is at 0
+  int q_barriers_at, k_barriers_at, v_barriers_at;  // full ones, then as many empty ones
+  int shared_bytes;                                 // with room to align to 1024
+};
+
+constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
+                                                     const attention_sm90_config& config) {
+  attention_sm90_plan plan = {};
+  plan.bm = 64 * config.mma_warpgroups;
+  plan.slab_columns = form.dim % 64 == 0 ? 64 : 32;
+  plan.row_bytes = plan.slab_columns * 2;
+  plan.slabs = form.dim / plan.slab_columns;
+  plan.q_bytes = 64 * form.dim * 2;
+  plan.kv_bytes = config.bn * form.dim * 2;
+  plan.score_registers = config.bn / 2;
+  plan.out_registers = form.dim / 2;
+  plan.threads = (config.mma_warpgroups + 1) * 128;
+  // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
+  // these every thread has enough at the start.
+  plan.reallocates_registers = config.mma_warpgroups > 1;
+  plan.producer_registers = config.mma_warpgroups == 3 ? 32 : 24;
+  plan.mma_registers = config.mma_warpgroups == 3 ? 160 : 240;
+  plan.k_at = config.mma_warpgroups * plan.q_bytes;
+  plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
+  plan.q_barriers_at = plan.v_at + config.stages * plan.kv_bytes;
+  plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * config.mma_warpgroups;
+  plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
+  plan.shared_bytes = 1024 + plan.v_barriers_at + 2 * 8 * config.stages;
+  return plan;
+}
+
+}  // namespace fftune
