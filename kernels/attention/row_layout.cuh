@@ -52,6 +52,12 @@ struct attention_row_layout {
            static_cast<unsigned>((step >> 2) << 7);
   }
 
+  // An offset `rows` rows on, a multiple of a power of two that is larger than the offset's row.
+  static constexpr unsigned below(unsigned first, int rows) {
+    return (swizzled ? first ^ static_cast<unsigned>((rows & 7) << 4) : first) +
+           static_cast<unsigned>(rows * pitch);
+  }
+
   // A fragment `rows` rows on, a multiple of 8.
   static constexpr unsigned next_rows(unsigned fragment, int rows) {
     return fragment + static_cast<unsigned>(rows * pitch);

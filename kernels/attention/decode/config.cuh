@@ -103,6 +103,9 @@ constexpr attention_decode_grid attention_decode_grid_of(const attention_decode_
   int most = grid.heads <= room ? room / grid.heads : 4;
   const long long all = static_cast<long long>(tiles > 0 ? tiles : 1) * batch;
   if (most > all) most = static_cast<int>(all);
+  // The kernel divides in 32 bits.
+  constexpr long long largest = (1ll << 32) - 1;
+  if ((all + 1) * most > largest) most = static_cast<int>(largest / (all + 1));
   grid.groups = most;
   if (!same_lengths) return grid;
   for (int groups = most; groups > 0 && groups * 20 >= most * 19; --groups) {

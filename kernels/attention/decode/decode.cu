@@ -66,12 +66,13 @@ class decode_kernel {
   struct division {
     int tiles, groups;
 
+    // Products are less than 2^32: the host sees to it.
     __device__ __forceinline__ int begin(int group) const {
-      return static_cast<int>(static_cast<u64>(tiles) * group / groups);
+      return static_cast<int>(static_cast<u32>(tiles) * group / static_cast<u32>(groups));
     }
     // The group that has tile `tile`.
     __device__ __forceinline__ int group_of(int tile) const {
-      return static_cast<int>(((static_cast<u64>(tile) + 1) * groups - 1) / tiles);
+      return static_cast<int>((static_cast<u32>(tile + 1) * groups - 1) / static_cast<u32>(tiles));
     }
   };
 
@@ -163,6 +164,33 @@ class decode_kernel {
       list_end_ = tile_ + 32;
     }
 
+    // 16 rows, of which `count` exist.
+    static __device__ __forceinline__ void copy_rows(u32 to, const T* from, int stride, int count) {
+      const int lane = threadIdx.x % 32;
+      constexpr int copies = 16 * layout::chunks / 32;
+      if constexpr (32 % layout::chunks == 0) {
+        constexpr int step = 32 / layout::chunks;  // rows at once
+        const int row = lane / layout::chunks, chunk = lane % layout::chunks;
+        const bool exists = layout::padded == dim || chunk * 8 < dim;
+        const u32 first = layout::offset(row, chunk);
+        from += row * stride + chunk * 8;
+        count = exists ? count - row : 0;
+#pragma unroll
+        for (int copy = 0; copy < copies; ++copy) {
+          copy_async(to + layout::below(first, copy * step), from, copy * step < count);
+          from += step * stride;
+        }
+      } else {
+#pragma unroll
+        for (int copy = 0; copy < copies; ++copy) {
+          const int index = copy * 32 + lane;
+          const int row = index / layout::chunks, chunk = index % layout::chunks;
+          copy_async(to + layout::offset(row, chunk), from + (row * stride + chunk * 8),
+                     row < count && (layout::padded == dim || chunk * 8 < dim));
+        }
+      }
+    }
+
    public:
     __device__ __forceinline__ loader(const attention_params& p, int kv_head, position from,
                                       int begin_tile, int tiles)
@@ -177,7 +205,6 @@ class decode_kernel {
     // left, so that waits can count them.
     __device__ __forceinline__ void load(u32 ring) {
       if (left_ > 0) {
-        const int lane = threadIdx.x % 32;
         if constexpr (form.paged) {
           if (tile_ >= list_end_) list_pages();
         }
@@ -196,17 +223,9 @@ class decode_kernel {
             k_at = sequence_.index * p_.k_batch + static_cast<i64>(key) * p_.k_row;
             v_at = sequence_.index * p_.v_batch + static_cast<i64>(key) * p_.v_row;
           }
-          constexpr int copies = 16 * layout::chunks / 32;
-#pragma unroll
-          for (int copy = 0; copy < copies; ++copy) {
-            const int index = copy * 32 + lane;
-            const int row = index / layout::chunks, chunk = index % layout::chunks;
-            const bool valid =
-                key + row < sequence_.kv_len && (layout::padded == dim || chunk * 8 < dim);
-            const u32 to = slot + layout::offset(part * 16 + row, chunk);
-            copy_async(to, k_ + k_at + (row * p_.k_row + chunk * 8), valid);
-            copy_async(to + plan.slice_bytes, v_ + v_at + (row * p_.v_row + chunk * 8), valid);
-          }
+          copy_rows(slot + part * 16 * layout::pitch, k_ + k_at, p_.k_row, sequence_.kv_len - key);
+          copy_rows(slot + plan.slice_bytes + part * 16 * layout::pitch, v_ + v_at, p_.v_row,
+                    sequence_.kv_len - key);
         }
         --left_;
         if (++tile_ == last_ && left_ > 0) begin(sequence_.index + 1, 0);
