@@ -22,7 +22,7 @@ const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
   static const Catalog catalog{
       {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
-       &ngram_block_op(), &masked_linear_op(), &masked_ffn_op(), &attention_op()},
+       &ngram_block_op(), &masked_linear_op(), &masked_ffn_op(), &attention_op(), &pack_mask_op()},
       &sources};
   return catalog;
 }

@@ -18,7 +18,7 @@
 // and kv keys, or `lengths` of its keys. Layout thd: q [s, heads, dim], k and v [kv, kv-heads,
 // dim], the sequences one after the other; sequence i has the queries offsets[i] to offsets[i + 1],
 // and the keys of the same range or of kv_offsets. With pages, k and v are [pages, page, kv-heads,
-// dim] in both layouts, kv counts the keys that a sequence may have, and keys t of sequence i lie
+// dim] in both layouts, kv counts the keys that a sequence may have, and key t of sequence i lie
 // in page pages[i, t / page] at row t % page. Head h of q reads head h / (heads / kv-heads) of k
 // and v. q, k and v may be parts of wider rows (q-row, k-row, v-row), as of a product that makes
 // all three.
@@ -53,7 +53,7 @@
 
 namespace fftune {
 
-/// Defined in op.cpp and pack_mask.cpp; listed in kernels/catalog.cpp.
+/// Defined in op.cpp and pack_mask.cpp (pack_mask.hpp describes it); listed in kernels/catalog.cpp.
 const Op& attention_op();
 const Op& pack_mask_op();
 
@@ -90,6 +90,7 @@ struct Layer {
   std::int64_t dim = 0;       // features of a head
   std::int64_t window = 0;    // 0: none
   std::int64_t page = 0;      // keys of a page; 0: not paged
+  std::int64_t pages = 0;     // of the cache
   std::int64_t q_row = 0;     // elements from a token to the next
   std::int64_t k_row = 0;
   std::int64_t v_row = 0;
@@ -111,14 +112,15 @@ struct Layer {
   DType dtype = DType::f32;
 
   std::int64_t q_tokens() const { return layout == Layout::thd ? s : b * s; }
-  std::int64_t kv_tokens() const { return layout == Layout::thd || page > 0 ? kv : b * kv; }
+  /// Rows of k and v in memory.
+  std::int64_t kv_tokens() const {
+    if (page > 0) return pages * page;
+    return layout == Layout::thd ? kv : b * kv;
+  }
   std::int64_t group() const { return heads / kv_heads; }
   std::int64_t pages_of_sequence() const { return (kv + page - 1) / page; }
   std::int64_t mask_heads() const { return mask_of_head ? heads : 1; }
   bool masked() const { return mask == Mask::boolean || mask == Mask::packed; }
-  /// The most queries and keys that one sequence may have.
-  std::int64_t most_queries() const { return s; }
-  std::int64_t most_keys() const { return kv; }
   /// The first element of a bias matrix [s, kv].
   std::int64_t bias_at(std::int64_t sequence, std::int64_t head) const {
     const std::int64_t heads_of_bias = bias_of_head ? heads : 1;

@@ -26,15 +26,6 @@ double number_of(const Problem& problem, const std::string& name) {
   return problem.options.contains(name) ? problem.number(name) : 0;
 }
 
-MaskData mask_data_of(const Problem& problem) {
-  if (problem.has("mask-data", "documents")) return MaskData::documents;
-  if (problem.has("mask-data", "causal-documents")) return MaskData::causal_documents;
-  if (problem.has("mask-data", "upper")) return MaskData::upper;
-  if (problem.has("mask-data", "all")) return MaskData::all;
-  if (problem.has("mask-data", "none")) return MaskData::none;
-  return MaskData::random;
-}
-
 class TensorList {
  public:
   explicit TensorList(const Layer& layer) : layer_(layer) {}
@@ -45,7 +36,7 @@ class TensorList {
     const std::int64_t tokens = of_keys ? layer_.kv : layer_.s;
     std::vector<std::int64_t> shape{layer_.b, tokens};
     if (layer_.layout == Layout::thd) shape = {tokens};
-    if (of_keys && layer_.page > 0) shape = {layer_.b * layer_.pages_of_sequence(), layer_.page};
+    if (of_keys && layer_.page > 0) shape = {layer_.pages, layer_.page};
     if (row == heads * layer_.dim)
       shape.insert(shape.end(), {heads, layer_.dim});
     else
@@ -78,7 +69,10 @@ class TensorList {
 
 void add_pages(const Layer& layer, TensorList& list) {
   if (layer.page == 0) return;
-  list.add({"pages", DType::i32, {layer.b, layer.pages_of_sequence()}}).draw = draw_pages;
+  list.add({"pages", DType::i32, {layer.b, layer.pages_of_sequence()}}).draw =
+      [all = layer.pages](std::uint64_t seed, std::span<double> values) {
+        draw_pages(seed, all, values);
+      };
 }
 
 void add_masks(const Layer& layer, TensorList& list) {
@@ -224,6 +218,8 @@ class Attention final : public Op {
         rare_size("page",
                   "keys of a page of k and v, 16 to 256, a power of two; contiguous if left out",
                   256, 64),
+        rare_size("pages", "pages in memory; what the sequences take if left out", most_tokens,
+                  4096),
         rare_size("q-row",
                   "elements from a token's q to the next token's, for a part of a packed row; "
                   "heads * dim if left out",
@@ -240,8 +236,7 @@ class Attention final : public Op {
         rare("layout", "order of q, k and v: [b, s, heads, dim], or packed sequences",
              {"bshd", "thd"}),
         rare("mask-heads", "masks of a sequence: one, or each head's own", {"one", "each"}),
-        rare("mask-data", "what the mask looks like in tests and measurements",
-             {"random", "documents", "causal-documents", "upper", "all", "none"}),
+        mask_data_option(),
         rare("bias", "whether a matrix is added to the scores", {"no", "yes"}),
         rare("bias-heads", "biases of a sequence: each head's own, or one", {"each", "one"}),
         rare("bias-sequences", "biases: one for all sequences, or each one's own", {"one", "each"}),
@@ -306,6 +301,8 @@ std::string Attention::contradiction(const Problem& problem) const {
   if (layer.dim % 8 != 0) return fmt::format("dim={} is no multiple of 8", layer.dim);
   if (layer.page != 0 && (layer.page < 16 || (layer.page & (layer.page - 1)) != 0))
     return fmt::format("page={} is not 16, 32, 64, 128 or 256", layer.page);
+  if (layer.page == 0 && problem.sizes.contains("pages"))
+    return "pages without page: k and v are contiguous";
   if (layer.page != 0 && layer.backward)
     return "page in pass bwd: gradients are of contiguous keys";
   const auto row_is_short = [&](const char* name, std::int64_t row, std::int64_t heads) {
@@ -346,6 +343,7 @@ Layer layer_of(const Problem& problem) {
   layer.dim = problem.size("dim");
   layer.window = size_or(problem, "window", 0);
   layer.page = size_or(problem, "page", 0);
+  if (layer.page > 0) layer.pages = size_or(problem, "pages", layer.b * layer.pages_of_sequence());
   layer.q_row = size_or(problem, "q-row", layer.heads * layer.dim);
   layer.k_row = size_or(problem, "k-row", layer.kv_heads * layer.dim);
   layer.v_row = size_or(problem, "v-row", layer.kv_heads * layer.dim);
@@ -354,7 +352,8 @@ Layer layer_of(const Problem& problem) {
                : problem.has("mask", "bool")   ? Mask::boolean
                : problem.has("mask", "packed") ? Mask::packed
                                                : Mask::none;
-  layer.mask_data = mask_data_of(problem);
+  layer.mask_data =
+      mask_data_named(problem.options.contains("mask-data") ? problem.option("mask-data") : "");
   layer.mask_of_head = problem.has("mask-heads", "each");
   layer.bias = problem.has("bias", "yes");
   layer.bias_of_head = layer.bias && !problem.has("bias-heads", "one");

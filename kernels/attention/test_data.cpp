@@ -64,6 +64,19 @@ bool mask_allows(MaskData data, std::int64_t sequence, std::int64_t i, std::int6
   throw Error(ErrorKind::internal, "mask_allows: a value outside the enumeration");
 }
 
+OptionField mask_data_option() {
+  return {.name = "mask-data",
+          .help = "what the mask looks like in tests and measurements",
+          .choices = {"random", "documents", "causal-documents", "upper", "all", "none"},
+          .rare = true};
+}
+
+MaskData mask_data_named(std::string_view word) {
+  const auto choices = mask_data_option().choices;  // in the order of MaskData
+  const auto found = std::find(choices.begin(), choices.end(), word);
+  return found == choices.end() ? MaskData::random : static_cast<MaskData>(found - choices.begin());
+}
+
 void draw_mask(MaskData data, std::int64_t masks_of_sequence, std::int64_t s, std::int64_t kv,
                std::span<double> values) {
   for_each_row(masks_of_sequence, s, values.size() / static_cast<std::size_t>(kv),
@@ -127,10 +140,12 @@ void draw_lengths(std::int64_t most, std::span<double> lengths) {
   if (lengths.size() > 2) lengths[1] = 0;
 }
 
-void draw_pages(std::uint64_t seed, std::span<double> pages) {
+void draw_pages(std::uint64_t seed, std::int64_t all, std::span<double> pages) {
   std::mt19937_64 random(seed);
-  std::iota(pages.begin(), pages.end(), 0.0);
-  std::shuffle(pages.begin(), pages.end(), random);
+  std::vector<double> order(static_cast<std::size_t>(all));
+  std::iota(order.begin(), order.end(), 0.0);
+  std::shuffle(order.begin(), order.end(), random);
+  for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = order[i % order.size()];
 }
 
 void draw_lse(const Layer& layer, std::uint64_t seed, std::span<double> lse) {

@@ -28,6 +28,7 @@ inline void draw_form(Draw& draw, bool backward, std::int64_t heads, std::int64_
   if (thd) options["layout"] = "thd";
   if (!backward && draw.below(4) == 0) sizes["page"] = std::int64_t{16} << draw.below(5);
   const bool paged = sizes.contains("page");
+  if (paged && draw.below(2)) sizes["pages"] = 200;
   if (paged ? thd || draw.below(2) == 0 : !thd && draw.below(4) == 0) options["lengths"] = "yes";
   options["mask"] =
       thd ? draw.of({"none", "causal"}) : draw.of({"none", "causal", "causal", "bool", "packed"});

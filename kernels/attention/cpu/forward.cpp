@@ -163,7 +163,7 @@ class CpuPlain final : public StageFamily {
                   const Config& config) const override {
     const HostAttention host(problem, facts);
     const int threads = config.get("threads");
-    const std::int64_t worker_floats = host.layer.most_keys() + 3 * host.layer.dim;
+    const std::int64_t worker_floats = host.layer.kv + 3 * host.layer.dim;
     Program program;
     program.host_tensors = host.at.count;
     program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};

@@ -1,0 +1,209 @@
+#include "kernels/attention/launch.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "kernels/attention/pack_mask.hpp"
+#include "kernels/common/cuda_kernel.hpp"
+
+namespace fftune::attention {
+namespace {
+
+static_assert(attention_flag_tile == mask_tile);
+static_assert(attention_mask_words(129) == mask_words(129));
+
+element element_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return element::f32;
+    case DType::bf16:
+      return element::bf16;
+    case DType::fp16:
+      return element::fp16;
+    default:
+      throw Error(ErrorKind::internal,
+                  fmt::format("no attention kernel has elements of {}", dtype_name(dtype)));
+  }
+}
+
+std::int64_t element_bytes(const Layer& layer) {
+  return static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+}
+
+}  // namespace
+
+attention_form form_of(const Layer& layer) {
+  attention_form form;
+  form.type = element_of(layer.dtype);
+  form.dim = static_cast<int>(layer.dim);
+  form.layout = layer.layout == Layout::thd ? attention_layout::thd : attention_layout::bshd;
+  form.mask = layer.masked()               ? attention_mask::packed
+              : layer.mask == Mask::causal ? attention_mask::causal
+                                           : attention_mask::none;
+  form.window = layer.window > 0;
+  form.bias = layer.bias;
+  form.lengths = layer.lengths;
+  form.paged = layer.page > 0;
+  form.sinks = layer.sinks;
+  form.softcap = layer.softcap > 0;
+  form.lse = layer.lse;
+  form.deterministic = layer.deterministic;
+  return form;
+}
+
+std::string template_argument(const attention_form& form) {
+  constexpr std::string_view elements[] = {"f32", "bf16", "fp16", "fp8"};
+  constexpr std::string_view masks[] = {"none", "causal", "packed"};
+  std::vector<std::string> fields{
+      fmt::format(".type = fftune::element::{}", elements[static_cast<std::size_t>(form.type)]),
+      fmt::format(".dim = {}", form.dim)};
+  // In the order of the struct's members, as designated initialisers are.
+  if (form.layout == attention_layout::thd)
+    fields.emplace_back(".layout = fftune::attention_layout::thd");
+  if (form.mask != attention_mask::none)
+    fields.push_back(fmt::format(".mask = fftune::attention_mask::{}",
+                                 masks[static_cast<std::size_t>(form.mask)]));
+  const auto flag = [&](const char* name, bool value) {
+    if (value) fields.push_back(fmt::format(".{} = true", name));
+  };
+  flag("window", form.window);
+  flag("bias", form.bias);
+  flag("lengths", form.lengths);
+  flag("paged", form.paged);
+  flag("sinks", form.sinks);
+  flag("softcap", form.softcap);
+  flag("lse", form.lse);
+  flag("deterministic", form.deterministic);
+  return fmt::format("fftune::attention_form{{{}}}", fmt::join(fields, ", "));
+}
+
+std::optional<std::string> misaligned_rows(const Layer& layer) {
+  for (const auto& [name, row] :
+       {std::pair{"q", layer.q_row}, std::pair{"k", layer.k_row}, std::pair{"v", layer.v_row}})
+    if (row * element_bytes(layer) % 16 != 0)
+      return fmt::format("rows of {}-row={} elements are not aligned to 16 bytes", name, row);
+  return std::nullopt;
+}
+
+Launch::Launch(Program& program, const Problem& problem, const DeviceFacts& facts,
+               std::size_t bytes)
+    : program_(program), facts_(facts), layer_(layer_of(problem)), at_(places_of(problem)) {
+  parameters_.bytes = bytes;
+  set_tensor(offsetof(attention_params, q), at_.q);
+  set_tensor(offsetof(attention_params, k), at_.k);
+  set_tensor(offsetof(attention_params, v), at_.v);
+  set_tensor(offsetof(attention_params, out), at_.out);
+  set_tensor(offsetof(attention_params, lse), at_.lse);
+  set_tensor(offsetof(attention_params, bias), at_.bias);
+  set_tensor(offsetof(attention_params, offsets), at_.offsets);
+  set_tensor(offsetof(attention_params, kv_offsets),
+             at_.kv_offsets == absent ? at_.offsets : at_.kv_offsets);
+  set_tensor(offsetof(attention_params, lengths), at_.lengths);
+  set_tensor(offsetof(attention_params, pages), at_.pages);
+  set_tensor(offsetof(attention_params, sinks), at_.sinks);
+  set_tensor(offsetof(attention_params, d_out), at_.d_out);
+  set_tensor(offsetof(attention_params, dq), at_.dq);
+  set_tensor(offsetof(attention_params, dk), at_.dk);
+  set_tensor(offsetof(attention_params, dv), at_.dv);
+  set_tensor(offsetof(attention_params, d_sinks), at_.d_sinks);
+  set_sizes();
+  if (layer_.mask == Mask::packed) {
+    set_tensor(offsetof(attention_params, mask_bits), at_.mask_bits);
+    set_tensor(offsetof(attention_params, mask_flags), at_.mask_flags);
+  } else if (layer_.mask == Mask::boolean) {
+    const MaskShape shape{layer_.b * layer_.mask_heads(), layer_.s, layer_.kv};
+    const auto bits = set_scratch(offsetof(attention_params, mask_bits), shape.bits_bytes());
+    const auto flags = set_scratch(offsetof(attention_params, mask_flags), shape.flags_bytes());
+    append_pack_mask(program, facts, shape, TensorArgument{at_.mask}, bits, flags);
+  }
+}
+
+void Launch::set_tensor(std::size_t offset, std::size_t place) {
+  if (place != absent) set(offset, Argument{TensorArgument{place}});
+}
+
+void Launch::set_sizes() {
+  const auto whole = [&](std::size_t offset, std::int64_t value) {
+    set(offset, Argument{static_cast<std::int32_t>(value)});
+  };
+  const auto elements = [&](std::size_t offset, std::int64_t value) {
+    set(offset, Argument{value});
+  };
+  const std::int64_t out_row = layer_.heads * layer_.dim;
+  elements(offsetof(attention_params, q_batch), layer_.s * layer_.q_row);
+  elements(offsetof(attention_params, k_batch), layer_.kv * layer_.k_row);
+  elements(offsetof(attention_params, v_batch), layer_.kv * layer_.v_row);
+  elements(offsetof(attention_params, out_batch), layer_.s * out_row);
+  whole(offsetof(attention_params, q_row), layer_.q_row);
+  whole(offsetof(attention_params, k_row), layer_.k_row);
+  whole(offsetof(attention_params, v_row), layer_.v_row);
+  whole(offsetof(attention_params, out_row), out_row);
+  const std::int64_t matrix = layer_.s * layer_.kv;
+  elements(offsetof(attention_params, bias_head), layer_.bias_of_head ? matrix : 0);
+  elements(offsetof(attention_params, bias_batch),
+           layer_.bias_of_sequence ? matrix * (layer_.bias_of_head ? layer_.heads : 1) : 0);
+  whole(offsetof(attention_params, bias_row), layer_.kv);
+  whole(offsetof(attention_params, batch), layer_.b);
+  whole(offsetof(attention_params, heads), layer_.heads);
+  whole(offsetof(attention_params, kv_heads), layer_.kv_heads);
+  whole(offsetof(attention_params, q_len), layer_.s);
+  whole(offsetof(attention_params, kv_len), layer_.kv);
+  whole(offsetof(attention_params, mask_heads), layer_.mask_heads());
+  whole(offsetof(attention_params, window), layer_.window);
+  whole(offsetof(attention_params, page), layer_.page);
+  whole(offsetof(attention_params, group), heads_in_l2(layer_, facts_));
+  set(offsetof(attention_params, scale), Argument{layer_.scale});
+  set(offsetof(attention_params, softcap), Argument{layer_.softcap});
+}
+
+ScratchArgument Launch::set_scratch(std::size_t offset, std::int64_t bytes, bool zeroed) {
+  const ScratchArgument area{program_.scratch.size()};
+  program_.scratch.push_back({static_cast<std::size_t>(bytes), zeroed});
+  set(offset, Argument{area});
+  return area;
+}
+
+KernelLaunch& Launch::append(const std::string& file, const std::string& expression, Dim3 grid,
+                             int threads, int shared_bytes) {
+  auto& launch =
+      append_kernel(program_, file, expression, grid, static_cast<std::uint32_t>(threads), {});
+  launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
+  launch.programmatic = facts_.compute_capability >= 90;
+  launch.parameters = parameters_;
+  return launch;
+}
+
+TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,
+                           int box_tokens, int box_columns) {
+  TensorMapArgument map;
+  map.matrix = TensorArgument{place};
+  map.dtype = layer.dtype;
+  map.rows = of_keys ? layer.kv : layer.s;
+  map.columns = row;
+  map.box_rows = static_cast<std::uint32_t>(box_tokens);
+  map.box_columns = static_cast<std::uint32_t>(box_columns);
+  map.matrices = layer.layout == Layout::thd ? 1 : layer.b;
+  if (of_keys && layer.page > 0) {
+    map.rows = layer.page;
+    map.matrices = layer.pages;
+    map.box_rows = std::min(map.box_rows, static_cast<std::uint32_t>(layer.page));
+  }
+  return map;
+}
+
+int heads_in_l2(const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t keys =
+      layer.layout == Layout::thd && layer.page == 0 ? quotient_up(layer.kv, layer.b) : layer.kv;
+  const std::int64_t bytes = 2 * keys * layer.dim * element_bytes(layer);
+  const std::int64_t groups = std::clamp<std::int64_t>(
+      facts.l2_bytes / 2 / bytes, 1, std::max<std::int64_t>(1, layer.b * layer.kv_heads));
+  return static_cast<int>(groups * layer.group());
+}
+
+}  // namespace fftune::attention
