@@ -92,8 +92,12 @@ std::optional<std::string> misaligned_rows(const Layer& layer) {
 }
 
 Launch::Launch(Program& program, const Problem& problem, const DeviceFacts& facts,
-               std::size_t bytes)
-    : program_(program), facts_(facts), layer_(layer_of(problem)), at_(places_of(problem)) {
+               std::size_t bytes, std::size_t base)
+    : program_(program),
+      facts_(facts),
+      base_(base),
+      layer_(layer_of(problem)),
+      at_(places_of(problem)) {
   parameters_.bytes = bytes;
   set_tensor(offsetof(attention_params, q), at_.q);
   set_tensor(offsetof(attention_params, k), at_.k);
@@ -118,22 +122,23 @@ Launch::Launch(Program& program, const Problem& problem, const DeviceFacts& fact
     set_tensor(offsetof(attention_params, mask_flags), at_.mask_flags);
   } else if (layer_.mask == Mask::boolean) {
     const MaskShape shape{layer_.b * layer_.mask_heads(), layer_.s, layer_.kv};
-    const auto bits = set_scratch(offsetof(attention_params, mask_bits), shape.bits_bytes());
-    const auto flags = set_scratch(offsetof(attention_params, mask_flags), shape.flags_bytes());
+    const auto bits = scratch(shape.bits_bytes()), flags = scratch(shape.flags_bytes());
+    set_attention(offsetof(attention_params, mask_bits), bits);
+    set_attention(offsetof(attention_params, mask_flags), flags);
     append_pack_mask(program, facts, shape, TensorArgument{at_.mask}, bits, flags);
   }
 }
 
 void Launch::set_tensor(std::size_t offset, std::size_t place) {
-  if (place != absent) set(offset, Argument{TensorArgument{place}});
+  if (place != absent) set_attention(offset, TensorArgument{place});
 }
 
 void Launch::set_sizes() {
   const auto whole = [&](std::size_t offset, std::int64_t value) {
-    set(offset, Argument{static_cast<std::int32_t>(value)});
+    set_attention(offset, static_cast<std::int32_t>(value));
   };
   const auto elements = [&](std::size_t offset, std::int64_t value) {
-    set(offset, Argument{value});
+    set_attention(offset, value);
   };
   const std::int64_t out_row = layer_.heads * layer_.dim;
   elements(offsetof(attention_params, q_batch), layer_.s * layer_.q_row);
@@ -157,16 +162,13 @@ void Launch::set_sizes() {
   whole(offsetof(attention_params, mask_heads), layer_.mask_heads());
   whole(offsetof(attention_params, window), layer_.window);
   whole(offsetof(attention_params, page), layer_.page);
-  whole(offsetof(attention_params, group), heads_in_l2(layer_, facts_));
-  set(offsetof(attention_params, scale), Argument{layer_.scale});
-  set(offsetof(attention_params, softcap), Argument{layer_.softcap});
+  set_attention(offsetof(attention_params, scale), layer_.scale);
+  set_attention(offsetof(attention_params, softcap), layer_.softcap);
 }
 
-ScratchArgument Launch::set_scratch(std::size_t offset, std::int64_t bytes, bool zeroed) {
-  const ScratchArgument area{program_.scratch.size()};
-  program_.scratch.push_back({static_cast<std::size_t>(bytes), zeroed});
-  set(offset, Argument{area});
-  return area;
+ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
+  program_.scratch.push_back({static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)), zeroed});
+  return {program_.scratch.size() - 1};
 }
 
 KernelLaunch& Launch::append(const std::string& file, const std::string& expression, Dim3 grid,
@@ -197,13 +199,18 @@ TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t r
   return map;
 }
 
-int heads_in_l2(const Layer& layer, const DeviceFacts& facts) {
-  const std::int64_t keys =
-      layer.layout == Layout::thd && layer.page == 0 ? quotient_up(layer.kv, layer.b) : layer.kv;
-  const std::int64_t bytes = 2 * keys * layer.dim * element_bytes(layer);
-  const std::int64_t groups = std::clamp<std::int64_t>(
-      facts.l2_bytes / 2 / bytes, 1, std::max<std::int64_t>(1, layer.b * layer.kv_heads));
-  return static_cast<int>(groups * layer.group());
+std::int64_t usual_queries(const Layer& layer) {
+  return layer.layout == Layout::thd ? quotient_up(layer.s, layer.b) : layer.s;
+}
+
+std::int64_t usual_keys(const Layer& layer) {
+  return layer.layout == Layout::thd && layer.page == 0 ? quotient_up(layer.kv, layer.b) : layer.kv;
+}
+
+std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
+                         std::int64_t tokens) {
+  const std::int64_t bytes = 2 * tokens * layer.dim * element_bytes(layer);
+  return std::clamp<std::int64_t>(facts.l2_bytes / 2 / bytes, 1, heads);
 }
 
 }  // namespace fftune::attention

@@ -22,26 +22,30 @@ std::string template_argument(const attention_form& form);
 /// Why a kernel that reads rows of q, k and v in accesses of 16 bytes cannot, one line.
 std::optional<std::string> misaligned_rows(const Layer& layer);
 
-/// A launch of an attention kernel, while its parameters are filled in. Its struct is or begins
-/// with attention_params.
+/// Launches of attention kernels that take one struct, while it is filled in: attention_params, or
+/// one that has it at `base`.
 class Launch {
  public:
   /// Packs a boolean mask first.
-  Launch(Program& program, const Problem& problem, const DeviceFacts& facts, std::size_t bytes);
+  Launch(Program& program, const Problem& problem, const DeviceFacts& facts, std::size_t bytes,
+         std::size_t base = 0);
 
   const Layer& layer() const { return layer_; }
   const Places& places() const { return at_; }
 
+  /// A field of the struct.
   void set(std::size_t offset, Argument value) {
     parameters_.fields.push_back({offset, std::move(value)});
   }
-  /// Makes a scratch area of the program, and a pointer to it the field's value.
-  ScratchArgument set_scratch(std::size_t offset, std::int64_t bytes, bool zeroed = false);
+  /// A field of attention_params.
+  void set_attention(std::size_t offset, Argument value) { set(base_ + offset, std::move(value)); }
+  /// Scratch memory of the program, of at least a byte.
+  ScratchArgument scratch(std::int64_t bytes, bool zeroed = false);
 
   /// Appends a kernel "fftune::<expression>" of `file`, with the parameters so far. The reference
   /// is valid until the next step.
   KernelLaunch& append(const std::string& file, const std::string& expression, Dim3 grid,
-                       int threads, int shared_bytes);
+                       int threads, int shared_bytes = 0);
 
  private:
   void set_tensor(std::size_t offset, std::size_t place);
@@ -49,6 +53,7 @@ class Launch {
 
   Program& program_;
   const DeviceFacts& facts_;
+  std::size_t base_;
   Layer layer_;
   Places at_;
   ParameterStruct parameters_;
@@ -59,8 +64,13 @@ class Launch {
 TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,
                            int box_tokens, int box_columns);
 
-/// How many heads of q, one after the other, have keys and values that fit in half of L2: 1 group
-/// at least.
-int heads_in_l2(const Layer& layer, const DeviceFacts& facts);
+/// How many of `heads` heads, one after the other, have two matrices [tokens, dim] each that fit in
+/// half of L2 together: 1 at least.
+std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
+                         std::int64_t tokens);
+
+/// Queries and keys of a sequence, of packed ones as if they were equally long.
+std::int64_t usual_queries(const Layer& layer);
+std::int64_t usual_keys(const Layer& layer);
 
 }  // namespace fftune::attention

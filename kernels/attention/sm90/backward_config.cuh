@@ -6,7 +6,6 @@
 #include "attention/form.cuh"
 #include "attention/params.cuh"
 #include "common/tensor_map.cuh"
-#include "common/types.cuh"
 
 namespace fftune {
 
@@ -58,7 +57,7 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
   sm90_backward_plan plan = {};
   const int warpgroups = config.mma_warpgroups;
   plan.dim = form.dim;
-  plan.slabs = ceil_div(form.dim, 64);
+  plan.slabs = (form.dim + 63) / 64;
   plan.splits_dim = config.bn == 64 && warpgroups > 1;
   plan.score_columns = plan.splits_dim ? config.bm / warpgroups : config.bm;
   plan.gradient_columns = plan.splits_dim ? form.dim / warpgroups : form.dim;
@@ -76,7 +75,7 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
   plan.q_slab_bytes = config.bm * 128;
   plan.q_bytes = plan.slabs * plan.q_slab_bytes;
   plan.score_bytes =
-      plan.splits_dim ? ceil_div(config.bm, 64) * 64 * 128 : config.bn / 64 * config.bm * 128;
+      plan.splits_dim ? (config.bm + 63) / 64 * 64 * 128 : config.bn / 64 * config.bm * 128;
   plan.dq_bytes = config.dq == dq_path::bulk ? plan.dq_words / warpgroups * 4 : 0;
 
   plan.k_at = 0;
@@ -124,7 +123,7 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
   const int fragments = plan.splits_dim ? 0 : scores / 2;
   const int late = config.ahead ? scores + dq + fragments : dq + fragments;
   const int early = 2 * scores + fragments;
-  if (gradients + larger(late, early) > plan.mma_registers) return "registers";
+  if (gradients + (late > early ? late : early) > plan.mma_registers) return "registers";
   if (config.ahead && config.q_stages < 2) return "the next query block needs a stage of its own";
   if (plan.shared_bytes > 227 * 1024) return "shared memory";
   return nullptr;
@@ -135,13 +134,13 @@ constexpr const char* sm90_backward_misfit(const attention_form& form,
 constexpr long long sm90_backward_padded_rows(const attention_form& form, int batch, int q_len,
                                               int bm) {
   return form.packed_sequences() ? (static_cast<long long>(q_len / bm) + batch) * bm
-                                 : static_cast<long long>(batch) * ceil_div(q_len, bm) * bm;
+                                 : static_cast<long long>(batch) * ((q_len + bm - 1) / bm) * bm;
 }
 
 /// Key blocks of one head, of one sequence (bshd), or of all (thd): there sequence i begins at block
 /// kv_offsets[i] / bn + i.
 constexpr int sm90_backward_key_blocks(const attention_form& form, int batch, int kv_len, int bn) {
-  return form.packed_sequences() ? kv_len / bn + batch : ceil_div(kv_len, bn);
+  return form.packed_sequences() ? kv_len / bn + batch : (kv_len + bn - 1) / bn;
 }
 
 struct sm90_backward_params {

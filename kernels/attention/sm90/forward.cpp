@@ -1,0 +1,249 @@
+// The forward family of sm_90a, host side.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include "core/error.hpp"
+#include "kernels/attention/families.hpp"
+#include "kernels/attention/launch.hpp"
+#include "kernels/attention/sm90/config.cuh"
+#include "kernels/attention/sm90/params.cuh"
+#include "kernels/common/stage_family.hpp"
+
+namespace fftune::attention {
+namespace {
+
+constexpr const char* file = "attention/sm90/forward.cu";
+constexpr std::int64_t reserved_shared_bytes = 1024;  // of each CTA, by the driver
+
+attention_sm90_config config_of(const Config& config) {
+  return {.mma_warpgroups = config.get("mma_warpgroups"),
+          .bn = config.get("bn"),
+          .stages = config.get("stages"),
+          .ordered = config.at("ordered") != 0,
+          .ctas_per_sm = config.get("ctas_per_sm")};
+}
+
+std::string template_argument(const attention_sm90_config& config) {
+  return fmt::format(
+      "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
+      ".ctas_per_sm = {}}}",
+      config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm);
+}
+
+/// Tiles of queries of all heads, at most.
+std::int64_t tiles_of(const Layer& layer, std::int64_t bm) {
+  if (layer.layout == Layout::thd) return (layer.s / bm + layer.b) * layer.heads;
+  return quotient_up(layer.s, bm) * layer.b * layer.heads;
+}
+
+/// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
+/// are multiplied meanwhile, words of a mask, and addresses.
+int registers_needed(const attention_form& form, const attention_sm90_config& config) {
+  const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
+  const int probabilities = config.bn / 4;
+  const int mask = form.mask == attention_mask::packed ? config.bn / 16 : 0;
+  constexpr int others = 32;
+  return plan.score_registers + plan.out_registers + probabilities + mask + others;
+}
+
+/// Cycles of the launch: waves of CTAs over tiles, whose blocks of keys cost their MMAs at the rate
+/// that so many warpgroups reach, or their exponentials.
+double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
+  const attention_sm90_config config = config_of(values);
+  const attention_sm90_plan plan = attention_sm90_plan_of(form_of(layer), config);
+  const double queries = static_cast<double>(usual_queries(layer));
+  const double keys = static_cast<double>(usual_keys(layer));
+  double seen = keys;
+  if (layer.mask == Mask::causal) seen = std::max(1.0, keys - std::min(queries, keys) / 2);
+  if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + plan.bm));
+  // On average half a block is beyond the last key that a tile sees.
+  const double blocks = std::max(1.0, seen / config.bn + (layer.mask == Mask::causal ? 0.5 : 0));
+  constexpr double flops_of_cycle = 4096, exponentials_of_cycle = 16;  // of an SM
+  const double pairs = static_cast<double>(plan.bm) * config.bn;
+  const double mma = pairs * 4 * static_cast<double>(layer.dim) / flops_of_cycle;
+  const double softmax = pairs / exponentials_of_cycle;
+  // How much of the softmax hides beneath other warpgroups' MMAs.
+  const int side_by_side = config.mma_warpgroups * config.ctas_per_sm;
+  const double hidden = side_by_side == 1 ? 0.5 : side_by_side == 2 ? 0.8 : 0.9;
+  const double block_cycles =
+      mma + (1 - hidden) * softmax + 60 + (config.ordered ? 0 : 20) + (config.stages > 2 ? 0 : 20);
+  const double tile_cycles = blocks * block_cycles + 1500;
+  const double tiles =
+      static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b * layer.heads);
+  const double slots = static_cast<double>(facts.multiprocessors) * config.ctas_per_sm;
+  // CTAs that share an SM share its tensor cores.
+  const double rate = 1.0 / config.ctas_per_sm;
+  const double rounds = layer.mask == Mask::causal ? std::max(tiles / slots + 0.3, 1.0)
+                                                   : std::max(1.0, std::ceil(tiles / slots));
+  return rounds * tile_cycles /
+             (side_by_side > config.mma_warpgroups && tiles > slots / 2 ? rate : 1) +
+         3000;
+}
+
+class Sm90Forward final : public StageFamily {
+ public:
+  Sm90Forward()
+      : StageFamily({.name = "attention_sm90",
+                     .summary = "TMA and wgmma, MMA warpgroups in turn",
+                     .stage = stage_forward,
+                     .pass = "fwd",
+                     .sources = {file}}) {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
+    return refuse_sm90(layer_of(problem), facts);
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override;
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    return cycles(layer_of(problem), facts, config) / facts.clock_hz;
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override;
+};
+
+Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const attention_form form = form_of(layer);
+  const auto whole = [](const Config& c) { return config_of(c); };
+  Space space;
+  space.parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each", {1, 2, 3})
+      .parameter("bn", "keys of a block", {64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256})
+      .parameter("stages", "blocks of keys, and as many of values, in shared memory", {2, 3, 4})
+      .parameter("ordered",
+                 "1: MMA warpgroups issue their MMAs in turn, one's softmax beside the others' "
+                 "MMAs; 0: as they come",
+                 {0, 1})
+      .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2})
+      .parameter("persistent",
+                 "1: a CTA for each place on an SM, with many tiles; 0: for each tile", {0, 1})
+      .constraint(
+          "one MMA warpgroup has none to take turns with",
+          [](const Config& c) { return c.at("mma_warpgroups") > 1 || c.at("ordered") == 0; },
+          {"mma_warpgroups", "ordered"})
+      .constraint(
+          "two CTAs share an SM's registers if each has one MMA warpgroup",
+          [](const Config& c) { return c.at("ctas_per_sm") == 1 || c.at("mma_warpgroups") == 1; },
+          {"mma_warpgroups", "ctas_per_sm"})
+      .constraint("a block of a packed mask is one or two of its tiles wide",
+                  [form](const Config& c) {
+                    return form.mask != attention_mask::packed || c.at("bn") == 64 ||
+                           c.at("bn") == 128;
+                  },
+                  {"bn"})
+      .constraint("a block of keys is a part of a page, or whole pages",
+                  [page = layer.page](const Config& c) {
+                    return page == 0 || c.at("bn") % page == 0 || page % c.at("bn") == 0;
+                  },
+                  {"bn"})
+      .constraint(
+          "no more keys in a block than there are",
+          [layer](const Config& c) { return c.at("bn") == 64 || c.at("bn") < layer.kv + 64; },
+          {"bn"})
+      .constraint("no more MMA warpgroups than a sequence has queries for",
+                  [layer](const Config& c) {
+                    return c.at("mma_warpgroups") == 1 ||
+                           64 * (c.at("mma_warpgroups") - 1) < layer.s;
+                  },
+                  {"mma_warpgroups"})
+      .constraint("scores, probabilities and the output are in an MMA thread's registers",
+                  [form, whole](const Config& c) {
+                    const auto config = whole(c);
+                    const int have = attention_sm90_plan_of(form, config).mma_registers;
+                    return registers_needed(form, config) <= have;
+                  },
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm"})
+      .constraint("queries, and the stages of keys and values, fit in shared memory",
+                  [form, facts, whole](const Config& c) {
+                    const auto config = whole(c);
+                    const std::int64_t bytes = attention_sm90_plan_of(form, config).shared_bytes;
+                    return bytes <= facts.shared_bytes_per_block &&
+                           config.ctas_per_sm * (bytes + reserved_shared_bytes) <=
+                               facts.shared_bytes_per_multiprocessor;
+                  },
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm"})
+      .constraint("persistent CTAs have more than one tile each",
+                  [layer, facts](const Config& c) {
+                    return c.at("persistent") == 0 ||
+                           tiles_of(layer, 64 * c.at("mma_warpgroups")) >
+                               facts.multiprocessors * c.at("ctas_per_sm");
+                  },
+                  {"mma_warpgroups", "ctas_per_sm", "persistent"});
+  return space;
+}
+
+Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const auto feasible = space(problem, facts).feasible();
+  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of attention_sm90 is empty");
+  const Config* best = nullptr;
+  double least = 0;
+  for (const Config& config : feasible) {
+    // Under a causal mask tiles are unlike: the hardware balances CTAs of a tile each.
+    const bool persistent = layer.mask != Mask::causal;
+    const double own =
+        cycles(layer, facts, config) * (config.at("persistent") == persistent ? 1 : 1.01);
+    if (best != nullptr && own >= least) continue;
+    best = &config;
+    least = own;
+  }
+  return *best;
+}
+
+Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
+                             const Config& values) const {
+  const attention_sm90_config config = config_of(values);
+  Program program;
+  Launch launch(program, problem, facts, sizeof(attention_sm90_params),
+                offsetof(attention_sm90_params, attention));
+  const Layer& layer = launch.layer();
+  const attention_form form = form_of(layer);
+  const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
+  const std::int64_t groups =
+      heads_in_l2(layer, facts, layer.kv_heads * layer.b, usual_keys(layer));
+  launch.set_attention(offsetof(attention_params, group),
+                       static_cast<std::int32_t>(groups * layer.group()));
+  launch.set(offsetof(attention_sm90_params, q),
+             rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns));
+  launch.set(offsetof(attention_sm90_params, k),
+             rows_map(layer, launch.places().k, layer.k_row, true, config.bn, plan.slab_columns));
+  launch.set(offsetof(attention_sm90_params, v),
+             rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
+  std::int64_t ctas = tiles_of(layer, plan.bm);
+  if (values.at("persistent") != 0)
+    ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
+  launch.append(file,
+                fmt::format("attention_forward_sm90<{}, {}>", attention::template_argument(form),
+                            template_argument(config)),
+                {static_cast<std::uint32_t>(ctas), 1, 1}, plan.threads, plan.shared_bytes);
+  return program;
+}
+
+}  // namespace
+
+std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& facts) {
+  if (facts.compute_capability != 90)
+    return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
+                       facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
+  if (layer.dtype == DType::f32) return "wgmma multiplies bf16 and fp16, not f32";
+  constexpr std::int64_t dims[] = {64, 96, 128, 192, 256};
+  if (std::find(std::begin(dims), std::end(dims), layer.dim) == std::end(dims))
+    return fmt::format("dim={} is not 64, 96, 128, 192 or 256", layer.dim);
+  return misaligned_rows(layer);
+}
+
+const Family& attention_sm90_family() {
+  static const Sm90Forward family;
+  return family;
+}
+
+}  // namespace fftune::attention
