@@ -13,6 +13,8 @@ struct attention_sm90_config {
   int stages = 2;          // blocks of keys, and as many of values, in shared memory
   /// MMA warpgroups issue their MMAs in turn, so that one's softmax overlaps the others' MMAs.
   bool ordered = true;
+  /// Two where one MMA warpgroup and its shared memory leave room.
+  int ctas_per_sm = 1;
 };
 
 struct attention_sm90_plan {
@@ -46,10 +48,10 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   plan.out_registers = form.dim / 2;
   plan.threads = (config.mma_warpgroups + 1) * 128;
   // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
-  // these every thread has enough at the start.
-  plan.reallocates_registers = config.mma_warpgroups > 1;
+  // these alone on an SM every thread has enough at the start.
+  plan.reallocates_registers = config.mma_warpgroups > 1 || config.ctas_per_sm > 1;
   plan.producer_registers = config.mma_warpgroups == 3 ? 32 : 24;
-  plan.mma_registers = config.mma_warpgroups == 3 ? 160 : 240;
+  plan.mma_registers = config.mma_warpgroups == 3 ? 160 : config.mma_warpgroups == 2 ? 240 : 232;
   plan.k_at = config.mma_warpgroups * plan.q_bytes;
   plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
   plan.q_barriers_at = plan.v_at + config.stages * plan.kv_bytes;

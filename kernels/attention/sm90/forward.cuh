@@ -255,6 +255,17 @@ struct attention_forward {
     }
   }
 
+  // Keeps everything that `value`, which is not negative, is computed from before the next wait for
+  // MMAs: ptxas would move it below, to where the tensor cores are idle. The store never happens.
+  __device__ __forceinline__ void complete_before_wait(float value) const {
+    asm volatile(
+        "{.reg .pred never;\n"
+        "setp.lt.f32 never, %0, 0f00000000;\n"
+        "@never st.shared.f32 [%1], %0;}" ::"f"(value),
+        "r"(base)
+        : "memory");
+  }
+
   // The bits of a thread's rows and a block of keys, the first of the thread's columns lowest.
   __device__ __forceinline__ void load_mask(const attention_tile& tile, int block,
                                             mask_words& words) const {
@@ -536,6 +547,7 @@ struct attention_forward {
       if constexpr (masked) apply_mask(scores, rows, block, words);
       float rescale[2];
       const bool rescales = exponentiate<false>(scores, rows, scaling.factor(), rescale);
+      complete_before_wait(rows.softmax[0].sum + rows.softmax[1].sum);
       wgmma_wait<0>();
       release_v();
       if (rescales) {
