@@ -48,8 +48,8 @@ class sm80_attention {
     return warp() * warp_rows + tile * 16 + half * 8 + lane() / 4;
   }
   // Element offset of a row of q or out.
-  static __device__ __forceinline__ i64 row_at(const attention_tile& tile, int row, i64 batch_stride,
-                                               int row_stride) {
+  static __device__ __forceinline__ i64 row_at(const attention_tile& tile, int row,
+                                               i64 batch_stride, int row_stride) {
     return static_cast<i64>(tile.sequence.q_first + row) * row_stride +
            (form.packed_sequences() ? 0 : tile.sequence.index * batch_stride);
   }
@@ -59,15 +59,16 @@ class sm80_attention {
 #pragma unroll 4
     for (int index = threadIdx.x; index < bm * layout::chunks; index += threads) {
       const int row = index / layout::chunks, chunk = index % layout::chunks;
-      const bool valid = tile.first_row + row < tile.sequence.q_len &&
-                         (layout::padded == dim || chunk * 8 < dim);
+      const bool valid =
+          tile.first_row + row < tile.sequence.q_len && (layout::padded == dim || chunk * 8 < dim);
       copy_async(shared + layout::offset(row, chunk),
                  q + row_at(tile, tile.first_row + row, p.q_batch, p.q_row) + chunk * 8, valid);
     }
   }
 
   // A block of keys and its values. Keys past the end are zeros, whatever lies there.
-  __device__ __forceinline__ void load_block(const attention_tile& tile, int block, int slot) const {
+  __device__ __forceinline__ void load_block(const attention_tile& tile, int block,
+                                             int slot) const {
     const int kv_head = tile.head / (p.heads / p.kv_heads);
     const T* const k = static_cast<const T*>(p.k) + kv_head * dim;
     const T* const v = static_cast<const T*>(p.v) + kv_head * dim;
@@ -193,9 +194,9 @@ class sm80_attention {
 #pragma unroll
         for (int block = 0; block < layout::chunks; ++block) {
           const float(&from)[4] = o[m][block];
-          store_shared_word(shared + layout::offset(row, block) + lane() % 4 * 4,
-                            pack<T>(from[half * 2] * result.factor,
-                                    from[half * 2 + 1] * result.factor));
+          store_shared_word(
+              shared + layout::offset(row, block) + lane() % 4 * 4,
+              pack<T>(from[half * 2] * result.factor, from[half * 2 + 1] * result.factor));
         }
       }
     }
@@ -206,8 +207,9 @@ class sm80_attention {
     for (int index = lane(); index < warp_rows * chunks; index += 32) {
       const int row = warp() * warp_rows + index / chunks, chunk = index % chunks;
       if (tile.first_row + row < tile.sequence.q_len) {
-        *reinterpret_cast<float4*>(out + row_at(tile, tile.first_row + row, p.out_batch, p.out_row) +
-                                   chunk * 8) = load_shared(shared + layout::offset(row, chunk));
+        *reinterpret_cast<float4*>(
+            out + row_at(tile, tile.first_row + row, p.out_batch, p.out_row) + chunk * 8) =
+            load_shared(shared + layout::offset(row, chunk));
       }
     }
   }
@@ -217,7 +219,8 @@ class sm80_attention {
       : p(params), shared(shared_memory) {}
 
   __device__ __forceinline__ void run() const {
-    const u32 q_fragment = shared + warp() * warp_rows * layout::pitch + layout::row_fragment(lane());
+    const u32 q_fragment =
+        shared + warp() * warp_rows * layout::pitch + layout::row_fragment(lane());
     const u32 k_fragment = layout::key_fragment(lane());
     const u32 v_fragment = plan.block_bytes + layout::row_fragment(lane());
     const score_scaling<form> scaling(p);
