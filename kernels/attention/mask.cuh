@@ -30,8 +30,10 @@ __device__ __forceinline__ attention_sequence sequence_of(const attention_params
   if constexpr (form.packed_sequences()) {
     sequence.q_first = params.offsets[index];
     sequence.q_len = params.offsets[index + 1] - sequence.q_first;
-    sequence.kv_first = params.kv_offsets[index];
-    sequence.kv_len = params.kv_offsets[index + 1] - sequence.kv_first;
+    if constexpr (!form.paged) {
+      sequence.kv_first = params.kv_offsets[index];
+      sequence.kv_len = params.kv_offsets[index + 1] - sequence.kv_first;
+    }
   }
   if constexpr (form.lengths) {
     sequence.kv_len = smaller(sequence.kv_len, larger(params.lengths[index], 0));

@@ -105,6 +105,9 @@ __device__ __forceinline__ void store_shared(u32 address, float2 value) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y)
                : "memory");
 }
+__device__ __forceinline__ void store_shared_word(u32 address, u32 word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
 __device__ __forceinline__ float load_shared_float(u32 address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
