@@ -199,6 +199,11 @@ TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t r
   return map;
 }
 
+std::int64_t query_tiles(const Layer& layer, std::int64_t bm) {
+  if (layer.layout == Layout::thd) return (quotient_up(layer.s, bm) + layer.b) * layer.heads;
+  return quotient_up(layer.s, bm) * layer.b * layer.heads;
+}
+
 std::int64_t usual_queries(const Layer& layer) {
   return layer.layout == Layout::thd ? quotient_up(layer.s, layer.b) : layer.s;
 }

@@ -69,6 +69,9 @@ TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t r
 std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
                          std::int64_t tokens);
 
+/// Tiles of `bm` queries of all heads; of packed sequences the most that there may be.
+std::int64_t query_tiles(const Layer& layer, std::int64_t bm);
+
 /// Queries and keys of a sequence, of packed ones as if they were equally long.
 std::int64_t usual_queries(const Layer& layer);
 std::int64_t usual_keys(const Layer& layer);

@@ -11,3 +11,15 @@ TEST_CASE("two thousand small random problems of attention are right on the CPU"
 TEST_CASE("larger random problems of attention are right on the CPU") {
   verify_larger_on_cpu(attention_op(), random_attention);
 }
+
+TEST_CASE("400 random problems of attention are right on the GPU", "[gpu]") {
+  verify_on_gpu(attention_op(), random_attention, 400);
+}
+
+TEST_CASE("a few small problems of attention are right on the GPU", "[gpu][small]") {
+  verify_small_on_gpu(attention_op(), random_attention);
+}
+
+TEST_CASE("every CUDA family of attention has a space with its default in it, and legal launches") {
+  check_cuda_spaces(attention_op(), random_attention);
+}

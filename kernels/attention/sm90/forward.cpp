@@ -33,12 +33,6 @@ std::string template_argument(const attention_sm90_config& config) {
       config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm);
 }
 
-/// Tiles of queries of all heads, at most.
-std::int64_t tiles_of(const Layer& layer, std::int64_t bm) {
-  if (layer.layout == Layout::thd) return (layer.s / bm + layer.b) * layer.heads;
-  return quotient_up(layer.s, bm) * layer.b * layer.heads;
-}
-
 /// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
 /// are multiplied meanwhile, words of a mask, and addresses.
 int registers_needed(const attention_form& form, const attention_sm90_config& config) {
@@ -174,7 +168,7 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
       .constraint("persistent CTAs have more than one tile each",
                   [layer, facts](const Config& c) {
                     return c.at("persistent") == 0 ||
-                           tiles_of(layer, 64 * c.at("mma_warpgroups")) >
+                           query_tiles(layer, 64 * c.at("mma_warpgroups")) >
                                facts.multiprocessors * c.at("ctas_per_sm");
                   },
                   {"mma_warpgroups", "ctas_per_sm", "persistent"});
@@ -218,7 +212,7 @@ Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
              rows_map(layer, launch.places().k, layer.k_row, true, config.bn, plan.slab_columns));
   launch.set(offsetof(attention_sm90_params, v),
              rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
-  std::int64_t ctas = tiles_of(layer, plan.bm);
+  std::int64_t ctas = query_tiles(layer, plan.bm);
   if (values.at("persistent") != 0)
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
   launch.append(file,
