@@ -19,6 +19,7 @@ struct sm90_backward_config {
   int bm = 64, bn = 128;  // queries and keys of a tile
   int mma_warpgroups = 2;
   int q_stages = 2, do_stages = 2;  // query blocks in shared memory: of q, and of d_out
+  int ds_stages = 2;                // of dS in shared memory: with two, one barrier less
   dq_path dq = dq_path::bulk;
   /// The scores of the next query block are computed under the end of this one. Costs a thread the
   /// registers of both.
@@ -28,8 +29,8 @@ struct sm90_backward_config {
 struct sm90_backward_plan {
   int dim;    // of a head
   int slabs;  // of 64 columns of a head, 128 bytes, the widest swizzle; the last may be half used
-  /// Wide heads: a key block of 64, whose dk and dv the MMA warpgroups split by columns. P and dS go
-  /// through shared memory. Else each warpgroup has 64 keys of its own, and P and dS stay in its
+  /// Wide heads: a key block of 64, whose dk and dv the MMA warpgroups split by columns. P and dS
+  /// go through shared memory. Else each warpgroup has 64 keys of its own, and P and dS stay in its
   /// registers as the A operands of dv and dk.
   bool splits_dim;
   int score_columns;     // queries of a warpgroup's tile of scores, which has 64 keys
@@ -43,7 +44,7 @@ struct sm90_backward_plan {
 
   int kv_slab_bytes, kv_bytes;  // of one of k and v
   int q_slab_bytes, q_bytes;    // of a stage of one of q and d_out
-  int score_bytes;              // P or dS in shared memory
+  int score_bytes;              // of a stage of P or dS in shared memory
   int dq_bytes;                 // staged, of a warpgroup
 
   // Shared memory from a 1024-byte boundary on.
@@ -83,14 +84,15 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
   plan.q_at = plan.v_at + plan.kv_bytes;
   plan.do_at = plan.q_at + config.q_stages * plan.q_bytes;
   plan.p_at = plan.do_at + config.do_stages * plan.q_bytes;
-  plan.ds_at = plan.p_at + (plan.splits_dim ? plan.score_bytes : 0);
-  plan.dq_at = plan.ds_at + plan.score_bytes;
+  plan.ds_at = plan.p_at + (plan.splits_dim ? config.ds_stages * plan.score_bytes : 0);
+  plan.dq_at = plan.ds_at + config.ds_stages * plan.score_bytes;
   plan.lse_at = plan.dq_at + warpgroups * plan.dq_bytes;
   plan.delta_at = plan.lse_at + config.q_stages * config.bm * 4;
   plan.visits_at = plan.delta_at + config.do_stages * config.bm * 4;
   plan.dq_visits_at = plan.visits_at + config.q_stages * 16;
   plan.barriers_at = plan.dq_visits_at + 4 * 16;
-  plan.shared_bytes = 1024 + plan.barriers_at + (2 + 2 * config.q_stages + 2 * config.do_stages) * 8;
+  plan.shared_bytes =
+      1024 + plan.barriers_at + (2 + 2 * config.q_stages + 2 * config.do_stages) * 8;
   return plan;
 }
 
@@ -137,8 +139,8 @@ constexpr long long sm90_backward_padded_rows(const attention_form& form, int ba
                                  : static_cast<long long>(batch) * ((q_len + bm - 1) / bm) * bm;
 }
 
-/// Key blocks of one head, of one sequence (bshd), or of all (thd): there sequence i begins at block
-/// kv_offsets[i] / bn + i.
+/// Key blocks of one head, of one sequence (bshd), or of all (thd): there sequence i begins at
+/// block kv_offsets[i] / bn + i.
 constexpr int sm90_backward_key_blocks(const attention_form& form, int batch, int kv_len, int bn) {
   return form.packed_sequences() ? kv_len / bn + batch : (kv_len + bn - 1) / bn;
 }

@@ -81,8 +81,6 @@ struct attention_backward {
   static constexpr int gradient_values = gradient_columns / 2;
   static constexpr int dq_values = plan.dq_columns / 2;
   static constexpr bool stages_dq = config.dq == dq_path::bulk;
-  // dv is complete before dq and dk are begun.
-  static constexpr bool early_release = config.ahead && !splits_dim;
 
   using q_ring = pipeline<config.q_stages, plan.q_bytes>;
   using do_ring = pipeline<config.do_stages, plan.q_bytes>;
@@ -309,8 +307,8 @@ struct attention_backward {
                                                     u32 queries, int accumulate,
                                                     int warpgroup) const {
     const int first_slab = splits_dim ? warpgroup * gradient_columns / 64 : 0;
-    const u64 b = wgmma_swizzled_descriptor<128, plan.q_slab_bytes>(
-        queries + first_slab * plan.q_slab_bytes);
+    const u64 b =
+        wgmma_swizzled_descriptor<128, plan.q_slab_bytes>(queries + first_slab * plan.q_slab_bytes);
     wgmma_fence();
     if constexpr (splits_dim) {
       const u64 a = wgmma_descriptor(at);
@@ -323,7 +321,8 @@ struct attention_backward {
     } else {
 #pragma unroll
       for (int step = 0; step < bm / 16; ++step) {
-        wgmma_registers<T, gradient_columns, true>(c, own[step], b + step * 128, step > 0 || accumulate);
+        wgmma_registers<T, gradient_columns, true>(c, own[step], b + step * 128,
+                                                   step > 0 || accumulate);
       }
     }
     wgmma_commit();
@@ -342,9 +341,8 @@ struct attention_backward {
 #pragma unroll
       for (int step = 0; step < bn / 16; ++step) {
         if constexpr (splits_dim) {
-          wgmma<T, plan.dq_columns, true, true>(c[tile], a + step * 128,
-                                                wgmma_transposed_descriptor(ds) + step * 128,
-                                                step > 0);
+          wgmma<T, plan.dq_columns, true, true>(
+              c[tile], a + step * 128, wgmma_transposed_descriptor(ds) + step * 128, step > 0);
         } else {
           const u64 b = wgmma_descriptor(ds + first_query * 128);
           wgmma<T, plan.dq_columns, true>(c[tile], a + step * 128,
@@ -420,9 +418,9 @@ struct attention_backward {
             if constexpr (form.bias) {
               const int row = smaller(query + column + j, work.sequence.q_len - 1);
               const int column_of_key = smaller(key + 8 * i, work.sequence.kv_len - 1);
-              exponent += to_float(bias[static_cast<i64>(row) * attention.bias_row +
-                                        column_of_key]) *
-                          log2_e;
+              exponent +=
+                  to_float(bias[static_cast<i64>(row) * attention.bias_row + column_of_key]) *
+                  log2_e;
             }
             value = exp2_approximate(exponent - (j == 0 ? row_lse.x : row_lse.y));
             if constexpr (masked) {
@@ -455,7 +453,8 @@ struct attention_backward {
       for (int pair = 0; pair < 4; ++pair) {
         const float2 row_delta = load_shared_pair(own + (step * 16 + pair / 2 * 8) * 4);
         const int i = step * 8 + pair * 2;
-        ds[step][pair] = pack<T>(p[i] * (dp[i] - row_delta.x), p[i + 1] * (dp[i + 1] - row_delta.y));
+        ds[step][pair] =
+            pack<T>(p[i] * (dp[i] - row_delta.x), p[i + 1] * (dp[i + 1] - row_delta.y));
       }
     }
   }
@@ -561,13 +560,47 @@ struct attention_backward {
     return next;
   }
 
+  // What is in registers between S and dS.
+  struct query_state {
+    scores s, dp;  // S, then P; and dP
+    fragments p;   // Pᵀ
+  };
+
+  // From S, which with `ahead` is complete and else under way, to P and dP, with dv begun where P
+  // is in registers.
+  __device__ __forceinline__ void begin_block(query_state& state, gradient& dv, const visit& now,
+                                              const do_ring& d_out, u32 lse, int more,
+                                              int warpgroup) const {
+    d_out.wait_full();
+    zero_queries(d_out.buffer(), now);
+    multiply_scores(state.dp, plan.v_at, d_out.buffer(), warpgroup);
+    if constexpr (!config.ahead) wgmma_wait<1>();  // S
+    if (now.full) {
+      probabilities<false>(state.s, state.p, now, lse, warpgroup);
+    } else {
+      probabilities<true>(state.s, state.p, now, lse, warpgroup);
+    }
+    if constexpr (splits_dim) {
+      wgmma_wait<0>();  // dP
+    } else {
+      multiply_gradient(dv, state.p, 0, d_out.buffer(), more, warpgroup);
+      wgmma_wait<1>();
+    }
+  }
+
+  __device__ __forceinline__ u32 lse_at(const q_ring& q) const {
+    return base + plan.lse_at + q.index * bm * 4;
+  }
+
   __device__ __forceinline__ void compute(int warpgroup) const {
     gradient dk, dv;
     forget(dk);
     forget(dv);
     q_ring q = q_blocks();
     do_ring d_out = do_blocks();
-    scores s;
+    query_state state;
+    int more = 0;      // 1: dk and dv have been begun
+    u32 ds_stage = 0;  // in bytes
     if constexpr (!stages_dq) wait_for_dependencies();
     visit now = next_visit(q);
     if (now.block >= 0) {
@@ -576,59 +609,45 @@ struct attention_backward {
       barrier_wait(v_full(), 0);
     }
     if constexpr (config.ahead) {
-      multiply_scores(s, plan.k_at, q.buffer(), warpgroup);
+      multiply_scores(state.s, plan.k_at, q.buffer(), warpgroup);
       wgmma_wait<0>();
     }
-    int more = 0;  // 1: dk and dv have been begun
     while (now.block >= 0) {
       const u32 q_buffer = q.buffer(), q_empty = q.empty_barrier();
-      const u32 lse = base + plan.lse_at + q.index * bm * 4;
-      if constexpr (!config.ahead) multiply_scores(s, plan.k_at, q_buffer, warpgroup);
-      scores dp;
-      d_out.wait_full();
-      zero_queries(d_out.buffer(), now);
-      multiply_scores(dp, plan.v_at, d_out.buffer(), warpgroup);
-      if constexpr (!config.ahead) wgmma_wait<1>();  // S
-      fragments p, ds;
-      if (now.full) {
-        probabilities<false>(s, p, now, lse, warpgroup);
-      } else {
-        probabilities<true>(s, p, now, lse, warpgroup);
-      }
-      if constexpr (splits_dim) {
-        wgmma_wait<0>();  // dP
-      } else {
-        multiply_gradient(dv, p, 0, d_out.buffer(), more, warpgroup);
-        wgmma_wait<1>();
-      }
-      const u32 delta = base + plan.delta_at + d_out.index * bm * 4;
-      score_gradients(s, dp, ds, delta, warpgroup);
+      if constexpr (!config.ahead) multiply_scores(state.s, plan.k_at, q_buffer, warpgroup);
+      begin_block(state, dv, now, d_out, lse_at(q), more, warpgroup);
+      fragments ds;
+      score_gradients(state.s, state.dp, ds, base + plan.delta_at + d_out.index * bm * 4,
+                      warpgroup);
 
-      sync(backward_barrier::scores, mma_threads);  // the last query block's MMAs have read them
-      if constexpr (splits_dim) store_scores(base + plan.p_at, p, warpgroup);
-      store_scores(base + plan.ds_at, ds, warpgroup);
+      // With one stage: the MMAs of the last query block have read it.
+      if constexpr (config.ds_stages == 1) sync(backward_barrier::scores, mma_threads);
+      const u32 p_at = base + plan.p_at + ds_stage, ds_at = base + plan.ds_at + ds_stage;
+      if constexpr (splits_dim) store_scores(p_at, state.p, warpgroup);
+      store_scores(ds_at, ds, warpgroup);
       async_proxy_fence();
       sync(backward_barrier::scores, mma_threads);
+      if constexpr (config.ds_stages == 2) ds_stage ^= plan.score_bytes;
 
       if constexpr (splits_dim) {
-        multiply_gradient(dv, p, base + plan.p_at, d_out.buffer(), more, warpgroup);
-      } else if constexpr (early_release) {
+        multiply_gradient(dv, state.p, p_at, d_out.buffer(), more, warpgroup);
+      } else {
         wgmma_wait<0>();  // dv, whose fragments' registers are needed
         release(d_out.empty_barrier());
         d_out.advance();
       }
       dq_tiles dq;
-      multiply_dq(dq, base + plan.ds_at, warpgroup);
-      multiply_gradient(dk, ds, base + plan.ds_at, q_buffer, more, warpgroup);
+      multiply_dq(dq, ds_at, warpgroup);
+      multiply_gradient(dk, ds, ds_at, q_buffer, more, warpgroup);
       more = 1;
       q.advance();
       visit next = now;
       if constexpr (config.ahead) {
         // After the last block, of whatever lies there: a branch would serialise the MMAs.
         next = next_visit(q);
-        multiply_scores(s, plan.k_at, q.buffer(), warpgroup);
+        multiply_scores(state.s, plan.k_at, q.buffer(), warpgroup);
       }
-      if constexpr (!early_release) {
+      if constexpr (splits_dim) {
         wgmma_wait<config.ahead ? 3 : 2>();  // dv
         release(d_out.empty_barrier());
         d_out.advance();
@@ -638,7 +657,8 @@ struct attention_backward {
       wgmma_wait<config.ahead ? 1 : 0>();  // dk
       release(q_empty);
       if constexpr (config.ahead) {
-        wgmma_wait<0>();  // S: in flight across the loop's end it would be copied, and serialised
+        // S: were it under way across a branch, the compiler would serialise the MMAs.
+        wgmma_wait<0>();
       } else {
         next = next_visit(q);
       }
@@ -672,8 +692,9 @@ struct attention_backward {
 
   // Where a warpgroup's share of dk or dv lies in the place of k or v.
   __device__ __forceinline__ u32 gradient_at(int at, int warpgroup) const {
-    return base + at + (splits_dim ? warpgroup * gradient_columns / 64 * plan.kv_slab_bytes
-                                   : warpgroup * 64 * 128);
+    return base + at +
+           (splits_dim ? warpgroup * gradient_columns / 64 * plan.kv_slab_bytes
+                       : warpgroup * 64 * 128);
   }
 
   __device__ __forceinline__ void stage_gradient(const gradient& values, int at, float factor,
@@ -686,11 +707,12 @@ struct attention_backward {
       u32 words[4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
-        words[pair] = pack<T>(values[step * 8 + pair * 2] * factor,
-                              values[step * 8 + pair * 2 + 1] * factor);
+        words[pair] =
+            pack<T>(values[step * 8 + pair * 2] * factor, values[step * 8 + pair * 2 + 1] * factor);
       }
       const int chunk = step % 4 * 2 + lane / 16;
-      store_matrices<false>(own + step / 4 * plan.kv_slab_bytes + ((chunk ^ (row & 7)) << 4), words);
+      store_matrices<false>(own + step / 4 * plan.kv_slab_bytes + ((chunk ^ (row & 7)) << 4),
+                            words);
     }
   }
 
@@ -703,9 +725,8 @@ struct attention_backward {
     const int rows = smaller(64, work.kv_rows - work.first_key - first_row);
     for (int i = threadIdx.x % 128; i < rows * vectors; i += 128) {
       const int row = i / vectors, chunk = i % vectors;
-      const float4 value =
-          load_shared(gradient_at(at, warpgroup) + chunk / 8 * plan.kv_slab_bytes + row * 128 +
-                      ((chunk % 8 ^ (row & 7)) << 4));
+      const float4 value = load_shared(gradient_at(at, warpgroup) + chunk / 8 * plan.kv_slab_bytes +
+                                       row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
       *reinterpret_cast<float4*>(to + static_cast<i64>(first_row + row) * row_elements +
                                  first_column + chunk * 8) = value;
     }

@@ -116,8 +116,8 @@ struct backward_conversion {
       const float scale = attention.scale;
       const u32 words[2] = {pack<T>(value.x * scale, value.y * scale),
                             pack<T>(value.z * scale, value.w * scale)};
-      store_matrices_transposed(
-          shared + ((q + lane % 8) * pitch + d + lane % 16 / 8 * 8) * 2, words);
+      store_matrices_transposed(shared + ((q + lane % 8) * pitch + d + lane % 16 / 8 * 8) * 2,
+                                words);
     }
     __syncthreads();
     constexpr int vectors = form.dim / 8;  // of a row

@@ -8,8 +8,8 @@
 namespace fftune {
 
 // The sequence whose blocks, of `size` rows each, include number `block`: where several begin
-// inside one block, each has blocks of its own, so sequence i begins at block offsets[i] / size + i.
-// A sequence's last block may be followed by one that is nobody's; it counts as the sequence's.
+// inside one block, each has blocks of its own, so sequence i begins at block offsets[i] / size +
+// i. A sequence's last block may be followed by one that is nobody's; it counts as the sequence's.
 __device__ __forceinline__ int sequence_of_block(const int* offsets, int batch, int size,
                                                  int block) {
   int first = 0, last = batch;
@@ -86,7 +86,8 @@ struct key_block_work {
       first = larger(0, first_key - sequence.shift()) / bm;
     }
     if constexpr (form.window) {
-      last = smaller(last, ceil_div(larger(0, keys_end - 1 - sequence.shift() + params.window), bm));
+      last =
+          smaller(last, ceil_div(larger(0, keys_end - 1 - sequence.shift() + params.window), bm));
     }
     if (first_key >= keys_end) last = 0;
     first = smaller(first, last);
