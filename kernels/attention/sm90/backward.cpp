@@ -25,6 +25,7 @@ sm90_backward_config config_of(const Config& config) {
           .mma_warpgroups = config.get("mma_warpgroups"),
           .q_stages = config.get("q_stages"),
           .do_stages = config.get("do_stages"),
+          .ds_stages = config.get("ds_stages"),
           .dq = config.word("dq") == "bulk" ? dq_path::bulk : dq_path::direct,
           .ahead = config.at("ahead") != 0};
 }
@@ -32,9 +33,9 @@ sm90_backward_config config_of(const Config& config) {
 std::string template_argument(const sm90_backward_config& config) {
   return fmt::format(
       "fftune::sm90_backward_config{{.bm = {}, .bn = {}, .mma_warpgroups = {}, .q_stages = {}, "
-      ".do_stages = {}, .dq = fftune::dq_path::{}, .ahead = {}}}",
+      ".do_stages = {}, .ds_stages = {}, .dq = fftune::dq_path::{}, .ahead = {}}}",
       config.bm, config.bn, config.mma_warpgroups, config.q_stages, config.do_stages,
-      config.dq == dq_path::bulk ? "bulk" : "direct", config.ahead);
+      config.ds_stages, config.dq == dq_path::bulk ? "bulk" : "direct", config.ahead);
 }
 
 class Sm90Backward final : public StageFamily {
@@ -60,6 +61,8 @@ class Sm90Backward final : public StageFamily {
         .parameter("mma_warpgroups", "MMA warpgroups of a CTA", {2, 3})
         .parameter("q_stages", "blocks of q in shared memory", {1, 2, 3})
         .parameter("do_stages", "blocks of d_out in shared memory", {1, 2, 3})
+        .parameter("ds_stages", "blocks of dS, for wide heads of P and dS, in shared memory",
+                   {1, 2})
         .parameter(
             "dq",
             "how dq is added up: bulk: TMA adds what is in shared memory; direct: reductions "
@@ -71,7 +74,7 @@ class Sm90Backward final : public StageFamily {
             "tiles split evenly among the MMA warpgroups, and fit in registers and shared "
             "memory",
             [form](const Config& c) { return sm90_backward_misfit(form, config_of(c)) == nullptr; },
-            {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "dq", "ahead"});
+            {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead"});
   }
 
   // The largest tiles, as each block of queries is loaded once for every block of keys and the
@@ -86,8 +89,8 @@ class Sm90Backward final : public StageFamily {
         return std::tuple(std::min<std::int64_t>(bn, 128), c.at("ahead"), c.word("dq") == "bulk",
                           std::min<std::int64_t>(bm, 128),
                           std::min<std::int64_t>(c.at("q_stages"), 2),
-                          std::min<std::int64_t>(c.at("do_stages"), 2), -bn, -c.at("q_stages"),
-                          -c.at("do_stages"), -c.at("mma_warpgroups"));
+                          std::min<std::int64_t>(c.at("do_stages"), 2), c.at("ds_stages"), -bn,
+                          -c.at("q_stages"), -c.at("do_stages"), -c.at("mma_warpgroups"));
       };
       return rank(a) < rank(b);
     });

@@ -37,6 +37,7 @@
 #include "attention/sm90/backward_work.cuh"
 #include "attention/softmax.cuh"
 #include "common/async_copy.cuh"
+#include "common/cluster.cuh"
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
 #include "common/pipeline.cuh"
@@ -45,12 +46,6 @@
 #include "gemm/element_type.cuh"
 
 namespace fftune {
-
-__device__ __forceinline__ float2 load_shared_pair(u32 address) {
-  float2 value;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address));
-  return value;
-}
 
 __device__ __forceinline__ void add_global(float* address, float a, float b, float c, float d) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(a),

@@ -43,38 +43,34 @@ int registers_needed(const attention_form& form, const attention_sm90_config& co
   return plan.score_registers + plan.out_registers + probabilities + mask + others;
 }
 
-/// Cycles of the launch: waves of CTAs over tiles, whose blocks of keys cost their MMAs at the rate
-/// that so many warpgroups reach, or their exponentials.
+/// Cycles of the launch: tiles, of which each SM has its share, and their blocks of keys: the MMAs,
+/// the exponentials that no other warpgroup's MMAs hide, and what a block costs whatever its size.
 double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
   const attention_sm90_config config = config_of(values);
   const attention_sm90_plan plan = attention_sm90_plan_of(form_of(layer), config);
-  const double queries = static_cast<double>(usual_queries(layer));
-  const double keys = static_cast<double>(usual_keys(layer));
+  const auto queries = static_cast<double>(usual_queries(layer));
+  const auto keys = static_cast<double>(usual_keys(layer));
+  // A tile computes the blocks up to its last query's key, the last of them whole.
   double seen = keys;
-  if (layer.mask == Mask::causal) seen = std::max(1.0, keys - std::min(queries, keys) / 2);
+  if (layer.mask == Mask::causal)
+    seen = std::min(keys, keys - std::min(queries, keys) / 2 + plan.bm / 2.0);
   if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + plan.bm));
-  // On average half a block is beyond the last key that a tile sees.
-  const double blocks = std::max(1.0, seen / config.bn + (layer.mask == Mask::causal ? 0.5 : 0));
+  const double blocks = seen < keys ? seen / config.bn + 0.5 : std::ceil(keys / config.bn);
   constexpr double flops_of_cycle = 4096, exponentials_of_cycle = 16;  // of an SM
   const double pairs = static_cast<double>(plan.bm) * config.bn;
   const double mma = pairs * 4 * static_cast<double>(layer.dim) / flops_of_cycle;
   const double softmax = pairs / exponentials_of_cycle;
-  // How much of the softmax hides beneath other warpgroups' MMAs.
-  const int side_by_side = config.mma_warpgroups * config.ctas_per_sm;
-  const double hidden = side_by_side == 1 ? 0.5 : side_by_side == 2 ? 0.8 : 0.9;
-  const double block_cycles =
-      mma + (1 - hidden) * softmax + 60 + (config.ordered ? 0 : 20) + (config.stages > 2 ? 0 : 20);
-  const double tile_cycles = blocks * block_cycles + 1500;
-  const double tiles =
+  const double hidden = config.mma_warpgroups * config.ctas_per_sm > 1 ? 0.8 : 0.5;
+  const double fixed = 100 + (config.ordered ? 0 : 20) + (config.stages > 2 ? 0 : 20);
+  constexpr double of_tile = 1500;  // its queries, its last product, and the store
+  const double tile_cycles = blocks * (mma + (1 - hidden) * softmax + fixed) + of_tile;
+  const auto tiles =
       static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b * layer.heads);
-  const double slots = static_cast<double>(facts.multiprocessors) * config.ctas_per_sm;
-  // CTAs that share an SM share its tensor cores.
-  const double rate = 1.0 / config.ctas_per_sm;
-  const double rounds = layer.mask == Mask::causal ? std::max(tiles / slots + 0.3, 1.0)
-                                                   : std::max(1.0, std::ceil(tiles / slots));
-  return rounds * tile_cycles /
-             (side_by_side > config.mma_warpgroups && tiles > slots / 2 ? rate : 1) +
-         3000;
+  const double share = tiles / static_cast<double>(facts.multiprocessors);
+  // Unlike tiles, the longest first, and tiles of CTAs that share an SM, even out but for the last.
+  const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
+  constexpr double of_launch = 3000;
+  return std::max(1.0, evens_out ? share + 0.4 : std::ceil(share)) * tile_cycles + of_launch;
 }
 
 class Sm90Forward final : public StageFamily {
