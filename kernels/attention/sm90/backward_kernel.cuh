@@ -457,11 +457,14 @@ struct attention_backward {
 #pragma unroll
     for (int step = 0; step < score_steps; ++step) {
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        const float2 row_delta = load_shared_pair(own + (step * 16 + pair / 2 * 8) * 4);
-        const int i = step * 8 + pair * 2;
-        ds[step][pair] =
-            pack<T>(p[i] * (dp[i] - row_delta.x), p[i + 1] * (dp[i + 1] - row_delta.y));
+      for (int half = 0; half < 2; ++half) {
+        const float2 row_delta = load_shared_pair(own + (step * 16 + half * 8) * 4);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const int i = step * 8 + half * 4 + row * 2;
+          ds[step][half * 2 + row] =
+              pack<T>(p[i] * (dp[i] - row_delta.x), p[i + 1] * (dp[i + 1] - row_delta.y));
+        }
       }
     }
   }
