@@ -53,6 +53,11 @@ __device__ __forceinline__ void add_global(float* address, float a, float b, flo
                : "memory");
 }
 
+// Orders what was written to global memory before, by generic stores or by TMA, and what is after.
+__device__ __forceinline__ void fence_global_async() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // Named barriers.
 enum class backward_barrier {
   scores = 1,    // the MMA warpgroups: around P and dS in shared memory
@@ -175,6 +180,7 @@ struct attention_backward {
       load_rows(base + plan.v_at, params.v, v_full(), work.kv_head, row, plan.kv_slab_bytes);
     }
     wait_for_dependencies();
+    fence_global_async();
     const int heads = attention.heads / attention.kv_heads;
     for (int head = work.kv_head * heads; head < (work.kv_head + 1) * heads; ++head) {
       for (int from = work.first; from < work.last; from += 32) {
@@ -230,6 +236,7 @@ struct attention_backward {
   __device__ __forceinline__ void add_dq_stages() const {
     const int lane = threadIdx.x % 32;
     wait_for_dependencies();
+    fence_global_async();
 #pragma unroll
     for (int warpgroup = 0; warpgroup < warpgroups; ++warpgroup) {
       arrive(backward_barrier::dq_empty, 160, warpgroup);
@@ -246,14 +253,14 @@ struct attention_backward {
         if (lane == 0) {
           if constexpr (form.deterministic) {
             wait_turn(now, warpgroup);
-            asm volatile("fence.proxy.async.global;" ::: "memory");
+            fence_global_async();
           }
           bulk_add(dq_of(now, warpgroup), base + plan.dq_at + warpgroup * plan.dq_bytes,
                    plan.dq_bytes);
           tma_store_commit();
           if constexpr (form.deterministic) {
             tma_store_wait<0>();
-            asm volatile("fence.proxy.async.global;" ::: "memory");
+            fence_global_async();
             end_turn(now, warpgroup);
           } else {
             tma_store_wait_read<0>();
@@ -445,11 +452,14 @@ struct attention_backward {
 #pragma unroll
     for (int step = 0; step < score_steps; ++step) {
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        const float2 row_delta = load_shared_pair(own + (step * 16 + pair / 2 * 8) * 4);
-        const int i = step * 8 + pair * 2;
-        ds[step][pair] =
-            pack<T>(p[i] * (dp[i] - row_delta.x), p[i + 1] * (dp[i + 1] - row_delta.y));
+      for (int half = 0; half < 2; ++half) {
+        const float2 row_delta = load_shared_pair(own + (step * 16 + half * 8) * 4);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const int i = step * 8 + half * 4 + row * 2;
+          ds[step][half * 2 + row] =
+              pack<T>(p[i] * (dp[i] - row_delta.x), p[i + 1] * (dp[i + 1] - row_delta.y));
+        }
       }
     }
   }
