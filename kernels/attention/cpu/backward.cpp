@@ -27,11 +27,11 @@ class OutputSums {
 
   void compute(int threads, float* rooms) {
     constexpr std::int64_t rows = 64;
-    const auto blocks = host_.query_blocks(call_, rows);
     const std::int64_t dim = host_.layer.dim;
     gemm_cpu::deal(
-        call_.parallel, threads, std::ssize(blocks), [&](std::size_t worker, std::int64_t task) {
-          Block block = blocks[static_cast<std::size_t>(task)];
+        call_.parallel, threads, host_.query_blocks(call_, rows),
+        [&](std::size_t worker, std::int64_t task) {
+          Block block = host_.query_block(call_, rows, task);
           const Range all = block.range;
           float* const room = rooms + static_cast<std::int64_t>(worker) * 2 * dim;
           for (std::int64_t i = all.first; i < all.last; ++i) {
@@ -222,20 +222,19 @@ Program backward_program(const Problem& problem, const DeviceFacts& facts, std::
     float* const rooms = reinterpret_cast<float*>(call.scratch[1]);
     OutputSums sums(host, call, reinterpret_cast<float*>(call.scratch[0]));
     sums.compute(threads, rooms);
-    const auto queries = host.query_blocks(call, rows);
-    const auto keys = host.key_blocks(call, columns);
-    gemm_cpu::deal(
-        call.parallel, threads, std::ssize(queries) + std::ssize(keys),
-        [&](std::size_t worker, std::int64_t task) {
-          Workspace work = workspace;
-          work.place(rooms + static_cast<std::int64_t>(worker) * workspace.floats());
-          // The blocks of keys first: each has the heads of a group to add up.
-          if (task < std::ssize(keys))
-            compute_dk_dv(host, call, keys[static_cast<std::size_t>(task)], rows, sums, work);
-          else
-            compute_dq(host, call, queries[static_cast<std::size_t>(task - std::ssize(keys))],
-                       columns, sums, work);
-        });
+    const std::int64_t of_keys = host.key_blocks(call, columns);
+    gemm_cpu::deal(call.parallel, threads, of_keys + host.query_blocks(call, rows),
+                   [&](std::size_t worker, std::int64_t task) {
+                     Workspace work = workspace;
+                     work.place(rooms + static_cast<std::int64_t>(worker) * workspace.floats());
+                     // The blocks of keys first: each has the heads of a group to add up.
+                     if (task < of_keys)
+                       compute_dk_dv(host, call, host.key_block(call, columns, task), rows, sums,
+                                     work);
+                     else
+                       compute_dq(host, call, host.query_block(call, rows, task - of_keys), columns,
+                                  sums, work);
+                   });
   }));
   return program;
 }

@@ -80,12 +80,11 @@ class CpuBlas final : public StageFamily {
     program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       const BlasThreads one(1);
-      const auto blocks = host.query_blocks(call, rows);
-      gemm_cpu::deal(call.parallel, threads, std::ssize(blocks),
+      gemm_cpu::deal(call.parallel, threads, host.query_blocks(call, rows),
                      [&](std::size_t worker, std::int64_t task) {
                        float* const room = reinterpret_cast<float*>(call.scratch[0]) +
                                            static_cast<std::int64_t>(worker) * worker_floats;
-                       attend(host, call, blocks[static_cast<std::size_t>(task)], columns, room);
+                       attend(host, call, host.query_block(call, rows, task), columns, room);
                      });
     }));
     return program;
@@ -169,12 +168,11 @@ class CpuPlain final : public StageFamily {
     program.scratch = {{gemm_cpu::bytes_of_floats(threads * worker_floats), false}};
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
       constexpr std::int64_t rows = 16;
-      const auto blocks = host.query_blocks(call, rows);
-      gemm_cpu::deal(call.parallel, threads, std::ssize(blocks),
+      gemm_cpu::deal(call.parallel, threads, host.query_blocks(call, rows),
                      [&](std::size_t worker, std::int64_t task) {
                        float* const room = reinterpret_cast<float*>(call.scratch[0]) +
                                            static_cast<std::int64_t>(worker) * worker_floats;
-                       Block block = blocks[static_cast<std::size_t>(task)];
+                       Block block = host.query_block(call, rows, task);
                        const Range all = block.range;
                        for (std::int64_t i = all.first; i < all.last; ++i) {
                          block.range = {i, i + 1};

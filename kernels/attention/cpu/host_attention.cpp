@@ -41,29 +41,41 @@ Sequence HostAttention::sequence(const HostCall& call, std::int64_t index) const
   return sequence;
 }
 
-std::vector<Block> HostAttention::query_blocks(const HostCall& call, std::int64_t size) const {
-  std::vector<Block> blocks;
-  for (std::int64_t index = 0; index < layer.b; ++index) {
-    const Sequence sequence = this->sequence(call, index);
-    const std::int64_t parts = ceil_div(sequence.queries, size);
-    for (std::int64_t part = parts - 1; part >= 0; --part)
-      for (std::int64_t head = 0; head < layer.heads; ++head)
-        blocks.push_back({sequence, head, gemm_cpu::part_of(sequence.queries, parts, part)});
-  }
+std::int64_t HostAttention::query_blocks(const HostCall& call, std::int64_t size) const {
+  std::int64_t blocks = 0;
+  for (std::int64_t index = 0; index < layer.b; ++index)
+    blocks += ceil_div(sequence(call, index).queries, size) * layer.heads;
   return blocks;
 }
 
-std::vector<Block> HostAttention::key_blocks(const HostCall& call, std::int64_t size) const {
-  std::vector<Block> blocks;
-  for (std::int64_t index = 0; index < layer.b; ++index) {
-    const Sequence sequence = this->sequence(call, index);
-    const std::int64_t keys = layer.lengths ? layer.kv : sequence.keys;
-    const std::int64_t parts = ceil_div(keys, size);
-    for (std::int64_t part = 0; part < parts; ++part)
-      for (std::int64_t head = 0; head < layer.kv_heads; ++head)
-        blocks.push_back({sequence, head, gemm_cpu::part_of(keys, parts, part)});
+Block HostAttention::query_block(const HostCall& call, std::int64_t size,
+                                 std::int64_t index) const {
+  for (std::int64_t i = 0;; ++i) {
+    const Sequence sequence = this->sequence(call, i);
+    const std::int64_t parts = ceil_div(sequence.queries, size);
+    if (index < parts * layer.heads)
+      return {sequence, index % layer.heads,
+              gemm_cpu::part_of(sequence.queries, parts, parts - 1 - index / layer.heads)};
+    index -= parts * layer.heads;
   }
+}
+
+std::int64_t HostAttention::key_blocks(const HostCall& call, std::int64_t size) const {
+  std::int64_t blocks = 0;
+  for (std::int64_t index = 0; index < layer.b; ++index)
+    blocks += ceil_div(stored_keys(sequence(call, index)), size) * layer.kv_heads;
   return blocks;
+}
+
+Block HostAttention::key_block(const HostCall& call, std::int64_t size, std::int64_t index) const {
+  for (std::int64_t i = 0;; ++i) {
+    const Sequence sequence = this->sequence(call, i);
+    const std::int64_t keys = stored_keys(sequence), parts = ceil_div(keys, size);
+    if (index < parts * layer.kv_heads)
+      return {sequence, index % layer.kv_heads,
+              gemm_cpu::part_of(keys, parts, index / layer.kv_heads)};
+    index -= parts * layer.kv_heads;
+  }
 }
 
 Range HostAttention::keys_of(const Sequence& sequence, std::int64_t query) const {

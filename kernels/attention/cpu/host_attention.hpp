@@ -44,9 +44,12 @@ class HostAttention {
 
   Sequence sequence(const HostCall& call, std::int64_t index) const;
   /// All queries of all heads in blocks of at most `size`, the last of a sequence first, because
-  /// causal ones see the most keys; or all keys, those beyond a sequence's length too.
-  std::vector<Block> query_blocks(const HostCall& call, std::int64_t size) const;
-  std::vector<Block> key_blocks(const HostCall& call, std::int64_t size) const;
+  /// causal ones see the most keys: how many there are, and each.
+  std::int64_t query_blocks(const HostCall& call, std::int64_t size) const;
+  Block query_block(const HostCall& call, std::int64_t size, std::int64_t index) const;
+  /// The same of keys, in their order, those beyond a sequence's length too.
+  std::int64_t key_blocks(const HostCall& call, std::int64_t size) const;
+  Block key_block(const HostCall& call, std::int64_t size, std::int64_t index) const;
 
   /// The keys that a query may see as its position has it, and the hull of those of several.
   Range keys_of(const Sequence& sequence, std::int64_t query) const;
@@ -87,6 +90,10 @@ class HostAttention {
   }
 
  private:
+  /// Keys of a sequence whose gradients there are.
+  std::int64_t stored_keys(const Sequence& sequence) const {
+    return layer.lengths ? layer.kv : sequence.keys;
+  }
   std::int64_t row_of(std::size_t tensor) const;
   std::int64_t key_token(const HostCall& call, const Sequence& sequence, std::int64_t key) const;
 };
