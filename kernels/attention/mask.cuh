@@ -80,11 +80,7 @@ __device__ __forceinline__ key_range common_keys(const attention_params& params,
 // among them need no element mask. If none is visible first == last.
 struct key_blocks {
   int first, full_first, full_last, last;
-
   __device__ __forceinline__ int count() const { return last - first; }
-  __device__ __forceinline__ bool is_full(int block) const {
-    return block >= full_first && block < full_last;
-  }
 };
 
 template <attention_form form, int bn>

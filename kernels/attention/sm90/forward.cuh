@@ -176,7 +176,6 @@ struct attention_forward {
   // What an MMA thread keeps of its two rows of a tile.
   struct tile_rows {
     softmax_row softmax[2];
-    key_range keys[2];
   };
 
   static __device__ __forceinline__ int warpgroup_of_thread() {
@@ -321,12 +320,14 @@ struct attention_forward {
     }
   }
 
-  __device__ __forceinline__ void apply_mask(score_accumulators& scores, const tile_rows& rows,
+  __device__ __forceinline__ void apply_mask(score_accumulators& scores, const attention_tile& tile,
                                              int block, const mask_words& words) const {
     const int start = block * bn + own_column();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int first = rows.keys[i].first - start, last = rows.keys[i].last - start;
+      const key_range keys = keys_of_row<form>(
+          params, tile.sequence, tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8);
+      const int first = keys.first - start, last = keys.last - start;
 #pragma unroll
       for (int j = 0; j < bn / 8; ++j) {
         u32 bits = 0;
@@ -544,7 +545,7 @@ struct attention_forward {
       wgmma_wait<1>();
       release_k(!keys.is_valid());
       transform(scores, tile, block, scaling);
-      if constexpr (masked) apply_mask(scores, rows, block, words);
+      if constexpr (masked) apply_mask(scores, tile, block, words);
       float rescale[2];
       const bool rescales = exponentiate<false>(scores, rows, scaling.factor(), rescale);
       complete_before_wait(rows.softmax[0].sum + rows.softmax[1].sum);
@@ -573,13 +574,8 @@ struct attention_forward {
         keys.next(params, tile, warpgroup * 64);
         release_k(!keys.is_valid());
         q_phase ^= 1;
-        const int row = tile.first_row + warpgroup * 64 + own_row();
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          rows.keys[i] = keys_of_row<form>(params, tile.sequence, row + i * 8);
-        }
         transform(scores, tile, before, scaling);
-        apply_mask(scores, rows, before, words);
+        apply_mask(scores, tile, before, words);
         float unused[2];
         exponentiate<true>(scores, rows, scaling.factor(), unused);
         convert(scores, from);

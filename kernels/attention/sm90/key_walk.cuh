@@ -16,13 +16,12 @@ namespace fftune {
 template <attention_form form, int rows, int own_rows, int bn>
 class key_walk {
   static constexpr bool packed = form.mask == attention_mask::packed;
-  key_blocks own_;
-  int first_, last_;  // blocks of the tile
-  int block_;
+  int first_, block_;
+  int full_first_, full_last_;  // blocks that the asking warpgroup's rows see all of
   // Packed: of 32 blocks from base_ on, those that hold keys, and those without a mixed tile.
   struct flag_words {
     u32 present, full;
-    int base;
+    int base, last;
   };
   struct no_flags {};
   typename choose_type<packed, flag_words, no_flags>::type words_;
@@ -33,16 +32,18 @@ class key_walk {
     const key_blocks all = key_blocks_of<form, bn>(params, tile.sequence, tile.first_row,
                                                    tile.last_row(tile.first_row, rows));
     const int own_row = tile.first_row + own_first;
-    own_ =
+    const key_blocks own =
         key_blocks_of<form, bn>(params, tile.sequence, own_row, tile.last_row(own_row, own_rows));
     first_ = all.first;
-    last_ = all.last;
+    full_first_ = own.full_first;
+    full_last_ = own.full_last;
     if constexpr (packed) {
       words_.base = first_ - 32;
+      words_.last = all.last;
       words_.present = 0;
       load_flags(params, tile, own_row);
     } else {
-      block_ = last_ - 1;
+      block_ = all.last - 1;
     }
   }
 
@@ -52,13 +53,10 @@ class key_walk {
   }
   __device__ __forceinline__ int block() const { return block_; }
   __device__ __forceinline__ bool masked() const {
-    if constexpr (packed) {
-      return !own_.is_full(block_) || (words_.full >> (block_ - words_.base) & 1) == 0;
-    }
-    return !own_.is_full(block_);
+    const bool full = block_ >= full_first_ && block_ < full_last_;
+    if constexpr (packed) return !full || (words_.full >> (block_ - words_.base) & 1) == 0;
+    return !full;
   }
-  // Full blocks of the walk in succession, from here on (not packed).
-  __device__ __forceinline__ bool in_full() const { return block_ >= own_.full_first; }
 
   __device__ __forceinline__ void next(const attention_params& params, const attention_tile& tile,
                                        int own_first) {
@@ -75,11 +73,11 @@ class key_walk {
                                              const attention_tile& tile, int own_row) {
     while (words_.present == 0) {
       words_.base += 32;
-      if (words_.base >= last_) return;
+      if (words_.base >= words_.last) return;
       const packed_mask mask(params, tile.sequence.index, tile.head);
       const int block = words_.base + static_cast<int>(threadIdx.x % 32);
       bool any = false, full = false;
-      if (block < last_) {
+      if (block < words_.last) {
         any = mask.flag<rows, bn>(tile.first_row, block * bn) != tile_empty;
         full = mask.flag<own_rows, bn>(own_row, block * bn) == tile_full;
       }
