@@ -51,4 +51,12 @@ struct attention_params {
   float softcap;
 };
 
+// Of backward kernels that know their tensors by strides.
+struct attention_backward_params {
+  attention_params forward;  // with d_out, dq, dk, dv, d_sinks and delta
+  // Elements between sequences (bshd), and between tokens.
+  long long d_out_batch, dq_batch, dk_batch, dv_batch;
+  int d_out_row, dq_row, dk_row, dv_row;
+};
+
 }  // namespace fftune

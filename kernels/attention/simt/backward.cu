@@ -21,7 +21,7 @@ __device__ __forceinline__ float probability_of(float power, float lse_power) {
 
 template <attention_form form>
 __global__ void __launch_bounds__(attention_simt_config::threads)
-    attention_simt_dq(const __grid_constant__ attention_simt_backward_params params) {
+    attention_simt_dq(const __grid_constant__ attention_backward_params params) {
   using rows = simt_rows<form>;
   using T = typename rows::T;
   const attention_params& p = params.forward;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
 
 template <attention_form form>
 __global__ void __launch_bounds__(attention_simt_config::threads)
-    attention_simt_dkv(const __grid_constant__ attention_simt_backward_params params) {
+    attention_simt_dkv(const __grid_constant__ attention_backward_params params) {
   using rows = simt_rows<form>;
   using T = typename rows::T;
   static_assert(!form.paged);
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
 
 template <attention_form form>
 __global__ void __launch_bounds__(attention_simt_config::threads)
-    attention_simt_d_sinks(const __grid_constant__ attention_simt_backward_params params) {
+    attention_simt_d_sinks(const __grid_constant__ attention_backward_params params) {
   constexpr int threads = attention_simt_config::threads;
   const attention_params& p = params.forward;
   __shared__ float sums[threads];
