@@ -4,8 +4,9 @@
 namespace fftune::attention {
 
 std::vector<const Family*> cuda_families() {
-  return {&attention_decode_family(), &attention_sm90_family(),     &attention_sm80_family(),
-          &attention_simt_family(),   &attention_bwd_sm90_family(), &attention_bwd_simt_family()};
+  return {&attention_decode_family(),  &attention_sm90_family(),     &attention_sm80_family(),
+          &attention_simt_family(),    &attention_bwd_sm90_family(), &attention_bwd_sm80_family(),
+          &attention_bwd_simt_family()};
 }
 
 }  // namespace fftune::attention

@@ -14,6 +14,7 @@ const Family& attention_sm90_family();
 const Family& attention_bwd_sm90_family();
 const Family& attention_decode_family();
 const Family& attention_sm80_family();
+const Family& attention_bwd_sm80_family();
 const Family& attention_simt_family();
 const Family& attention_bwd_simt_family();
 

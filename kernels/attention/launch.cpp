@@ -181,6 +181,27 @@ KernelLaunch& Launch::append(const std::string& file, const std::string& express
   return launch;
 }
 
+Launch backward_launch(Program& program, const Problem& problem, const DeviceFacts& facts) {
+  using Params = attention_backward_params;
+  Launch launch(program, problem, facts, sizeof(Params), offsetof(Params, forward));
+  const Layer& layer = launch.layer();
+  const std::int64_t row = layer.heads * layer.dim, kv_row = layer.kv_heads * layer.dim;
+  const auto whole = [&](std::size_t offset, std::int64_t value) {
+    launch.set(offset, static_cast<std::int32_t>(value));
+  };
+  launch.set(offsetof(Params, d_out_batch), layer.s * row);
+  launch.set(offsetof(Params, dq_batch), layer.s * row);
+  launch.set(offsetof(Params, dk_batch), layer.kv * kv_row);
+  launch.set(offsetof(Params, dv_batch), layer.kv * kv_row);
+  whole(offsetof(Params, d_out_row), row);
+  whole(offsetof(Params, dq_row), row);
+  whole(offsetof(Params, dk_row), kv_row);
+  whole(offsetof(Params, dv_row), kv_row);
+  launch.set_attention(offsetof(attention_params, delta),
+                       launch.scratch(layer.q_tokens() * layer.heads * 4));
+  return launch;
+}
+
 TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,
                            int box_tokens, int box_columns) {
   TensorMapArgument map;

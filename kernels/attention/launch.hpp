@@ -59,6 +59,10 @@ class Launch {
   ParameterStruct parameters_;
 };
 
+/// A launch of kernels that take attention_backward_params, with their strides and delta, of lse's
+/// shape, in scratch memory.
+Launch backward_launch(Program& program, const Problem& problem, const DeviceFacts& facts);
+
 /// Rows of q, k or v as a tensor map of three dimensions: columns, tokens, and sequences; packed
 /// sequences are one; k and v in pages are tokens of a page, and pages.
 TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,

@@ -48,23 +48,10 @@ class Simt final : public StageFamily {
   }
 
   static Program backward_program(const Problem& problem, const DeviceFacts& facts) {
-    using Params = attention_simt_backward_params;
     Program program;
-    Launch launch(program, problem, facts, sizeof(Params), offsetof(Params, forward));
+    Launch launch = backward_launch(program, problem, facts);
     const Layer& layer = launch.layer();
     const std::string form = template_argument(form_of(layer));
-    const std::int64_t row = layer.heads * layer.dim, kv_row = layer.kv_heads * layer.dim;
-    const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-    launch.set(offsetof(Params, d_out_batch), layer.s * row);
-    launch.set(offsetof(Params, dq_batch), layer.s * row);
-    launch.set(offsetof(Params, dk_batch), layer.kv * kv_row);
-    launch.set(offsetof(Params, dv_batch), layer.kv * kv_row);
-    launch.set(offsetof(Params, d_out_row), small(row));
-    launch.set(offsetof(Params, dq_row), small(row));
-    launch.set(offsetof(Params, dk_row), small(kv_row));
-    launch.set(offsetof(Params, dv_row), small(kv_row));
-    launch.set_attention(offsetof(attention_params, delta),
-                         launch.scratch(layer.q_tokens() * layer.heads * 4));
     launch.append(backward_file, fmt::format("attention_simt_dq<{}>", form),
                   grid_of(layer.q_tokens(), layer.heads), attention_simt_config::threads);
     launch.append(backward_file, fmt::format("attention_simt_dkv<{}>", form),
