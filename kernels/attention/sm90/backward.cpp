@@ -78,19 +78,25 @@ class Sm90Backward final : public StageFamily {
   }
 
   // The largest tiles, as each block of queries is loaded once for every block of keys and the
-  // other way around, two stages of q, and dq by TMA.
+  // other way around, two stages of q, and dq by TMA. Scores ahead of time take registers that wide
+  // heads, masks in memory and the like need.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const auto feasible = space(problem, facts).feasible();
     if (feasible.empty())
       throw Error(ErrorKind::internal, "the space of attention_bwd_sm90 is empty");
-    return *std::max_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
-      const auto rank = [](const Config& c) {
-        const std::int64_t bn = c.at("bn"), bm = c.at("bm");
-        return std::tuple(std::min<std::int64_t>(bn, 128), c.at("ahead"), c.word("dq") == "bulk",
-                          std::min<std::int64_t>(bm, 128),
-                          std::min<std::int64_t>(c.at("q_stages"), 2),
-                          std::min<std::int64_t>(c.at("do_stages"), 2), c.at("ds_stages"), -bn,
-                          -c.at("q_stages"), -c.at("do_stages"), -c.at("mma_warpgroups"));
+    const Layer layer = layer_of(problem);
+    const bool ahead = layer.dim <= 128 && !layer.masked() && !layer.bias && layer.softcap == 0 &&
+                       !layer.deterministic;
+    return *std::max_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
+      const auto rank = [&](const Config& c) {
+        const std::int64_t bn = c.at("bn");
+        const auto two = [&](const char* stages) {
+          return std::min<std::int64_t>(c.at(stages), 2);
+        };
+        return std::tuple(std::min<std::int64_t>(bn, 128), (c.at("ahead") != 0) == ahead,
+                          c.word("dq") == "bulk", c.at("bm"), two("q_stages"), two("do_stages"),
+                          c.at("ds_stages"), -bn, -c.at("q_stages"), -c.at("do_stages"),
+                          -c.at("mma_warpgroups"));
       };
       return rank(a) < rank(b);
     });

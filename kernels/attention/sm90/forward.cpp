@@ -70,7 +70,9 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   // Unlike tiles, the longest first, and tiles of CTAs that share an SM, even out but for the last.
   const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
   constexpr double of_launch = 3000;
-  return std::max(1.0, evens_out ? share + 0.4 : std::ceil(share)) * tile_cycles + of_launch;
+  const double sharing = config.ctas_per_sm > 1 ? 1.1 : 1;  // of one SM's shared memory
+  return sharing * std::max(1.0, evens_out ? share + 0.4 : std::ceil(share)) * tile_cycles +
+         of_launch;
 }
 
 class Sm90Forward final : public StageFamily {
