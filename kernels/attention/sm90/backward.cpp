@@ -93,10 +93,11 @@ class Sm90Backward final : public StageFamily {
         const auto two = [&](const char* stages) {
           return std::min<std::int64_t>(c.at(stages), 2);
         };
+        const std::int64_t bm = std::min<std::int64_t>(c.at("bm"), layer.dim > 128 ? 64 : 128);
         return std::tuple(std::min<std::int64_t>(bn, 128), (c.at("ahead") != 0) == ahead,
-                          c.word("dq") == "bulk", c.at("bm"), two("q_stages"), two("do_stages"),
-                          c.at("ds_stages"), -bn, -c.at("q_stages"), -c.at("do_stages"),
-                          -c.at("mma_warpgroups"));
+                          two("q_stages"), c.word("dq") == "bulk", bm, two("do_stages"),
+                          c.at("ds_stages"), -bn, -c.at("bm"), -c.at("q_stages"),
+                          -c.at("do_stages"), -c.at("mma_warpgroups"));
       };
       return rank(a) < rank(b);
     });
