@@ -15,6 +15,11 @@ struct attention_sm90_config {
   bool ordered = true;
   /// Two where one MMA warpgroup and its shared memory leave room.
   int ctas_per_sm = 1;
+  /// Of 8 powers of two, those that are computed by a polynomial instead of the special function
+  /// unit, which is what heads of 64 wait for.
+  int polynomial_of_8 = 0;
+  /// CTAs take their tiles from a counter in memory, the longest first, rather than in fixed turns.
+  bool dynamic = false;
 };
 
 struct attention_sm90_plan {
@@ -32,6 +37,7 @@ struct attention_sm90_plan {
   // Shared memory from a 1024-byte boundary on.
   int k_at, v_at;                                   // q is at 0
   int q_barriers_at, k_barriers_at, v_barriers_at;  // full ones, then as many empty ones
+  int tiles_at, tile_bytes;                         // two work tiles, then their barriers
   int shared_bytes;                                 // with room to align to 1024
 };
 
@@ -50,14 +56,16 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
   // these alone on an SM every thread has enough at the start.
   plan.reallocates_registers = config.mma_warpgroups > 1 || config.ctas_per_sm > 1;
-  plan.producer_registers = config.mma_warpgroups == 3 ? 32 : 24;
+  plan.producer_registers = config.mma_warpgroups > 1 ? 32 : 24;
   plan.mma_registers = config.mma_warpgroups == 3 ? 160 : config.mma_warpgroups == 2 ? 240 : 232;
   plan.k_at = config.mma_warpgroups * plan.q_bytes;
   plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
   plan.q_barriers_at = plan.v_at + config.stages * plan.kv_bytes;
   plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * config.mma_warpgroups;
   plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
-  plan.shared_bytes = 1024 + plan.v_barriers_at + 2 * 8 * config.stages;
+  plan.tiles_at = plan.v_barriers_at + 2 * 8 * config.stages;
+  plan.tile_bytes = form.packed_sequences() || form.lengths ? 32 : 16;
+  plan.shared_bytes = 1024 + plan.tiles_at + 2 * plan.tile_bytes + 2 * 2 * 8;
   return plan;
 }
 

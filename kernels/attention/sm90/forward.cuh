@@ -16,6 +16,8 @@
 //  k, v full [stage]     the producer with the bytes        MMA warpgroups
 //  k, v empty [stage]    a thread of each MMA warpgroup     the producer
 //  order [warpgroup]     named: itself and the one before   the MMA warpgroup
+//  tile full [2]         a thread of the producer           MMA warpgroups: which tile is next
+//  tile empty [2]        a thread of each MMA warp          the producer
 //  zero fill [warpgroup] named: its 128 threads             the same
 //
 // Two overlaps keep the tensor cores busy during the softmax. An MMA warpgroup issues the scores of
@@ -65,7 +67,8 @@ struct attention_forward {
 
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
-  using scheduler = attention_tile_scheduler<form, plan.bm>;
+  using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm>;
+  using tile_slots = pipeline<2, plan.tile_bytes>;
   using walk = key_walk<form, plan.bm, 64, bn>;
 
   const attention_sm90_params& maps;
@@ -83,6 +86,11 @@ struct attention_forward {
   }
   __device__ __forceinline__ stages k_pipe() const { return pipe(plan.k_at, plan.k_barriers_at); }
   __device__ __forceinline__ stages v_pipe() const { return pipe(plan.v_at, plan.v_barriers_at); }
+
+  __device__ __forceinline__ tile_slots tile_pipe() const {
+    constexpr int barriers_at = plan.tiles_at + 2 * plan.tile_bytes;
+    return {base + plan.tiles_at, base + barriers_at, base + barriers_at + 16};
+  }
 
   // --- Producer warp ---
 
@@ -132,35 +140,82 @@ struct attention_forward {
     }
   }
 
-  // One warp, whose first lane loads. Loads are in the order of their use, so that none waits for
-  // the release of a stage that the MMA warpgroups get to only after it.
-  __device__ __forceinline__ void produce() const {
+  // A warp: loads of a tile in the order of their use, so that none waits for the release of a
+  // stage that the MMA warpgroups get to only after it.
+  __device__ __forceinline__ void load_tile(const attention_tile& tile, stages& k, stages& v,
+                                            u32& q_phase) const {
     const bool loads = threadIdx.x % 32 == 0;
-    stages k = k_pipe(), v = v_pipe();
-    u32 q_phase = 0;
-    for (scheduler work(params); work.is_valid(); work.next()) {
-      const attention_tile& tile = work.tile();
-      walk keys(params, tile, 0);
-      if (!keys.is_valid()) continue;
-      int before = keys.block();
+    walk keys(params, tile, 0);
+    if (!keys.is_valid()) return;
+    int before = keys.block();
+    if (loads) {
+      load_block(k, maps.k, tile, before);
+      load_q(tile, q_phase);
+    }
+    k.advance();
+    q_phase ^= 1;
+    for (keys.next(params, tile, 0); keys.is_valid(); keys.next(params, tile, 0)) {
       if (loads) {
-        load_block(k, maps.k, tile, before);
-        load_q(tile, q_phase);
+        load_block(k, maps.k, tile, keys.block());
+        load_block(v, maps.v, tile, before);
       }
+      before = keys.block();
       k.advance();
-      q_phase ^= 1;
-      for (keys.next(params, tile, 0); keys.is_valid(); keys.next(params, tile, 0)) {
-        if (loads) {
-          load_block(k, maps.k, tile, keys.block());
-          load_block(v, maps.v, tile, before);
-        }
-        before = keys.block();
-        k.advance();
-        v.advance();
-      }
-      if (loads) load_block(v, maps.v, tile, before);
       v.advance();
-      __syncwarp();
+    }
+    if (loads) load_block(v, maps.v, tile, before);
+    v.advance();
+    __syncwarp();
+  }
+
+  // The number of a tile that no CTA has, in lane 0: asked for before a tile's loads, needed after
+  // them.
+  __device__ __forceinline__ int claim() const {
+    if constexpr (config.dynamic) {
+      if (threadIdx.x % 32 == 0) {
+        return static_cast<int>(gridDim.x + atomicAdd(maps.next_tile, 1u));
+      }
+    }
+    return 0;
+  }
+  // One thread: tells the MMA warpgroups their next tile, or that there is none.
+  __device__ __forceinline__ void publish(const tile_slots& to, const scheduler& work) const {
+    const attention_tile& tile = work.tile();
+    to.wait_empty();
+    store_shared(to.buffer(),
+                 make_float4(__int_as_float(work.is_valid() ? tile.first_row : -1),
+                             __int_as_float(tile.head), __int_as_float(tile.sequence.index), 0));
+    if constexpr (plan.tile_bytes > 16) {
+      store_shared(to.buffer() + 16, make_float4(__int_as_float(tile.sequence.q_first),
+                                                 __int_as_float(tile.sequence.q_len),
+                                                 __int_as_float(tile.sequence.kv_first),
+                                                 __int_as_float(tile.sequence.kv_len)));
+    }
+    barrier_arrive(to.full_barrier());
+  }
+
+  // One warp, whose first lane loads.
+  __device__ __forceinline__ void produce() const {
+    const bool first_lane = threadIdx.x % 32 == 0;
+    stages k = k_pipe(), v = v_pipe();
+    tile_slots tiles = tile_pipe();
+    u32 q_phase = 0;
+    scheduler work(params);
+    for (;;) {
+      if (first_lane) publish(tiles, work);
+      tiles.advance();
+      if (!work.is_valid()) return;
+      const int claimed = claim();
+      load_tile(work.tile(), k, v, q_phase);
+      if constexpr (config.dynamic) {
+        const int index = __shfl_sync(~0u, claimed, 0);
+        work.take(index);
+        // Each tile lets one CTA ask: the last to ask has the last number.
+        const bool was_last = index - static_cast<int>(gridDim.x) == work.count() - 1;
+        if (first_lane && !work.is_valid() && was_last) *maps.next_tile = 0;
+      } else {
+        work.next();
+      }
     }
   }
 
@@ -391,7 +446,10 @@ struct attention_forward {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores[j * 4 + i * 2 + e];
-          score = exp2_approximate(__fmaf_rn(score, factor, -offset));
+          const float power = __fmaf_rn(score, factor, -offset);
+          constexpr int share = config.polynomial_of_8;
+          const bool by_polynomial = (j * 2 + e) * share % 8 < share;
+          score = by_polynomial ? exp2_polynomial(power) : exp2_approximate(power);
           sums[e] += score;
         }
       }
@@ -489,14 +547,31 @@ struct attention_forward {
     }
   }
 
-  // The key blocks of the next tile that has any; stores those that have none.
-  __device__ __forceinline__ bool find_keys(scheduler& work, walk& keys) const {
-    for (; work.is_valid(); work.next()) {
-      keys = walk(params, work.tile(), warpgroup_of_thread() * 64);
+  // The next tile that has key blocks; those that have none are stored. All threads of an MMA
+  // warpgroup.
+  __device__ __forceinline__ bool next_tile(tile_slots& tiles, attention_tile& tile,
+                                            walk& keys) const {
+    for (;;) {
+      tiles.wait_full();
+      const float4 place = load_shared(tiles.buffer());
+      tile.first_row = __float_as_int(place.x);
+      tile.head = __float_as_int(place.y);
+      tile.sequence = {__float_as_int(place.z), 0, params.q_len, 0, params.kv_len};
+      if constexpr (plan.tile_bytes > 16) {
+        const float4 extent = load_shared(tiles.buffer() + 16);
+        tile.sequence.q_first = __float_as_int(extent.x);
+        tile.sequence.q_len = __float_as_int(extent.y);
+        tile.sequence.kv_first = __float_as_int(extent.z);
+        tile.sequence.kv_len = __float_as_int(extent.w);
+      }
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(tiles.empty_barrier());
+      tiles.advance();
+      if (tile.first_row < 0) return false;
+      keys = walk(params, tile, warpgroup_of_thread() * 64);
       if (keys.is_valid()) return true;
-      store_empty(work.tile());
+      store_empty(tile);
     }
-    return false;
   }
 
   // The work of an MMA warpgroup.
@@ -505,9 +580,10 @@ struct attention_forward {
     const score_scaling<form> scaling(params);
     stages k = k_pipe(), v = v_pipe();
     u32 q_phase = 0;
-    scheduler work(params);
-    walk keys(params, {{0, 0, 0, 0, 0}, 0, 0}, 0);
-    if (!find_keys(work, keys)) return;
+    tile_slots tiles = tile_pipe();
+    attention_tile tile = {};
+    walk keys(params, tile, 0);
+    if (!next_tile(tiles, tile, keys)) return;
     if (warpgroup == warpgroups - 1) pass_turn(warpgroup);  // the first one begins
 
     alignas(16) score_accumulators scores;
@@ -526,14 +602,13 @@ struct attention_forward {
     };
     // The product with the values of block `before`, whose probabilities are there.
     int before = 0, accumulate = 0;
-    const auto multiply_values = [&](const attention_tile& tile) {
+    const auto multiply_values = [&](const attention_tile& of) {
       v.wait_full();
-      zero_foreign(tile, v.buffer(), before);
+      zero_foreign(of, v.buffer(), before);
       issue_values(out, from, v.buffer(), accumulate);
     };
     // One block of keys, and the values of the one before.
     const auto block_step = [&]<bool masked>() {
-      const attention_tile& tile = work.tile();
       const int block = keys.block();
       keys.next(params, tile, warpgroup * 64);
       if constexpr (masked) load_mask(tile, block, words);
@@ -563,12 +638,11 @@ struct attention_forward {
     barrier_wait(q_full(warpgroup), q_phase);
     k.wait_full();
     issue_scores(scores, k.buffer());
-    load_mask(work.tile(), keys.block(), words);
+    load_mask(tile, keys.block(), words);
     wgmma_wait<0>();
     for (;;) {
       // The first block's scores are there.
       {
-        const attention_tile& tile = work.tile();
         before = keys.block();
         accumulate = 0;
         keys.next(params, tile, warpgroup * 64);
@@ -587,9 +661,8 @@ struct attention_forward {
           block_step.template operator()<false>();
         }
       }
-      const attention_tile done = work.tile();
-      work.next();
-      if (!find_keys(work, keys)) {
+      const attention_tile done = tile;
+      if (!next_tile(tiles, tile, keys)) {
         wait_turn();
         multiply_values(done);
         pass_turn(warpgroup);
@@ -604,7 +677,7 @@ struct attention_forward {
       barrier_wait(q_full(warpgroup), q_phase);
       k.wait_full();
       issue_scores(scores, k.buffer());
-      load_mask(work.tile(), keys.block(), words);
+      load_mask(tile, keys.block(), words);
       wgmma_wait<1>();
       release_v();
       store(out, done, rows);
@@ -625,6 +698,12 @@ struct attention_forward {
       barrier_init(v.full + stage * 8, 1);
       barrier_init(k.empty + stage * 8, warpgroups);
       barrier_init(v.empty + stage * 8, warpgroups);
+    }
+    const tile_slots tiles = tile_pipe();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(tiles.full + i * 8, 1);
+      barrier_init(tiles.empty + i * 8, 4 * warpgroups);
     }
     barrier_init_fence();
   }

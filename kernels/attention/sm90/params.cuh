@@ -14,6 +14,7 @@ struct attention_sm90_params {
   tensor_map q;  // boxes of 64 tokens
   tensor_map k;  // boxes of bn tokens; paged: of a page, if that has fewer
   tensor_map v;
+  unsigned* next_tile;  // dynamic: 0 before and after the kernel
 };
 
 }  // namespace fftune

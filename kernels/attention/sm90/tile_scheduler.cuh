@@ -1,10 +1,11 @@
-// The static tile scheduler of the sm_90a attention kernels: the tiles of queries of all sequences
-// and heads, in the same order for every warp that asks.
+// The tile scheduler of the sm_90a attention kernels: the tiles of queries of all sequences and
+// heads, in the same order for every warp that asks.
 //
 // Tiles of `group` heads whose keys and values fit in L2 together are in succession, those with
-// the last rows first: under a causal mask they take longest. Every other round over the grid goes
-// backwards, since the first of a round take longer than the last. A grid with a CTA for each tile
-// needs one round, and the hardware balances.
+// the last rows first: under a causal mask they take longest. In fixed turns (next) every other
+// round over the grid goes backwards, since the first of a round take longer than the last. A CTA
+// that asks a counter instead names the tile (take). A grid with a CTA for each tile needs one
+// round, and the hardware balances.
 //
 // In thd the number of tiles of a sequence is known on the device alone: each warp looks 32
 // sequences further at a time.
@@ -25,7 +26,7 @@ struct attention_tile {
   }
 };
 
-template <attention_form form, int bm>
+template <attention_form form, int bm, int ctas_per_sm>
 class attention_tile_scheduler {
   const attention_params& params_;
   int round_ = 0;
@@ -37,7 +38,7 @@ class attention_tile_scheduler {
 
  public:
   __device__ __forceinline__ explicit attention_tile_scheduler(const attention_params& params)
-      : params_(params), index_(static_cast<int>(blockIdx.x)) {
+      : params_(params), index_(first()) {
     find();
   }
 
@@ -50,8 +51,29 @@ class attention_tile_scheduler {
     index_ = round_ * grid + (round_ % 2 == 0 ? block : grid - 1 - block);
     find();
   }
+  // Indices must grow.
+  __device__ __forceinline__ void take(int index) {
+    index_ = index;
+    find();
+  }
+  // All tiles; when none is left.
+  __device__ __forceinline__ int count() const {
+    if constexpr (form.packed_sequences()) return tiles_before_;
+    return ceil_div(params_.q_len, bm) * params_.batch * params_.heads;
+  }
 
  private:
+  // CTAs are placed one on each SM, then a second on each: the first half has the long tiles in
+  // order, the second half what is left in reverse.
+  static __device__ __forceinline__ int first() {
+    const int grid = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    if constexpr (ctas_per_sm == 2) {
+      const int half = grid / 2;
+      if (block >= half) return half + grid - 1 - block;
+    }
+    return block;
+  }
+
   // Of `index` among `tiles` row tiles of each of `matrices` heads: which head, and its first row.
   __device__ __forceinline__ int place(int index, int tiles, int matrices, int& first_row) const {
     const int in_group = params_.group * tiles;
