@@ -288,13 +288,22 @@ class decode_kernel {
     softmax_row softmax;
     float4 o = {};
 
-    // Adds the results of other keys.
-    __device__ __forceinline__ void add(const softmax_row& other, float4 other_o) {
-      const float mine = softmax.rescale(other.reference);
-      const float its = exp2_approximate(other.reference - softmax.offset());
-      softmax.sum += other.sum * its;
-      o = {o.x * mine + other_o.x * its, o.y * mine + other_o.y * its, o.z * mine + other_o.z * its,
-           o.w * mine + other_o.w * its};
+    // Adds the results of other keys: all at once, for short chains of dependent instructions.
+    template <int count>
+    __device__ __forceinline__ void add(const softmax_row (&other)[count],
+                                        const float4 (&other_o)[count]) {
+      float largest = other[0].reference;
+#pragma unroll
+      for (int i = 1; i < count; ++i) largest = fmaxf(largest, other[i].reference);
+      const float mine = softmax.rescale(largest);
+      o = {o.x * mine, o.y * mine, o.z * mine, o.w * mine};
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const float its = exp2_approximate(other[i].reference - softmax.offset());
+        softmax.sum += other[i].sum * its;
+        o = {o.x + other_o[i].x * its, o.y + other_o[i].y * its, o.z + other_o[i].z * its,
+             o.w + other_o[i].w * its};
+      }
     }
   };
 
@@ -453,14 +462,17 @@ class decode_kernel {
       const i64 partial = partial_index(group, before > begin ? 1 : 0);
       for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
         const int row = item / (dim / 4), column = item % (dim / 4) * 4;
-        partial_row value;
+        softmax_row softmax_of[warps];
+        float4 o_of[warps];
 #pragma unroll
         for (int other = 0; other < warps; ++other) {
-          const float2 of_warp = load_shared_pair(statistics + (other * rows + row) * 8);
-          value.add({of_warp.x, of_warp.y},
-                    load_shared(shared + other * plan.ring_bytes + exchange +
-                                exchange_offset(row, column / 8) + column % 8 * 4));
+          const float2 pair = load_shared_pair(statistics + (other * rows + row) * 8);
+          softmax_of[other] = {pair.x, pair.y};
+          o_of[other] = load_shared(shared + other * plan.ring_bytes + exchange +
+                                    exchange_offset(row, column / 8) + column % 8 * 4);
         }
+        partial_row value;
+        value.add(softmax_of, o_of);
         if (is_whole) {
           finish(p, sequence, queries, row, column, value);
         } else {
@@ -478,7 +490,7 @@ class decode_kernel {
         for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
           const int row = item / (dim / 4), column = item % (dim / 4) * 4;
           partial_row value;
-          constexpr int batch = 8;  // loads in flight
+          constexpr int batch = 16;  // loads in flight
           for (int base = first_group; base <= last_group; base += batch) {
             float4 o[batch];
             softmax_row statistic[batch];
@@ -493,8 +505,7 @@ class decode_kernel {
               const float2 pair = load_coherent_pair(p.statistics + at_row * 2);
               statistic[i] = {pair.x, pair.y};
             }
-#pragma unroll
-            for (int i = 0; i < batch; ++i) value.add(statistic[i], o[i]);
+            value.add(statistic, o);
           }
           finish(p, sequence, queries, row, column, value);
         }
