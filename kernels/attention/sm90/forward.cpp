@@ -23,7 +23,9 @@ attention_sm90_config config_of(const Config& config) {
           .bn = config.get("bn"),
           .stages = config.get("stages"),
           .ordered = config.at("ordered") != 0,
-          .ctas_per_sm = config.get("ctas_per_sm")};
+          .ctas_per_sm = config.get("ctas_per_sm"),
+          .polynomial_of_8 = config.get("polynomial_of_8"),
+          .dynamic = config.word("scheduler") == "dynamic"};
 }
 
 std::string template_argument(const attention_sm90_config& config) {
