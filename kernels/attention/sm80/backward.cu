@@ -143,7 +143,7 @@ class sm80_attention_backward {
       : params(parameters), p(parameters.forward), shared(shared_memory) {}
 
   __device__ __forceinline__ void dq() const {
-    using scheduler = attention_tile_scheduler<form, rows>;
+    using scheduler = attention_tile_scheduler<form, rows, 1>;
     constexpr int walk_block = packed ? attention_flag_tile : block;
     constexpr int parts = walk_block / block;
     using walk = key_walk<form, rows, rows, walk_block>;

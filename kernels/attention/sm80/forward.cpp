@@ -78,6 +78,11 @@ Space Sm80Forward::space(const Problem& problem, const DeviceFacts& facts) const
           "accumulators fit in registers, and tiles suit the mask's",
           [form](const Config& c) { return attention_sm80_refusal(form, config_of(c)) == nullptr; },
           {"warps", "m_tiles", "bn", "stages", "ctas_per_sm"})
+      .constraint("a thread's accumulators of scores and output are 150 registers at most",
+                  [form](const Config& c) {
+                    return c.at("m_tiles") * (attention_padded_dim(form.dim) + c.at("bn")) <= 300;
+                  },
+                  {"m_tiles", "bn"})
       .constraint("more than half of a tile would be padding",
                   [layer, form](const Config& c) {
                     const std::int64_t bm = 16 * c.at("warps") * c.at("m_tiles");

@@ -33,7 +33,7 @@ class sm80_attention {
   static constexpr bool packed = form.mask == attention_mask::packed;
   using products = mma_tile<T, dim, m_tiles>;
   using layout = attention_row_layout<dim>;
-  using scheduler = attention_tile_scheduler<form, bm>;
+  using scheduler = attention_tile_scheduler<form, bm, 1>;
   using walk = key_walk<form, bm, bm, bn>;
   using scores = float[m_tiles][bn / 8][4];
   static_assert(stages >= 2 && bn % 16 == 0);

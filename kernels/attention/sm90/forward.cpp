@@ -31,8 +31,14 @@ attention_sm90_config config_of(const Config& config) {
 std::string template_argument(const attention_sm90_config& config) {
   return fmt::format(
       "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
-      ".ctas_per_sm = {}}}",
-      config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm);
+      ".ctas_per_sm = {}, .polynomial_of_8 = {}, .dynamic = {}}}",
+      config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
+      config.polynomial_of_8, config.dynamic);
+}
+
+/// Whether some tiles see more keys than others.
+bool has_unlike_tiles(const Layer& layer) {
+  return layer.mask != Mask::none || layer.lengths || layer.layout == Layout::thd;
 }
 
 /// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
@@ -111,15 +117,20 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
   const auto whole = [](const Config& c) { return config_of(c); };
   Space space;
   space.parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each", {1, 2, 3})
-      .parameter("bn", "keys of a block", {64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256})
+      .parameter("bn", "keys of a block", {64, 80, 96, 112, 128, 160, 176, 192, 224})
       .parameter("stages", "blocks of keys, and as many of values, in shared memory", {2, 3, 4})
       .parameter("ordered",
                  "1: MMA warpgroups issue their MMAs in turn, one's softmax beside the others' "
                  "MMAs; 0: as they come",
                  {0, 1})
       .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2})
-      .parameter("persistent",
-                 "1: a CTA for each place on an SM, with many tiles; 0: for each tile", {0, 1})
+      .parameter("polynomial_of_8",
+                 "of 8 exponentials, those by a polynomial instead of the special function unit",
+                 {0, 1, 2, 3})
+      .parameter("scheduler",
+                 "single: a CTA for each tile; static: CTAs stay, with tiles in fixed turns; "
+                 "dynamic: they take tiles from a counter",
+                 {"single", "static", "dynamic"})
       .constraint(
           "one MMA warpgroup has none to take turns with",
           [](const Config& c) { return c.at("mma_warpgroups") > 1 || c.at("ordered") == 0; },
@@ -155,7 +166,8 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                     const int have = attention_sm90_plan_of(form, config).mma_registers;
                     return registers_needed(form, config) <= have;
                   },
-                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm"})
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "polynomial_of_8",
+                   "scheduler"})
       .constraint("queries, and the stages of keys and values, fit in shared memory",
                   [form, facts, whole](const Config& c) {
                     const auto config = whole(c);
@@ -164,14 +176,24 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                            config.ctas_per_sm * (bytes + reserved_shared_bytes) <=
                                facts.shared_bytes_per_multiprocessor;
                   },
-                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm"})
-      .constraint("persistent CTAs have more than one tile each",
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "polynomial_of_8",
+                   "scheduler"})
+      .constraint(
+          "exponentials take longer than the products up to 96 features of a head",
+          [layer](const Config& c) { return c.at("polynomial_of_8") == 0 || layer.dim <= 96; },
+          {"polynomial_of_8"})
+      .constraint("a counter balances tiles that are unlike",
+                  [layer](const Config& c) {
+                    return c.word("scheduler") != "dynamic" || has_unlike_tiles(layer);
+                  },
+                  {"scheduler"})
+      .constraint("CTAs that stay have more than one tile each",
                   [layer, facts](const Config& c) {
-                    return c.at("persistent") == 0 ||
+                    return c.word("scheduler") == "single" ||
                            query_tiles(layer, 64 * c.at("mma_warpgroups")) >
                                facts.multiprocessors * c.at("ctas_per_sm");
                   },
-                  {"mma_warpgroups", "ctas_per_sm", "persistent"});
+                  {"mma_warpgroups", "ctas_per_sm", "scheduler"});
   return space;
 }
 
@@ -182,10 +204,13 @@ Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& fa
   const Config* best = nullptr;
   double least = 0;
   for (const Config& config : feasible) {
-    // Under a causal mask tiles are unlike: the hardware balances CTAs of a tile each.
-    const bool persistent = layer.mask != Mask::causal;
-    const double own =
-        cycles(layer, facts, config) * (config.at("persistent") == persistent ? 1 : 1.01);
+    // The hardware balances CTAs of a tile each. A few exponentials by a polynomial where a head is
+    // narrow: more of them only move the work.
+    const char* const scheduler = has_unlike_tiles(layer) ? "single" : "static";
+    const std::int64_t polynomial = layer.dim <= 64 ? 1 : 0;
+    const double own = cycles(layer, facts, config) *
+                       (config.word("scheduler") == scheduler ? 1 : 1.01) *
+                       (config.at("polynomial_of_8") == polynomial ? 1 : 1.02);
     if (best != nullptr && own >= least) continue;
     best = &config;
     least = own;
@@ -212,8 +237,10 @@ Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
              rows_map(layer, launch.places().k, layer.k_row, true, config.bn, plan.slab_columns));
   launch.set(offsetof(attention_sm90_params, v),
              rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
+  if (config.dynamic)
+    launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(4, true));
   std::int64_t ctas = query_tiles(layer, plan.bm);
-  if (values.at("persistent") != 0)
+  if (values.word("scheduler") != "single")
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
   launch.append(file,
                 fmt::format("attention_forward_sm90<{}, {}>", attention::template_argument(form),
