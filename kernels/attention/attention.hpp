@@ -161,7 +161,5 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
 std::vector<const Family*> cpu_families();
 std::vector<const Family*> cuda_families();
 
-std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
-
 }  // namespace attention
 }  // namespace fftune

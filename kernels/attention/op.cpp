@@ -288,9 +288,8 @@ class Attention final : public Op {
   std::vector<const Family*> families() const override {
     return joined({cuda_families(), cpu_families()});
   }
-  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
-    return attention::baselines(problem, facts);
-  }
+  /// What a user would write is another library's kernel: bench/ compares with PyTorch's.
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
 
 std::string Attention::contradiction(const Problem& problem) const {

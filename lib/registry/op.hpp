@@ -105,11 +105,11 @@ struct StageSpec {
   std::vector<std::string> inputs;  // tensor names
   std::vector<std::string> outputs;
   std::int64_t reduction_length = 1;  // the longest sum behind one output element
+  double flops = 0;
+  double bytes = 0;  // each input read once, each output written once
   /// How often what is summed was rounded to the op's dtype within the stage, as the weights of a
   /// softmax are for the tensor cores.
   int inner_roundings = 0;
-  double flops = 0;
-  double bytes = 0;  // each input read once, each output written once
 };
 
 /// Tensors in float64, row-major, by name.
