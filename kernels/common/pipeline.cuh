@@ -25,6 +25,12 @@ struct pipeline {
     phase ^= (index + count) / stages & 1;
     index = (index + count) % stages;
   }
+  __device__ __forceinline__ void retreat(int count) {
+    for (int i = 0; i < count; ++i) {
+      phase ^= index == 0 ? 1 : 0;
+      index = index == 0 ? stages - 1 : index - 1;
+    }
+  }
   // The first pass over the stages finds them empty.
   __device__ __forceinline__ void wait_empty() const { barrier_wait(empty_barrier(), phase ^ 1); }
   __device__ __forceinline__ void wait_full() const { barrier_wait(full_barrier(), phase); }

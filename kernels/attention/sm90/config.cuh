@@ -37,7 +37,7 @@ struct attention_sm90_plan {
   // Shared memory from a 1024-byte boundary on.
   int k_at, v_at;                                   // q is at 0
   int q_barriers_at, k_barriers_at, v_barriers_at;  // full ones, then as many empty ones
-  int tiles_at, tile_bytes;                         // two work tiles, then their barriers
+  int tile_at, tile_bytes;                          // the next work tile, then its barriers
   int shared_bytes;                                 // with room to align to 1024
 };
 
@@ -56,16 +56,27 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
   // these alone on an SM every thread has enough at the start.
   plan.reallocates_registers = config.mma_warpgroups > 1 || config.ctas_per_sm > 1;
-  plan.producer_registers = config.mma_warpgroups > 1 ? 32 : 24;
-  plan.mma_registers = config.mma_warpgroups == 3 ? 160 : config.mma_warpgroups == 2 ? 240 : 232;
+  // Where the producer looks up flags, pages or sequences it needs more.
+  const bool looks_up =
+      form.mask == attention_mask::packed || form.paged || form.lengths || form.packed_sequences();
+  if (config.mma_warpgroups == 3) {
+    plan.producer_registers = 32;
+    plan.mma_registers = 160;
+  } else if (config.mma_warpgroups == 2) {
+    plan.producer_registers = form.paged ? 56 : looks_up ? 40 : 32;
+    plan.mma_registers = form.paged ? 224 : looks_up ? 232 : 240;
+  } else {
+    plan.producer_registers = 40;
+    plan.mma_registers = 216;
+  }
   plan.k_at = config.mma_warpgroups * plan.q_bytes;
   plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
   plan.q_barriers_at = plan.v_at + config.stages * plan.kv_bytes;
   plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * config.mma_warpgroups;
   plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
-  plan.tiles_at = plan.v_barriers_at + 2 * 8 * config.stages;
+  plan.tile_at = plan.v_barriers_at + 2 * 8 * config.stages;
   plan.tile_bytes = form.packed_sequences() || form.lengths ? 32 : 16;
-  plan.shared_bytes = 1024 + plan.tiles_at + 2 * plan.tile_bytes + 2 * 2 * 8;
+  plan.shared_bytes = 1024 + plan.tile_at + plan.tile_bytes + 2 * 8;
   return plan;
 }
 

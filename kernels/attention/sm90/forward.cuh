@@ -16,8 +16,8 @@
 //  k, v full [stage]     the producer with the bytes        MMA warpgroups
 //  k, v empty [stage]    a thread of each MMA warpgroup     the producer
 //  order [warpgroup]     named: itself and the one before   the MMA warpgroup
-//  tile full [2]         a thread of the producer           MMA warpgroups: which tile is next
-//  tile empty [2]        a thread of each MMA warp          the producer
+//  tile full             a thread of the producer           MMA warpgroups: which tile is next
+//  tile empty            a thread of each MMA warp          the producer
 //  zero fill [warpgroup] named: its 128 threads             the same
 //
 // Two overlaps keep the tensor cores busy during the softmax. An MMA warpgroup issues the scores of
@@ -68,7 +68,7 @@ struct attention_forward {
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
   using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm>;
-  using tile_slots = pipeline<2, plan.tile_bytes>;
+  using tile_slots = pipeline<1, plan.tile_bytes>;
   using walk = key_walk<form, plan.bm, 64, bn>;
 
   const attention_sm90_params& maps;
@@ -88,8 +88,8 @@ struct attention_forward {
   __device__ __forceinline__ stages v_pipe() const { return pipe(plan.v_at, plan.v_barriers_at); }
 
   __device__ __forceinline__ tile_slots tile_pipe() const {
-    constexpr int barriers_at = plan.tiles_at + 2 * plan.tile_bytes;
-    return {base + plan.tiles_at, base + barriers_at, base + barriers_at + 16};
+    constexpr int barriers_at = plan.tile_at + plan.tile_bytes;
+    return {base + plan.tile_at, base + barriers_at, base + barriers_at + 8};
   }
 
   // --- Producer warp ---
@@ -578,7 +578,7 @@ struct attention_forward {
   __device__ __forceinline__ void compute() const {
     const int warpgroup = warpgroup_of_thread();
     const score_scaling<form> scaling(params);
-    stages k = k_pipe(), v = v_pipe();
+    stages k = k_pipe();
     u32 q_phase = 0;
     tile_slots tiles = tile_pipe();
     attention_tile tile = {};
@@ -596,13 +596,19 @@ struct attention_forward {
       k.advance();
       if (was_last) release(q_empty(warpgroup));
     };
-    const auto release_v = [&] {
-      release(v.empty_barrier());
-      v.advance();
+    // The values of a block are in use until one block, or two, later than its keys.
+    const auto values = [&](int blocks_behind) {
+      stages v = k;
+      v.buffers += plan.v_at - plan.k_at;
+      v.full += plan.v_barriers_at - plan.k_barriers_at;
+      v.empty += plan.v_barriers_at - plan.k_barriers_at;
+      v.retreat(blocks_behind);
+      return v;
     };
     // The product with the values of block `before`, whose probabilities are there.
     int before = 0, accumulate = 0;
     const auto multiply_values = [&](const attention_tile& of) {
+      const stages v = values(1);
       v.wait_full();
       zero_foreign(of, v.buffer(), before);
       issue_values(out, from, v.buffer(), accumulate);
@@ -625,7 +631,7 @@ struct attention_forward {
       const bool rescales = exponentiate<false>(scores, rows, scaling.factor(), rescale);
       complete_before_wait(rows.softmax[0].sum + rows.softmax[1].sum);
       wgmma_wait<0>();
-      release_v();
+      release(values(2).empty_barrier());
       if (rescales) {
 #pragma unroll
         for (int i = 0; i < plan.out_registers; ++i) out[i] *= rescale[i / 2 % 2];
@@ -667,7 +673,7 @@ struct attention_forward {
         multiply_values(done);
         pass_turn(warpgroup);
         wgmma_wait<0>();
-        release_v();
+        release(values(1).empty_barrier());
         store(out, done, rows);
         return;
       }
@@ -679,7 +685,7 @@ struct attention_forward {
       issue_scores(scores, k.buffer());
       load_mask(tile, keys.block(), words);
       wgmma_wait<1>();
-      release_v();
+      release(values(1).empty_barrier());
       store(out, done, rows);
       wgmma_wait<0>();
     }
@@ -700,11 +706,8 @@ struct attention_forward {
       barrier_init(v.empty + stage * 8, warpgroups);
     }
     const tile_slots tiles = tile_pipe();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(tiles.full + i * 8, 1);
-      barrier_init(tiles.empty + i * 8, 4 * warpgroups);
-    }
+    barrier_init(tiles.full, 1);
+    barrier_init(tiles.empty, 4 * warpgroups);
     barrier_init_fence();
   }
 
