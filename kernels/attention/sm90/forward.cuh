@@ -94,10 +94,15 @@ struct attention_forward {
 
   // --- Producer warp ---
 
+  // Where the keys and values of a tile's head begin in their rows.
+  __device__ __forceinline__ int kv_column(const attention_tile& tile) const {
+    return tile.head / (params.heads / params.kv_heads) * form.dim;
+  }
+
   // One thread: the keys or values of a block.
   __device__ __forceinline__ void load_block(const stages& to, const tensor_map& map,
-                                             const attention_tile& tile, int block) const {
-    const int column = tile.head / (params.heads / params.kv_heads) * form.dim;
+                                             const attention_tile& tile, int column,
+                                             int block) const {
     to.wait_empty();
     barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
     const auto load_rows = [&](int at, int row, int matrix) {
@@ -142,28 +147,28 @@ struct attention_forward {
 
   // A warp: loads of a tile in the order of their use, so that none waits for the release of a
   // stage that the MMA warpgroups get to only after it.
-  __device__ __forceinline__ void load_tile(const attention_tile& tile, stages& k, stages& v,
-                                            u32& q_phase) const {
+  __device__ __forceinline__ void load_tile(const attention_tile& tile, int column, stages& k,
+                                            stages& v, u32& q_phase) const {
     const bool loads = threadIdx.x % 32 == 0;
     walk keys(params, tile, 0);
     if (!keys.is_valid()) return;
     int before = keys.block();
     if (loads) {
-      load_block(k, maps.k, tile, before);
+      load_block(k, maps.k, tile, column, before);
       load_q(tile, q_phase);
     }
     k.advance();
     q_phase ^= 1;
     for (keys.next(params, tile, 0); keys.is_valid(); keys.next(params, tile, 0)) {
       if (loads) {
-        load_block(k, maps.k, tile, keys.block());
-        load_block(v, maps.v, tile, before);
+        load_block(k, maps.k, tile, column, keys.block());
+        load_block(v, maps.v, tile, column, before);
       }
       before = keys.block();
       k.advance();
       v.advance();
     }
-    if (loads) load_block(v, maps.v, tile, before);
+    if (loads) load_block(v, maps.v, tile, column, before);
     v.advance();
     __syncwarp();
   }
@@ -200,13 +205,18 @@ struct attention_forward {
     stages k = k_pipe(), v = v_pipe();
     tile_slots tiles = tile_pipe();
     u32 q_phase = 0;
+    // What needs no memory comes before the wait.
+    constexpr bool reads = form.packed_sequences() || form.lengths;
+    if constexpr (reads) wait_for_dependencies();
     scheduler work(params);
+    int column = kv_column(work.tile());
+    if constexpr (!reads) wait_for_dependencies();
     for (;;) {
       if (first_lane) publish(tiles, work);
       tiles.advance();
       if (!work.is_valid()) return;
       const int claimed = claim();
-      load_tile(work.tile(), k, v, q_phase);
+      load_tile(work.tile(), column, k, v, q_phase);
       if constexpr (config.dynamic) {
         const int index = __shfl_sync(~0u, claimed, 0);
         work.take(index);
@@ -216,6 +226,7 @@ struct attention_forward {
       } else {
         work.next();
       }
+      column = kv_column(work.tile());
     }
   }
 
@@ -724,7 +735,6 @@ struct attention_forward {
     }
     __syncthreads();
     launch_dependents();
-    wait_for_dependencies();
     if (producer >= 0) {
       if constexpr (plan.reallocates_registers)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{plan.producer_registers}));
@@ -732,6 +742,7 @@ struct attention_forward {
     } else {
       if constexpr (plan.reallocates_registers)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{plan.mma_registers}));
+      wait_for_dependencies();
       self.compute();
     }
   }

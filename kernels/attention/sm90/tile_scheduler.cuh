@@ -34,7 +34,7 @@ class attention_tile_scheduler {
   // thd: the sequence that lane 0 looks at, and the tiles before it.
   int first_sequence_ = 0, tiles_before_ = 0;
   bool is_valid_ = true;
-  attention_tile tile_;
+  attention_tile tile_ = {};
 
  public:
   __device__ __forceinline__ explicit attention_tile_scheduler(const attention_params& params)
