@@ -245,7 +245,7 @@ struct attention_forward {
   };
 
   static __device__ __forceinline__ int warpgroup_of_thread() {
-    return threadIdx.x / 128;
+    return __shfl_sync(~0u, threadIdx.x / 128, 0);
   }
   // The first of a thread's two rows among the 64 of its warpgroup; the other is 8 below.
   static __device__ __forceinline__ int own_row() {
@@ -269,8 +269,8 @@ struct attention_forward {
 #pragma unroll
     for (int step = 0; step < form.dim / 16; ++step) {
       const int slab = step / in_slab, at = step % in_slab * 32;
-      wgmma<T, bn>(scores, q_rows + (slab * 64 * plan.row_bytes + at >> 4),
-                   k_rows + (slab * bn * plan.row_bytes + at >> 4), step > 0 ? 1 : 0);
+      wgmma<T, bn>(scores, wgmma_advance(q_rows, slab * 64 * plan.row_bytes + at),
+                   wgmma_advance(k_rows, slab * bn * plan.row_bytes + at), step > 0 ? 1 : 0);
     }
     wgmma_commit();
   }
@@ -281,8 +281,9 @@ struct attention_forward {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < bn / 16; ++step) {
-      wgmma_registers<T, form.dim, true>(
-          out, from[step], v_rows + (step * 16 * plan.row_bytes >> 4), step > 0 ? 1 : accumulate);
+      wgmma_registers<T, form.dim, true>(out, from[step],
+                                         wgmma_advance(v_rows, step * 16 * plan.row_bytes),
+                                         step > 0 ? 1 : accumulate);
     }
     wgmma_commit();
   }
