@@ -64,6 +64,7 @@ struct attention_forward {
   static constexpr bool has_ranges = !packed || form.lengths || form.window;
   static constexpr bool orders = config.ordered && warpgroups > 1;
   static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
+  static_assert(config.polynomial_of_8 >= 0 && config.polynomial_of_8 <= 8);
 
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
