@@ -53,6 +53,12 @@ __device__ __forceinline__ u64 wgmma_swizzled_descriptor(u32 shared) {
          ((shared & 0x3ffffu) >> 4);
 }
 
+// A descriptor of what is `bytes` further: an addition to its lower word, which has no carry.
+__device__ __forceinline__ u64 wgmma_advance(u64 descriptor, int bytes) {
+  const u32 lower = static_cast<u32>(descriptor) + static_cast<u32>(bytes >> 4);
+  return (descriptor & 0xffffffff00000000) | lower;
+}
+
 // The accumulators of each width: their numbers in the text, and the operands themselves.
 #define FFTUNE_T4(i, j, k, l) "%" #i ", %" #j ", %" #k ", %" #l
 #define FFTUNE_C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])

@@ -64,6 +64,7 @@ struct attention_forward {
   static constexpr bool has_ranges = !packed || form.lengths || form.window;
   static constexpr bool orders = config.ordered && warpgroups > 1;
   static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
+  static_assert(config.polynomial_of_8 >= 0 && config.polynomial_of_8 <= 8);
 
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
@@ -94,10 +95,15 @@ struct attention_forward {
 
   // --- Producer warp ---
 
+  // Where the keys and values of a tile's head begin in their rows.
+  __device__ __forceinline__ int kv_column(const attention_tile& tile) const {
+    return tile.head / (params.heads / params.kv_heads) * form.dim;
+  }
+
   // One thread: the keys or values of a block.
   __device__ __forceinline__ void load_block(const stages& to, const tensor_map& map,
-                                             const attention_tile& tile, int block) const {
-    const int column = tile.head / (params.heads / params.kv_heads) * form.dim;
+                                             const attention_tile& tile, int column,
+                                             int block) const {
     to.wait_empty();
     barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
     const auto load_rows = [&](int at, int row, int matrix) {
@@ -142,28 +148,28 @@ struct attention_forward {
 
   // A warp: loads of a tile in the order of their use, so that none waits for the release of a
   // stage that the MMA warpgroups get to only after it.
-  __device__ __forceinline__ void load_tile(const attention_tile& tile, stages& k, stages& v,
-                                            u32& q_phase) const {
+  __device__ __forceinline__ void load_tile(const attention_tile& tile, int column, stages& k,
+                                            stages& v, u32& q_phase) const {
     const bool loads = threadIdx.x % 32 == 0;
     walk keys(params, tile, 0);
     if (!keys.is_valid()) return;
     int before = keys.block();
     if (loads) {
-      load_block(k, maps.k, tile, before);
+      load_block(k, maps.k, tile, column, before);
       load_q(tile, q_phase);
     }
     k.advance();
     q_phase ^= 1;
     for (keys.next(params, tile, 0); keys.is_valid(); keys.next(params, tile, 0)) {
       if (loads) {
-        load_block(k, maps.k, tile, keys.block());
-        load_block(v, maps.v, tile, before);
+        load_block(k, maps.k, tile, column, keys.block());
+        load_block(v, maps.v, tile, column, before);
       }
       before = keys.block();
       k.advance();
       v.advance();
     }
-    if (loads) load_block(v, maps.v, tile, before);
+    if (loads) load_block(v, maps.v, tile, column, before);
     v.advance();
     __syncwarp();
   }
@@ -200,13 +206,18 @@ struct attention_forward {
     stages k = k_pipe(), v = v_pipe();
     tile_slots tiles = tile_pipe();
     u32 q_phase = 0;
+    // What needs no memory comes before the wait.
+    constexpr bool reads = form.packed_sequences() || form.lengths;
+    if constexpr (reads) wait_for_dependencies();
     scheduler work(params);
+    int column = kv_column(work.tile());
+    if constexpr (!reads) wait_for_dependencies();
     for (;;) {
       if (first_lane) publish(tiles, work);
       tiles.advance();
       if (!work.is_valid()) return;
       const int claimed = claim();
-      load_tile(work.tile(), k, v, q_phase);
+      load_tile(work.tile(), column, k, v, q_phase);
       if constexpr (config.dynamic) {
         const int index = __shfl_sync(~0u, claimed, 0);
         work.take(index);
@@ -216,6 +227,7 @@ struct attention_forward {
       } else {
         work.next();
       }
+      column = kv_column(work.tile());
     }
   }
 
@@ -234,7 +246,7 @@ struct attention_forward {
   };
 
   static __device__ __forceinline__ int warpgroup_of_thread() {
-    return threadIdx.x / 128;
+    return __shfl_sync(~0u, threadIdx.x / 128, 0);
   }
   // The first of a thread's two rows among the 64 of its warpgroup; the other is 8 below.
   static __device__ __forceinline__ int own_row() {
@@ -258,8 +270,8 @@ struct attention_forward {
 #pragma unroll
     for (int step = 0; step < form.dim / 16; ++step) {
       const int slab = step / in_slab, at = step % in_slab * 32;
-      wgmma<T, bn>(scores, q_rows + (slab * 64 * plan.row_bytes + at >> 4),
-                   k_rows + (slab * bn * plan.row_bytes + at >> 4), step > 0 ? 1 : 0);
+      wgmma<T, bn>(scores, wgmma_advance(q_rows, slab * 64 * plan.row_bytes + at),
+                   wgmma_advance(k_rows, slab * bn * plan.row_bytes + at), step > 0 ? 1 : 0);
     }
     wgmma_commit();
   }
@@ -270,8 +282,9 @@ struct attention_forward {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < bn / 16; ++step) {
-      wgmma_registers<T, form.dim, true>(
-          out, from[step], v_rows + (step * 16 * plan.row_bytes >> 4), step > 0 ? 1 : accumulate);
+      wgmma_registers<T, form.dim, true>(out, from[step],
+                                         wgmma_advance(v_rows, step * 16 * plan.row_bytes),
+                                         step > 0 ? 1 : accumulate);
     }
     wgmma_commit();
   }
@@ -724,7 +737,6 @@ struct attention_forward {
     }
     __syncthreads();
     launch_dependents();
-    wait_for_dependencies();
     if (producer >= 0) {
       if constexpr (plan.reallocates_registers)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{plan.producer_registers}));
@@ -732,6 +744,7 @@ struct attention_forward {
     } else {
       if constexpr (plan.reallocates_registers)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{plan.mma_registers}));
+      wait_for_dependencies();
       self.compute();
     }
   }

@@ -34,7 +34,7 @@ class attention_tile_scheduler {
   // thd: the sequence that lane 0 looks at, and the tiles before it.
   int first_sequence_ = 0, tiles_before_ = 0;
   bool is_valid_ = true;
-  attention_tile tile_;
+  attention_tile tile_ = {};
 
  public:
   __device__ __forceinline__ explicit attention_tile_scheduler(const attention_params& params)
@@ -64,12 +64,14 @@ class attention_tile_scheduler {
 
  private:
   // CTAs are placed one on each SM, then a second on each: the first half has the long tiles in
-  // order, the second half what is left in reverse.
+  // order, the second half what is left in reverse. A larger grid is not on the SMs all at once.
   static __device__ __forceinline__ int first() {
     const int grid = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
     if constexpr (ctas_per_sm == 2) {
+      int multiprocessors;
+      asm("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
       const int half = grid / 2;
-      if (block >= half) return half + grid - 1 - block;
+      if (grid <= 2 * multiprocessors && block >= half) return half + grid - 1 - block;
     }
     return block;
   }
