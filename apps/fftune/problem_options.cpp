@@ -98,6 +98,7 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
       command.add_option("--" + field.name, values.options[field.name], help)
           ->type_name(field.number    ? "NUMBER"
                       : field.pattern ? "PATTERN"
+                      : field.routing ? "ROUTING"
                                       : "WORD")
           ->group(group);
   }
@@ -127,7 +128,7 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Siz
     const auto given = values.options.find(field.name);
     const bool absent = given == values.options.end() || given->second.empty();
     base.options[field.name] = absent ? field.choices.at(0) : given->second;
-    if (!field.number && !field.pattern)
+    if (!field.number && !field.pattern && !field.routing)
       check_choice(base.options[field.name], "--" + field.name, field.choices);
   }
   std::vector<std::int64_t> tokens;

@@ -49,6 +49,14 @@ __device__ __forceinline__ float4 load_cluster(u32 address) {
   return value;
 }
 
+__device__ __forceinline__ u32 load_cluster_word(u32 address) {
+  u32 value = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
 // Stores at an address that cluster_address gave.
 __device__ __forceinline__ void store_cluster(u32 address, float4 value) {
 #if __CUDA_ARCH__ >= 900

@@ -56,12 +56,18 @@ struct Groups {
   /// `offsets` leaves out belong to no group: their rows of C are not written.
   std::string_view offsets = {};
   std::string_view permutation = {};
+  /// Sorted groups: rows (or elements of k) that a token has, each in a group of its own. An
+  /// operand that is not sorted then has only the tokens' rows, 1/choices as many as the GEMM, and
+  /// `permutation` says whose each sorted row is. C, if rows are grouped, is sorted.
+  std::int64_t choices = 1;
   /// For the cost model: the share of the tokens that group 0 of a mask should have, whether that
   /// is a probability rather than a number of tokens, and whether the tokens of a group are
   /// scattered rather than in long runs.
   double expected_share = 0.5;
   bool random = false;
   bool scattered = false;
+  /// Or, of sorted groups, how many rows each should have; empty: as many as the others.
+  std::vector<double> expected_rows = {};
 
   bool any() const { return by != Grouping::none; }
 };
@@ -143,6 +149,9 @@ struct GemmProblem {
   std::int64_t tokens() const { return a_major == Major::mn ? k : m; }
   /// Floating-point operations.
   double flops() const;
+  /// Rows of A, or of a grouped reduction tokens of A, as they lie in memory; and tokens of B.
+  std::int64_t a_rows() const { return a_sorted ? tokens() : tokens() / groups.choices; }
+  std::int64_t b_tokens() const { return b_sorted ? k : k / groups.choices; }
 };
 
 /// Why rows of A, B and C cannot be loaded and stored 16 bytes at a time; nothing if they can.

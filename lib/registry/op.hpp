@@ -51,6 +51,8 @@ struct OptionField {
   /// what an input that sorts the tokens looks like: it decides test data and, through presets,
   /// speed, but no result. A record tuned with one pattern serves every other, the nearest first.
   bool pattern = false;
+  /// The same with routings (core/routing.hpp): how often a mixture's experts are chosen.
+  bool routing = false;
   /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
   /// field for each.
   std::string pass = {};
