@@ -12,7 +12,6 @@
 
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_rows.hpp"
-#include "kernels/common/cpu_vector.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/ffn/norm.hpp"
 #include "kernels/gemm/launch.hpp"
@@ -34,29 +33,21 @@ void append_rows(Program& program, const std::string& expression, DType dtype, s
 }
 
 /// hidden = act(gate) * up on the CPU, by all threads and in vectors.
-HostFunction act_mul_on_host(const Problem& problem, const DeviceFacts& facts, std::size_t gate_at,
-                             std::size_t up_at, std::size_t out_at) {
+HostFunction act_mul_on_host(const Problem& problem, const DeviceFacts& facts, std::size_t gate,
+                             std::size_t up, std::size_t out) {
   const auto [m, d, h] = shape_of(problem);
-  const auto elements = static_cast<std::size_t>(m) * static_cast<std::size_t>(h);
+  const auto rows = static_cast<int>(m);
+  const auto columns = static_cast<std::size_t>(h);
+  const std::size_t row_bytes = columns * dtype_bytes(problem.dtype);
   const auto activation = parse_activation(problem.option("act"));
-  const VectorKernels& kernels = vector_kernels(facts.arch);
-  return [=, dtype = problem.dtype, &kernels](const HostCall& call) {
-    constexpr std::size_t chunk = 4096;
-    const auto tasks = static_cast<int>((elements + chunk - 1) / chunk);
-    call.parallel.run(tasks, call.parallel.max_threads(), [&](int task) {
-      const std::size_t first = static_cast<std::size_t>(task) * chunk;
-      const std::size_t count = std::min(chunk, elements - first);
-      if (dtype == DType::f32) {
-        const auto* gate = static_cast<const float*>(call.tensors[gate_at]) + first;
-        const auto* up = static_cast<const float*>(call.tensors[up_at]) + first;
-        auto* out = static_cast<float*>(call.tensors[out_at]) + first;
-        return kernels.gated(activation, gate, up, out, count);
-      }
-      float gate[chunk], up[chunk];
-      kernels.widen(static_cast<const std::uint16_t*>(call.tensors[gate_at]) + first, gate, count);
-      kernels.widen(static_cast<const std::uint16_t*>(call.tensors[up_at]) + first, up, count);
-      kernels.gated(activation, gate, up, gate, count);
-      kernels.narrow(gate, static_cast<std::uint16_t*>(call.tensors[out_at]) + first, count);
+  const RowKernels& kernels = row_kernels(facts.arch, problem.dtype);
+  return [=, &kernels](const HostCall& call) {
+    call.parallel.run(rows, call.parallel.max_threads(), [&](int row) {
+      const auto of = [&](std::size_t place) {
+        return static_cast<std::byte*>(call.tensors[place]) +
+               static_cast<std::size_t>(row) * row_bytes;
+      };
+      kernels.act_mul(activation, of(gate), of(up), of(out), columns, false);
     });
   };
 }

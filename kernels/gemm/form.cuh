@@ -3,6 +3,8 @@
 // device code.
 #pragma once
 
+#include "gemm/row_broadcast.cuh"
+
 namespace fftune {
 
 enum class element { f32, bf16, fp16, fp8 };
@@ -28,8 +30,9 @@ struct gemm_form {
   bool a_sorted = false, b_sorted = false, c_sorted = false;
 
   epilogue_kind epilogue = epilogue_kind::linear;
-  activation_kind activation = {};  // of an epilogue that is not linear
-  bool adds_bias = false, adds_source = false;
+  activation_kind activation = {};       // of an epilogue that is not linear
+  bool broadcasts[row_broadcasts] = {};  // linear: which of row_broadcast
+  bool adds_source = false;
   bool stores_preactivations = false;  // gated: gate and up, too
   bool stores_hidden = false;          // activation_gradient: hidden, too
 
@@ -41,6 +44,11 @@ struct gemm_form {
   constexpr int b_operands() const { return operands == gemm_operands::dual_b ? 2 : 1; }
   constexpr int k_pairs() const { return operands == gemm_operands::k_concatenated ? 2 : 1; }
   constexpr int outputs() const { return operands == gemm_operands::two_outputs ? 2 : 1; }
+  constexpr bool broadcasts_any() const {
+    for (const bool one : broadcasts)
+      if (one) return true;
+    return false;
+  }
   constexpr bool is_gradient() const { return epilogue == epilogue_kind::activation_gradient; }
   /// Values that are stored of one element of an output: C; gated: C, then gate and up;
   /// activation_gradient: d_gate, d_up, then hidden.

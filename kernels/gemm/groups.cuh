@@ -3,9 +3,8 @@
 // 1 and so on, each group's in ascending order.
 //
 // Two sources, one interface, so that engines are templates on it:
-//   mask_groups     two groups by a byte mask. Every block scans the mask itself, a byte a row:
-//   that
-//                   costs less than a kernel before this one.
+//   mask_groups     two groups by a byte mask. Every block scans the mask itself, a byte a row,
+//                   which costs less than a kernel before this one.
 //   routed_groups   any number of groups, sorted by an earlier kernel: offsets and a permutation.
 //
 //   groups()                 how many there are

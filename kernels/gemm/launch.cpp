@@ -77,7 +77,7 @@ gemm_form form_of(const GemmProblem& gemm) {
   form.epilogue = same<epilogue_kind>(epilogue.kind);
   if (epilogue.kind != EpilogueKind::linear)
     form.activation = same<activation_kind>(epilogue.activation);
-  form.adds_bias = !epilogue.bias.empty();
+  for (std::size_t i = 0; i < row_broadcasts; ++i) form.broadcasts[i] = !epilogue.rows[i].empty();
   form.adds_source = !epilogue.source.empty();
   form.stores_preactivations = epilogue.stores_preactivations();
   form.stores_hidden = form.is_gradient() && !epilogue.hidden.empty();
@@ -116,7 +116,8 @@ std::string template_argument(const gemm_form& form) {
   if (form.epilogue != epilogue_kind::linear)
     fields.push_back(fmt::format(".activation = fftune::activation_kind::{}",
                                  activation_enumerator(form.activation)));
-  flag("adds_bias", form.adds_bias);
+  if (form.broadcasts_any())
+    fields.push_back(fmt::format(".broadcasts = {{{}}}", fmt::join(form.broadcasts, ", ")));
   flag("adds_source", form.adds_source);
   flag("stores_preactivations", form.stores_preactivations);
   flag("stores_hidden", form.stores_hidden);
@@ -136,19 +137,20 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   const auto pointer = [&](std::size_t at, std::string_view name) {
     if (!name.empty()) add(at, tensor_of(places, name));
   };
-  constexpr std::size_t slot = sizeof(void*);
+  constexpr std::size_t pointer_bytes = sizeof(void*);
   for (std::size_t i = 0; i < gemm.a.size(); ++i)
-    pointer(offsetof(gemm_params, a) + i * slot, gemm.a[i].front());
+    pointer(offsetof(gemm_params, a) + i * pointer_bytes, gemm.a[i].front());
   // Of arrays [group][operand or output].
   const auto grouped = [&](std::size_t at, const std::vector<TensorNames>& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       for (std::size_t group = 0; group < tensors[i].size(); ++group)
-        pointer(at + (group * 2 + i) * slot, tensors[i][group]);
+        pointer(at + (group * 2 + i) * pointer_bytes, tensors[i][group]);
   };
   grouped(offsetof(gemm_params, b), gemm.b);
   grouped(offsetof(gemm_params, c), gemm.c);
   grouped(offsetof(gemm_params, source), gemm.epilogue.source);
-  pointer(offsetof(gemm_params, bias), gemm.epilogue.bias);
+  for (std::size_t i = 0; i < row_broadcasts; ++i)
+    pointer(offsetof(gemm_params, broadcasts) + i * pointer_bytes, gemm.epilogue.rows[i]);
   pointer(offsetof(gemm_params, gate), gemm.epilogue.gate);
   pointer(offsetof(gemm_params, up), gemm.epilogue.up);
   pointer(offsetof(gemm_params, d_up), gemm.epilogue.d_up);
@@ -156,7 +158,7 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   const Quantisation& scales = gemm.quantisation;
   pointer(offsetof(gemm_params, a_scale), scales.a_scale);
   for (std::size_t i = 0; i < scales.b_scale.size(); ++i)
-    pointer(offsetof(gemm_params, b_scale) + i * slot, scales.b_scale[i]);
+    pointer(offsetof(gemm_params, b_scale) + i * pointer_bytes, scales.b_scale[i]);
   pointer(offsetof(gemm_params, c_scale), scales.c_scale);
   pointer(offsetof(gemm_params, mask), gemm.groups.mask);
   pointer(offsetof(gemm_params, offsets), gemm.groups.offsets);

@@ -5,6 +5,9 @@
 //   C [m,n] = epilogue(A [m,k] · B [n,k]ᵀ)            row-major, fp32 accumulation
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +16,7 @@
 
 #include "core/dtype.hpp"
 #include "kernels/common/activation.hpp"
+#include "kernels/gemm/row_broadcast.cuh"
 
 namespace fftune {
 
@@ -73,7 +77,7 @@ struct Groups {
 };
 
 enum class EpilogueKind {
-  linear,  // C = accumulator (+ bias) (+ source)
+  linear,  // C = accumulator (+ bias, or whatever row broadcasts there are) (+ source)
   gated,   // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); `gate` and `up` may be stored too
   activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
                         // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
@@ -83,7 +87,7 @@ enum class EpilogueKind {
 struct Epilogue {
   EpilogueKind kind = EpilogueKind::linear;
   Activation activation = Activation::none;
-  std::string_view bias = {};            // linear: [n], added to every row
+  std::array<std::string_view, row_broadcasts> rows = {};  // linear: of each row broadcast, [n]
   std::vector<TensorNames> source = {};  // linear: what is added to each output; may be C itself
   std::string_view gate = {};            // [m,n]: gated stores it, activation_gradient reads it
   std::string_view up = {};              // [m,n], as gate
@@ -91,7 +95,11 @@ struct Epilogue {
   std::string_view hidden = {};          // activation_gradient: [m,n], or empty: not stored
 
   bool stores_preactivations() const { return kind == EpilogueKind::gated && !gate.empty(); }
-  bool adds() const { return !bias.empty() || !source.empty(); }
+  std::string_view& row(row_broadcast which) { return rows[static_cast<std::size_t>(which)]; }
+  bool broadcasts() const {
+    return std::any_of(rows.begin(), rows.end(), [](const auto& row) { return !row.empty(); });
+  }
+  bool adds() const { return broadcasts() || !source.empty(); }
 };
 
 /// fp8 e4m3 operands: a number is its element times its scale (f32).
@@ -107,8 +115,9 @@ constexpr std::int64_t scale_block = 128;
 struct Quantisation {
   Scaling scaling = Scaling::none;
   std::string_view a_scale = {};  // [1], or [m, blocks of k]
-  std::vector<std::string_view> b_scale =
-      {};  // one for each B operand: [1], or [blocks of n, blocks of k]
+  /// One for each B operand: [1], or [blocks of n, blocks of k]. Grouped rows: [groups, ...], those
+  /// of all groups in one tensor.
+  std::vector<std::string_view> b_scale = {};
   /// C is fp8 too. Scaling::tensor: its scale [1] is given. Scaling::block: the kernel finds the
   /// scales [m, blocks of n] and writes them.
   std::string_view c_scale = {};
@@ -137,6 +146,7 @@ struct GemmProblem {
   /// B is an output of an earlier launch of the plan: loads of B wait for that, too.
   bool b_depends = false;
 
+  DType dtype_of(row_broadcast row) const { return is_f32(row) ? DType::f32 : wide_dtype; }
   int b_operands() const { return form == GemmForm::dual_b ? 2 : 1; }  // that share A
   int k_pairs() const { return form == GemmForm::k_concatenated ? 2 : 1; }
   int outputs() const { return form == GemmForm::two_outputs ? 2 : 1; }  // that share B

@@ -106,20 +106,23 @@ class CpuForward final : public StageFamily {
     const bool streams = config.at("nontemporal") != 0;
     const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
     Program program;
-    program.host_tensors = places_of(layer).count;
+    program.host_tensors = places_of(layer).count();
     program.scratch = {{factor_bytes(layer), false}};
     program.steps.emplace_back(HostFunction([=, &kernels](const HostCall& call) {
-      const Places at = places_of(layer);
+      const TensorPlaces at = places_of(layer);
       const auto d = static_cast<std::size_t>(layer.d);
-      const auto tensor = [&](std::size_t place) {
+      const auto tensor = [&](const char* name) {
+        const std::size_t place = at.at(name);
         return place == absent ? nullptr : call.tensors[place];
       };
-      void* const x = tensor(at.x);
-      void* const residual = tensor(at.residual);
-      void* const sum = tensor(at.sum);
-      auto* const rstd = static_cast<float*>(tensor(at.rstd));
+      void* const x = tensor("x");
+      void* const residual = tensor("residual");
+      void* const sum = tensor("sum");
+      void* const y = tensor("y");
+      auto* const scale = static_cast<float*>(tensor("scale"));
+      auto* const rstd = static_cast<float*>(tensor("rstd"));
       const float* const factors =
-          factors_of(layer, tensor(at.w), reinterpret_cast<float*>(call.scratch[0]));
+          factors_of(layer, tensor("w"), reinterpret_cast<float*>(call.scratch[0]));
       const auto tasks = static_cast<int>((layer.m + rows - 1) / rows);
       call.parallel.run(tasks, threads, [&](int task) {
         for (std::int64_t row = task * rows; row < std::min(layer.m, (task + 1) * rows); ++row) {
@@ -135,13 +138,12 @@ class CpuForward final : public StageFamily {
           const float r = reciprocal_deviation(layer, squares);
           if (rstd) rstd[row] = r;
           if (layer.quantises()) {
-            auto* const q = static_cast<std::byte*>(call.tensors[at.y]) + row * layer.d;
-            static_cast<float*>(call.tensors[at.scale])[row] =
-                quantise_row(layer, static_cast<const std::byte*>(values), factors, r, q);
+            auto* const q = static_cast<std::byte*>(y) + row * layer.d;
+            scale[row] = quantise_row(layer, static_cast<const std::byte*>(values), factors, r, q);
             continue;
           }
           kernels.normalise(values, factors, r, layer.convention == Convention::llama,
-                            row_of(layer, tensor(at.y), row), d, streams);
+                            row_of(layer, y, row), d, streams);
         }
         if (streams) kernels.fence();
       });
@@ -154,18 +156,23 @@ class CpuForward final : public StageFamily {
 void differentiate(const Layer& layer, const RowKernels& kernels, const HostCall& call,
                    const float* factors, std::int64_t first, std::int64_t last, float* dw,
                    bool streams) {
-  const Places at = places_of(layer);
+  const TensorPlaces at = places_of(layer);
   const auto d = static_cast<std::size_t>(layer.d);
-  const auto tensor = [&](std::size_t place) {
+  const auto tensor = [&](const char* name) {
+    const std::size_t place = at.at(name);
     return place == absent ? nullptr : call.tensors[place];
   };
-  const auto* const rstd = static_cast<const float*>(tensor(at.rstd));
+  void* const xs = tensor("x");
+  void* const dys = tensor("dy");
+  void* const dsums = tensor("dsum");
+  void* const dxs = tensor("dx");
+  const auto* const rstd = static_cast<const float*>(tensor("rstd"));
   std::fill_n(dw, d, 0.0f);
   for (std::int64_t row = first; row < last; ++row) {
-    const void* const x = row_of(layer, tensor(at.x), row);
-    const void* const dy = row_of(layer, tensor(at.dy), row);
-    const void* const dsum = row_of(layer, tensor(at.dsum), row);
-    void* const dx = row_of(layer, tensor(at.dx), row);
+    const void* const x = row_of(layer, xs, row);
+    const void* const dy = row_of(layer, dys, row);
+    const void* const dsum = row_of(layer, dsums, row);
+    void* const dx = row_of(layer, dxs, row);
     float sums[2];
     kernels.products(x, dy, factors, d, sums);
     const float r = rstd ? rstd[row] : reciprocal_deviation(layer, sums[1]);
@@ -210,13 +217,13 @@ class CpuBackward final : public StageFamily {
     const bool streams = config.at("nontemporal") != 0;
     const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
     Program program;
-    program.host_tensors = places_of(layer).count;
+    program.host_tensors = places_of(layer).count();
     program.scratch = {{factor_bytes(layer), false},
                        {static_cast<std::size_t>(parts * layer.d) * sizeof(float), false}};
     program.steps.emplace_back(HostFunction([=, &kernels](const HostCall& call) {
-      const Places at = places_of(layer);
+      const TensorPlaces at = places_of(layer);
       const float* const factors =
-          factors_of(layer, call.tensors[at.w], reinterpret_cast<float*>(call.scratch[0]));
+          factors_of(layer, call.tensors[at.at("w")], reinterpret_cast<float*>(call.scratch[0]));
       auto* const partial = reinterpret_cast<float*>(call.scratch[1]);
       call.parallel.run(static_cast<int>(parts), threads, [&](int part) {
         differentiate(layer, kernels, call, factors, first_row_of_part(layer.m, parts, part),
@@ -224,7 +231,7 @@ class CpuBackward final : public StageFamily {
                       streams);
       });
       add_parts(call.parallel, threads, partial, parts, layer.d, layer.weight_dtype,
-                call.tensors[at.dw]);
+                call.tensors[at.at("dw")]);
     }));
     return program;
   }

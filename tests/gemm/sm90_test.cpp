@@ -349,6 +349,6 @@ TEST_CASE("sm90 says why it cannot implement a GEMM", "[gemm]") {
   CHECK(reason(groups).find("2000 groups") != std::string::npos);
   groups = grouped_rows(gemm_of(64, 128, 256), 3);
   CHECK(reason(groups).empty());
-  groups.epilogue.bias = "bias";
+  groups.epilogue.row(row_broadcast::bias) = "bias";
   CHECK(reason(groups).find("bias") != std::string::npos);
 }

@@ -89,8 +89,8 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
     return "it keeps gate and up in registers, and adds nothing to y: the plain form alone";
   for (const GemmProblem& gemm : chain)
     if (auto reason = misaligned_rows(gemm)) return reason;
-  // Each block reads the whole intermediate, 4 bytes an element with its flags; up to so many bytes
-  // it does so in the time of a launch.
+  // Each block reads the whole intermediate, 4 bytes an element with its flags; up to this number
+  // of bytes it does so in the time of a launch.
   constexpr double least_worth_sharing = 48 * 1024;
   const Extents extents(chain);
   const double intermediate = 4.0 * static_cast<double>(extents.m) * static_cast<double>(extents.h);

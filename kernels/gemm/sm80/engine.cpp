@@ -14,7 +14,7 @@ namespace fftune {
 namespace {
 
 /// Measured on an H200: mma.sync reaches 440 TFLOP/s at best, where wgmma reaches 700 to 800; up to
-/// so many tokens the memory decides, and either may win.
+/// this number of tokens the memory decides, and either may win.
 constexpr std::int64_t most_tokens_beside_wgmma = 64;
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
@@ -85,12 +85,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   }
   program.kernels.push_back(
       {"gemm/sm80/gemm.cu",
-       fmt::format("fftune::sm80_gemm<{}, fftune::sm80_config{{{}, {}, {}, {}, {}, {}}}>",
-                   template_argument(form), tile.bm, tile.bn, tile.bk, tile.warps_m, tile.warps_n,
-                   tile.stages)});
+       fmt::format("fftune::sm80_gemm<{}, {}>", template_argument(form), template_argument(tile))});
   launch.kernel = program.kernels.size() - 1;
   launch.grid.x = static_cast<std::uint32_t>(work_tiles(gemm, tile.bm, tile.bn));
   launch.block.x = static_cast<std::uint32_t>(tile.threads());
+  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(form));
   split_launch(program, launch, facts, tile.split_k, tile.exchange_bytes(gemm.b_operands()),
                tile.table_bytes(form) + sm80_config::epilogue_tile_bytes);

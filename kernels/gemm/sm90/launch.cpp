@@ -19,7 +19,7 @@ namespace {
 using sm90::Tile;
 using sm90::Workload;
 
-/// Every CTA scans the mask: that pays up to so many tokens.
+/// Every CTA scans the mask: up to this number of tokens that pays.
 constexpr std::int64_t most_masked_tokens = std::int64_t{1} << 19;
 constexpr std::int64_t most_groups = 1024;  // that a CTA's tables in shared memory hold
 
@@ -66,8 +66,8 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
   const auto& of_groups = groups.by == Grouping::rows ? gemm.b : gemm.c;
   if (of_groups.front().size() != 1 && groups.count != 2)
     return "more than two groups take one tensor that stacks their matrices";
-  if (gemm.epilogue.kind == EpilogueKind::linear && !gemm.epilogue.bias.empty())
-    return "grouped GEMMs add no bias";
+  if (gemm.epilogue.kind == EpilogueKind::linear && gemm.epilogue.broadcasts())
+    return "grouped GEMMs add no bias, nor any other vector";
   if (groups.by == Grouping::rows) {
     if (gemm.a_major != Major::k || gemm.outputs() == 2)
       return "rows of A are gathered where k is contiguous, to one C";
@@ -114,18 +114,6 @@ std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
   return sm90::cycles(chain.front(), facts, config) / facts.clock_hz;
 }
 
-/// "fftune::sm90_config{.bm = 128, ...}"
-std::string template_argument(const sm90_config& config) {
-  constexpr std::string_view schedules[] = {"cooperative", "pingpong", "swap_ab"};
-  return fmt::format(
-      "fftune::sm90_config{{.bm = {}, .bn = {}, .schedule = fftune::sm90_schedule::{}, "
-      ".mma_warpgroups = {}, .cluster_m = {}, .cluster_n = {}, .split_k = {}, .stages = {}, "
-      ".epilogue_stages = {}, .a_reuse = {}, .gather_warps = {}}}",
-      config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
-      config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
-      config.epilogue_stages, config.a_reuse, config.gather_warps);
-}
-
 /// One launch of the engine, while its parameters are filled in.
 class Launch {
  public:
@@ -169,8 +157,8 @@ class Launch {
   void field(std::size_t offset, Argument value) {
     parameters_.fields.push_back({offset, std::move(value)});
   }
-  void map(std::size_t array, std::size_t slot, TensorMapArgument value) {
-    field(array + slot * sizeof(tensor_map), std::move(value));
+  void map(std::size_t array, std::size_t index, TensorMapArgument value) {
+    field(array + index * sizeof(tensor_map), std::move(value));
   }
   Pointer tensor(std::string_view name) const { return tensor_of(places_, name); }
 
@@ -227,7 +215,8 @@ class Launch {
   void add_outputs() {
     const auto out = [&](int value, std::string_view name, DType dtype) {
       if (!name.empty())
-        map(offsetof(sm90_params, out), static_cast<std::size_t>(sm90_out_slot(form_, value, 0, 0)),
+        map(offsetof(sm90_params, out),
+            static_cast<std::size_t>(sm90_out_index(form_, value, 0, 0)),
             c_map(tensor(name), dtype));
     };
     const auto each = [&](std::size_t array, const std::vector<TensorNames>& matrices,
@@ -236,7 +225,7 @@ class Launch {
         for (std::size_t group = 0; group < matrices[i].size(); ++group)
           map(array,
               static_cast<std::size_t>(
-                  sm90_out_slot(form_, 0, static_cast<int>(i), static_cast<int>(group))),
+                  sm90_out_index(form_, 0, static_cast<int>(i), static_cast<int>(group))),
               c_map(tensor(matrices[i][group]), dtype));
     };
     const Epilogue& epilogue = gemm_.epilogue;
