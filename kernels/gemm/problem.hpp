@@ -47,6 +47,12 @@ enum class Grouping {
   reduction,  // every k belongs to a group: C of a group sums over its own k (weight gradients)
 };
 
+/// So many groups should have about so many rows each.
+struct ExpectedRows {
+  double groups = 0;
+  double rows = 0;
+};
+
 /// The groups, and which tokens (rows, or elements of k) belong to which. The sorted order has the
 /// tokens of group 0 first, then those of group 1 and so on, each in ascending order.
 struct Groups {
@@ -70,10 +76,12 @@ struct Groups {
   double expected_share = 0.5;
   bool random = false;
   bool scattered = false;
-  /// Or, of sorted groups, how many rows each should have; empty: as many as the others.
-  std::vector<double> expected_rows = {};
+  /// Or, of sorted groups, how many rows they should have; empty: each as many as the others.
+  std::vector<ExpectedRows> expected_rows = {};
 
   bool any() const { return by != Grouping::none; }
+  /// How many sorted groups should have rows.
+  double with_rows() const;
 };
 
 enum class EpilogueKind {
@@ -159,9 +167,6 @@ struct GemmProblem {
   std::int64_t tokens() const { return a_major == Major::mn ? k : m; }
   /// Floating-point operations.
   double flops() const;
-  /// Rows of A, or of a grouped reduction tokens of A, as they lie in memory; and tokens of B.
-  std::int64_t a_rows() const { return a_sorted ? tokens() : tokens() / groups.choices; }
-  std::int64_t b_tokens() const { return b_sorted ? k : k / groups.choices; }
 };
 
 /// Why rows of A, B and C cannot be loaded and stored 16 bytes at a time; nothing if they can.

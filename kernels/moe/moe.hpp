@@ -94,6 +94,8 @@ std::vector<const Family*> gemm_families();
 std::vector<const Family*> route_families();
 std::vector<const Family*> combine_families();
 std::vector<const Family*> weigh_families();
+/// Of several stages each, for few tokens.
+std::vector<const Family*> decode_families();
 
 }  // namespace moe
 }  // namespace fftune

@@ -61,6 +61,16 @@ void add_route(const Problem& problem, std::vector<TensorSpec>& tensors) {
                            sorted(&SortedRouting::places)));
 }
 
+/// The experts that a token chooses at all, of all of them.
+double share_of_experts(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  double chosen = 0;
+  for (const ExpertsAlike& alike :
+       expected_tokens(routing_of(problem), shape.m, shape.experts, shape.choices))
+    chosen += alike.experts * (1 - std::exp(-alike.tokens));
+  return chosen / static_cast<double>(shape.experts);
+}
+
 /// The experts' weights or gradients, each of all experts in one tensor.
 void add_weights(const Problem& problem, const std::string& prefix, const std::string& suffix,
                  Role role, bool are_sums, std::vector<TensorSpec>& tensors) {
@@ -68,11 +78,14 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
   // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
   const double by_d = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.d));
   const double by_h = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.h));
+  const std::size_t first = tensors.size();
   for (const char* name : {"gate", "up"})
     tensors.push_back(
         {prefix + name + suffix, problem.dtype, {shape.experts, shape.h, shape.d}, role, by_d});
   tensors.push_back(
       {prefix + "down" + suffix, problem.dtype, {shape.experts, shape.d, shape.h}, role, by_h});
+  for (std::size_t i = first; i < tensors.size() && !are_sums; ++i)
+    tensors[i].read_share = share_of_experts(problem);
 }
 
 std::vector<TensorSpec> forward_tensors(const Problem& problem) {
@@ -130,7 +143,7 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
     stage.inputs = {"ids"};
     stage.outputs = {"offsets", "tokens", "places"};
   } else if (name == stage_combine) {
-    stage.inputs = {"expert_out", "weights", "places"};
+    stage.inputs = {"expert_out", "weights", "ids", "places"};
     stage.outputs = {"y"};
   } else if (name == stage_combine_dx) {
     stage.inputs = {"dx_rows", "places"};
@@ -216,7 +229,8 @@ class MoeFfn final : public Op {
   }
 
   std::vector<const Family*> families() const override {
-    return joined({route_families(), gemm_families(), combine_families(), weigh_families()});
+    return joined({decode_families(), route_families(), gemm_families(), combine_families(),
+                   weigh_families()});
   }
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(config.threads)
         if constexpr (config.ctas > 1) {
           own = load_cluster_word(cluster_address(shared_address(totals + expert), cta));
         }
-        if (cta < rank) of_earlier += own;
+        if (static_cast<int>(cta) < static_cast<int>(rank)) of_earlier += own;
         total += own;
       }
     }

@@ -39,8 +39,9 @@ GemmProblem grouped(const Problem& problem, GemmProblem gemm, const std::vector<
                  .permutation = "tokens",
                  .choices = shape.choices,
                  .scattered = true};
-  gemm.groups.expected_rows =
-      expected_rows(routing_of(problem), shape.m, shape.experts, shape.choices);
+  for (const ExpertsAlike& alike :
+       expected_tokens(routing_of(problem), shape.m, shape.experts, shape.choices))
+    gemm.groups.expected_rows.push_back({alike.experts, alike.tokens});
   gemm.a_sorted = !has_token_rows(gemm.a.front().front());
   gemm.b_sorted = sums_rows && !has_token_rows(gemm.b.front().front());
   gemm.c_sorted = !sums_rows;

@@ -85,27 +85,41 @@ std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t toke
   return ids;
 }
 
-std::vector<double> expected_rows(const Routing& routing, std::int64_t tokens, std::int64_t experts,
-                                  std::int64_t choices) {
-  // Drawing without repetition until each token has its choices is, in expectation, close to giving
-  // expert i with weight p_i the share 1 - e^(-t p_i), with t such that the shares add up.
-  const std::vector<double> shares = popularity(routing, experts);
-  if (choices >= experts) return std::vector<double>(shares.size(), static_cast<double>(tokens));
+std::vector<ExpertsAlike> expected_tokens(const Routing& routing, std::int64_t tokens,
+                                          std::int64_t experts, std::int64_t choices) {
+  const auto all = static_cast<double>(tokens), wanted = static_cast<double>(choices);
+  const auto count = static_cast<double>(experts);
+  if (routing.skew == 0 || choices >= experts)
+    return {{count, all * std::min(1.0, wanted / count)}};
+  // Ranks [first, last) that are within a quarter of each other are taken as one.
+  std::vector<ExpertsAlike> alike;
+  std::vector<double> weights;
+  for (std::int64_t first = 0; first < experts;) {
+    const std::int64_t last = std::min(experts, first + 1 + first / 4);
+    double weight = 0;
+    for (std::int64_t rank = first; rank < last; ++rank)
+      weight += std::pow(static_cast<double>(rank + 1), -routing.skew);
+    alike.push_back({static_cast<double>(last - first), 0});
+    weights.push_back(weight / alike.back().experts);
+    first = last;
+  }
+  // Drawing without repetition is, in expectation, close to giving an expert of weight w the share
+  // 1 - e^(-t w) of the tokens, with t such that the shares add up to the choices of a token.
   const auto chosen = [&](double t) {
     double sum = 0;
-    for (const double share : shares) sum += 1 - std::exp(-t * share);
+    for (std::size_t i = 0; i < alike.size(); ++i)
+      sum += alike[i].experts * (1 - std::exp(-t * weights[i]));
     return sum;
   };
   double low = 0, high = 1;
-  while (chosen(high) < static_cast<double>(choices)) high *= 2;
-  for (int step = 0; step < 60; ++step) {
+  while (chosen(high) < wanted) high *= 2;
+  for (int step = 0; step < 30; ++step) {
     const double middle = (low + high) / 2;
-    (chosen(middle) < static_cast<double>(choices) ? low : high) = middle;
+    (chosen(middle) < wanted ? low : high) = middle;
   }
-  std::vector<double> rows;
-  for (const double share : shares)
-    rows.push_back(static_cast<double>(tokens) * (1 - std::exp(-high * share)));
-  return rows;
+  for (std::size_t i = 0; i < alike.size(); ++i)
+    alike[i].tokens = all * (1 - std::exp(-high * weights[i]));
+  return alike;
 }
 
 double routing_distance(const Routing& a, const Routing& b) {

@@ -29,9 +29,14 @@ std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t toke
                                        std::int64_t experts, std::int64_t choices,
                                        std::uint64_t seed);
 
-/// How many of so many tokens each expert should get, the most popular first.
-std::vector<double> expected_rows(const Routing& routing, std::int64_t tokens, std::int64_t experts,
-                                  std::int64_t choices);
+/// About how many of the tokens experts should get, the most popular first: each number is that of
+/// so many experts, which are about as popular.
+struct ExpertsAlike {
+  double experts = 0;
+  double tokens = 0;  // of each
+};
+std::vector<ExpertsAlike> expected_tokens(const Routing& routing, std::int64_t tokens,
+                                          std::int64_t experts, std::int64_t choices);
 
 /// How unlike two routings are, from 0 to 1.
 double routing_distance(const Routing& a, const Routing& b);

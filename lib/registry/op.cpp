@@ -144,7 +144,8 @@ Cost cost_of(const Op& op, const Problem& problem) {
     return cost;
   }
   for (const auto& tensor : op.tensors(problem))
-    if (tensor.role != Role::intermediate) cost.bytes += static_cast<double>(tensor.bytes());
+    if (tensor.role != Role::intermediate)
+      cost.bytes += tensor.read_share * static_cast<double>(tensor.bytes());
   return cost;
 }
 

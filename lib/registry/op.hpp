@@ -77,6 +77,9 @@ struct TensorSpec {
   /// Fills all elements of an input that is no noise, such as ids or offsets: the same for the same
   /// seed. Empty: normal values.
   std::function<void(std::uint64_t seed, std::span<double> values)> draw = {};
+  /// The share of its bytes that the op should read, for the roofline: less than 1 where the data
+  /// decide which of many weights take part.
+  double read_share = 1;
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
   /// the others (core/pattern.hpp): what its test data look like. Row i of the other tensors then

@@ -154,7 +154,10 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
       (each_b * n * k * work.b_operands() * work.k_pairs() + m * k * work.k_pairs() * results +
        m * n * results * work.tensors_per_stage) *
       2;
-  const auto rows = std::min<std::int64_t>(work.row_tiles(t.bm), 4);
+  const bool routed = work.grouped_rows() && work.form.source == group_source::routed;
+  const std::int64_t row_tiles =
+      routed ? ceil_div(work.row_tiles(t.bm), work.groups_with_rows()) : work.row_tiles(t.bm);
+  const auto rows = std::min<std::int64_t>(row_tiles, 4);
   const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
   return bytes / (rate * std::min(1.0, loading * 2.5));
 }

@@ -66,6 +66,8 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
   const auto& of_groups = groups.by == Grouping::rows ? gemm.b : gemm.c;
   if (of_groups.front().size() != 1 && groups.count != 2)
     return "more than two groups take one tensor that stacks their matrices";
+  if (groups.choices > 1 && groups.by == Grouping::rows && !gemm.c_sorted)
+    return "tokens of several groups have several rows of C: these are sorted";
   if (gemm.epilogue.kind == EpilogueKind::linear && gemm.epilogue.broadcasts())
     return "grouped GEMMs add no bias, nor any other vector";
   if (groups.by == Grouping::rows) {
@@ -179,15 +181,22 @@ class Launch {
     return tile_.split_k > 1 ? all : std::min(all, resident);
   }
 
-  /// An operand in boxes of one K block, `share` of its rows; MN-major in slabs of 64 of them.
-  TensorMapArgument operand(const Pointer& matrix, Major major, std::int64_t rows, int share,
-                            std::int64_t matrices = 0) const {
+  /// An operand of `rows` x `k` in boxes of one K block, `share` of its rows; MN-major in slabs of
+  /// 64 of them.
+  TensorMapArgument operand(const Pointer& matrix, Major major, std::int64_t rows, std::int64_t k,
+                            int share, std::int64_t matrices = 0) const {
     const auto bk = static_cast<std::uint32_t>(plan_.bk);
-    if (major == Major::mn) return {matrix, gemm_.dtype, gemm_.k, rows, bk, 64, matrices};
-    return {matrix, gemm_.dtype, rows, gemm_.k, static_cast<std::uint32_t>(share), bk, matrices};
+    if (major == Major::mn) return {matrix, gemm_.dtype, k, rows, bk, 64, matrices};
+    return {matrix, gemm_.dtype, rows, k, static_cast<std::uint32_t>(share), bk, matrices};
+  }
+  /// Rows, or tokens, of an operand that is sorted or has those of the tokens, of `sorted` ones.
+  std::int64_t extent(std::int64_t sorted, bool is_sorted) const {
+    return is_sorted ? sorted : sorted / gemm_.groups.choices;
   }
   TensorMapArgument a_map(const Pointer& matrix) const {
-    return operand(matrix, gemm_.a_major, gemm_.m, tile_.bm / tile_.cluster_n);
+    const bool rows = form_.groups == grouping::rows, sorted = form_.a_sorted;
+    return operand(matrix, gemm_.a_major, rows ? extent(gemm_.m, sorted) : gemm_.m,
+                   rows ? gemm_.k : extent(gemm_.k, sorted), tile_.bm / tile_.cluster_n);
   }
   /// C, or any matrix in its subtiles.
   TensorMapArgument c_map(const Pointer& matrix, DType dtype) const {
@@ -209,6 +218,7 @@ class Launch {
       for (std::size_t group = 0; group < gemm_.b[i].size(); ++group)
         map(offsetof(sm90_params, b), group * 2 + i,
             operand(i == 0 && group == 0 ? b_ : tensor(gemm_.b[i][group]), gemm_.b_major, gemm_.n,
+                    form_.groups == grouping::reduction ? extent(gemm_.k, form_.b_sorted) : gemm_.k,
                     tile_.bn / tile_.cluster_m, stacked ? gemm_.groups.count : 0));
   }
 

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include <vector>
+
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "kernels/gemm/problem.hpp"
@@ -32,6 +34,8 @@ struct Workload {
 
   gemm_form form;
   std::int64_t m, n, k;  // k of one K-concatenated pair
+  /// Rows that may share a tile: m, or those that few sorted groups exceed.
+  std::int64_t rows;
   std::int64_t groups;
   /// Matrices that are computed: outputs, of a grouped reduction of each group.
   std::int64_t results;
@@ -52,7 +56,7 @@ struct Workload {
 
   /// Tiles of this many rows that cover m; no tile has rows of two groups.
   std::int64_t row_tiles(std::int64_t height) const;
-  /// Grouped rows: how many groups have rows; else 1.
+  /// Grouped rows: how many groups should have rows; else 1.
   std::int64_t groups_with_rows() const;
   /// Of two groups by a mask the fewer tiles.
   std::int64_t fewest_row_tiles(std::int64_t height) const;
@@ -62,6 +66,13 @@ struct Workload {
   std::int64_t runs(const Tile& tile) const;
   /// K blocks of a CTA.
   std::int64_t k_blocks(const Tile& tile) const;
+
+ private:
+  void expect_rows(const Groups& groups);
+
+  std::int64_t groups_with_rows_ = 1;
+  /// Sorted groups: the tiles that all should take, of 8 rows, of 16, and so on.
+  std::vector<double> expected_tiles_ = {};
 };
 
 /// Whether most tiles of grouped rows, or K blocks of a grouped reduction, are gathered.
