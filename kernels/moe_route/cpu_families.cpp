@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/blocks.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 
@@ -144,7 +145,7 @@ class CpuChoose final : public StageFamily {
     program.steps.emplace_back(HostFunction([=, backward = backward_](const HostCall& call) {
       const std::size_t row_bytes =
           static_cast<std::size_t>(router.experts) * dtype_bytes(router.dtype);
-      for_each_block(router.m, router.experts, call.parallel, [&](const fftune::Block& block) {
+      for_each_block(router.m, router.experts, call.parallel, [&](const Block& block) {
         TokenRouter token(router);
         for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
           const auto at = static_cast<std::size_t>(row) * row_bytes;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "kernels/common/op_parts.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 
