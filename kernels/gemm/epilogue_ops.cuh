@@ -11,25 +11,7 @@
 namespace fftune {
 
 template <element type>
-struct element_types;
-template <>
-struct element_types<element::f32> {
-  using type = float;
-};
-template <>
-struct element_types<element::bf16> {
-  using type = bf16;
-};
-template <>
-struct element_types<element::fp16> {
-  using type = fp16;
-};
-template <>
-struct element_types<element::fp8> {
-  using type = fp8;
-};
-template <element type>
-using element_type = typename element_types<type>::type;
+using element_type = typename type_at<static_cast<int>(type), float, bf16, fp16, fp8>::type;
 
 template <gemm_form form>
 struct epilogue_ops {

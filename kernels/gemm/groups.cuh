@@ -314,15 +314,8 @@ class routed_groups {
 
 // Those of a source.
 template <group_source source>
-struct groups_choice {
-  using type = mask_groups;
-};
-template <>
-struct groups_choice<group_source::routed> {
-  using type = routed_groups;
-};
-template <group_source source>
-using groups_of = typename groups_choice<source>::type;
+using groups_of =
+    typename choose_type<source == group_source::mask, mask_groups, routed_groups>::type;
 
 // A tile of rows of one group, by its place in the sorted order.
 struct group_tile {

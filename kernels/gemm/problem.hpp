@@ -16,6 +16,7 @@
 
 #include "core/dtype.hpp"
 #include "kernels/common/activation.hpp"
+#include "kernels/gemm/form.cuh"
 #include "kernels/gemm/row_broadcast.cuh"
 
 namespace fftune {
@@ -24,28 +25,17 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 
-/// The extent of an operand that is contiguous in memory, in CUTLASS' words: K-major operands are
-/// A [m,k] and B [n,k]; MN-major ones A [k,m] and B [k,n].
-enum class Major { k, mn };
+// What kernels are compiled for has one definition, in form.cuh.
+using GemmForm = gemm_operands;
+using Major = major;
+using Grouping = grouping;
+using EpilogueKind = epilogue_kind;
+using Scaling = scaling;
 
 /// One matrix by the name of the op's tensor. With groups: one tensor for each group ("w_true",
 /// "w_false"), or a single tensor [groups, ...] that stacks those of all groups. Where rows are
 /// grouped, only B has one for each group; where the reduction is grouped, C and its source have.
 using TensorNames = std::vector<std::string_view>;
-
-/// How many accumulators and operands a GEMM has.
-enum class GemmForm {
-  single,          // C = A·Bᵀ
-  dual_b,          // two B operands share A: the epilogue takes A·B0ᵀ and A·B1ᵀ
-  k_concatenated,  // C = A0·B0ᵀ + A1·B1ᵀ in one accumulator; k is that of each pair
-  two_outputs,     // two A operands share B: C0 = A0·Bᵀ, C1 = A1·Bᵀ
-};
-
-enum class Grouping {
-  none,
-  rows,       // every row of A and C belongs to a group, and takes that group's B
-  reduction,  // every k belongs to a group: C of a group sums over its own k (weight gradients)
-};
 
 /// So many groups should have about so many rows each.
 struct ExpectedRows {
@@ -84,13 +74,6 @@ struct Groups {
   double with_rows() const;
 };
 
-enum class EpilogueKind {
-  linear,  // C = accumulator (+ bias, or whatever row broadcasts there are) (+ source)
-  gated,   // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); `gate` and `up` may be stored too
-  activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
-                        // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
-};
-
 /// What becomes of the accumulators before their one rounding.
 struct Epilogue {
   EpilogueKind kind = EpilogueKind::linear;
@@ -108,13 +91,6 @@ struct Epilogue {
     return std::any_of(rows.begin(), rows.end(), [](const auto& row) { return !row.empty(); });
   }
   bool adds() const { return broadcasts() || !source.empty(); }
-};
-
-/// fp8 e4m3 operands: a number is its element times its scale (f32).
-enum class Scaling {
-  none,
-  tensor,  // one scale for each tensor
-  block,   // one for each 128 elements of a row of A, and for each 128 x 128 block of B
 };
 
 /// Elements of k, and rows of B, that share a scale with Scaling::block.

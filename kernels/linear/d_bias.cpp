@@ -25,15 +25,10 @@ class DBias final : public StageFamily {
                      .summary = "column sums of dy in two steps",
                      .stage = stage_d_bias,
                      .pass = "bwd",
+                     .option = "bias",
+                     .value = "yes",
                      .sources = {file},
                      .is_fallback = true}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto refusal = StageFamily::refusal(problem, facts)) return refusal;
-    if (!form_of(problem).bias) return "there is no bias to have a gradient";
-    return std::nullopt;
-  }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");

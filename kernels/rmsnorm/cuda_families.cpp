@@ -36,12 +36,12 @@ std::string template_arguments(const Layer& layer) {
 std::vector<Argument> forward_arguments(const Layer& layer) {
   const TensorPlaces at = places_of(layer);
   return {tensor_of(at, "x"),
-          tensor_or_null(at.at("residual")),
+          tensor_or_null(at, "residual"),
           tensor_of(at, "w"),
           tensor_of(at, "y"),
-          tensor_or_null(at.at("sum")),
-          tensor_or_null(at.at("rstd")),
-          tensor_or_null(at.at("scale")),
+          tensor_or_null(at, "sum"),
+          tensor_or_null(at, "rstd"),
+          tensor_or_null(at, "scale"),
           std::int64_t{layer.m},
           static_cast<std::int32_t>(layer.d),
           layer.eps};
@@ -52,8 +52,8 @@ std::vector<Argument> backward_arguments(const Layer& layer, const Argument& thi
   return {tensor_of(at, "x"),
           tensor_of(at, "w"),
           tensor_of(at, "dy"),
-          tensor_or_null(at.at("dsum")),
-          tensor_or_null(at.at("rstd")),
+          tensor_or_null(at, "dsum"),
+          tensor_or_null(at, "rstd"),
           tensor_of(at, "dx"),
           third,
           std::int64_t{layer.m},

@@ -170,7 +170,8 @@ class Rows final : public StageFamily {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
     const Layer layer = layer_of(problem);
-    const Places at = places_of(problem);
+    const TensorPlaces at(rope_op().tensors(problem));
+    const bool back = layer.backward;
     const Config config = is_fallback() ? defaults(layer, element_bytes(layer)) : given;
     const Frequencies frequencies = frequencies_of(problem);
     const std::int64_t across = head_blocks(layer, config);
@@ -186,13 +187,13 @@ class Rows final : public StageFamily {
                     config.at("unroll"), config.at("passes"), config.at("evict_first") != 0),
         {static_cast<std::uint32_t>(quotient_up(layer.tokens(), config.at("tokens")) * across)},
         static_cast<std::uint32_t>(block_threads(layer, config)),
-        {tensor_or_null(at.q),
-         tensor_or_null(at.k),
-         tensor_or_null(at.q_out),
-         tensor_or_null(at.k_out),
-         tensor_or_null(at.angles),
-         tensor_or_null(at.offsets),
-         tensor_or_null(at.starts),
+        {tensor_or_null(at, back ? "dq_out" : "q"),
+         tensor_or_null(at, back ? "dk_out" : "k"),
+         tensor_or_null(at, back ? "dq" : "q_out"),
+         tensor_or_null(at, back ? "dk" : "k_out"),
+         tensor_or_null(at, "angles"),
+         tensor_or_null(at, "offsets"),
+         tensor_or_null(at, "starts"),
          ArrayArgument{frequencies.values},
          layer.tokens(),
          small(layer.b),

@@ -98,6 +98,12 @@ struct TensorSpec {
   std::size_t bytes() const;
 };
 
+/// The sizes that a layer of a known model has, but for the tokens.
+struct KnownModel {
+  std::string name;  // "mixtral-8x7b"
+  std::map<std::string, std::int64_t> sizes;
+};
+
 struct StageSpec {
   std::string name;                 // "gate_up"
   std::vector<std::string> inputs;  // tensor names
@@ -143,6 +149,11 @@ class Op {
   /// Whether what token_size promises of rows holds; not where a row's place counts, as in a
   /// sequence. Every row is then distinct in a check.
   virtual bool rows_are_alike(const Problem&) const { return true; }
+
+  /// Models whose layers may be asked for by name.
+  virtual std::vector<KnownModel> known_models() const { return {}; }
+  /// The size that tensor parallelism divides among devices; empty: there is none.
+  virtual std::string_view sharded_size() const { return ""; }
 
   /// Why fields that are good each by itself do not go together ("rotary=96 exceeds dim=64"), one
   /// line; empty: they do. Not asked of the token size.

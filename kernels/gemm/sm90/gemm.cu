@@ -105,19 +105,10 @@ struct gemm_kernel {
   struct no_groups {};
   using walked = typename choose_type<
       dense, no_groups, typename choose_type<grouped_rows, group_tiles, groups_type>::type>::type;
-  template <bool is_dense, bool is_reduction, class = void>
-  struct scheduler_choice {
-    using type = rows_scheduler<Traits>;
-  };
-  template <class Void>
-  struct scheduler_choice<true, false, Void> {
-    using type = dense_scheduler<Traits>;
-  };
-  template <class Void>
-  struct scheduler_choice<false, true, Void> {
-    using type = reduction_scheduler<Traits>;
-  };
-  using scheduler = typename scheduler_choice<dense, reduction>::type;
+  using scheduler =
+      typename choose_type<dense, dense_scheduler<Traits>,
+                           typename choose_type<reduction, reduction_scheduler<Traits>,
+                                                rows_scheduler<Traits>>::type>::type;
 
   // What every role has.
   const sm90_params& params;  // for its tensor maps

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm90/params.cuh"
@@ -141,18 +142,13 @@ class Launch {
     add_outputs();
     field(offsetof(sm90_params, gemm) + offsetof(gemm_params, group_m),
           std::int32_t{tile_.group_m});
-    program.kernels.push_back(
-        {"gemm/sm90/gemm.cu", fmt::format("fftune::gemm_sm90<{}, {}>", template_argument(form_),
-                                          template_argument(tile_))});
-    KernelLaunch launch;
-    launch.kernel = program.kernels.size() - 1;
-    launch.grid.x = static_cast<std::uint32_t>(clusters(facts) * tile_.cluster_ctas());
-    launch.block.x = static_cast<std::uint32_t>(plan_.threads);
+    KernelLaunch& launch = append_gemm(
+        program, "gemm/sm90/gemm.cu",
+        fmt::format("gemm_sm90<{}, {}>", template_argument(form_), template_argument(tile_)),
+        clusters(facts) * tile_.cluster_ctas(), plan_.threads, std::move(parameters_));
     launch.cluster.x = static_cast<std::uint32_t>(tile_.cluster_ctas());
     launch.shared_bytes = static_cast<std::uint32_t>(plan_.shared_bytes);
     launch.programmatic = gemm_.follows || tile_.pre_permute;
-    launch.parameters = std::move(parameters_);
-    program.steps.emplace_back(std::move(launch));
   }
 
  private:
@@ -272,21 +268,19 @@ class Launch {
     constexpr std::int64_t warps = 8, ctas = 4;  // of a CTA; of an SM
     const Groups& groups = gemm_.groups;
     const bool routed = form_.source == group_source::routed;
-    program.kernels.push_back(
-        {"gemm/sort_tokens.cu", fmt::format("fftune::permute_rows<fftune::group_source::{}>",
-                                            routed ? "routed" : "mask")});
     const auto or_null = [&](std::string_view name) -> Argument {
       if (name.empty()) return std::int64_t{0};
       return tensor_of(places_, name);
     };
-    KernelLaunch launch;
-    launch.kernel = program.kernels.size() - 1;
-    launch.block.x = warps * 32;
-    launch.grid.x = static_cast<std::uint32_t>(std::min(
+    const auto grid = static_cast<std::uint32_t>(std::min(
         ceil_div(gemm_.k, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
+    KernelLaunch& launch = append_kernel(
+        program, "gemm/sort_tokens.cu",
+        fmt::format("permute_rows<fftune::group_source::{}>", routed ? "routed" : "mask"), {grid},
+        warps * 32,
+        {or_null(groups.mask), or_null(groups.offsets), or_null(groups.permutation),
+         static_cast<std::int32_t>(groups.count)});
     launch.programmatic = gemm_.follows;
-    launch.arguments = {or_null(groups.mask), or_null(groups.offsets), or_null(groups.permutation),
-                        static_cast<std::int32_t>(groups.count)};
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(gemm_.dtype));
     int copied = 0;
     const auto copy = [&](Pointer& matrix, std::int64_t columns) {
@@ -303,7 +297,6 @@ class Launch {
       launch.arguments.insert(launch.arguments.end(),
                               {std::int64_t{0}, std::int64_t{0}, std::int32_t{0}});
     launch.arguments.emplace_back(static_cast<std::int32_t>(gemm_.k));
-    program.steps.emplace_back(std::move(launch));
   }
 
   const GemmProblem& gemm_;
