@@ -215,9 +215,15 @@ double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile&
   return cost;
 }
 
-/// Of the kernel that sorts the tokens of the operands that are not, beside its launch.
+/// Of the kernel that sorts the rows, or the tokens of the operands that are not, beside its
+/// launch.
 double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
   constexpr double start_cycles = 4000;
+  // A token's row is read from memory once, and written for each of its groups.
+  const double copies = 1 + 1 / static_cast<double>(gemm.groups.choices);
+  if (gemm.groups.by == Grouping::rows)
+    return start_cycles + 2 * copies * static_cast<double>(gemm.m) * static_cast<double>(gemm.k) /
+                              (0.9 * bytes_a_clock(facts));
   const double columns = double((gemm.a_sorted ? 0 : gemm.m) + (gemm.b_sorted ? 0 : gemm.n));
   const double bytes = 2 * 2 * columns * static_cast<double>(gemm.k);
   return start_cycles + bytes / (0.9 * bytes_a_clock(facts));
@@ -228,7 +234,8 @@ double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
 double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config) {
   const Tile tile(config);
   Workload work(gemm, tile);
-  if (!work.grouped_reduction()) return kernel_cycles(work, facts, tile);
+  const double permuting = tile.pre_permute ? permute_cycles(gemm, facts) : 0;
+  if (!work.grouped_reduction()) return kernel_cycles(work, facts, tile) + permuting;
   // CTAs that share k, and an SM with tiles of several groups, add up all tokens; one with a single
   // tile those of one group, and the group with the most tokens decides.
   double share = 1.0 / static_cast<double>(work.groups);
@@ -237,7 +244,7 @@ double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& c
   else if (work.form.source == group_source::mask && work.tiles(tile) <= facts.multiprocessors)
     share = std::max(gemm.groups.expected_share, 1 - gemm.groups.expected_share);
   work.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(work.k) * share));
-  return kernel_cycles(work, facts, tile) + (tile.pre_permute ? permute_cycles(gemm, facts) : 0);
+  return kernel_cycles(work, facts, tile) + permuting;
 }
 
 }  // namespace fftune::sm90

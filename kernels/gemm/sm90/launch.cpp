@@ -127,7 +127,10 @@ class Launch {
         form_(form_of(gemm)),
         parameters_(
             gemm_parameters(gemm, places, sizeof(sm90_params), offsetof(sm90_params, gemm))) {
-    if (tile.pre_permute) form_.a_sorted = form_.b_sorted = true;
+    if (tile.pre_permute) {
+      form_.a_sorted = true;
+      form_.b_sorted = form_.groups == grouping::reduction;
+    }
     // A grouped reduction waits with all of its operands.
     if (form_.groups == grouping::reduction) form_.b_depends = false;
     plan_ = sm90_plan_of(form_, tile);
@@ -263,17 +266,19 @@ class Launch {
     map(offsetof(sm90_params, reuse), 0, std::move(stored));
   }
 
-  /// The launch that sorts the tokens of A and B that are not.
+  /// The launch that sorts the rows of A, or the tokens of A and B, that are not.
   void append_permute(Program& program, const DeviceFacts& facts) {
     constexpr std::int64_t warps = 8, ctas = 4;  // of a CTA; of an SM
     const Groups& groups = gemm_.groups;
     const bool routed = form_.source == group_source::routed;
+    const bool by_rows = groups.by == Grouping::rows;
+    const std::int64_t rows = by_rows ? gemm_.m : gemm_.k;
     const auto or_null = [&](std::string_view name) -> Argument {
       if (name.empty()) return std::int64_t{0};
       return tensor_of(places_, name);
     };
-    const auto grid = static_cast<std::uint32_t>(std::min(
-        ceil_div(gemm_.k, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
+    const auto grid = static_cast<std::uint32_t>(
+        std::min(ceil_div(rows, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
     KernelLaunch& launch = append_kernel(
         program, "gemm/sort_tokens.cu",
         fmt::format("permute_rows<fftune::group_source::{}>", routed ? "routed" : "mask"), {grid},
@@ -284,19 +289,19 @@ class Launch {
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(gemm_.dtype));
     int copied = 0;
     const auto copy = [&](Pointer& matrix, std::int64_t columns) {
-      const ScratchArgument sorted{scratch(program, gemm_.k * columns)};
+      const ScratchArgument sorted{scratch(program, rows * columns)};
       launch.arguments.insert(
           launch.arguments.end(),
           {argument_of(matrix), sorted, static_cast<std::int32_t>(columns * bytes / 16)});
       matrix = sorted;
       ++copied;
     };
-    if (!gemm_.a_sorted) copy(a_, gemm_.m);
-    if (!gemm_.b_sorted) copy(b_, gemm_.n);
+    if (!gemm_.a_sorted) copy(a_, by_rows ? gemm_.k : gemm_.m);
+    if (!by_rows && !gemm_.b_sorted) copy(b_, gemm_.n);
     for (; copied < 2; ++copied)
       launch.arguments.insert(launch.arguments.end(),
                               {std::int64_t{0}, std::int64_t{0}, std::int32_t{0}});
-    launch.arguments.emplace_back(static_cast<std::int32_t>(gemm_.k));
+    launch.arguments.emplace_back(static_cast<std::int32_t>(rows));
   }
 
   const GemmProblem& gemm_;

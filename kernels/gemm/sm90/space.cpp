@@ -273,9 +273,21 @@ void add_fp8_constraints(Space& space, const Workload& work) {
 
 void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
   const auto limit = limits_of(space, work);
+  const bool permutes = gathers(gemm) && work.form.source == group_source::routed;
+  if (permutes) {
+    space.parameter("pre_permute",
+                    "1: a kernel before copies the rows into the order of the groups; 0: CTAs "
+                    "gather those that are scattered",
+                    {0, 1});
+    limit("a copy of the rows pays off where many tiles read them: 32 of a group or more",
+          {"pre_permute"},
+          [rows = work.rows](const Tile& t) { return !t.pre_permute || rows >= 32; });
+  }
   if (!gemm.a_sorted)
-    limit("rows are gathered by the CTA that needs them: none is shared", {"cluster_n"},
-          [](const Tile& t) { return t.cluster_n == 1; });
+    limit("rows are gathered by the CTA that needs them: none is shared",
+          permutes ? std::vector<std::string>{"cluster_n", "pre_permute"}
+                   : std::vector<std::string>{"cluster_n"},
+          [](const Tile& t) { return t.cluster_n == 1 || t.pre_permute; });
   if (!gathers(gemm) || work.form.is_gradient()) return;
   space.parameter("a_reuse",
                   "tiles along n that a CTA computes one after the other with the same rows of A: "
@@ -286,6 +298,11 @@ void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& wor
         [](const Tile& t) { return t.a_reuse == 1 || (t.cluster_ctas() == 1 && !t.pingpong()); });
   limit("there are no more tiles of the same rows than C has columns for", {"bn", "a_reuse"},
         [n = work.n](const Tile& t) { return t.a_reuse <= ceil_div(n, t.bn); });
+  if (!permutes) return;
+  limit("sorted rows are not gathered", {"pre_permute", "a_reuse"},
+        [](const Tile& t) { return !t.pre_permute || t.a_reuse == 1; });
+  limit("a few rows are gathered again in less time than it takes to store them", {"bm", "a_reuse"},
+        [](const Tile& t) { return t.a_reuse == 1 || t.bm >= 64; });
 }
 
 void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload& work) {
@@ -400,9 +417,9 @@ void Workload::expect_rows(const Groups& all) {
 
 Workload::Workload(const GemmProblem& gemm, const Tile& tile) : Workload(gemm) {
   a_reuse = tile.a_reuse;
+  if (tile.pre_permute) gathers_a = gathers_b = false;
   if (!grouped_reduction()) return;
   if (tile.split_k > 1) results /= groups;  // a cluster has a tile of every group
-  if (tile.pre_permute) gathers_a = gathers_b = false;
 }
 
 std::int64_t Workload::row_tiles(std::int64_t height) const {

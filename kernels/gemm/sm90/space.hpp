@@ -14,7 +14,7 @@
 namespace fftune::sm90 {
 
 /// A configuration: the kernel's template argument, what it is passed at run time, and whether a
-/// kernel before it sorts the tokens of a grouped reduction.
+/// kernel before it sorts the rows, or the tokens of a grouped reduction.
 struct Tile : sm90_config {
   int group_m = 8;
   bool pre_permute = false;
@@ -79,8 +79,8 @@ struct Workload {
 bool gathers(const GemmProblem& gemm);
 
 /// bm, bn, schedule, mma_warpgroups, cluster_m, cluster_n, split_k, stages, epilogue_stages,
-/// group_m; a_reuse of gathered rows; pre_permute and gather_warps of gathered reductions. `bn`
-/// counts columns of C: with two B operands a CTA computes 2 bn.
+/// group_m; a_reuse of gathered rows; pre_permute of those of sorted groups, and with gather_warps
+/// of gathered reductions. `bn` counts columns of C: with two B operands a CTA computes 2 bn.
 Space space(const GemmProblem& gemm, const DeviceFacts& facts);
 
 /// The feasible configuration of least cycles(); among equal ones that of the deeper pipeline.
