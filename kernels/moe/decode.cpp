@@ -83,6 +83,13 @@ class Decode : public Family {
                            features);
     return std::nullopt;
   }
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const final {
+    return fastest(problem, facts);
+  }
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const final {
+    return seconds(problem, facts, config);
+  }
 
  protected:
   static void limit_registers(Space& space, const Problem& problem, std::int64_t operands) {
@@ -104,35 +111,45 @@ class Decode : public Family {
             {"rows", "unroll"});
   }
 
-  /// The configuration with enough bytes in flight, whose blocks fill the device evenly.
-  Config best(const Problem& problem, const DeviceFacts& facts, std::int64_t operands,
-              double blocks_of_one_row, std::int64_t k) const {
-    // As much as memory delivers within its latency, on each SM.
-    constexpr double wanted_bytes = 40 * 1024;
-    const auto feasible = space(problem, facts).feasible();
+  /// What is read: `rows` rows of `k` elements of each of `operands` weights.
+  struct Weights {
+    std::int64_t operands;
+    double rows;
+    std::int64_t k;
+  };
+  virtual Weights weights(const Problem& problem) const = 0;
+
+  /// The time of reading them with the bytes that a configuration has in flight, by blocks that may
+  /// fill the device unevenly.
+  double seconds(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
+    constexpr double wanted_bytes = 40 * 1024;  // of each SM: what memory delivers in its latency
+    constexpr double start_seconds = 3e-6;
+    const Block block(problem, config);
+    const Weights weights = this->weights(problem);
     const double processors = std::max(facts.multiprocessors, 1);
-    double least = std::numeric_limits<double>::infinity();
-    const Config* chosen = nullptr;
-    for (const Config& config : feasible) {
-      const Block block(problem, config);
-      const double blocks = blocks_of_one_row / static_cast<double>(block.rows);
-      const double at_once = std::floor(
-          std::min(2048.0 / static_cast<double>(block.threads()),
-                   65536.0 / static_cast<double>(block.threads() * block.registers(operands))));
-      const double resident = std::min(std::max(at_once, 1.0), std::ceil(blocks / processors));
-      // A warp that has no k has nothing in flight.
-      const double busy = std::min(
-          1.0, static_cast<double>(k) / static_cast<double>(32 * block.unroll * block.warps));
-      const double in_flight = resident * busy * static_cast<double>(block.threads()) * 16 *
-                               static_cast<double>(block.loads(operands));
-      const double waves = std::ceil(blocks / processors) * processors / blocks;
-      const double cost = std::max(1.0, wanted_bytes / in_flight) * (0.5 + 0.5 * waves) *
-                          (1 + 0.1 * 8 / static_cast<double>(block.rows));
-      if (cost >= least) continue;
-      least = cost;
-      chosen = &config;
-    }
-    return *chosen;
+    const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
+    const double threads = static_cast<double>(block.threads());
+    const double registers = threads * static_cast<double>(block.registers(weights.operands));
+    const double blocks = std::max(weights.rows / static_cast<double>(block.rows), 1.0);
+    const double at_once = std::max(std::floor(std::min(2048 / threads, 65536 / registers)), 1.0);
+    const double resident = std::min(at_once, std::ceil(blocks / processors));
+    // A warp that has no k has nothing in flight.
+    const double busy = std::min(
+        1.0, static_cast<double>(weights.k) / static_cast<double>(32 * block.unroll * block.warps));
+    const double in_flight =
+        resident * busy * threads * 16 * static_cast<double>(block.loads(weights.operands));
+    const double waves = std::ceil(blocks / processors) * processors / blocks;
+    const double bytes =
+        2 * static_cast<double>(weights.operands) * weights.rows * static_cast<double>(weights.k);
+    return start_seconds + bytes / (0.9 * bandwidth) * std::max(1.0, wanted_bytes / in_flight) *
+                               (0.5 + 0.5 * waves) * (1 + 0.8 / static_cast<double>(block.rows));
+  }
+
+  Config fastest(const Problem& problem, const DeviceFacts& facts) const {
+    const auto feasible = space(problem, facts).feasible();
+    return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
+      return seconds(problem, facts, a) < seconds(problem, facts, b);
+    });
   }
 
   static std::vector<Argument> sizes(const Shape& shape, bool with_tokens) {
@@ -175,10 +192,6 @@ class ChosenGateUp final : public Decode {
     limit_registers(space, problem, 2);
     return space;
   }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Shape shape = shape_of(problem);
-    return best(problem, facts, 2, usually_chosen(problem) * static_cast<double>(shape.h), shape.d);
-  }
   Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
     const Shape shape = shape_of(problem);
     const TensorPlaces places(moe_ffn_op().tensors(problem));
@@ -196,6 +209,12 @@ class ChosenGateUp final : public Decode {
                    static_cast<std::uint32_t>(most_chosen(shape) + 1)},
                   static_cast<std::uint32_t>(block.threads()), std::move(arguments));
     return program;
+  }
+
+ private:
+  Weights weights(const Problem& problem) const override {
+    const Shape shape = shape_of(problem);
+    return {2, usually_chosen(problem) * static_cast<double>(shape.h), shape.d};
   }
 };
 
@@ -235,12 +254,6 @@ class ChosenDown final : public Decode {
     limit_registers(space, problem, 1);
     return space;
   }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Shape shape = shape_of(problem);
-    // A warp has an expert, or a part of one: the k of a block is that of all of them.
-    return best(problem, facts, 1, static_cast<double>(shape.d),
-                static_cast<std::int64_t>(usually_chosen(problem) * static_cast<double>(shape.h)));
-  }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Shape shape = shape_of(problem);
@@ -262,6 +275,12 @@ class ChosenDown final : public Decode {
   }
 
  private:
+  // A warp has an expert, or a part of one: the k of a block is that of all of them.
+  Weights weights(const Problem& problem) const override {
+    const Shape shape = shape_of(problem);
+    return {1, static_cast<double>(shape.d),
+            static_cast<std::int64_t>(usually_chosen(problem) * static_cast<double>(shape.h))};
+  }
   static std::int64_t products_bytes(const Problem& problem, const Block& block) {
     return 4 * block.k_parts * shape_of(problem).rows() * block.rows;
   }

@@ -76,21 +76,28 @@ class Route final : public RouteFamily {
                     },
                     {"threads", "ctas"});
   }
-  // A round of loads is 8 choices a thread: as many threads as need one round, up to a cluster.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const auto feasible = space(problem, facts).feasible();
     const std::int64_t rows = shape_of(problem).rows();
-    const auto rank = [rows](const Config& c) {
-      const std::int64_t threads = c.at("threads") * c.at("ctas");
-      // Threads that are too few wait for memory again, blocks for each other once.
-      return static_cast<double>(quotient_up(rows, 8 * threads)) + (c.at("ctas") > 1 ? 1.0 : 0.0) +
-             static_cast<double>(threads) / 8192;
-    };
-    return *std::min_element(feasible.begin(), feasible.end(),
-                             [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+    return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
+      return seconds(rows, a) < seconds(rows, b);
+    });
+  }
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts&,
+                                 const Config& config) const override {
+    return seconds(shape_of(problem).rows(), config);
   }
   Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
     return route_program(problem, config.get("threads"), config.get("ctas"));
+  }
+
+ private:
+  // A round of loads is 8 choices a thread, and both passes make it. Threads that are too few wait
+  // for memory again, blocks for each other once; more warps have more counts.
+  static double seconds(std::int64_t rows, const Config& config) {
+    const std::int64_t threads = config.at("threads") * config.at("ctas");
+    return 1e-6 * (3 + static_cast<double>(quotient_up(rows, 8 * threads)) +
+                   (config.at("ctas") > 1 ? 1.0 : 0.0) + static_cast<double>(threads) / 8192);
   }
 };
 

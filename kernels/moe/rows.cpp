@@ -9,6 +9,16 @@
 namespace fftune::moe {
 namespace {
 
+/// The time of reading and writing a stage's tensors once.
+double seconds_of(const Problem& problem, const DeviceFacts& facts, const char* name) {
+  constexpr double start_seconds = 2e-6;
+  const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
+  double bytes = 0;
+  for (const StageSpec& stage : moe_ffn_op().stages(problem))
+    if (stage.name == name) bytes = stage.bytes;
+  return start_seconds + bytes / (0.9 * bandwidth);
+}
+
 /// Whether rows of so many columns are whole vectors of 16 bytes.
 bool are_aligned(const Problem& problem, std::int64_t columns) {
   return columns * static_cast<std::int64_t>(dtype_bytes(problem.dtype)) % 16 == 0;
@@ -63,6 +73,10 @@ class Combine final : public StageFamily {
       threads *= 2;
     return {{"threads", threads}};
   }
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config&) const override {
+    return seconds_of(problem, facts, of_.stage);
+  }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Shape shape = shape_of(problem);
@@ -102,6 +116,10 @@ class Weigh final : public StageFamily {
                      .sources = {"moe/weigh.cu"},
                      .is_fallback = true}) {}
 
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config&) const override {
+    return seconds_of(problem, facts, stage_weigh);
+  }
   Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
     const Shape shape = shape_of(problem);
     const TensorPlaces places(moe_ffn_op().tensors(problem));
