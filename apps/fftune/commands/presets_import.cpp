@@ -66,7 +66,8 @@ Table read_table(const std::filesystem::path& path) {
   const auto reject = [&](const std::string& why) {
     throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", path.string(), why));
   };
-  Table table{.path = path};
+  Table table;
+  table.path = path;
   const std::string name = path.stem().string();
   const auto experts = whole_of(field_of(name, "E")), h = whole_of(field_of(name, "N"));
   if (!experts || !h)
