@@ -46,6 +46,14 @@ __device__ __forceinline__ float4 load_cluster(u32 address) {
   return value;
 }
 
+__device__ __forceinline__ u32 load_cluster_word(u32 address) {
+  u32 value = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
 // Stores without waiting; the bytes count towards the mbarrier at address `barrier` of the block
 // that is written to (both by cluster_address).
 __device__ __forceinline__ void store_cluster_async(u32 address, float4 value, u32 barrier) {

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "core/pattern.hpp"
+#include "core/routing.hpp"
 #include "core/saturated.hpp"
 
 namespace fftune {
@@ -57,6 +58,13 @@ std::string canonical_pattern(const Op& op, const OptionField& field, const std:
   return pattern_text(*pattern);
 }
 
+std::string canonical_routing(const Op& op, const OptionField& field, const std::string& text) {
+  const auto routing = parse_routing(text);
+  if (!routing)
+    reject(op, fmt::format("{}={} is no routing: use {}", field.name, text, choices_text(field)));
+  return routing_text(*routing);
+}
+
 void check_options(const Op& op, Problem& problem) {
   const auto fields = options_of(op, problem.pass);
   for (auto& [name, value] : problem.options) {
@@ -73,6 +81,8 @@ void check_options(const Op& op, Problem& problem) {
       value = canonical_number(op, *field, value);
     else if (field->pattern)
       value = canonical_pattern(op, *field, value);
+    else if (field->routing)
+      value = canonical_routing(op, *field, value);
     else if (!has(field->choices, value))
       reject(op, fmt::format("{}={} is not a choice: use {}", name, value, choices_text(*field)));
   }
@@ -109,6 +119,7 @@ std::string choices_text(const OptionField& field) {
   if (field.pattern)
     return "all, none, or block:SHARE, tail:SHARE, even:SHARE, random:SHARE with a share from 0 "
            "to 1";
+  if (field.routing) return "uniform, or zipf:SKEW with a skew from 0 to 4";
   return fmt::format("{}", fmt::join(field.choices, ", "));
 }
 
@@ -146,7 +157,8 @@ Cost cost_of(const Op& op, const Problem& problem) {
     return cost;
   }
   for (const auto& tensor : op.tensors(problem))
-    if (tensor.role != Role::intermediate) cost.bytes += static_cast<double>(tensor.bytes());
+    if (tensor.role != Role::intermediate)
+      cost.bytes += tensor.read_share * static_cast<double>(tensor.bytes());
   return cost;
 }
 

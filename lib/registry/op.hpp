@@ -51,6 +51,8 @@ struct OptionField {
   /// what an input that sorts the tokens looks like: it decides test data and, through presets,
   /// speed, but no result. A record tuned with one pattern serves every other, the nearest first.
   bool pattern = false;
+  /// The same with routings (core/routing.hpp): how often a mixture's experts are chosen.
+  bool routing = false;
   /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
   /// field for each.
   std::string pass = {};
@@ -75,6 +77,9 @@ struct TensorSpec {
   /// Fills all elements of an input that is no noise, such as ids or offsets: the same for the same
   /// seed. Empty: normal values.
   std::function<void(std::uint64_t seed, std::span<double> values)> draw = {};
+  /// The share of its bytes that the op should read, for the roofline: less than 1 where the data
+  /// decide which of many weights take part.
+  double read_share = 1;
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
   /// the others (core/pattern.hpp): what its test data look like. Row i of the other tensors then
@@ -98,6 +103,12 @@ struct TensorSpec {
 
   std::int64_t elements() const;
   std::size_t bytes() const;
+};
+
+/// The sizes that a layer of a known model has, but for the tokens.
+struct KnownModel {
+  std::string name;  // "mixtral-8x7b"
+  std::map<std::string, std::int64_t> sizes;
 };
 
 struct StageSpec {
@@ -148,6 +159,11 @@ class Op {
   /// Whether what token_size promises of rows holds; not where a row's place counts, as in a
   /// sequence. Every row is then distinct in a check.
   virtual bool rows_are_alike(const Problem&) const { return true; }
+
+  /// Models whose layers may be asked for by name.
+  virtual std::vector<KnownModel> known_models() const { return {}; }
+  /// The size that tensor parallelism divides among devices; empty: there is none.
+  virtual std::string_view sharded_size() const { return ""; }
 
   /// Why fields that are good each by itself do not go together ("rotary=96 exceeds dim=64"), one
   /// line; empty: they do. Not asked of the token size.

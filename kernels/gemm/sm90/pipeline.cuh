@@ -88,6 +88,11 @@ class row_index_pipeline {
       if (left > 0) {
         const u32 first = table[lane * height], last = table[lane * height + left - 1];
         word = last - first == static_cast<u32>(left - 1) ? first : first | tile_rows::scattered;
+        if constexpr (Groups::rows_may_repeat) {
+          for (int i = 1; i < left && word == first; ++i) {
+            if (table[lane * height + i] != first + i) word = first | tile_rows::scattered;
+          }
+        }
       }
       table[all + lane] = word;
     }
