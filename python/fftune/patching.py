@@ -555,13 +555,13 @@ def _patch_rotary(model: nn.Module, report: PatchReport, options: _Options) -> N
 
 
 def _applies_rotary(module: nn.Module) -> bool:
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "apply_rotary_pos_emb" in code.co_names
 
 
 def _attention_function(module: nn.Module, rotary: nn.Module):
     """The class's forward, with another apply_rotary_pos_emb among its globals."""
-    forward = type(module).forward
+    forward = inspect.unwrap(type(module).forward)
     if "forward" in module.__dict__:
         raise _Unfit(f"the forward of {type(module).__name__} was replaced already")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
@@ -788,6 +788,9 @@ def _logits_processor(self, *arguments, **options):
     return processors
 
 
+_LENGTHS = 64  # lengths of texts are rounded up to a multiple of it
+
+
 class _NgramBlocking:
     def __init__(self, ngram_size: int):
         self.ngram_size = ngram_size
@@ -796,5 +799,9 @@ class _NgramBlocking:
         if input_ids.shape[-1] < self.ngram_size:
             return scores
         scores = scores.clone(memory_format=torch.contiguous_format)
+        # A plan for every length would cost more than ids in front that match nothing.
+        missing = -input_ids.shape[-1] % _LENGTHS
+        if missing:
+            input_ids = nn.functional.pad(input_ids, (missing, 0), value=-1)
         ops.ngram_block(input_ids, scores, self.ngram_size)
         return scores

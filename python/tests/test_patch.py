@@ -7,6 +7,7 @@ import transformers
 from torch import nn
 
 import fftune
+from fftune import tuning
 from models import MODELS, inputs, make
 
 EACH = pytest.mark.parametrize("name", MODELS)
@@ -209,6 +210,17 @@ def test_generate(name):
     before = model.generate(ids, **options)
     fftune.patch(model)
     assert torch.equal(model.generate(ids, **options), before)
+
+
+def test_generate_needs_a_plan_for_many_lengths():
+    model = make("gpt2")
+    fftune.patch(model)
+    ids = torch.randint(3, 96, (2, 5))
+    options = dict(do_sample=False, no_repeat_ngram_size=3, min_new_tokens=40, max_new_tokens=40)
+    found = {}
+    with tuning._listening(found):
+        model.generate(ids, **options)
+    assert sum(problem["op"] == "ngram-block" for _, problem in found.values()) == 1
 
 
 def test_generate_with_left_padding_and_a_static_cache():
