@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Reads hardware counters of ffn's kernels: what each waits for, in single launches with warm
-caches.
+"""Reads hardware counters of ffn's kernels: what each waits for, in single launches. ncu flushes
+the caches before each replay.
 
 usage: counters.py LIBFFTUNE.so PRESETS [D,H,M]... [--raw OUT.csv]    (ncu on the path)
 
@@ -21,7 +21,7 @@ SCALE = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "nsecond": 1e-3, "usecond": 1.0, "mse
 
 
 def passes(library, presets, cases):
-    """The work below ncu: each case's plan, warm, then once between the profiler's marks."""
+    """The work below ncu: each case's plan, first to load it, then once between the profiler's marks."""
     import torch
     from contenders import Fftune, random
 

@@ -3,11 +3,18 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/op_parts.hpp"
+#include "kernels/common/activation.hpp"
 
 namespace fftune {
 namespace act_mul {
 namespace {
+
+/// Those of which out is not a mere product.
+std::vector<std::string> gate_activations() {
+  auto names = activation_names();
+  std::erase(names, "none");
+  return names;
+}
 
 class ActMul final : public Op {
  public:
@@ -18,7 +25,7 @@ class ActMul final : public Op {
     return {row_tokens(), {.name = "h", .help = "features of a token in out", .example = 4096}};
   }
   std::vector<OptionField> options() const override {
-    return {{"act", "activation of the gate", {"silu", "gelu", "gelu-tanh", "relu"}},
+    return {{"act", "activation of the gate", gate_activations()},
             {"packed", "gate and up are the halves of each row of one tensor", {"no", "yes"}}};
   }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
@@ -30,24 +37,22 @@ class ActMul final : public Op {
     const auto tensor = [&](const char* name, Role role, std::int64_t columns) {
       return TensorSpec{name, problem.dtype, {m, columns}, role, 1};
     };
-    const bool both = packed(problem);
     std::vector<TensorSpec> tensors;
-    if (both) {
-      tensors.push_back(tensor("gate_up", Role::input, 2 * h));
-    } else {
-      tensors.push_back(tensor("gate", Role::input, h));
-      tensors.push_back(tensor("up", Role::input, h));
-    }
+    const auto add_gate_and_up = [&](const char* gate, const char* up, const char* both,
+                                     Role role) {
+      if (packed(problem)) {
+        tensors.push_back(tensor(both, role, 2 * h));
+      } else {
+        tensors.push_back(tensor(gate, role, h));
+        tensors.push_back(tensor(up, role, h));
+      }
+    };
+    add_gate_and_up("gate", "up", "gate_up", Role::input);
     if (problem.pass == "fwd") {
       tensors.push_back(tensor("out", Role::output, h));
-      return tensors;
-    }
-    tensors.push_back(tensor("dout", Role::input, h));
-    if (both) {
-      tensors.push_back(tensor("dgate_up", Role::output, 2 * h));
     } else {
-      tensors.push_back(tensor("dgate", Role::output, h));
-      tensors.push_back(tensor("dup", Role::output, h));
+      tensors.push_back(tensor("dout", Role::input, h));
+      add_gate_and_up("dgate", "dup", "dgate_up", Role::output);
     }
     return tensors;
   }
@@ -114,21 +119,9 @@ bool packed(const Problem& problem) {
   return problem.option("packed") == "yes";
 }
 
-Places places_of(const Problem& problem) {
-  const bool both = packed(problem);
-  Places places;
-  std::size_t next = 0;
-  places.gate = next++;
-  places.up = both ? places.gate : next++;
-  if (problem.pass == "fwd") {
-    places.out = next++;
-  } else {
-    places.dout = next++;
-    places.dgate = next++;
-    places.dup = both ? places.dgate : next++;
-  }
-  places.count = next;
-  return places;
+std::string_view tensor_with(const Problem& problem, std::string_view part) {
+  if (!packed(problem) || part == "out" || part == "dout") return part;
+  return part.starts_with('d') ? "dgate_up" : "gate_up";
 }
 
 }  // namespace act_mul

@@ -5,10 +5,9 @@
 // are.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include <string_view>
 
-#include "kernels/common/activation.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -21,20 +20,11 @@ namespace act_mul {
 constexpr const char* stage_forward = "forward";
 constexpr const char* stage_backward = "backward";
 
-/// The places of the tensors. Two tensors: gate, up, then out, or dout, dgate, dup. Packed:
-/// gate_up, then out, or dout, dgate_up; `up` and `dup` are then places of no tensor of their own.
-struct Places {
-  std::size_t gate = 0;   // [m, h], or [m, 2 h] with gate in the first half of each row
-  std::size_t up = 0;     // [m, h]
-  std::size_t out = 0;    // [m, h]
-  std::size_t dout = 0;   // [m, h]
-  std::size_t dgate = 0;  // as gate
-  std::size_t dup = 0;    // as up
-  std::size_t count = 0;
-};
-Places places_of(const Problem& problem);
-
 bool packed(const Problem& problem);
+
+/// The name of the tensor that has gate, up, dgate, dup, out or dout: packed gates and ups are the
+/// halves of each row of gate_up [m, 2 h] and dgate_up; all others are [m, h].
+std::string_view tensor_with(const Problem& problem, std::string_view part);
 
 std::vector<const Family*> cuda_families();
 std::vector<const Family*> cpu_families();

@@ -1,29 +1,24 @@
 // act-mul as an unfused sequence of kernels, the baseline of `bench`. Tensors as in forward_columns
 // and backward_columns; others are [m, h]. Block: 256. Grid: (ceil(h / 1024), min(m, 65535)).
 #include "common/activation.cuh"
+#include "common/elements.cuh"
 #include "common/float16.cuh"
 
 namespace fftune {
 
 // Calls body(index in [m, h], index of gate, index of up) for each of this thread's elements.
 template <bool packed, class Body>
-__device__ __forceinline__ void for_elements(i64 m, i64 h, const Body& body) {
-  const i64 first = static_cast<i64>(blockIdx.x) * 1024 + threadIdx.x;
-  const i64 stride = packed ? 2 * h : h;
-  for (i64 row = blockIdx.y; row < m; row += gridDim.y) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const i64 column = first + e * 256;
-      const i64 gate = row * stride + column;
-      if (column < h) body(row * h + column, gate, packed ? gate + h : gate);
-    }
-  }
+__device__ __forceinline__ void for_gates(i64 m, i64 h, const Body& body) {
+  for_elements(m, h, [&](i64 row, i64 column) {
+    const i64 gate = row * (packed ? 2 * h : h) + column;
+    body(row * h + column, gate, packed ? gate + h : gate);
+  });
 }
 
 template <class T, class Activation, bool packed>
 __global__ void __launch_bounds__(256)
     baseline_activate(const T* gate, T* activated, i64 m, i64 h) {
-  for_elements<packed>(m, h, [&](i64 i, i64 at, i64) {
+  for_gates<packed>(m, h, [&](i64 i, i64 at, i64) {
     activated[i] = from_float<T>(Activation::value(to_float(gate[at])));
   });
 }
@@ -31,7 +26,7 @@ __global__ void __launch_bounds__(256)
 template <class T, class Activation, bool packed>
 __global__ void __launch_bounds__(256)
     baseline_multiply(const T* factor, const T* up, T* product, i64 m, i64 h) {
-  for_elements<packed>(m, h, [&](i64 i, i64, i64 at) {
+  for_gates<packed>(m, h, [&](i64 i, i64, i64 at) {
     product[i] = from_float<T>(to_float(factor[i]) * to_float(up[at]));
   });
 }
@@ -39,7 +34,7 @@ __global__ void __launch_bounds__(256)
 template <class T, class Activation, bool packed>
 __global__ void __launch_bounds__(256)
     baseline_up_gradient(const T* activated, const T* dout, T* dup, i64 m, i64 h) {
-  for_elements<packed>(m, h, [&](i64 i, i64, i64 at) {
+  for_gates<packed>(m, h, [&](i64 i, i64, i64 at) {
     dup[at] = from_float<T>(to_float(activated[i]) * to_float(dout[i]));
   });
 }
@@ -47,7 +42,7 @@ __global__ void __launch_bounds__(256)
 template <class T, class Activation, bool packed>
 __global__ void __launch_bounds__(256)
     baseline_gate_gradient(const T* gate, const T* product, T* dgate, i64 m, i64 h) {
-  for_elements<packed>(m, h, [&](i64 i, i64 at, i64) {
+  for_gates<packed>(m, h, [&](i64 i, i64 at, i64) {
     float value, slope;
     Activation::value_and_slope(to_float(gate[at]), value, slope);
     dgate[at] = from_float<T>(to_float(product[i]) * slope);

@@ -1,55 +1,42 @@
 // A thread works on fixed columns. The fallbacks are the same kernels with accesses of one element.
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "kernels/act_mul/act_mul.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/column_family.hpp"
-#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::act_mul {
 namespace {
 
-constexpr const char* forward_file = "act_mul/forward_columns.cu";
-constexpr const char* backward_file = "act_mul/backward_columns.cu";
-
 class Columns final : public ColumnFamily {
  public:
   Columns(std::string_view name, std::string_view summary, bool backward, bool fallback)
-      : ColumnFamily({.name = name,
-                      .summary = summary,
-                      .stage = backward ? stage_backward : stage_forward,
-                      .pass = backward ? "bwd" : "fwd",
-                      .sources = {backward ? backward_file : forward_file},
-                      .is_fallback = fallback}),
+      : ColumnFamily(
+            {.name = name,
+             .summary = summary,
+             .stage = backward ? stage_backward : stage_forward,
+             .pass = backward ? "bwd" : "fwd",
+             .sources = {backward ? "act_mul/backward_columns.cu" : "act_mul/forward_columns.cu"},
+             .is_fallback = fallback},
+            backward ? "backward_columns" : "forward_columns"),
         backward_(backward) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& given) const override {
-    const ColumnWork work = this->work(problem);
-    const Config config = resolved(work, facts, given);
-    const Places at = places_of(problem);
-    std::vector<Argument> arguments{TensorArgument{at.gate}, TensorArgument{at.up}};
-    if (backward_)
-      arguments.insert(arguments.end(),
-                       {TensorArgument{at.dout}, TensorArgument{at.dgate}, TensorArgument{at.dup}});
-    else
-      arguments.emplace_back(TensorArgument{at.out});
-    Program program;
-    program.kernels.push_back({backward_ ? backward_file : forward_file,
-                               fmt::format("fftune::{}<{}, {}, {}, {}>",
-                                           backward_ ? "backward_columns" : "forward_columns",
-                                           element_type(problem.dtype),
-                                           activation_type(parse_activation(problem.option("act"))),
-                                           packed(problem), column_template_arguments(config))});
-    program.steps.emplace_back(column_launch(work, facts, config, std::move(arguments)));
-    return program;
-  }
 
  protected:
   ColumnWork work(const Problem& problem) const override {
     return {problem.size("m"), problem.size("h"), problem.dtype, backward_ ? 5 : 3, false};
+  }
+  ColumnKernel kernel(const Problem& problem) const override {
+    const TensorPlaces at(act_mul_op().tensors(problem));
+    ColumnKernel kernel{
+        .types =
+            fmt::format("{}, {}, {}", element_type(problem.dtype),
+                        activation_type(parse_activation(problem.option("act"))), packed(problem)),
+        .arguments = {}};
+    const auto parts = backward_ ? std::vector<const char*>{"gate", "up", "dout", "dgate", "dup"}
+                                 : std::vector<const char*>{"gate", "up", "out"};
+    for (const char* part : parts)
+      kernel.arguments.emplace_back(tensor_of(at, tensor_with(problem, part)));
+    return kernel;
   }
 
  private:

@@ -2,39 +2,32 @@
 // Block: 256. Grid: (ceil(h / 1024), min(m, 65535)) unless stated otherwise.
 #include "common/activation.cuh"
 #include "common/column_sum.cuh"
+#include "common/elements.cuh"
 
 namespace fftune {
-
-// Calls body(index, column) for each of this thread's elements.
-template <class Body>
-__device__ __forceinline__ void for_elements(i64 m, i64 h, const Body& body) {
-  const i64 first = static_cast<i64>(blockIdx.x) * 1024 + threadIdx.x;
-  for (i64 row = blockIdx.y; row < m; row += gridDim.y) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (first + e * 256 < h) body(row * h + first + e * 256, first + e * 256);
-    }
-  }
-}
 
 template <class T, class B>
 __global__ void __launch_bounds__(256)
     baseline_add(const T* x, const B* bias, T* sum, i64 m, i64 h) {
-  for_elements(m, h, [&](i64 i, i64 column) {
+  for_elements(m, h, [&](i64 row, i64 column) {
+    const i64 i = row * h + column;
     sum[i] = from_float<T>(to_float(x[i]) + to_float(bias[column]));
   });
 }
 
 template <class T, class Activation>
 __global__ void __launch_bounds__(256) baseline_activate(const T* sum, T* y, i64 m, i64 h) {
-  for_elements(m, h,
-               [&](i64 i, i64) { y[i] = from_float<T>(Activation::value(to_float(sum[i]))); });
+  for_elements(m, h, [&](i64 row, i64 column) {
+    const i64 i = row * h + column;
+    y[i] = from_float<T>(Activation::value(to_float(sum[i])));
+  });
 }
 
 template <class T, class Activation>
 __global__ void __launch_bounds__(256)
     baseline_slope(const T* sum, const T* dy, T* dx, i64 m, i64 h) {
-  for_elements(m, h, [&](i64 i, i64) {
+  for_elements(m, h, [&](i64 row, i64 column) {
+    const i64 i = row * h + column;
     float value, slope;
     Activation::value_and_slope(to_float(sum[i]), value, slope);
     dx[i] = from_float<T>(to_float(dy[i]) * slope);

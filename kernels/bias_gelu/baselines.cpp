@@ -18,8 +18,8 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const std::string type = element_type(problem.dtype);
   const std::string activation = activation_type(parse_activation(problem.option("act")));
   const bool saves = saves_input(problem);
-  const Places at = places_of(problem);
-  const std::size_t sum_place = saves ? at.input : at.count;
+  const TensorPlaces at(bias_gelu_op().tensors(problem));
+  const TensorArgument sum{saves ? at.at("input") : at.count()};
   const Dim3 by_element = grid_of_matrix(m, h, 1024);
   Baseline baseline;
   baseline.name = "unfused";
@@ -28,12 +28,11 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   if (!backward || !saves)
     append_kernel(program, file,
                   fmt::format("baseline_add<{}, {}>", type, element_type(bias_dtype(problem))),
-                  by_element, 256,
-                  {TensorArgument{at.x}, TensorArgument{at.bias}, TensorArgument{sum_place}, m, h});
+                  by_element, 256, {tensor_of(at, "x"), tensor_of(at, "bias"), sum, m, h});
   if (!backward) {
     baseline.summary = "a plain kernel each for x + bias and for the activation";
     append_kernel(program, file, fmt::format("baseline_activate<{}, {}>", type, activation),
-                  by_element, 256, {TensorArgument{sum_place}, TensorArgument{at.y}, m, h});
+                  by_element, 256, {sum, tensor_of(at, "y"), m, h});
     return {baseline};
   }
   baseline.summary = "a plain kernel each for x + bias and for dx, and two for the sum over rows";
@@ -43,16 +42,14 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   const std::int64_t chunks = quotient_up(m, chunk);
   program.scratch = {{static_cast<std::size_t>(chunks * h) * sizeof(float), false}};
   append_kernel(program, file, fmt::format("baseline_slope<{}, {}>", type, activation), by_element,
-                256,
-                {TensorArgument{sum_place}, TensorArgument{at.dy}, TensorArgument{at.dx}, m, h});
+                256, {sum, tensor_of(at, "dy"), tensor_of(at, "dx"), m, h});
   append_kernel(
       program, file, fmt::format("baseline_chunks<{}>", type),
       {static_cast<std::uint32_t>(quotient_up(h, 256)), static_cast<std::uint32_t>(chunks), 1}, 256,
-      {TensorArgument{at.dx}, ScratchArgument{0}, m, h, chunk});
-  append_kernel(
-      program, file, fmt::format("baseline_sum<{}>", element_type(bias_dtype(problem))),
-      {static_cast<std::uint32_t>(quotient_up(h, 32)), 1, 1}, 512,
-      {ScratchArgument{0}, TensorArgument{at.dbias}, static_cast<std::int32_t>(chunks), h});
+      {tensor_of(at, "dx"), ScratchArgument{0}, m, h, chunk});
+  append_kernel(program, file, fmt::format("baseline_sum<{}>", element_type(bias_dtype(problem))),
+                {static_cast<std::uint32_t>(quotient_up(h, 32)), 1, 1}, 512,
+                {ScratchArgument{0}, tensor_of(at, "dbias"), static_cast<std::int32_t>(chunks), h});
   return {baseline};
 }
 

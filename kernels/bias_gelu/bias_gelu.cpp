@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "device/large_vector.hpp"
-#include "kernels/common/op_parts.hpp"
+#include "kernels/common/activation.hpp"
 
 namespace fftune {
 namespace bias_gelu {
@@ -118,20 +118,6 @@ DType bias_dtype(const Problem& problem) {
 
 bool saves_input(const Problem& problem) {
   return problem.has("save", "input");
-}
-
-Places places_of(const Problem& problem) {
-  const TensorPlaces tensors(tensors_of(problem));
-  Places places;
-  places.x = tensors.at("x");
-  places.bias = tensors.at("bias");
-  places.y = tensors.at("y");
-  places.input = tensors.at("input");
-  places.dy = tensors.at("dy");
-  places.dx = tensors.at("dx");
-  places.dbias = tensors.at("dbias");
-  places.count = tensors.count();
-  return places;
 }
 
 }  // namespace bias_gelu

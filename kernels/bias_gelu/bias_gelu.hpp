@@ -4,10 +4,6 @@
 // that sum: dx = dy ⊙ act'(x + bias), and dbias is the sum over tokens of the unrounded dx.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
 #include "registry/op.hpp"
 
@@ -21,21 +17,8 @@ namespace bias_gelu {
 constexpr const char* stage_forward = "forward";
 constexpr const char* stage_backward = "backward";
 
-/// The places of the tensors. Forward: x, bias, y, and input if it is saved. Backward: x, bias, dy,
-/// dx, dbias, or input, dy, dx, dbias.
-struct Places {
-  std::size_t x = absent;      // [m, h]
-  std::size_t bias = absent;   // [h]
-  std::size_t y = absent;      // [m, h]
-  std::size_t input = absent;  // [m, h]: x + bias, rounded
-  std::size_t dy = absent;     // [m, h]
-  std::size_t dx = absent;     // [m, h]
-  std::size_t dbias = absent;  // [h]
-  std::size_t count = 0;
-};
-Places places_of(const Problem& problem);
-
-/// Whether the forward pass writes x + bias, which the backward pass then reads instead of both.
+/// Whether the forward pass writes `input`, x + bias rounded, which the backward pass then reads
+/// instead of both.
 bool saves_input(const Problem& problem);
 
 DType bias_dtype(const Problem& problem);

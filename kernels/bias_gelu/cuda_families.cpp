@@ -4,95 +4,60 @@
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/column_family.hpp"
-#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune::bias_gelu {
 namespace {
 
-constexpr const char* forward_file = "bias_gelu/forward_columns.cu";
-constexpr const char* backward_file = "bias_gelu/backward_columns.cu";
-
-std::string kernel_name(const Problem& problem, const char* name, const Config& config) {
-  return fmt::format("fftune::{}<{}, {}, {}, {}, {}>", name, element_type(problem.dtype),
-                     element_type(bias_dtype(problem)),
-                     activation_type(parse_activation(problem.option("act"))), saves_input(problem),
-                     column_template_arguments(config));
-}
-
-class Forward final : public ColumnFamily {
+class Columns final : public ColumnFamily {
  public:
-  Forward(std::string_view name, std::string_view summary, bool fallback)
+  Columns(std::string_view name, std::string_view summary, bool backward, bool fallback)
       : ColumnFamily({.name = name,
                       .summary = summary,
-                      .stage = stage_forward,
-                      .pass = "fwd",
-                      .sources = {forward_file},
-                      .is_fallback = fallback}) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& given) const override {
-    const ColumnWork work = this->work(problem);
-    const Config config = resolved(work, facts, given);
-    const Places at = places_of(problem);
-    Program program;
-    program.kernels.push_back({forward_file, kernel_name(problem, "forward_columns", config)});
-    program.steps.emplace_back(column_launch(work, facts, config,
-                                             {TensorArgument{at.x}, TensorArgument{at.bias},
-                                              TensorArgument{at.y}, tensor_or_null(at.input)}));
-    return program;
-  }
+                      .stage = backward ? stage_backward : stage_forward,
+                      .pass = backward ? "bwd" : "fwd",
+                      .sources = {backward ? "bias_gelu/backward_columns.cu"
+                                           : "bias_gelu/forward_columns.cu"},
+                      .is_fallback = fallback},
+                     backward ? "backward_columns" : "forward_columns"),
+        backward_(backward) {}
 
  protected:
   ColumnWork work(const Problem& problem) const override {
-    return {problem.size("m"), problem.size("h"), problem.dtype, saves_input(problem) ? 3 : 2,
-            false};
+    return {problem.size("m"), problem.size("h"), problem.dtype,
+            backward_ || saves_input(problem) ? 3 : 2, backward_};
   }
-};
-
-class Backward final : public ColumnFamily {
- public:
-  Backward(std::string_view name, std::string_view summary, bool fallback)
-      : ColumnFamily({.name = name,
-                      .summary = summary,
-                      .stage = stage_backward,
-                      .pass = "bwd",
-                      .sources = {backward_file},
-                      .is_fallback = fallback}) {}
-
-  Program program(const Problem& problem, const DeviceFacts& facts,
-                  const Config& given) const override {
-    const ColumnWork work = this->work(problem);
-    const Config config = resolved(work, facts, given);
-    const Places at = places_of(problem);
-    const std::int64_t partial_rows = row_blocks(work, facts, config);
-    Program program;
-    program.scratch = {{static_cast<std::size_t>(partial_rows * work.h) * sizeof(float), false}};
-    program.kernels.push_back({backward_file, kernel_name(problem, "backward_columns", config)});
-    program.steps.emplace_back(column_launch(
-        work, facts, config,
-        {TensorArgument{saves_input(problem) ? at.input : at.x}, tensor_or_null(at.bias),
-         TensorArgument{at.dy}, TensorArgument{at.dx}, ScratchArgument{0}}));
-    append_column_sum(program, facts, backward_file, "backward_columns_bias", bias_dtype(problem),
-                      ScratchArgument{0}, TensorArgument{at.dbias}, partial_rows, work.h);
-    return program;
+  ColumnKernel kernel(const Problem& problem) const override {
+    const TensorPlaces at(bias_gelu_op().tensors(problem));
+    const bool saves = saves_input(problem);
+    const std::string types = fmt::format(
+        "{}, {}, {}, {}", element_type(problem.dtype), element_type(bias_dtype(problem)),
+        activation_type(parse_activation(problem.option("act"))), saves);
+    if (!backward_)
+      return {.types = types,
+              .arguments = {tensor_of(at, "x"), tensor_of(at, "bias"), tensor_of(at, "y"),
+                            tensor_or_null(at, "input")}};
+    return {.types = types,
+            .arguments = {tensor_of(at, saves ? "input" : "x"), tensor_or_null(at, "bias"),
+                          tensor_of(at, "dy"), tensor_of(at, "dx")},
+            .sum_name = "backward_columns_bias",
+            .sum_dtype = bias_dtype(problem),
+            .sum = tensor_of(at, "dbias")};
   }
 
- protected:
-  ColumnWork work(const Problem& problem) const override {
-    return {problem.size("m"), problem.size("h"), problem.dtype, 3, true};
-  }
+ private:
+  bool backward_;
 };
 
 }  // namespace
 
 std::vector<const Family*> cuda_families() {
+  static constexpr const char* in_flight = "16 bytes of several rows in flight a thread";
+  static constexpr const char* summed = "columns stay with a thread, which sums dbias on the way";
   static constexpr const char* by_element = "element by element: the fallback";
-  static const Forward forward("forward_columns", "16 bytes of several rows in flight a thread",
-                               false);
-  static const Backward backward("backward_columns",
-                                 "columns stay with a thread, which sums dbias on the way", false);
-  static const Forward forward_fallback("forward_fallback", by_element, true);
-  static const Backward backward_fallback("backward_fallback", by_element, true);
+  static const Columns forward("forward_columns", in_flight, false, false);
+  static const Columns backward("backward_columns", summed, true, false);
+  static const Columns forward_fallback("forward_fallback", by_element, false, true);
+  static const Columns backward_fallback("backward_fallback", by_element, true, true);
   return {&forward, &backward, &forward_fallback, &backward_fallback};
 }
 

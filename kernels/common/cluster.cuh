@@ -7,16 +7,8 @@
 
 namespace fftune {
 
-// Waits for every thread of the cluster; shared memory written before it is visible to all of them
-// after it.
-__device__ __forceinline__ void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-#endif
-}
-
-// Its two halves. Every thread of the cluster calls both, once each.
+// Every thread of the cluster calls both, once each: what it wrote to shared memory before the
+// first is visible to all of them after the second.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -26,6 +18,11 @@ __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+  cluster_arrive();
+  cluster_wait();
 }
 
 // The address in block `rank` of the cluster that corresponds to this block's shared-memory
@@ -49,16 +46,7 @@ __device__ __forceinline__ float4 load_cluster(u32 address) {
   return value;
 }
 
-// Stores at an address that cluster_address gave.
-__device__ __forceinline__ void store_cluster(u32 address, float4 value) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
-               "f"(value.y), "f"(value.z), "f"(value.w)
-               : "memory");
-#endif
-}
-
-// The same without waiting; the bytes count towards the mbarrier at address `barrier` of the block
+// Stores without waiting; the bytes count towards the mbarrier at address `barrier` of the block
 // that is written to (both by cluster_address).
 __device__ __forceinline__ void store_cluster_async(u32 address, float4 value, u32 barrier) {
 #if __CUDA_ARCH__ >= 900

@@ -20,6 +20,19 @@ std::int64_t block_threads(const Config& config) {
   return config.at("columns") * config.at("rows");
 }
 
+std::int64_t column_blocks(const ColumnWork& work, const Config& config) {
+  return quotient_up(row_vectors(work, config.at("vector")), config.at("columns"));
+}
+
+/// Blocks one below the other: enough for every row, or, where rows are summed, `waves` for each
+/// SM.
+std::int64_t row_blocks(const ColumnWork& work, const DeviceFacts& facts, const Config& config) {
+  const std::int64_t needed = quotient_up(work.m, config.at("rows") * config.at("unroll"));
+  if (!work.sums) return needed;
+  return std::clamp<std::int64_t>(
+      config.at("waves") * facts.multiprocessors / column_blocks(work, config), 1, needed);
+}
+
 /// Shared memory in which the rows of a block are added up.
 std::int64_t shared_bytes(const ColumnWork& work, const Config& config) {
   return block_threads(config) * config.at("vector") / element_bytes(work) * 4;
@@ -134,38 +147,32 @@ Config ColumnFamily::default_config(const Problem& problem, const DeviceFacts& f
   return config;
 }
 
-Config ColumnFamily::resolved(const ColumnWork& work, const DeviceFacts& facts,
-                              const Config& config) const {
-  return is_fallback() ? defaults(work, facts, element_bytes(work)) : config;
-}
-
-std::string column_template_arguments(const Config& config) {
-  return fmt::format("{}, {}, {}, {}, {}", config.at("vector"), config.at("columns"),
-                     config.at("rows"), config.at("unroll"), config.at("evict_first") != 0);
-}
-
-std::int64_t column_blocks(const ColumnWork& work, const Config& config) {
-  return quotient_up(row_vectors(work, config.at("vector")), config.at("columns"));
-}
-
-std::int64_t row_blocks(const ColumnWork& work, const DeviceFacts& facts, const Config& config) {
-  const std::int64_t needed = quotient_up(work.m, config.at("rows") * config.at("unroll"));
-  if (!work.sums) return needed;
-  return std::clamp<std::int64_t>(
-      config.at("waves") * facts.multiprocessors / column_blocks(work, config), 1, needed);
-}
-
-KernelLaunch column_launch(const ColumnWork& work, const DeviceFacts& facts, const Config& config,
-                           std::vector<Argument> arguments) {
+Program ColumnFamily::program(const Problem& problem, const DeviceFacts& facts,
+                              const Config& given) const {
+  const ColumnWork work = this->work(problem);
+  ColumnKernel kernel = this->kernel(problem);
+  const Config config = is_fallback() ? defaults(work, facts, element_bytes(work)) : given;
+  const std::string file = sources().front();
   const std::int64_t across = column_blocks(work, config);
-  KernelLaunch launch;
-  launch.grid.x = static_cast<std::uint32_t>(across * row_blocks(work, facts, config));
-  launch.block.x = static_cast<std::uint32_t>(block_threads(config));
-  launch.programmatic = facts.compute_capability >= 90;
-  launch.arguments = std::move(arguments);
-  launch.arguments.insert(launch.arguments.end(),
-                          {work.m, work.h, static_cast<std::int32_t>(across)});
-  return launch;
+  const std::int64_t down = row_blocks(work, facts, config);
+  Program program;
+  auto& arguments = kernel.arguments;
+  if (work.sums) {
+    program.scratch = {{static_cast<std::size_t>(down * work.h) * sizeof(float), false}};
+    arguments.emplace_back(ScratchArgument{0});
+  }
+  arguments.insert(arguments.end(), {work.m, work.h, static_cast<std::int32_t>(across)});
+  append_kernel(program, file,
+                fmt::format("{}<{}, {}, {}, {}, {}, {}>", kernel_, kernel.types,
+                            config.at("vector"), config.at("columns"), config.at("rows"),
+                            config.at("unroll"), config.at("evict_first") != 0),
+                {static_cast<std::uint32_t>(across * down)},
+                static_cast<std::uint32_t>(block_threads(config)), std::move(arguments))
+      .programmatic = facts.compute_capability >= 90;
+  if (work.sums)
+    append_column_sum(program, facts, file, kernel.sum_name, kernel.sum_dtype, ScratchArgument{0},
+                      kernel.sum, down, work.h);
+  return program;
 }
 
 }  // namespace fftune

@@ -20,31 +20,34 @@ struct ColumnWork {
   bool sums = false;  // column sums: a block loops over rows and writes one row of partial sums
 };
 
+/// What a family launches: `name` of the one file of its sources, and what depends on the problem.
+struct ColumnKernel {
+  std::string types;                // the first template arguments; the parameters follow
+  std::vector<Argument> arguments;  // the first ones; the partial sums, m, h and blocks follow
+  // Of column sums: the kernel that adds the partial ones, the result and its type.
+  std::string sum_name = {};
+  DType sum_dtype = DType::f32;
+  TensorArgument sum = {};
+};
+
 class ColumnFamily : public StageFamily {
  public:
   /// A fallback has no parameters; its accesses are of one element, so any alignment is valid.
-  explicit ColumnFamily(StageFamilyFacts facts) : StageFamily(std::move(facts)) {}
+  /// `kernel` begins with wait_and_launch_dependents or wait_for_dependencies
+  /// (common/dependency.cuh), as its launch is programmatic.
+  ColumnFamily(StageFamilyFacts facts, const char* kernel)
+      : StageFamily(std::move(facts)), kernel_(kernel) {}
 
   Space space(const Problem&, const DeviceFacts&) const override;
   Config default_config(const Problem&, const DeviceFacts&) const override;
+  Program program(const Problem&, const DeviceFacts&, const Config&) const override;
 
  protected:
   virtual ColumnWork work(const Problem&) const = 0;
+  virtual ColumnKernel kernel(const Problem&) const = 0;
 
-  /// The kernel's parameters: `config`, or a fallback's own.
-  Config resolved(const ColumnWork& work, const DeviceFacts& facts, const Config& config) const;
+ private:
+  const char* kernel_;
 };
-
-/// Of resolved parameters: "16, 256, 1, 4, true", what every kernel's template arguments end with.
-std::string column_template_arguments(const Config& config);
-std::int64_t column_blocks(const ColumnWork& work, const Config& config);
-/// Blocks one below the other: enough for every row, or, where rows are summed, `waves` for each
-/// SM.
-std::int64_t row_blocks(const ColumnWork& work, const DeviceFacts& facts, const Config& config);
-/// A launch of all blocks: m, h and the number of column blocks are appended to `arguments`. It is
-/// programmatic: the kernel begins with wait_and_launch_dependents or wait_for_dependencies
-/// (common/dependency.cuh).
-KernelLaunch column_launch(const ColumnWork& work, const DeviceFacts& facts, const Config& config,
-                           std::vector<Argument> arguments);
 
 }  // namespace fftune

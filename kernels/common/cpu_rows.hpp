@@ -7,6 +7,7 @@
 
 #include "core/dtype.hpp"
 #include "kernels/common/activation.hpp"
+#include "kernels/common/cpu_vector.hpp"
 
 namespace fftune {
 
@@ -75,9 +76,14 @@ constexpr const char* row_kernel_sources[] = {"common/cpu_rows.inc", "common/cpu
 constexpr const char* rotation_source = "common/cpu_rotate.inc";
 constexpr const char* activation_source = "common/cpu_activation.inc";
 
+/// All loops in one instruction set.
+struct IsaKernels {
+  VectorKernels vector;
+  RowKernels f32, bf16;
+};
 // Each is compiled for its instruction set, and there only on the processors that have it.
-const RowKernels& row_kernels_avx2(DType dtype);
-const RowKernels& row_kernels_avx512(DType dtype);
-const RowKernels& row_kernels_portable(DType dtype);
+const IsaKernels& isa_kernels_avx2();
+const IsaKernels& isa_kernels_avx512();
+const IsaKernels& isa_kernels_portable();
 
 }  // namespace fftune

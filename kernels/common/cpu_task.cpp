@@ -1,17 +1,9 @@
 #include "kernels/common/cpu_task.hpp"
 
-#include <algorithm>
 #include <cstddef>
+#include <utility>
 
 namespace fftune {
-namespace {
-
-std::int64_t streams_by_default(std::int64_t rows, std::int64_t row_bytes,
-                                const DeviceFacts& facts) {
-  return rows * row_bytes > facts.l2_bytes ? 1 : 0;
-}
-
-}  // namespace
 
 std::vector<std::int64_t> thread_counts(const DeviceFacts& facts) {
   std::vector<std::int64_t> counts;
@@ -28,63 +20,72 @@ std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const De
   return threads;
 }
 
-Space task_space(std::int64_t rows, const DeviceFacts& facts) {
-  return Space()
-      .parameter("rows", "rows of a task", {1, 4, 16, 64, 256})
-      .parameter("threads", "threads at most", thread_counts(facts))
-      .constraint("a task has no more rows than there are",
-                  [rows](const Config& c) { return c.at("rows") == 1 || c.at("rows") <= rows; },
-                  {"rows"})
-      .constraint("no more threads than tasks",
-                  [rows](const Config& c) {
-                    return c.at("threads") == 1 || (c.at("threads") - 1) * c.at("rows") < rows;
-                  },
-                  {"rows", "threads"});
+CpuRowFamily::CpuRowFamily(StageFamilyFacts facts)
+    : StageFamily([&] {
+        facts.device_kind = DeviceKind::cpu;
+        facts.is_fallback = true;
+        return std::move(facts);
+      }()) {}
+
+Space CpuRowFamily::space(const Problem& problem, const DeviceFacts& facts) const {
+  const RowWork work = this->work(problem);
+  Space space;
+  if (work.sums)
+    space.parameter("threads", "threads at most", thread_counts(facts))
+        .parameter("parts", "parts of the rows for each thread", {1, 2, 4})
+        .constraint(
+            "every part has a row",
+            [work](const Config& c) { return c.at("threads") * c.at("parts") <= work.rows; },
+            {"threads", "parts"});
+  else
+    space.parameter("rows", "rows of a task", {1, 4, 16, 64, 256})
+        .parameter("threads", "threads at most", thread_counts(facts))
+        .constraint(
+            "a task has no more rows than there are",
+            [work](const Config& c) { return c.at("rows") == 1 || c.at("rows") <= work.rows; },
+            {"rows"})
+        .constraint("no more threads than tasks",
+                    [work](const Config& c) {
+                      return c.at("threads") == 1 ||
+                             (c.at("threads") - 1) * c.at("rows") < work.rows;
+                    },
+                    {"rows", "threads"});
+  if (work.nontemporal)
+    space.parameter("nontemporal",
+                    "1: results are written by non-temporal stores; 0: by ordinary ones", {0, 1});
+  return space;
 }
 
-Config default_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
+Config CpuRowFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  const auto [rows, row_bytes, sums, nontemporal] = work(problem);
   const std::int64_t threads = default_threads(rows, row_bytes, facts);
-  std::int64_t of_task = 1;
-  while (of_task < 256 && of_task * row_bytes < 65536 && 4 * of_task * threads <= rows)
-    of_task *= 4;
-  return {{"rows", of_task}, {"threads", threads}};
-}
-
-Space row_task_space(std::int64_t rows, const DeviceFacts& facts) {
-  return task_space(rows, facts)
-      .parameter("nontemporal",
-                 "1: results are written by non-temporal stores; 0: by ordinary ones", {0, 1});
-}
-
-Config default_row_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
-  Config config = default_task(rows, row_bytes, facts);
-  config.set("nontemporal", streams_by_default(rows, row_bytes, facts));
+  Config config;
+  if (sums) {
+    config = {{"threads", threads}, {"parts", 1}};
+  } else {
+    std::int64_t of_task = 1;
+    while (of_task < 256 && of_task * row_bytes < 65536 && 4 * of_task * threads <= rows)
+      of_task *= 4;
+    config = {{"rows", of_task}, {"threads", threads}};
+  }
+  if (nontemporal) config.set("nontemporal", rows * row_bytes > facts.l2_bytes ? 1 : 0);
   return config;
 }
 
-Space row_part_space(std::int64_t rows, const DeviceFacts& facts) {
-  return Space()
-      .parameter("threads", "threads at most", thread_counts(facts))
-      .parameter("parts", "parts of the rows for each thread", {1, 2, 4})
-      .parameter("nontemporal",
-                 "1: results are written by non-temporal stores; 0: by ordinary ones", {0, 1})
-      .constraint("every part has a row",
-                  [rows](const Config& c) { return c.at("threads") * c.at("parts") <= rows; },
-                  {"threads", "parts"});
-}
+RowTasks::RowTasks(const RowWork& work, const Config& config)
+    : rows(work.rows),
+      of_task(config.at("rows")),
+      threads(config.get("threads")),
+      nontemporal(work.nontemporal && config.at("nontemporal") != 0) {}
 
-Config default_row_part(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts) {
-  return {{"threads", default_threads(rows, row_bytes, facts)},
-          {"parts", 1},
-          {"nontemporal", streams_by_default(rows, row_bytes, facts)}};
-}
+RowParts::RowParts(const RowWork& work, const Config& config)
+    : rows(work.rows),
+      parts(config.at("threads") * config.at("parts")),
+      threads(config.get("threads")),
+      nontemporal(config.at("nontemporal") != 0) {}
 
-std::int64_t first_row_of_part(std::int64_t rows, std::int64_t parts, std::int64_t part) {
-  return rows / parts * part + std::min(part, rows % parts);
-}
-
-void add_parts(Parallel& parallel, int threads, const float* partial, std::int64_t parts,
-               std::int64_t columns, DType dtype, void* out) {
+void RowParts::add(Parallel& parallel, const float* partial, std::int64_t columns, DType dtype,
+                   void* out) const {
   constexpr std::int64_t of_task = 1024;
   const auto tasks = static_cast<int>((columns + of_task - 1) / of_task);
   parallel.run(tasks, threads, [&](int task) {

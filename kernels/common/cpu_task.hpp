@@ -1,13 +1,13 @@
 // How the memory-bound ops divide rows among a CPU's threads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "core/dtype.hpp"
-#include "core/space.hpp"
-#include "device/facts.hpp"
 #include "device/program.hpp"
+#include "kernels/common/stage_family.hpp"
 
 namespace fftune {
 
@@ -18,26 +18,88 @@ std::vector<std::int64_t> thread_counts(const DeviceFacts& facts);
 /// below that waking a thread takes longer than its work.
 std::int64_t default_threads(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
 
-/// Parameters rows and threads of work whose rows are independent, with a default: tasks of about
-/// 64 KB, long beside taking one and short beside all of the work.
-Space task_space(std::int64_t rows, const DeviceFacts& facts);
-Config default_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
+/// What a family goes over.
+struct RowWork {
+  std::int64_t rows = 0;
+  std::int64_t row_bytes = 0;  // of the largest tensor
+  bool sums = false;           // over rows: each part of them is one task with sums of its own
+  bool nontemporal = true;     // results can be written by non-temporal stores
+};
 
-/// The same and nontemporal: non-temporal stores by default if results would leave the caches
-/// before they are read.
-Space row_task_space(std::int64_t rows, const DeviceFacts& facts);
-Config default_row_task(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
+/// A family of the CPU with parameters for the division of rows: `rows` and `threads`, or where
+/// rows are summed `threads` and `parts`; and `nontemporal`. It is its stage's fallback.
+///
+/// By default tasks are of about 64 KB, long beside taking one and short beside all of the work;
+/// parts are one for each thread, as threads are equal; and stores are non-temporal if results
+/// would leave the caches before they are read.
+class CpuRowFamily : public StageFamily {
+ public:
+  explicit CpuRowFamily(StageFamilyFacts facts);
+  Space space(const Problem& problem, const DeviceFacts& facts) const override;
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
 
-/// Parameters threads, parts and streams of work that sums over rows: each part of the rows is one
-/// task with sums of its own. By default there is one part for each thread: threads are equal.
-Space row_part_space(std::int64_t rows, const DeviceFacts& facts);
-Config default_row_part(std::int64_t rows, std::int64_t row_bytes, const DeviceFacts& facts);
+ protected:
+  virtual RowWork work(const Problem& problem) const = 0;
+};
 
-/// The first row of part `part` of `parts`, which differ by one row at most.
-std::int64_t first_row_of_part(std::int64_t rows, std::int64_t parts, std::int64_t part);
+/// A configuration of independent rows.
+struct RowTasks {
+  RowTasks(const RowWork& work, const Config& config);
 
-/// out [columns] of `dtype` = the sum of the rows of partial [parts, columns], in their order.
-void add_parts(Parallel& parallel, int threads, const float* partial, std::int64_t parts,
-               std::int64_t columns, DType dtype, void* out);
+  /// Calls row(index) for every row. Each task has a copy of `row`, and calls `fence` at its end
+  /// if stores are non-temporal.
+  template <class Row>
+  void run(Parallel& parallel, void (*fence)(), const Row& row) const {
+    parallel.run(static_cast<int>((rows + of_task - 1) / of_task), threads, [&](int task) {
+      Row own = row;
+      const std::int64_t last = std::min(rows, (task + 1) * of_task);
+      for (std::int64_t index = task * of_task; index < last; ++index) own(index);
+      if (nontemporal) fence();
+    });
+  }
+
+  std::int64_t rows = 0;
+  std::int64_t of_task = 1;
+  int threads = 1;
+  bool nontemporal = false;
+};
+
+/// A configuration of rows that are summed.
+struct RowParts {
+  RowParts(const RowWork& work, const Config& config);
+
+  /// Room for the sums of all parts, [parts, columns].
+  Scratch scratch(std::int64_t columns) const {
+    return {static_cast<std::size_t>(parts * columns) * sizeof(float), false};
+  }
+  /// Calls row(index, sums) for every row, where sums [columns] are the part's own and begin as
+  /// zeros; then out [columns] of `dtype` = the sum of the parts' sums, in their order.
+  template <class Row>
+  void run(const HostCall& call, void (*fence)(), std::byte* scratch, std::int64_t columns,
+           DType dtype, void* out, const Row& row) const {
+    auto* const partial = reinterpret_cast<float*>(scratch);
+    call.parallel.run(static_cast<int>(parts), threads, [&](int part) {
+      float* const sums = partial + part * columns;
+      std::fill_n(sums, columns, 0.0f);
+      for (std::int64_t index = first_row(part); index < first_row(part + 1); ++index)
+        row(index, sums);
+      if (nontemporal) fence();
+    });
+    add(call.parallel, partial, columns, dtype, out);
+  }
+
+  std::int64_t rows = 0;
+  std::int64_t parts = 1;
+  int threads = 1;
+  bool nontemporal = false;
+
+ private:
+  /// Parts differ by one row at most.
+  std::int64_t first_row(std::int64_t part) const {
+    return rows / parts * part + std::min(part, rows % parts);
+  }
+  void add(Parallel& parallel, const float* partial, std::int64_t columns, DType dtype,
+           void* out) const;
+};
 
 }  // namespace fftune

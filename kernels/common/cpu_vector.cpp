@@ -1,23 +1,25 @@
-#include "kernels/common/cpu_vector.hpp"
-
 #include "kernels/common/cpu_rows.hpp"
 
 namespace fftune {
+namespace {
 
-const VectorKernels& vector_kernels([[maybe_unused]] std::string_view isa) {
+const IsaKernels& isa_kernels([[maybe_unused]] std::string_view isa) {
 #if defined(__x86_64__)
-  if (isa == "avx512") return vector_kernels_avx512();
-  if (isa == "avx2") return vector_kernels_avx2();
+  if (isa == "avx512") return isa_kernels_avx512();
+  if (isa == "avx2") return isa_kernels_avx2();
 #endif
-  return vector_kernels_portable();
+  return isa_kernels_portable();
 }
 
-const RowKernels& row_kernels([[maybe_unused]] std::string_view isa, DType dtype) {
-#if defined(__x86_64__)
-  if (isa == "avx512") return row_kernels_avx512(dtype);
-  if (isa == "avx2") return row_kernels_avx2(dtype);
-#endif
-  return row_kernels_portable(dtype);
+}  // namespace
+
+const VectorKernels& vector_kernels(std::string_view isa) {
+  return isa_kernels(isa).vector;
+}
+
+const RowKernels& row_kernels(std::string_view isa, DType dtype) {
+  const IsaKernels& kernels = isa_kernels(isa);
+  return dtype == DType::f32 ? kernels.f32 : kernels.bf16;
 }
 
 }  // namespace fftune

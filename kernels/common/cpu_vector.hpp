@@ -47,9 +47,4 @@ const VectorKernels& vector_kernels(std::string_view isa);
 /// The embedded sources whose change makes a choice among these loops stale.
 constexpr const char* vector_kernel_source = "common/cpu_vector.inc";
 
-// Each is compiled for its instruction set, and there only on the processors that have it.
-const VectorKernels& vector_kernels_avx2();
-const VectorKernels& vector_kernels_avx512();
-const VectorKernels& vector_kernels_portable();
-
 }  // namespace fftune

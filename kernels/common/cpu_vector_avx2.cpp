@@ -1,5 +1,5 @@
 // The inner loops of cpu_vector.hpp and cpu_rows.hpp, compiled for avx2.
-#include "kernels/common/cpu_vector.hpp"
+#include "kernels/common/cpu_rows.hpp"
 
 #include <immintrin.h>
 
@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-
-#include "kernels/common/cpu_rows.hpp"
 
 namespace fftune {
 namespace {
@@ -35,7 +33,7 @@ inline void stream_fence() {
   _mm_sfence();
 }
 
-// 16-bit integers to 32 bits, and back those that fit: of one vector, or of two side by side.
+// Instead of the templates of cpu_rows.inc, of which GCC 12 makes many more instructions.
 inline Bits wider(Halves value) {
   return reinterpret<Bits>(_mm256_cvtepu16_epi32(reinterpret<__m128i>(value)));
 }
@@ -60,13 +58,8 @@ inline bool any_nan(Vector a, Vector b) {
 
 }  // namespace
 
-const VectorKernels& vector_kernels_avx2() {
-  static constexpr VectorKernels kernels = vector_kernels_here();
-  return kernels;
-}
-
-const RowKernels& row_kernels_avx2(DType dtype) {
-  return row_kernels_here(dtype);
+const IsaKernels& isa_kernels_avx2() {
+  return isa_kernels_here();
 }
 
 }  // namespace fftune

@@ -1,5 +1,5 @@
 // The inner loops of cpu_vector.hpp and cpu_rows.hpp, compiled for avx512.
-#include "kernels/common/cpu_vector.hpp"
+#include "kernels/common/cpu_rows.hpp"
 
 #include <immintrin.h>
 
@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-
-#include "kernels/common/cpu_rows.hpp"
 
 namespace fftune {
 namespace {
@@ -36,19 +34,6 @@ inline void stream_fence() {
   _mm_sfence();
 }
 
-// 16-bit integers to 32 bits, and back those that fit: of one vector, or of two side by side.
-inline Bits wider(Halves value) {
-  return __builtin_convertvector(value, Bits);
-}
-inline Halves narrower(Bits value) {
-  return __builtin_convertvector(value, Halves);
-}
-
-inline Vector paired(Bits low, Bits high) {
-  const Halves halves[2] = {narrower(low), narrower(high)};
-  return load<Vector>(halves);
-}
-
 // Whether a or b has a NaN.
 inline bool any_nan(Vector a, Vector b) {
   return _mm512_cmp_ps_mask(reinterpret<__m512>(a), reinterpret<__m512>(b), _CMP_UNORD_Q) != 0;
@@ -58,13 +43,8 @@ inline bool any_nan(Vector a, Vector b) {
 
 }  // namespace
 
-const VectorKernels& vector_kernels_avx512() {
-  static constexpr VectorKernels kernels = vector_kernels_here();
-  return kernels;
-}
-
-const RowKernels& row_kernels_avx512(DType dtype) {
-  return row_kernels_here(dtype);
+const IsaKernels& isa_kernels_avx512() {
+  return isa_kernels_here();
 }
 
 }  // namespace fftune

@@ -1,13 +1,11 @@
 // The inner loops of cpu_vector.hpp and cpu_rows.hpp, compiled for the target of the build: four
 // lanes, as SSE and NEON have.
-#include "kernels/common/cpu_vector.hpp"
+#include "kernels/common/cpu_rows.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-
-#include "kernels/common/cpu_rows.hpp"
 
 namespace fftune {
 namespace {
@@ -32,19 +30,6 @@ inline void stream(void* to, Vector value) {
 }
 inline void stream_fence() {}
 
-// 16-bit integers to 32 bits, and back those that fit: of one vector, or of two side by side.
-inline Bits wider(Halves value) {
-  return __builtin_convertvector(value, Bits);
-}
-inline Halves narrower(Bits value) {
-  return __builtin_convertvector(value, Halves);
-}
-
-inline Vector paired(Bits low, Bits high) {
-  const Halves halves[2] = {narrower(low), narrower(high)};
-  return load<Vector>(halves);
-}
-
 // Whether a or b has a NaN.
 inline bool any_nan(Vector a, Vector b) {
   typedef std::uint64_t Words __attribute__((vector_size(lanes * sizeof(float))));
@@ -56,13 +41,8 @@ inline bool any_nan(Vector a, Vector b) {
 
 }  // namespace
 
-const VectorKernels& vector_kernels_portable() {
-  static constexpr VectorKernels kernels = vector_kernels_here();
-  return kernels;
-}
-
-const RowKernels& row_kernels_portable(DType dtype) {
-  return row_kernels_here(dtype);
+const IsaKernels& isa_kernels_portable() {
+  return isa_kernels_here();
 }
 
 }  // namespace fftune

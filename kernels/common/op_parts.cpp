@@ -66,4 +66,12 @@ TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
   return {place};
 }
 
+double number_or_default(const Op& op, const Problem& problem, std::string_view name) {
+  if (problem.options.contains(std::string(name))) return problem.number(name);
+  for (const auto& field : op.options())
+    if (field.name == name)
+      if (const auto number = parse_number(field.choices.front())) return *number;
+  throw Error(ErrorKind::internal, "no number is named " + std::string(name));
+}
+
 }  // namespace fftune

@@ -82,5 +82,16 @@ inline Argument tensor_or_null(std::size_t place) {
   if (place == absent) return std::int64_t{0};
   return TensorArgument{place};
 }
+inline Argument tensor_or_null(const TensorPlaces& places, std::string_view name) {
+  return tensor_or_null(places.at(name));
+}
+
+/// The address of a tensor in a call of a host function, or null for one that is absent.
+inline void* address_of(const HostCall& call, std::size_t place) {
+  return place == absent ? nullptr : call.tensors[place];
+}
+
+/// An option that is a number and may be left out: its value, or the default of the op's list.
+double number_or_default(const Op& op, const Problem& problem, std::string_view name);
 
 }  // namespace fftune

@@ -16,7 +16,8 @@ struct StageFamilyFacts {
   std::string_view name, summary;  // literals
   DeviceKind device_kind = DeviceKind::cuda;
   const char* stage = nullptr;
-  std::string_view pass = {};  // the only one that it computes
+  std::string_view pass = {};            // the only one that it computes
+  const char *option = "", *value = "";  // the value that an option must have, if any
   std::vector<std::string> sources = {};
   bool is_fallback = false;
 };
@@ -34,10 +35,15 @@ class StageFamily : public Family {
   bool is_fallback() const override { return facts_.is_fallback; }
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (facts_.device_kind == DeviceKind::cuda) return refuse_cuda(problem, facts_.pass, facts);
-    if (facts.kind != DeviceKind::cpu) return "it runs on the CPU";
-    if (problem.pass == facts_.pass) return std::nullopt;
-    return "it computes the pass " + std::string(facts_.pass) + ", not " + problem.pass;
+    if (facts_.device_kind == DeviceKind::cuda) {
+      if (auto refusal = refuse_cuda(problem, facts_.pass, facts)) return refusal;
+    } else {
+      if (facts.kind != DeviceKind::cpu) return "it runs on the CPU";
+      if (problem.pass != facts_.pass)
+        return "it computes the pass " + std::string(facts_.pass) + ", not " + problem.pass;
+    }
+    if (*facts_.option == 0 || problem.has(facts_.option, facts_.value)) return std::nullopt;
+    return std::string("it is for ") + facts_.option + "=" + facts_.value;
   }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }

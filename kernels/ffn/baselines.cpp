@@ -12,7 +12,6 @@
 
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cpu_rows.hpp"
-#include "kernels/common/cpu_vector.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/ffn/norm.hpp"
 #include "kernels/gemm/launch.hpp"
@@ -33,32 +32,24 @@ void append_rows(Program& program, const std::string& expression, DType dtype, s
                 threads, std::move(arguments));
 }
 
-/// hidden = act(gate) * up on the CPU, by all threads and in vectors.
-HostFunction act_mul_on_host(const Problem& problem, const DeviceFacts& facts, std::size_t gate_at,
-                             std::size_t up_at, std::size_t out_at) {
+/// Calls body(kernels, activation, of, h) for every row of tensors [m,h] on the CPU, by all
+/// threads; of(place) is the row of a tensor.
+template <class Body>
+void append_host_rows(Program& program, const Problem& problem, const DeviceFacts& facts,
+                      const Body& body) {
   const auto [m, d, h] = shape_of(problem);
-  const auto elements = static_cast<std::size_t>(m) * static_cast<std::size_t>(h);
-  const auto activation = parse_activation(problem.option("act"));
-  const VectorKernels& kernels = vector_kernels(facts.arch);
-  return [=, dtype = problem.dtype, &kernels](const HostCall& call) {
-    constexpr std::size_t chunk = 4096;
-    const auto tasks = static_cast<int>((elements + chunk - 1) / chunk);
-    call.parallel.run(tasks, call.parallel.max_threads(), [&](int task) {
-      const std::size_t first = static_cast<std::size_t>(task) * chunk;
-      const std::size_t count = std::min(chunk, elements - first);
-      if (dtype == DType::f32) {
-        const auto* gate = static_cast<const float*>(call.tensors[gate_at]) + first;
-        const auto* up = static_cast<const float*>(call.tensors[up_at]) + first;
-        auto* out = static_cast<float*>(call.tensors[out_at]) + first;
-        return kernels.gated(activation, gate, up, out, count);
-      }
-      float gate[chunk], up[chunk];
-      kernels.widen(static_cast<const std::uint16_t*>(call.tensors[gate_at]) + first, gate, count);
-      kernels.widen(static_cast<const std::uint16_t*>(call.tensors[up_at]) + first, up, count);
-      kernels.gated(activation, gate, up, gate, count);
-      kernels.narrow(gate, static_cast<std::uint16_t*>(call.tensors[out_at]) + first, count);
-    });
-  };
+  program.steps.emplace_back(
+      HostFunction([=, rows = static_cast<int>(m), columns = static_cast<std::size_t>(h),
+                    activation = parse_activation(problem.option("act")), dtype = problem.dtype,
+                    kernels = &row_kernels(facts.arch, problem.dtype)](const HostCall& call) {
+        call.parallel.run(rows, call.parallel.max_threads(), [&](int row) {
+          const auto of = [&](std::size_t place) {
+            return static_cast<std::byte*>(call.tensors[place]) +
+                   static_cast<std::size_t>(row) * columns * dtype_bytes(dtype);
+          };
+          body(*kernels, activation, of, columns);
+        });
+      }));
 }
 
 /// y += bias + residual on the CPU, by all threads.
@@ -193,9 +184,12 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
 void append_act_mul(Program& program, const Problem& problem, const DeviceFacts& facts,
                     const TensorPlaces& places, std::string_view gate, std::string_view up) {
   if (facts.kind == DeviceKind::cpu) {
-    program.steps.emplace_back(
-        act_mul_on_host(problem, facts, places.at(gate), places.at(up), places.at("hidden")));
-    return;
+    return append_host_rows(
+        program, problem, facts,
+        [=, gate_at = places.at(gate), up_at = places.at(up), hidden = places.at("hidden")](
+            const RowKernels& kernels, Activation activation, const auto& of, std::size_t columns) {
+          kernels.act_mul(activation, of(gate_at), of(up_at), of(hidden), columns, false);
+        });
   }
   const auto [m, d, h] = shape_of(problem);
   const DType wide = wide_dtype(problem);
@@ -231,23 +225,15 @@ void append_gate_gradient(Program& program, const Problem& problem, const Device
                   std::move(arguments));
     return;
   }
-  const RowKernels* const loops = &row_kernels(facts.arch, problem.dtype);
-  const std::size_t columns = static_cast<std::size_t>(h),
-                    row_bytes = columns * dtype_bytes(problem.dtype);
-  const std::size_t dc_at = places.at("dc"), gate_at = places.at(gate), up_at = places.at(up),
-                    d_gate = places.at("d_gate"), d_up = places.at("d_up"),
-                    hidden = places.at("hidden");
-  program.steps.emplace_back(HostFunction([=, m = m](const HostCall& call) {
-    call.parallel.run(static_cast<int>(m), call.parallel.max_threads(), [&](int row) {
-      const auto of = [&](std::size_t place) {
-        return static_cast<std::byte*>(call.tensors[place]) +
-               static_cast<std::size_t>(row) * row_bytes;
-      };
-      loops->act_mul_gradient(activation, of(gate_at), of(up_at), of(dc_at), of(d_gate), of(d_up),
-                              columns, false);
-      loops->act_mul(activation, of(gate_at), of(up_at), of(hidden), columns, false);
-    });
-  }));
+  append_host_rows(
+      program, problem, facts,
+      [=, dc = places.at("dc"), gate_at = places.at(gate), up_at = places.at(up),
+       d_gate = places.at("d_gate"), d_up = places.at("d_up"), hidden = places.at("hidden")](
+          const RowKernels& kernels, Activation act, const auto& of, std::size_t columns) {
+        kernels.act_mul_gradient(act, of(gate_at), of(up_at), of(dc), of(d_gate), of(d_up), columns,
+                                 false);
+        kernels.act_mul(act, of(gate_at), of(up_at), of(hidden), columns, false);
+      });
 }
 
 }  // namespace fftune::ffn

@@ -61,6 +61,10 @@ bool recomputes(const Problem& problem);
 void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
                Parallel& parallel);
 
+/// d_gate, d_up and, unless the pass recomputes it, hidden in float64 from gate, up and dc, the
+/// gradient of hidden, which it takes away.
+void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);
+
 // The stages of ffn, each as one GEMM. With c = act(gate) ⊙ up and y = c·w_downᵀ, and for a
 // gradient dy of y:
 //

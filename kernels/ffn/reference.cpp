@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -148,27 +149,11 @@ struct Products {
 
 void d_hidden(const Problem& problem, ReferenceTensors& tensors, const Products& by) {
   const auto [m, d, h] = shape_of(problem);
-  const auto activation = parse_activation(problem.option("act"));
   auto dc = by.start(false, "", m * h);
   reference_product(by.parallel, m, h, d, by.view("dy", d, false), by.view("w_down", h, true), 0,
                     dc.data());
-  const std::vector<double>&gate = tensors.at("gate"), &up = tensors.at("up");
-  const bool wants_hidden = !recomputes(problem);
-  auto d_gate = by.start(false, "", m * h);
-  std::vector<double> hidden;
-  if (wants_hidden) hidden = large_vector<double>(dc.size(), by.parallel);
-  for_each_block(m * h, 1, by.parallel, [&](const Block& block) {
-    const auto last = static_cast<std::size_t>(block.last_row);
-    for (auto i = static_cast<std::size_t>(block.first_row); i < last; ++i) {
-      const double value = activate(activation, gate[i]);
-      d_gate[i] = dc[i] * up[i] * activation_slope(activation, gate[i]);
-      dc[i] *= value;
-      if (wants_hidden) hidden[i] = value * up[i];
-    }
-  });
-  tensors["d_gate"] = std::move(d_gate);
-  tensors["d_up"] = std::move(dc);
-  if (wants_hidden) tensors["hidden"] = std::move(hidden);
+  tensors["dc"] = std::move(dc);
+  gate_gradient(problem, tensors, by.parallel);
 }
 
 void gradients(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
@@ -203,6 +188,28 @@ void gradients(const Problem& problem, const std::string& stage, ReferenceTensor
 }
 
 }  // namespace
+
+void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel) {
+  const auto activation = parse_activation(problem.option("act"));
+  std::vector<double> dc = std::move(tensors.at("dc"));
+  tensors.erase("dc");
+  const std::vector<double>&gate = tensors.at("gate"), &up = tensors.at("up");
+  auto d_gate = large_vector<double>(dc.size(), parallel);
+  std::vector<double> hidden;
+  if (!recomputes(problem)) hidden = large_vector<double>(dc.size(), parallel);
+  for_each_block(std::ssize(dc), 1, parallel, [&](const Block& block) {
+    const auto last = static_cast<std::size_t>(block.last_row);
+    for (auto i = static_cast<std::size_t>(block.first_row); i < last; ++i) {
+      const double value = activate(activation, gate[i]);
+      d_gate[i] = dc[i] * up[i] * activation_slope(activation, gate[i]);
+      dc[i] *= value;
+      if (!hidden.empty()) hidden[i] = value * up[i];
+    }
+  });
+  tensors["d_gate"] = std::move(d_gate);
+  tensors["d_up"] = std::move(dc);
+  if (!hidden.empty()) tensors["hidden"] = std::move(hidden);
+}
 
 void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
                Parallel& parallel) {

@@ -62,7 +62,7 @@ GemmProblem down_gemm(const Problem& problem) {
   gemm.a = {{"hidden"}};
   gemm.b = {{"w_down"}};
   gemm.c = {{"y"}};
-  if (form.bias) gemm.epilogue.bias = "b_down";
+  if (form.bias) gemm.epilogue.row(row_broadcast::bias) = "b_down";
   if (form.residual) gemm.epilogue.source = {{"residual"}};
   if (is_quantised(problem))
     gemm.quantisation = {

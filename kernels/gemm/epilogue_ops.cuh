@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/activation.cuh"
+#include "common/float16.cuh"
 #include "common/float8.cuh"
 #include "gemm/form.cuh"
 #include "gemm/params.cuh"
@@ -10,25 +11,7 @@
 namespace fftune {
 
 template <element type>
-struct element_types;
-template <>
-struct element_types<element::f32> {
-  using type = float;
-};
-template <>
-struct element_types<element::bf16> {
-  using type = bf16;
-};
-template <>
-struct element_types<element::fp16> {
-  using type = fp16;
-};
-template <>
-struct element_types<element::fp8> {
-  using type = fp8;
-};
-template <element type>
-using element_type = typename element_types<type>::type;
+using element_type = typename type_at<static_cast<int>(type), float, bf16, fp16, fp8>::type;
 
 template <gemm_form form>
 struct epilogue_ops {
@@ -54,6 +37,68 @@ struct epilogue_ops {
     } else {
       return accumulator[index - 1];
     }
+  }
+
+  // Elements of the row broadcasts in two columns, packed where they have 16 bits. Of those that
+  // the form does without nothing is loaded.
+  struct columns {
+    u32 word[row_broadcasts][2] = {};
+  };
+  using broadcast_rows = const void* const (&)[row_broadcasts];
+  // Of `column`, which is even, and the next.
+  static __device__ __forceinline__ columns columns_from(broadcast_rows rows, int column) {
+    columns result;
+    for_each_broadcast([&](auto at) {
+      if constexpr (is_f32(row_broadcast(at.value))) {
+        const auto* const row = static_cast<const u32*>(rows[at.value]) + column;
+        result.word[at.value][0] = row[0], result.word[at.value][1] = row[1];
+      } else {
+        result.word[at.value][0] =
+            *reinterpret_cast<const u32*>(static_cast<const wide*>(rows[at.value]) + column);
+      }
+    });
+    return result;
+  }
+  // Of one column twice.
+  static __device__ __forceinline__ columns column_twice(broadcast_rows rows, int column) {
+    columns result;
+    for_each_broadcast([&](auto at) {
+      if constexpr (is_f32(row_broadcast(at.value))) {
+        result.word[at.value][0] = result.word[at.value][1] =
+            static_cast<const u32*>(rows[at.value])[column];
+      } else {
+        result.word[at.value][0] = static_cast<const wide*>(rows[at.value])[column].bits * 0x10001u;
+      }
+    });
+    return result;
+  }
+  static __device__ __forceinline__ void apply_broadcasts(const columns& from, float& first,
+                                                          float& next) {
+    for_each_broadcast([&](auto at) {
+      constexpr row_broadcast which = row_broadcast(at.value);
+      float one, other;
+      if constexpr (is_f32(which)) {
+        one = __uint_as_float(from.word[at.value][0]);
+        other = __uint_as_float(from.word[at.value][1]);
+      } else {
+        unpack<wide>(from.word[at.value][0], one, other);
+      }
+      first = apply(which, first, one);
+      next = apply(which, next, other);
+    });
+  }
+  // Of any element type, one column.
+  static __device__ __forceinline__ float apply_broadcasts(broadcast_rows rows, i64 column,
+                                                           float value) {
+    for_each_broadcast([&](auto at) {
+      constexpr row_broadcast which = row_broadcast(at.value);
+      if constexpr (is_f32(which)) {
+        value = apply(which, value, static_cast<const float*>(rows[at.value])[column]);
+      } else {
+        value = apply(which, value, to_float(static_cast<const wide*>(rows[at.value])[column]));
+      }
+    });
+    return value;
   }
 
   // activation_gradient, of the accumulator dc: d_gate, d_up and, where it is stored, hidden.
@@ -91,6 +136,20 @@ struct epilogue_ops {
       source = output == 0 ? p.source[0][0] : p.source[0][1];
     }
     return static_cast<const wide*>(source);
+  }
+
+ private:
+  template <int index>
+  struct constant {
+    static constexpr int value = index;
+  };
+  // Calls body(constant<i>) for each row broadcast of the form.
+  template <int index = 0, class Body>
+  static __device__ __forceinline__ void for_each_broadcast(const Body& body) {
+    if constexpr (index < row_broadcasts) {
+      if constexpr (form.broadcasts[index]) body(constant<index>{});
+      for_each_broadcast<index + 1>(body);
+    }
   }
 };
 

@@ -36,7 +36,7 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
   add(stage.inputs, scales.a_scale);
   for (const std::string_view scale : scales.b_scale) add(stage.inputs, scale);
   add(scales.scaling == Scaling::block ? stage.outputs : stage.inputs, scales.c_scale);
-  add(stage.inputs, epilogue.bias);
+  for (const std::string_view row : epilogue.rows) add(stage.inputs, row);
   add(stage.inputs, epilogue.source);
   for (const std::string_view sorting :
        {gemm.groups.mask, gemm.groups.offsets, gemm.groups.permutation})
@@ -73,7 +73,7 @@ std::optional<std::string> GemmFamily::refusal(const Problem& problem,
       return fmt::format("the pass {} has no stage {} here", problem.pass, stage.name);
   }
   if (facts.kind == DeviceKind::cuda && facts.compute_capability < 80)
-    return fmt::format("the kernel needs compute capability 8.0 for bf16: {} has {}.{}", facts.name,
+    return fmt::format("the kernel needs compute capability 8.0: {} has {}.{}", facts.name,
                        facts.compute_capability / 10, facts.compute_capability % 10);
   return engine_.can_implement(chain(problem), facts);
 }

@@ -3,16 +3,45 @@
 // device code.
 #pragma once
 
+#include "gemm/row_broadcast.cuh"
+
 namespace fftune {
 
-enum class element { f32, bf16, fp16, fp8 };
-enum class gemm_operands { single, dual_b, k_concatenated, two_outputs };  // GemmForm
+enum class element { f32, bf16, fp16, fp8 };  // epilogue_ops.cuh has their types, in this order
+
+// How many accumulators and operands a GEMM has.
+enum class gemm_operands {
+  single,          // C = A·Bᵀ
+  dual_b,          // two B operands share A: the epilogue takes A·B0ᵀ and A·B1ᵀ
+  k_concatenated,  // C = A0·B0ᵀ + A1·B1ᵀ in one accumulator; k is that of each pair
+  two_outputs,     // two A operands share B: C0 = A0·Bᵀ, C1 = A1·Bᵀ
+};
+
+// The extent of an operand that is contiguous in memory, in CUTLASS' words: K-major operands are
+// A [m,k] and B [n,k]; MN-major ones A [k,m] and B [k,n].
 enum class major { k, mn };
-enum class grouping { none, rows, reduction };
+
+enum class grouping {
+  none,
+  rows,       // every row of A and C belongs to a group, and takes that group's B
+  reduction,  // every k belongs to a group: C of a group sums over its own k (weight gradients)
+};
 enum class group_source { mask, routed };  // routed: offsets and a permutation in memory
-enum class epilogue_kind { linear, gated, activation_gradient };
+
+enum class epilogue_kind {
+  linear,               // C = accumulator (+ bias, or whatever row broadcasts there are) (+ source)
+  gated,                // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); gate and up may be stored too
+  activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
+                        // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
+};
 enum class activation_kind : int;  // common/activation.cuh
-enum class scaling { none, tensor, block };
+
+// fp8 e4m3 operands: a number is its element times its scale (f32).
+enum class scaling {
+  none,
+  tensor,  // one scale for each tensor
+  block,   // one for each 128 elements of a row of A, and for each 128 x 128 block of B
+};
 
 struct gemm_form {
   element ab = element::bf16;    // of A and B
@@ -28,8 +57,9 @@ struct gemm_form {
   bool a_sorted = false, b_sorted = false, c_sorted = false;
 
   epilogue_kind epilogue = epilogue_kind::linear;
-  activation_kind activation = {};  // of an epilogue that is not linear
-  bool adds_bias = false, adds_source = false;
+  activation_kind activation = {};       // of an epilogue that is not linear
+  bool broadcasts[row_broadcasts] = {};  // linear: which of row_broadcast
+  bool adds_source = false;
   bool stores_preactivations = false;  // gated: gate and up, too
   bool stores_hidden = false;          // activation_gradient: hidden, too
 
@@ -41,6 +71,11 @@ struct gemm_form {
   constexpr int b_operands() const { return operands == gemm_operands::dual_b ? 2 : 1; }
   constexpr int k_pairs() const { return operands == gemm_operands::k_concatenated ? 2 : 1; }
   constexpr int outputs() const { return operands == gemm_operands::two_outputs ? 2 : 1; }
+  constexpr bool broadcasts_any() const {
+    for (const bool one : broadcasts)
+      if (one) return true;
+    return false;
+  }
   constexpr bool is_gradient() const { return epilogue == epilogue_kind::activation_gradient; }
   /// Values that are stored of one element of an output: C; gated: C, then gate and up;
   /// activation_gradient: d_gate, d_up, then hidden.

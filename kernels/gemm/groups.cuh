@@ -3,9 +3,8 @@
 // 1 and so on, each group's in ascending order.
 //
 // Two sources, one interface, so that engines are templates on it:
-//   mask_groups     two groups by a byte mask. Every block scans the mask itself, a byte a row:
-//   that
-//                   costs less than a kernel before this one.
+//   mask_groups     two groups by a byte mask. Every block scans the mask itself, a byte a row,
+//                   which costs less than a kernel before this one.
 //   routed_groups   any number of groups, sorted by an earlier kernel: offsets and a permutation.
 //
 //   groups()                 how many there are
@@ -313,15 +312,8 @@ class routed_groups {
 
 // Those of a source.
 template <group_source source>
-struct groups_choice {
-  using type = mask_groups;
-};
-template <>
-struct groups_choice<group_source::routed> {
-  using type = routed_groups;
-};
-template <group_source source>
-using groups_of = typename groups_choice<source>::type;
+using groups_of =
+    typename choose_type<source == group_source::mask, mask_groups, routed_groups>::type;
 
 // A tile of rows of one group, by its place in the sorted order.
 struct group_tile {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune {
 namespace {
@@ -35,24 +36,11 @@ element element_of(DType dtype) {
   }
 }
 
-/// The device's enumeration has the host's order.
-template <class Device, class Host>
-constexpr Device same(Host value) {
-  return static_cast<Device>(value);
-}
-
-/// The device's enumerator has the name of the device's type.
+/// The device's enumeration has the host's order, and its enumerators the names of the types.
 std::string activation_enumerator(activation_kind kind) {
-  const std::string type = activation_type(same<Activation>(kind));
+  const std::string type = activation_type(static_cast<Activation>(kind));
   return type.substr(type.rfind(':') + 1);
 }
-
-static_assert(same<gemm_operands>(GemmForm::two_outputs) == gemm_operands::two_outputs);
-static_assert(same<major>(Major::mn) == major::mn);
-static_assert(same<grouping>(Grouping::reduction) == grouping::reduction);
-static_assert(same<epilogue_kind>(EpilogueKind::activation_gradient) ==
-              epilogue_kind::activation_gradient);
-static_assert(same<scaling>(Scaling::block) == scaling::block);
 
 }  // namespace
 
@@ -61,10 +49,10 @@ gemm_form form_of(const GemmProblem& gemm) {
   form.ab = element_of(gemm.dtype);
   form.c = element_of(gemm.c_dtype);
   form.wide = element_of(gemm.wide_dtype);
-  form.operands = same<gemm_operands>(gemm.form);
-  form.a_major = same<major>(gemm.a_major);
-  form.b_major = same<major>(gemm.b_major);
-  form.groups = same<grouping>(gemm.groups.by);
+  form.operands = gemm.form;
+  form.a_major = gemm.a_major;
+  form.b_major = gemm.b_major;
+  form.groups = gemm.groups.by;
   if (gemm.groups.any()) {
     form.source = gemm.groups.mask.empty() ? group_source::routed : group_source::mask;
     const auto& of_groups = gemm.groups.by == Grouping::rows ? gemm.b : gemm.c;
@@ -74,14 +62,14 @@ gemm_form form_of(const GemmProblem& gemm) {
     form.c_sorted = gemm.c_sorted;
   }
   const Epilogue& epilogue = gemm.epilogue;
-  form.epilogue = same<epilogue_kind>(epilogue.kind);
+  form.epilogue = epilogue.kind;
   if (epilogue.kind != EpilogueKind::linear)
-    form.activation = same<activation_kind>(epilogue.activation);
-  form.adds_bias = !epilogue.bias.empty();
+    form.activation = static_cast<activation_kind>(epilogue.activation);
+  for (std::size_t i = 0; i < row_broadcasts; ++i) form.broadcasts[i] = !epilogue.rows[i].empty();
   form.adds_source = !epilogue.source.empty();
   form.stores_preactivations = epilogue.stores_preactivations();
   form.stores_hidden = form.is_gradient() && !epilogue.hidden.empty();
-  form.scales = same<scaling>(gemm.quantisation.scaling);
+  form.scales = gemm.quantisation.scaling;
   form.c_quantised = !gemm.quantisation.c_scale.empty();
   form.b_depends = gemm.b_depends;
   return form;
@@ -116,7 +104,8 @@ std::string template_argument(const gemm_form& form) {
   if (form.epilogue != epilogue_kind::linear)
     fields.push_back(fmt::format(".activation = fftune::activation_kind::{}",
                                  activation_enumerator(form.activation)));
-  flag("adds_bias", form.adds_bias);
+  if (form.broadcasts_any())
+    fields.push_back(fmt::format(".broadcasts = {{{}}}", fmt::join(form.broadcasts, ", ")));
   flag("adds_source", form.adds_source);
   flag("stores_preactivations", form.stores_preactivations);
   flag("stores_hidden", form.stores_hidden);
@@ -136,19 +125,20 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   const auto pointer = [&](std::size_t at, std::string_view name) {
     if (!name.empty()) add(at, tensor_of(places, name));
   };
-  constexpr std::size_t slot = sizeof(void*);
+  constexpr std::size_t pointer_bytes = sizeof(void*);
   for (std::size_t i = 0; i < gemm.a.size(); ++i)
-    pointer(offsetof(gemm_params, a) + i * slot, gemm.a[i].front());
+    pointer(offsetof(gemm_params, a) + i * pointer_bytes, gemm.a[i].front());
   // Of arrays [group][operand or output].
   const auto grouped = [&](std::size_t at, const std::vector<TensorNames>& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       for (std::size_t group = 0; group < tensors[i].size(); ++group)
-        pointer(at + (group * 2 + i) * slot, tensors[i][group]);
+        pointer(at + (group * 2 + i) * pointer_bytes, tensors[i][group]);
   };
   grouped(offsetof(gemm_params, b), gemm.b);
   grouped(offsetof(gemm_params, c), gemm.c);
   grouped(offsetof(gemm_params, source), gemm.epilogue.source);
-  pointer(offsetof(gemm_params, bias), gemm.epilogue.bias);
+  for (std::size_t i = 0; i < row_broadcasts; ++i)
+    pointer(offsetof(gemm_params, broadcasts) + i * pointer_bytes, gemm.epilogue.rows[i]);
   pointer(offsetof(gemm_params, gate), gemm.epilogue.gate);
   pointer(offsetof(gemm_params, up), gemm.epilogue.up);
   pointer(offsetof(gemm_params, d_up), gemm.epilogue.d_up);
@@ -156,7 +146,7 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   const Quantisation& scales = gemm.quantisation;
   pointer(offsetof(gemm_params, a_scale), scales.a_scale);
   for (std::size_t i = 0; i < scales.b_scale.size(); ++i)
-    pointer(offsetof(gemm_params, b_scale) + i * slot, scales.b_scale[i]);
+    pointer(offsetof(gemm_params, b_scale) + i * pointer_bytes, scales.b_scale[i]);
   pointer(offsetof(gemm_params, c_scale), scales.c_scale);
   pointer(offsetof(gemm_params, mask), gemm.groups.mask);
   pointer(offsetof(gemm_params, offsets), gemm.groups.offsets);
@@ -169,6 +159,15 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   size(offsetof(gemm_params, n), gemm.n);
   size(offsetof(gemm_params, k), gemm.k);
   return parameters;
+}
+
+KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,
+                          std::int64_t grid, int threads, ParameterStruct parameters) {
+  KernelLaunch& launch =
+      append_kernel(program, file, expression, {static_cast<std::uint32_t>(grid)},
+                    static_cast<std::uint32_t>(threads), {});
+  launch.parameters = std::move(parameters);
+  return launch;
 }
 
 bool splits_in_clusters(const DeviceFacts& facts) {

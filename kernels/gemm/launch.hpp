@@ -27,6 +27,11 @@ std::string template_argument(const gemm_form& form);
 ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& places,
                                 std::size_t bytes = sizeof(gemm_params), std::size_t offset = 0);
 
+/// Appends a launch of the kernel `fftune::<expression>` of `file` with one struct of parameters.
+/// The reference that it returns is valid until the next step is appended.
+KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,
+                          std::int64_t grid, int threads, ParameterStruct parameters);
+
 /// From sm_90 on the splits of a tile are a cluster, and need neither workspace nor counters.
 bool splits_in_clusters(const DeviceFacts& facts);
 

@@ -3,6 +3,8 @@
 // not use.
 #pragma once
 
+#include "gemm/row_broadcast.cuh"
+
 namespace fftune {
 
 struct gemm_params {
@@ -11,8 +13,8 @@ struct gemm_params {
   const void* b[2][2];       // [group][operand]; one stacked tensor of all groups: b[0]
   void* c[2][2];             // [group][output]; groups: where the reduction is grouped
   const void* source[2][2];  // as c: what is added to it
-  const void* bias;          // [n]
-  void* gate;                // [m, n], written (gated) or read (activation_gradient), as up
+  const void* broadcasts[row_broadcasts];  // [n]
+  void* gate;  // [m, n], written (gated) or read (activation_gradient), as up
   void* up;
   void* d_up;
   void* hidden;

@@ -5,6 +5,9 @@
 //   C [m,n] = epilogue(A [m,k] · B [n,k]ᵀ)            row-major, fp32 accumulation
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +16,8 @@
 
 #include "core/dtype.hpp"
 #include "kernels/common/activation.hpp"
+#include "kernels/gemm/form.cuh"
+#include "kernels/gemm/row_broadcast.cuh"
 
 namespace fftune {
 
@@ -20,28 +25,17 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 
-/// The extent of an operand that is contiguous in memory, in CUTLASS' words: K-major operands are
-/// A [m,k] and B [n,k]; MN-major ones A [k,m] and B [k,n].
-enum class Major { k, mn };
+// What kernels are compiled for has one definition, in form.cuh.
+using GemmForm = gemm_operands;
+using Major = major;
+using Grouping = grouping;
+using EpilogueKind = epilogue_kind;
+using Scaling = scaling;
 
 /// One matrix by the name of the op's tensor. With groups: one tensor for each group ("w_true",
 /// "w_false"), or a single tensor [groups, ...] that stacks those of all groups. Where rows are
 /// grouped, only B has one for each group; where the reduction is grouped, C and its source have.
 using TensorNames = std::vector<std::string_view>;
-
-/// How many accumulators and operands a GEMM has.
-enum class GemmForm {
-  single,          // C = A·Bᵀ
-  dual_b,          // two B operands share A: the epilogue takes A·B0ᵀ and A·B1ᵀ
-  k_concatenated,  // C = A0·B0ᵀ + A1·B1ᵀ in one accumulator; k is that of each pair
-  two_outputs,     // two A operands share B: C0 = A0·Bᵀ, C1 = A1·Bᵀ
-};
-
-enum class Grouping {
-  none,
-  rows,       // every row of A and C belongs to a group, and takes that group's B
-  reduction,  // every k belongs to a group: C of a group sums over its own k (weight gradients)
-};
 
 /// The groups, and which tokens (rows, or elements of k) belong to which. The sorted order has the
 /// tokens of group 0 first, then those of group 1 and so on, each in ascending order.
@@ -66,18 +60,11 @@ struct Groups {
   bool any() const { return by != Grouping::none; }
 };
 
-enum class EpilogueKind {
-  linear,  // C = accumulator (+ bias) (+ source)
-  gated,   // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); `gate` and `up` may be stored too
-  activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
-                        // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
-};
-
 /// What becomes of the accumulators before their one rounding.
 struct Epilogue {
   EpilogueKind kind = EpilogueKind::linear;
   Activation activation = Activation::none;
-  std::string_view bias = {};            // linear: [n], added to every row
+  std::array<std::string_view, row_broadcasts> rows = {};  // linear: of each row broadcast, [n]
   std::vector<TensorNames> source = {};  // linear: what is added to each output; may be C itself
   std::string_view gate = {};            // [m,n]: gated stores it, activation_gradient reads it
   std::string_view up = {};              // [m,n], as gate
@@ -85,14 +72,11 @@ struct Epilogue {
   std::string_view hidden = {};          // activation_gradient: [m,n], or empty: not stored
 
   bool stores_preactivations() const { return kind == EpilogueKind::gated && !gate.empty(); }
-  bool adds() const { return !bias.empty() || !source.empty(); }
-};
-
-/// fp8 e4m3 operands: a number is its element times its scale (f32).
-enum class Scaling {
-  none,
-  tensor,  // one scale for each tensor
-  block,   // one for each 128 elements of a row of A, and for each 128 x 128 block of B
+  std::string_view& row(row_broadcast which) { return rows[static_cast<std::size_t>(which)]; }
+  bool broadcasts() const {
+    return std::any_of(rows.begin(), rows.end(), [](const auto& row) { return !row.empty(); });
+  }
+  bool adds() const { return broadcasts() || !source.empty(); }
 };
 
 /// Elements of k, and rows of B, that share a scale with Scaling::block.
@@ -101,8 +85,9 @@ constexpr std::int64_t scale_block = 128;
 struct Quantisation {
   Scaling scaling = Scaling::none;
   std::string_view a_scale = {};  // [1], or [m, blocks of k]
-  std::vector<std::string_view> b_scale =
-      {};  // one for each B operand: [1], or [blocks of n, blocks of k]
+  /// One for each B operand: [1], or [blocks of n, blocks of k]. Grouped rows: [groups, ...], those
+  /// of all groups in one tensor.
+  std::vector<std::string_view> b_scale = {};
   /// C is fp8 too. Scaling::tensor: its scale [1] is given. Scaling::block: the kernel finds the
   /// scales [m, blocks of n] and writes them.
   std::string_view c_scale = {};
@@ -131,6 +116,7 @@ struct GemmProblem {
   /// B is an output of an earlier launch of the plan: loads of B wait for that, too.
   bool b_depends = false;
 
+  DType dtype_of(row_broadcast row) const { return is_f32(row) ? DType::f32 : wide_dtype; }
   int b_operands() const { return form == GemmForm::dual_b ? 2 : 1; }  // that share A
   int k_pairs() const { return form == GemmForm::k_concatenated ? 2 : 1; }
   int outputs() const { return form == GemmForm::two_outputs ? 2 : 1; }  // that share B

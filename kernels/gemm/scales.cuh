@@ -5,24 +5,6 @@
 
 namespace fftune {
 
-// No scales: the elements are the values.
-struct no_scales {
-  static constexpr bool present = false, in_blocks = false;
-};
-
-// One scale for each tensor: a number is its element times the scale.
-struct tensor_scales {
-  static constexpr bool present = true, in_blocks = false;
-  const float* a;
-  const float* b[2];  // the second is unused with one B operand
-  const float* c;     // of the output, if that is quantised; else null
-
-  // The factor of an accumulator of elements.
-  __device__ __forceinline__ float of_product(int product) const { return *a * *b[product]; }
-  // The factor from a value of C to its element.
-  __device__ __forceinline__ float of_output() const { return c != nullptr ? 1.0f / *c : 1.0f; }
-};
-
 // One scale for each 128 elements of a row of A [m, k], and for each block of 128 x 128 of a B
 // [n, k]; the last ones may be of less.
 constexpr int scale_block = 128;

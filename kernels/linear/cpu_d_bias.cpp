@@ -17,15 +17,10 @@ class CpuDBias final : public StageFamily {
                      .device_kind = DeviceKind::cpu,
                      .stage = stage_d_bias,
                      .pass = "bwd",
+                     .option = "bias",
+                     .value = "yes",
                      .sources = {"linear/cpu_d_bias.cpp"},
                      .is_fallback = true}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto refusal = StageFamily::refusal(problem, facts)) return refusal;
-    if (!form_of(problem).bias) return "there is no bias to have a gradient";
-    return std::nullopt;
-  }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");

@@ -10,6 +10,8 @@
 namespace fftune::linear {
 namespace {
 
+constexpr const char* file = "linear/d_bias.cu";
+
 /// Rows that one sum of the first step covers: enough parts to fill a device, few enough that
 /// the second step is short.
 std::int64_t rows_of_part(std::int64_t rows) {
@@ -23,15 +25,10 @@ class DBias final : public StageFamily {
                      .summary = "column sums of dy in two steps",
                      .stage = stage_d_bias,
                      .pass = "bwd",
-                     .sources = {"linear/d_bias.cu"},
+                     .option = "bias",
+                     .value = "yes",
+                     .sources = {file},
                      .is_fallback = true}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    if (auto refusal = StageFamily::refusal(problem, facts)) return refusal;
-    if (!form_of(problem).bias) return "there is no bias to have a gradient";
-    return std::nullopt;
-  }
 
   Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
     const std::int64_t m = problem.size("m"), n = problem.size("n");
@@ -40,19 +37,14 @@ class DBias final : public StageFamily {
     const std::string type = element_type(problem.dtype);
     Program program;
     program.scratch = {{static_cast<std::size_t>(parts * n) * sizeof(float), false}};
-    program.kernels = {{"linear/d_bias.cu", fmt::format("fftune::d_bias_partial<{}>", type)},
-                       {"linear/d_bias.cu", fmt::format("fftune::d_bias_total<{}>", type)}};
-    KernelLaunch partial, total;
-    partial.grid = {static_cast<std::uint32_t>(ceil_div(n, 32)), static_cast<std::uint32_t>(parts),
-                    1};
-    partial.block.x = 512;
-    partial.arguments = {tensor_of(places, "dy"), ScratchArgument{0}, m, n, rows};
-    total.kernel = 1;
-    total.grid.x = static_cast<std::uint32_t>(ceil_div(n, 256));
-    total.block.x = 256;
-    total.arguments = {ScratchArgument{0}, tensor_or_null(places.at("dbias_before")),
-                       tensor_of(places, "dbias"), static_cast<std::int32_t>(parts), n};
-    program.steps = {std::move(partial), std::move(total)};
+    append_kernel(
+        program, file, fmt::format("d_bias_partial<{}>", type),
+        {static_cast<std::uint32_t>(ceil_div(n, 32)), static_cast<std::uint32_t>(parts), 1}, 512,
+        {tensor_of(places, "dy"), ScratchArgument{0}, m, n, rows});
+    append_kernel(program, file, fmt::format("d_bias_total<{}>", type),
+                  {static_cast<std::uint32_t>(ceil_div(n, 256))}, 256,
+                  {ScratchArgument{0}, tensor_or_null(places.at("dbias_before")),
+                   tensor_of(places, "dbias"), static_cast<std::int32_t>(parts), n});
     return program;
   }
 };

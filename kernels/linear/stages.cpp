@@ -30,7 +30,7 @@ GemmProblem product_gemm(const Problem& problem) {
   gemm.a = {{"x"}};
   gemm.b = {{"w"}};
   gemm.c = {{"y"}};
-  if (form.bias) gemm.epilogue.bias = "bias";
+  if (form.bias) gemm.epilogue.row(row_broadcast::bias) = "bias";
   if (form.residual) gemm.epilogue.source = {{"residual"}};
   return gemm;
 }

@@ -93,13 +93,6 @@ class Definition {
   Matrix matrix(std::int64_t rows, std::int64_t columns) const {
     return large_vector<double>(static_cast<std::size_t>(rows * columns), *parallel_);
   }
-  /// Calls body(first, last) over all elements of a matrix, in parallel.
-  template <typename Body>
-  void for_each_element(const Matrix& matrix, const Body& body) const {
-    for_each_block(std::ssize(matrix), 1, *parallel_, [&](const Block& block) {
-      body(static_cast<std::size_t>(block.first_row), static_cast<std::size_t>(block.last_row));
-    });
-  }
 
  private:
   /// An expert's rows of a tensor: where they are, if they follow each other there, else copied.
@@ -127,41 +120,17 @@ class Definition {
   std::int64_t m_ = 0;
 };
 
-void gate_up(const Problem& problem, ReferenceTensors& tensors, Definition& of) {
+void gate_up(const Problem& problem, ReferenceTensors& tensors, Definition& of,
+             Parallel& parallel) {
   const std::int64_t d = of.size("d"), h = of.size("h");
   of.product("gate", true, h, d, false, {{"x", "w_gate", false}});
   of.product("up", true, h, d, false, {{"x", "w_up", false}});
   const auto activation = parse_activation(problem.option("act"));
   const Matrix &gate = tensors.at("gate"), &up = tensors.at("up");
   Matrix hidden = of.matrix(std::ssize(gate), 1);
-  of.for_each_element(gate, [&](std::size_t first, std::size_t last) {
-    for (std::size_t i = first; i < last; ++i) hidden[i] = activate(activation, gate[i]) * up[i];
-  });
+  for_each_row(gate.size(), 1, parallel,
+               [&](std::size_t i) { hidden[i] = activate(activation, gate[i]) * up[i]; });
   tensors["hidden"] = std::move(hidden);
-}
-
-void d_hidden(const Problem& problem, ReferenceTensors& tensors, Definition& of) {
-  const std::int64_t d = of.size("d"), h = of.size("h");
-  of.product("dc", true, h, d, true, {{"dy", "w_down", false}});
-  const auto activation = parse_activation(problem.option("act"));
-  Matrix dc = std::move(tensors.at("dc"));
-  tensors.erase("dc");
-  const Matrix &gate = tensors.at("gate"), &up = tensors.at("up");
-  const bool wants_hidden = !recomputes(problem);
-  Matrix d_gate = of.matrix(std::ssize(dc), 1);
-  Matrix hidden;
-  if (wants_hidden) hidden = of.matrix(std::ssize(dc), 1);
-  of.for_each_element(dc, [&](std::size_t first, std::size_t last) {
-    for (std::size_t i = first; i < last; ++i) {
-      const double value = activate(activation, gate[i]);
-      d_gate[i] = dc[i] * up[i] * activation_slope(activation, gate[i]);
-      dc[i] *= value;
-      if (wants_hidden) hidden[i] = value * up[i];
-    }
-  });
-  tensors["d_gate"] = std::move(d_gate);
-  tensors["d_up"] = std::move(dc);
-  if (wants_hidden) tensors["hidden"] = std::move(hidden);
 }
 
 }  // namespace
@@ -176,12 +145,13 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
   else if (stage == "dw")
     of.token_sum("dw", {"dy", nullptr, false}, {"x", nullptr, false}, of.size("n"), of.size("k"));
   else if (stage == ffn::stage_gate_up)
-    gate_up(problem, tensors, of);
+    gate_up(problem, tensors, of, parallel);
   else if (stage == ffn::stage_down)
     of.product("y", false, of.size("d"), of.size("h"), false, {{"hidden", "w_down", true}});
-  else if (stage == ffn::stage_d_hidden)
-    d_hidden(problem, tensors, of);
-  else if (stage == ffn::stage_d_x)
+  else if (stage == ffn::stage_d_hidden) {
+    of.product("dc", true, of.size("h"), of.size("d"), true, {{"dy", "w_down", false}});
+    ffn::gate_gradient(problem, tensors, parallel);
+  } else if (stage == ffn::stage_d_x)
     of.product("dx", false, of.size("d"), of.size("h"), true,
                {{"d_gate", "w_gate", true}, {"d_up", "w_up", true}});
   else if (stage == ffn::stage_d_gate_up)

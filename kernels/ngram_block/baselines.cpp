@@ -6,22 +6,12 @@
 
 namespace fftune::ngram_block {
 
-namespace {
-
-/// The texts of all rows: ids, or the scratch memory in which prefixes and ids are joined.
-Argument texts_of(const Rows& rows, const Places& at, std::size_t joined) {
-  if (rows.prefix > 0) return ScratchArgument{joined};
-  return TensorArgument{at.ids};
-}
-
-}  // namespace
-
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
   const Rows rows = rows_of(problem);
   if (facts.kind == DeviceKind::cpu || rows.own_lengths || rows.own_n) return {};
   constexpr const char* file = "ngram_block/baseline.cu";
   constexpr std::uint32_t threads = 256;
-  const Places at = places_of(problem);
+  const TensorPlaces at(ngram_block_op().tensors(problem));
   const auto len = static_cast<std::int32_t>(rows.prefix + rows.len);
   const auto vocab = static_cast<std::int32_t>(rows.vocab);
   Baseline baseline;
@@ -30,26 +20,30 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   Program& program = baseline.program;
   program.scratch = {{static_cast<std::size_t>(rows.b * rows.vocab), true},
                      {static_cast<std::size_t>(rows.b) * sizeof(std::int32_t), true}};
-  constexpr std::size_t joined = 2;
+  // The texts of all rows: ids, or memory in which prefixes and ids are joined.
+  const auto texts = [&]() -> Argument {
+    if (rows.prefix > 0) return ScratchArgument{2};
+    return tensor_of(at, "ids");
+  };
   if (rows.prefix > 0) {
     program.scratch.push_back(
         {static_cast<std::size_t>(rows.b * len) * dtype_bytes(rows.ids), false});
     append_kernel(program, file, fmt::format("baseline_join<{}>", integer_type(rows.ids)),
                   grid_of_matrix(rows.b, len, threads), threads,
-                  {TensorArgument{at.prefix}, TensorArgument{at.ids}, texts_of(rows, at, joined),
-                   rows.b, static_cast<std::int32_t>(rows.beams),
-                   static_cast<std::int32_t>(rows.prefix), static_cast<std::int32_t>(rows.len)});
+                  {tensor_of(at, "prefix"), tensor_of(at, "ids"), texts(), rows.b,
+                   static_cast<std::int32_t>(rows.beams), static_cast<std::int32_t>(rows.prefix),
+                   static_cast<std::int32_t>(rows.len)});
   }
   append_kernel(program, file, fmt::format("baseline_mark<{}>", integer_type(rows.ids)),
                 grid_of_matrix(rows.b, len, threads), threads,
-                {texts_of(rows, at, joined), ScratchArgument{0}, ScratchArgument{1}, rows.b, len,
-                 vocab, static_cast<std::int32_t>(rows.n), rows.padding});
+                {texts(), ScratchArgument{0}, ScratchArgument{1}, rows.b, len, vocab,
+                 static_cast<std::int32_t>(rows.n), rows.padding});
   append_kernel(program, file, fmt::format("baseline_fill<{}>", element_type(rows.dtype)),
                 grid_of_matrix(rows.b, rows.vocab, threads), threads,
-                {ScratchArgument{0}, TensorArgument{at.logits}, rows.b, vocab});
+                {ScratchArgument{0}, tensor_of(at, "logits"), rows.b, vocab});
   append_kernel(program, file, "baseline_copy_counts",
                 {static_cast<std::uint32_t>(quotient_up(rows.b, threads)), 1, 1}, threads,
-                {ScratchArgument{1}, TensorArgument{at.invalid}, rows.b});
+                {ScratchArgument{1}, tensor_of(at, "invalid"), rows.b});
   return {baseline};
 }
 

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "kernels/common/cpu_task.hpp"
-#include "kernels/common/stage_family.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 
 namespace fftune::ngram_block {
@@ -56,37 +55,43 @@ std::int32_t search(const Rows& rows, const Text<Id, joined>& text, std::int64_t
   return static_cast<std::int32_t>(flaws);
 }
 
+/// The tensors of a call; null for what is absent.
+struct Tensors {
+  const void* ids = nullptr;
+  const void* prefix = nullptr;
+  const std::int32_t* lengths = nullptr;
+  const std::int32_t* prefix_lengths = nullptr;
+  const std::int32_t* n = nullptr;
+  std::byte* logits = nullptr;
+  std::int32_t* invalid = nullptr;
+};
+
 /// What counts of row `row` of ids [rows, whole].
 template <typename Id>
-std::span<const Id> counted(const Rows& rows, const HostCall& call, std::size_t ids,
-                            std::size_t lengths, std::int64_t whole, std::int64_t row) {
-  std::int64_t length = whole;
-  if (rows.own_lengths)
-    length = std::clamp<std::int64_t>(static_cast<const std::int32_t*>(call.tensors[lengths])[row],
-                                      0, whole);
-  return {static_cast<const Id*>(call.tensors[ids]) + row * whole,
-          static_cast<std::size_t>(length)};
+std::span<const Id> counted(const void* ids, const std::int32_t* lengths, std::int64_t whole,
+                            std::int64_t row) {
+  const std::int64_t length = lengths ? std::clamp<std::int64_t>(lengths[row], 0, whole) : whole;
+  return {static_cast<const Id*>(ids) + row * whole, static_cast<std::size_t>(length)};
 }
 
 template <typename Id, bool joined>
-void block_row(const Rows& rows, const Places& at, const HostCall& call, std::int64_t row) {
+void block_row(const Rows& rows, const Tensors& tensors, std::int64_t row) {
   Text<Id, joined> text;
-  text.own = counted<Id>(rows, call, at.ids, at.lengths, rows.len, row);
+  text.own = counted<Id>(tensors.ids, tensors.lengths, rows.len, row);
   if constexpr (joined)
     text.prefix =
-        counted<Id>(rows, call, at.prefix, at.prefix_lengths, rows.prefix, row / rows.beams);
-  auto* const logits = static_cast<std::byte*>(call.tensors[at.logits]) +
-                       row * rows.vocab * static_cast<std::int64_t>(dtype_bytes(rows.dtype));
+        counted<Id>(tensors.prefix, tensors.prefix_lengths, rows.prefix, row / rows.beams);
+  const std::size_t bytes = dtype_bytes(rows.dtype);
+  auto* const logits = tensors.logits + row * rows.vocab * static_cast<std::int64_t>(bytes);
   constexpr float blocked[] = {-std::numeric_limits<float>::infinity()};
   const auto block = [&](std::size_t token) {
-    encode(rows.dtype, std::span<const float>(blocked), logits + token * dtype_bytes(rows.dtype));
+    encode(rows.dtype, std::span<const float>(blocked), logits + token * bytes);
   };
-  const std::int64_t n =
-      rows.own_n ? static_cast<const std::int32_t*>(call.tensors[at.n])[row] : rows.n;
-  static_cast<std::int32_t*>(call.tensors[at.invalid])[row] = search(rows, text, n, block);
+  const std::int64_t n = tensors.n ? tensors.n[row] : rows.n;
+  tensors.invalid[row] = search(rows, text, n, block);
 }
 
-using BlockRow = void (*)(const Rows&, const Places&, const HostCall&, std::int64_t row);
+using BlockRow = void (*)(const Rows&, const Tensors&, std::int64_t row);
 
 BlockRow block_row_of(const Rows& rows) {
   if (rows.ids == DType::i64)
@@ -94,42 +99,47 @@ BlockRow block_row_of(const Rows& rows) {
   return rows.prefix > 0 ? block_row<std::int32_t, true> : block_row<std::int32_t, false>;
 }
 
-class CpuRows final : public StageFamily {
+class CpuRows final : public CpuRowFamily {
  public:
   CpuRows()
-      : StageFamily({.name = "cpu_rows",
-                     .summary = "blocks of rows, on all threads",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage,
-                     .pass = "fwd",
-                     .sources = {"ngram_block/cpu_families.cpp"},
-                     .is_fallback = true}) {}
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return task_space(rows_of(problem).b, facts);
-  }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Rows rows = rows_of(problem);
-    return default_task(
-        rows.b, (rows.prefix + rows.len) * static_cast<std::int64_t>(dtype_bytes(rows.ids)), facts);
-  }
+      : CpuRowFamily({.name = "cpu_rows",
+                      .summary = "blocks of rows, on all threads",
+                      .stage = stage,
+                      .pass = "fwd",
+                      .sources = {"ngram_block/cpu_families.cpp"}}) {}
 
   Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
     const Rows rows = rows_of(problem);
-    const Places at = places_of(problem);
-    const std::int64_t of_task = config.at("rows");
-    const int threads = config.get("threads");
-    const BlockRow block = block_row_of(rows);
+    const TensorPlaces at(ngram_block_op().tensors(problem));
+    const RowTasks tasks(work(problem), config);
     Program program;
-    program.host_tensors = at.count;
-    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const auto tasks = static_cast<int>((rows.b + of_task - 1) / of_task);
-      call.parallel.run(tasks, threads, [&](int task) {
-        for (std::int64_t row = task * of_task; row < std::min(rows.b, (task + 1) * of_task); ++row)
-          block(rows, at, call, row);
-      });
-    }));
+    program.host_tensors = at.count();
+    program.steps.emplace_back(HostFunction(
+        [=, block = block_row_of(rows), ids = at.at("ids"), prefix = at.at("prefix"),
+         lengths = at.at("lengths"), prefix_lengths = at.at("prefix_lengths"), n = at.at("n"),
+         logits = at.at("logits"), invalid = at.at("invalid")](const HostCall& call) {
+          const auto counts = [&](std::size_t place) {
+            return static_cast<std::int32_t*>(address_of(call, place));
+          };
+          const Tensors tensors{.ids = call.tensors[ids],
+                                .prefix = address_of(call, prefix),
+                                .lengths = counts(lengths),
+                                .prefix_lengths = counts(prefix_lengths),
+                                .n = counts(n),
+                                .logits = static_cast<std::byte*>(call.tensors[logits]),
+                                .invalid = counts(invalid)};
+          tasks.run(call.parallel, nullptr, [&](std::int64_t row) { block(rows, tensors, row); });
+        }));
     return program;
+  }
+
+ protected:
+  RowWork work(const Problem& problem) const override {
+    const Rows rows = rows_of(problem);
+    return {
+        .rows = rows.b,
+        .row_bytes = (rows.prefix + rows.len) * static_cast<std::int64_t>(dtype_bytes(rows.ids)),
+        .nontemporal = false};
   }
 };
 

@@ -49,35 +49,23 @@ std::int64_t registers_needed(const Rows& rows, const Config& config) {
 Program groups_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   constexpr std::int64_t most_clusters = std::int64_t{1} << 20;
   const Rows rows = rows_of(problem);
-  const Places at = places_of(problem);
+  const TensorPlaces at(ngram_block_op().tensors(problem));
   const std::int64_t tile = config.at("tile"), cluster = config.at("cluster");
   const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
   Program program;
-  program.kernels.push_back(
-      {groups_file, fmt::format("fftune::block_groups<{}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                                element_type(rows.dtype), integer_type(rows.ids), rows.own_lengths,
-                                rows.own_n, config.at("threads"), cluster, tile,
-                                config.at("vector"), widest_access(rows, rows.len))});
-  KernelLaunch launch;
+  auto& launch = append_kernel(
+      program, groups_file,
+      fmt::format("block_groups<{}, {}, {}, {}, {}, {}, {}, {}, {}>", element_type(rows.dtype),
+                  integer_type(rows.ids), rows.own_lengths, rows.own_n, config.at("threads"),
+                  cluster, tile, config.at("vector"), widest_access(rows, rows.len)),
+      {static_cast<std::uint32_t>(std::min(units(rows, tile), most_clusters) * cluster)},
+      static_cast<std::uint32_t>(config.at("threads")),
+      {tensor_or_null(at, "ids"), tensor_or_null(at, "prefix"), tensor_or_null(at, "logits"),
+       tensor_or_null(at, "lengths"), tensor_or_null(at, "prefix_lengths"), tensor_or_null(at, "n"),
+       tensor_or_null(at, "invalid"), rows.b, small(std::min(rows.beams, rows.b)), small(rows.len),
+       small(rows.prefix), small(rows.vocab), small(rows.n), rows.padding});
   launch.cluster.x = static_cast<std::uint32_t>(cluster);
-  launch.grid.x = static_cast<std::uint32_t>(std::min(units(rows, tile), most_clusters) * cluster);
-  launch.block.x = static_cast<std::uint32_t>(config.at("threads"));
   launch.programmatic = facts.compute_capability >= 90;
-  launch.arguments = {tensor_or_null(at.ids),
-                      tensor_or_null(at.prefix),
-                      tensor_or_null(at.logits),
-                      tensor_or_null(at.lengths),
-                      tensor_or_null(at.prefix_lengths),
-                      tensor_or_null(at.n),
-                      tensor_or_null(at.invalid),
-                      rows.b,
-                      small(std::min(rows.beams, rows.b)),
-                      small(rows.len),
-                      small(rows.prefix),
-                      small(rows.vocab),
-                      small(rows.n),
-                      rows.padding};
-  program.steps.emplace_back(std::move(launch));
   return program;
 }
 
@@ -240,7 +228,7 @@ class BlockRows final : public StageFamily {
       return groups_program(
           problem, facts,
           {{"threads", 256}, {"cluster", 1}, {"tile", 1}, {"vector", id_bytes(rows)}});
-    const Places at = places_of(problem);
+    const TensorPlaces at(ngram_block_op().tensors(problem));
     const Config config = is_fallback() ? Config{{"threads", 256},
                                                  {"cluster", 1},
                                                  {"vector", id_bytes(rows)},
@@ -248,28 +236,18 @@ class BlockRows final : public StageFamily {
                                         : given;
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
     Program program;
-    program.kernels.push_back(
-        {file,
-         fmt::format("fftune::block_rows<{}, {}, {}, {}, {}, {}, {}, {}>", element_type(rows.dtype),
-                     integer_type(rows.ids), rows.own_lengths, rows.own_n, config.at("threads"),
-                     config.at("cluster"), config.at("vector"), config.at("l2_prefetch") != 0)});
-    KernelLaunch launch;
+    auto& launch = append_kernel(
+        program, file,
+        fmt::format("block_rows<{}, {}, {}, {}, {}, {}, {}, {}>", element_type(rows.dtype),
+                    integer_type(rows.ids), rows.own_lengths, rows.own_n, config.at("threads"),
+                    config.at("cluster"), config.at("vector"), config.at("l2_prefetch") != 0),
+        {static_cast<std::uint32_t>(std::min(rows.b, most_clusters) * config.at("cluster"))},
+        static_cast<std::uint32_t>(config.at("threads")),
+        {tensor_or_null(at, "ids"), tensor_or_null(at, "logits"), tensor_or_null(at, "lengths"),
+         tensor_or_null(at, "n"), tensor_or_null(at, "invalid"), rows.b, small(rows.len),
+         small(rows.vocab), small(rows.n), rows.padding});
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
-    launch.grid.x =
-        static_cast<std::uint32_t>(std::min(rows.b, most_clusters) * config.at("cluster"));
-    launch.block.x = static_cast<std::uint32_t>(config.at("threads"));
     launch.programmatic = facts.compute_capability >= 90;
-    launch.arguments = {tensor_or_null(at.ids),
-                        tensor_or_null(at.logits),
-                        tensor_or_null(at.lengths),
-                        tensor_or_null(at.n),
-                        tensor_or_null(at.invalid),
-                        rows.b,
-                        small(rows.len),
-                        small(rows.vocab),
-                        small(rows.n),
-                        rows.padding};
-    program.steps.emplace_back(std::move(launch));
     return program;
   }
 };

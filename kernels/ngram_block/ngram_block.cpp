@@ -216,8 +216,8 @@ class NgramBlock final : public Op {
 }  // namespace
 
 Rows rows_of(const Problem& problem) {
-  const auto number = [&](const char* name, std::int64_t usual) {
-    return problem.options.contains(name) ? static_cast<std::int64_t>(problem.number(name)) : usual;
+  const auto number = [&](const char* name) {
+    return static_cast<std::int64_t>(number_or_default(ngram_block_op(), problem, name));
   };
   Rows rows;
   rows.b = problem.size("b");
@@ -225,27 +225,13 @@ Rows rows_of(const Problem& problem) {
   if (problem.sizes.contains("prefix")) rows.prefix = problem.size("prefix");
   if (problem.sizes.contains("beams")) rows.beams = problem.size("beams");
   rows.vocab = problem.size("vocab");
-  rows.n = number("n", 3);
-  rows.padding = number("padding", -1);
+  rows.n = number("n");
+  rows.padding = number("padding");
   rows.own_lengths = problem.has("lengths", "own");
   rows.own_n = problem.has("ngrams", "own");
   rows.ids = problem.option("ids") == "i64" ? DType::i64 : DType::i32;
   rows.dtype = problem.dtype;
   return rows;
-}
-
-Places places_of(const Problem& problem) {
-  const TensorPlaces tensors(tensors_of(rows_of(problem)));
-  Places places;
-  places.ids = tensors.at("ids");
-  places.logits = tensors.at("logits");
-  places.prefix = tensors.at("prefix");
-  places.lengths = tensors.at("lengths");
-  places.prefix_lengths = tensors.at("prefix_lengths");
-  places.n = tensors.at("n");
-  places.invalid = tensors.at("invalid");
-  places.count = tensors.count();
-  return places;
 }
 
 }  // namespace ngram_block

@@ -49,19 +49,6 @@ struct Rows {
 };
 Rows rows_of(const Problem& problem);
 
-/// The places of the op's tensors.
-struct Places {
-  std::size_t ids = absent;             // [b, len]
-  std::size_t logits = absent;          // [b, vocab], updated
-  std::size_t prefix = absent;          // [groups, prefix]
-  std::size_t lengths = absent;         // [b], i32
-  std::size_t prefix_lengths = absent;  // [groups], i32
-  std::size_t n = absent;               // [b], i32
-  std::size_t invalid = absent;         // [b], i32
-  std::size_t count = 0;
-};
-Places places_of(const Problem& problem);
-
 std::vector<const Family*> cuda_families();
 std::vector<const Family*> cpu_families();
 

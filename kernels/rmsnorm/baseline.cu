@@ -1,28 +1,17 @@
 // The steps of rmsnorm as kernels of their own, as a user's pipeline has them: what `bench`
 // compares with.
 // Block: 256. Grid: (ceil(d / 1024), min(rows, 65535)), or a block for each row.
+#include "common/elements.cuh"
 #include "common/float16.cuh"
 #include "common/rms_norm.cuh"
 #include "common/row_sum.cuh"
 
 namespace fftune {
 
-// Calls body(row, column) for each of this thread's elements.
-template <class Body>
-__device__ __forceinline__ void for_elements(i64 rows, int d, const Body& body) {
-  const int first = static_cast<int>(blockIdx.x) * 1024 + static_cast<int>(threadIdx.x);
-  for (i64 row = blockIdx.y; row < rows; row += gridDim.y) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (first + e * 256 < d) body(row, first + e * 256);
-    }
-  }
-}
-
 template <class T>
 __global__ void __launch_bounds__(256)
     baseline_add(const T* x, const T* residual, T* sum, i64 rows, int d) {
-  for_elements(rows, d, [&](i64 row, int column) {
+  for_elements(rows, d, [&](i64 row, i64 column) {
     const i64 i = row * d + column;
     sum[i] = from_float<T>(to_float(x[i]) + to_float(residual[i]));
   });
@@ -48,7 +37,7 @@ __global__ void __launch_bounds__(256)
 template <class T>
 __global__ void __launch_bounds__(256)
     baseline_scale(const T* x, const float* root, T* normalised, i64 rows, int d) {
-  for_elements(rows, d, [&](i64 row, int column) {
+  for_elements(rows, d, [&](i64 row, i64 column) {
     const i64 i = row * d + column;
     normalised[i] = from_float<T>(to_float(x[i]) * root[row]);
   });
@@ -57,7 +46,7 @@ __global__ void __launch_bounds__(256)
 template <class T, class W, bool from_one>
 __global__ void __launch_bounds__(256)
     baseline_weigh(const T* normalised, const W* w, T* y, i64 rows, int d) {
-  for_elements(rows, d, [&](i64 row, int column) {
+  for_elements(rows, d, [&](i64 row, i64 column) {
     const i64 i = row * d + column;
     const float factor = to_float(w[column]) + (from_one ? 1.0f : 0.0f);
     y[i] = from_float<T>(to_float(normalised[i]) * factor);

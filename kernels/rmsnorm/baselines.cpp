@@ -13,7 +13,7 @@ constexpr std::uint32_t threads = 256;
 
 /// Sum, mean square, quotient and product: each reads what the one before it wrote.
 Baseline unfused_forward(const Layer& layer) {
-  const Places at = places_of(layer);
+  const TensorPlaces at = places_of(layer);
   const auto rows = static_cast<std::uint32_t>(layer.m);
   const Dim3 by_element = grid_of_matrix(layer.m, layer.d, 1024);
   const auto d = static_cast<std::int32_t>(layer.d);
@@ -24,16 +24,16 @@ Baseline unfused_forward(const Layer& layer) {
   baseline.extra = {{"normalised", layer.dtype, {layer.m, layer.d}, Role::intermediate, 1}};
   Argument root = ScratchArgument{0};
   if (layer.saves)
-    root = TensorArgument{at.rstd};
+    root = tensor_of(at, "rstd");
   else
     baseline.program.scratch = {{static_cast<std::size_t>(layer.m) * sizeof(float), false}};
-  Argument x = TensorArgument{at.x};
+  Argument x = tensor_of(at, "x");
   if (layer.adds) {
     append_kernel(baseline.program, file, fmt::format("baseline_add<{}>", type), by_element,
-                  threads, {x, TensorArgument{at.residual}, TensorArgument{at.sum}, layer.m, d});
-    x = TensorArgument{at.sum};
+                  threads, {x, tensor_of(at, "residual"), tensor_of(at, "sum"), layer.m, d});
+    x = tensor_of(at, "sum");
   }
-  const TensorArgument normalised{at.count};
+  const TensorArgument normalised{at.count()};
   append_kernel(baseline.program, file, fmt::format("baseline_root<{}>", type), Dim3{rows, 1, 1},
                 threads, {x, root, layer.m, d, layer.eps});
   append_kernel(baseline.program, file, fmt::format("baseline_scale<{}>", type), by_element,
@@ -42,7 +42,7 @@ Baseline unfused_forward(const Layer& layer) {
                 fmt::format("baseline_weigh<{}, {}, {}>", type, element_type(layer.weight_dtype),
                             layer.convention == Convention::gemma),
                 by_element, threads,
-                {normalised, TensorArgument{at.w}, TensorArgument{at.y}, layer.m, d});
+                {normalised, tensor_of(at, "w"), tensor_of(at, "y"), layer.m, d});
   return baseline;
 }
 

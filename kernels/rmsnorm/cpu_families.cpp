@@ -9,7 +9,6 @@
 
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_task.hpp"
-#include "kernels/common/stage_family.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 
 namespace fftune::rmsnorm {
@@ -80,153 +79,129 @@ float quantise_row(const Layer& layer, const std::byte* x, const float* factors,
   return scale;
 }
 
-class CpuForward final : public StageFamily {
+/// A row of the backward pass; dsum is null where no residual was added.
+struct Gradient {
+  const std::byte* x;
+  const std::byte* dy;
+  const std::byte* dsum;
+  std::byte* dx;
+};
+
+/// dx of a row of one element, g·r·(1 − x̂²) = g·r·eps·r²: the difference would keep no digit of it.
+void differentiate_one(const Layer& layer, const Gradient& of, float factor, float r) {
+  float gradient = 0, other = 0;
+  decode(layer.dtype, of.dy, {&gradient, 1});
+  if (of.dsum) decode(layer.dtype, of.dsum, {&other, 1});
+  const float slope = factor * gradient * r * (layer.eps * r * r) + other;
+  encode(layer.dtype, std::span<const float>(&slope, 1), of.dx);
+}
+
+class CpuForward final : public CpuRowFamily {
  public:
   CpuForward()
-      : StageFamily({.name = "cpu_forward",
-                     .summary = "blocks of rows in vectors, on all threads",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = stage_forward,
-                     .pass = "fwd",
-                     .sources = cpu_sources(),
-                     .is_fallback = true}) {}
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return row_task_space(problem.size("m"), facts);
-  }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return default_row_task(problem.size("m"), row_bytes(layer_of(problem)), facts);
-  }
+      : CpuRowFamily({.name = "cpu_forward",
+                      .summary = "blocks of rows in vectors, on all threads",
+                      .stage = stage_forward,
+                      .pass = "fwd",
+                      .sources = cpu_sources()}) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Layer layer = layer_of(problem);
-    const std::int64_t rows = config.at("rows");
-    const int threads = config.get("threads");
-    const bool streams = config.at("nontemporal") != 0;
+    const RowTasks tasks(work(problem), config);
     const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
+    const TensorPlaces at = places_of(layer);
     Program program;
-    program.host_tensors = places_of(layer).count;
+    program.host_tensors = at.count();
     program.scratch = {{factor_bytes(layer), false}};
-    program.steps.emplace_back(HostFunction([=, &kernels](const HostCall& call) {
-      const Places at = places_of(layer);
-      const auto d = static_cast<std::size_t>(layer.d);
-      const auto tensor = [&](std::size_t place) {
-        return place == absent ? nullptr : call.tensors[place];
-      };
-      void* const x = tensor(at.x);
-      void* const residual = tensor(at.residual);
-      void* const sum = tensor(at.sum);
-      auto* const rstd = static_cast<float*>(tensor(at.rstd));
-      const float* const factors =
-          factors_of(layer, tensor(at.w), reinterpret_cast<float*>(call.scratch[0]));
-      const auto tasks = static_cast<int>((layer.m + rows - 1) / rows);
-      call.parallel.run(tasks, threads, [&](int task) {
-        for (std::int64_t row = task * rows; row < std::min(layer.m, (task + 1) * rows); ++row) {
-          const void* values = row_of(layer, x, row);
-          float squares = 0;
-          if (layer.adds) {
-            void* const total = row_of(layer, sum, row);
-            squares = kernels.add(values, row_of(layer, residual, row), total, d);
-            values = total;
-          } else {
-            squares = kernels.squares(values, d);
-          }
-          const float r = reciprocal_deviation(layer, squares);
-          if (rstd) rstd[row] = r;
-          if (layer.quantises()) {
-            auto* const q = static_cast<std::byte*>(call.tensors[at.y]) + row * layer.d;
-            static_cast<float*>(call.tensors[at.scale])[row] =
-                quantise_row(layer, static_cast<const std::byte*>(values), factors, r, q);
-            continue;
-          }
-          kernels.normalise(values, factors, r, layer.convention == Convention::llama,
-                            row_of(layer, tensor(at.y), row), d, streams);
-        }
-        if (streams) kernels.fence();
-      });
-    }));
+    program.steps.emplace_back(HostFunction(
+        [=, &kernels, x = at.at("x"), residual = at.at("residual"), w = at.at("w"), y = at.at("y"),
+         sum = at.at("sum"), rstd = at.at("rstd"), scale = at.at("scale")](const HostCall& call) {
+          const auto d = static_cast<std::size_t>(layer.d);
+          const auto row_in = [&](std::size_t place, std::int64_t row) {
+            return row_of(layer, call.tensors[place], row);
+          };
+          auto* const rstds = static_cast<float*>(address_of(call, rstd));
+          const float* const factors =
+              factors_of(layer, call.tensors[w], reinterpret_cast<float*>(call.scratch[0]));
+          tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
+            const std::byte* values = row_in(x, row);
+            float squares = 0;
+            if (layer.adds) {
+              std::byte* const total = row_in(sum, row);
+              squares = kernels.add(values, row_in(residual, row), total, d);
+              values = total;
+            } else {
+              squares = kernels.squares(values, d);
+            }
+            const float r = reciprocal_deviation(layer, squares);
+            if (rstds) rstds[row] = r;
+            if (layer.quantises())
+              static_cast<float*>(call.tensors[scale])[row] =
+                  quantise_row(layer, values, factors, r,
+                               static_cast<std::byte*>(call.tensors[y]) + row * layer.d);
+            else
+              kernels.normalise(values, factors, r, layer.convention == Convention::llama,
+                                row_in(y, row), d, tasks.nontemporal);
+          });
+        }));
     return program;
+  }
+
+ protected:
+  RowWork work(const Problem& problem) const override {
+    return {.rows = problem.size("m"), .row_bytes = row_bytes(layer_of(problem))};
   }
 };
 
-/// The rows of a part: dx, and dw [d] of them alone.
-void differentiate(const Layer& layer, const RowKernels& kernels, const HostCall& call,
-                   const float* factors, std::int64_t first, std::int64_t last, float* dw,
-                   bool streams) {
-  const Places at = places_of(layer);
-  const auto d = static_cast<std::size_t>(layer.d);
-  const auto tensor = [&](std::size_t place) {
-    return place == absent ? nullptr : call.tensors[place];
-  };
-  const auto* const rstd = static_cast<const float*>(tensor(at.rstd));
-  std::fill_n(dw, d, 0.0f);
-  for (std::int64_t row = first; row < last; ++row) {
-    const void* const x = row_of(layer, tensor(at.x), row);
-    const void* const dy = row_of(layer, tensor(at.dy), row);
-    const void* const dsum = row_of(layer, tensor(at.dsum), row);
-    void* const dx = row_of(layer, tensor(at.dx), row);
-    float sums[2];
-    kernels.products(x, dy, factors, d, sums);
-    const float r = rstd ? rstd[row] : reciprocal_deviation(layer, sums[1]);
-    kernels.norm_gradient(x, dy, dsum, factors, r, sums[0] * r / static_cast<float>(layer.d), dx,
-                          dw, d, streams);
-    if (layer.d > 1 || rstd) continue;
-    // Of one element, g·r·(1 − x̂²) is g·r·eps·r²: the difference would keep no digit of it.
-    float gradient = 0;
-    float other = 0;
-    decode(layer.dtype, dy, {&gradient, 1});
-    if (dsum) decode(layer.dtype, dsum, {&other, 1});
-    const float slope = factors[0] * gradient * r * (layer.eps * r * r) + other;
-    encode(layer.dtype, std::span<const float>(&slope, 1), dx);
-  }
-  if (streams) kernels.fence();
-}
-
-class CpuBackward final : public StageFamily {
+class CpuBackward final : public CpuRowFamily {
  public:
   CpuBackward()
-      : StageFamily(
+      : CpuRowFamily(
             {.name = "cpu_backward",
              .summary = "a part of the rows for each thread, in vectors, then the sum of their dw",
-             .device_kind = DeviceKind::cpu,
              .stage = stage_backward,
              .pass = "bwd",
-             .sources = cpu_sources(),
-             .is_fallback = true}) {}
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return row_part_space(problem.size("m"), facts);
-  }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    return default_row_part(problem.size("m"), row_bytes(layer_of(problem)), facts);
-  }
+             .sources = cpu_sources()}) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Layer layer = layer_of(problem);
-    const std::int64_t parts = config.at("threads") * config.at("parts");
-    const int threads = config.get("threads");
-    const bool streams = config.at("nontemporal") != 0;
+    const RowParts parts(work(problem), config);
     const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
+    const TensorPlaces at = places_of(layer);
     Program program;
-    program.host_tensors = places_of(layer).count;
-    program.scratch = {{factor_bytes(layer), false},
-                       {static_cast<std::size_t>(parts * layer.d) * sizeof(float), false}};
-    program.steps.emplace_back(HostFunction([=, &kernels](const HostCall& call) {
-      const Places at = places_of(layer);
-      const float* const factors =
-          factors_of(layer, call.tensors[at.w], reinterpret_cast<float*>(call.scratch[0]));
-      auto* const partial = reinterpret_cast<float*>(call.scratch[1]);
-      call.parallel.run(static_cast<int>(parts), threads, [&](int part) {
-        differentiate(layer, kernels, call, factors, first_row_of_part(layer.m, parts, part),
-                      first_row_of_part(layer.m, parts, part + 1), partial + part * layer.d,
-                      streams);
-      });
-      add_parts(call.parallel, threads, partial, parts, layer.d, layer.weight_dtype,
-                call.tensors[at.dw]);
-    }));
+    program.host_tensors = at.count();
+    program.scratch = {{factor_bytes(layer), false}, parts.scratch(layer.d)};
+    program.steps.emplace_back(HostFunction(
+        [=, &kernels, x = at.at("x"), w = at.at("w"), dy = at.at("dy"), dsum = at.at("dsum"),
+         rstd = at.at("rstd"), dx = at.at("dx"), dw = at.at("dw")](const HostCall& call) {
+          const auto d = static_cast<std::size_t>(layer.d);
+          const auto* const rstds = static_cast<const float*>(address_of(call, rstd));
+          const float* const factors =
+              factors_of(layer, call.tensors[w], reinterpret_cast<float*>(call.scratch[0]));
+          const auto of_row = [&](std::int64_t row, float* dw_of_part) {
+            const Gradient of{.x = row_of(layer, call.tensors[x], row),
+                              .dy = row_of(layer, call.tensors[dy], row),
+                              .dsum = row_of(layer, address_of(call, dsum), row),
+                              .dx = row_of(layer, call.tensors[dx], row)};
+            float sums[2];
+            kernels.products(of.x, of.dy, factors, d, sums);
+            const float r = rstds ? rstds[row] : reciprocal_deviation(layer, sums[1]);
+            kernels.norm_gradient(of.x, of.dy, of.dsum, factors, r,
+                                  sums[0] * r / static_cast<float>(layer.d), of.dx, dw_of_part, d,
+                                  parts.nontemporal);
+            if (layer.d == 1 && !rstds) differentiate_one(layer, of, factors[0], r);
+          };
+          parts.run(call, kernels.fence, call.scratch[1], layer.d, layer.weight_dtype,
+                    call.tensors[dw], of_row);
+        }));
     return program;
+  }
+
+ protected:
+  RowWork work(const Problem& problem) const override {
+    return {.rows = problem.size("m"), .row_bytes = row_bytes(layer_of(problem)), .sums = true};
   }
 };
 

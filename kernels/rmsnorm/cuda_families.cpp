@@ -34,27 +34,27 @@ std::string template_arguments(const Layer& layer) {
 /// The arguments of every forward kernel, in order, and of the backward kernels that write dx to
 /// `third`: partial sums, or reciprocal deviations.
 std::vector<Argument> forward_arguments(const Layer& layer) {
-  const Places at = places_of(layer);
-  return {TensorArgument{at.x},
-          tensor_or_null(at.residual),
-          TensorArgument{at.w},
-          TensorArgument{at.y},
-          tensor_or_null(at.sum),
-          tensor_or_null(at.rstd),
-          tensor_or_null(at.scale),
+  const TensorPlaces at = places_of(layer);
+  return {tensor_of(at, "x"),
+          tensor_or_null(at, "residual"),
+          tensor_of(at, "w"),
+          tensor_of(at, "y"),
+          tensor_or_null(at, "sum"),
+          tensor_or_null(at, "rstd"),
+          tensor_or_null(at, "scale"),
           std::int64_t{layer.m},
           static_cast<std::int32_t>(layer.d),
           layer.eps};
 }
 
 std::vector<Argument> backward_arguments(const Layer& layer, const Argument& third) {
-  const Places at = places_of(layer);
-  return {TensorArgument{at.x},
-          TensorArgument{at.w},
-          TensorArgument{at.dy},
-          tensor_or_null(at.dsum),
-          tensor_or_null(at.rstd),
-          TensorArgument{at.dx},
+  const TensorPlaces at = places_of(layer);
+  return {tensor_of(at, "x"),
+          tensor_of(at, "w"),
+          tensor_of(at, "dy"),
+          tensor_or_null(at, "dsum"),
+          tensor_or_null(at, "rstd"),
+          tensor_of(at, "dx"),
           third,
           std::int64_t{layer.m},
           static_cast<std::int32_t>(layer.d),
@@ -305,21 +305,17 @@ class ForwardRows final : public StageFamily {
                   const Config& config) const override {
     const Layer layer = layer_of(problem);
     Program program;
-    program.kernels.push_back(
-        {"rmsnorm/forward_rows.cu",
-         fmt::format("fftune::forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                     template_arguments(layer), element_type(layer.out_dtype), config.at("vector"),
-                     vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
-                     config.at("unroll"), config.at("cluster"), config.at("keep") != 0,
-                     config.at("evict_first") != 0, config.at("l2_prefetch") != 0)});
-    KernelLaunch launch;
+    auto& launch = append_kernel(
+        program, "rmsnorm/forward_rows.cu",
+        fmt::format("forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                    template_arguments(layer), element_type(layer.out_dtype), config.at("vector"),
+                    vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
+                    config.at("unroll"), config.at("cluster"), config.at("keep") != 0,
+                    config.at("evict_first") != 0, config.at("l2_prefetch") != 0),
+        {static_cast<std::uint32_t>(forward_blocks(layer, facts, config) * config.at("cluster"))},
+        static_cast<std::uint32_t>(block_threads(config)), forward_arguments(layer));
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
-    launch.grid.x =
-        static_cast<std::uint32_t>(forward_blocks(layer, facts, config) * config.at("cluster"));
-    launch.block.x = static_cast<std::uint32_t>(block_threads(config));
     launch.programmatic = facts.compute_capability >= 90;
-    launch.arguments = forward_arguments(layer);
-    program.steps.emplace_back(std::move(launch));
     return program;
   }
 };
@@ -444,23 +440,21 @@ class BackwardRows final : public StageFamily {
     const std::int64_t blocks = backward_blocks(layer, facts, config);
     Program program;
     program.scratch = {{static_cast<std::size_t>(blocks * layer.d) * sizeof(float), false}};
-    program.kernels.push_back(
-        {"rmsnorm/backward_rows.cu",
-         fmt::format("fftune::backward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                     template_arguments(layer), config.at("vector"),
-                     vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
-                     config.at("cluster"), config.at("keep") != 0, config.at("prefetch") != 0,
-                     config.at("l2_prefetch_rows"), config.at("evict_first") != 0,
-                     config.at("waves"))});
-    KernelLaunch launch;
+    auto& launch =
+        append_kernel(program, "rmsnorm/backward_rows.cu",
+                      fmt::format("backward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                                  template_arguments(layer), config.at("vector"),
+                                  vectors_of_thread(layer, config), config.at("group"),
+                                  config.at("groups"), config.at("cluster"), config.at("keep") != 0,
+                                  config.at("prefetch") != 0, config.at("l2_prefetch_rows"),
+                                  config.at("evict_first") != 0, config.at("waves")),
+                      {static_cast<std::uint32_t>(blocks * config.at("cluster"))},
+                      static_cast<std::uint32_t>(block_threads(config)),
+                      backward_arguments(layer, ScratchArgument{0}));
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
-    launch.grid.x = static_cast<std::uint32_t>(blocks * config.at("cluster"));
-    launch.block.x = static_cast<std::uint32_t>(block_threads(config));
     launch.programmatic = facts.compute_capability >= 90;
-    launch.arguments = backward_arguments(layer, ScratchArgument{0});
-    program.steps.emplace_back(std::move(launch));
     append_column_sum(program, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight",
-                      layer.weight_dtype, ScratchArgument{0}, TensorArgument{places_of(layer).dw},
+                      layer.weight_dtype, ScratchArgument{0}, tensor_of(places_of(layer), "dw"),
                       blocks, layer.d);
     return program;
   }
@@ -471,15 +465,10 @@ constexpr const char* backward_file = "rmsnorm/backward_fallback.cu";
 
 Program forward_program(const Layer& layer) {
   Program program;
-  program.kernels.push_back(
-      {"rmsnorm/forward_fallback.cu",
-       fmt::format("fftune::forward_fallback<{}, {}>", template_arguments(layer),
-                   element_type(layer.out_dtype))});
-  KernelLaunch launch;
-  launch.grid.x = static_cast<std::uint32_t>(layer.m);
-  launch.block.x = fallback_threads;
-  launch.arguments = forward_arguments(layer);
-  program.steps.emplace_back(std::move(launch));
+  append_kernel(program, "rmsnorm/forward_fallback.cu",
+                fmt::format("forward_fallback<{}, {}>", template_arguments(layer),
+                            element_type(layer.out_dtype)),
+                {static_cast<std::uint32_t>(layer.m)}, fallback_threads, forward_arguments(layer));
   return program;
 }
 
@@ -515,34 +504,22 @@ Program backward_fallback_program(const Layer& layer, const DeviceFacts& facts) 
   const auto floats = [](std::int64_t count) {
     return static_cast<std::size_t>(count) * sizeof(float);
   };
-  const Places at = places_of(layer);
+  const TensorPlaces at = places_of(layer);
 
   Program program;
   program.scratch = {{floats(layer.m), false}, {floats(chunks * layer.d), false}};
-  program.kernels.push_back(
-      {backward_file, fmt::format("fftune::backward_fallback<{}>", template_arguments(layer))});
-  KernelLaunch rows;
-  rows.grid.x = static_cast<std::uint32_t>(layer.m);
-  rows.block.x = fallback_threads;
-  rows.arguments = backward_arguments(layer, ScratchArgument{0});
-  program.steps.emplace_back(std::move(rows));
-
-  program.kernels.push_back({backward_file, fmt::format("fftune::backward_fallback_columns<{}>",
-                                                        element_type(layer.dtype))});
-  KernelLaunch columns;
-  columns.kernel = 1;
-  columns.grid = {static_cast<std::uint32_t>(column_blocks), static_cast<std::uint32_t>(chunks), 1};
-  columns.block.x = fallback_threads;
-  columns.arguments = {TensorArgument{at.x},
-                       TensorArgument{at.dy},
-                       ScratchArgument{0},
-                       ScratchArgument{1},
-                       layer.m,
-                       static_cast<std::int32_t>(layer.d),
-                       chunk};
-  program.steps.emplace_back(std::move(columns));
+  append_kernel(program, backward_file,
+                fmt::format("backward_fallback<{}>", template_arguments(layer)),
+                {static_cast<std::uint32_t>(layer.m)}, fallback_threads,
+                backward_arguments(layer, ScratchArgument{0}));
+  append_kernel(program, backward_file,
+                fmt::format("backward_fallback_columns<{}>", element_type(layer.dtype)),
+                {static_cast<std::uint32_t>(column_blocks), static_cast<std::uint32_t>(chunks), 1},
+                fallback_threads,
+                {tensor_of(at, "x"), tensor_of(at, "dy"), ScratchArgument{0}, ScratchArgument{1},
+                 layer.m, static_cast<std::int32_t>(layer.d), chunk});
   append_column_sum(program, facts, backward_file, "backward_fallback_weight", layer.weight_dtype,
-                    ScratchArgument{1}, TensorArgument{at.dw}, chunks, layer.d);
+                    ScratchArgument{1}, tensor_of(at, "dw"), chunks, layer.d);
   return program;
 }
 

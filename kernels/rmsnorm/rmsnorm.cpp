@@ -121,22 +121,8 @@ Layer layer_of(const Problem& problem) {
   return layer;
 }
 
-Places places_of(const Layer& layer) {
-  const TensorPlaces tensors(tensors_of(layer));
-  Places places;
-  places.x = tensors.at("x");
-  places.residual = tensors.at("residual");
-  places.w = tensors.at("w");
-  places.dy = tensors.at("dy");
-  places.dsum = tensors.at("dsum");
-  places.rstd = tensors.at("rstd");
-  places.y = tensors.at("y");
-  places.sum = tensors.at("sum");
-  places.scale = tensors.at("scale");
-  places.dx = tensors.at("dx");
-  places.dw = tensors.at("dw");
-  places.count = tensors.count();
-  return places;
+TensorPlaces places_of(const Layer& layer) {
+  return TensorPlaces(tensors_of(layer));
 }
 
 }  // namespace rmsnorm

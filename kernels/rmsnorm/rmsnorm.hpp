@@ -55,23 +55,10 @@ struct Layer {
 };
 Layer layer_of(const Problem& problem);
 
-/// The places of the op's tensors. Forward: x, residual, w, y, sum, rstd, scale. Backward: x (the
-/// sum where the residual was added), w, dy, dsum, rstd, dx, dw.
-struct Places {
-  std::size_t x = absent;         // [m, d]
-  std::size_t residual = absent;  // [m, d], if it is added
-  std::size_t w = absent;         // [d]
-  std::size_t dy = absent;        // [m, d]
-  std::size_t dsum = absent;      // [m, d], if the residual was added
-  std::size_t rstd = absent;      // [m], f32, if saved: 1 / sqrt(mean(x²) + eps)
-  std::size_t y = absent;         // [m, d]
-  std::size_t sum = absent;       // [m, d], if the residual is added
-  std::size_t scale = absent;     // [m], f32, if y is quantised
-  std::size_t dx = absent;        // [m, d]
-  std::size_t dw = absent;        // [d]
-  std::size_t count = 0;
-};
-Places places_of(const Layer& layer);
+/// The places of the op's tensors. Forward: x, residual [m, d] if it is added, w [d], y, sum as
+/// residual, rstd [m] in f32 if saved, 1 / sqrt(mean(x²) + eps), scale [m] in f32 if y is
+/// quantised. Backward: x (the sum where the residual was added), w, dy, dsum, rstd, dx, dw.
+TensorPlaces places_of(const Layer& layer);
 
 /// The definition in float64, of either pass.
 void reference(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel);

@@ -18,7 +18,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   if (!layer.is_plain()) return {};
   constexpr const char* file = "rope/baseline.cu";
   constexpr std::uint32_t threads = 256;
-  const Places at = places_of(problem);
+  const TensorPlaces at(rope_op().tensors(problem));
   const Frequencies frequencies = frequencies_of(problem);
   const std::string type = element_type(layer.dtype);
   const bool interleaved = layer.rotation == Rotation::interleaved;
@@ -30,7 +30,7 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   baseline.summary = "a plain kernel each for sines and cosines, the partners, and the sum";
   baseline.extra = {
       {"turned", layer.dtype, {layer.tokens(), widest_heads, layer.rotary}, Role::intermediate, 1}};
-  const TensorArgument turned{at.count};
+  const TensorArgument turned{at.count()};
   Program& program = baseline.program;
   program.scratch = {{angle_bytes, false}, {angle_bytes, false}};
   const auto grid_of = [&](std::int64_t elements) {
@@ -42,25 +42,24 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
                 fmt::format("baseline_angles<{}, {}, {}>", layer.table, interleaved, layer.rotary),
                 {static_cast<std::uint32_t>(quotient_up(layer.s * layer.rotary, threads)), 1, 1},
                 threads,
-                {layer.table ? Argument{TensorArgument{at.angles}} : Argument{std::int64_t{0}},
-                 ArrayArgument{frequencies.values}, cosine, sine, layer.s, frequencies.scale});
-  const auto append = [&](std::size_t in, std::size_t out, std::int64_t heads, std::int64_t row) {
+                {tensor_or_null(at, "angles"), ArrayArgument{frequencies.values}, cosine, sine,
+                 layer.s, frequencies.scale});
+  for (const auto& [in_name, out_name, heads, strides] : sides_of(layer)) {
+    const TensorArgument in = tensor_of(at, in_name), out = tensor_of(at, out_name);
     const auto count = static_cast<std::int32_t>(heads);
+    const std::int64_t row = strides.row;
     const std::int64_t divisor = layer.layout == Layout::sbhd ? layer.b : 1;
     append_kernel(program, file,
                   fmt::format("baseline_turn<{}, {}, {}, {}, {}>", type, layer.backward,
                               interleaved, layer.dim, layer.rotary),
                   grid_of(layer.tokens() * heads * layer.rotary), threads,
-                  {TensorArgument{in}, sine, turned, layer.tokens(), count, row, divisor, layer.s});
+                  {in, sine, turned, layer.tokens(), count, row, divisor, layer.s});
     append_kernel(
         program, file,
         fmt::format("baseline_sum<{}, {}, {}, {}>", type, layer.backward, layer.dim, layer.rotary),
         grid_of(layer.tokens() * heads * layer.dim), threads,
-        {TensorArgument{in}, turned, cosine, sine, TensorArgument{out}, layer.tokens(), count, row,
-         divisor, layer.s});
-  };
-  append(at.q, at.q_out, layer.heads, layer.q.row);
-  if (layer.kv_heads > 0) append(at.k, at.k_out, layer.kv_heads, layer.k.row);
+        {in, turned, cosine, sine, out, layer.tokens(), count, row, divisor, layer.s});
+  }
   return {baseline};
 }
 

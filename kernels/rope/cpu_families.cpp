@@ -7,7 +7,6 @@
 
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_task.hpp"
-#include "kernels/common/stage_family.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune::rope {
@@ -29,23 +28,32 @@ class Rotation {
  public:
   Rotation(const Problem& problem, const DeviceFacts& facts)
       : layer_(layer_of(problem)),
-        at_(places_of(problem)),
         frequencies_(frequencies_of(problem)),
-        kernels_(&row_kernels(facts.arch, layer_.dtype)) {}
+        kernels_(&row_kernels(facts.arch, layer_.dtype)) {
+    const TensorPlaces at(rope_op().tensors(problem));
+    angles_ = at.at("angles");
+    offsets_ = at.at("offsets");
+    starts_ = at.at("starts");
+    for (const Side& side : sides_of(layer_))
+      sides_.push_back({at.at(side.in), at.at(side.out), side.heads, side.strides});
+  }
 
-  const Layer& layer() const { return layer_; }
-  const Places& places() const { return at_; }
-  void fence() const { kernels_->fence(); }
+  auto fence() const { return kernels_->fence; }
 
   void rotate_token(const HostCall& call, std::int64_t token, TokenFactors& factors,
                     bool nontemporal) const {
     set_position(call, position_of(call, token), factors);
-    rotate_heads(call, at_.q, at_.q_out, token, layer_.heads, layer_.q, factors, nontemporal);
-    if (layer_.kv_heads > 0)
-      rotate_heads(call, at_.k, at_.k_out, token, layer_.kv_heads, layer_.k, factors, nontemporal);
+    for (const PlacedSide& side : sides_) rotate_heads(call, side, token, factors, nontemporal);
   }
 
  private:
+  /// A Side with its tensors' places.
+  struct PlacedSide {
+    std::size_t in, out;
+    std::int64_t heads;
+    Strides strides;
+  };
+
   std::int64_t position_of(const HostCall& call, std::int64_t token) const {
     std::int64_t sequence = 0, position = 0;
     if (layer_.layout == Layout::sbhd) {
@@ -55,13 +63,13 @@ class Rotation {
       position = token % layer_.s;
       sequence = token / layer_.s;
     } else {
-      const auto* const offsets = static_cast<const std::int32_t*>(call.tensors[at_.offsets]);
+      const auto* const offsets = static_cast<const std::int32_t*>(call.tensors[offsets_]);
       // The last sequence that begins at the token or before.
       sequence = std::upper_bound(offsets + 1, offsets + layer_.b, token) - (offsets + 1);
       position = token - offsets[sequence];
     }
     if (layer_.starts)
-      position += static_cast<const std::int32_t*>(call.tensors[at_.starts])[sequence];
+      position += static_cast<const std::int32_t*>(call.tensors[starts_])[sequence];
     return position;
   }
 
@@ -73,7 +81,7 @@ class Rotation {
     std::array<float, most_features> computed;
     const float* angles = computed.data();
     if (layer_.table)
-      angles = static_cast<const float*>(call.tensors[at_.angles]) +
+      angles = static_cast<const float*>(call.tensors[angles_]) +
                static_cast<std::size_t>(position) * rotary;
     else
       for (std::size_t pair = 0; pair < half; ++pair)
@@ -106,9 +114,9 @@ class Rotation {
     }
   }
 
-  void rotate_heads(const HostCall& call, std::size_t in, std::size_t out, std::int64_t token,
-                    std::int64_t heads, const Strides& strides, const TokenFactors& factors,
-                    bool nontemporal) const {
+  void rotate_heads(const HostCall& call, const PlacedSide& side, std::int64_t token,
+                    const TokenFactors& factors, bool nontemporal) const {
+    const auto& [in, out, heads, strides] = side;
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(layer_.dtype));
     const auto* from =
         static_cast<const std::byte*>(call.tensors[in]) + layer_.place(strides, token, 0) * bytes;
@@ -131,53 +139,43 @@ class Rotation {
   }
 
   Layer layer_;
-  Places at_;
+  std::size_t angles_, offsets_, starts_;
+  std::vector<PlacedSide> sides_;
   Frequencies frequencies_;
   const RowKernels* kernels_;
 };
 
-class CpuRows final : public StageFamily {
+class CpuRows final : public CpuRowFamily {
  public:
   explicit CpuRows(bool backward)
-      : StageFamily({.name = backward ? "cpu_backward" : "cpu_forward",
-                     .summary = "blocks of tokens, on all threads",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = backward ? stage_backward : stage_forward,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {"rope/cpu_families.cpp", rotation_source, row_kernel_sources[0],
-                                 row_kernel_sources[1]},
-                     .is_fallback = true}) {}
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return row_task_space(layer_of(problem).tokens(), facts);
-  }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    const std::int64_t row_bytes = (layer.heads + layer.kv_heads) * layer.dim *
-                                   static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-    return default_row_task(layer.tokens(), row_bytes, facts);
-  }
+      : CpuRowFamily({.name = backward ? "cpu_backward" : "cpu_forward",
+                      .summary = "blocks of tokens, on all threads",
+                      .stage = backward ? stage_backward : stage_forward,
+                      .pass = backward ? "bwd" : "fwd",
+                      .sources = {"rope/cpu_families.cpp", rotation_source, row_kernel_sources[0],
+                                  row_kernel_sources[1]}}) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Rotation rotation(problem, facts);
-    const std::int64_t of_task = config.at("rows");
-    const int threads = config.get("threads");
-    const bool nontemporal = config.at("nontemporal") != 0;
+    const RowTasks tasks(work(problem), config);
     Program program;
-    program.host_tensors = rotation.places().count;
+    program.host_tensors = rope_op().tensors(problem).size();
     program.steps.emplace_back(HostFunction([=](const HostCall& call) {
-      const std::int64_t tokens = rotation.layer().tokens();
-      const auto tasks = static_cast<int>((tokens + of_task - 1) / of_task);
-      call.parallel.run(tasks, threads, [&](int task) {
-        TokenFactors factors;
-        for (std::int64_t token = task * of_task; token < std::min(tokens, (task + 1) * of_task);
-             ++token)
-          rotation.rotate_token(call, token, factors, nontemporal);
-        if (nontemporal) rotation.fence();
-      });
+      tasks.run(call.parallel, rotation.fence(),
+                [&, factors = TokenFactors()](std::int64_t token) mutable {
+                  rotation.rotate_token(call, token, factors, tasks.nontemporal);
+                });
     }));
     return program;
+  }
+
+ protected:
+  RowWork work(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    return {.rows = layer.tokens(),
+            .row_bytes = (layer.heads + layer.kv_heads) * layer.dim *
+                         static_cast<std::int64_t>(dtype_bytes(layer.dtype))};
   }
 };
 

@@ -170,48 +170,46 @@ class Rows final : public StageFamily {
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
     const Layer layer = layer_of(problem);
-    const Places at = places_of(problem);
+    const TensorPlaces at(rope_op().tensors(problem));
+    const bool back = layer.backward;
     const Config config = is_fallback() ? defaults(layer, element_bytes(layer)) : given;
     const Frequencies frequencies = frequencies_of(problem);
+    const std::int64_t across = head_blocks(layer, config);
     const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
     Program program;
-    program.kernels.push_back(
-        {file,
-         fmt::format(
-             "fftune::rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-             element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
-             layer.starts, layer.table, layer.backward, layer.rotation == Rotation::interleaved,
-             layer.dim, layer.rotary, config.at("vector"), config.at("heads"), config.at("tokens"),
-             config.at("unroll"), config.at("passes"), config.at("evict_first") != 0)});
-    const std::int64_t across = head_blocks(layer, config);
-    KernelLaunch launch;
-    launch.grid.x =
-        static_cast<std::uint32_t>(quotient_up(layer.tokens(), config.at("tokens")) * across);
-    launch.block.x = static_cast<std::uint32_t>(block_threads(layer, config));
+    auto& launch = append_kernel(
+        program, file,
+        fmt::format("rope_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                    element_type(layer.dtype), static_cast<int>(layer.layout), !layer.is_plain(),
+                    layer.starts, layer.table, layer.backward,
+                    layer.rotation == Rotation::interleaved, layer.dim, layer.rotary,
+                    config.at("vector"), config.at("heads"), config.at("tokens"),
+                    config.at("unroll"), config.at("passes"), config.at("evict_first") != 0),
+        {static_cast<std::uint32_t>(quotient_up(layer.tokens(), config.at("tokens")) * across)},
+        static_cast<std::uint32_t>(block_threads(layer, config)),
+        {tensor_or_null(at, back ? "dq_out" : "q"),
+         tensor_or_null(at, back ? "dk_out" : "k"),
+         tensor_or_null(at, back ? "dq" : "q_out"),
+         tensor_or_null(at, back ? "dk" : "k_out"),
+         tensor_or_null(at, "angles"),
+         tensor_or_null(at, "offsets"),
+         tensor_or_null(at, "starts"),
+         ArrayArgument{frequencies.values},
+         layer.tokens(),
+         small(layer.b),
+         small(layer.s),
+         small(layer.positions),
+         small(layer.heads),
+         small(layer.kv_heads),
+         layer.q.row,
+         layer.k.row,
+         layer.q.outer,
+         layer.k.outer,
+         layer.q.head,
+         layer.k.head,
+         small(across),
+         frequencies.scale});
     launch.programmatic = facts.compute_capability >= 90;
-    launch.arguments = {tensor_or_null(at.q),
-                        tensor_or_null(at.k),
-                        tensor_or_null(at.q_out),
-                        tensor_or_null(at.k_out),
-                        tensor_or_null(at.angles),
-                        tensor_or_null(at.offsets),
-                        tensor_or_null(at.starts),
-                        ArrayArgument{frequencies.values},
-                        layer.tokens(),
-                        small(layer.b),
-                        small(layer.s),
-                        small(layer.positions),
-                        small(layer.heads),
-                        small(layer.kv_heads),
-                        layer.q.row,
-                        layer.k.row,
-                        layer.q.outer,
-                        layer.k.outer,
-                        layer.q.head,
-                        layer.k.head,
-                        small(across),
-                        frequencies.scale};
-    program.steps.emplace_back(std::move(launch));
     return program;
   }
 };

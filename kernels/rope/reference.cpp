@@ -68,24 +68,13 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
     const std::size_t distance = halves ? rotary / 2 : 1;
     return is_first(i) ? i + distance : i - distance;
   };
-  struct Side {
-    const char* in;
-    const char* out;
-    std::size_t heads;
-    const Strides& strides;
-  };
-  std::vector<Side> sides{{layer.backward ? "dq_out" : "q", layer.backward ? "dq" : "q_out",
-                           static_cast<std::size_t>(layer.heads), layer.q}};
-  if (layer.kv_heads > 0)
-    sides.push_back({layer.backward ? "dk_out" : "k", layer.backward ? "dk" : "k_out",
-                     static_cast<std::size_t>(layer.kv_heads), layer.k});
+  const std::vector<Side> sides = sides_of(layer);
   std::vector<std::vector<double>> outs;
   for (const Side& side : sides)
-    outs.push_back(large_vector<double>(static_cast<std::size_t>(layer.tokens()) * side.heads * dim,
+    outs.push_back(large_vector<double>(static_cast<std::size_t>(layer.tokens() * side.heads) * dim,
                                         parallel));
 
   parallel.run(static_cast<int>(layer.tokens()), parallel.max_threads(), [&](int task) {
-    const auto token = static_cast<std::size_t>(task);
     const auto angles = angles_of(layer, frequencies, tensors, position_of(layer, tensors, task));
     std::vector<double> cosine(rotary), sine(rotary);
     for (std::size_t i = 0; i < rotary; ++i) {
@@ -93,11 +82,11 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
       sine[i] = std::sin(angles[i]) * double{frequencies.scale};
     }
     for (std::size_t side = 0; side < sides.size(); ++side)
-      for (std::size_t head = 0; head < sides[side].heads; ++head) {
+      for (std::int64_t head = 0; head < sides[side].heads; ++head) {
         const double* const x =
-            tensors.at(sides[side].in).data() +
-            layer.place(sides[side].strides, task, static_cast<std::int64_t>(head));
-        double* const y = outs[side].data() + (token * sides[side].heads + head) * dim;
+            tensors.at(sides[side].in).data() + layer.place(sides[side].strides, task, head);
+        double* const y =
+            outs[side].data() + static_cast<std::size_t>(task * sides[side].heads + head) * dim;
         for (std::size_t i = 0; i < dim; ++i) {
           if (i >= rotary) {
             y[i] = x[i];

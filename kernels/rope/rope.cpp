@@ -50,16 +50,9 @@ TensorSpec rows_of(const Layer& layer, const char* name, Role role, std::int64_t
 }
 
 std::vector<TensorSpec> tensors_of(const Layer& layer) {
-  const bool back = layer.backward;
-  const auto output = [&](const char* name, std::int64_t heads) {
-    const std::int64_t row = heads * layer.dim;
-    const std::int64_t outer = layer.layout == Layout::thd ? 0 : layer.inner() * row;
-    return rows_of(layer, name, Role::output, heads, {row, outer, layer.dim});
-  };
-  std::vector<TensorSpec> tensors{
-      rows_of(layer, back ? "dq_out" : "q", Role::input, layer.heads, layer.q)};
-  if (layer.kv_heads > 0)
-    tensors.push_back(rows_of(layer, back ? "dk_out" : "k", Role::input, layer.kv_heads, layer.k));
+  std::vector<TensorSpec> tensors;
+  for (const Side& side : sides_of(layer))
+    tensors.push_back(rows_of(layer, side.in, Role::input, side.heads, side.strides));
   if (layer.table)
     tensors.push_back({"angles", DType::f32, {layer.positions, layer.rotary}, Role::input, 20});
   if (layer.layout == Layout::thd) {
@@ -74,20 +67,17 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
     starts.draw = draw_starts;
     tensors.push_back(std::move(starts));
   }
-  tensors.push_back(output(back ? "dq" : "q_out", layer.heads));
-  if (layer.kv_heads > 0) tensors.push_back(output(back ? "dk" : "k_out", layer.kv_heads));
+  for (const Side& side : sides_of(layer)) {
+    const std::int64_t row = side.heads * layer.dim;
+    const std::int64_t outer = layer.layout == Layout::thd ? 0 : layer.inner() * row;
+    tensors.push_back(rows_of(layer, side.out, Role::output, side.heads, {row, outer, layer.dim}));
+  }
   return tensors;
 }
 
 SizeField optional_size(const char* name, const char* help, std::int64_t most,
                         std::int64_t example) {
-  SizeField field;
-  field.name = name;
-  field.help = help;
-  field.max = most;
-  field.example = example;
-  field.rare = true;
-  return field;
+  return {.name = name, .help = help, .max = most, .example = example, .rare = true};
 }
 
 OptionField number(const char* name, const char* help, const char* usual, double least,
@@ -211,10 +201,10 @@ class Rope final : public Op {
     for (const char* size : {"k-row", "k-outer", "k-head"})
       if (layer.kv_heads == 0 && problem.sizes.contains(size))
         return fmt::format("{} without kv-heads: there is no k", size);
-    if (problem.option("angles") == "llama3" &&
-        number_of(problem, "high") <= number_of(problem, "low"))
-      return fmt::format("high={} is not above low={}", number_of(problem, "high"),
-                         number_of(problem, "low"));
+    const double low = number_or_default(*this, problem, "low");
+    const double high = number_or_default(*this, problem, "high");
+    if (problem.option("angles") == "llama3" && high <= low)
+      return fmt::format("high={} is not above low={}", high, low);
     if (!layer.table && problem.sizes.contains("positions"))
       return "positions are those of a table: angles=" + problem.option("angles") + " has none";
     return "";
@@ -230,9 +220,7 @@ class Rope final : public Op {
         whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
     const auto tokens = static_cast<double>(layer.tokens());
     // Of a packed row or another view, the others' parts are not read.
-    for (const auto& [strides, heads] :
-         {std::pair{layer.q, layer.heads}, std::pair{layer.k, layer.kv_heads}}) {
-      if (heads == 0) continue;
+    for (const auto& [in, out, heads, strides] : sides_of(layer)) {
       const double held = layer.is_plain(strides, heads)
                               ? tokens * static_cast<double>(strides.row)
                               : static_cast<double>(extent(layer, strides, heads));
@@ -281,19 +269,12 @@ Layer layer_of(const Problem& problem) {
   return layer;
 }
 
-Places places_of(const Problem& problem) {
-  const Layer layer = layer_of(problem);
-  const TensorPlaces tensors(tensors_of(layer));
-  Places places;
-  places.q = tensors.at(layer.backward ? "dq_out" : "q");
-  places.k = tensors.at(layer.backward ? "dk_out" : "k");
-  places.angles = tensors.at("angles");
-  places.offsets = tensors.at("offsets");
-  places.starts = tensors.at("starts");
-  places.q_out = tensors.at(layer.backward ? "dq" : "q_out");
-  places.k_out = tensors.at(layer.backward ? "dk" : "k_out");
-  places.count = tensors.count();
-  return places;
+std::vector<Side> sides_of(const Layer& layer) {
+  const bool back = layer.backward;
+  std::vector<Side> sides{{back ? "dq_out" : "q", back ? "dq" : "q_out", layer.heads, layer.q}};
+  if (layer.kv_heads > 0)
+    sides.push_back({back ? "dk_out" : "k", back ? "dk" : "k_out", layer.kv_heads, layer.k});
+  return sides;
 }
 
 }  // namespace rope

@@ -92,9 +92,6 @@ struct Layer {
 };
 Layer layer_of(const Problem& problem);
 
-/// The value of an option that is a number, given or not.
-double number_of(const Problem& problem, const std::string& name);
-
 /// The frequencies of the pairs, [rotary / 2], and m. All frequencies are 0 where there is a table.
 struct Frequencies {
   std::vector<float> values;
@@ -102,19 +99,16 @@ struct Frequencies {
 };
 Frequencies frequencies_of(const Problem& problem);
 
-/// The places of the op's tensors: q, k, angles, offsets, starts, then the results, which have the
-/// names of the gradients in the backward pass.
-struct Places {
-  std::size_t q = absent;        // [s, b, heads, dim], [b, s, heads, dim] or [s, heads, dim]
-  std::size_t k = absent;        // the same with kv_heads
-  std::size_t angles = absent;   // [positions, rotary], f32
-  std::size_t offsets = absent;  // [b + 1], i32, in thd: where the sequences begin, and the end
-  std::size_t starts = absent;   // [b], i32: the position of a sequence's first token
-  std::size_t q_out = absent;
-  std::size_t k_out = absent;
-  std::size_t count = 0;
+/// One of the two tensors that are rotated, by name: [s, b, heads, dim], [b, s, heads, dim] or
+/// [s, heads, dim]. Of the backward pass they are gradients.
+struct Side {
+  const char* in = nullptr;
+  const char* out = nullptr;
+  std::int64_t heads = 0;
+  Strides strides = {};  // of `in`
 };
-Places places_of(const Problem& problem);
+/// q, and k if there is one.
+std::vector<Side> sides_of(const Layer& layer);
 
 /// The definition in float64, of either pass.
 void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& parallel);

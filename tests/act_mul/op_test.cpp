@@ -32,25 +32,28 @@ TEST_CASE("act-mul is in the catalog, and every source that its families name is
     REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
 }
 
-TEST_CASE("places are those of the tensors") {
+TEST_CASE("packed, gate and up are in one tensor, and so are their gradients") {
   for (const std::string pass : {"fwd", "bwd"})
     for (const std::string packed : {"no", "yes"}) {
       const auto problem = problem_of(pass, packed);
       const auto tensors = act_mul_op().tensors(problem);
-      const auto places = act_mul::places_of(problem);
       CAPTURE(problem.text());
       const bool both = packed == "yes";
-      CHECK(tensors.size() == places.count);
-      CHECK(tensor_index(tensors, both ? "gate_up" : "gate") == places.gate);
-      CHECK(tensor_index(tensors, both ? "gate_up" : "up") == places.up);
-      CHECK(tensors[places.gate].shape.back() == (both ? 4 : 2));
+      const auto place_of = [&](const char* part) {
+        return tensor_index(tensors, act_mul::tensor_with(problem, part));
+      };
+      CHECK(place_of("gate") == tensor_index(tensors, both ? "gate_up" : "gate"));
+      CHECK(place_of("up") == tensor_index(tensors, both ? "gate_up" : "up"));
+      CHECK(tensors[place_of("gate")].shape.back() == (both ? 4 : 2));
       if (pass == "fwd") {
-        CHECK(tensor_index(tensors, "out") == places.out);
+        CHECK(tensors.size() == (both ? 2 : 3));
+        CHECK(place_of("out") == tensor_index(tensors, "out"));
         continue;
       }
-      CHECK(tensor_index(tensors, "dout") == places.dout);
-      CHECK(tensor_index(tensors, both ? "dgate_up" : "dgate") == places.dgate);
-      CHECK(tensor_index(tensors, both ? "dgate_up" : "dup") == places.dup);
+      CHECK(tensors.size() == (both ? 3 : 5));
+      CHECK(place_of("dout") == tensor_index(tensors, "dout"));
+      CHECK(place_of("dgate") == tensor_index(tensors, both ? "dgate_up" : "dgate"));
+      CHECK(place_of("dup") == tensor_index(tensors, both ? "dgate_up" : "dup"));
     }
 }
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/bias_gelu/bias_gelu.hpp"
+#include "kernels/common/activation.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
 #include "verify/host_threads.hpp"

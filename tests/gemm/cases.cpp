@@ -160,9 +160,10 @@ void add_dense_cases(DType dtype, std::int64_t aligned, std::vector<GemmCase>& c
           add(form, "source", [](GemmProblem& gemm) { add_sources(gemm, false); });
         }
         add(GemmForm::two_outputs, "in place", [](GemmProblem& gemm) { add_sources(gemm, true); });
-        add(GemmForm::single, "bias", [](GemmProblem& gemm) { gemm.epilogue.bias = "bias"; });
+        add(GemmForm::single, "bias",
+            [](GemmProblem& gemm) { gemm.epilogue.row(row_broadcast::bias) = "bias"; });
         add(GemmForm::single, "bias and source", [](GemmProblem& gemm) {
-          gemm.epilogue.bias = "bias";
+          gemm.epilogue.row(row_broadcast::bias) = "bias";
           add_sources(gemm, false);
         });
         for (const bool stores : {false, true}) {
@@ -284,7 +285,7 @@ std::vector<GemmCase> quantised_gemm_cases() {
       gemm.quantisation = {.scaling = scaling, .a_scale = "a_scale", .b_scale = {"b0_scale"}};
       const char* what = scaling == Scaling::tensor ? "tensor scales" : "block scales";
       cases.push_back({name_of(gemm, what), gemm});
-      gemm.epilogue.bias = "bias";
+      gemm.epilogue.row(row_broadcast::bias) = "bias";
       add_sources(gemm, false);
       cases.push_back({name_of(gemm, fmt::format("{}, bias and source", what)), gemm});
 
@@ -299,6 +300,29 @@ std::vector<GemmCase> quantised_gemm_cases() {
       make_gated(gemm, Activation::silu, true);
       cases.push_back({name_of(gemm, fmt::format("{}, quantised, stored", what)), gemm});
     }
+  return cases;
+}
+
+std::vector<GemmCase> grouped_quantised_gemm_cases() {
+  const Grouped by_mask{"mask", true, false, {60, 90}}, routed{"routed", false, true, {40, 0, 110}};
+  std::vector<GemmCase> cases;
+  for (const Scaling scaling : {Scaling::tensor, Scaling::block})
+    for (const Grouped& grouped : {by_mask, routed})
+      for (const Grouping by : {Grouping::rows, Grouping::reduction}) {
+        const bool rows = by == Grouping::rows;
+        const Major major = rows ? Major::k : Major::mn;
+        const Size size = rows ? Size{150, 136, 264} : Size{72, 136, 150};
+        GemmCase one{.name = "",
+                     .gemm = gemm_of(DType::fp8, size, GemmForm::single, major, major),
+                     .group_sizes = {}};
+        one.gemm.c_dtype = one.gemm.wide_dtype = DType::bf16;
+        one.gemm.quantisation = {.scaling = scaling, .a_scale = "a_scale", .b_scale = {"b0_scale"}};
+        group(one, grouped, by);
+        one.name = name_of(
+            one.gemm, fmt::format("{} of {}, {}", rows ? "rows" : "reduction", grouped.name,
+                                  scaling == Scaling::tensor ? "tensor scales" : "block scales"));
+        cases.push_back(std::move(one));
+      }
   return cases;
 }
 
@@ -339,7 +363,8 @@ std::vector<TensorSpec> tensors_of(const GemmProblem& gemm) {
   add_all(gemm.b, gemm.dtype, b_k ? n : k, b_k ? k : n, Role::input);
   const Epilogue& epilogue = gemm.epilogue;
   const bool reads = epilogue.kind == EpilogueKind::activation_gradient;
-  add(epilogue.bias, gemm.wide_dtype, {n}, Role::input);
+  for (std::size_t i = 0; i < row_broadcasts; ++i)
+    add(epilogue.rows[i], gemm.dtype_of(static_cast<row_broadcast>(i)), {n}, Role::input);
   add_all(epilogue.source, gemm.wide_dtype, m, n, Role::input);
   add_all(gemm.c, gemm.c_dtype, m, n, Role::output);
   add(epilogue.gate, gemm.wide_dtype, {m, n}, reads ? Role::input : Role::output);
@@ -351,8 +376,9 @@ std::vector<TensorSpec> tensors_of(const GemmProblem& gemm) {
   const std::int64_t k_blocks = ceil_div(k, scale_block), n_blocks = ceil_div(n, scale_block);
   using Shape = std::vector<std::int64_t>;
   add(scales.a_scale, DType::f32, in_blocks ? Shape{m, k_blocks} : Shape{1}, Role::input);
-  for (const std::string_view name : scales.b_scale)
-    add(name, DType::f32, in_blocks ? Shape{n_blocks, k_blocks} : Shape{1}, Role::input);
+  Shape of_b = in_blocks ? Shape{n_blocks, k_blocks} : Shape{1};
+  if (gemm.groups.by == Grouping::rows) of_b.insert(of_b.begin(), count);
+  for (const std::string_view name : scales.b_scale) add(name, DType::f32, of_b, Role::input);
   add(scales.c_scale, DType::f32, in_blocks ? Shape{m, n_blocks} : Shape{1},
       in_blocks ? Role::output : Role::input);
   const std::int64_t tokens = gemm.groups.by == Grouping::reduction ? k : m;
@@ -413,12 +439,9 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
   const auto named = [](const TensorNames& names, std::int64_t group) {
     return names.size() == 1 ? names[0] : names[static_cast<std::size_t>(group)];
   };
-  const auto scale = [&](std::string_view name, std::int64_t at) {
-    return gemm.quantisation.scaling == Scaling::block ? element(tensors, name, at)
-           : gemm.quantisation.any()                   ? element(tensors, name, 0)
-                                                       : 1.0;
-  };
+  const bool in_blocks = gemm.quantisation.scaling == Scaling::block;
   const std::int64_t k_blocks = ceil_div(gemm.k, scale_block);
+  const std::int64_t b_scales = in_blocks ? ceil_div(gemm.n, scale_block) * k_blocks : 1;
   struct Sum {
     double value = 0, magnitude = 0;
   };
@@ -439,10 +462,14 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
           gemm.b_major == Major::k ? column * gemm.k + b_k : b_k * gemm.n + column;
       double product =
           of_a[static_cast<std::size_t>(at_a)] * of_b[static_cast<std::size_t>(b_base + at_b)];
-      if (gemm.quantisation.any())
-        product *= scale(gemm.quantisation.a_scale, a_row * k_blocks + a_k / scale_block) *
-                   scale(gemm.quantisation.b_scale[b],
-                         column / scale_block * k_blocks + b_k / scale_block);
+      if (gemm.quantisation.any()) {
+        const std::int64_t a_at = in_blocks ? a_row * k_blocks + a_k / scale_block : 0;
+        const std::int64_t b_at =
+            in_blocks ? column / scale_block * k_blocks + b_k / scale_block : 0;
+        product *=
+            element(tensors, gemm.quantisation.a_scale, a_at) *
+            element(tensors, gemm.quantisation.b_scale[b], (by_rows ? group * b_scales : 0) + b_at);
+      }
       sum.value += product;
       sum.magnitude += std::abs(product);
     }
@@ -476,7 +503,9 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
           switch (epilogue.kind) {
             case EpilogueKind::linear: {
               double value = sums[0].value;
-              if (!epilogue.bias.empty()) value += element(tensors, epilogue.bias, column);
+              const std::string_view bias =
+                  epilogue.rows[static_cast<std::size_t>(row_broadcast::bias)];
+              if (!bias.empty()) value += element(tensors, bias, column);
               if (!epilogue.source.empty())
                 value +=
                     element(tensors, named(epilogue.source[output], by_k ? group : 0), c_base + at);

@@ -28,6 +28,8 @@ struct GemmCase {
 std::vector<GemmCase> gemm_cases(DType dtype, std::int64_t aligned = 1);
 /// fp8 with scales: of tensors and of blocks, with results in bf16 or quantised.
 std::vector<GemmCase> quantised_gemm_cases();
+/// The same of groups, whose B operands have scales of their own.
+std::vector<GemmCase> grouped_quantised_gemm_cases();
 
 /// The tensors of a GEMM, in the order of their first mention, as an op would list them.
 std::vector<TensorSpec> tensors_of(const GemmProblem& gemm);

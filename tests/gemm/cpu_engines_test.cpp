@@ -187,6 +187,7 @@ TEST_CASE("cpu_plain: every form, grouping and epilogue is the one of float64") 
 
 TEST_CASE("cpu_plain: fp8 with scales of tensors and of blocks") {
   check_cases(cpu_plain_engine(), quantised_gemm_cases());
+  check_cases(cpu_plain_engine(), grouped_quantised_gemm_cases());
 }
 
 TEST_CASE("a gated layer's chain on every CPU engine, in every configuration") {
@@ -213,7 +214,7 @@ TEST_CASE("a fused chain stores gate and up, and adds bias and source to y") {
         GemmChain chain = gated_layer(dtype, m, 97, 300);
         chain[0].epilogue.gate = "gate";
         chain[0].epilogue.up = "up";
-        chain[1].epilogue.bias = "bias";
+        chain[1].epilogue.row(row_broadcast::bias) = "bias";
         chain[1].epilogue.source = {{"residual"}};
         check_chain(*engine, chain, pool);
         for (const Engine* plain_only : {&cpu_stream_engine(), &cpu_tiles_engine()})

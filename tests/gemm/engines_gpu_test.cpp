@@ -252,8 +252,8 @@ TEST_CASE("simt: every form, grouping and epilogue at any size", "[gpu]") {
     const auto cases = gemm_cases(dtype);
     check_all(*backend, simt_engine(), cases, cases.size(), backend->facts());
   }
-  const auto cases = quantised_gemm_cases();
-  check_all(*backend, simt_engine(), cases, cases.size(), backend->facts());
+  for (const auto& cases : {quantised_gemm_cases(), grouped_quantised_gemm_cases()})
+    check_all(*backend, simt_engine(), cases, cases.size(), backend->facts());
 }
 
 TEST_CASE("fused decode: both GEMMs of a gated layer, again and again", "[gpu]") {

@@ -15,6 +15,7 @@
 #include "kernels/gemm/sm90/params.cuh"
 #include "kernels/gemm/sm90/space.hpp"
 #include "support/catch.hpp"
+#include "support/space_reads.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -169,30 +170,10 @@ TEST_CASE("the shared-memory plan is in order, each part aligned", "[gemm]") {
 }
 
 TEST_CASE("constraints of sm90 spaces of groups read no parameter but those they name", "[gemm]") {
-  // feasible() judges a constraint as soon as what it names is known, whatever the rest is then.
   std::mt19937 random(1);
   for (const std::int64_t m : {16, 77, 333, 4096})
-    for (const GemmProblem& gemm : grouped_kinds(m, 2304, 9216)) {
-      const Space space = sm90::space(gemm, hopper());
-      const auto draw = [&](const Parameter& parameter) {
-        return parameter.values[random() % parameter.values.size()];
-      };
-      for (int round = 0; round < 100; ++round) {
-        Config config, other;
-        for (const auto& parameter : space.parameters())
-          config.set(parameter.name, draw(parameter));
-        for (const auto& constraint : space.constraints()) {
-          if (constraint.reads.empty()) continue;
-          for (const auto& parameter : space.parameters()) {
-            const auto& reads = constraint.reads;
-            const bool read = std::find(reads.begin(), reads.end(), parameter.name) != reads.end();
-            other.set(parameter.name, read ? config.value(parameter.name) : draw(parameter));
-          }
-          INFO(constraint.reason << ": " << config.text() << ", " << other.text());
-          REQUIRE(constraint.holds(config) == constraint.holds(other));
-        }
-      }
-    }
+    for (const GemmProblem& gemm : grouped_kinds(m, 2304, 9216))
+      require_named_reads(sm90::space(gemm, hopper()), 100, random);
 }
 
 TEST_CASE("every grouped GEMM has an sm90 default, and it is feasible", "[gemm]") {
@@ -349,6 +330,6 @@ TEST_CASE("sm90 says why it cannot implement a GEMM", "[gemm]") {
   CHECK(reason(groups).find("2000 groups") != std::string::npos);
   groups = grouped_rows(gemm_of(64, 128, 256), 3);
   CHECK(reason(groups).empty());
-  groups.epilogue.bias = "bias";
+  groups.epilogue.row(row_broadcast::bias) = "bias";
   CHECK(reason(groups).find("bias") != std::string::npos);
 }

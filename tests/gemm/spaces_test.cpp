@@ -13,6 +13,7 @@
 #include "kernels/gemm/sm90/space.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
+#include "support/space_reads.hpp"
 #include "support/tensor_maps.hpp"
 
 using namespace fftune;
@@ -88,32 +89,12 @@ TEST_CASE("the sm90 space has the tiles that are known to win") {
 }
 
 TEST_CASE("constraints of the sm90 space read no parameter but those they name") {
-  // feasible() judges a constraint as soon as what it names is known, whatever the rest is then.
   std::mt19937 random(1);
-  const auto check = [&](const GemmProblem& gemm) {
-    const Space space = sm90_engine().space({gemm}, hopper());
-    const auto draw = [&](const Parameter& parameter) {
-      return parameter.values[random() % parameter.values.size()];
-    };
-    for (int round = 0; round < 300; ++round) {
-      Config config, other;
-      for (const auto& parameter : space.parameters()) config.set(parameter.name, draw(parameter));
-      for (const auto& constraint : space.constraints()) {
-        if (constraint.reads.empty()) continue;
-        for (const auto& parameter : space.parameters()) {
-          const auto& reads = constraint.reads;
-          const bool read = std::find(reads.begin(), reads.end(), parameter.name) != reads.end();
-          other.set(parameter.name, read ? config.value(parameter.name) : draw(parameter));
-        }
-        INFO(constraint.reason << ": " << config.text() << ", " << other.text());
-        REQUIRE(constraint.holds(config) == constraint.holds(other));
-      }
-    }
-  };
-  for (const std::int64_t m : {16, 77, 333, 4096}) {
-    for (const GemmProblem& gemm : forward_gemms(m, 2304, 9216)) check(gemm);
-    for (const GemmProblem& gemm : forward_gemms(m, 2304, 9216, DType::fp8, "block")) check(gemm);
-  }
+  for (const std::int64_t m : {16, 77, 333, 4096})
+    for (const auto& gemms :
+         {forward_gemms(m, 2304, 9216), forward_gemms(m, 2304, 9216, DType::fp8, "block")})
+      for (const GemmProblem& gemm : gemms)
+        require_named_reads(sm90_engine().space({gemm}, hopper()), 300, random);
 }
 
 TEST_CASE("every GEMM has a default on sm_90a, and it is feasible") {

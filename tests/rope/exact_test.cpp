@@ -113,14 +113,14 @@ void check_in_place(Backend& backend) {
     for_each_family(backend, problem, [&](const Family& family) {
       CAPTURE(family.name());
       Buffers buffers(backend, problem, draw);
-      const auto at = rope::places_of(problem);
+      const TensorPlaces at(rope_op().tensors(problem));
+      const auto sides = rope::sides_of(rope::layer_of(problem));
       run(backend, family, problem, buffers.addresses);
       auto in_place = buffers.addresses;
-      in_place[at.q_out] = in_place[at.q];
-      if (at.k != absent) in_place[at.k_out] = in_place[at.k];
+      for (const auto& side : sides) in_place[at.at(side.out)] = in_place[at.at(side.in)];
       run(backend, family, problem, in_place);
-      CHECK(buffers.read(at.q) == buffers.read(at.q_out));
-      if (at.k != absent) CHECK(buffers.read(at.k) == buffers.read(at.k_out));
+      for (const auto& side : sides)
+        CHECK(buffers.read(at.at(side.in)) == buffers.read(at.at(side.out)));
     });
   }
 }

@@ -106,7 +106,7 @@ std::vector<std::filesystem::path> journals_of(const std::filesystem::path& fold
   return all;
 }
 
-/// Of each op and device so many journals are kept. A sweep that runs is among the newest; one
+/// How many journals of each op and device are kept. A sweep that runs is among the newest; one
 /// whose journal is removed nevertheless goes on, and cannot be resumed.
 constexpr std::size_t most_journals = 32;
 

@@ -1,8 +1,7 @@
 // The loop of a worker process: an evaluator's calls read from the channel, answers written to it.
 // One line of JSON a message. Calls: {"call": "limits" | "begin" | "compile" | "verify" | "time" |
 // "disturbances", …}. Each ends with {"reply": "done", "value": …, "lost": why the device is lost}
-// or
-// {"reply": "error", "kind": …, "text": …}. Before the end of a compile there may be
+// or {"reply": "error", "kind": …, "text": …}. Before the end of a compile there may be
 // {"reply": "begun" | "compiled", "index": …}, and of a begin {"reply": "trying", "candidate": …}.
 // The first message is the worker's: done, with the device's facts and warnings.
 #pragma once

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <span>
 
 #include "core/error.hpp"
@@ -72,15 +73,22 @@ HostGemm::HostGemm(const GemmProblem& problem, const TensorPlaces& places, const
   b = matrices_of(places, gemm.b, gemm.dtype, of_b);
   c = matrices_of(places, gemm.c, gemm.c_dtype, of_c);
   source = matrices_of(places, epilogue.source, gemm.wide_dtype, of_c);
-  bias = matrix_of(places, epilogue.bias, gemm.wide_dtype);
+  for (std::size_t i = 0; i < row_broadcasts; ++i)
+    broadcasts[i] =
+        matrix_of(places, epilogue.rows[i], gemm.dtype_of(static_cast<row_broadcast>(i)));
   gate = matrix_of(places, epilogue.gate, gemm.wide_dtype);
   up = matrix_of(places, epilogue.up, gemm.wide_dtype);
   d_up = matrix_of(places, epilogue.d_up, gemm.c_dtype);
   hidden = matrix_of(places, epilogue.hidden, gemm.c_dtype);
   a_scale = matrix_of(places, gemm.quantisation.a_scale, DType::f32);
   c_scale = matrix_of(places, gemm.quantisation.c_scale, DType::f32);
-  for (const std::string_view name : gemm.quantisation.b_scale)
+  const bool in_blocks = gemm.quantisation.scaling == Scaling::block;
+  for (const std::string_view name : gemm.quantisation.b_scale) {
     b_scale.push_back(matrix_of(places, name, DType::f32));
+    if (rows_grouped)
+      b_scale.back().stacked =
+          in_blocks ? ceil_div(gemm.n, scale_block) * ceil_div(gemm.k, scale_block) : 1;
+  }
   if (!gemm.groups.any()) return;
   if (gemm.groups.mask.empty()) {
     offsets_ = place_of(places, gemm.groups.offsets);
@@ -176,15 +184,20 @@ MatrixView HostGemm::b_view(const HostCall& call, int index, std::int64_t group,
 void HostGemm::add(const HostCall& call, std::int64_t group, int output, std::int64_t row,
                    std::int64_t column, float* sums, std::int64_t count) const {
   float more[chunk];
-  const auto add_row = [&](const Matrix& matrix, std::int64_t at) {
+  const auto apply_row = [&](const Matrix& matrix, std::int64_t at, const auto& apply_one) {
     for (std::int64_t i = 0; i < count; i += chunk) {
       const std::int64_t part = std::min(chunk, count - i);
       converter.load(matrix.dtype, matrix.at(call, group, at + i), more, part);
-      for (std::int64_t j = 0; j < part; ++j) sums[i + j] += more[j];
+      for (std::int64_t j = 0; j < part; ++j) sums[i + j] = apply_one(sums[i + j], more[j]);
     }
   };
-  if (bias.exists()) add_row(bias, column);
-  if (!source.empty()) add_row(source[static_cast<std::size_t>(output)], row * gemm.n + column);
+  for (std::size_t i = 0; i < row_broadcasts; ++i)
+    if (broadcasts[i].exists())
+      apply_row(broadcasts[i], column, [i](float value, float element) {
+        return apply(static_cast<row_broadcast>(i), value, element);
+      });
+  if (!source.empty())
+    apply_row(source[static_cast<std::size_t>(output)], row * gemm.n + column, std::plus<>());
 }
 
 void HostGemm::store_preactivations(const HostCall& call, std::int64_t row, std::int64_t column,
@@ -285,9 +298,9 @@ GatedChain gated_chain(const GemmChain& chain, const TensorPlaces& places) {
 }
 
 std::vector<std::string> sources_with(std::vector<std::string> own) {
-  for (const char* source :
-       {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp", "gemm/cpu/work.hpp", activation_source,
-        vector_kernel_source, row_kernel_sources[0]})
+  for (const char* source : {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp",
+                             "gemm/cpu/work.hpp", "gemm/row_broadcast.cuh", "common/activation.hpp",
+                             activation_source, vector_kernel_source, row_kernel_sources[0]})
     own.emplace_back(source);
   return own;
 }

@@ -2,6 +2,7 @@
 // of its operands as f32, and its epilogue.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -77,7 +78,8 @@ class HostGemm {
 
   GemmProblem gemm;  // for its sizes and forms: its names may be gone
   std::vector<Matrix> a, b, c, source;
-  Matrix bias, gate, up, d_up, hidden;
+  std::array<Matrix, row_broadcasts> broadcasts;
+  Matrix gate, up, d_up, hidden;
   Matrix a_scale, c_scale;
   std::vector<Matrix> b_scale;
   Converter converter;
@@ -109,7 +111,7 @@ class HostGemm {
   /// Stores the pre-activations of a gated epilogue where they are asked for.
   void store_preactivations(const HostCall& call, std::int64_t row, std::int64_t column,
                             const float* gates, const float* ups, std::int64_t count) const;
-  /// Adds bias and source to accumulators.
+  /// Applies the row broadcasts to accumulators, and adds the source.
   void add(const HostCall& call, std::int64_t group, int output, std::int64_t row,
            std::int64_t column, float* sums, std::int64_t count) const;
 

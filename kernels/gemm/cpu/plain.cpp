@@ -55,8 +55,8 @@ void add_products(const HostGemm& host, const HostCall& call, const Part& part, 
   }
 }
 
-float tensor_scale(const HostCall& call, const Matrix& scale) {
-  return scale.exists() ? *reinterpret_cast<const float*>(scale.at(call, 0, 0)) : 1.0f;
+float scale_at(const HostCall& call, const Matrix& scales, std::int64_t group, std::int64_t place) {
+  return *reinterpret_cast<const float*>(scales.at(call, group, place));
 }
 
 /// sums [columns] = a · bᵀ of one B operand, or of both pairs.
@@ -64,12 +64,16 @@ void multiply(const HostGemm& host, const HostCall& call, const Part& part, int 
               float* sums) {
   const GemmProblem& gemm = host.gemm;
   const bool in_blocks = gemm.quantisation.scaling == Scaling::block;
+  const bool by_k = gemm.groups.by == Grouping::reduction;
+  const std::int64_t group = by_k ? 0 : part.group;  // of B's scales
   const std::int64_t columns = part.columns.size();
   const std::int64_t blocks = ceil_div(gemm.k, scale_block);
+  // The tokens of a group may share no block of scales.
+  const std::int64_t step = in_blocks && by_k ? 1 : slice;
   std::fill_n(sums, columns, 0.0f);
   for (int pair = 0; pair < gemm.k_pairs(); ++pair)
-    for (std::int64_t k = 0; k < part.a_k.count; k += slice) {
-      const std::int64_t depth = std::min(slice, part.a_k.count - k);
+    for (std::int64_t k = 0; k < part.a_k.count; k += step) {
+      const std::int64_t depth = std::min(step, part.a_k.count - k);
       const int index = pair + operand;
       float a_room[slice], products[most_columns] = {};
       host.load_a(call, pair + part.output, part.a_row, part.a_k.part(k, depth), a_room);
@@ -77,20 +81,17 @@ void multiply(const HostGemm& host, const HostCall& call, const Part& part, int 
       for (std::int64_t j = 0; j < columns; ++j) {
         float scale = 1;
         if (in_blocks) {
-          const Matrix& of_b = host.b_scale[static_cast<std::size_t>(index)];
           const std::int64_t row = (part.columns.first + j) / scale_block;
-          const auto at = [&](const Matrix& scales, std::int64_t place) {
-            return *reinterpret_cast<const float*>(scales.at(call, 0, place));
-          };
-          scale = at(host.a_scale, part.a_row * blocks + k / scale_block) *
-                  at(of_b, row * blocks + k / scale_block);
+          scale = scale_at(call, host.a_scale, 0, part.a_row * blocks + part.a_k[k] / scale_block) *
+                  scale_at(call, host.b_scale[static_cast<std::size_t>(index)], group,
+                           row * blocks + part.b_k[k] / scale_block);
         }
         sums[j] += products[j] * scale;
       }
     }
   if (gemm.quantisation.scaling != Scaling::tensor) return;
-  const float scale = tensor_scale(call, host.a_scale) *
-                      tensor_scale(call, host.b_scale[static_cast<std::size_t>(operand)]);
+  const float scale = scale_at(call, host.a_scale, 0, 0) *
+                      scale_at(call, host.b_scale[static_cast<std::size_t>(operand)], group, 0);
   for (std::int64_t j = 0; j < columns; ++j) sums[j] *= scale;
 }
 

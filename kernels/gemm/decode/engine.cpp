@@ -113,20 +113,15 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const GemmProblem& gemm = chain.front();
   const Block block(gemm, config);
   const gemm_form form = form_of(gemm);
-  program.kernels.push_back(
-      {"gemm/decode/gemm.cu",
-       fmt::format("fftune::decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}}}>",
-                   template_argument(form), block.tokens, block.rows, block.warps, block.unroll)});
-  KernelLaunch launch;
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid.x = static_cast<std::uint32_t>(ceil_div(gemm.n, block.rows));
-  launch.block.x = static_cast<std::uint32_t>(block.threads());
+  KernelLaunch& launch = append_gemm(
+      program, "gemm/decode/gemm.cu",
+      fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}}}>",
+                  template_argument(form), block.tokens, block.rows, block.warps, block.unroll),
+      ceil_div(gemm.n, block.rows), block.threads(), gemm_parameters(gemm, places));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(form));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;
-  launch.parameters = gemm_parameters(gemm, places);
   split_launch(program, launch, facts, block.split_k,
                std::int64_t{64} * gemm.b_operands() * block.rows);
-  program.steps.emplace_back(std::move(launch));
 }
 
 }  // namespace

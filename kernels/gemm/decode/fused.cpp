@@ -89,8 +89,8 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
     return "it keeps gate and up in registers, and adds nothing to y: the plain form alone";
   for (const GemmProblem& gemm : chain)
     if (auto reason = misaligned_rows(gemm)) return reason;
-  // Each block reads the whole intermediate, 4 bytes an element with its flags; up to so many bytes
-  // it does so in the time of a launch.
+  // Each block reads the whole intermediate, 4 bytes an element with its flags; up to this number
+  // of bytes it does so in the time of a launch.
   constexpr double least_worth_sharing = 48 * 1024;
   const Extents extents(chain);
   const double intermediate = 4.0 * static_cast<double>(extents.m) * static_cast<double>(extents.h);
@@ -123,34 +123,30 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
             const DeviceFacts& facts, const Config& config) {
   const Extents extents(chain);
   const fused_decode_config fused = config_of(chain, config);
-  program.kernels.push_back(
-      {"gemm/decode/fused.cu",
-       fmt::format("fftune::fused_decode_gemm<{}, fftune::fused_decode_config{{{}, {}, {}, {}, {}, "
-                   "{}, {}, {}}}>",
-                   template_argument(form_of(chain[0])), fused.tokens, fused.rows, fused.out_rows,
-                   fused.warps, fused.steps, fused.out_steps, fused.poll_first, fused.late_down)});
   const std::size_t workspace = program.scratch.size();
   program.scratch.push_back({static_cast<std::size_t>(256 + extents.m * extents.h * 4), false});
-  KernelLaunch launch;
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid.x = static_cast<std::uint32_t>(blocks_of(extents, fused.rows));
-  launch.block.x = static_cast<std::uint32_t>(fused.threads());
-  launch.shared_bytes = static_cast<std::uint32_t>(fused.shared_bytes());
-  launch.cooperative = true;
-  launch.programmatic = chain[0].follows && facts.compute_capability >= 90;
   // The intermediate is in the workspace.
   GemmProblem gate_up = chain[0], down = chain[1];
   gate_up.c.clear();
   down.a.clear();
   constexpr std::size_t bytes = sizeof(fused_decode_params);
-  launch.parameters =
+  ParameterStruct parameters =
       gemm_parameters(gate_up, places, bytes, offsetof(fused_decode_params, gate_up));
-  auto& fields = launch.parameters->fields;
+  auto& fields = parameters.fields;
   for (auto& field :
        gemm_parameters(down, places, bytes, offsetof(fused_decode_params, down)).fields)
     fields.push_back(std::move(field));
   fields.push_back({offsetof(fused_decode_params, workspace), ScratchArgument{workspace}});
-  program.steps.emplace_back(std::move(launch));
+  KernelLaunch& launch = append_gemm(
+      program, "gemm/decode/fused.cu",
+      fmt::format("fused_decode_gemm<{}, fftune::fused_decode_config{{{}, {}, {}, {}, {}, {}, {}, "
+                  "{}}}>",
+                  template_argument(form_of(chain[0])), fused.tokens, fused.rows, fused.out_rows,
+                  fused.warps, fused.steps, fused.out_steps, fused.poll_first, fused.late_down),
+      blocks_of(extents, fused.rows), fused.threads(), std::move(parameters));
+  launch.shared_bytes = static_cast<std::uint32_t>(fused.shared_bytes());
+  launch.cooperative = true;
+  launch.programmatic = chain[0].follows && facts.compute_capability >= 90;
 }
 
 }  // namespace

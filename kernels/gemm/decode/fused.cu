@@ -3,10 +3,10 @@
 // used. K-major 16-bit matrices, 16-byte aligned rows and pointers.
 //
 // Every block computes `rows` hidden features and `out_rows` features of y, 8 to a group; its warps
-// split k. The intermediate goes from block to block through L2 in words that contain a flag
-// beside the data (common/flagged_word.cuh), so the second GEMM starts as soon as its operands are
-// there. All blocks must be resident at once: the launch is cooperative. Operands go from memory
-// straight into the fragments of mma.sync, 16 bytes a load: see decode/kernel.cuh.
+// split k. The intermediate goes from block to block through L2 in words that contain a flag beside
+// the data (common/flagged_word.cuh), so the second GEMM starts as soon as its operands are there.
+// All blocks must be resident at once: the launch is cooperative. Operands go from memory straight
+// into the fragments of mma.sync, 16 bytes a load: see decode/gemm.cu.
 //
 //   all threads    load W_gate, W_up (and W_down, unless late_down) into registers
 //                  griddepcontrol.wait; MMA with x

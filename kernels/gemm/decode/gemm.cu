@@ -1,11 +1,261 @@
-// The entry point of the decode engine (kernel.cuh).
+// The decode engine: C = epilogue(A B^T) for up to 16 rows of A, sm_80 and newer, at the speed of
+// reading B once. K-major 16-bit matrices, 16-byte aligned rows and pointers.
 //
-// Grid: (ceil(n / rows), split_k), with clusters of (1, split_k) where there are no split_counters.
-// Block: config.threads(). Shared memory: config.shared_bytes(form).
-#include "gemm/decode/kernel.cuh"
+// The weights B are most of the bytes, and each is needed once: they go from memory straight into
+// the registers of mma.sync, 16 bytes a load, without shared memory or ldmatrix. That works because
+// a sum over k may be taken in any order as long as both operands agree: a thread loads eight
+// consecutive k of its row and treats the first four elements "k 2*pair..+1 and k+8..+9" of one
+// m16n8k16 and the last four those of the next.
+//
+//   block          `rows` rows of each B; blockIdx.y: which share of k (split_k)
+//
+//        k ->   |  k group 0   |  k group 1   | ... |  k group `warps`  | ...
+//     rows of B |  warp 0      |  warp 1      |     |  warp 0           |
+//
+//                  a warp has b_operands * rows / 8 * unroll loads of 16 bytes a thread in flight
+//   shared memory  the warps' accumulators, [warp][operand][fragment][lane]; then the split-K
+//                  reduction of a cluster
+//   barriers       one __syncthreads before the warps' accumulators are added up, in order: warp i
+//                  finishes fragment i
+//   dependencies   B is complete before the launch and is loaded first; the launch before may
+//                  still write A, so the first load of A waits (griddepcontrol)
+#include "common/dependency.cuh"
+#include "common/mma.cuh"
+#include "common/vector.cuh"
+#include "gemm/decode/config.cuh"
+#include "gemm/epilogue_ops.cuh"
+#include "gemm/split_k.cuh"
 
 namespace fftune {
 
+template <gemm_form form, decode_config config>
+class decode_kernel {
+  using T = element_type<form.ab>;
+  using ops = epilogue_ops<form>;
+  static constexpr int b_operands = form.b_operands(), stored_values = form.stored_values();
+  static constexpr int tokens = config.tokens, rows = config.rows, warps = config.warps;
+  static constexpr int unroll = config.unroll, n_fragments = config.n_fragments();
+  static constexpr int k_group = config.k_group(), values = config.values();
+  static_assert(form.c == form.ab && form.wide == form.ab);
+  static_assert(tokens == 8 || tokens == 16);
+  static_assert(rows % 8 == 0 && n_fragments <= warps, "one fragment a warp in the reduction");
+
+  using accumulators = float[b_operands][n_fragments][4];
+
+  // One warp's operands for one group of k.
+  struct operands {
+    vector16 b[b_operands][n_fragments][unroll];
+    vector16 a[unroll][tokens / 8];
+  };
+
+  // Where this lane reads: element k = 8 * (lane % 4) of its rows.
+  struct pointers {
+    const T* b[b_operands][n_fragments];
+    const T* a[tokens / 8];
+    bool token_is_valid[tokens / 8];
+    u32 k_left;  // elements from this lane's place to the end of k
+  };
+
+  template <bool ragged>
+  static __device__ __forceinline__ void load_weights(operands& to, const pointers& from, u32 k) {
+#pragma unroll
+    for (int step = 0; step < unroll; ++step) {
+      const u32 at = k + step * 32;
+      const bool valid = !ragged || at < from.k_left;
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+#pragma unroll
+        for (int j = 0; j < n_fragments; ++j) {
+          to.b[operand][j][step] = valid ? load_streaming(from.b[operand][j] + at) : vector16{};
+        }
+      }
+    }
+  }
+
+  template <bool ragged>
+  static __device__ __forceinline__ void load_tokens(operands& to, const pointers& from, u32 k) {
+#pragma unroll
+    for (int step = 0; step < unroll; ++step) {
+      const u32 at = k + step * 32;
+      const bool valid = !ragged || at < from.k_left;
+#pragma unroll
+      for (int half = 0; half < tokens / 8; ++half) {
+        to.a[step][half] =
+            valid && from.token_is_valid[half] ? load_dependent(from.a[half] + at) : vector16{};
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void mma(accumulators& sum, const operands& from) {
+    __syncwarp();  // or the compiler moves the MMAs up between the loads, to save registers, and
+                   // leaves two loads in flight instead of all of them
+#pragma unroll
+    for (int step = 0; step < unroll; ++step) {
+#pragma unroll
+      for (int part = 0; part < 4; part += 2) {
+        const vector16& low = from.a[step][0];
+        const vector16& high = from.a[step][tokens / 8 - 1];
+        const u32 a[4] = {low.word[part], tokens == 16 ? high.word[part] : 0u, low.word[part + 1],
+                          tokens == 16 ? high.word[part + 1] : 0u};
+#pragma unroll
+        for (int operand = 0; operand < b_operands; ++operand) {
+#pragma unroll
+          for (int j = 0; j < n_fragments; ++j) {
+            const vector16& weight = from.b[operand][j][step];
+            const u32 b[2] = {weight.word[part], weight.word[part + 1]};
+            mma_16x8x16<T>(sum[operand][j], a, b);
+          }
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ pointers make_pointers(const gemm_params& p, int first_row,
+                                                           int lane) {
+    pointers result;
+    const int lane_k = lane % 4 * 8;
+#pragma unroll
+    for (int j = 0; j < n_fragments; ++j) {
+      const int row = first_row + j * 8 + lane / 4;
+      const i64 place = static_cast<i64>(smaller(row, p.n - 1)) * p.k + lane_k;
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+        result.b[operand][j] = static_cast<const T*>(p.b[0][operand]) +
+                               place;  // rows past n are read again, never stored
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < tokens / 8; ++half) {
+      const int token = lane / 4 + half * 8;
+      result.token_is_valid[half] = token < p.m;
+      result.a[half] = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k + lane_k;
+    }
+    result.k_left = larger(p.k - lane_k, 0);
+    return result;
+  }
+
+  // The accumulators of all warps added up, in order, for the fragment that this thread's warp is
+  // to finish.
+  static __device__ __forceinline__ void add_warps(float4 (&total)[b_operands],
+                                                   const accumulators& sum, float* shared, int warp,
+                                                   int lane) {
+    constexpr int warp_stride = b_operands * n_fragments * 32 * values;
+    float* const mine = shared + warp * warp_stride + lane * values;
+#pragma unroll
+    for (int operand = 0; operand < b_operands; ++operand) {
+#pragma unroll
+      for (int j = 0; j < n_fragments; ++j) {
+#pragma unroll
+        for (int value = 0; value < values; ++value) {
+          mine[(operand * n_fragments + j) * 32 * values + value] = sum[operand][j][value];
+        }
+      }
+    }
+    __syncthreads();
+    if (warp < n_fragments) {
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+        float result[4] = {};
+#pragma unroll
+        for (int other = 0; other < warps; ++other) {
+#pragma unroll
+          for (int value = 0; value < values; ++value) {
+            result[value] +=
+                shared[other * warp_stride + (operand * n_fragments + warp) * 32 * values +
+                       lane * values + value];
+          }
+        }
+        total[operand] = {result[0], result[1], result[2], result[3]};
+      }
+    }
+  }
+
+  // Stores value number `index` of two neighbours, then those after it.
+  template <int index = 0>
+  static __device__ __forceinline__ void store_pair(const gemm_params& p, int token, int column,
+                                                    const float (&first)[b_operands],
+                                                    const float (&second)[b_operands]) {
+    if (token < p.m && column < p.n) {
+      const i64 at = static_cast<i64>(token) * p.n + column;
+      float value = ops::template stored<index>(first);
+      float next = ops::template stored<index>(second);
+      if constexpr (form.broadcasts_any()) {
+        ops::apply_broadcasts(ops::columns_from(p.broadcasts, column), value, next);
+      }
+      if constexpr (form.adds_source) {
+        add_pair<T>(value, next, *reinterpret_cast<const u32*>(ops::source(p, 0) + at));
+      }
+      *reinterpret_cast<u32*>(static_cast<T*>(ops::destination(p, index, 0)) + at) =
+          pack<T>(value, next);
+    }
+    if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
+  }
+
+ public:
+  static __device__ __forceinline__ void run(const gemm_params& p, unsigned char* shared) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first_row = static_cast<int>(blockIdx.x) * rows;
+    const pointers from = make_pointers(p, first_row, lane);
+
+    // In 32 bits: k < 2^31, k_group >= 32 and fewer than 32 splits.
+    const u32 groups = ceil_div(static_cast<u32>(p.k), static_cast<u32>(k_group));
+    const u32 split = blockIdx.y, split_k = p.split_k;
+    const u32 first_group = groups * split / split_k, last_group = groups * (split + 1) / split_k;
+    const u32 whole_groups = static_cast<u32>(p.k) / k_group;
+
+    launch_dependents();
+    accumulators sum = {};
+    operands loaded;
+    // Weights are complete before the launch; the kernel before may still write the tokens.
+    bool waited = false;
+    const auto tokens_ready = [&waited] {
+      if (!waited) wait_for_dependencies();
+      waited = true;
+    };
+    u32 group = first_group + warp;
+    for (; group < smaller(last_group, whole_groups); group += warps) {
+      load_weights<false>(loaded, from, group * k_group);
+      tokens_ready();
+      load_tokens<false>(loaded, from, group * k_group);
+      mma(sum, loaded);
+    }
+    if (group < last_group) {  // the one group that k ends in
+      load_weights<true>(loaded, from, group * k_group);
+      tokens_ready();
+      load_tokens<true>(loaded, from, group * k_group);
+      mma(sum, loaded);
+    }
+    tokens_ready();  // a warp without a group must not store before the kernels before are done
+
+    float4 total[b_operands] = {};
+    add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);
+    if (p.split_k > 1) {
+      __syncthreads();  // the warps' accumulators are read
+      if (!reduce_splits<n_fragments * 32>(total, warp < n_fragments, p.split_k,
+                                           {p.split_counters, p.split_partials}, shared)) {
+        return;
+      }
+    }
+    if (warp < n_fragments) {
+      const int column = first_row + warp * 8 + lane % 4 * 2;
+      float value[4][b_operands];
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+        value[0][operand] = total[operand].x;
+        value[1][operand] = total[operand].y;
+        value[2][operand] = total[operand].z;
+        value[3][operand] = total[operand].w;
+      }
+      store_pair(p, lane / 4, column, value[0], value[1]);
+      if constexpr (tokens == 16) {
+        store_pair(p, lane / 4 + 8, column, value[2], value[3]);
+      }
+    }
+  }
+};
+
+// Grid: (ceil(n / rows), split_k), with clusters of (1, split_k) where there are no split_counters.
+// Block: config.threads(). Shared memory: config.shared_bytes(form).
 template <gemm_form form, decode_config config>
 __global__ void __launch_bounds__(config.threads())
     decode_gemm(const __grid_constant__ gemm_params p) {

@@ -22,16 +22,11 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   for (const GemmProblem& gemm : chain) {
     gemm_form form = form_of(gemm);
     form.b_depends = false;  // it waits for all of the launches before it
-    program.kernels.push_back(
-        {"gemm/simt/gemm.cu", fmt::format("fftune::simt_gemm<{}>", template_argument(form))});
-    KernelLaunch launch;
-    launch.kernel = program.kernels.size() - 1;
-    launch.grid.x =
-        static_cast<std::uint32_t>(work_tiles(gemm, simt_config::bm, simt_config::bn(form)));
-    launch.block.x = simt_config::threads;
-    launch.parameters = gemm_parameters(gemm, places);
-    launch.parameters->fields.push_back({offsetof(gemm_params, group_m), std::int32_t{1}});
-    program.steps.emplace_back(std::move(launch));
+    ParameterStruct parameters = gemm_parameters(gemm, places);
+    parameters.fields.push_back({offsetof(gemm_params, group_m), std::int32_t{1}});
+    append_gemm(program, "gemm/simt/gemm.cu", fmt::format("simt_gemm<{}>", template_argument(form)),
+                work_tiles(gemm, simt_config::bm, simt_config::bn(form)), simt_config::threads,
+                std::move(parameters));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm80/space.hpp"
@@ -14,7 +15,7 @@ namespace fftune {
 namespace {
 
 /// Measured on an H200: mma.sync reaches 440 TFLOP/s at best, where wgmma reaches 700 to 800; up to
-/// so many tokens the memory decides, and either may win.
+/// this number of tokens the memory decides, and either may win.
 constexpr std::int64_t most_tokens_beside_wgmma = 64;
 
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
@@ -56,14 +57,10 @@ void append_sort(Program& program, const GemmProblem& gemm, const TensorPlaces& 
   const std::size_t offsets = program.scratch.size();
   program.scratch.push_back({static_cast<std::size_t>(gemm.groups.count + 1) * 4, false});
   program.scratch.push_back({static_cast<std::size_t>(gemm.k) * 4, false});
-  program.kernels.push_back({"gemm/sort_tokens.cu", "fftune::sort_tokens"});
-  KernelLaunch launch;
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid.x = static_cast<std::uint32_t>(ceil_div(gemm.k, 256));
-  launch.block.x = 256;
-  launch.arguments = {tensor_of(places, gemm.groups.mask), ScratchArgument{offsets},
-                      ScratchArgument{offsets + 1}, static_cast<std::int32_t>(gemm.k)};
-  program.steps.emplace_back(std::move(launch));
+  append_kernel(program, "gemm/sort_tokens.cu", "sort_tokens",
+                {static_cast<std::uint32_t>(ceil_div(gemm.k, 256))}, 256,
+                {tensor_of(places, gemm.groups.mask), ScratchArgument{offsets},
+                 ScratchArgument{offsets + 1}, static_cast<std::int32_t>(gemm.k)});
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
@@ -72,9 +69,8 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const sm80::Tile tile(config);
   gemm_form form = form_of(gemm);
   form.b_depends = false;  // it waits for all of the launches before it, whatever B is
-  KernelLaunch launch;
-  launch.parameters = gemm_parameters(gemm, places);
-  auto& fields = launch.parameters->fields;
+  ParameterStruct parameters = gemm_parameters(gemm, places);
+  auto& fields = parameters.fields;
   fields.push_back({offsetof(gemm_params, group_m), std::int32_t{tile.group_m}});
   if (gemm.groups.by == Grouping::reduction && form.source == group_source::mask) {
     form.source = group_source::routed;
@@ -83,18 +79,14 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
     fields.push_back({offsetof(gemm_params, offsets), ScratchArgument{offsets}});
     fields.push_back({offsetof(gemm_params, permutation), ScratchArgument{offsets + 1}});
   }
-  program.kernels.push_back(
-      {"gemm/sm80/gemm.cu",
-       fmt::format("fftune::sm80_gemm<{}, fftune::sm80_config{{{}, {}, {}, {}, {}, {}}}>",
-                   template_argument(form), tile.bm, tile.bn, tile.bk, tile.warps_m, tile.warps_n,
-                   tile.stages)});
-  launch.kernel = program.kernels.size() - 1;
-  launch.grid.x = static_cast<std::uint32_t>(work_tiles(gemm, tile.bm, tile.bn));
-  launch.block.x = static_cast<std::uint32_t>(tile.threads());
+  KernelLaunch& launch = append_gemm(
+      program, "gemm/sm80/gemm.cu",
+      fmt::format("sm80_gemm<{}, {}>", template_argument(form), template_argument(tile)),
+      work_tiles(gemm, tile.bm, tile.bn), tile.threads(), std::move(parameters));
+  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(form));
   split_launch(program, launch, facts, tile.split_k, tile.exchange_bytes(gemm.b_operands()),
                tile.table_bytes(form) + sm80_config::epilogue_tile_bytes);
-  program.steps.emplace_back(std::move(launch));
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ class sm80_epilogue {
   // register.
   struct tile_addresses {
     T* stored[form.stored_values()];  // the tile's first element of each
-    const T *bias, *source, *gate, *up;
+    const void* broadcasts[row_broadcasts];
+    const T *source, *gate, *up;
     int rows, columns, pitch;
     const u32* rows_of_c;  // grouped rows: of each row of the tile
   };
@@ -48,7 +49,12 @@ class sm80_epilogue {
       to.gate = static_cast<const T*>(p.gate) + first_read;
       to.up = static_cast<const T*>(p.up) + first_read;
     }
-    if constexpr (form.adds_bias) to.bias = static_cast<const T*>(p.bias) + tile.first_n;
+#pragma unroll
+    for (int i = 0; i < row_broadcasts; ++i) {
+      if (form.broadcasts[i])
+        to.broadcasts[i] = static_cast<const char*>(p.broadcasts[i]) +
+                           tile.first_n * (is_f32(row_broadcast(i)) ? 4 : sizeof(T));
+    }
     if constexpr (form.adds_source) to.source = ops::source(p, tile.output, tile.group) + first;
     to.rows = tile.rows;
     to.columns = tile.columns;
@@ -67,12 +73,12 @@ class sm80_epilogue {
                      [&](i64 at, vector16* chunk) { *chunk = load_dependent(tile.source + at); });
       __syncthreads();
     }
-    u32 bias[n_fragments] = {};
-    if constexpr (form.adds_bias) {
+    typename ops::columns own[n_fragments];
+    if constexpr (form.broadcasts_any()) {
 #pragma unroll
       for (int j = 0; j < n_fragments; ++j) {
         const int column = here.warp_column + j * 8 + here.lane % 4 * 2;
-        if (column < tile.columns) bias[j] = *reinterpret_cast<const u32*>(tile.bias + column);
+        if (column < tile.columns) own[j] = ops::columns_from(tile.broadcasts, column);
       }
     }
 #pragma unroll
@@ -102,7 +108,7 @@ class sm80_epilogue {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float &first = value[half * 2], &second = value[half * 2 + 1];
-          if constexpr (form.adds_bias) add_pair<T>(first, second, bias[j]);
+          ops::apply_broadcasts(own[j], first, second);
           if constexpr (form.adds_source) add_pair<T>(first, second, *words[half]);
           *words[half] = pack<T>(first, second);
         }

@@ -172,6 +172,11 @@ Tile::Tile(const Config& config)
       split_k(config.get("split_k")),
       group_m(config.get("group_m")) {}
 
+std::string template_argument(const sm80_config& config) {
+  return fmt::format("fftune::sm80_config{{{}, {}, {}, {}, {}, {}}}", config.bm, config.bn,
+                     config.bk, config.warps_m, config.warps_n, config.stages);
+}
+
 Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
   const Shape shape(gemm);
   Space space;

@@ -2,6 +2,8 @@
 // the cost model that ranks them.
 #pragma once
 
+#include <string>
+
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "kernels/gemm/problem.hpp"
@@ -16,6 +18,9 @@ struct Tile : sm80_config {
   explicit Tile(const Config& config);
   std::int64_t tiles_m(std::int64_t m) const { return ceil_div(m, bm); }
 };
+
+/// "fftune::sm80_config{128, 128, ...}"
+std::string template_argument(const sm80_config& config);
 
 /// bm, bn, bk, warps_m, warps_n, stages, split_k, group_m.
 Space space(const GemmProblem& gemm, const DeviceFacts& facts);

@@ -8,7 +8,7 @@
 // The visitors of an element, in their order, are chosen by the form at compile time:
 //   activation            C = accumulator, or act(gate) ⊙ up (epilogue_ops::value)
 //   save pre-activations  gate and up are stored values of their own (epilogue_ops::stored)
-//   bias                  + bias[n]
+//   row broadcasts        + bias[n], and what else row_broadcast.cuh has
 //   source                + source[m, n], loaded into the stage that the subtile will take
 //   quantise              by the tensor's scale, or by scales of 128 columns, which are found here
 //   activation gradient   d_gate, d_up and hidden, from gate and up (gradient_epilogue)
@@ -114,10 +114,11 @@ struct value_epilogue {
   static constexpr bool scatters = form.groups == grouping::rows;
   static constexpr bool stacked = form.groups == grouping::reduction && form.stacked;
   static constexpr bool quantises_by_block = form.c_quantised && form.scales == scaling::block;
-  static_assert(!scatters || (!form.adds_source && !form.adds_bias));
+  static_assert(!scatters || (!form.adds_source && !form.broadcasts_any()));
   static_assert(!quantises_by_block || (swap_ab ? plan.warpgroup_rows % scale_block == 0
                                                 : config.bn == scale_block && config.split_k == 1));
   using ops = epilogue_ops<form>;
+  using columns = typename ops::columns;
   using Wide = element_type<form.wide>;
   template <int value>
   using stored_type = element_type<value == 0 ? form.c : form.wide>;
@@ -163,7 +164,7 @@ struct value_epilogue {
   }
   template <int value>
   __device__ __forceinline__ const tensor_map& map(const output_tile& to) const {
-    return params.out[sm90_out_slot(form, value, to.output, stacked ? 0 : to.group)];
+    return params.out[sm90_out_index(form, value, to.output, stacked ? 0 : to.group)];
   }
   static __device__ __forceinline__ int column_of(const output_tile& to, int subtile) {
     return to.column + subtile * plan.subtile_n;
@@ -172,7 +173,7 @@ struct value_epilogue {
   // One thread: starts to fill a stage whose last store has been read.
   __device__ __forceinline__ void load_source(u32 stage, const output_tile& to, int subtile) const {
     const tensor_map& map =
-        params.source[sm90_out_slot(form, 0, to.output, stacked ? 0 : to.group)];
+        params.source[sm90_out_index(form, 0, to.output, stacked ? 0 : to.group)];
     barrier_arrive_expect(stages.barrier(stage), plan.subtile_bytes);
     if constexpr (stacked) {
       tma_load(stages.buffer(stage), map, stages.barrier(stage), column_of(to, subtile), to.row,
@@ -267,37 +268,33 @@ struct value_epilogue {
   }
   // And through what is added, rounded.
   template <int value>
-  static __device__ __forceinline__ u32 visit(const fragment& acc, int m64, int at, u32 bias,
-                                              u32 source) {
+  static __device__ __forceinline__ u32 visit(const fragment& acc, int m64, int at,
+                                              const columns& own, u32 source) {
     float first, next;
     visit<value>(acc, m64, at, first, next);
-    if constexpr (form.adds_bias) add_pair<Wide>(first, next, bias);
+    ops::apply_broadcasts(own, first, next);
     if constexpr (form.adds_source) add_pair<Wide>(first, next, source);
     return pack<stored_type<value>>(first, next);
   }
 
-  // Two neighbouring elements of the bias, or one of them twice.
-  __device__ __forceinline__ u32 bias_pair(int column) const {
-    if constexpr (!form.adds_bias) return 0;
-    return column < gemm.n
-               ? *reinterpret_cast<const u32*>(static_cast<const Wide*>(gemm.bias) + column)
-               : 0;
+  // Of the row broadcasts two neighbouring columns, or one of them twice.
+  __device__ __forceinline__ columns column_pair(int column) const {
+    return column < gemm.n ? ops::columns_from(gemm.broadcasts, column) : columns{};
   }
-  __device__ __forceinline__ u32 bias_twice(int column) const {
-    if constexpr (!form.adds_bias) return 0;
-    return column < gemm.n ? static_cast<const Wide*>(gemm.bias)[column].bits * 0x10001u : 0;
+  __device__ __forceinline__ columns column_twice(int column) const {
+    return column < gemm.n ? ops::column_twice(gemm.broadcasts, column) : columns{};
   }
 
   // Four 8x8 matrices from the accumulators at `at` on, added to what is at their place already.
   template <int value>
   static __device__ __forceinline__ void write_matrices(const fragment& acc, int m64, int at,
-                                                        u32 place, const u32 (&bias)[4]) {
+                                                        u32 place, const columns (&own)[4]) {
     u32 old[4] = {};
     if constexpr (form.adds_source) reload_matrices<swap_ab>(place, old);
-    const u32 word[4] = {visit<value>(acc, m64, at, bias[0], old[0]),
-                         visit<value>(acc, m64, at + 2, bias[1], old[1]),
-                         visit<value>(acc, m64, at + 4, bias[2], old[2]),
-                         visit<value>(acc, m64, at + 6, bias[3], old[3])};
+    const u32 word[4] = {visit<value>(acc, m64, at, own[0], old[0]),
+                         visit<value>(acc, m64, at + 2, own[1], old[1]),
+                         visit<value>(acc, m64, at + 4, own[2], old[2]),
+                         visit<value>(acc, m64, at + 6, own[3], old[3])};
     store_matrices<swap_ab>(place, word);
   }
 
@@ -314,7 +311,7 @@ struct value_epilogue {
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
         const int own = column + step * 16 + (lane & 3) * 2;
-        const u32 low = bias_pair(own), high = bias_pair(own + 8);
+        const columns low = column_pair(own), high = column_pair(own + 8);
         write_matrices<value>(acc, m64, (subtile * steps + step) * 8,
                               buffer + chunk_offset<plan.subtile_n>(row, step * 2 + (lane >> 4)),
                               {low, low, high, high});
@@ -331,7 +328,7 @@ struct value_epilogue {
     constexpr int pairs = plan.subtile_m / 16;
     const int chunk = warp * 2 + (lane >> 3 & 1);
     const int first = column + warp * 16 + (lane >> 2);
-    const u32 low = bias_twice(first), high = bias_twice(first + 8);
+    const columns low = column_twice(first), high = column_twice(first + 8);
 #pragma unroll
     for (int pair = 0; pair < pairs; ++pair) {
       const int row = pair * 16 + (lane & 7) + (lane >> 4) * 8;
@@ -512,11 +509,11 @@ struct value_epilogue {
 // d_gate and d_up leave from where these were.
 //
 // Loads begin a few K blocks into the main loop, when the last tile's stores have left the stages
-// (load_at_k_block). Or, in a dense GEMM with enough stages (runs_ahead), subtiles are numbered
-// through all tiles in the order in which they are finished, and each is loaded when its stage is
-// free, while the next one is finished in another. In ping-pong the warpgroups alternate tiles
-// and share the stages; a stage then serves a tile once at most. A wait by parity cannot tell a
-// round that has not come from one that is past, so a warpgroup waits for its subtiles only after
+// (load_at_k_block). Or, in a dense GEMM with enough stages (prefetches_next), subtiles are
+// numbered through all tiles in the order in which they are finished, and each is loaded when its
+// stage is free, while the next one is finished in another. In ping-pong the warpgroups alternate
+// tiles and share the stages; a stage then serves a tile once at most. A wait by parity cannot tell
+// a round that has not come from one that is past, so a warpgroup waits for its subtiles only after
 // the other one has had all of its own.
 template <class Traits>
 struct gradient_epilogue {
@@ -529,7 +526,7 @@ struct gradient_epilogue {
   static constexpr int load_at_k_block = 4;
   static constexpr u32 sharers = config.pingpong() ? config.mma_warpgroups : 1;
   static constexpr u32 shared_stages = config.epilogue_stages * sharers;
-  static constexpr bool runs_ahead =
+  static constexpr bool prefetches_next =
       !scatters && shared_stages >= (config.pingpong() ? plan.subtiles : 2);
   static_assert(!config.swap_ab() && config.split_k == 1);
   using ops = epilogue_ops<form>;
@@ -545,7 +542,7 @@ struct gradient_epilogue {
   __device__ __forceinline__ gradient_epilogue(const sm90_params& all, const gemm_params& own_gemm,
                                                u32 base, int own)
       : params(all), gemm(own_gemm), warpgroup(own) {
-    const int owner = runs_ahead && config.pingpong() ? 0 : own;
+    const int owner = prefetches_next && config.pingpong() ? 0 : own;
     stages = {base + plan.epilogue_at + owner * plan.warpgroup_epilogue_bytes,
               base + plan.epilogue_barriers_at + owner * config.epilogue_stages * 8};
   }
@@ -581,21 +578,21 @@ struct gradient_epilogue {
     }
   }
 
-  // runs_ahead, for the first tile's warpgroup to call: starts to fill all stages. `tile_after(n)`
-  // is the n-th tile after this one, and whether there is one.
+  // prefetches_next, for the first tile's warpgroup to call: starts to fill all stages.
+  // `tile_after(n)` is the n-th tile after this one, and whether there is one.
   template <class TileAfter>
-  __device__ __forceinline__ void begin(const TileAfter& tile_after) const {
+  __device__ __forceinline__ void prefetch_first(const TileAfter& tile_after) const {
     if (threadIdx.x % 128 != 0) return;
     wait_for_dependencies();
 #pragma unroll
     for (u32 number = 0; number < shared_stages; ++number) refill(number, 0, tile_after);
   }
 
-  // runs_ahead: the tile that is `ordinal` among those of the stages. All of its subtiles, but the
-  // CTA's first ones, have been asked for when others were done with their stages.
+  // prefetches_next: the tile that is `ordinal` among those of the stages. All of its subtiles, but
+  // the CTA's first ones, have been asked for when others were done with their stages.
   template <class TileAfter>
-  __device__ __forceinline__ void store_ahead(const fragment& acc, u32 ordinal,
-                                              const TileAfter& tile_after) const {
+  __device__ __forceinline__ void store_and_prefetch(const fragment& acc, u32 ordinal,
+                                                     const TileAfter& tile_after) const {
     const bool first = threadIdx.x % 128 == 0;
     bool is_valid;
     const output_tile here = tile_after(0, is_valid);
@@ -704,7 +701,7 @@ struct gradient_epilogue {
     return buffer + chunk_offset<plan.subtile_n>(row, step * 2 + (lane >> 4));
   }
 
-  // subtile_m rows x subtile_n columns of each value, 32 columns at a time: of so many all of gate
+  // subtile_m rows x subtile_n columns of each value, 32 columns at a time: of these all of gate
   // and up is loaded first. The loads and stores keep their order, and would wait for each other.
   static __device__ __forceinline__ void write(const fragment& acc, u32 buffer, int subtile) {
     constexpr int all = plan.subtile_n / 16, steps = smaller(all, 2);

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/gemm/sm90/params.cuh"
@@ -19,7 +20,7 @@ namespace {
 using sm90::Tile;
 using sm90::Workload;
 
-/// Every CTA scans the mask: that pays up to so many tokens.
+/// Every CTA scans the mask: up to this number of tokens that pays.
 constexpr std::int64_t most_masked_tokens = std::int64_t{1} << 19;
 constexpr std::int64_t most_groups = 1024;  // that a CTA's tables in shared memory hold
 
@@ -66,8 +67,8 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
   const auto& of_groups = groups.by == Grouping::rows ? gemm.b : gemm.c;
   if (of_groups.front().size() != 1 && groups.count != 2)
     return "more than two groups take one tensor that stacks their matrices";
-  if (gemm.epilogue.kind == EpilogueKind::linear && !gemm.epilogue.bias.empty())
-    return "grouped GEMMs add no bias";
+  if (gemm.epilogue.kind == EpilogueKind::linear && gemm.epilogue.broadcasts())
+    return "grouped GEMMs add no bias, nor any other vector";
   if (groups.by == Grouping::rows) {
     if (gemm.a_major != Major::k || gemm.outputs() == 2)
       return "rows of A are gathered where k is contiguous, to one C";
@@ -114,18 +115,6 @@ std::optional<double> estimate(const GemmChain& chain, const DeviceFacts& facts,
   return sm90::cycles(chain.front(), facts, config) / facts.clock_hz;
 }
 
-/// "fftune::sm90_config{.bm = 128, ...}"
-std::string template_argument(const sm90_config& config) {
-  constexpr std::string_view schedules[] = {"cooperative", "pingpong", "swap_ab"};
-  return fmt::format(
-      "fftune::sm90_config{{.bm = {}, .bn = {}, .schedule = fftune::sm90_schedule::{}, "
-      ".mma_warpgroups = {}, .cluster_m = {}, .cluster_n = {}, .split_k = {}, .stages = {}, "
-      ".epilogue_stages = {}, .a_reuse = {}, .gather_warps = {}}}",
-      config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
-      config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
-      config.epilogue_stages, config.a_reuse, config.gather_warps);
-}
-
 /// One launch of the engine, while its parameters are filled in.
 class Launch {
  public:
@@ -151,26 +140,21 @@ class Launch {
     add_outputs();
     field(offsetof(sm90_params, gemm) + offsetof(gemm_params, group_m),
           std::int32_t{tile_.group_m});
-    program.kernels.push_back(
-        {"gemm/sm90/gemm.cu", fmt::format("fftune::gemm_sm90<{}, {}>", template_argument(form_),
-                                          template_argument(tile_))});
-    KernelLaunch launch;
-    launch.kernel = program.kernels.size() - 1;
-    launch.grid.x = static_cast<std::uint32_t>(clusters(facts) * tile_.cluster_ctas());
-    launch.block.x = static_cast<std::uint32_t>(plan_.threads);
+    KernelLaunch& launch = append_gemm(
+        program, "gemm/sm90/gemm.cu",
+        fmt::format("gemm_sm90<{}, {}>", template_argument(form_), template_argument(tile_)),
+        clusters(facts) * tile_.cluster_ctas(), plan_.threads, std::move(parameters_));
     launch.cluster.x = static_cast<std::uint32_t>(tile_.cluster_ctas());
     launch.shared_bytes = static_cast<std::uint32_t>(plan_.shared_bytes);
     launch.programmatic = gemm_.follows || tile_.pre_permute;
-    launch.parameters = std::move(parameters_);
-    program.steps.emplace_back(std::move(launch));
   }
 
  private:
   void field(std::size_t offset, Argument value) {
     parameters_.fields.push_back({offset, std::move(value)});
   }
-  void map(std::size_t array, std::size_t slot, TensorMapArgument value) {
-    field(array + slot * sizeof(tensor_map), std::move(value));
+  void map(std::size_t array, std::size_t index, TensorMapArgument value) {
+    field(array + index * sizeof(tensor_map), std::move(value));
   }
   Pointer tensor(std::string_view name) const { return tensor_of(places_, name); }
 
@@ -227,7 +211,8 @@ class Launch {
   void add_outputs() {
     const auto out = [&](int value, std::string_view name, DType dtype) {
       if (!name.empty())
-        map(offsetof(sm90_params, out), static_cast<std::size_t>(sm90_out_slot(form_, value, 0, 0)),
+        map(offsetof(sm90_params, out),
+            static_cast<std::size_t>(sm90_out_index(form_, value, 0, 0)),
             c_map(tensor(name), dtype));
     };
     const auto each = [&](std::size_t array, const std::vector<TensorNames>& matrices,
@@ -236,7 +221,7 @@ class Launch {
         for (std::size_t group = 0; group < matrices[i].size(); ++group)
           map(array,
               static_cast<std::size_t>(
-                  sm90_out_slot(form_, 0, static_cast<int>(i), static_cast<int>(group))),
+                  sm90_out_index(form_, 0, static_cast<int>(i), static_cast<int>(group))),
               c_map(tensor(matrices[i][group]), dtype));
     };
     const Epilogue& epilogue = gemm_.epilogue;
@@ -273,21 +258,19 @@ class Launch {
     constexpr std::int64_t warps = 8, ctas = 4;  // of a CTA; of an SM
     const Groups& groups = gemm_.groups;
     const bool routed = form_.source == group_source::routed;
-    program.kernels.push_back(
-        {"gemm/sort_tokens.cu", fmt::format("fftune::permute_rows<fftune::group_source::{}>",
-                                            routed ? "routed" : "mask")});
     const auto or_null = [&](std::string_view name) -> Argument {
       if (name.empty()) return std::int64_t{0};
       return tensor_of(places_, name);
     };
-    KernelLaunch launch;
-    launch.kernel = program.kernels.size() - 1;
-    launch.block.x = warps * 32;
-    launch.grid.x = static_cast<std::uint32_t>(std::min(
+    const auto grid = static_cast<std::uint32_t>(std::min(
         ceil_div(gemm_.k, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
+    KernelLaunch& launch = append_kernel(
+        program, "gemm/sort_tokens.cu",
+        fmt::format("permute_rows<fftune::group_source::{}>", routed ? "routed" : "mask"), {grid},
+        warps * 32,
+        {or_null(groups.mask), or_null(groups.offsets), or_null(groups.permutation),
+         static_cast<std::int32_t>(groups.count)});
     launch.programmatic = gemm_.follows;
-    launch.arguments = {or_null(groups.mask), or_null(groups.offsets), or_null(groups.permutation),
-                        static_cast<std::int32_t>(groups.count)};
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(gemm_.dtype));
     int copied = 0;
     const auto copy = [&](Pointer& matrix, std::int64_t columns) {
@@ -304,7 +287,6 @@ class Launch {
       launch.arguments.insert(launch.arguments.end(),
                               {std::int64_t{0}, std::int64_t{0}, std::int32_t{0}});
     launch.arguments.emplace_back(static_cast<std::int32_t>(gemm_.k));
-    program.steps.emplace_back(std::move(launch));
   }
 
   const GemmProblem& gemm_;

@@ -95,8 +95,8 @@ struct tma_loader {
                                          int group) const {
 #pragma unroll
     for (int operand = 0; operand < form.b_operands(); ++operand) {
-      const int slot = operand == 0 && !of_second_pair(k_block) ? 0 : 1;
-      const tensor_map& map = stacked_b || group == 0 ? params.b[0][slot] : params.b[1][slot];
+      const int index = operand == 0 && !of_second_pair(k_block) ? 0 : 1;
+      const tensor_map& map = stacked_b || group == 0 ? params.b[0][index] : params.b[1][index];
       load_share<config.cluster_m, form.b_major, b_share, stacked_b>(
           buffer + Traits::plan.a_bytes + operand * Traits::plan.b_bytes + i * b_share * row_bytes,
           map, full, k_of(k_block), column + i * b_share, column_ctas, b_policy, group);

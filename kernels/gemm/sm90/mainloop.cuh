@@ -11,17 +11,6 @@
 
 namespace fftune {
 
-// Called for each K block of a work tile, counted from 0.
-struct mainloop_hooks {
-  // The stage is full; its MMAs come next.
-  __device__ __forceinline__ void on_full(u32, int) const {}
-  // Its MMAs are issued.
-  __device__ __forceinline__ void on_issued(int) const {}
-  // All but the last `pending` stages have been read by their MMAs, and are released next.
-  template <int pending>
-  __device__ __forceinline__ void on_read() const {}
-};
-
 template <class Traits>
 struct mma_mainloop {
   static constexpr gemm_form form = Traits::form;
@@ -48,6 +37,9 @@ struct mma_mainloop {
     }
   }
 
+  // Hooks, for each K block, counted from 0: on_full(buffer, k_block): the stage is full, its MMAs
+  // come next. on_issued(k_block): they are issued. on_read<pending>(): all but the last `pending`
+  // stages have been read by their MMAs, and are released next.
   template <class Hooks>
   __device__ __forceinline__ void run(accumulators& acc, stages& pipe, int k_blocks,
                                       const Hooks& hooks) const {

@@ -12,14 +12,14 @@ struct sm90_params {
   gemm_params gemm;
   tensor_map a[2];       // as gemm_params::a
   tensor_map b[2][2];    // [group][operand or K-concatenated pair]; stacked: b[0], 3-D
-  tensor_map out[4];     // sm90_out_slot()
+  tensor_map out[4];     // sm90_out_index()
   tensor_map source[4];  // linear: as out, the addends; activation_gradient: gate, up
   tensor_map reuse;      // A rows gathered by an earlier tile, for A reuse
 };
 
 /// The index in `out` of stored value `value` (C, gate, up; d_gate, d_up, hidden) of output
 /// `output`, and of group `group` in a grouped reduction of two groups, each with its own C.
-constexpr int sm90_out_slot(const gemm_form& form, int value, int output, int group) {
+constexpr int sm90_out_index(const gemm_form& form, int value, int output, int group) {
   const bool own = form.groups == grouping::reduction && !form.stacked;
   return value + output + (own ? 2 * group : 0);
 }

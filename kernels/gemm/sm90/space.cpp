@@ -35,12 +35,12 @@ bool may_swap(const Workload& work) {
   return !work.a_mn_major() && !work.b_mn_major() && work.tensors_per_stage == 1;
 }
 
-/// Whether many problems are served by tiles of so many rows. Those between are for one m each.
+/// Whether tiles of bm rows serve many problems. Those between are for one m each.
 bool is_usual(int bm) {
   return bm == 8 || bm == 16 || bm == 32 || bm % 64 == 0;
 }
 
-/// Whether so many tiles are few enough to share the k of each.
+/// Whether the tiles are few enough to share the k of each.
 bool may_split(std::int64_t tiles, int split_k, int sms) {
   return split_k == 1 || (tiles < sms && tiles * split_k <= 2 * sms);
 }
@@ -323,6 +323,16 @@ Tile::Tile(const Config& config)
                   .gather_warps = optional_value(config, "gather_warps", 2)},
       group_m(config.get("group_m")),
       pre_permute(optional_value(config, "pre_permute", 0) == 1) {}
+
+std::string template_argument(const sm90_config& config) {
+  return fmt::format(
+      "fftune::sm90_config{{.bm = {}, .bn = {}, .schedule = fftune::sm90_schedule::{}, "
+      ".mma_warpgroups = {}, .cluster_m = {}, .cluster_n = {}, .split_k = {}, .stages = {}, "
+      ".epilogue_stages = {}, .a_reuse = {}, .gather_warps = {}}}",
+      config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
+      config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
+      config.epilogue_stages, config.a_reuse, config.gather_warps);
+}
 
 bool gathers(const GemmProblem& gemm) {
   if (!gemm.groups.any() || !gemm.groups.scattered) return false;

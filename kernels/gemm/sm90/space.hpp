@@ -2,6 +2,8 @@
 // the cost model that ranks them.
 #pragma once
 
+#include <string>
+
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "kernels/gemm/problem.hpp"
@@ -17,6 +19,9 @@ struct Tile : sm90_config {
 
   explicit Tile(const Config& config);
 };
+
+/// "fftune::sm90_config{.bm = 128, ...}"
+std::string template_argument(const sm90_config& config);
 
 /// What the space and the cost model look at. Of fp8 k counts pairs of elements: a K block has the
 /// same bytes and takes the same instructions as one of 16-bit elements.

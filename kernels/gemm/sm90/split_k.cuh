@@ -57,8 +57,8 @@ struct split_k_reduction {
         if (cta == static_cast<int>(rank)) {
           term = own(mine[m64][operand], at);
         } else {
-          const u32 slot = cta < static_cast<int>(rank) ? cta : cta - 1;
-          term = load_shared(buffers + ((slot * vectors + vector) * threads + thread) * 16);
+          const u32 from = cta < static_cast<int>(rank) ? cta : cta - 1;
+          term = load_shared(buffers + ((from * vectors + vector) * threads + thread) * 16);
         }
         sum = make_float4(sum.x + term.x, sum.y + term.y, sum.z + term.z, sum.w + term.w);
       }
