@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Whole transformers models, random weights, on one GPU: eager, torch.compile, and both of them
-with fftune.patch.
+with fftune.patch; Liger-Kernel's patch beside them where it is installed.
 
 usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,...] [--cases ...] [--tiny]
        models.py --plot DIR/models.json FILE.svg
@@ -29,6 +29,8 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,13 +43,15 @@ import fftune
 START = time.monotonic()
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+LIGER = GPU and find_spec("liger_kernel") is not None
 FULL = GPU and "--tiny" not in sys.argv
 
 # hidden, intermediate, layers, heads, key-value heads, vocabulary
 LLAMAS = {"llama-1b": (2048, 8192, 16, 32, 8, 128256), "llama-8b/4": (4096, 14336, 8, 32, 8, 128256)}
 CASES = ["llama-1b 1x1", "llama-1b 4x1024", "llama-8b/4 1x1", "llama-8b/4 4x1024", "llama-1b 16x1",
          "llama-1b 1x512", "llama-8b/4 16x1", "llama-8b/4 1x512", "llama-1b 64x1"]
-CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections")
+CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections",
+              "eager+liger")
 FEW_TOKENS = 64  # up to which projections by fftune are tried
 
 
@@ -71,13 +75,19 @@ class Report:
         self.path.write_text(json.dumps(self.results, indent=1) + "\n")
         print(f"[{time.monotonic() - START:5.0f} s] {part} {case}: {values}", flush=True)
 
-    def attempt(self, part: str, case: str, run) -> None:
+    @contextmanager
+    def without(self, label: str, part: str, case: str):
+        """Goes on without a contender that fails."""
         try:
-            run()
+            yield
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            self.add(part, case, {"failed": f"{type(error).__name__}: {lines[0][:300]}"})
+            self.add(part, case, {f"{label} failed": f"{type(error).__name__}: {lines[0][:300]}"})
             traceback.print_exc(limit=-3)
+
+    def attempt(self, part: str, case: str, run) -> None:
+        with self.without("all", part, case):
+            run()
         gc.collect()
         if GPU:
             torch.cuda.empty_cache()
@@ -206,7 +216,24 @@ def host(report: Report) -> None:
 def labels_of(case: str) -> list[str]:
     batch, tokens = map(int, case.rsplit(" ", 1)[1].split("x"))
     return [label for label in CONTENDERS
-            if "projections" not in label or batch * tokens <= FEW_TOKENS]
+            if ("projections" not in label or batch * tokens <= FEW_TOKENS)
+            and ("liger" not in label or LIGER)]
+
+
+@contextmanager
+def liger(model):
+    """Liger-Kernel's patch of a Llama, which changes transformers' module too, for a while."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+    from transformers.models.llama import modeling_llama
+
+    kept = dict(vars(modeling_llama))
+    forward = modeling_llama.LlamaForCausalLM.forward
+    apply_liger_kernel_to_llama(model=model)
+    try:
+        yield
+    finally:
+        vars(modeling_llama).update(kept)
+        modeling_llama.LlamaForCausalLM.forward = forward
 
 
 def model_and_ids(case: str):
@@ -220,9 +247,11 @@ def model_and_ids(case: str):
 
 def variant(model, label: str):
     """The model as the label says, but not compiled; with the same weights."""
-    if "patch" not in label:
+    if "patch" not in label and "liger" not in label:
         return model
     patched = copy_sharing_weights(model)
+    if "liger" in label:
+        return patched
     report = fftune.patch(patched, projections="projections" in label)
     if label == "eager+patch":
         print(report, flush=True)
@@ -242,15 +271,17 @@ def forward(report: Report, case: str) -> None:
             if "compile" in label and report.left() < 30:
                 report.add("forward", case, {"left out": f"{label}: no time is left"})
                 break
-            module = variant(model, label)
-            if "compile" in label:
-                torch._dynamo.reset()
-                module = torch.compile(module, dynamic=False)
-            run = pass_of(module, ids)
-            if label != "eager":
-                difference = (run().double() - right).norm() / right.norm()
-                report.add("forward", case, {f"{label} difference": round(difference.item(), 5)})
-            runs[label] = graph_of(run)
+            with report.without(label, "forward", case):
+                module = variant(model, label)
+                if "compile" in label:
+                    torch._dynamo.reset()
+                    module = torch.compile(module, dynamic=False)
+                run = pass_of(module, ids)
+                with liger(module) if "liger" in label else nullcontext():
+                    difference = (run().double() - right).norm() / right.norm()
+                    report.add("forward", case,
+                               {f"{label} difference": round(difference.item(), 5)})
+                    runs[label] = graph_of(run)
             if label == "eager+patch":
                 compiling = time.monotonic()
         seconds = round(time.monotonic() - compiling, 1)
@@ -261,7 +292,7 @@ def warm(report: Report, cases: list[str]) -> None:
     """Compilers use few cores: a process each, which compiles and runs nothing that was compiled,
     so that nothing is tuned while they are in each other's way."""
     began = time.monotonic()
-    waiting = [(case, label) for case in cases for label in labels_of(case)[2:]]
+    waiting = [(case, label) for case in cases for label in labels_of(case) if "compile" in label]
     running: list[subprocess.Popen] = []
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
     failed = 0
@@ -324,25 +355,30 @@ def steps_of(model, batch):
     return step
 
 
-def train(report: Report, part: str, case: str, make, batch: dict, labels) -> None:
-    for label in labels:
-        if report.left() < 40:
-            report.add(part, case, {"left out": f"{label}: no time is left"})
-            return
-        model = make().train()
-        if "patch" in label:
-            fftune.patch(model, recompute="recompute" in label)
-        step = steps_of(torch.compile(model, dynamic=False) if "compile" in label else model, batch)
+def times_of_training(model, label: str, batch: dict) -> dict:
+    model.train()
+    if "patch" in label:
+        fftune.patch(model, recompute="recompute" in label)
+    step = steps_of(torch.compile(model, dynamic=False) if "compile" in label else model, batch)
+    with liger(model) if "liger" in label else nullcontext():
         step()
         step()
         if GPU:
             torch.cuda.reset_peak_memory_stats()
         times = [microseconds(step, 1) for _ in range(7)]
-        values = {label: round(statistics.median(times), 1)}
-        if GPU:
-            values[f"{label} GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
-        report.add(part, case, values)
-        del model, step
+    values = {label: round(statistics.median(times), 1)}
+    if GPU:
+        values[f"{label} GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
+    return values
+
+
+def train(report: Report, part: str, case: str, make, batch: dict, labels) -> None:
+    for label in labels:
+        if report.left() < 40:
+            report.add(part, case, {"left out": f"{label}: no time is left"})
+            return
+        with report.without(label, part, case):
+            report.add(part, case, times_of_training(make(), label, batch))
         gc.collect()
         if GPU:
             torch.cuda.empty_cache()
@@ -355,7 +391,8 @@ def train_llama(report: Report) -> None:
     ids = torch.randint(0, config.vocab_size, shape, device=DEVICE)
     train(report, "train", "llama-1b 4x2048", lambda: build(transformers.LlamaForCausalLM, config),
           {"input_ids": ids, "labels": ids},
-          ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute"))
+          ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute",
+           *(("eager+liger",) if LIGER else ())))
 
 
 # loss curves
@@ -520,8 +557,9 @@ def table(results: dict) -> None:
     for part in ("forward", "train", "programs"):
         for case, values in results.get(part, {}).items():
             print(f"\n{part} {case}")
-            if "failed" in values:
-                print(f"  failed: {values['failed']}")
+            for label, reason in values.items():
+                if label.endswith("failed"):
+                    print(f"  {label}: {reason}")
             for label in (*CONTENDERS, "eager+patch+recompute"):
                 if label in values:
                     memory = values.get(f"{label} GB")
@@ -611,7 +649,7 @@ def main() -> None:
         jobs.append(("curves", "small llama", lambda: curves(report)))
     for part, case, job in jobs:
         if report.left() < 20:
-            report.add(part, case, {"failed": "left out: no time is left"})
+            report.add(part, case, {"all failed": "left out: no time is left"})
             continue
         report.attempt(part, case, job)
     table(report.results)

@@ -13,11 +13,13 @@ tests=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 case $suite in
   bookworm)
-    set -- --keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    set --
+    keyring=debian
     mirror=http://deb.debian.org/debian
     ;;
   noble)
-    set -- --components=main,universe --keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+    set -- --components=main,universe
+    keyring=ubuntu
     mirror=http://archive.ubuntu.com/ubuntu
     ;;
   *)
@@ -25,7 +27,11 @@ case $suite in
     exit 2
     ;;
 esac
-[ -z "${UNCHECKED:-}" ] || set -- "$@" --no-check-gpg
+if [ -n "${UNCHECKED:-}" ]; then
+  set -- "$@" --no-check-gpg
+else
+  set -- "$@" "--keyring=/usr/share/keyrings/$keyring-archive-keyring.gpg"
+fi
 if [ ! -e "$root/.complete" ]; then
   rm -rf "$root"
   mkdir -p "$root"
