@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "core/pattern.hpp"
 #include "core/routing.hpp"
+#include "core/saturated.hpp"
 
 namespace fftune {
 namespace {
@@ -92,6 +93,17 @@ void check_options(const Op& op, Problem& problem) {
   }
 }
 
+/// Beyond this, offsets in a tensor do not fit in 64 bits. What fits there may still not fit in a
+/// device's memory, which is for the device to say.
+constexpr std::int64_t most_elements = std::int64_t{1} << 62;
+
+void check_extents(const Op& op, const Problem& problem) {
+  for (const auto& tensor : op.tensors(problem))
+    if (tensor.elements() > most_elements)
+      reject(op, fmt::format("{} has more than 2^62 elements: use smaller sizes or strides",
+                             tensor.name));
+}
+
 }  // namespace
 
 std::vector<OptionField> options_of(const Op& op, std::string_view pass) {
@@ -127,12 +139,13 @@ std::string_view role_name(Role role) {
 
 std::int64_t TensorSpec::elements() const {
   std::int64_t elements = 1;
-  for (const auto extent : shape) elements *= extent;
+  for (const auto extent : shape) elements = saturated_product(elements, extent);
   return elements;
 }
 
 std::size_t TensorSpec::bytes() const {
-  return static_cast<std::size_t>(elements()) * dtype_bytes(dtype);
+  return static_cast<std::size_t>(
+      saturated_product(elements(), static_cast<std::int64_t>(dtype_bytes(dtype))));
 }
 
 Cost cost_of(const Op& op, const Problem& problem) {
@@ -175,6 +188,7 @@ Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   check_options(op, problem);
   if (const auto contradiction = op.contradiction(problem); !contradiction.empty())
     reject(op, contradiction);
+  check_extents(op, problem);
   return problem;
 }
 

@@ -93,6 +93,13 @@ struct TensorSpec {
   bool sums_tokens = false;
   /// Of an input: what such a sum begins with, as gradients do to which others are added.
   bool begins_sum = false;
+  /// Of an output whose rows differ in size, as averages over few and over many values do: how many
+  /// neighbouring elements of a row are of one size. What an element may be off by then follows
+  /// from the size of these, at most 1024, instead of that of the whole tensor. 0: of all.
+  std::int64_t alike = 0;
+  /// Of an output that is added up in the order in which blocks finish: two runs may differ in the
+  /// last bits.
+  bool any_order = false;
 
   std::int64_t elements() const;
   std::size_t bytes() const;
@@ -111,6 +118,9 @@ struct StageSpec {
   std::int64_t reduction_length = 1;  // the longest sum behind one output element
   double flops = 0;
   double bytes = 0;  // each input read once, each output written once
+  /// How often what is summed was rounded to the op's dtype within the stage, as the weights of a
+  /// softmax are for the tensor cores.
+  int inner_roundings = 0;
 };
 
 /// Tensors in float64, row-major, by name.
