@@ -46,7 +46,7 @@ bool has_unlike_tiles(const Layer& layer) {
 int registers_needed(const attention_form& form, const attention_sm90_config& config) {
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   const int probabilities = config.bn / 4;
-  const int mask = form.mask == attention_mask::packed ? config.bn / 16 : 0;
+  const int mask = form.mask == attention_mask::packed ? config.bn / 16 + 12 : 0;
   constexpr int others = 32;
   return plan.score_registers + plan.out_registers + probabilities + mask + others;
 }
