@@ -46,7 +46,7 @@ bool has_unlike_tiles(const Layer& layer) {
 int registers_needed(const attention_form& form, const attention_sm90_config& config) {
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   const int probabilities = config.bn / 4;
-  const int mask = form.mask == attention_mask::packed ? config.bn / 16 : 0;
+  const int mask = form.mask == attention_mask::packed ? config.bn / 16 + 12 : 0;
   constexpr int others = 32;
   return plan.score_registers + plan.out_registers + probabilities + mask + others;
 }
@@ -164,7 +164,9 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                   [form, whole](const Config& c) {
                     const auto config = whole(c);
                     const int have = attention_sm90_plan_of(form, config).mma_registers;
-                    return registers_needed(form, config) <= have;
+                    // The smallest blocks always fit, some of them barely.
+                    return (config.bn == 64 && config.mma_warpgroups < 3) ||
+                           registers_needed(form, config) <= have;
                   },
                   {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "polynomial_of_8",
                    "scheduler"})
