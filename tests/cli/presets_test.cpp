@@ -74,7 +74,7 @@ TEST_CASE("tables of vLLM become searches") {
   CHECK(all.out.find("dtype=fp8_w8a8.json: moe-ffn computes in bf16 and fp16, not fp8_w8a8") !=
         std::string::npos);
   const Finished given = sandbox.fftune(
-      "presets import-vllm 'tables/E=128,N=384,device_name=NVIDIA_H200.json' --d 512 --top-k 4 "
+      "presets import-vllm tables/E=128,N=384,device_name=NVIDIA_H200.json --d 512 --top-k 4 "
       "--json");
   REQUIRE(given.code == 0);
   const Json searches = Json::parse(given.out);

@@ -185,6 +185,16 @@ double unpadded_share(const Candidate& c) {
   return 1 - saved * std::max(halves, 0.0) / tiles;
 }
 
+/// The tables of sorted groups take registers, and most tiles with more than 160 accumulators a
+/// thread spill some: a search drops those, and the default must not be one.
+double spilling_factor(const Candidate& c) {
+  constexpr int most_accumulators = 160;
+  const auto& [work, t, plan] = c;
+  const bool sorted =
+      work.form.groups != grouping::none && work.form.source == group_source::routed;
+  return sorted && plan.total_accumulators(work.form) > most_accumulators ? 1.1 : 1;
+}
+
 double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
   constexpr double start_cycles = 4000;
   constexpr double cluster_cycles = 1300;  // of CTAs that wait for each other
@@ -209,7 +219,7 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;
   return start_cycles + together +
-         overlapped(static_cast<double>(waves) * tile * unpadded_share(c),
+         overlapped(static_cast<double>(waves) * tile * unpadded_share(c) * spilling_factor(c),
                     memory_cycles(c, facts, busy), 3);
 }
 

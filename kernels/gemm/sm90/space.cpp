@@ -42,7 +42,8 @@ bool is_usual(int bm) {
 
 /// Those beside the usual ones that are worth trying for the rows of many groups, which differ.
 bool suits_groups(int bm) {
-  return bm == 24 || bm == 48 || bm == 80 || bm == 96 || bm == 112 || bm == 160 || bm == 224;
+  return bm == 24 || bm == 48 || bm == 80 || bm == 96 || bm == 112 || bm == 144 || bm == 160 ||
+         bm == 176 || bm == 208 || bm == 224;
 }
 
 /// Whether the tiles are few enough to share the k of each.
@@ -302,7 +303,7 @@ void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& wor
   limit("sorted rows are not gathered", {"pre_permute", "a_reuse"},
         [](const Tile& t) { return !t.pre_permute || t.a_reuse == 1; });
   limit("a few rows are gathered again in less time than it takes to store them", {"bm", "a_reuse"},
-        [](const Tile& t) { return t.a_reuse == 1 || t.bm >= 64; });
+        [](const Tile& t) { return t.a_reuse == 1 || t.bm >= 128; });
 }
 
 void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload& work) {
