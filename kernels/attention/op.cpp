@@ -275,6 +275,7 @@ class Attention final : public Op {
     if (layer.backward && layer.sinks) stage.reduction_length += layer.q_tokens();
     // Weights, and in the backward pass the gradients of scores, for the tensor cores.
     stage.inner_roundings = layer.dtype == DType::f32 ? 0 : 1;
+    stage.inner_values = pairs(layer) * static_cast<double>(layer.heads);
     stage.flops =
         (layer.backward ? 10 : 4) * pairs(layer) * static_cast<double>(layer.heads * layer.dim);
     return {stage};

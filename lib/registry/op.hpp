@@ -121,6 +121,8 @@ struct StageSpec {
   /// How often what is summed was rounded to the op's dtype within the stage, as the weights of a
   /// softmax are for the tensor cores.
   int inner_roundings = 0;
+  /// How many such values there are: the errors of few do not average out. 0: many.
+  double inner_values = 0;
 };
 
 /// Tensors in float64, row-major, by name.

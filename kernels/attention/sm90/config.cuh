@@ -56,16 +56,12 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
   // these alone on an SM every thread has enough at the start.
   plan.reallocates_registers = config.mma_warpgroups > 1 || config.ctas_per_sm > 1;
-  // Where the producer looks up flags, pages or sequences, or loads many slabs, it needs more.
-  const bool producer_needs_more = form.mask == attention_mask::packed || form.window ||
-                                   form.paged || form.lengths || form.packed_sequences() ||
-                                   plan.slab_columns == 32;
   if (config.mma_warpgroups == 3) {
     plan.producer_registers = 32;
     plan.mma_registers = 160;
   } else if (config.mma_warpgroups == 2) {
-    plan.producer_registers = form.paged ? 56 : producer_needs_more ? 40 : 32;
-    plan.mma_registers = form.paged ? 224 : producer_needs_more ? 232 : 240;
+    plan.producer_registers = form.paged ? 56 : 40;  // pages are looked up
+    plan.mma_registers = form.paged ? 224 : 232;
   } else {
     plan.producer_registers = 40;
     plan.mma_registers = 216;

@@ -64,6 +64,10 @@ struct attention_forward {
   static constexpr bool has_ranges = !packed || form.lengths || form.window;
   static constexpr bool orders = config.ordered && warpgroups > 1;
   static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
+  // setmaxnreg would wait for ever for registers that the CTA does not have.
+  static_assert(!plan.reallocates_registers ||
+                128 * (warpgroups * plan.mma_registers + plan.producer_registers) <=
+                    65536 / config.ctas_per_sm / plan.threads / 8 * 8 * plan.threads);
   static_assert(config.polynomial_of_8 >= 0 && config.polynomial_of_8 <= 8);
 
   using T = element_type<form.type>;
