@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fftune
 from cases import BACKWARDS, CASES, NUMBERS, fp8_arguments
-from fftune import ops, reference
+from fftune import _attention_ops, ops, reference
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
 # PyTorch 2.6 cannot be told how close two results must be.
@@ -211,6 +211,39 @@ def test_rope_takes_views():
     assert torch.equal(ops.rope(swapped), plain[0])
 
 
+def test_attention_beside_pytorchs():
+    q, k, v = (torch.randn(2, 33, heads, 24, requires_grad=True) for heads in (6, 2, 2))
+    ours = ops.attention(q, k, v, causal=True)
+    swapped = (t.transpose(1, 2) for t in (q, k, v))
+    theirs = F.scaled_dot_product_attention(*swapped, is_causal=True, enable_gqa=True)
+    assert error(ours, theirs.transpose(1, 2)) < 1e-6
+    seed = torch.randn_like(ours)
+    right = torch.autograd.grad(theirs.transpose(1, 2), (q, k, v), seed)
+    for mine, other in zip(torch.autograd.grad(ours, (q, k, v), seed), right):
+        assert error(mine, other) < 1e-5
+
+
+def test_attention_takes_parts_of_a_row(monkeypatch):
+    qkv = torch.randn(2, 9, 8 * 16)
+    q, k, v = (t.unflatten(-1, (-1, 16)) for t in qkv.split((64, 32, 32), -1))
+    right = ops.attention(*(t.contiguous() for t in (q, k, v)), causal=True)
+    monkeypatch.setattr(_attention_ops, "ready", None)  # which copies
+    monkeypatch.setattr(torch.Tensor, "contiguous", None)
+    assert torch.equal(ops.attention(q, k, v, causal=True), right)
+    one = q[:, :1]
+    assert error(ops.attention(one, k, v), reference.attention(
+        one.double(), k.double(), v.double(), *(None,) * 9, False, 0, 0.0, 0.0, False)[0]) < 1e-6
+
+
+def test_a_packed_mask_says_what_the_mask_says():
+    q, k, v = (torch.randn(2, 70, 2, 16) for _ in range(3))
+    mask = torch.rand(2, 1, 70, 70) < 0.5
+    mask[:, :, :64, :64] = False
+    packed = ops.pack_mask(mask)
+    assert packed[1][0, 0].tolist() == [[0, 2], [2, 2]]
+    assert torch.equal(ops.attention(q, k, v, packed), ops.attention(q, k, v, mask))
+
+
 def test_no_tokens():
     x = torch.randn(0, 24, requires_grad=True)
     _, _, gate, up, down = layer_arguments()
@@ -320,6 +353,14 @@ def test_threads():
     (lambda: ops.rope(torch.randn(1, 2, 3, 8), rule="ntk"), "no rule 'ntk'"),
     (lambda: ops.masked_linear(torch.randn(2, 8), torch.ones(2), *[torch.randn(4, 8)] * 2),
      "mask is torch.float32"),
+    (lambda: ops.attention(*[torch.randn(2, 3, 4, 16)] * 3, torch.rand(2, 1, 3, 3)),
+     "the mask is torch.float32.*bias"),
+    (lambda: ops.attention(*[torch.randn(2, 3, 4, 16)] * 3, torch.ones(2, 1, 3, 3).bool(),
+                           causal=True), "causal itself"),
+    (lambda: ops.attention(torch.randn(2, 3, 4, 16), *[torch.randn(2, 3, 4, 8)] * 2),
+     "as many features"),
+    (lambda: ops.attention(*[torch.randn(2, 3, 4, 16)] * 3, bias=torch.randn(
+        1, 4, 3, 3, requires_grad=True)), "no gradient"),
     (lambda: ops.rmsnorm(torch.randn(2, 70000), torch.randn(70000)), "65536"),
 ])
 def test_errors_are_one_exception_with_one_line(call, words):
