@@ -16,11 +16,13 @@ case $suite in
     set --
     keyring=debian
     mirror=http://deb.debian.org/debian
+    script=sid
     ;;
   noble)
     set -- --components=main,universe
     keyring=ubuntu
     mirror=http://archive.ubuntu.com/ubuntu
+    script=gutsy
     ;;
   *)
     echo "bare_root.sh: no suite '$suite': give bookworm or noble" >&2
@@ -35,7 +37,7 @@ fi
 if [ ! -e "$root/.complete" ]; then
   rm -rf "$root"
   mkdir -p "$root"
-  debootstrap --variant=minbase --include=python3,python3-venv "$@" "$suite" "$root" "$mirror" \
+  debootstrap --variant=minbase --include=python3,python3-venv "$@" "$suite" "$root" "$mirror" $script \
     >"$root.log" 2>&1 || {
     tail -n 5 "$root.log" >&2
     exit 3
