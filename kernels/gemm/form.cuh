@@ -1,5 +1,5 @@
 // The compile-time form of a GEMM: the parts of a GemmProblem that kernels are specialised for.
-// Kernels take it as one template argument, which the host prints (form.hpp). Included by host and
+// Kernels take it as one template argument, which the host prints (launch.hpp). Included by host and
 // device code.
 #pragma once
 

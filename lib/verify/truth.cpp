@@ -112,8 +112,14 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   const bool updated = spec.role == Role::updated;
   measure(tensor, updated ? expected.rows : references_.rows(stage, tensor), expected);
 
-  for (std::size_t k = first_stage; k <= stage; ++k)
+  // The roundings of what is summed are independent of each other and of that of the sum, and as
+  // large relative to it: their squares add.
+  double roundings = 1;
+  for (std::size_t k = first_stage; k <= stage; ++k) {
     expected.reduction_length += stages()[k].reduction_length;
+    roundings += stages()[k].inner_roundings;
+  }
+  expected.rounding_error *= std::sqrt(roundings);
   // The rounding errors of few elements may be small by chance: the estimate is at least the worst
   // case, one unit roundoff per stage, over the square root of the number of elements.
   const std::int64_t sample = std::ssize(expected.rows) * columns(tensor);
