@@ -25,6 +25,8 @@ def _digest() -> str:
 
 # The keys of PyTorch's caches of compiled graphs hold the ops' names, not what their gradients do.
 torch.compiler.config.cache_key_tag += f" fftune {_digest()[:16]}"
+# Of every op its kernel, and whether autocast casts its tensors.
+_implementations: dict[torch._ops.OpOverload, tuple[Callable, bool]] = {}
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
@@ -36,6 +38,7 @@ def define(schema: str, *, casts: bool = False):
         name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         implementation = _by_reference(name) if _DISABLED else kernel
+        _implementations[getattr(fftune_ops, name).default] = implementation, casts
         for backend in ("CPU", "CUDA"):
             _library.impl(name, implementation, backend)
         if casts:
@@ -127,11 +130,36 @@ def yes(tensor: Tensor | None) -> str | None:
 
 
 def call(op: torch._ops.OpOverload, *arguments):
-    """The op; where gradients are off, past its autograd kernel, which costs a host some µs."""
+    """The op; where only its kernel would run, that, past the dispatcher, which costs a host more
+    than all the rest."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return op(*arguments)
+    kernel, casts = _implementations[op]
+    if _only_the_kernel_would_run(arguments) and not (casts and torch.is_autocast_enabled(
+            arguments[0].device.type)):
+        return kernel(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return op(*arguments)
+
+
+def _only_the_kernel_would_run(arguments: tuple) -> bool:
+    """That there are plain tensors of the CPU or CUDA alone, and nobody else wants to see calls."""
+    if (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._get_tracing_state() is not None or torch.autograd._profiler_enabled()):
+        return False
+    for argument in arguments:
+        kind = type(argument)
+        if kind in _TENSORS:
+            if not (argument.is_cuda or argument.is_cpu):
+                return False
+        elif kind not in _NO_TENSORS:
+            return False
+    return True
+
+
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_NO_TENSORS = frozenset((float, int, str, bool, list, type(None)))
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:

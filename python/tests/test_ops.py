@@ -172,6 +172,44 @@ def test_autocast():
     assert gate.grad.dtype == torch.float32 and gate.grad.abs().sum() > 0
 
 
+def test_calls_without_gradients_are_seen_by_those_who_look():
+    from torch._subclasses import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            return function(*arguments, **options or {})
+
+    class Special(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*arguments, **options or {})
+
+    seen = []
+    x, w = torch.randn(6, 24), torch.rand(24)
+    with torch.no_grad():
+        right = ops.rmsnorm(x, w)
+        with Seeing():
+            ops.rmsnorm(x, w)
+        assert seen == ["fftune.rmsnorm.default"]
+        assert torch.equal(ops.rmsnorm(x.as_subclass(Special), w).as_subclass(Tensor), right)
+        assert len(seen) == 2
+        assert ops.rmsnorm(x.to("meta"), w.to("meta")).is_meta
+        with FakeTensorMode() as mode:
+            assert ops.rmsnorm(mode.from_tensor(x), mode.from_tensor(w)).shape == x.shape
+        with torch.autograd.profiler.profile() as profile:
+            ops.rmsnorm(x, w)
+        assert any(event.name == "fftune::rmsnorm" for event in profile.function_events)
+        traced = torch.fx.experimental.proxy_tensor.make_fx(
+            lambda x, w: ops.rmsnorm(x, w))(x, w)
+        assert "fftune.rmsnorm" in traced.code
+        with torch.autocast("cpu", torch.bfloat16):
+            assert ops.linear(x, torch.randn(5, 24)).dtype == torch.bfloat16
+
+
 def test_autocast_of_a_block():
     arguments = layer_arguments()
     right = ops.ffn_block(arguments[0], None, *arguments[1:])
