@@ -78,25 +78,14 @@ class Rows {
   const VectorKernels* vector_;
 };
 
-class CpuRows final : public StageFamily {
+class CpuRows final : public CpuRowFamily {
  public:
   explicit CpuRows(bool backward)
-      : StageFamily({.name = backward ? "cpu_backward" : "cpu_forward",
-                     .summary = "blocks of rows, on all threads",
-                     .device_kind = DeviceKind::cpu,
-                     .stage = backward ? stage_backward : stage_forward,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {"masked_softmax/cpu_families.cpp", vector_kernel_source},
-                     .is_fallback = true}) {}
-
-  Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    return task_space(layer_of(problem).rows(), facts);
-  }
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const Layer layer = layer_of(problem);
-    return default_task(layer.rows(), layer.n * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
-                        facts);
-  }
+      : CpuRowFamily({.name = backward ? "cpu_backward" : "cpu_forward",
+                      .summary = "blocks of rows, on all threads",
+                      .stage = backward ? stage_backward : stage_forward,
+                      .pass = backward ? "bwd" : "fwd",
+                      .sources = {"masked_softmax/cpu_families.cpp", vector_kernel_source}}) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -119,6 +108,14 @@ class CpuRows final : public StageFamily {
                      });
     }));
     return program;
+  }
+
+ protected:
+  RowWork work(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    return {.rows = layer.rows(),
+            .row_bytes = layer.n * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
+            .nontemporal = false};
   }
 };
 
