@@ -19,8 +19,8 @@ struct ProblemOptions {
   std::map<std::string, std::string> options;  // likewise
   std::string dtypes;
   std::string pass;
-  std::string model;  // of an op that knows models: instead of sizes
-  std::string tp;     // tensor parallelism
+  std::string model = {};  // of an op that knows models: instead of sizes
+  std::string tp = {};     // tensor parallelism
 };
 
 /// Whether sizes without a default must be given, or have the op's examples instead.

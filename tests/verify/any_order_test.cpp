@@ -1,9 +1,10 @@
 // Outputs whose bits may differ from run to run, and sums of what was rounded before.
 #include <cmath>
-#include <random>
 
-#include "support/toy_op.hpp"
+#include "support/catch.hpp"
+#include "verify/host_threads.hpp"
 #include "verify/toy_run.hpp"
+#include "verify/truth.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -27,28 +28,19 @@ class UnorderedToy : public ToyOp {
   int inner_roundings = 0;
 };
 
-/// y of the toy's fused family, the last bit of its first element as `run` has it.
-Program shaky_program(const Problem& problem, float by) {
-  Program program = ToyFamily("fused", "", false).program(problem, {}, {{"block", 1}});
-  auto run = std::make_shared<int>(0);
-  program.steps.emplace_back(HostFunction([run, by](const HostCall& call) {
-    float& first = static_cast<float*>(call.tensors[toy_y])[0];
-    if ((*run)++ % 2 == 1) first += by;
-  }));
-  return program;
-}
-
 }  // namespace
 
 TEST_CASE("bits may differ where sums have any order, but no second run may be wrong") {
-  const auto backend = open_cpu();
+  HostBackend backend;
   const Problem problem = UnorderedToy::problem(DType::f32, 8, 16, 16);
   const auto verify = [&](bool any_order, float by) {
     UnorderedToy op;
     op.any_order = any_order;
-    Verifier verifier(*backend, op, problem, 1);
-    const auto compiled = backend->compile(shaky_program(problem, by));
-    return verifier.verify(0, 2, {compiled.executable});
+    int runs = 0;
+    const auto stage = toy_stage(problem, 1, [&](void* const* tensors, void*) {
+      if (runs++ % 2 == 1) static_cast<float*>(tensors[toy_y])[0] += by;
+    });
+    return Verifier(backend, op, problem, 1).verify(1, 1, {stage});
   };
   CHECK_FALSE(verify(false, 1e-7F).passed);
   CHECK(verify(true, 1e-7F).passed);
