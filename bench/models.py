@@ -52,7 +52,7 @@ CASES = ["llama-1b 1x1", "llama-1b 4x1024", "llama-8b/4 1x1", "llama-8b/4 4x1024
          "llama-1b 1x512", "llama-8b/4 16x1", "llama-8b/4 1x512", "llama-1b 64x1"]
 CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections",
               "compile+patch+attention", "eager+liger")
-FEW_TOKENS = 64  # up to which projections by fftune are tried
+FEW_TOKENS = 64  # up to which a patched model has projections by fftune anyway
 
 
 class Report:
@@ -217,7 +217,7 @@ def host(report: Report) -> None:
 def labels_of(case: str) -> list[str]:
     batch, tokens = map(int, case.rsplit(" ", 1)[1].split("x"))
     return [label for label in CONTENDERS
-            if ("projections" not in label or batch * tokens <= FEW_TOKENS)
+            if ("projections" not in label or batch * tokens > FEW_TOKENS)
             and ("attention" not in label or tokens > 1)
             and ("liger" not in label or LIGER)]
 
@@ -254,7 +254,7 @@ def variant(model, label: str):
     patched = copy_sharing_weights(model)
     if "liger" in label:
         return patched
-    report = fftune.patch(patched, projections="projections" in label,
+    report = fftune.patch(patched, projections="projections" in label or "auto",
                           attention="attention" in label)
     if label == "eager+patch":
         print(report, flush=True)

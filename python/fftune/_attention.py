@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
+from ._attention_ops import row_of
 from ._library import Error
 
 NAME = "fftune"
@@ -76,7 +77,7 @@ def _serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, d
             and query.dtype in _DTYPES and key.dtype == value.dtype == query.dtype
             and (query.is_cuda or query.dtype != torch.float16)
             and dim % 8 == 0 and dim <= 256 and value.shape[-1] == dim
-            and all(t.transpose(1, 2).is_contiguous() for t in (key, value))
+            and all(row_of(t.transpose(1, 2)) is not None for t in (key, value))
             and (mask is None or mask.dtype == torch.bool and mask.shape[1] == 1))
 
 

@@ -23,18 +23,24 @@ def _tiles(extent: int) -> int:
     return -(-extent // _TILE)
 
 
-def _rowed(x: Tensor) -> tuple[Tensor, int | None]:
-    """Queries, keys or values as the kernels read them, and the elements from a token's to the next
-    one's where those are more than its own: all three may be parts of one row."""
+def row_of(x: Tensor) -> int | None:
+    """Elements from a token's features to the next one's, of queries, keys or values that may be
+    parts of a wider row; None if they are laid out in another way."""
     *lead, tokens, heads, dim = x.shape
-    own = heads * dim
-    if x.is_contiguous() and not (x.is_cuda and x.data_ptr() & 15):
-        return x, None
     row = x.stride(-3) if tokens > 1 or not lead else x.stride(-4)
-    good = ((dim == 1 or x.stride(-1) == 1) and (heads == 1 or x.stride(-2) == dim) and row >= own
-            and (not lead or lead[0] == 1 or x.stride(-4) == tokens * row)
-            and not (x.is_cuda and (x.data_ptr() & 15 or row * x.element_size() & 15)))
-    return (x, None if row == own else row) if good else (ready(x.contiguous()), None)
+    good = ((dim == 1 or x.stride(-1) == 1) and (heads == 1 or x.stride(-2) == dim)
+            and row >= heads * dim
+            and (not lead or lead[0] == 1 or x.stride(-4) == tokens * row))
+    return row if good else None
+
+
+def _rowed(x: Tensor) -> tuple[Tensor, int | None]:
+    """The tensor as the kernels read it, and its row where that is more than its own features."""
+    own = x.shape[-2] * x.shape[-1]
+    row = own if x.is_contiguous() else row_of(x)
+    if row is None or x.is_cuda and (x.data_ptr() | row * x.element_size()) & 15:
+        return ready(x.contiguous()), None
+    return x, None if row == own else row
 
 
 def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets, lengths,

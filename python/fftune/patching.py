@@ -52,14 +52,14 @@ class _Options:
 
 
 def patch(model: nn.Module, *, recompute: bool = False,
-          projections: bool | str = False, attention: bool = False) -> PatchReport:
+          projections: bool | str = "auto", attention: bool = False) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
     Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
     embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
     `generate`. Training works; `recompute` keeps the inputs of MLPs alone for the backward pass.
-    `projections`: those of attention by `linear` too, the last with the residual; "auto": up to 64
-    tokens. `attention`: by fftune.ops.attention where it was PyTorch's; otherwise it stays
+    `projections`: those of attention by `linear` too, the last with the residual: with "auto" in
+    calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`: by fftune.ops.attention where it was PyTorch's; otherwise it stays
     PyTorch's, without the masks. A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one
     back.
     """
@@ -676,8 +676,8 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
             and attention.config._attn_implementation in ("sdpa", _attention.NAME, _attention.SDPA)
-            and (settings[1] is True or statically_known_true(x.shape[0] * x.shape[1]
-                                                              <= _FEW_TOKENS)))
+            and (settings[1] is True or not torch.is_grad_enabled()
+                 and statically_known_true(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
 
 def _attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
