@@ -1,10 +1,10 @@
 // Attention: out = softmax(cap(scale q kᵀ) + bias, over the allowed keys) v, for each head.
 //
-//   x_ij  = scale · (q_i · k_j)                            scale: 1/sqrt(dim) where none is given
-//   x_ij  = softcap · tanh(x_ij / softcap)                 where there is a soft cap, as Gemma 2
-//   has x_ij += bias_ij                                        where there is one lse_i = log(sum
-//   over the allowed keys j of exp(x_ij))  natural; and exp(sink) of the head out_i = sum over the
-//   allowed keys j of exp(x_ij - lse_i) v_j
+//   x_ij  = scale · (q_i · k_j)               scale: 1/sqrt(dim) where none is given
+//   x_ij  = softcap · tanh(x_ij / softcap)    where there is a soft cap, as Gemma 2 has
+//   x_ij += bias_ij                           where there is one
+//   lse_i = log(sum_j exp(x_ij))              natural, over the allowed keys j; and exp(sink)
+//   out_i = sum_j exp(x_ij - lse_i) v_j       over the allowed keys j
 //
 // A sequence has q_len queries and kv_len keys, and its last query stands at its last key: query i
 // is at position p = i + kv_len - q_len of the keys. It is allowed key j < kv_len if

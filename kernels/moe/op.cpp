@@ -174,14 +174,15 @@ class MoeFfn final : public Op {
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
 
   std::vector<SizeField> sizes() const override {
-    return {product_tokens(),
-            {.name = "d", .help = "embedding size", .example = 2048},
-            {.name = "h", .help = "intermediate size of an expert", .example = 768},
-            {.name = "experts", .help = "experts", .max = most_experts, .example = 128},
-            {.name = "top-k",
-             .help = "experts that a token chooses",
-             .max = most_choices,
-             .example = 8}};
+    return {
+        product_tokens(),
+        {.name = "d", .help = "embedding size", .example = 2048},
+        {.name = "h", .help = "intermediate size of an expert", .example = 768},
+        {.name = "top-k",
+         .help = "experts that a token chooses",
+         .max = most_choices,
+         .example = 8},
+        {.name = "experts", .help = "experts to choose from", .max = most_experts, .example = 128}};
   }
   /// The published configurations' hidden_size, moe_intermediate_size (or intermediate_size),
   /// experts and experts of a token.

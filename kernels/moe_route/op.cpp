@@ -124,22 +124,23 @@ class MoeRoute final : public Op {
   }
   std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
   std::vector<SizeField> sizes() const override {
-    return {row_tokens(),
-            {.name = "experts", .help = "experts", .max = most_experts, .example = 128},
-            {.name = "top-k",
-             .help = "experts that a token chooses",
-             .max = most_choices,
-             .example = 8},
-            {.name = "groups",
-             .help = "groups of experts, of which a token uses the best; none if left out",
-             .max = 32,
-             .example = 8,
-             .rare = true},
-            {.name = "top-groups",
-             .help = "groups that a token uses; all if left out",
-             .max = 32,
-             .example = 4,
-             .rare = true}};
+    return {
+        row_tokens(),
+        {.name = "top-k",
+         .help = "experts that a token chooses",
+         .max = most_choices,
+         .example = 8},
+        {.name = "experts", .help = "experts to choose from", .max = most_experts, .example = 128},
+        {.name = "groups",
+         .help = "groups of experts, of which a token uses the best; none if left out",
+         .max = 32,
+         .example = 8,
+         .rare = true},
+        {.name = "top-groups",
+         .help = "groups that a token uses; all if left out",
+         .max = 32,
+         .example = 4,
+         .rare = true}};
   }
   std::vector<OptionField> options() const override {
     return {{"score", "what of a logit is an expert's score", {"softmax", "sigmoid"}},
