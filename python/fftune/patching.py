@@ -59,9 +59,9 @@ def patch(model: nn.Module, *, recompute: bool = False,
     embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
     `generate`. Training works; `recompute` keeps the inputs of MLPs alone for the backward pass.
     `projections`: those of attention by `linear` too, the last with the residual: with "auto" in
-    calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`: by fftune.ops.attention where it was PyTorch's; otherwise it stays
-    PyTorch's, without the masks. A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one
-    back.
+    calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
+    by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
+    A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
     """
     if projections not in (True, False, "auto"):
         raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
@@ -730,7 +730,8 @@ def _patch_masks(model: nn.Module, report: PatchReport, options: _Options) -> No
             _replace(decoder, _decoder_forward, (_attention.window_of(decoder.config),))
             report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
             if options.attention:
-                report.replaced.append((name, f"attention of {type(decoder).__name__} by attention"))
+                words = f"attention of {type(decoder).__name__} by attention"
+                report.replaced.append((name, words))
     except Exception as error:
         _attention.restore(model)
         report.left.append((name, _reason(error)))
