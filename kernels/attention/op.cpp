@@ -275,7 +275,11 @@ class Attention final : public Op {
     if (layer.backward && layer.sinks) stage.reduction_length += layer.q_tokens();
     // Weights, and in the backward pass the gradients of scores, for the tensor cores.
     stage.inner_roundings = layer.dtype == DType::f32 ? 0 : 1;
-    stage.inner_values = pairs(layer) * static_cast<double>(layer.heads);
+    // Of those a mask in memory may leave few; a gradient has a normal factor, whose fourth moment
+    // is three times the square of its second.
+    const bool masked = layer.mask == Mask::boolean || layer.mask == Mask::packed;
+    stage.inner_values = pairs(layer) * static_cast<double>(layer.heads) / (masked ? 4 : 1) /
+                         (layer.backward ? 3 : 1);
     stage.flops =
         (layer.backward ? 10 : 4) * pairs(layer) * static_cast<double>(layer.heads * layer.dim);
     return {stage};

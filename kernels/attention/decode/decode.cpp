@@ -152,8 +152,8 @@ Config Decode::default_config(const Problem& problem, const DeviceFacts& facts) 
                                      (config.stages - 1) * 2 *
                                      attention_decode_plan_of(form, config).slice_bytes;
       return std::tuple(row_blocks, std::max<std::int64_t>(wanted_bytes - in_flight, 0),
-                        -c.at("l2_prefetch"), std::abs(config.ctas_per_sm - 2),
-                        std::abs(config.warps - 4), config.slice, config.stages);
+                        c.at("l2_prefetch"), config.ctas_per_sm, -config.warps, config.slice,
+                        config.stages);
     };
     return rank(a) < rank(b);
   });

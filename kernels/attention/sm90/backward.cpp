@@ -85,19 +85,17 @@ class Sm90Backward final : public StageFamily {
     if (feasible.empty())
       throw Error(ErrorKind::internal, "the space of attention_bwd_sm90 is empty");
     const Layer layer = layer_of(problem);
-    const bool ahead = layer.dim <= 128 && !layer.masked() && !layer.bias && layer.softcap == 0 &&
-                       !layer.deterministic;
     return *std::max_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
       const auto rank = [&](const Config& c) {
         const std::int64_t bn = c.at("bn");
         const auto two = [&](const char* stages) {
           return std::min<std::int64_t>(c.at(stages), 2);
         };
-        const std::int64_t bm = std::min<std::int64_t>(c.at("bm"), layer.dim > 128 ? 64 : 128);
-        return std::tuple(std::min<std::int64_t>(bn, 128), (c.at("ahead") != 0) == ahead,
-                          two("q_stages"), c.word("dq") == "bulk", bm, two("do_stages"),
-                          c.at("ds_stages"), -bn, -c.at("bm"), -c.at("q_stages"),
-                          -c.at("do_stages"), -c.at("mma_warpgroups"));
+        const std::int64_t bm = std::min<std::int64_t>(c.at("bm"), layer.dim > 64 ? 64 : 128);
+        return std::tuple(std::min<std::int64_t>(bn, 128), c.at("ahead") == 0, two("q_stages"),
+                          c.word("dq") == "bulk", bm, two("do_stages"), c.at("ds_stages"), -bn,
+                          -c.at("bm"), -c.at("q_stages"), -c.at("do_stages"),
+                          -c.at("mma_warpgroups"));
       };
       return rank(a) < rank(b);
     });

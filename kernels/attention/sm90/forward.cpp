@@ -68,8 +68,12 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double pairs = static_cast<double>(plan.bm) * config.bn;
   const double mma = pairs * 4 * static_cast<double>(layer.dim) / flops_of_cycle;
   const double softmax = pairs / exponentials_of_cycle;
-  const double hidden = config.mma_warpgroups * config.ctas_per_sm > 1 ? 0.8 : 0.5;
-  const double fixed = 100 + (config.ordered ? 0 : 20) + (config.stages > 2 ? 0 : 20);
+  // The share of a softmax beneath the MMAs, its own and others'.
+  const double hidden = config.mma_warpgroups == 3   ? 0.9
+                        : config.mma_warpgroups == 2 ? 0.77
+                        : config.ctas_per_sm > 1     ? 0.7
+                                                     : 0.5;
+  const double fixed = 200 + (config.ordered ? 0 : 20) + (config.stages > 2 ? 0 : 20);
   constexpr double of_tile = 1500;  // its queries, its last product, and the store
   const double tile_cycles = blocks * (mma + (1 - hidden) * softmax + fixed) + of_tile;
   const auto tiles =
@@ -206,13 +210,10 @@ Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& fa
   const Config* best = nullptr;
   double least = 0;
   for (const Config& config : feasible) {
-    // The hardware balances CTAs of a tile each. A few exponentials by a polynomial where a head is
-    // narrow: more of them only move the work.
-    const char* const scheduler = has_unlike_tiles(layer) ? "single" : "static";
-    const std::int64_t polynomial = layer.dim <= 64 ? 1 : 0;
+    const char* const scheduler = has_unlike_tiles(layer) ? "dynamic" : "static";
     const double own = cycles(layer, facts, config) *
                        (config.word("scheduler") == scheduler ? 1 : 1.01) *
-                       (config.at("polynomial_of_8") == polynomial ? 1 : 1.02);
+                       (config.at("polynomial_of_8") == 0 ? 1 : 1.02);
     if (best != nullptr && own >= least) continue;
     best = &config;
     least = own;
