@@ -10,6 +10,7 @@
 #include "kernels/linear/linear.hpp"
 #include "kernels/masked/masked.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
+#include "kernels/qkv/qkv.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 #include "kernels/rope/rope.hpp"
 
@@ -21,7 +22,7 @@ const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
   static const Catalog catalog{
       {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
-       &ngram_block_op(), &masked_linear_op(), &masked_ffn_op()},
+       &qkv_op(), &ngram_block_op(), &masked_linear_op(), &masked_ffn_op()},
       &sources};
   return catalog;
 }

@@ -43,6 +43,7 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   if (auto reason = no_decode(gemm)) return reason;
   if (gemm.epilogue.kind == EpilogueKind::activation_gradient)
     return "it reads no gate and up: a linear or a gated epilogue";
+  if (gemm.epilogue.kind == EpilogueKind::qkv) return "its blocks do not have whole heads";
   return misaligned_rows(gemm);
 }
 
