@@ -532,6 +532,8 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
               own_magnitude *= 1 + std::abs(up) + std::abs(gate);
               break;
             }
+            case EpilogueKind::qkv:
+              throw Error(ErrorKind::internal, "heads are for the tests of qkv");
           }
         }
     }

@@ -55,31 +55,33 @@ TEST_CASE("qkv is right on a GPU in every form, where tiles have whole heads", "
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(2);
-  for (const Options& options : forms())
-    for (const auto& of :
-         {sizes(1, 64, 2, 2, 64), sizes(333, 136, 4, 2, 64), sizes(1001, 520, 8, 2, 128)}) {
-      const Problem problem = qkv_problem(DeviceKind::cuda, DType::bf16, of, options);
-      REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 1) >= 2);
-    }
+  for (const Options& options : forms()) {
+    const Problem problem =
+        qkv_problem(DeviceKind::cuda, DType::bf16, sizes(333, 136, 4, 2, 64), options);
+    REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 1) >= 2);
+  }
 }
 
 TEST_CASE("qkv is right on a GPU with heads of every size that tiles take", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
-  const Options all{{"bias", "yes"},    {"norm", "yes"}, {"rotation", "halves"},
-                    {"angles", "yarn"}, {"factor", "8"}, {"cache", "yes"}};
-  for (const DType dtype : {DType::fp16, DType::bf16})
-    for (const std::int64_t dim : {16, 32, 48, 64, 96, 128, 192, 256})
-      for (const char* weights : {"separate", "packed"}) {
-        Options options = all;
-        options["weights"] = weights;
-        auto of = sizes(300, 264, 16, 4, dim);
-        if (dim % 32 == 0) of["rotary"] = dim / 2;
-        of["cache-slots"] = 500;
-        REQUIRE(verify_variants(*backend, qkv_op(),
-                                qkv_problem(DeviceKind::cuda, dtype, of, options), random, 2) >= 4);
-      }
+  bool even = false;
+  for (const std::int64_t dim : {16, 32, 48, 64, 96, 128, 192, 256}) {
+    even = !even;
+    auto of = sizes(even ? 1001 : 1, 264, 16, 4, dim);
+    if (dim % 32 == 0) of["rotary"] = dim / 2;
+    of["cache-slots"] = 1500;
+    const Problem problem = qkv_problem(DeviceKind::cuda, even ? DType::fp16 : DType::bf16, of,
+                                        {{"weights", even ? "packed" : "separate"},
+                                         {"bias", "yes"},
+                                         {"norm", "yes"},
+                                         {"rotation", "halves"},
+                                         {"angles", "yarn"},
+                                         {"factor", "8"},
+                                         {"cache", "yes"}});
+    REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) >= 2);
+  }
 }
 
 TEST_CASE("qkv's baselines write the same") {
