@@ -76,6 +76,10 @@ GemmProblem product_gemm(const Problem& problem) {
 
 std::vector<const Family*> families() {
   static const std::vector<GemmFamily> gemms{
+      {decode_engine(),
+       {product},
+       "product_decode",
+       "up to 16 tokens, at the speed of reading the weights once; a head a block"},
       {sm90_engine(), {product}, "product_sm90", "TMA, wgmma and clusters; tiles of whole heads"},
       {cpu_blas_engine(), {product}, "cpu_blas", "blocks of heads over OpenBLAS"},
       {simt_engine(),

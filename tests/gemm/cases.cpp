@@ -9,6 +9,8 @@
 #include <random>
 #include <set>
 
+#include "core/error.hpp"
+
 namespace fftune::test {
 namespace {
 
