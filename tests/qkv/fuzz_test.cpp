@@ -21,5 +21,5 @@ TEST_CASE("a few small problems are right on the GPU", "[gpu][small]") {
 }
 
 TEST_CASE("every CUDA family has a space with its default in it, and legal launches") {
-  check_cuda_spaces(qkv_op(), random_qkv, 150);
+  check_cuda_spaces(qkv_op(), random_qkv, 1000);
 }

@@ -29,9 +29,9 @@ inline Problem random_qkv(DeviceKind kind, Draw& draw, std::int64_t most_element
   const std::int64_t kv_heads = std::min(draw.size(3), room(dim * 8));
   const std::int64_t heads = std::min(kv_heads * draw.size(2), room(dim * 2));
   const std::int64_t columns = (heads + 2 * kv_heads) * dim;
-  std::int64_t d = std::min(draw.size(8), room(columns));
+  std::int64_t d = std::min(draw.size(most_elements < 1 << 24 ? 8 : 12), room(columns));
   if (regular && d > 4) d = (d + 7) / 8 * 8;
-  const std::int64_t m = std::min(draw.size(9), room(columns + d));
+  const std::int64_t m = std::min(draw.size(draw.below(2) ? 9 : 4), room(columns + d));
   std::map<std::string, std::int64_t> sizes{{"m", m}, {"d", d}, {"heads", heads}, {"dim", dim}};
   std::map<std::string, std::string> options{
       {"weights", draw.of({"separate", "packed"})},
