@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
 """Whole transformers models, random weights, on one GPU: eager, torch.compile, and both of them
-with fftune.patch.
+with fftune.patch; Liger-Kernel's patch beside them where it is installed.
 
-usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,train,programs,curves] [--cases ...]
+usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,...] [--cases ...] [--tiny]
+       models.py --plot DIR/models.json FILE.svg
 
 Parts, each in as much of the budget as is left:
+  warm      processes side by side fill the caches of compilers for the forward cases
+  tune      searches the problems of the forward cases that no preset serves, into DIR/presets
   host      the host's time for an op through the dispatcher, beside torch.ops.aten.mul
   forward   one pass without the head, a CUDA graph each, replayed round-robin: median of the rounds
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
-  programs  GPT-2 at 256 x 16, forward and a training step; T5-base generating without repetition
+  programs  GPT-2 at 256 x 16, forward and a training step; T5-base generating without repetition;
+            a layer of Llama and its MLP by fftune.check; two experts behind a mask
   curves    losses of 200 steps of a small Llama on generated text, two seeds, with and without
 
-Results go to DIR/models.json after every case; the table comes last. A case that fails is one line.
-On a machine without a GPU tiny models are timed on the CPU: that is for trying the script out.
+Results go to DIR/models.json after every case, beside what other parts left there; the table comes
+last. A case that fails is one line. With --tiny, and on a machine without a GPU, models are tiny:
+that is for trying the script out.
 """
 import argparse
 import copy
@@ -20,9 +25,12 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 import traceback
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,12 +43,16 @@ import fftune
 START = time.monotonic()
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+LIGER = GPU and find_spec("liger_kernel") is not None
+FULL = GPU and "--tiny" not in sys.argv
 
 # hidden, intermediate, layers, heads, key-value heads, vocabulary
 LLAMAS = {"llama-1b": (2048, 8192, 16, 32, 8, 128256), "llama-8b/4": (4096, 14336, 8, 32, 8, 128256)}
 CASES = ["llama-1b 1x1", "llama-1b 4x1024", "llama-8b/4 1x1", "llama-8b/4 4x1024", "llama-1b 16x1",
          "llama-1b 1x512", "llama-8b/4 16x1", "llama-8b/4 1x512", "llama-1b 64x1"]
-CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch")
+CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections",
+              "eager+liger")
+FEW_TOKENS = 64  # up to which projections by fftune are tried
 
 
 class Report:
@@ -50,9 +62,10 @@ class Report:
         self.path = Path(folder) / "models.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.deadline = START + budget
-        self.results = {"torch": torch.__version__, "transformers": transformers.__version__,
-                        "fftune": fftune.__version__,
-                        "device": torch.cuda.get_device_name() if GPU else "cpu"}
+        self.results = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.results |= {"torch": torch.__version__, "transformers": transformers.__version__,
+                          "fftune": fftune.__version__,
+                         "device": torch.cuda.get_device_name() if GPU else "cpu"}
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
@@ -62,13 +75,19 @@ class Report:
         self.path.write_text(json.dumps(self.results, indent=1) + "\n")
         print(f"[{time.monotonic() - START:5.0f} s] {part} {case}: {values}", flush=True)
 
-    def attempt(self, part: str, case: str, run) -> None:
+    @contextmanager
+    def without(self, label: str, part: str, case: str):
+        """Goes on without a contender that fails."""
         try:
-            run()
+            yield
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            self.add(part, case, {"failed": f"{type(error).__name__}: {lines[0][:300]}"})
+            self.add(part, case, {f"{label} failed": f"{type(error).__name__}: {lines[0][:300]}"})
             traceback.print_exc(limit=-3)
+
+    def attempt(self, part: str, case: str, run) -> None:
+        with self.without("all", part, case):
+            run()
         gc.collect()
         if GPU:
             torch.cuda.empty_cache()
@@ -82,7 +101,7 @@ def synchronize() -> None:
 
 def llama(name: str, **options) -> transformers.LlamaConfig:
     hidden, intermediate, layers, heads, kv_heads, vocabulary = LLAMAS[name]
-    if not GPU:
+    if not FULL:
         hidden, intermediate, layers, heads, kv_heads, vocabulary = 64, 96, 2, 4, 2, 128
     return transformers.LlamaConfig(
         hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
@@ -194,34 +213,132 @@ def host(report: Report) -> None:
 
 # forward
 
-def forward(report: Report, case: str) -> None:
+def labels_of(case: str) -> list[str]:
+    batch, tokens = map(int, case.rsplit(" ", 1)[1].split("x"))
+    return [label for label in CONTENDERS
+            if ("projections" not in label or batch * tokens <= FEW_TOKENS)
+            and ("liger" not in label or LIGER)]
+
+
+@contextmanager
+def liger(model):
+    """Liger-Kernel's patch of a Llama, which changes transformers' module too, for a while."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+    from transformers.models.llama import modeling_llama
+
+    kept = dict(vars(modeling_llama))
+    forward = modeling_llama.LlamaForCausalLM.forward
+    apply_liger_kernel_to_llama(model=model)
+    try:
+        yield
+    finally:
+        vars(modeling_llama).update(kept)
+        modeling_llama.LlamaForCausalLM.forward = forward
+
+
+def model_and_ids(case: str):
     name, shape = case.rsplit(" ", 1)
     batch, tokens = map(int, shape.split("x"))
-    if not GPU:
+    if not FULL:
         tokens = min(tokens, 16)
     model = build(transformers.LlamaModel, llama(name)).eval()
-    ids = torch.randint(0, model.config.vocab_size, (batch, tokens), device=DEVICE)
+    return model, torch.randint(0, model.config.vocab_size, (batch, tokens), device=DEVICE)
+
+
+def variant(model, label: str):
+    """The model as the label says, but not compiled; with the same weights."""
+    if "patch" not in label and "liger" not in label:
+        return model
     patched = copy_sharing_weights(model)
-    print(fftune.patch(patched), flush=True)
+    if "liger" in label:
+        return patched
+    report = fftune.patch(patched, projections="projections" in label)
+    if label == "eager+patch":
+        print(report, flush=True)
+    return patched
 
-    def contender(module):
-        return graph_of(lambda: module(input_ids=ids, use_cache=False).last_hidden_state)
 
+def pass_of(module, ids):
+    return lambda: module(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def forward(report: Report, case: str) -> None:
+    model, ids = model_and_ids(case)
+    runs, compiling = {}, time.monotonic()
     with torch.no_grad():
-        ours = patched(input_ids=ids, use_cache=False).last_hidden_state.double()
-        theirs = model(input_ids=ids, use_cache=False).last_hidden_state.double()
-        difference = ((ours - theirs).norm() / theirs.norm()).item()
-        runs = {"eager": contender(model), "eager+patch": contender(patched)}
-        report.add("forward", case, {**interleaved(runs), "difference": round(difference, 5)})
-        compile_start = time.monotonic()
-        for label, module in (("compile", model), ("compile+patch", patched)):
-            if report.left() < 30:
+        right = model(input_ids=ids, use_cache=False).last_hidden_state.double()
+        for label in labels_of(case):
+            if "compile" in label and report.left() < 30:
                 report.add("forward", case, {"left out": f"{label}: no time is left"})
                 break
-            torch._dynamo.reset()
-            runs[label] = contender(torch.compile(module, dynamic=False))
-        seconds = round(time.monotonic() - compile_start, 1)
-        report.add("forward", case, {**interleaved(runs), "compile seconds": seconds})
+            with report.without(label, "forward", case):
+                module = variant(model, label)
+                if "compile" in label:
+                    torch._dynamo.reset()
+                    module = torch.compile(module, dynamic=False)
+                run = pass_of(module, ids)
+                with liger(module) if "liger" in label else nullcontext():
+                    difference = (run().double() - right).norm() / right.norm()
+                    report.add("forward", case,
+                               {f"{label} difference": round(difference.item(), 5)})
+                    runs[label] = graph_of(run)
+            if label == "eager+patch":
+                compiling = time.monotonic()
+        seconds = round(time.monotonic() - compiling, 1)
+        report.add("forward", case, {**interleaved(runs), "seconds of compiling": seconds})
+
+
+def warm(report: Report, cases: list[str]) -> None:
+    """Compilers use few cores: a process each, which compiles and runs nothing that was compiled,
+    so that nothing is tuned while they are in each other's way."""
+    began = time.monotonic()
+    waiting = [(case, label) for case in cases for label in labels_of(case) if "compile" in label]
+    running: list[subprocess.Popen] = []
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    failed = 0
+    while waiting or running:
+        while waiting and len(running) < max(1, (os.cpu_count() or 2) * 3 // 4):
+            command = [sys.executable, __file__, "--warm-one", "|".join(waiting.pop(0))]
+            running.append(subprocess.Popen(command + ([] if FULL else ["--tiny"]),
+                                            env=environment, stdout=subprocess.DEVNULL,
+                                            stderr=subprocess.PIPE, text=True))
+        time.sleep(0.2)
+        for process in [p for p in running if p.poll() is not None]:
+            running.remove(process)
+            errors = process.stderr.read()
+            if process.returncode:
+                failed += 1
+                print(f"warm: {errors[-600:]}", flush=True)
+        if time.monotonic() - began > 150 or report.left() < 30:
+            for process in running:
+                process.kill()
+                process.wait()
+            break
+    report.add("warm", "all", {"seconds": round(time.monotonic() - began, 1), "failed": failed})
+
+
+def warm_one(case: str, label: str) -> None:
+    from torch._inductor.compile_fx import compile_fx
+
+    def compile_only(graph, example):
+        compile_fx(graph, example)
+        return graph.forward
+
+    model, ids = model_and_ids(case)
+    with torch.no_grad():
+        pass_of(torch.compile(variant(model, label), dynamic=False, backend=compile_only), ids)()
+
+
+def tune(report: Report, cases: list[str], seconds: float) -> None:
+    folder = report.path.parent / "presets"
+    for i, case in enumerate(cases):
+        model, ids = model_and_ids(case)
+        model.layers = model.layers[:1]
+        fftune.patch(model, projections="auto")
+        left = min(seconds - (time.monotonic() - START), report.left() - 30)
+        found = fftune.tune(model, {"input_ids": ids, "use_cache": False}, presets=folder,
+                            budget=left / (len(cases) - i))
+        report.add("tune", case, {"searched": found.searched, "failed": found.failed})
 
 
 # training
@@ -238,25 +355,30 @@ def steps_of(model, batch):
     return step
 
 
-def train(report: Report, part: str, case: str, make, batch: dict, labels) -> None:
-    for label in labels:
-        if report.left() < 40:
-            report.add(part, case, {"left out": f"{label}: no time is left"})
-            return
-        model = make().train()
-        if "patch" in label:
-            fftune.patch(model, recompute="recompute" in label)
-        step = steps_of(torch.compile(model, dynamic=False) if "compile" in label else model, batch)
+def times_of_training(model, label: str, batch: dict) -> dict:
+    model.train()
+    if "patch" in label:
+        fftune.patch(model, recompute="recompute" in label)
+    step = steps_of(torch.compile(model, dynamic=False) if "compile" in label else model, batch)
+    with liger(model) if "liger" in label else nullcontext():
         step()
         step()
         if GPU:
             torch.cuda.reset_peak_memory_stats()
         times = [microseconds(step, 1) for _ in range(7)]
-        values = {label: round(statistics.median(times), 1)}
-        if GPU:
-            values[f"{label} GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
-        report.add(part, case, values)
-        del model, step
+    values = {label: round(statistics.median(times), 1)}
+    if GPU:
+        values[f"{label} GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
+    return values
+
+
+def train(report: Report, part: str, case: str, make, batch: dict, labels) -> None:
+    for label in labels:
+        if report.left() < 40:
+            report.add(part, case, {"left out": f"{label}: no time is left"})
+            return
+        with report.without(label, part, case):
+            report.add(part, case, times_of_training(make(), label, batch))
         gc.collect()
         if GPU:
             torch.cuda.empty_cache()
@@ -265,11 +387,12 @@ def train(report: Report, part: str, case: str, make, batch: dict, labels) -> No
 
 def train_llama(report: Report) -> None:
     config = llama("llama-1b")
-    shape = (4, 2048) if GPU else (2, 8)
+    shape = (4, 2048) if FULL else (2, 8)
     ids = torch.randint(0, config.vocab_size, shape, device=DEVICE)
     train(report, "train", "llama-1b 4x2048", lambda: build(transformers.LlamaForCausalLM, config),
           {"input_ids": ids, "labels": ids},
-          ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute"))
+          ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute",
+           *(("eager+liger",) if LIGER else ())))
 
 
 # loss curves
@@ -286,10 +409,10 @@ def generated_text(vocabulary: int, length: int) -> torch.Tensor:
 
 
 def curves(report: Report) -> None:
-    steps, batch, tokens = (200, 32, 256) if GPU else (6, 2, 16)
+    steps, batch, tokens = (200, 32, 256) if FULL else (6, 2, 16)
     config = transformers.LlamaConfig(hidden_size=512, intermediate_size=1408, num_hidden_layers=6,
                                       num_attention_heads=8, num_key_value_heads=4, vocab_size=256)
-    text = generated_text(256, 1 << (20 if GPU else 12)).to(DEVICE)
+    text = generated_text(256, 1 << (20 if FULL else 12)).to(DEVICE)
     for label in ("eager", "eager+patch"):
         for seed in (1, 2):
             model = build(transformers.LlamaForCausalLM, config, torch.float32).train()
@@ -320,14 +443,14 @@ def curves(report: Report) -> None:
 # programs that people came with
 
 def gpt2_config():
-    sizes = {} if GPU else dict(n_embd=32, n_layer=2, n_head=4, vocab_size=96)
+    sizes = {} if FULL else dict(n_embd=32, n_layer=2, n_head=4, vocab_size=96)
     return transformers.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes)
 
 
 def gpt2_forward(report: Report) -> None:
     config = gpt2_config()
     model = build(transformers.GPT2LMHeadModel, config).eval()
-    ids = torch.randint(0, config.vocab_size, (256, 16) if GPU else (2, 16), device=DEVICE)
+    ids = torch.randint(0, config.vocab_size, (256, 16) if FULL else (2, 16), device=DEVICE)
     patched = copy_sharing_weights(model)
     print(fftune.patch(patched), flush=True)
     run = lambda module: lambda: module(input_ids=ids, use_cache=False).logits
@@ -344,7 +467,7 @@ def gpt2_forward(report: Report) -> None:
 
 def gpt2_train(report: Report) -> None:
     config = gpt2_config()
-    ids = torch.randint(0, config.vocab_size, (256, 16) if GPU else (2, 16), device=DEVICE)
+    ids = torch.randint(0, config.vocab_size, (256, 16) if FULL else (2, 16), device=DEVICE)
     train(report, "programs", "gpt2 256x16 step", lambda: build(transformers.GPT2LMHeadModel, config),
           {"input_ids": ids, "labels": ids},
           ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute"))
@@ -352,12 +475,12 @@ def gpt2_train(report: Report) -> None:
 
 def t5_generate(report: Report) -> None:
     sizes = dict(d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12)
-    if not GPU:
+    if not FULL:
         sizes = dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=96)
     config = transformers.T5Config(decoder_start_token_id=0, **sizes)
     model = build(transformers.T5ForConditionalGeneration, config).eval()
-    ids = torch.full((256 if GPU else 2, 1), 5, device=DEVICE)
-    new_tokens = 20 if GPU else 6
+    ids = torch.full((256 if FULL else 2, 1), 5, device=DEVICE)
+    new_tokens = 20 if FULL else 6
 
     def generate(module):
         return lambda: module.generate(ids, max_new_tokens=new_tokens, min_new_tokens=new_tokens,
@@ -370,6 +493,57 @@ def t5_generate(report: Report) -> None:
     report.add("programs", f"t5-base 256, {new_tokens} tokens", {**times, "same text": same})
 
 
+def llama_layer(report: Report) -> None:
+    """Hidden 1024, intermediate 11008, 2 x 1024 tokens: the layer, and its MLP alone."""
+    hidden, middle, tokens = (1024, 11008, 1024) if FULL else (64, 96, 8)
+    config = transformers.LlamaConfig(hidden_size=hidden, intermediate_size=middle, vocab_size=64,
+                                      num_hidden_layers=1, num_attention_heads=16 if FULL else 4)
+    model = build(transformers.LlamaModel, config).eval()
+    x = torch.randn(2, tokens, hidden, device=DEVICE, dtype=torch.bfloat16)
+    for name, module, example in (("mlp", model.layers[0].mlp, x),
+                                  ("model of one layer", model,
+                                   {"inputs_embeds": x, "use_cache": False})):
+        found = fftune.check(module, example)
+        report.add("programs", f"llama layer 1024, 11008, 2x1024: {name}",
+                   {"eager+patch": round(found.microseconds, 1),
+                    "eager": round(found.eager_microseconds, 1), "error": found.error,
+                    "eager error": found.eager_error, "good": found.good})
+
+
+def two_experts(report: Report) -> None:
+    """MaskedFFN beside both dense experts and a selection, forward and backward."""
+    for rows in (1, 8):
+        d, h, tokens = (1024, 2816, 4096) if FULL else (32, 48, 16)
+        random = lambda *s: torch.randn(*s, device=DEVICE, dtype=torch.bfloat16)
+        x = random(rows, tokens, d).requires_grad_()
+        seed = random(rows, tokens, d)
+        mask = torch.rand(rows, tokens, device=DEVICE) < 0.33
+        weights = [random(*s).mul_(s[1] ** -0.5).requires_grad_()
+                   for s in ((h, d), (d, h), (h, d)) * 2]
+
+        def dense(x):
+            silu, linear = torch.nn.functional.silu, torch.nn.functional.linear
+            each = [linear(silu(linear(x, w1)) * linear(x, w3), w2)
+                    for w1, w2, w3 in (weights[:3], weights[3:])]
+            return torch.where(mask[..., None], *each)
+
+        def fused(x):
+            return fftune.MaskedFFN.apply(x, *(w.T for w in weights), mask)
+
+        def step(function):
+            return lambda: torch.autograd.grad(function(x), (x, *weights), seed)
+
+        compiled = torch.compile(dense, dynamic=False)
+        contenders = {"eager": dense, "compile": compiled, "eager+patch": fused}
+        with torch.no_grad():
+            right, got = dense(x).double(), fused(x).double()
+            times = interleaved({name: lambda f=f: f(x) for name, f in contenders.items()})
+            times["difference"] = round(((got - right).norm() / right.norm()).item(), 5)
+        report.add("programs", f"two experts {rows}x{tokens} forward", times)
+        report.add("programs", f"two experts {rows}x{tokens} step",
+                   interleaved({name: step(f) for name, f in contenders.items()}))
+
+
 # the table
 
 def number(value) -> str:
@@ -379,23 +553,24 @@ def number(value) -> str:
 def table(results: dict) -> None:
     print(f"\n{results['device']}, torch {results['torch']}, transformers "
           f"{results['transformers']}; microseconds")
-    header = [*CONTENDERS, "compile/compile+patch", "eager/eager+patch"]
     ratios = {"compile": [], "eager": []}
     for part in ("forward", "train", "programs"):
         for case, values in results.get(part, {}).items():
             print(f"\n{part} {case}")
-            if "failed" in values:
-                print(f"  failed: {values['failed']}")
+            for label, reason in values.items():
+                if label.endswith("failed"):
+                    print(f"  {label}: {reason}")
             for label in (*CONTENDERS, "eager+patch+recompute"):
                 if label in values:
                     memory = values.get(f"{label} GB")
                     print(f"  {label:22} {values[label]:12.1f}"
                           + (f"   {memory} GB" if memory else ""))
-            for base in ("compile", "eager"):
-                if base in values and f"{base}+patch" in values:
-                    ratio = values[base] / values[f"{base}+patch"]
-                    print(f"  {base} / {base}+patch {ratio:.3f}")
-                    if part == "forward":
+            for base, other in (("compile", "compile+patch"), ("eager", "eager+patch"),
+                                ("compile", "compile+patch+projections")):
+                if base in values and other in values:
+                    ratio = values[base] / values[other]
+                    print(f"  {base} / {other} {ratio:.3f}")
+                    if part == "forward" and "projections" not in other:
                         ratios[base].append(ratio)
     for base, found in ratios.items():
         if found:
@@ -407,33 +582,74 @@ def table(results: dict) -> None:
         print(f"host {name:16} {number(value)}")
 
 
+def plot(results: dict, path: Path) -> None:
+    """The losses of "curves" as an SVG."""
+    colours = {"eager seed 1": "#444", "eager seed 2": "#aaa", "eager+patch seed 1": "#c33",
+               "eager+patch seed 2": "#e99"}
+    width, height, left, low = 720, 400, 60, 350
+    losses = results["losses"]
+    top = max(map(max, losses.values()))
+    steps = max(map(len, losses.values()))
+    x = lambda i: left + (width - left - 20) * i / (steps - 1)
+    y = lambda loss: low - (low - 20) * loss / top
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+             'font-family="sans-serif" font-size="13">',
+             f'<rect width="{width}" height="{height}" fill="white"/>']
+    for tick in range(int(top) + 1):
+        lines.append(f'<path d="M{left} {y(tick):.1f}H{width - 20}" stroke="#ddd"/>'
+                     f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
+    lines.append(f'<text x="{width / 2}" y="{height - 12}" text-anchor="middle">loss by step, '
+                 f'{steps} steps</text>')
+    for i, (label, values) in enumerate(losses.items()):
+        points = " ".join(f"{x(j):.1f},{y(v):.1f}" for j, v in enumerate(values))
+        colour = colours.get(label, "#36c")
+        dash = ' stroke-dasharray="5 3"' if "patch" in label else ""
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" '
+                     f'stroke-width="1.3"{dash}/>')
+        lines.append(f'<text x="{width - 200}" y="{40 + 18 * i}" fill="{colour}">{label}</text>')
+    path.write_text("\n".join(lines + ["</svg>"]) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=os.environ.get("OUT", "build/bench"))
     parser.add_argument("--budget", type=float, default=450)
-    parser.add_argument("--parts", default="host,forward,train,programs,curves")
+    parser.add_argument("--tune-budget", type=float, default=90, help="of it, for the part tune")
+    parser.add_argument("--parts", default="host,warm,forward,train,programs,curves")
     parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--plot", nargs=2, metavar=("JSON", "SVG"))
+    parser.add_argument("--warm-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.plot:
+        return plot(json.loads(Path(options.plot[0]).read_text()), Path(options.plot[1]))
+    if options.warm_one:
+        return warm_one(*options.warm_one.split("|"))
     report = Report(options.out, options.budget)
+    parts, cases = options.parts.split(","), options.cases.split(",")
     jobs = []
-    parts = options.parts.split(",")
     if "host" in parts:
         jobs.append(("host", "ops", lambda: host(report)))
+    if "tune" in parts:
+        jobs.append(("tune", "all", lambda: tune(report, cases, options.tune_budget)))
+    if "warm" in parts:
+        jobs.append(("warm", "all", lambda: warm(report, cases)))
     if "forward" in parts:
-        for case in options.cases.split(","):
+        for case in cases:
             jobs.append(("forward", case, lambda case=case: forward(report, case)))
-    if "train" in parts:  # before the last cases of the forward pass, which are many
-        jobs.insert(min(len(jobs), 5), ("train", "llama-1b 4x2048", lambda: train_llama(report)))
+    if "train" in parts:
+        jobs.append(("train", "llama-1b 4x2048", lambda: train_llama(report)))
+    if "programs" in parts:
+        for name, job in (("llama layer", llama_layer), ("two experts", two_experts),
+                          ("t5 generate", t5_generate), ("gpt2 forward", gpt2_forward),
+                          ("gpt2 step", gpt2_train)):
+            jobs.append(("programs", name, lambda job=job: job(report)))
     if "curves" in parts:
         jobs.append(("curves", "small llama", lambda: curves(report)))
-    if "programs" in parts:
-        for name, job in (("gpt2 forward", gpt2_forward), ("gpt2 step", gpt2_train),
-                          ("t5 generate", t5_generate)):
-            jobs.insert(min(len(jobs), 6), ("programs", name, lambda job=job: job(report)))
     for part, case, job in jobs:
         if report.left() < 20:
-            report.add(part, case, {"failed": "left out: no time is left"})
+            report.add(part, case, {"all failed": "left out: no time is left"})
             continue
         report.attempt(part, case, job)
     table(report.results)

@@ -5,10 +5,14 @@
 #include <string>
 
 #include "kernels/act_mul/act_mul.hpp"
+#include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/masked/masked.hpp"
+#include "kernels/masked_softmax/masked_softmax.hpp"
+#include "kernels/moe/moe.hpp"
+#include "kernels/moe_route/moe_route.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
 #include "kernels/qkv/qkv.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
@@ -22,7 +26,8 @@ const Catalog& builtin_catalog() {
   static const SourceSet sources(embedded_sources());
   static const Catalog catalog{
       {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
-       &qkv_op(), &ngram_block_op(), &masked_linear_op(), &masked_ffn_op()},
+       &ngram_block_op(), &masked_linear_op(), &masked_ffn_op(), &moe_ffn_op(), &moe_route_op(),
+       &qkv_op(), &attention_op(), &pack_mask_op(), &masked_softmax_op()},
       &sources};
   return catalog;
 }

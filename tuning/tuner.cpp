@@ -178,6 +178,30 @@ std::string stopped_by(const Session& session, const Tuning& tuning) {
   return "";
 }
 
+/// Says which variants of each group were left out although they may be the best, and how to have
+/// them tried; returns whether there are any.
+bool told_left_out(const Tuning& tuning, TuneResult& result) {
+  bool any = false;
+  for (const auto& searched : tuning.searched()) {
+    const auto& group = *searched.group;
+    if (const int count = group.count(OutcomeKind::quarantined); count > 0) {
+      any = true;
+      result.notes.push_back(fmt::format(
+          "{} variants of {} were left out: they took a worker process down in an earlier search "
+          "of this problem; --retry-quarantined tries them again",
+          count, group.name()));
+    }
+    if (const int count = group.count(OutcomeKind::killed); count > 0) {
+      any = true;
+      result.notes.push_back(fmt::format(
+          "{} variants of {} were not measured: the processes that ran them were killed, as "
+          "happens when memory runs out; free some, or raise its limit, and search again",
+          count, group.name()));
+    }
+  }
+  return any;
+}
+
 }  // namespace
 
 double default_budget_seconds(DeviceKind kind, double floor_seconds) {
@@ -239,7 +263,8 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
   result.stopped = stopped_by(session, tuning);
   result.cancelled = session.cancelled();
   result.device_lost = !evaluator.lost().empty();
-  if (result.record) result.record->verdict.complete = result.stopped.empty();
+  const bool left_out = told_left_out(tuning, result);
+  if (result.record) result.record->verdict.complete = result.stopped.empty() && !left_out;
   result.seconds = session.seconds();
   session.progress().phase = Phase::done;
   session.tell();

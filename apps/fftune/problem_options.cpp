@@ -38,6 +38,33 @@ std::vector<std::int64_t> values_of(const Op& op, const SizeField& field,
                           where, field.example));
 }
 
+/// What was given, with the sizes of the model that was named, divided among devices.
+ProblemOptions with_model(const Op& op, ProblemOptions given) {
+  const auto models = op.known_models();
+  if (!given.model.empty()) {
+    std::vector<std::string> names;
+    for (const KnownModel& model : models) names.push_back(model.name);
+    check_choice(given.model, "--model", names);
+    for (const KnownModel& model : models)
+      for (const auto& [name, value] : model.sizes)
+        if (model.name == given.model && given.sizes[name].empty())
+          given.sizes[name] = fmt::format("{}", value);
+  }
+  if (given.tp.empty()) return given;
+  const std::string size(op.sharded_size());
+  std::string& text = given.sizes[size];
+  if (text.empty())
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--tp divides {}: give --{} or --model", size, size));
+  const std::int64_t whole = parse_whole(text, "--" + size, 1, 1 << 30);
+  const std::int64_t devices = parse_whole(given.tp, "--tp", 1, 1024);
+  if (whole % devices != 0)
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--tp {} does not divide {}={}", devices, size, whole));
+  text = fmt::format("{}", whole / devices);
+  return given;
+}
+
 std::vector<DType> dtypes_of(const Op& op, const std::string& pass, const std::string& given,
                              DeviceKind kind) {
   const auto all = op.dtypes_of_pass(kind, pass);
@@ -87,6 +114,22 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
         ->type_name(tokens ? "LIST" : "N")
         ->group(group);
   }
+  if (const auto models = op.known_models(); !models.empty()) {
+    std::vector<std::string> names;
+    for (const KnownModel& model : models) names.push_back(model.name);
+    command
+        .add_option(
+            "--model", values.model,
+            fmt::format("the sizes of a model that are not given: {}", fmt::join(names, ", ")))
+        ->type_name("NAME")
+        ->group(group);
+    command
+        .add_option("--tp", values.tp,
+                    fmt::format("devices that share a layer, each with a part of {} (default: 1)",
+                                op.sharded_size()))
+        ->type_name("N")
+        ->group(group);
+  }
   for (const OptionField& field : op.options()) {
     const std::string help =
         fmt::format("{}{}: {} (default: {})", field.pass.empty() ? "" : "pass " + field.pass + ": ",
@@ -98,6 +141,7 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
       command.add_option("--" + field.name, values.options[field.name], help)
           ->type_name(field.number    ? "NUMBER"
                       : field.pattern ? "PATTERN"
+                      : field.routing ? "ROUTING"
                                       : "WORD")
           ->group(group);
   }
@@ -115,8 +159,9 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
       ->group(group);
 }
 
-std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Sizes sizes,
+std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_values, Sizes sizes,
                                  DeviceKind kind) {
+  const ProblemOptions values = with_model(op, given_values);
   Problem base;
   base.op = op.name();
   base.pass = values.pass.empty() ? op.passes().at(0) : values.pass;
@@ -127,7 +172,7 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& values, Siz
     const auto given = values.options.find(field.name);
     const bool absent = given == values.options.end() || given->second.empty();
     base.options[field.name] = absent ? field.choices.at(0) : given->second;
-    if (!field.number && !field.pattern)
+    if (!field.number && !field.pattern && !field.routing)
       check_choice(base.options[field.name], "--" + field.name, field.choices);
   }
   std::vector<std::int64_t> tokens;

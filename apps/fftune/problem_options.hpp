@@ -19,12 +19,15 @@ struct ProblemOptions {
   std::map<std::string, std::string> options;  // likewise
   std::string dtypes;
   std::string pass;
+  std::string model = {};  // of an op that knows models: instead of sizes
+  std::string tp = {};     // tensor parallelism
 };
 
 /// Whether sizes without a default must be given, or have the op's examples instead.
 enum class Sizes { required, optional };
 
-/// Adds --<size>, --<option>, --dtype and --pass; `values` must live as long as `command` parses.
+/// Adds --<size>, --<option>, --dtype and --pass, and --model and --tp where the op knows models;
+/// `values` must live as long as `command` parses.
 void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOptions& values);
 
 /// One canonical problem for each dtype and number of tokens, in the order given. Throws

@@ -46,6 +46,14 @@ __device__ __forceinline__ float4 load_cluster(u32 address) {
   return value;
 }
 
+__device__ __forceinline__ u32 load_cluster_word(u32 address) {
+  u32 value = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
 // Stores without waiting; the bytes count towards the mbarrier at address `barrier` of the block
 // that is written to (both by cluster_address).
 __device__ __forceinline__ void store_cluster_async(u32 address, float4 value, u32 barrier) {
@@ -80,6 +88,22 @@ __device__ __forceinline__ void store_shared(u32 address, float4 value) {
                "f"(value.y), "f"(value.z), "f"(value.w)
                : "memory");
 }
+__device__ __forceinline__ float2 load_shared_pair(u32 address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(u32 address, float2 value) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared_word(u32 address, u32 word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
 __device__ __forceinline__ float load_shared_float(u32 address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
@@ -87,6 +111,14 @@ __device__ __forceinline__ float load_shared_float(u32 address) {
 }
 __device__ __forceinline__ void store_shared(u32 address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+__device__ __forceinline__ u32 load_shared_word(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared(u32 address, u32 value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 }  // namespace fftune

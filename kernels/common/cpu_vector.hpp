@@ -18,6 +18,10 @@ struct VectorKernels {
   /// out[i] = act(gate[i]) * up[i]; out may be gate or up.
   void (*gated)(Activation activation, const float* gate, const float* up, float* out,
                 std::size_t count);
+  /// The largest value; -inf of none.
+  float (*largest)(const float* values, std::size_t count);
+  /// values[i] = exp(values[i] - shift), 0 below exp(-87); returns their sum.
+  float (*exponentials)(float* values, float shift, std::size_t count);
   /// bf16 to float, and back with rounding to nearest even.
   void (*widen)(const std::uint16_t* in, float* out, std::size_t count);
   void (*narrow)(const float* in, std::uint16_t* out, std::size_t count);

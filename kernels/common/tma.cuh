@@ -91,11 +91,34 @@ __device__ __forceinline__ void tma_store(const tensor_map& map, u32 shared, int
       : "memory");
 }
 
+// Loads `bytes` contiguous bytes, as tma_load does; addresses and sizes are multiples of 16.
+__device__ __forceinline__ void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Adds `bytes` of floats to memory, part of a group as tma_store is.
+__device__ __forceinline__ void bulk_add(float* global, u32 shared, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   global),
+               "r"(shared), "r"(bytes)
+               : "memory");
+}
+
 // Waits until all but the last `pending` groups of this thread's stores have read their shared
 // memory.
 template <int pending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+// Waits until they are complete, and visible to this thread.
+template <int pending>
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 // Orders this thread's generic-proxy writes to shared memory before later reads by TMA or wgmma.

@@ -55,6 +55,20 @@ __device__ __forceinline__ void store_coherent(float* address, float4 value) {
                : "memory");
 }
 
+__device__ __forceinline__ float2 load_coherent_pair(const float* address) {
+  float2 value;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "l"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_coherent(float* address, float2 value) {
+  asm volatile("st.global.cg.v2.f32 [%0], {%1, %2};" ::"l"(address), "f"(value.x), "f"(value.y)
+               : "memory");
+}
+
 __device__ __forceinline__ void add(float4& sum, float4 value) {
   sum.x += value.x;
   sum.y += value.y;

@@ -1,5 +1,5 @@
-// Tensor core MMAs of one warpgroup (sm_90a): wgmma m64nNk16, k32 of fp8, both operands in
-// shared memory, fp32 accumulation.
+// Tensor core MMAs of one warpgroup (sm_90a): wgmma m64nNk16, k32 of fp8, fp32 accumulation. B is
+// in shared memory, A too or in registers.
 //
 // Accumulator c[j], lane l of warp w: row 16 w + l / 4 (+ 8 when j & 2), column 8 (j / 4) + 2 (l %
 // 4) + (j & 1) (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16"). PTX wants every
@@ -40,6 +40,23 @@ constexpr int wgmma_slab_bytes = 64 * 128;
 __device__ __forceinline__ u64 wgmma_transposed_descriptor(u32 shared) {
   return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{wgmma_slab_bytes >> 4} << 16) |
          ((shared & 0x3ffffu) >> 4);
+}
+
+// The same for rows of 128 or of 64 bytes, each under the swizzle of its width. K-major: 8-row
+// atoms follow each other, `slab_bytes` is not used. Transposed: slabs of `row_bytes` of the
+// contiguous extent are `slab_bytes` apart, and 16 of k are 16 * row_bytes.
+template <int row_bytes, int slab_bytes = 16>
+__device__ __forceinline__ u64 wgmma_swizzled_descriptor(u32 shared) {
+  static_assert(row_bytes == 128 || row_bytes == 64);
+  constexpr u64 swizzle = row_bytes == 128 ? 1 : 2;
+  return (swizzle << 62) | (u64{8 * row_bytes >> 4} << 32) | (u64{slab_bytes >> 4} << 16) |
+         ((shared & 0x3ffffu) >> 4);
+}
+
+// A descriptor of what is `bytes` further: an addition to its lower word, which has no carry.
+__device__ __forceinline__ u64 wgmma_advance(u64 descriptor, int bytes) {
+  const u32 lower = static_cast<u32>(descriptor) + static_cast<u32>(bytes >> 4);
+  return (descriptor & 0xffffffff00000000) | lower;
 }
 
 // The accumulators of each width: their numbers in the text, and the operands themselves.
@@ -172,6 +189,42 @@ __device__ __forceinline__ void wgmma(float (&c)[n / 2], u64 a, u64 b, int accum
   FFTUNE_WGMMA_CASE(240, 120, 121, 122, 123, 124);
   FFTUNE_WGMMA_CASE(248, 124, 125, 126, 127, 128);
   FFTUNE_WGMMA_CASE(256, 128, 129, 130, 131, 132);
+}
+
+// A in registers: four words of a thread, which hold its elements of the 64 x 16 fragment as those
+// of a warp's 16 rows lie for mma.sync m16n8k16 (common/mma.cuh).
+#define FFTUNE_WGMMA_REGISTERS(width, at_0, at_1, at_2, at_3, at_b, at_p, at_t, kind)              \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %" #at_p                                             \
+               ", 0;\n"                                                                            \
+               "wgmma.mma_async.sync.aligned.m64n" #width kind " {" FFTUNE_T_##width               \
+               "}, {%" #at_0 ", %" #at_1 ", %" #at_2 ", %" #at_3 "}, %" #at_b ", p, 1, 1, %" #at_t \
+               ";}"                                                                                \
+               : FFTUNE_C_##width                                                                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),              \
+                 "n"(int{b_transposed}))
+#define FFTUNE_WGMMA_REGISTERS_CASE(width, ...)                        \
+  if constexpr (n == width) {                                          \
+    if constexpr (is_same<T, bf16>) {                                  \
+      FFTUNE_WGMMA_REGISTERS(width, __VA_ARGS__, "k16.f32.bf16.bf16"); \
+    } else {                                                           \
+      FFTUNE_WGMMA_REGISTERS(width, __VA_ARGS__, "k16.f32.f16.f16");   \
+    }                                                                  \
+  }
+
+// c (+)= a b^T: a [64, 16] in registers, b [n, 16] by descriptor. Neither c nor a may be accessed
+// before the wait.
+template <class T, int n, bool b_transposed = false>
+__device__ __forceinline__ void wgmma_registers(float (&c)[n / 2], const u32 (&a)[4], u64 b,
+                                                int accumulate) {
+  static_assert(n == 32 || n == 64 || n == 80 || n == 96 || n == 128 || n == 192 || n == 256);
+  static_assert(is_same<T, bf16> || is_same<T, fp16>);
+  FFTUNE_WGMMA_REGISTERS_CASE(32, 16, 17, 18, 19, 20, 21, 22);
+  FFTUNE_WGMMA_REGISTERS_CASE(64, 32, 33, 34, 35, 36, 37, 38);
+  FFTUNE_WGMMA_REGISTERS_CASE(80, 40, 41, 42, 43, 44, 45, 46);
+  FFTUNE_WGMMA_REGISTERS_CASE(96, 48, 49, 50, 51, 52, 53, 54);
+  FFTUNE_WGMMA_REGISTERS_CASE(128, 64, 65, 66, 67, 68, 69, 70);
+  FFTUNE_WGMMA_REGISTERS_CASE(192, 96, 97, 98, 99, 100, 101, 102);
+  FFTUNE_WGMMA_REGISTERS_CASE(256, 128, 129, 130, 131, 132, 133, 134);
 }
 
 }  // namespace fftune

@@ -3,15 +3,10 @@
 #pragma once
 
 #include "common/activation.cuh"
-#include "common/float16.cuh"
-#include "common/float8.cuh"
-#include "gemm/form.cuh"
+#include "gemm/element_type.cuh"
 #include "gemm/params.cuh"
 
 namespace fftune {
-
-template <element type>
-using element_type = typename type_at<static_cast<int>(type), float, bf16, fp16, fp8>::type;
 
 template <gemm_form form>
 struct epilogue_ops {

@@ -49,8 +49,10 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
   stage.reduction_length = gemm.k * gemm.k_pairs();
   stage.flops = gemm.flops();
   for (const Names* names : {&stage.inputs, &stage.outputs})
-    for (const std::string& tensor : *names)
-      stage.bytes += static_cast<double>(tensors[tensor_index(tensors, tensor)].bytes());
+    for (const std::string& name_of_tensor : *names) {
+      const TensorSpec& tensor = tensors[tensor_index(tensors, name_of_tensor)];
+      stage.bytes += tensor.read_share * static_cast<double>(tensor.bytes());
+    }
   return stage;
 }
 

@@ -32,6 +32,7 @@ constexpr int most_groups = 1024;
 class mask_groups {
  public:
   static constexpr int chunks = 1024;
+  static constexpr bool rows_may_repeat = false;  // in a group
 
  private:
   // Words of shared memory: rows of group 0 before each chunk, then the sums of the warps. These
@@ -269,6 +270,7 @@ class routed_groups {
  public:
   // 32-bit words of shared memory that a block takes.
   static constexpr int shared_words = (most_groups + 1 + 3) / 4 * 4;
+  static constexpr bool rows_may_repeat = true;  // in a group, where a token's choices do
 
   template <int threads>
   static __device__ __forceinline__ routed_groups build(const gemm_params& params, int rows,

@@ -2,7 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 namespace fftune {
+
+double Groups::with_rows() const {
+  if (expected_rows.empty()) return static_cast<double>(count);
+  double sum = 0;
+  for (const ExpectedRows& alike : expected_rows) sum += alike.groups * (1 - std::exp(-alike.rows));
+  return std::max(sum, 1.0);
+}
 
 double GemmProblem::flops() const {
   // Every token, or row, is of one group: groups add nothing.

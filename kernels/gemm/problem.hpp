@@ -37,6 +37,12 @@ using Scaling = scaling;
 /// grouped, only B has one for each group; where the reduction is grouped, C and its source have.
 using TensorNames = std::vector<std::string_view>;
 
+/// So many groups should have about so many rows each.
+struct ExpectedRows {
+  double groups = 0;
+  double rows = 0;
+};
+
 /// The groups, and which tokens (rows, or elements of k) belong to which. The sorted order has the
 /// tokens of group 0 first, then those of group 1 and so on, each in ascending order.
 struct Groups {
@@ -50,14 +56,22 @@ struct Groups {
   /// `offsets` leaves out belong to no group: their rows of C are not written.
   std::string_view offsets = {};
   std::string_view permutation = {};
+  /// Sorted groups: rows (or elements of k) that a token has, each in a group of its own. An
+  /// operand that is not sorted then has only the tokens' rows, 1/choices as many as the GEMM, and
+  /// `permutation` says whose each sorted row is. C, if rows are grouped, is sorted.
+  std::int64_t choices = 1;
   /// For the cost model: the share of the tokens that group 0 of a mask should have, whether that
   /// is a probability rather than a number of tokens, and whether the tokens of a group are
   /// scattered rather than in long runs.
   double expected_share = 0.5;
   bool random = false;
   bool scattered = false;
+  /// Or, of sorted groups, how many rows they should have; empty: each as many as the others.
+  std::vector<ExpectedRows> expected_rows = {};
 
   bool any() const { return by != Grouping::none; }
+  /// How many sorted groups should have rows.
+  double with_rows() const;
 };
 
 /// The heads of a QKV product. GemmProblem::b has one packed weight or three, `c` the outputs q, k

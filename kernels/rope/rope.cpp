@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "core/saturated.hpp"
 #include "kernels/common/op_parts.hpp"
 
 namespace fftune {
@@ -30,9 +31,14 @@ void draw_starts(std::uint64_t seed, std::span<double> starts) {
   for (double& start : starts) start = static_cast<double>(random() % 100);
 }
 
-/// As far as a view's last element.
+/// As far as a view's last element. Saturated, as strides and sizes are each in range, but their
+/// products may be in none.
 std::int64_t extent(const Layer& layer, const Strides& strides, std::int64_t heads) {
-  return layer.place(strides, layer.tokens() - 1, heads - 1) + layer.dim;
+  const std::int64_t last = layer.tokens() - 1;
+  std::int64_t end = saturated_product(last / layer.inner(), strides.outer);
+  end = saturated_sum(end, saturated_product(last % layer.inner(), strides.row));
+  end = saturated_sum(end, saturated_product(heads - 1, strides.head));
+  return saturated_sum(end, layer.dim);
 }
 
 TensorSpec rows_of(const Layer& layer, const char* name, Role role, std::int64_t heads,

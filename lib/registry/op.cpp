@@ -6,6 +6,8 @@
 
 #include "core/error.hpp"
 #include "core/pattern.hpp"
+#include "core/routing.hpp"
+#include "core/saturated.hpp"
 
 namespace fftune {
 namespace {
@@ -56,6 +58,13 @@ std::string canonical_pattern(const Op& op, const OptionField& field, const std:
   return pattern_text(*pattern);
 }
 
+std::string canonical_routing(const Op& op, const OptionField& field, const std::string& text) {
+  const auto routing = parse_routing(text);
+  if (!routing)
+    reject(op, fmt::format("{}={} is no routing: use {}", field.name, text, choices_text(field)));
+  return routing_text(*routing);
+}
+
 void check_options(const Op& op, Problem& problem) {
   const auto fields = options_of(op, problem.pass);
   for (auto& [name, value] : problem.options) {
@@ -72,6 +81,8 @@ void check_options(const Op& op, Problem& problem) {
       value = canonical_number(op, *field, value);
     else if (field->pattern)
       value = canonical_pattern(op, *field, value);
+    else if (field->routing)
+      value = canonical_routing(op, *field, value);
     else if (!has(field->choices, value))
       reject(op, fmt::format("{}={} is not a choice: use {}", name, value, choices_text(*field)));
   }
@@ -80,6 +91,17 @@ void check_options(const Op& op, Problem& problem) {
     const auto entry = problem.options.try_emplace(field.name, usual).first;
     if (field.rare && entry->second == usual) problem.options.erase(entry);
   }
+}
+
+/// Beyond this, offsets in a tensor do not fit in 64 bits. What fits there may still not fit in a
+/// device's memory, which is for the device to say.
+constexpr std::int64_t most_elements = std::int64_t{1} << 62;
+
+void check_extents(const Op& op, const Problem& problem) {
+  for (const auto& tensor : op.tensors(problem))
+    if (tensor.elements() > most_elements)
+      reject(op, fmt::format("{} has more than 2^62 elements: use smaller sizes or strides",
+                             tensor.name));
 }
 
 }  // namespace
@@ -97,6 +119,7 @@ std::string choices_text(const OptionField& field) {
   if (field.pattern)
     return "all, none, or block:SHARE, tail:SHARE, even:SHARE, random:SHARE with a share from 0 "
            "to 1";
+  if (field.routing) return "uniform, or zipf:SKEW with a skew from 0 to 4";
   return fmt::format("{}", fmt::join(field.choices, ", "));
 }
 
@@ -116,12 +139,13 @@ std::string_view role_name(Role role) {
 
 std::int64_t TensorSpec::elements() const {
   std::int64_t elements = 1;
-  for (const auto extent : shape) elements *= extent;
+  for (const auto extent : shape) elements = saturated_product(elements, extent);
   return elements;
 }
 
 std::size_t TensorSpec::bytes() const {
-  return static_cast<std::size_t>(elements()) * dtype_bytes(dtype);
+  return static_cast<std::size_t>(
+      saturated_product(elements(), static_cast<std::int64_t>(dtype_bytes(dtype))));
 }
 
 Cost cost_of(const Op& op, const Problem& problem) {
@@ -133,7 +157,8 @@ Cost cost_of(const Op& op, const Problem& problem) {
     return cost;
   }
   for (const auto& tensor : op.tensors(problem))
-    if (tensor.role != Role::intermediate) cost.bytes += static_cast<double>(tensor.bytes());
+    if (tensor.role != Role::intermediate)
+      cost.bytes += tensor.read_share * static_cast<double>(tensor.bytes());
   return cost;
 }
 
@@ -163,6 +188,7 @@ Problem canonical(const Op& op, Problem problem, DeviceKind kind) {
   check_options(op, problem);
   if (const auto contradiction = op.contradiction(problem); !contradiction.empty())
     reject(op, contradiction);
+  check_extents(op, problem);
   return problem;
 }
 

@@ -51,6 +51,8 @@ struct OptionField {
   /// what an input that sorts the tokens looks like: it decides test data and, through presets,
   /// speed, but no result. A record tuned with one pattern serves every other, the nearest first.
   bool pattern = false;
+  /// The same with routings (core/routing.hpp): how often a mixture's experts are chosen.
+  bool routing = false;
   /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
   /// field for each.
   std::string pass = {};
@@ -75,6 +77,9 @@ struct TensorSpec {
   /// Fills all elements of an input that is no noise, such as ids or offsets: the same for the same
   /// seed. Empty: normal values.
   std::function<void(std::uint64_t seed, std::span<double> values)> draw = {};
+  /// The share of its bytes that the op should read, for the roofline: less than 1 where the data
+  /// decide which of many weights take part.
+  double read_share = 1;
   bool kept = false;  // of a backward pass: what the forward pass has to keep for it
   /// Not empty for an input [tokens] of bytes that sorts the tokens into those that it marks and
   /// the others (core/pattern.hpp): what its test data look like. Row i of the other tensors then
@@ -88,9 +93,22 @@ struct TensorSpec {
   bool sums_tokens = false;
   /// Of an input: what such a sum begins with, as gradients do to which others are added.
   bool begins_sum = false;
+  /// Of an output whose rows differ in size, as averages over few and over many values do: how many
+  /// neighbouring elements of a row are of one size. What an element may be off by then follows
+  /// from the size of these, at most 1024, instead of that of the whole tensor. 0: of all.
+  std::int64_t alike = 0;
+  /// Of an output that is added up in the order in which blocks finish: two runs may differ in the
+  /// last bits.
+  bool any_order = false;
 
   std::int64_t elements() const;
   std::size_t bytes() const;
+};
+
+/// The sizes that a layer of a known model has, but for the tokens.
+struct KnownModel {
+  std::string name;  // "mixtral-8x7b"
+  std::map<std::string, std::int64_t> sizes;
 };
 
 struct StageSpec {
@@ -100,6 +118,11 @@ struct StageSpec {
   std::int64_t reduction_length = 1;  // the longest sum behind one output element
   double flops = 0;
   double bytes = 0;  // each input read once, each output written once
+  /// How often what is summed was rounded to the op's dtype within the stage, as the weights of a
+  /// softmax are for the tensor cores.
+  int inner_roundings = 0;
+  /// How many such values there are: the errors of few do not average out. 0: many.
+  double inner_values = 0;
 };
 
 /// Tensors in float64, row-major, by name.
@@ -138,6 +161,11 @@ class Op {
   /// Whether what token_size promises of rows holds; not where a row's place counts, as in a
   /// sequence. Every row is then distinct in a check.
   virtual bool rows_are_alike(const Problem&) const { return true; }
+
+  /// Models whose layers may be asked for by name.
+  virtual std::vector<KnownModel> known_models() const { return {}; }
+  /// The size that tensor parallelism divides among devices; empty: there is none.
+  virtual std::string_view sharded_size() const { return ""; }
 
   /// Why fields that are good each by itself do not go together ("rotary=96 exceeds dim=64"), one
   /// line; empty: they do. Not asked of the token size.

@@ -50,7 +50,7 @@ Comparison comparison_of(const Op& op) {
   Comparison comparison{std::string(op.token_size())};
   for (const auto& option : op.options()) {
     if (option.number) comparison.numbers.insert(option.name);
-    if (option.pattern) comparison.patterns.insert(option.name);
+    if (option.pattern || option.routing) comparison.patterns.insert(option.name);
   }
   return comparison;
 }

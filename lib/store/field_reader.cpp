@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/error.hpp"
+#include "core/problem.hpp"
 
 namespace fftune {
 namespace {
@@ -86,9 +87,10 @@ const std::string& FieldReader::name(std::string_view key) {
 const std::string& FieldReader::choice(std::string_view key) {
   const std::string_view result = text(key);
   const auto colon = result.find(':');
-  const bool good = colon == result.npos
-                        ? is_name(result)
-                        : is_name(result.substr(0, colon)) && is_name(result.substr(colon + 1));
+  const bool good = parse_number(result).has_value() ||
+                    (colon == result.npos
+                         ? is_name(result)
+                         : is_name(result.substr(0, colon)) && is_name(result.substr(colon + 1)));
   if (!good) expected(key, name_rule, at(key));
   return text(key);
 }

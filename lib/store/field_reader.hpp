@@ -31,7 +31,7 @@ class FieldReader {
   /// Text that is_name().
   const std::string& name(std::string_view key);
   /// The value of an option: text that is_name(), or two such with a ':' between them, as a
-  /// pattern is.
+  /// pattern is, or a number, which parse_number() reads.
   const std::string& choice(std::string_view key);
   bool boolean(std::string_view key);
   /// Finite, and at least 0; `positive`: above 0.

@@ -11,12 +11,22 @@
 #include <tuple>
 
 #include "core/pattern.hpp"
+#include "core/routing.hpp"
 
 namespace fftune {
 namespace {
 
 constexpr double token_weight = 0.5;
 constexpr double pattern_weight = 0.5;
+
+/// How unlike two patterns, or two routings, are; nothing if the words are not both the same thing.
+std::optional<double> pattern_difference(const std::string& a, const std::string& b) {
+  if (const auto one = parse_pattern(a), other = parse_pattern(b); one && other)
+    return pattern_distance(*one, *other);
+  if (const auto one = parse_routing(a), other = parse_routing(b); one && other)
+    return routing_distance(*one, *other);
+  return std::nullopt;
+}
 
 bool same_names(const Problem& a, const Problem& b) {
   return std::equal(a.sizes.begin(), a.sizes.end(), b.sizes.begin(), b.sizes.end(),
@@ -30,7 +40,7 @@ std::map<std::string, std::string> words(const Problem& problem, const Compariso
   std::erase_if(options, [&](const auto& option) {
     const auto& [name, value] = option;
     return (comparison.numbers.contains(name) && parse_number(value)) ||
-           (comparison.patterns.contains(name) && parse_pattern(value));
+           (comparison.patterns.contains(name) && pattern_difference(value, value));
   });
   return options;
 }
@@ -200,8 +210,8 @@ double distance(const Problem& a, const Problem& b, const Comparison& comparison
   }
   for (const auto& name : comparison.patterns) {
     if (!a.options.contains(name) || !b.options.contains(name)) continue;
-    const auto one = parse_pattern(a.options.at(name)), other = parse_pattern(b.options.at(name));
-    if (one && other) sum += pattern_weight * pattern_distance(*one, *other);
+    if (const auto own = pattern_difference(a.options.at(name), b.options.at(name)))
+      sum += pattern_weight * *own;
   }
   return sum;
 }

@@ -86,25 +86,36 @@ void compare_part(DType dtype, std::int64_t index, const std::byte* out,
   partial.unwritten += unwritten;
 }
 
+/// The root of the mean square of the finite values.
+double size_of(std::span<const double> values) {
+  double squares = 0;
+  for (const double value : values)
+    if (!std::isinf(value)) squares += value * value;
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
 }  // namespace
 
 Difference compare(const RepeatedRows& shape, const void* out,
                    const std::vector<const double*>& reference, double relative_bound,
                    double absolute_bound, Parallel& parallel) {
   const std::size_t element = dtype_bytes(shape.dtype);
+  const std::int64_t step = shape.alike > 0 ? shape.alike : 1024;
   std::vector<Partial> partials(static_cast<std::size_t>(block_count(shape.rows, shape.columns)));
   for_each_block(shape.rows, shape.columns, parallel, [&](const Block& block) {
     Partial partial;
     for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
       const std::int64_t source = shape.source != nullptr ? shape.source[row] : row % shape.period;
       const double* const expected = reference[static_cast<std::size_t>(source)];
-      for (std::int64_t column = 0; column < shape.columns; column += 1024) {
-        const auto count =
-            static_cast<std::size_t>(std::min<std::int64_t>(1024, shape.columns - column));
+      for (std::int64_t column = 0; column < shape.columns; column += step) {
+        const auto count = static_cast<std::size_t>(std::min(step, shape.columns - column));
         const std::int64_t index = row * shape.columns + column;
+        const std::span<const double> part(expected + column, count);
+        const double bound =
+            shape.alike > 0 ? size_of(part) * absolute_bound + shape.least_bound : absolute_bound;
         compare_part(shape.dtype, index,
                      static_cast<const std::byte*>(out) + static_cast<std::size_t>(index) * element,
-                     {expected + column, count}, relative_bound, absolute_bound, partial);
+                     part, relative_bound, bound, partial);
       }
     }
     partials[static_cast<std::size_t>(block.index)] = partial;

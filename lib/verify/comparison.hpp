@@ -18,7 +18,9 @@ struct RepeatedRows {
   std::int64_t columns = 0;
   std::int64_t period = 0;  // distinct rows; `rows` where nothing repeats
   const std::int64_t* source =
-      nullptr;  // the distinct row of each row, where it is not i mod period
+      nullptr;             // the distinct row of each row, where it is not i mod period
+  std::int64_t alike = 0;  // TensorSpec::alike
+  double least_bound = 0;  // of an element, where neighbours are alike
 };
 
 struct Difference {
@@ -32,7 +34,8 @@ struct Difference {
 };
 
 /// `out` holds rows x columns elements; `reference` the distinct rows. An element is an outlier if
-/// its error is not at most relative_bound |ref| + absolute_bound.
+/// its error is not at most relative_bound |ref| + absolute_bound; where neighbours are `alike`,
+/// absolute_bound is relative to the root of their mean square, and least_bound is added to it.
 Difference compare(const RepeatedRows& shape, const void* out,
                    const std::vector<const double*>& reference, double relative_bound,
                    double absolute_bound, Parallel& parallel);

@@ -15,6 +15,10 @@
 namespace fftune {
 namespace {
 
+/// The square root of E[p^4] / E[p^2]^2 of p = exp(x), x normal with deviation 1: n such values
+/// average errors as n / heavy_tail^2 equal ones would.
+constexpr double heavy_tail = 7.39;
+
 /// Of values and of what rounding does to them; added up in the order of the rows, so that a sum
 /// does not depend on the threads.
 struct Squares {
@@ -112,8 +116,22 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   const bool updated = spec.role == Role::updated;
   measure(tensor, updated ? expected.rows : references_.rows(stage, tensor), expected);
 
-  for (std::size_t k = first_stage; k <= stage; ++k)
-    expected.reduction_length += stages()[k].reduction_length;
+  // The roundings of what is summed are independent of each other and of that of the sum, and as
+  // large relative to it: their squares add. Of few values some outweigh the others by far, and
+  // their error may be the worst one.
+  double squares = expected.rounding_error * expected.rounding_error;
+  for (std::size_t k = first_stage; k <= stage; ++k) {
+    const StageSpec& spec_of_stage = stages()[k];
+    expected.reduction_length += spec_of_stage.reduction_length;
+    const double share =
+        spec_of_stage.inner_values > 0
+            ? std::min(1.0, heavy_tail / std::sqrt(spec_of_stage.inner_values))
+            : 0;
+    const double inner =
+        std::max(expected.rounding_error, share * dtype_unit_roundoff(spec.dtype));
+    squares += spec_of_stage.inner_roundings * inner * inner;
+  }
+  expected.rounding_error = std::sqrt(squares);
   // The rounding errors of few elements may be small by chance: the estimate is at least the worst
   // case, one unit roundoff per stage, over the square root of the number of elements.
   const std::int64_t sample = std::ssize(expected.rows) * columns(tensor);

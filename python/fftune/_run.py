@@ -51,17 +51,39 @@ class _Nothing:
     """The plan of a problem without tokens."""
 
 
+# Plans in two generations: those made or found again since the last turn, and those before them.
+# A turn, when the first is full, drops those of the second that were not found again. So a hit costs
+# no bookkeeping, and a process that meets ever new shapes keeps at most PLANS.
+PLANS = 4096
 _plans: dict[tuple, Plan | type[_Nothing]] = {}
+_older: dict[tuple, Plan | type[_Nothing]] = {}
 _listeners: list[Callable[[int, dict], None]] = []  # of every problem that is run, while tune() runs
 
 
 def _make_plan(key: tuple, form: Form, options: tuple, inputs: Sequence[Tensor | None],
                device: int) -> Plan | type[_Nothing]:
-    problem = form.problem(options, inputs)
     with _lock:
-        if key not in _plans:
-            _plans[key] = _Nothing if problem is None else Plan(device, problem)
-        return _plans[key]
+        plan = _plans.get(key) or _older.pop(key, None)
+        if plan is None:
+            problem = form.problem(options, inputs)
+            plan = _Nothing if problem is None else Plan(device, problem)
+        _plans[key] = plan
+        if len(_plans) >= PLANS // 2:
+            _older.clear()
+            _older.update(_plans)
+            _plans.clear()
+        return plan
+
+
+def forget_plans() -> None:
+    """From now on every problem gets a new plan."""
+    with _lock:
+        _plans.clear()
+        _older.clear()
+
+
+# What CUDA graphs were captured of stays: a graph runs the kernels of plans that nobody else holds.
+_captured: set[Plan] = set()
 
 
 def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
@@ -105,6 +127,8 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
             listener(device, form.problem(options, inputs))
     for tensor in outputs:
         pointers.append(tensor.data_ptr())
+    if device >= 0 and plan not in _captured and torch._C._cuda_isCurrentStreamCapturing():
+        _captured.add(plan)
     scratch = None
     if plan.workspace_bytes:
         # CUDA's allocator aligns to 512 bytes, the host's to 64.

@@ -117,26 +117,30 @@ class RotaryEmbedding(nn.Module):
 class MaskedLinear(nn.Module):
     """Two linear layers: linear_v where the mask is set, linear_t elsewhere.
 
-    x [..., in], mask [...] -> [..., out]
+    x [..., in], mask [...] -> [..., out]. pattern: what masks look like, as of ops.masked_linear.
     """
 
-    def __init__(self, in_features: int, out_features: int, device=None, dtype=None):
+    def __init__(self, in_features: int, out_features: int, pattern: str | None = None, device=None,
+                 dtype=None):
         super().__init__()
+        self.pattern = pattern
         options = {"bias": False, "device": device, "dtype": dtype}
         self.linear_v = nn.Linear(in_features, out_features, **options)
         self.linear_t = nn.Linear(in_features, out_features, **options)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return ops.masked_linear(x, mask, self.linear_v.weight, self.linear_t.weight)
+        return ops.masked_linear(x, mask, self.linear_v.weight, self.linear_t.weight,
+                                 pattern=self.pattern)
 
 
 class MaskedMLP(nn.Module):
     """Two gated MLPs, w2(act(w1(x)) * w3(x)) where the mask is set and the same of u elsewhere.
 
-    x [..., hidden], mask [...] -> [..., hidden]
+    x [..., hidden], mask [...] -> [..., hidden]. pattern: as of MaskedLinear.
     """
 
-    def __init__(self, hidden: int, intermediate: int, act: str = "silu", device=None, dtype=None):
+    def __init__(self, hidden: int, intermediate: int, act: str = "silu",
+                 pattern: str | None = None, device=None, dtype=None):
         super().__init__()
         options = {"bias": False, "device": device, "dtype": dtype}
         for expert in "wu":
@@ -144,7 +148,9 @@ class MaskedMLP(nn.Module):
                     ((hidden, intermediate), (intermediate, hidden), (hidden, intermediate)), 1):
                 setattr(self, f"{expert}{number}", nn.Linear(rows, columns, **options))
         self.act = act
+        self.pattern = pattern
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return ops.masked_ffn(x, mask, self.w1.weight, self.w3.weight, self.w2.weight,
-                              self.u1.weight, self.u3.weight, self.u2.weight, act=self.act)
+                              self.u1.weight, self.u3.weight, self.u2.weight, act=self.act,
+                              pattern=self.pattern)

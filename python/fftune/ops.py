@@ -8,22 +8,29 @@ not contiguous are copied, but for those of `rope`, whose strides the kernels ta
 Element types: bfloat16, float16 and float32 on a GPU; float32 and bfloat16 on the CPU. All tensors
 of a call have one type, but where a function says otherwise. Errors are fftune.Error.
 """
+import hashlib
 import os
-from typing import Callable
+from pathlib import Path
+from typing import Callable, Sequence
 
 import torch
+import torch.compiler.config
 from torch import Tensor
 
 from . import reference
 from ._library import Error
 from ._run import Form, ready, run
 
-__all__ = ["ffn", "ffn_block", "ffn_fp8", "linear", "masked_ffn", "masked_linear", "rmsnorm",
+__all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "linear", "linear_backward", "masked_ffn",
+           "masked_ffn_backward", "masked_linear", "masked_linear_backward", "rmsnorm",
            "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block"]
 
 _library = torch.library.Library("fftune", "DEF")
 _fftune = torch.ops.fftune
 _DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
+# The keys of PyTorch's caches of compiled graphs hold the ops' names, not what their gradients do.
+torch.compiler.config.cache_key_tag += \
+    f" fftune {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}"
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
@@ -71,6 +78,14 @@ def _fake(name: str):
     return torch.library.register_fake(f"fftune::{name}", lib=_library)
 
 
+def _any_tensor_wants_gradient(*inputs) -> bool:
+    return any(isinstance(a, Tensor) and a.requires_grad for a in inputs)
+
+
+# PyTorch's own, which is faster, is in 2.7 and newer.
+_any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
+
+
 def _gradient(name: str, setup: Callable):
     """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). What
     torch.library.register_autograd does, in a third of the host's time where no gradient is asked
@@ -88,7 +103,7 @@ def _gradient(name: str, setup: Callable):
                         {"forward": staticmethod(forward), "backward": staticmethod(backward)})
 
         def implementation(*inputs):
-            if torch._C.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+            if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
                 return function.apply(*inputs)
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*inputs)
@@ -133,6 +148,28 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
+def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    for weight, tensor in zip(weights, into):
+        _expect(op, "a gradient to add to", tensor, weight.shape, weight.dtype)
+
+
+def _run_into(form: Form, options: tuple, x: Tensor, inputs: Sequence[Tensor | None],
+              into: Sequence[Tensor]) -> Tensor:
+    """Adds to the gradients `into`, where they are. -> dx"""
+    for tensor in into:
+        if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
+            raise Error(f"{form.op}: a gradient to add to is not contiguous, or not at an address "
+                        "of 16 bytes")
+    dx = _empty(x, *x.shape)
+    if dx.numel():
+        run(form, options, (*inputs, *into), (dx, *into))
+    return dx
+
+
+def _yes_if(into: Sequence) -> str | None:
+    return "yes" if into else None
+
+
 # ffn
 
 def _expect_ffn(x, w_gate, w_up, w_down) -> tuple[int, int, int]:
@@ -151,12 +188,14 @@ def _ffn_values(options, x, w_gate, w_up, w_down, bias, residual):
     return (m, d, h, *options, None if bias is None else "down", _yes(residual)) if m else None
 
 
-def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down):
+def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down, *into):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    _expect_into("ffn", (w_gate, w_up, w_down), into)
     _expect("ffn", "dy", dy, x.shape, x.dtype)
     for name, tensor in (("gate", gate), ("up", up)):
         _expect("ffn", name, tensor, (*x.shape[:-1], h), x.dtype)
-    return (m, d, h, *options, "input" if gate is None else "preact") if m else None
+    save = "input" if gate is None else "preact"
+    return (m, d, h, *options, save, _yes_if(into)) if m else None
 
 
 def _ffn_block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
@@ -179,7 +218,8 @@ def _ffn_fp8_values(options, x, w_gate, w_up, w_down, *scales):
 
 
 _FFN = Form("ffn", False, ("m", "d", "h", "act", "save", "bias", "residual"), _ffn_values)
-_FFN_BACKWARD = Form("ffn", True, ("m", "d", "h", "act", "save"), _ffn_backward_values)
+_FFN_BACKWARD = Form("ffn", True, ("m", "d", "h", "act", "save", "accumulate"),
+                     _ffn_backward_values)
 _FFN_BLOCK = Form("ffn", False, ("m", "d", "h", "act", "convention", "eps", "norm"),
                   _ffn_block_values, {"residual": "yes"})
 _FFN_FP8 = Form("ffn", False, ("m", "d", "h", "act", "scales"), _ffn_fp8_values)
@@ -211,6 +251,14 @@ def _(dy, x, gate, up, w_gate, w_up, w_down, act):
     results = tuple(map(torch.empty_like, (x, *weights)))
     run(_FFN_BACKWARD, (act,), (dy, x, gate, up, *weights), results)
     return results
+
+
+@_define("ffn_backward_into(Tensor dy, Tensor x, Tensor? gate, Tensor? up, Tensor w_gate, "
+         "Tensor w_up, Tensor w_down, Tensor(a!) d_gate, Tensor(b!) d_up, Tensor(c!) d_down, "
+         "str act) -> Tensor")
+def _(dy, x, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act):
+    return _run_into(_FFN_BACKWARD, (act,), x, (dy, x, gate, up, w_gate, w_up, w_down),
+                     (d_gate, d_up, d_down))
 
 
 @_define("ffn_block(Tensor x, Tensor? residual, Tensor w_norm, Tensor w_gate, Tensor w_up, "
@@ -312,8 +360,8 @@ def _(ctx, dy):
     total = x if residual is None else x + residual
     normed = _fftune.rmsnorm(total, w_norm, ctx.eps, ctx.convention)
     d_normed, *d_weights = _fftune.ffn_backward(dy, normed, None, None, *weights, ctx.act)
-    dx, d_norm = _fftune.rmsnorm_backward(d_normed, total, w_norm, dy, ctx.eps,
-                                                   ctx.convention)
+    dx, d_norm = _fftune.rmsnorm_backward(d_normed, total, w_norm, dy, None, ctx.eps,
+                                          ctx.convention)
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
 
 
@@ -328,6 +376,20 @@ def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | 
     if not recompute and _wants_gradient(x, w_gate, w_up, w_down):
         return _call(_fftune.ffn_preact.default, x, w_gate, w_up, w_down, bias, residual, act)[0]
     return _call(_fftune.ffn.default, x, w_gate, w_up, w_down, bias, residual, act)
+
+
+def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, w_gate: Tensor,
+                 w_up: Tensor, w_down: Tensor, *, act: str = "silu",
+                 into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dx, dw_gate, dw_up, dw_down) of `ffn`. dy, x [..., d]; gate, up [..., h]: the products
+    before the activation, or None to compute them again.
+
+    With `into`, three tensors like the weights, the gradients of the weights are added to those in
+    place, and given as those: what gradient accumulation over several batches needs.
+    """
+    if into is None:
+        return _fftune.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act)
+    return _fftune.ffn_backward_into(dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
 
 
 def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
@@ -374,16 +436,18 @@ def _linear_values(options, x, w, bias, residual):
     return (m, k, n, _yes(bias), _yes(residual)) if m else None
 
 
-def _linear_backward_values(options, dy, x, w):
+def _linear_backward_values(options, dy, x, w, *into):
     n, k = w.shape
+    _expect_into("linear", (w, w[:, 0]), into)
     _expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
     _expect("linear", "dy", dy, (*x.shape[:-1], n), w.dtype)
     m = x.shape[:-1].numel()
-    return (m, k, n, *options) if m else None
+    return (m, k, n, *options, _yes_if(into)) if m else None
 
 
 _LINEAR = Form("linear", False, ("m", "k", "n", "bias", "residual"), _linear_values)
-_LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias"), _linear_backward_values)
+_LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias", "accumulate"),
+                        _linear_backward_values)
 
 
 @_define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True)
@@ -400,6 +464,13 @@ def _(dy, x, w, bias):
     run(_LINEAR_BACKWARD, ("yes" if bias else None,), (dy, x, w),
         (dx, dw, dbias) if bias else (dx, dw))
     return dx, dw, dbias
+
+
+@_define("linear_backward_into(Tensor dy, Tensor x, Tensor w, Tensor(a!) dw, Tensor(b!)? dbias) "
+         "-> Tensor")
+def _(dy, x, w, dw, dbias):
+    return _run_into(_LINEAR_BACKWARD, (_yes(dbias),), x, (dy, x, w),
+                     (dw,) if dbias is None else (dw, dbias))
 
 
 @_fake("linear")
@@ -441,6 +512,22 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None,
     return _call(_fftune.linear.default, x, w, bias, residual)
 
 
+def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
+                    into: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
+    """(dx, dw) of `linear`, or (dx, dw, dbias) with `bias`. dy [..., n]; x [..., k]; w [n, k].
+
+    With `into`, (dw,) or (dw, dbias) of former passes, the gradients of w and bias are added to
+    those in place, and given as those.
+    """
+    if into is None:
+        dx, dw, dbias = _fftune.linear_backward(dy, x, w, bias)
+        return (dx, dw, dbias) if bias else (dx, dw)
+    if len(into) != 1 + bias:
+        raise Error(f"linear: into holds {len(into)} tensors, not {1 + bias}: dw, and with bias "
+                    "dbias")
+    return _fftune.linear_backward_into(dy, x, w, into[0], into[1] if bias else None), *into
+
+
 # two experts behind a mask
 
 def _expect_mask(op, mask, x):
@@ -456,11 +543,12 @@ def _masked_linear_values(options, x, mask, w_true, w_false, dy=None):
     _expect("masked-linear", "dy", dy, (*x.shape[:-1], n), w_true.dtype)
     _expect_mask("masked-linear", mask, x)
     m = x.shape[:-1].numel()
-    return (m, k, n) if m else None
+    return (m, k, n, *options) if m else None
 
 
-def _masked_linear_backward_values(options, dy, x, mask, w_true, w_false):
-    return _masked_linear_values(options, x, mask, w_true, w_false, dy)
+def _masked_linear_backward_values(options, dy, x, mask, w_true, w_false, *into):
+    _expect_into("masked-linear", (w_true, w_false), into)
+    return _masked_linear_values((*options, _yes_if(into)), x, mask, w_true, w_false, dy)
 
 
 def _masked_ffn_values(options, x, mask, *weights):
@@ -471,83 +559,106 @@ def _masked_ffn_values(options, x, mask, *weights):
     return (m, d, h, *options) if m else None
 
 
-def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *weights):
+def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *weights_and_into):
+    weights, into = weights_and_into[:6], weights_and_into[6:]
+    _expect_into("masked-ffn", weights, into)
     _expect("masked-ffn", "dy", dy, x.shape, x.dtype)
     for name, tensor in (("gate", gate), ("up", up)):
         _expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]), x.dtype)
     save = "input" if gate is None else "preact"
-    return _masked_ffn_values((*options, save), x, mask, *weights)
+    return _masked_ffn_values((*options, save, _yes_if(into)), x, mask, *weights)
 
 
-_MASKED_LINEAR = Form("masked-linear", False, ("m", "k", "n"), _masked_linear_values)
-_MASKED_LINEAR_BACKWARD = Form("masked-linear", True, ("m", "k", "n"),
+_MASKED_LINEAR = Form("masked-linear", False, ("m", "k", "n", "mask"), _masked_linear_values)
+_MASKED_LINEAR_BACKWARD = Form("masked-linear", True, ("m", "k", "n", "mask", "accumulate"),
                                _masked_linear_backward_values)
-_MASKED_FFN = Form("masked-ffn", False, ("m", "d", "h", "act", "save"), _masked_ffn_values)
-_MASKED_FFN_BACKWARD = Form("masked-ffn", True, ("m", "d", "h", "act", "save"),
+_MASKED_FFN = Form("masked-ffn", False, ("m", "d", "h", "act", "mask", "save"), _masked_ffn_values)
+_MASKED_FFN_BACKWARD = Form("masked-ffn", True,
+                            ("m", "d", "h", "act", "mask", "save", "accumulate"),
                             _masked_ffn_backward_values)
 _MASKED_WEIGHTS = ("Tensor w_gate_true, Tensor w_up_true, Tensor w_down_true, "
-                   "Tensor w_gate_false, Tensor w_up_false, Tensor w_down_false, str act")
+                   "Tensor w_gate_false, Tensor w_up_false, Tensor w_down_false, str act, "
+                   "str pattern")
 
 
-@_define("masked_linear(Tensor x, Tensor mask, Tensor w_true, Tensor w_false) -> Tensor",
-         casts=True)
-def _(x, mask, w_true, w_false):
+@_define("masked_linear(Tensor x, Tensor mask, Tensor w_true, Tensor w_false, str pattern) "
+         "-> Tensor", casts=True)
+def _(x, mask, w_true, w_false, pattern):
     y = _empty(x, *x.shape[:-1], w_true.shape[0])
-    run(_MASKED_LINEAR, (), (x, mask, w_true, w_false), (y,))
+    run(_MASKED_LINEAR, (pattern or None,), (x, mask, w_true, w_false), (y,))
     return y
 
 
-@_define("masked_linear_backward(Tensor dy, Tensor x, Tensor mask, Tensor w_true, Tensor w_false) "
-         "-> (Tensor, Tensor, Tensor)")
-def _(dy, x, mask, w_true, w_false):
+@_define("masked_linear_backward(Tensor dy, Tensor x, Tensor mask, Tensor w_true, Tensor w_false, "
+         "str pattern) -> (Tensor, Tensor, Tensor)")
+def _(dy, x, mask, w_true, w_false, pattern):
     x, w_true, w_false = map(ready, (x, w_true, w_false))
     results = tuple(map(torch.empty_like, (x, w_true, w_false)))
-    run(_MASKED_LINEAR_BACKWARD, (), (dy, x, mask, w_true, w_false), results)
+    run(_MASKED_LINEAR_BACKWARD, (pattern or None,), (dy, x, mask, w_true, w_false), results)
     return results
 
 
+@_define("masked_linear_backward_into(Tensor dy, Tensor x, Tensor mask, Tensor w_true, "
+         "Tensor w_false, Tensor(a!) d_true, Tensor(b!) d_false, str pattern) -> Tensor")
+def _(dy, x, mask, w_true, w_false, d_true, d_false, pattern):
+    return _run_into(_MASKED_LINEAR_BACKWARD, (pattern or None,), x,
+                     (dy, x, mask, w_true, w_false), (d_true, d_false))
+
+
 @_define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True)
-def _(x, mask, *weights_and_act):
-    *weights, act = weights_and_act
+def _(x, mask, *weights_and_options):
+    *weights, act, pattern = weights_and_options
     x = ready(x)
     y = torch.empty_like(x)
-    run(_MASKED_FFN, (act, None), (x, mask, *weights), (y,))
+    run(_MASKED_FFN, (act, pattern or None, None), (x, mask, *weights), (y,))
     return y
 
 
 @_define(f"masked_ffn_preact(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) "
          "-> (Tensor, Tensor, Tensor)", casts=True)
-def _(x, mask, *weights_and_act):
-    *weights, act = weights_and_act
+def _(x, mask, *weights_and_options):
+    *weights, act, pattern = weights_and_options
     x = ready(x)
     y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], weights[0].shape[0])
     up = torch.empty_like(gate)
-    run(_MASKED_FFN, (act, "preact"), (x, mask, *weights), (y, gate, up))
+    run(_MASKED_FFN, (act, pattern or None, "preact"), (x, mask, *weights), (y, gate, up))
     return y, gate, up
 
 
 @_define(f"masked_ffn_backward(Tensor dy, Tensor x, Tensor mask, Tensor? gate, Tensor? up, "
          f"{_MASKED_WEIGHTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
-def _(dy, x, mask, gate, up, *weights_and_act):
-    *weights, act = weights_and_act
+def _(dy, x, mask, gate, up, *weights_and_options):
+    *weights, act, pattern = weights_and_options
     x, *weights = map(ready, (x, *weights))
     results = tuple(map(torch.empty_like, (x, *weights)))
-    run(_MASKED_FFN_BACKWARD, (act,), (dy, x, mask, gate, up, *weights), results)
+    run(_MASKED_FFN_BACKWARD, (act, pattern or None), (dy, x, mask, gate, up, *weights), results)
     return results
 
 
+_MASKED_FFN_INTO = ", ".join(f"Tensor({letter}!) d_{name}" for letter, name in zip(
+    "abcdef", ("gate_true", "up_true", "down_true", "gate_false", "up_false", "down_false")))
+
+
+@_define(f"masked_ffn_backward_into(Tensor dy, Tensor x, Tensor mask, Tensor? gate, Tensor? up, "
+         f"{_MASKED_FFN_INTO}, {_MASKED_WEIGHTS}) -> Tensor")
+def _(dy, x, mask, gate, up, *others):
+    into, weights, (act, pattern) = others[:6], others[6:12], others[12:]
+    return _run_into(_MASKED_FFN_BACKWARD, (act, pattern or None), x,
+                     (dy, x, mask, gate, up, *weights), into)
+
+
 @_fake("masked_linear")
-def _(x, mask, w_true, w_false):
+def _(x, mask, w_true, w_false, pattern):
     return x.new_empty(*x.shape[:-1], w_true.shape[0])
 
 
 @_fake("masked_linear_backward")
-def _(dy, x, mask, w_true, w_false):
+def _(dy, x, mask, w_true, w_false, pattern):
     return tuple(x.new_empty(t.shape) for t in (x, w_true, w_false))
 
 
 @_fake("masked_ffn")
-def _(x, mask, *weights_and_act):
+def _(x, mask, *weights_and_options):
     return x.new_empty(x.shape)
 
 
@@ -558,23 +669,23 @@ def _(x, mask, w_gate_true, *others):
 
 
 @_fake("masked_ffn_backward")
-def _(dy, x, mask, gate, up, *weights_and_act):
-    return tuple(x.new_empty(t.shape) for t in (x, *weights_and_act[:-1]))
+def _(dy, x, mask, gate, up, *weights_and_options):
+    return tuple(x.new_empty(t.shape) for t in (x, *weights_and_options[:-2]))
 
 
 def _save_masked_linear(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.pattern = inputs
+    ctx.save_for_backward(*tensors)
 
 
 @_gradient("masked_linear", _save_masked_linear)
 def _(ctx, dy):
-    x, mask, w_true, w_false = ctx.saved_tensors
-    dx, d_true, d_false = _fftune.masked_linear_backward(dy, x, mask, w_true, w_false)
-    return dx, None, d_true, d_false
+    dx, d_true, d_false = _fftune.masked_linear_backward(dy, *ctx.saved_tensors, ctx.pattern)
+    return dx, None, d_true, d_false, None
 
 
 def _save_masked_ffn(ctx, inputs, output):
-    *tensors, ctx.act = inputs
+    *tensors, ctx.act, ctx.pattern = inputs
     gate = up = None
     if isinstance(output, tuple):
         _, gate, up = output
@@ -586,36 +697,74 @@ def _save_masked_ffn(ctx, inputs, output):
 @_gradient("masked_ffn", _save_masked_ffn)
 def _(ctx, dy, *_unused):
     if dy is None:
-        return (None,) * 9
+        return (None,) * 10
     x, mask, *weights, gate, up = ctx.saved_tensors
-    dx, *d_weights = _fftune.masked_ffn_backward(dy, x, mask, gate, up, *weights, ctx.act)
-    return dx, None, *d_weights, None
+    dx, *d_weights = _fftune.masked_ffn_backward(dy, x, mask, gate, up, *weights, ctx.act,
+                                                 ctx.pattern)
+    return dx, None, *d_weights, None, None
 
 
 _gradient("masked_ffn_preact", _save_masked_ffn)(_)
 
 
-def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor) -> Tensor:
+for _name in ("ffn", "linear", "masked_linear", "masked_ffn"):
+    @_fake(f"{_name}_backward_into")
+    def _(dy, x, *others):
+        return x.new_empty(x.shape)
+
+
+def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
+                  pattern: str | None = None) -> Tensor:
     """x_i w_trueᵀ where mask_i, else x_i w_falseᵀ.
 
     x [..., k]; mask [...] of bool, or of bytes that are not 0 where it is set; w_true, w_false
-    [n, k]. -> [..., n]
+    [n, k]. -> [..., n]. pattern: what masks look like, to choose kernels by; any mask is right.
+    "block:0.33" (the default) is one run of a third of the tokens, "random:0.33" a third of them
+    here and there; also all, none, tail:SHARE and even:SHARE.
     """
-    return _call(_fftune.masked_linear.default, x, mask, w_true, w_false)
+    return _call(_fftune.masked_linear.default, x, mask, w_true, w_false, pattern or "")
 
 
 def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
                w_down_true: Tensor, w_gate_false: Tensor, w_up_false: Tensor, w_down_false: Tensor,
-               *, act: str = "silu", recompute: bool = False) -> Tensor:
+               *, act: str = "silu", recompute: bool = False, pattern: str | None = None
+               ) -> Tensor:
     """`ffn` with the first three weights where mask_i, else with the others.
 
-    x [..., d]; mask [...]; w_gate, w_up [h, d]; w_down [d, h]. -> [..., d]
+    x [..., d]; mask [...]; w_gate, w_up [h, d]; w_down [d, h]. -> [..., d]. pattern: as of
+    `masked_linear`.
     """
     arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
                  w_down_false)
     if not recompute and _wants_gradient(*arguments):
-        return _call(_fftune.masked_ffn_preact.default, *arguments, act)[0]
-    return _call(_fftune.masked_ffn.default, *arguments, act)
+        return _call(_fftune.masked_ffn_preact.default, *arguments, act, pattern or "")[0]
+    return _call(_fftune.masked_ffn.default, *arguments, act, pattern or "")
+
+
+def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
+                           into: Sequence[Tensor] | None = None, pattern: str | None = None
+                           ) -> tuple[Tensor, ...]:
+    """(dx, dw_true, dw_false) of `masked_linear`; with `into`, two tensors like the weights, the
+    gradients of the weights are added to those, and given as those."""
+    arguments = dy, x, mask, w_true, w_false
+    if into is None:
+        return _fftune.masked_linear_backward(*arguments, pattern or "")
+    return _fftune.masked_linear_backward_into(*arguments, *into, pattern or ""), *into
+
+
+def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None,
+                        up: Tensor | None, *weights: Tensor, act: str = "silu",
+                        into: Sequence[Tensor] | None = None, pattern: str | None = None
+                        ) -> tuple[Tensor, ...]:
+    """dx and the gradients of the six weights of `masked_ffn`, which are given in its order.
+
+    gate, up: what torch.ops.fftune.masked_ffn_preact gave, or None to compute them again. into:
+    six tensors like the weights, to which their gradients are added.
+    """
+    arguments = dy, x, mask, gate, up
+    if into is None:
+        return _fftune.masked_ffn_backward(*arguments, *weights, act, pattern or "")
+    return _fftune.masked_ffn_backward_into(*arguments, *into, *weights, act, pattern or ""), *into
 
 
 # rmsnorm
@@ -629,13 +778,15 @@ def _norm_values(options, x, residual, w, dy=None):
     return (m, d, *options, None if w.dtype == x.dtype else "f32", _yes(residual)) if m else None
 
 
-def _norm_backward_values(options, x, w, dy, dsum):
-    return _norm_values(options, x, dsum, w, dy)
+def _norm_backward_values(options, x, w, dy, dsum, rstd):
+    _expect("rmsnorm", "rstd", rstd, x.shape[:-1], torch.float32)
+    return _norm_values((*options, None if rstd is None else "rstd"), x, dsum, w, dy)
 
 
-_NORM = Form("rmsnorm", False, ("m", "d", "eps", "convention", "output", "weights", "residual"),
-             _norm_values)
-_NORM_BACKWARD = Form("rmsnorm", True, ("m", "d", "eps", "convention", "weights", "residual"),
+_NORM = Form("rmsnorm", False,
+             ("m", "d", "eps", "convention", "output", "save", "weights", "residual"), _norm_values)
+_NORM_BACKWARD = Form("rmsnorm", True,
+                      ("m", "d", "eps", "convention", "save", "weights", "residual"),
                       _norm_backward_values)
 
 
@@ -650,8 +801,16 @@ def _row(x: Tensor, row: Tensor) -> Tensor:
 def _(x, w, eps, convention):
     x = ready(x)
     y = torch.empty_like(x)
-    run(_NORM, (eps, convention, None), (x, None, _row(x, w)), (y,))
+    run(_NORM, (eps, convention, None, None), (x, None, _row(x, w)), (y,))
     return y
+
+
+@_define("rmsnorm_rstd(Tensor x, Tensor w, float eps, str convention) -> (Tensor, Tensor)")
+def _(x, w, eps, convention):
+    x = ready(x)
+    y, rstd = torch.empty_like(x), _empty(x, *x.shape[:-1], dtype=torch.float32)
+    run(_NORM, (eps, convention, None, "rstd"), (x, None, _row(x, w)), (y, rstd))
+    return y, rstd
 
 
 @_define("add_rmsnorm(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
@@ -659,8 +818,18 @@ def _(x, w, eps, convention):
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
-    run(_NORM, (eps, convention, None), (x, residual, _row(x, w)), (y, total))
+    run(_NORM, (eps, convention, None, None), (x, residual, _row(x, w)), (y, total))
     return y, total
+
+
+@_define("add_rmsnorm_rstd(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
+         "-> (Tensor, Tensor, Tensor)")
+def _(x, residual, w, eps, convention):
+    x = ready(x)
+    y, total = torch.empty_like(x), torch.empty_like(x)
+    rstd = _empty(x, *x.shape[:-1], dtype=torch.float32)
+    run(_NORM, (eps, convention, None, "rstd"), (x, residual, _row(x, w)), (y, total, rstd))
+    return y, total, rstd
 
 
 @_define("rmsnorm_quantised(Tensor x, Tensor? residual, Tensor w, float eps, str convention, "
@@ -670,17 +839,17 @@ def _(x, residual, w, eps, convention, int8):
     y = torch.empty_like(x, dtype=torch.int8 if int8 else torch.float8_e4m3fn)
     scale = _empty(x, *x.shape[:-1], dtype=torch.float32)
     total = _empty(x, 0) if residual is None else torch.empty_like(x)
-    run(_NORM, (eps, convention, "i8" if int8 else "fp8"), (x, residual, _row(x, w)),
+    run(_NORM, (eps, convention, "i8" if int8 else "fp8", None), (x, residual, _row(x, w)),
         (y, scale) if residual is None else (y, total, scale))
     return y, scale, total
 
 
-@_define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, float eps, "
+@_define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, Tensor? rstd, float eps, "
          "str convention) -> (Tensor, Tensor)")
-def _(dy, x, w, dsum, eps, convention):
+def _(dy, x, w, dsum, rstd, eps, convention):
     x, own = ready(x), ready(_row(x, w))
     dx, dw = torch.empty_like(x), torch.empty_like(own)
-    run(_NORM_BACKWARD, (eps, convention), (x, own, dy, dsum), (dx, dw))
+    run(_NORM_BACKWARD, (eps, convention), (x, own, dy, dsum, rstd), (dx, dw))
     return dx, dw.to(w.dtype)
 
 
@@ -701,50 +870,84 @@ def _(x, residual, w, eps, convention, int8):
             x.new_empty(0 if residual is None else x.shape))
 
 
+@_fake("rmsnorm_rstd")
+def _(x, w, eps, convention):
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+@_fake("add_rmsnorm_rstd")
+def _(x, residual, w, eps, convention):
+    return (x.new_empty(x.shape), x.new_empty(x.shape),
+            x.new_empty(x.shape[:-1], dtype=torch.float32))
+
+
 @_fake("rmsnorm_backward")
-def _(dy, x, w, dsum, eps, convention):
+def _(dy, x, w, dsum, rstd, eps, convention):
     return x.new_empty(x.shape), w.new_empty(w.shape)
 
 
 def _save_norm(ctx, inputs, output):
     x, w, ctx.eps, ctx.convention = inputs
-    ctx.save_for_backward(x, w)
+    rstd = None
+    if isinstance(output, tuple):
+        rstd = output[1]
+        ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, w, rstd)
 
 
 @_gradient("rmsnorm", _save_norm)
-def _(ctx, dy):
-    x, w = ctx.saved_tensors
-    return *_fftune.rmsnorm_backward(dy, x, w, None, ctx.eps, ctx.convention), None, None
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 4
+    x, w, rstd = ctx.saved_tensors
+    return *_fftune.rmsnorm_backward(dy, x, w, None, rstd, ctx.eps, ctx.convention), None, None
+
+
+_gradient("rmsnorm_rstd", _save_norm)(_)
 
 
 def _save_add_norm(ctx, inputs, output):
     _, _, w, ctx.eps, ctx.convention = inputs
+    total, rstd = output[1], None
+    if len(output) > 2:
+        rstd = output[2]
+        ctx.mark_non_differentiable(rstd)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1], w)
+    ctx.save_for_backward(total, w, rstd)
 
 
 @_gradient("add_rmsnorm", _save_add_norm)
-def _(ctx, dy, dsum):
-    total, w = ctx.saved_tensors
+def _(ctx, dy, dsum, *_unused):
+    total, w, rstd = ctx.saved_tensors
     if dy is None:
         return dsum, dsum, None, None, None
-    dx, dw = _fftune.rmsnorm_backward(dy, total, w, dsum, ctx.eps, ctx.convention)
+    dx, dw = _fftune.rmsnorm_backward(dy, total, w, dsum, rstd, ctx.eps, ctx.convention)
     return dx, dx, dw, None, None
 
 
-def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama") -> Tensor:
+_gradient("add_rmsnorm_rstd", _save_add_norm)(_)
+
+
+def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama",
+            save_rstd: bool = False) -> Tensor:
     """x / sqrt(mean(x²) + eps) * w, the mean over the last dimension.
 
     x [..., d]; w [d], of x's type or float32. -> [..., d]. convention: "llama" rounds to x's type
     before it multiplies with w; "t5" rounds once, at the end; "gemma" too, and multiplies with
-    1 + w.
+    1 + w. save_rstd: keep 1 / sqrt(mean(x²) + eps) of every token for the backward pass, which
+    computes it again otherwise.
     """
+    if save_rstd and _wants_gradient(x, w):
+        return _call(_fftune.rmsnorm_rstd.default, x, w, eps, convention)[0]
     return _call(_fftune.rmsnorm.default, x, w, eps, convention)
 
 
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
-                convention: str = "llama") -> tuple[Tensor, Tensor]:
+                convention: str = "llama", save_rstd: bool = False) -> tuple[Tensor, Tensor]:
     """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
+    if save_rstd and _wants_gradient(x, residual, w):
+        return _call(_fftune.add_rmsnorm_rstd.default, x, residual, w, eps, convention)[:2]
     return _call(_fftune.add_rmsnorm.default, x, residual, w, eps, convention)
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from . import ops, reference
+from . import _attention, ops, reference
+from ._library import Error
 
 _CPU_TYPES = (torch.float32, torch.bfloat16)
 _CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,22 +42,37 @@ class _Unfit(Exception):
     """Why a module is left alone."""
 
 
-def patch(model: nn.Module, *, recompute: bool = False) -> PatchReport:
+@dataclass(frozen=True)
+class _Options:
+    """What patch() was asked for."""
+
+    recompute: bool
+    projections: bool | str
+
+
+def patch(model: nn.Module, *, recompute: bool = False,
+          projections: bool | str = False) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
     Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
-    embeddings, and the blocking of repeated n-grams in `generate`. Training works; `recompute`
-    keeps the inputs of MLPs alone for the backward pass. A patched model can be saved, compiled,
-    copied and moved; `unpatch` gives the old one back.
+    embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
+    `generate`. Training works; `recompute` keeps the inputs of MLPs alone for the backward pass.
+    `projections`: those of attention by `linear` too, the last with the residual; "auto": up to 64
+    tokens. A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one
+    back.
     """
+    if projections not in (True, False, "auto"):
+        raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
+    options = _Options(recompute, projections)
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
     for kind, recognise in (("norm", _patch_norm), ("MLP", _patch_gated_mlp),
                             ("MLP", _patch_gelu_mlp), ("layer", _patch_layer)):
         for name, module in model.named_modules():
-            _try(report, name, lambda: recognise(module, known, recompute))
-    _patch_rotary(model, report)
+            _try(report, name, lambda: recognise(module, known, options))
+    _patch_rotary(model, report, options)
+    _patch_masks(model, report)
     _patch_generation(model, report)
     return report
 
@@ -67,6 +84,7 @@ def unpatch(model: nn.Module) -> nn.Module:
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
         module.__dict__.pop("_fftune", None)
+    _attention.restore(model)
     return model
 
 
@@ -75,11 +93,16 @@ def _try(report: PatchReport, name: str, recognise) -> None:
         words = recognise()
         if words:
             report.replaced.append((name, words))
-    except _Unfit as reason:
-        report.left.append((name, str(reason)))
-    except Exception as error:  # a module that does not run as it is tried here
-        line = (str(error).splitlines() or [""])[0]
-        report.left.append((name, f"it could not be tried: {type(error).__name__}: {line}"))
+    except Exception as error:
+        report.left.append((name, _reason(error)))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _Unfit):
+        return str(error)
+    # A module that does not run as it is tried here.
+    line = (str(error).splitlines() or [""])[0]
+    return f"it could not be tried: {type(error).__name__}: {line}"
 
 
 def _replace(module: nn.Module, forward, settings: tuple) -> None:
@@ -176,7 +199,7 @@ def _norm_eps(module: nn.Module) -> float | None:
     return None
 
 
-def _patch_norm(module: nn.Module, known: dict, recompute: bool) -> str | None:
+def _patch_norm(module: nn.Module, known: dict, options: _Options) -> str | None:
     if isinstance(module, nn.LayerNorm):
         raise _Unfit("LayerNorm: there is no kernel for it")
     parameters = dict(module.named_parameters())
@@ -250,7 +273,7 @@ def _activation_of(module: nn.Module):
     return found[0]
 
 
-def _patch_gated_mlp(module: nn.Module, known: dict, recompute: bool) -> str | None:
+def _patch_gated_mlp(module: nn.Module, known: dict, options: _Options) -> str | None:
     linears = {name: child for name, child in module.named_children()
                if getattr(child, "weight", None) is not None
                and getattr(child.weight, "dim", lambda: 0)() == 2}
@@ -273,7 +296,7 @@ def _patch_gated_mlp(module: nn.Module, known: dict, recompute: bool) -> str | N
     if any(linears[name].bias is not None for name in names[:2]):
         raise _Unfit("gate and up have biases, for which there is no kernel")
     _expect_no_hooks(*linears.values())
-    _replace(module, _gated_mlp_forward, (*names, act, recompute))
+    _replace(module, _gated_mlp_forward, (*names, act, options.recompute))
     return f"{type(module).__name__} by ffn ({act})"
 
 
@@ -327,7 +350,7 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def _patch_gelu_mlp(module: nn.Module, known: dict, recompute: bool) -> str | None:
+def _patch_gelu_mlp(module: nn.Module, known: dict, options: _Options) -> str | None:
     layers = [(name, child) for name, child in module.named_children()
               if type(child) is nn.Linear or _is_conv1d(child)]
     others = [child for child in module.children() if all(child is not layer for _, layer in layers)]
@@ -404,7 +427,7 @@ def _standing_in(module: nn.Module, **parts: nn.Module):
         module._modules.update(kept)
 
 
-def _patch_layer(module: nn.Module, known: dict, recompute: bool) -> str | None:
+def _patch_layer(module: nn.Module, known: dict, options: _Options) -> str | None:
     children = {name for name, _ in module.named_children()}
     if children == _LAYER:
         norm, mlp, forward = module.post_attention_layernorm, module.mlp, _layer_forward
@@ -473,7 +496,10 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if arguments or checkpoints or not _is_as_patched(norm, mlp, hidden_states):
         return _original(self, hidden_states, *arguments, **options)
-    attention = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)[0]
+    normed = self.input_layernorm(hidden_states)
+    if _projects(self.self_attn, normed):
+        return _block(norm, mlp, _attend(self.self_attn, normed, hidden_states, **options), None)
+    attention = self.self_attn(hidden_states=normed, **options)[0]
     return _block(norm, mlp, attention, hidden_states)
 
 
@@ -490,7 +516,7 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
 
-def _patch_rotary(model: nn.Module, report: PatchReport) -> None:
+def _patch_rotary(model: nn.Module, report: PatchReport, options: _Options) -> None:
     """The rotary module gives angles in the place of cosines and sines, and the attentions' own
     apply_rotary_pos_emb takes them: so all of them are replaced, or none."""
     rotaries = [(name, m) for name, m in model.named_modules()
@@ -515,22 +541,27 @@ def _patch_rotary(model: nn.Module, report: PatchReport) -> None:
             raise _Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
         functions = {type(m): _attention_function(m, rotary) for _, m in attentions}
         _expect_rotary(rotary)
+        scale = float(rotary.attention_scaling)
         for _, module in attentions:
-            _replace(module, functions[type(module)], ())
+            _replace(module, functions[type(module)], (scale, False))
         _replace(rotary, _rotary_forward, ())
         report.replaced.append((name, f"{type(rotary).__name__} by rope"))
+        if options.projections:
+            known: dict = {}
+            for other, module in attentions:
+                _try(report, other, lambda: _patch_projections(module, known, options))
     except _Unfit as reason:
         report.left.append((name, str(reason)))
 
 
 def _applies_rotary(module: nn.Module) -> bool:
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "apply_rotary_pos_emb" in code.co_names
 
 
 def _attention_function(module: nn.Module, rotary: nn.Module):
     """The class's forward, with another apply_rotary_pos_emb among its globals."""
-    forward = type(module).forward
+    forward = inspect.unwrap(type(module).forward)
     if "forward" in module.__dict__:
         raise _Unfit(f"the forward of {type(module).__name__} was replaced already")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
@@ -598,6 +629,145 @@ def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor,
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
+# projections of attention
+
+_FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
+
+
+def _patch_projections(module: nn.Module, known: dict, options: _Options) -> str | None:
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        layer = getattr(module, name, None)
+        if type(layer) is not nn.Linear:
+            raise _Unfit(f"projections: {name} is no Linear")
+        _expect_plain(layer)
+        _expect_no_hooks(layer)
+    _expect_no_hooks(module)
+    scale, _ = module._fftune
+    _remembered(known, (type(module), module.q_proj.weight.dtype),
+                lambda: _expect_attention(module))
+    module._fftune = scale, options.projections
+    return f"projections of {type(module).__name__} by linear" + (
+        f" up to {_FEW_TOKENS} tokens" if options.projections == "auto" else "")
+
+
+def _expect_attention(module: nn.Module) -> bool:
+    """That _attend computes what it does."""
+    with _probing(module):
+        like = module.q_proj.weight
+        x = _random(2, 3, module.q_proj.in_features, like=like)
+        residual = _random(2, 3, module.o_proj.out_features, like=like)
+        angles = _random(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
+        theirs = module(hidden_states=x, position_embeddings=(angles, angles),
+                        attention_mask=None)[0]
+        ours = _attend(module, x, residual, (angles, angles))
+        if _close(ours, theirs + residual):
+            return True
+    raise _Unfit(f"projections: {type(module).__name__} does not compute what is known")
+
+
+def _projects(attention: nn.Module, x: Tensor) -> bool:
+    """Whether its projections are to be run by linear. A number of tokens that is not known while
+    the model is compiled is taken for many."""
+    settings = getattr(attention, "_fftune", None)
+    if settings is None or not settings[1]:
+        return False
+    layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+    return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
+            and attention.config._attn_implementation in ("sdpa", _attention.NAME)
+            and (settings[1] is True or statically_known_true(x.shape[0] * x.shape[1]
+                                                              <= _FEW_TOKENS)))
+
+
+def _attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
+            position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
+            past_key_values=None, **options) -> Tensor:
+    """o_proj(attention) + residual."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    shape = *hidden_states.shape[:-1], -1, self.head_dim
+
+    def project(layer: nn.Linear, norm: str) -> Tensor:
+        heads = ops.linear(hidden_states, layer.weight, layer.bias).view(shape)
+        return self._modules[norm](heads) if norm in self._modules else heads
+
+    q, k = project(self.q_proj, "q_norm"), project(self.k_proj, "k_norm")
+    v = project(self.v_proj, "v_norm").transpose(1, 2)
+    q, k = _rotate(q.transpose(1, 2), k.transpose(1, 2), position_embeddings[0], self._fftune[0])
+    if past_key_values is not None:
+        k, v = past_key_values.update(k, v, self.layer_idx)
+    attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+    y, _ = attention(self, q, k, v, attention_mask, scaling=self.scaling,
+                     dropout=self.attention_dropout if self.training else 0.0,
+                     sliding_window=getattr(self, "sliding_window", None), **options)
+    return ops.linear(y.reshape(*hidden_states.shape[:-1], -1), self.o_proj.weight,
+                      self.o_proj.bias, residual)
+
+
+# masks
+
+def _patch_masks(model: nn.Module, report: PatchReport) -> None:
+    """Leaves the causal mask out where nothing but the order of the tokens masks any."""
+    decoders = [(name, m) for name, m in model.named_modules()
+                if _attention.makes_causal_mask(m)
+                and getattr(m.config, "_attn_implementation", None) == "sdpa"]
+    if not decoders:
+        return
+    name, first = decoders[0]
+    try:
+        if not _attention.is_available():
+            raise _Unfit("attention: this transformers cannot be told of another one")
+        if any(not _attention.uses_interface(m) for _, decoder in decoders
+               for m in decoder.modules() if hasattr(m, "is_causal")):
+            raise _Unfit(f"the attention of {type(first).__name__} is not known")
+        if any("forward" in decoder.__dict__ for _, decoder in decoders):
+            raise _Unfit(f"the forward of {type(first).__name__} was replaced already")
+        _attention.choose(model)
+        for _, decoder in decoders:
+            _expect_mask_to_be_left_out(decoder)
+        for name, decoder in decoders:
+            _replace(decoder, _decoder_forward, (_attention.window_of(decoder.config),))
+            report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
+    except Exception as error:
+        _attention.restore(model)
+        report.left.append((name, _reason(error)))
+
+
+def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
+    """That it computes the same from one layer without the mask as with it."""
+    name, layers = next(((name, child) for name, child in decoder.named_children()
+                         if isinstance(child, nn.ModuleList) and len(child)), (None, None))
+    if layers is None:
+        raise _Unfit(f"{type(decoder).__name__} has no list of layers")
+    like = next(layers.parameters())
+    width = decoder.get_input_embeddings().weight.shape[-1]
+    with _probing(decoder), _standing_in(decoder, **{name: nn.ModuleList([layers[0]])}):
+        x = _random(2, 3, width, like=like)
+        depth = decoder.config.num_hidden_layers
+        decoder.config.num_hidden_layers = 1
+        try:
+            theirs, ours = (type(decoder).forward(decoder, inputs_embeds=x, use_cache=False,
+                                                  attention_mask=mask)[0]
+                            for mask in (None, _attention.without_mask(like.device)))
+        finally:
+            decoder.config.num_hidden_layers = depth
+    if not _close(ours, theirs):
+        raise _Unfit(f"{type(decoder).__name__} uses its mask in a way that is not known")
+
+
+@_ours
+def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **options):
+    given = input_ids if input_ids is not None else options.get("inputs_embeds")
+    window, = self._fftune
+    plain = (not arguments and given is not None
+             and all(options.get(name) is None
+                     for name in ("attention_mask", "position_ids", "past_key_values"))
+             and self.config._attn_implementation == _attention.NAME
+             and (window is None or given.shape[1] <= window))
+    if plain:
+        options["attention_mask"] = _attention.without_mask(given.device)
+    return _original(self, input_ids, *arguments, **options)
+
+
 # generation
 
 def _patch_generation(model: nn.Module, report: PatchReport) -> None:
@@ -618,6 +788,9 @@ def _logits_processor(self, *arguments, **options):
     return processors
 
 
+_LENGTHS = 64  # lengths of texts are rounded up to a multiple of it
+
+
 class _NgramBlocking:
     def __init__(self, ngram_size: int):
         self.ngram_size = ngram_size
@@ -626,5 +799,9 @@ class _NgramBlocking:
         if input_ids.shape[-1] < self.ngram_size:
             return scores
         scores = scores.clone(memory_format=torch.contiguous_format)
+        # A plan for every length would cost more than ids in front that match nothing.
+        missing = -input_ids.shape[-1] % _LENGTHS
+        if missing:
+            input_ids = nn.functional.pad(input_ids, (missing, 0), value=-1)
         ops.ngram_block(input_ids, scores, self.ngram_size)
         return scores

@@ -60,6 +60,17 @@ def ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act):
     return dx, d_gate.T @ x, d_up.T @ x, dy.T @ hidden
 
 
+def _add(into: tuple, gradients: tuple) -> None:
+    for tensor, gradient in zip(into, gradients, strict=True):
+        tensor += gradient
+
+
+def ffn_backward_into(dy, x, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act):
+    dx, *gradients = ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act)
+    _add((d_gate, d_up, d_down), gradients)
+    return dx
+
+
 def ffn_block(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     total = x if residual is None else x + residual
     normed = rmsnorm(total, w_norm, eps, convention)
@@ -122,17 +133,23 @@ def linear_backward(dy, x, w, bias):
     return dy @ w, rows.T @ _rows(x), dbias
 
 
+def linear_backward_into(dy, x, w, dw, dbias):
+    dx, *gradients = linear_backward(dy, x, w, dbias is not None)
+    _add((dw,) if dbias is None else (dw, dbias), gradients[:1 if dbias is None else 2])
+    return dx
+
+
 # two experts behind a mask
 
 def _chosen(mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return torch.where(mask.bool().unsqueeze(-1), first, second)
 
 
-def masked_linear(x, mask, w_true, w_false):
+def masked_linear(x, mask, w_true, w_false, pattern):
     return _chosen(mask, F.linear(x, w_true), F.linear(x, w_false))
 
 
-def masked_linear_backward(dy, x, mask, w_true, w_false):
+def masked_linear_backward(dy, x, mask, w_true, w_false, pattern):
     marked = mask.bool().unsqueeze(-1)
     results = []
     for dy_part, w in ((dy * marked, w_true), (dy * ~marked, w_false)):
@@ -141,25 +158,37 @@ def masked_linear_backward(dy, x, mask, w_true, w_false):
 
 
 def masked_ffn(x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false, w_down_false,
-               act):
+               act, pattern):
     return _chosen(mask, ffn(x, w_gate_true, w_up_true, w_down_true, None, None, act),
                    ffn(x, w_gate_false, w_up_false, w_down_false, None, None, act))
 
 
-def masked_ffn_preact(x, mask, *weights_and_act):
+def masked_ffn_preact(x, mask, *weights_and_options):
     """Here gate and up are those of the tokens in their order; the kernels save them in the mask's."""
-    w_gate_true, w_up_true, _, w_gate_false, w_up_false, _, _ = weights_and_act
-    return (masked_ffn(x, mask, *weights_and_act),
+    w_gate_true, w_up_true, _, w_gate_false, w_up_false, *_ = weights_and_options
+    return (masked_ffn(x, mask, *weights_and_options),
             _chosen(mask, F.linear(x, w_gate_true), F.linear(x, w_gate_false)),
             _chosen(mask, F.linear(x, w_up_true), F.linear(x, w_up_false)))
 
 
-def masked_ffn_backward(dy, x, mask, gate, up, *weights_and_act):
-    *weights, act = weights_and_act
+def masked_ffn_backward(dy, x, mask, gate, up, *weights_and_options):
+    *weights, act, _ = weights_and_options
     marked = mask.bool().unsqueeze(-1)
     true = ffn_backward(dy * marked, x, gate, up, *weights[:3], act)
     false = ffn_backward(dy * ~marked, x, gate, up, *weights[3:], act)
     return (true[0] + false[0], *true[1:], *false[1:])
+
+
+def masked_linear_backward_into(dy, x, mask, w_true, w_false, d_true, d_false, pattern):
+    dx, *gradients = masked_linear_backward(dy, x, mask, w_true, w_false, pattern)
+    _add((d_true, d_false), gradients)
+    return dx
+
+
+def masked_ffn_backward_into(dy, x, mask, gate, up, *others):
+    dx, *gradients = masked_ffn_backward(dy, x, mask, gate, up, *others[6:])
+    _add(others[:6], gradients)
+    return dx
 
 
 # rmsnorm
@@ -182,10 +211,23 @@ def add_rmsnorm(x, residual, w, eps, convention):
     return rmsnorm(total, w, eps, convention), total
 
 
-def rmsnorm_backward(dy, x, w, dsum, eps, convention):
+def _rstd(x: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(x.to(torch.promote_types(x.dtype, torch.float32)).pow(2).mean(-1) + eps)
+
+
+def rmsnorm_rstd(x, w, eps, convention):
+    return rmsnorm(x, w, eps, convention), _rstd(x, eps)
+
+
+def add_rmsnorm_rstd(x, residual, w, eps, convention):
+    y, total = add_rmsnorm(x, residual, w, eps, convention)
+    return y, total, _rstd(total, eps)
+
+
+def rmsnorm_backward(dy, x, w, dsum, rstd, eps, convention):
     wide = torch.promote_types(x.dtype, torch.float32)
     rows, grad = x.to(wide), dy.to(wide)
-    rstd = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)
+    rstd = (_rstd(x, eps) if rstd is None else rstd.to(wide)).unsqueeze(-1)
     normed = rows * rstd
     scaled = grad * (1 + w.to(wide) if convention == "gemma" else w.to(wide))
     dx = rstd * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))

@@ -158,14 +158,10 @@ def _search(report: TuneReport, device: int, problem: dict, tokens: list[int], s
         report.searched.append(text)
 
 
-_retired: list[Plan] = []  # CUDA graphs may hold kernels of plans that nobody else holds
-
-
 def forget_plans() -> None:
     """Reads presets anew: problems that are run from now on get new plans."""
     with _library._lock:
-        _retired.extend(plan for plan in _run._plans.values() if isinstance(plan, Plan))
-        _run._plans.clear()
+        _run.forget_plans()
         _library._contexts.clear()
 
 

@@ -3,25 +3,31 @@ import copy
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import fftune
+from fftune import tuning
 from models import MODELS, inputs, make
 
 EACH = pytest.mark.parametrize("name", MODELS)
 EXPECTED = {
     "llama": {"LlamaRMSNorm by rmsnorm (llama)": 5, "LlamaMLP by ffn (silu)": 2,
               "norm, MLP and residual of LlamaDecoderLayer by ffn with a norm": 2,
-              "LlamaRotaryEmbedding by rope": 1, "no_repeat_ngram_size by ngram-block": 1},
+              "LlamaRotaryEmbedding by rope": 1,
+              "LlamaModel without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
     "qwen3": {"Qwen3RMSNorm by rmsnorm (llama)": 9, "Qwen3MLP by ffn (silu)": 2,
               "norm, MLP and residual of Qwen3DecoderLayer by ffn with a norm": 2,
-              "Qwen3RotaryEmbedding by rope": 1, "no_repeat_ngram_size by ngram-block": 1},
+              "Qwen3RotaryEmbedding by rope": 1,
+              "Qwen3Model without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
     "gemma": {"GemmaRMSNorm by rmsnorm (gemma)": 5, "GemmaMLP by ffn (gelu-tanh)": 2,
               "norm, MLP and residual of GemmaDecoderLayer by ffn with a norm": 2,
-              "GemmaRotaryEmbedding by rope": 1, "no_repeat_ngram_size by ngram-block": 1},
+              "GemmaRotaryEmbedding by rope": 1,
+              "GemmaModel without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
     "phi": {"bias and gelu of PhiMLP by bias-gelu": 2, "PhiRotaryEmbedding by rope": 1,
-            "no_repeat_ngram_size by ngram-block": 1},
-    "gpt2": {"bias and gelu of GPT2MLP by bias-gelu": 2, "no_repeat_ngram_size by ngram-block": 1},
+            "PhiModel without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
+    "gpt2": {"bias and gelu of GPT2MLP by bias-gelu": 2,
+             "GPT2Model without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
     "t5": {"T5LayerNorm by rmsnorm (llama)": 12, "no_repeat_ngram_size by ngram-block": 1},
 }
 
@@ -63,6 +69,115 @@ def test_logits(name):
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma"])
+@pytest.mark.parametrize("projections", [True, "auto"])
+def test_projections(name, projections):
+    model = make(name)
+    with torch.no_grad():
+        for layer in model.model.layers:  # qwen2's biases start as zeros
+            for part in layer.self_attn.children():
+                if getattr(part, "bias", None) is not None:
+                    part.bias.normal_()
+    before = logits(model, name)
+    report = fftune.patch(model, projections=projections)
+    assert sum("projections" in words for _, words in report.replaced) == 2
+    seen = []
+    linear = fftune.ops.linear
+    fftune.ops.linear = lambda x, *rest: seen.append(x.shape[:-1].numel()) or linear(x, *rest)
+    try:
+        assert close(logits(model, name), before, 1e-5)
+        assert seen == [18] * 8
+        model(torch.randint(3, 96, (1, 65)), use_cache=False)
+        assert seen[8:] == ([] if projections == "auto" else [65] * 8)
+    finally:
+        fftune.ops.linear = linear
+    ids, options = inputs(name)["input_ids"], dict(max_new_tokens=8, do_sample=False)
+    ours = model.generate(ids, **options)
+    assert torch.equal(fftune.unpatch(model).generate(ids, **options), ours)
+
+
+def test_gradients_through_projections():
+    model = make("llama").train()
+    logits(model, "llama").square().mean().backward()
+    before = {n: p.grad for n, p in model.named_parameters()}
+    model.zero_grad()
+    fftune.patch(model, projections=True)
+    logits(model, "llama").square().mean().backward()
+    for n, parameter in model.named_parameters():
+        assert close(parameter.grad, before[n], 2e-4), n
+
+
+def masks_of(model, name, **options):
+    """The mask that every attention is given."""
+    seen = []
+    attention = next(m for m in model.modules() if hasattr(m, "is_causal"))
+    interface = transformers.AttentionInterface()
+    implementation = attention.config._attn_implementation
+    kept = interface[implementation]
+
+    def spy(module, query, key, value, attention_mask, **others):
+        seen.append(attention_mask)
+        return kept(module, query, key, value, attention_mask, **others)
+
+    transformers.AttentionInterface.register(implementation, spy)
+    try:
+        result = logits(model, name, **options)
+    finally:
+        transformers.AttentionInterface.register(implementation, kept)
+    return result, seen
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_the_causal_mask_is_made_only_where_it_says_more(name):
+    ids = inputs(name)["input_ids"]
+    padding = torch.ones_like(ids)
+    padding[0, :3] = 0
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]).expand(2, -1)
+    model = make(name)
+    for options, plain in (({}, True), ({"attention_mask": padding}, False),
+                           ({"position_ids": packed}, False)):
+        before = logits(model, name, **options)
+        fftune.patch(model)
+        after, masks = masks_of(model, name, **options)
+        assert close(after[1], before[1], 1e-5) and close(after[0, 3:], before[0, 3:], 1e-5)
+        assert all((mask.numel() == 0) == plain for mask in masks)
+        assert model.config._attn_implementation == "fftune"
+        fftune.unpatch(model)
+        assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_compiled_model_makes_no_mask():
+    model = make("llama")
+    fftune.patch(model)
+    sizes = []
+
+    def backend(graph, example):
+        sizes.extend(node.meta["example_value"].shape for node in graph.graph.nodes
+                     if getattr(node.meta.get("example_value"), "dtype", None) == torch.bool)
+        return graph.forward
+
+    torch._dynamo.reset()
+    logits(torch.compile(model, fullgraph=True, backend=backend), "llama")
+    assert all(size.numel() == 0 for size in sizes)
+
+
+def test_models_may_share_their_configuration():
+    first = make("llama")
+    second = type(first)(first.config)
+    fftune.patch(first)
+    assert second.config._attn_implementation == "sdpa"
+
+
+def test_a_window_smaller_than_the_text_keeps_its_mask():
+    model = make("mistral")
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config.sliding_window = 4
+    before = logits(model, "mistral")
+    fftune.patch(model)
+    assert close(logits(model, "mistral"), before, 1e-5)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma", "t5-gated"])
 def test_logits_in_bf16(name):
     model = make(name, torch.bfloat16)
@@ -95,6 +210,17 @@ def test_generate(name):
     before = model.generate(ids, **options)
     fftune.patch(model)
     assert torch.equal(model.generate(ids, **options), before)
+
+
+def test_generate_needs_a_plan_for_many_lengths():
+    model = make("gpt2")
+    fftune.patch(model)
+    ids = torch.randint(3, 96, (2, 5))
+    options = dict(do_sample=False, no_repeat_ngram_size=3, min_new_tokens=40, max_new_tokens=40)
+    found = {}
+    with tuning._listening(found):
+        model.generate(ids, **options)
+    assert sum(problem["op"] == "ngram-block" for _, problem in found.values()) == 1
 
 
 def test_generate_with_left_padding_and_a_static_cache():

@@ -43,16 +43,8 @@ def test_the_tool_and_an_op_without_pytorch(tmp_path):
 
     assert fftune.__version__ in run(venv / "bin" / "fftune", "--version")
     assert "cpu" in run(venv / "bin" / "fftune", "devices")
-    program = """
-import ctypes, fftune
-from fftune import _library
-plan = _library.Plan(-1, {"op": "rmsnorm", "dtype": "f32", "m": 1, "d": 4})
-x, w, y = (ctypes.c_float * 4)(3, 0, 0, 0), (ctypes.c_float * 4)(1, 1, 1, 1), (ctypes.c_float * 4)()
-pointers = plan.array(*(ctypes.addressof(t) for t in (x, w, y)))
-_library.check_status(_library.library().fftune_plan_run(plan.handle, pointers, 3, None, None))
-print(round(y[0], 4))
-"""
-    assert run(venv / "bin" / "python", "-c", program).strip() == "2.0"
+    program = Path(__file__).with_name("rmsnorm_by_hand.py")
+    assert run(venv / "bin" / "python", program).strip() == "2.0"
 
 
 def test_nvrtc_of_pytorch_packages_is_found(tmp_path, monkeypatch):

@@ -83,6 +83,20 @@ TEST_CASE("an option that is a number is taken as a JSON number and as a string"
                 "rmsnorm: eps=2 is out of range: use a number from 0 to 1"));
 }
 
+TEST_CASE("a number may be below zero, or have an exponent with a sign") {
+  const auto context = cpu_context();
+  const auto plan = [&](const std::string& padding) {
+    return std::string(
+        context.plan(R"({"op":"ngram-block","b":1,"len":8,"vocab":32,"padding":)" + padding + "}")
+            .describe());
+  };
+  CHECK(plan("-5") == plan("\"-5\""));
+  CHECK(plan("\"-1\"") == plan("-1"));
+  CHECK(plan("1000000") == plan("\"1e+6\""));
+  CHECK(
+      refused(R"({"op":"ngram-block","b":1,"len":8,"vocab":32,"padding":"five"})", "padding=five"));
+}
+
 TEST_CASE("a size that is no integer says what it is instead") {
   CHECK(
       refused(R"({"op":"ffn","m":"1","d":8,"h":8})",

@@ -59,6 +59,33 @@ TEST_CASE("files of schema 2 are rewritten in place by merging them, as the same
   CHECK(shown.out.find("consumers") == std::string::npos);
 }
 
+TEST_CASE("tables of vLLM become searches") {
+  const Sandbox sandbox;
+  const std::string entry = "{\"BLOCK_SIZE_M\": 16, \"num_warps\": 4}";
+  const auto folder = sandbox.folder() / "tables";
+  write_text(folder / "E=128,N=384,device_name=NVIDIA_H200.json",
+             "{\"triton_version\": \"3.4.0\", \"64\": " + entry + ", \"1\": " + entry + "}");
+  write_text(folder / "E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
+             "{\"1\": " + entry + "}");
+  const Finished all = sandbox.fftune("presets import-vllm tables");
+  CHECK(all.code == 0);
+  CHECK(all.out.find("fftune moe-ffn --d 2048 --h 384 --experts 128 --top-k 8 --m 1,64  # "
+                     "qwen3-30b-a3b, 2 devices\n") != std::string::npos);
+  CHECK(all.out.find("dtype=fp8_w8a8.json: moe-ffn computes in bf16 and fp16, not fp8_w8a8") !=
+        std::string::npos);
+  const Finished given = sandbox.fftune(
+      "presets import-vllm tables/E=128,N=384,device_name=NVIDIA_H200.json --d 512 --top-k 4 "
+      "--json");
+  REQUIRE(given.code == 0);
+  const Json searches = Json::parse(given.out);
+  REQUIRE(searches.size() == 1);
+  CHECK(searches.at(0).at("d") == 512);
+  CHECK(searches.at(0).at("m") == Json::array({1, 64}));
+  write_text(folder / "E=7,N=5.json", "[]");
+  CHECK(sandbox.fftune("presets import-vllm tables/E=7,N=5.json").code == 2);
+  CHECK(sandbox.fftune("presets import-vllm nowhere").code == 2);
+}
+
 TEST_CASE("a damaged file is named and skipped, and the others serve") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1");

@@ -285,6 +285,51 @@ TEST_CASE("an sm90 launch with pre_permute gathers no tokens", "[gemm]") {
   CHECK(gathered.program.scratch.empty());
 }
 
+TEST_CASE("an sm90 launch loads the tokens' rows where a token has several", "[gemm]") {
+  GemmProblem gemm = grouped_rows(gemm_of(4096, 1024, 2048), 40);
+  gemm.groups.choices = 8;
+  gemm.c_sorted = true;
+  Config config = sm90::default_config(gemm, hopper());
+  config.set("a_reuse", 1);
+  config.set("pre_permute", 0);
+  const Launched gathered = launch_of(gemm, config);
+  REQUIRE(gathered.program.steps.size() == 1);
+  CHECK(gathered.map(offsetof(sm90_params, a)).rows == 512);
+  CHECK(gathered.map(offsetof(sm90_params, out)).rows == 4096);
+  config.set("pre_permute", 1);
+  const Launched copied = launch_of(gemm, config);
+  REQUIRE(copied.program.steps.size() == 2);
+  CHECK(copied.map(offsetof(sm90_params, a)).rows == 4096);
+  CHECK(std::holds_alternative<ScratchArgument>(copied.map(offsetof(sm90_params, a)).matrix));
+  CHECK(copied.is_of(copied.map(offsetof(sm90_params, b)), "b0"));
+  CHECK(copied.program.scratch.at(0).bytes == std::size_t{4096} * 2048 * 2);
+  CHECK(copied.launch.programmatic);
+
+  GemmProblem sums = grouped_reduction(gemm_of(1024, 2048, 4096), 40);
+  sums.groups.choices = 8;
+  sums.a_sorted = true;
+  const Launched reduction = launch_of(sums, sm90::default_config(sums, hopper()));
+  CHECK(reduction.map(offsetof(sm90_params, a)).rows == 4096);
+  const bool permutes = reduction.program.steps.size() == 2;
+  CHECK(reduction.map(offsetof(sm90_params, b)).rows == (permutes ? 4096 : 512));
+}
+
+TEST_CASE("the sm90 cost model adds up the tiles that groups should need", "[gemm]") {
+  GemmProblem gemm = grouped_rows(gemm_of(4096, 1024, 2048), 64);
+  const auto tiles = [&](std::vector<ExpectedRows> expected, std::int64_t height) {
+    gemm.groups.expected_rows = std::move(expected);
+    return sm90::Workload(gemm).row_tiles(height);
+  };
+  // Of 64 rows each, about half of the groups have more.
+  CHECK(tiles({}, 64) == Approx(64 * 1.48).margin(3));
+  CHECK(tiles({{64, 64}}, 128) == 64);
+  CHECK(tiles({{64, 64}}, 8) == Approx(64 * 8.5).margin(4));
+  // One group has nearly all.
+  CHECK(tiles({{1, 4000}, {63, 1.5}}, 128) == Approx(31.75 + 63 * 0.777).margin(2));
+  gemm.groups.expected_rows = {{64, 0.05}};
+  CHECK(sm90::Workload(gemm).groups_with_rows() == 3);
+}
+
 TEST_CASE("an sm90 launch of groups fits the device and covers C", "[gemm]") {
   for (const std::int64_t m : {1, 64, 300, 4096})
     for (const GemmProblem& gemm : grouped_kinds(m, 1024, 2048)) {

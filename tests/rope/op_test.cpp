@@ -171,6 +171,10 @@ TEST_CASE("fields that do not go together are refused") {
   CHECK(refusal({{"rotary", 6}}) == "rope: rotary=6 exceeds dim=4");
   CHECK(refusal({{"dim", 5}}) == "rope: rotary=5 is odd: features are rotated in pairs");
   CHECK(refusal({{"heads", 2}, {"q-row", 7}}) == "rope: q-row=7 is less than heads * dim = 8");
+  const std::int64_t far = std::int64_t{1} << 34;
+  CHECK(refusal({{"s", 1 << 24}, {"b", 64}, {"heads", 2}, {"q-head", far}, {"q-row", far}},
+                {{"angles", "base"}}) ==
+        "rope: q has more than 2^62 elements: use smaller sizes or strides");
   CHECK(refusal({{"k-row", 8}}) == "rope: k-row without kv-heads: there is no k");
   CHECK(refusal({{"k-head", 8}}) == "rope: k-head without kv-heads: there is no k");
   CHECK(refusal({{"q-head", 3}}) == "rope: q-head=3 is less than dim=4");

@@ -180,6 +180,19 @@ TEST_CASE("options that are numbers may be JSON numbers where people write them"
   CHECK(problem.sizes == std::map<std::string, std::int64_t>{{"m", 4}, {"n", 8}});
 }
 
+TEST_CASE("a number of any form is read from a problem and from a record") {
+  const auto text = GENERATE(as<std::string>(), "-5", "-1", "1e+06", "-2.5e-7", ".5", "3");
+  CAPTURE(text);
+  auto problem = example::ffn(16);
+  problem.options["padding"] = text;
+  CHECK(problem_from_json(problem_json(problem)).problem == problem);
+  const auto file = parse_preset_text(
+      preset_text(example::device(), "ffn", {example::record(problem)}), "a.json");
+  CHECK(file.complaints.empty());
+  REQUIRE(file.records.size() == 1);
+  CHECK(file.records[0].problem == problem);
+}
+
 TEST_CASE("a field of the wrong type is named with what its op expects") {
   const testing::FakeOp op({"scale"});
   const Catalog catalog{{&op}, nullptr};

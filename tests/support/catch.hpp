@@ -9,11 +9,17 @@
 #include <catch2/generators/catch_generators_random.hpp>
 #include <catch2/generators/catch_generators_range.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
 using Catch::Approx;  // where Catch2 2 has it
 using Catch::Generators::table;
+using Catch::Matchers::ContainsSubstring;
 #else
 #include <catch2/catch.hpp>
+
+inline auto ContainsSubstring(const std::string& text) {
+  return Catch::Contains(text);
+}
 #endif
 
 // Leaves the test case with a reason in the log. Catch2 2 has no notion of skipping.

@@ -28,6 +28,11 @@ class OpRun {
                                              static_cast<float>(spec.scale));
       std::vector<float> values(static_cast<std::size_t>(spec.elements()));
       for (float& value : values) value = normal(random);
+      if (spec.draw) {
+        std::vector<double> drawn(values.size());
+        spec.draw(seed, drawn);
+        std::copy(drawn.begin(), drawn.end(), values.begin());
+      }
       std::vector<std::byte> bytes(spec.bytes());
       encode(spec.dtype, values, bytes.data());
       buffers_.push_back(backend.allocate(bytes.size()));
@@ -39,6 +44,15 @@ class OpRun {
   /// Makes `tensor` another name of `same`.
   void alias(const std::string& tensor, const std::string& same) {
     addresses_[tensor_index(specs_, tensor)] = addresses_[tensor_index(specs_, same)];
+  }
+
+  /// Gives a tensor other values.
+  void set(const std::string& tensor, const std::vector<float>& values) {
+    const std::size_t at = tensor_index(specs_, tensor);
+    std::vector<std::byte> bytes(specs_[at].bytes());
+    REQUIRE(values.size() == static_cast<std::size_t>(specs_[at].elements()));
+    encode(specs_[at].dtype, values, bytes.data());
+    backend_->write(addresses_[at], bytes.data(), bytes.size());
   }
 
   using Executables = std::vector<std::shared_ptr<const Executable>>;

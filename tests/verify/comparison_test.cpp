@@ -78,3 +78,21 @@ TEST_CASE("the first difference of bytes is found, wherever it is") {
   CHECK(first_difference(a.data(), a.data(), a.size(), threads) == a.size());
   CHECK(first_difference(a.data(), a.data(), 0, threads) == 0);
 }
+
+TEST_CASE("where neighbours are alike, an element's bound follows from their size") {
+  HostThreads threads;
+  // A row of ones, and one of thousandths with an error of a tenth of their size.
+  std::vector<double> reference(16, 1.0);
+  std::fill(reference.begin() + 8, reference.end(), 1e-3);
+  std::vector<float> out(reference.begin(), reference.end());
+  out[12] += 1e-4F;
+  const auto outliers = [&](std::int64_t alike, double least) {
+    RepeatedRows shape{DType::f32, 1, 16, 1};
+    shape.alike = alike;
+    shape.least_bound = least;
+    return compare(shape, out.data(), rows_of(reference, 16), 0, 0.01, threads).outliers;
+  };
+  CHECK(outliers(0, 0) == 0);
+  CHECK(outliers(8, 0) == 1);
+  CHECK(outliers(8, 1e-3) == 0);
+}

@@ -1,4 +1,5 @@
 // Whatever a variant does costs that variant alone.
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <string>
@@ -43,6 +44,7 @@ std::string word_for(const std::string& way) {
   static const std::map<std::string, std::string> words{{"segfault", "SIGSEGV"},
                                                         {"abort", "SIGABRT"},
                                                         {"exit", "exited with code 3"},
+                                                        {"killed", "memory"},
                                                         {"hang", "did not end within"},
                                                         {"beyond", "guard"},
                                                         {"sticky", "illegal memory access"},
@@ -55,6 +57,7 @@ OutcomeKind kind_for(const std::string& way) {
   const bool dies = way == "segfault" || way == "abort" || way == "exit" || way == "hang" ||
                     way == "trample" || way == "crash_compile";
   if (way == "liar") return OutcomeKind::measured;
+  if (way == "killed") return OutcomeKind::killed;
   if (way == "sticky") return OutcomeKind::device_fault;
   return dies ? OutcomeKind::crashed : OutcomeKind::verify_failed;
 }
@@ -185,6 +188,39 @@ TEST_CASE("what killed a worker is not run in later sweeps, unless that is asked
     for (const auto& outcome : result.outcomes)
       quarantined += outcome.kind == OutcomeKind::quarantined;
     CHECK(quarantined == (step == "later" ? 40 : 0));
+    CHECK(result.record->verdict.complete == (step != "later"));
+    const bool told = std::any_of(result.notes.begin(), result.notes.end(), [](const auto& note) {
+      return note.find("40 variants of first+second were left out") != std::string::npos &&
+             note.find("--retry-quarantined") != std::string::npos;
+    });
+    CHECK(told == (step == "later"));
     CHECK(quarantine.of("toy").size() == (way == "none" ? 0u : 40u));
+  }
+}
+
+TEST_CASE("want of memory is no variant's fault: it is named, and nothing is quarantined for it") {
+  const TemporaryFolder folder;
+  const MisbehavingOp op("killed");
+  const Catalog catalog{{&op}, &no_sources};
+  for (const std::string way : {"killed", "none"}) {
+    CAPTURE(way);
+    WorkerEvaluator evaluator(worker(way), impatient());
+    Quarantine quarantine(folder.path(), evaluator.facts());
+    Journal journal = Journal::open(folder.path(), evaluator.facts(), "toy", true);
+    auto options = patient();
+    options.quarantine = &quarantine;
+    options.journal = &journal;
+    const auto result = tune(catalog, evaluator, misbehaving_problem(), options);
+    REQUIRE(result.record);
+    CHECK(quarantine.of("toy").empty());
+    int killed = 0;
+    for (const auto& outcome : result.outcomes) killed += outcome.kind == OutcomeKind::killed;
+    CHECK(killed == (way == "none" ? 0 : 40));  // those of a resumed sweep are tried again
+    CHECK(result.record->verdict.complete == (way == "none"));
+    const bool told = std::any_of(result.notes.begin(), result.notes.end(), [](const auto& note) {
+      return note.find("40 variants of first+second were not measured") != std::string::npos &&
+             note.find("memory") != std::string::npos;
+    });
+    CHECK(told == (way == "killed"));
   }
 }

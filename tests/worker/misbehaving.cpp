@@ -53,6 +53,7 @@ void misbehave(const std::string& way, int runs, float* y, std::size_t count) {
   if (way == "segfault") segfault();
   if (way == "abort") std::abort();
   if (way == "exit") _exit(3);
+  if (way == "killed") ::raise(SIGKILL);
   if (way == "sticky") {
     broken() = true;
     require_whole();
@@ -133,8 +134,8 @@ class QuickBackend final : public Backend {
 
 const std::vector<std::string>& ways() {
   static const std::vector<std::string> all{
-      "segfault", "abort",     "exit",  "hang", "trample", "beyond",       "wrong",
-      "nan",      "unwritten", "moody", "liar", "sticky",  "crash_compile"};
+      "segfault", "abort", "exit",      "killed", "hang", "trample", "beyond",
+      "wrong",    "nan",   "unwritten", "moody",  "liar", "sticky",  "crash_compile"};
   return all;
 }
 

@@ -46,6 +46,7 @@ struct Compiled {
   std::vector<std::string> warnings;
   std::string failure;  // one line; empty on success
   bool fatal = false;   // the process that compiled it died
+  bool killed = false;  // by a SIGKILL, as when memory runs out: no fault of the candidate
 };
 
 struct Verified {
@@ -56,6 +57,7 @@ struct Verified {
   std::string failure;        // one line; empty if passed
   bool wrote_beyond = false;  // it wrote outside of its tensors
   bool fatal = false;         // the process that ran it died, or its device context was lost
+  bool killed = false;        // as in Compiled
   /// Hash of the outputs of its stages, on inputs that depend on the problem and the seed alone:
   /// equal for candidates that agree in every bit. Empty if it did not pass.
   std::string bits{};
@@ -76,6 +78,7 @@ struct Timing {
   bool device_fault = false;
   std::string failure;  // one line; empty on success
   bool fatal = false;   // the process that ran it died, or its device context was lost
+  bool killed = false;  // as in Compiled
 };
 
 /// The callbacks of try_each(); called one at a time, from any thread.

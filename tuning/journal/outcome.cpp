@@ -10,7 +10,7 @@
 namespace fftune {
 namespace {
 
-constexpr std::array<std::pair<OutcomeKind, std::string_view>, 10> names{{
+constexpr std::array<std::pair<OutcomeKind, std::string_view>, 11> names{{
     {OutcomeKind::measured, "measured"},
     {OutcomeKind::compile_failed, "compile_failed"},
     {OutcomeKind::spilled, "spilled"},
@@ -18,6 +18,7 @@ constexpr std::array<std::pair<OutcomeKind, std::string_view>, 10> names{{
     {OutcomeKind::launch_failed, "launch_failed"},
     {OutcomeKind::device_fault, "device_fault"},
     {OutcomeKind::crashed, "crashed"},
+    {OutcomeKind::killed, "killed"},
     {OutcomeKind::other_bits, "other_bits"},
     {OutcomeKind::quarantined, "quarantined"},
     {OutcomeKind::not_tried, "not_tried"},

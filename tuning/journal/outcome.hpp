@@ -15,6 +15,7 @@ enum class OutcomeKind {
   launch_failed,   // could not be launched or timed
   device_fault,    // the device reported a fault while it ran
   crashed,         // the process that ran it died, or was killed as it did not end
+  killed,          // the process that ran it got a SIGKILL, as when memory runs out
   other_bits,      // right, but not what --same-bits asks for
   quarantined,     // crashed in an earlier sweep: not run
   not_tried,       // the budget or the user ended the search before its turn

@@ -57,10 +57,12 @@ Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& f
       const json line = json::parse(text);
       if (line.at("driver").get<std::string>() != driver_) continue;
       Quarantined entry{line.at("op").get<std::string>(),
+                        line.at("problem").get<std::string>(),
                         renamed_id(line.at("id").get<std::string>()),
-                        line.at("sources").get<std::string>(), line.at("cause").get<std::string>(),
+                        line.at("sources").get<std::string>(),
+                        line.at("cause").get<std::string>(),
                         line.at("date").get<std::string>()};
-      const Key key{entry.op, entry.id, entry.source_hash};
+      const Key key{entry.problem, entry.id, entry.source_hash};
       if (line.at("released").get<bool>())
         entries_.erase(key);
       else
@@ -71,9 +73,9 @@ Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& f
   }
 }
 
-std::optional<Quarantined> Quarantine::find(const std::string& op, const std::string& id,
+std::optional<Quarantined> Quarantine::find(const Problem& problem, const std::string& id,
                                             const std::string& source_hash) const {
-  const auto found = entries_.find({op, id, source_hash});
+  const auto found = entries_.find({problem.text(), id, source_hash});
   if (found == entries_.end()) return {};
   return found->second;
 }
@@ -85,25 +87,32 @@ std::vector<Quarantined> Quarantine::of(const std::string& op) const {
   return all;
 }
 
-void Quarantine::add(const std::string& op, const std::string& id, const std::string& source_hash,
+std::vector<Quarantined> Quarantine::of(const Problem& problem) const {
+  auto all = of(problem.op);
+  std::erase_if(all, [text = problem.text()](const auto& entry) { return entry.problem != text; });
+  return all;
+}
+
+void Quarantine::add(const Problem& problem, const std::string& id, const std::string& source_hash,
                      const std::string& cause) {
-  const Quarantined entry{op, id, source_hash, cause, now_utc()};
-  entries_[{op, id, source_hash}] = entry;
+  const Quarantined entry{problem.op, problem.text(), id, source_hash, cause, now_utc()};
+  entries_[{entry.problem, id, source_hash}] = entry;
   append(entry, false);
 }
 
-void Quarantine::release(const std::string& op, const std::string& id,
+void Quarantine::release(const Problem& problem, const std::string& id,
                          const std::string& source_hash) {
-  const auto found = entries_.find({op, id, source_hash});
+  const auto found = entries_.find({problem.text(), id, source_hash});
   if (found == entries_.end()) return;
   append(found->second, true);
   entries_.erase(found);
 }
 
 void Quarantine::append(const Quarantined& entry, bool released) {
-  const json line{{"op", entry.op},      {"id", entry.id},     {"sources", entry.source_hash},
-                  {"driver", driver_},   {"date", entry.date}, {"cause", entry.cause},
-                  {"released", released}};
+  const json line{{"op", entry.op},       {"problem", entry.problem},
+                  {"id", entry.id},       {"sources", entry.source_hash},
+                  {"driver", driver_},    {"date", entry.date},
+                  {"cause", entry.cause}, {"released", released}};
   std::error_code error;
   std::filesystem::create_directories(path_.parent_path(), error);
   const auto reason = append_line(path_, line.dump(-1, ' ', false, json::error_handler_t::replace));

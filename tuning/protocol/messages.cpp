@@ -177,7 +177,8 @@ json message_of(const Compiled& compiled) {
           {"cached", compiled.cached},
           {"warnings", compiled.warnings},
           {"failure", compiled.failure},
-          {"fatal", compiled.fatal}};
+          {"fatal", compiled.fatal},
+          {"killed", compiled.killed}};
 }
 
 Compiled read_compiled(const json& message) {
@@ -190,6 +191,7 @@ Compiled read_compiled(const json& message) {
   message.at("warnings").get_to(compiled.warnings);
   message.at("failure").get_to(compiled.failure);
   message.at("fatal").get_to(compiled.fatal);
+  message.at("killed").get_to(compiled.killed);
   return compiled;
 }
 
@@ -201,7 +203,8 @@ json message_of(const Verified& verified) {
           {"wrote_beyond", verified.wrote_beyond},
           {"bits", verified.bits},
           {"failure", verified.failure},
-          {"fatal", verified.fatal}};
+          {"fatal", verified.fatal},
+          {"killed", verified.killed}};
 }
 
 Verified read_verified(const json& message) {
@@ -214,6 +217,7 @@ Verified read_verified(const json& message) {
   message.at("bits").get_to(verified.bits);
   message.at("failure").get_to(verified.failure);
   message.at("fatal").get_to(verified.fatal);
+  message.at("killed").get_to(verified.killed);
   require(verified.passed == verified.failure.empty(), "a verdict with its reason");
   require(!verified.passed || verified.error <= verified.tolerance, "the error of what passed");
   return verified;
@@ -224,7 +228,8 @@ json message_of(const Timing& timing) {
           {"abandoned", timing.abandoned},
           {"device_fault", timing.device_fault},
           {"failure", timing.failure},
-          {"fatal", timing.fatal}};
+          {"fatal", timing.fatal},
+          {"killed", timing.killed}};
 }
 
 Timing read_timing(const json& message) {
@@ -236,6 +241,7 @@ Timing read_timing(const json& message) {
   message.at("device_fault").get_to(timing.device_fault);
   message.at("failure").get_to(timing.failure);
   message.at("fatal").get_to(timing.fatal);
+  message.at("killed").get_to(timing.killed);
   return timing;
 }
 

@@ -28,6 +28,13 @@ constexpr double shortest_sample_us = 300;
 constexpr int screening_samples = 3;
 constexpr double screening_seconds = 0.004;
 
+/// What is said of a candidate whose process died; nothing if it did not.
+template <typename Result>
+std::optional<OutcomeKind> died(const Result& result) {
+  if (!result.fatal) return {};
+  return result.killed ? OutcomeKind::killed : OutcomeKind::crashed;
+}
+
 }  // namespace
 
 Group::Group(Session& session, GroupSpec spec)
@@ -62,11 +69,11 @@ void Group::recall(std::size_t index) {
   if (options.journal) {
     const auto known = options.journal->known(session_.problem(), entry.source_hash,
                                               spec_.span.first_stage, entry.outcome.id);
-    // What is quarantined may have been let out since.
+    // What is quarantined may have been let out since, and there may be more memory.
     const bool crashed = known && known->kind == OutcomeKind::crashed;
     // Whether its bits are the right ones is asked anew.
     const bool other = known && known->bits != required_bits_ && !required_bits_.empty();
-    if (known && known->kind != OutcomeKind::quarantined &&
+    if (known && known->kind != OutcomeKind::quarantined && known->kind != OutcomeKind::killed &&
         known->kind != OutcomeKind::other_bits && !other &&
         !(crashed && options.retry_quarantined)) {
       entry.outcome = *known;
@@ -78,7 +85,7 @@ void Group::recall(std::size_t index) {
   }
   if (!options.quarantine || options.retry_quarantined) return;
   const auto found =
-      options.quarantine->find(session_.problem().op, entry.outcome.id, entry.source_hash);
+      options.quarantine->find(session_.problem(), entry.outcome.id, entry.source_hash);
   if (!found) return;
   entry.outcome.kind = OutcomeKind::quarantined;
   entry.outcome.reason = "quarantined on " + found->date + ": " + found->cause;
@@ -134,8 +141,8 @@ void Group::take_compiled(std::size_t index, const Compiled& compiled) {
   entry.outcome.cached = compiled.cached;
   session_.count_compiled();
   if (!compiled.failure.empty())
-    fail(index, compiled.fatal ? OutcomeKind::crashed : OutcomeKind::compile_failed,
-         compiled.failure, compiled.fatal);
+    fail(index, died(compiled).value_or(OutcomeKind::compile_failed), compiled.failure,
+         compiled.fatal);
   else if (compiled.spill_bytes > 0)
     fail(index, OutcomeKind::spilled,
          "spills " + std::to_string(compiled.spill_bytes) + " bytes a thread from registers");
@@ -148,7 +155,8 @@ void Group::fail(std::size_t index, OutcomeKind kind, const std::string& reason,
   entry.samples.clear();
   update_best(index);
   session_.record(entry.source_hash, entry.outcome);
-  if (fatal) session_.quarantine(entry.source_hash, entry.outcome, true);
+  if (fatal && kind != OutcomeKind::killed)
+    session_.quarantine(entry.source_hash, entry.outcome, true);
 }
 
 bool Group::ready(std::size_t index) {
@@ -179,8 +187,7 @@ bool Group::take_verified(std::size_t index, const Verified& verified) {
   }
   fail(index,
        verified.device_fault ? OutcomeKind::device_fault
-       : verified.fatal      ? OutcomeKind::crashed
-                             : OutcomeKind::verify_failed,
+                             : died(verified).value_or(OutcomeKind::verify_failed),
        verified.failure, verified.fatal);
   return false;
 }
@@ -190,8 +197,7 @@ void Group::take_timing(std::size_t index, const Timing& timing) {
   if (!timing.failure.empty())
     return fail(index,
                 timing.device_fault ? OutcomeKind::device_fault
-                : timing.fatal      ? OutcomeKind::crashed
-                                    : OutcomeKind::launch_failed,
+                                    : died(timing).value_or(OutcomeKind::launch_failed),
                 timing.failure, timing.fatal);
   if (timing.samples_us.empty()) return;
   if (std::exchange(entry.stale, false)) entry.samples.clear();
@@ -335,6 +341,11 @@ bool Group::hardly_begun() const {
 
 std::string Group::extent() const {
   return fmt::format("{} of {} variants of {}", screen_counted_, entries_.size(), name_);
+}
+
+int Group::count(OutcomeKind kind) const {
+  return static_cast<int>(std::count_if(entries_.begin(), entries_.end(),
+                                        [&](const auto& e) { return e.outcome.kind == kind; }));
 }
 
 std::string Group::outlook() const {

@@ -41,6 +41,7 @@ class Group : public Search {
   bool hardly_begun() const;
   /// How many were tried, for people: "26 of 197 variants of gate_up".
   std::string extent() const;
+  int count(OutcomeKind kind) const;
   /// How many were tried and what its strategy still expects to gain; empty if it gave no
   /// expectation.
   std::string outlook() const;

@@ -60,7 +60,7 @@ void Session::prepare() {
   tell();
   if (options_.quarantine && !options_.retry_quarantined) {
     std::set<std::string> ids;
-    for (const auto& entry : options_.quarantine->of(problem_.op)) ids.insert(entry.id);
+    for (const auto& entry : options_.quarantine->of(problem_)) ids.insert(entry.id);
     evaluator_.avoid(std::move(ids));
   }
   const Setup setup = evaluator_.begin(problem_);
@@ -122,9 +122,9 @@ void Session::launch(const std::vector<Candidate>& candidates) {
 void Session::quarantine(const std::string& source_hash, const Outcome& outcome, bool fatal) {
   if (!options_.quarantine) return;
   if (fatal)
-    options_.quarantine->add(problem_.op, outcome.id, source_hash, outcome.reason);
+    options_.quarantine->add(problem_, outcome.id, source_hash, outcome.reason);
   else
-    options_.quarantine->release(problem_.op, outcome.id, source_hash);
+    options_.quarantine->release(problem_, outcome.id, source_hash);
 }
 
 std::vector<std::string> Session::settle() {

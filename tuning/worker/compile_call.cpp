@@ -47,6 +47,7 @@ std::vector<std::size_t> CompileCall::next() {
       Compiled compiled;
       compiled.failure = fmt::format("{} while it was compiled", death->cause);
       compiled.fatal = true;
+      compiled.killed = death->killed;
       finish(place, std::move(compiled));
     } else {
       left.push_back(place);

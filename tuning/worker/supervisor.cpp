@@ -207,6 +207,7 @@ Supervisor::Trouble Supervisor::end(Death death, std::size_t candidates) {
   const auto how = worker_->end();
   death.killed = worker_->was_killed();
   if (death.cause.empty()) death.cause = "the process that ran it " + how;
+  if (death.killed) death.cause += ", as happens when memory runs out,";
   worker_.reset();
   ++deaths_;
   last_cause_ = death.cause;

@@ -29,6 +29,7 @@ Result failed_by(const Death& death, const std::string& what) {
   result.failure = death.device ? death.cause : fmt::format("{} while {}", death.cause, what);
   result.device_fault = death.device;
   result.fatal = true;
+  result.killed = death.killed;
   return result;
 }
 

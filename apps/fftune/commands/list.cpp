@@ -55,15 +55,19 @@ void print_quarantined(const std::vector<Quarantined>& all, const Output& output
   if (all.empty()) return;
   output.line("");
   output.heading("quarantined: not run unless --retry-quarantined is given");
-  TextTable table({{"since"}, {"variant"}, {"cause"}});
-  for (const Quarantined& entry : all) table.row({entry.date, entry.id, entry.cause});
+  TextTable table({{"since"}, {"problem"}, {"variant"}, {"cause"}});
+  for (const Quarantined& entry : all)
+    table.row({entry.date, entry.problem, entry.id, entry.cause});
   output.table(table);
 }
 
 Json quarantined_json(const std::vector<Quarantined>& all) {
   Json json = Json::array();
   for (const Quarantined& entry : all)
-    json.push_back({{"variant", entry.id}, {"cause", entry.cause}, {"date", entry.date}});
+    json.push_back({{"problem", entry.problem},
+                    {"variant", entry.id},
+                    {"cause", entry.cause},
+                    {"date", entry.date}});
   return json;
 }
 

@@ -1,4 +1,4 @@
-// fftune presets validate|show|diff|merge: one file each.
+// fftune presets validate|show|diff|merge|import-vllm: one file each.
 #include "apps/fftune/commands/presets.hpp"
 #include <CLI/CLI.hpp>
 #include "apps/fftune/command.hpp"
@@ -13,6 +13,7 @@ void add_presets(CommandLine& line) {
   add_presets_show(line, group);
   add_presets_diff(line, group);
   add_presets_merge(line, group);
+  add_presets_import(line, group);
 }
 
 }  // namespace fftune::tool

@@ -38,8 +38,9 @@ struct Shape {
       k = ceil_div(k, groups.count);
       results *= groups.count;
     } else if (groups.by == Grouping::rows && groups.mask.empty()) {
-      m = ceil_div(m, groups.count);
-      results *= groups.count;
+      const auto with_rows = static_cast<std::int64_t>(std::ceil(groups.with_rows()));
+      m = ceil_div(m, with_rows);
+      results *= with_rows;
     }
   }
 

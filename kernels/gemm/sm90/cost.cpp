@@ -154,7 +154,10 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
       (each_b * n * k * work.b_operands() * work.k_pairs() + m * k * work.k_pairs() * results +
        m * n * results * work.tensors_per_stage) *
       2;
-  const auto rows = std::min<std::int64_t>(work.row_tiles(t.bm), 4);
+  const bool routed = work.grouped_rows() && work.form.source == group_source::routed;
+  const std::int64_t row_tiles =
+      routed ? ceil_div(work.row_tiles(t.bm), work.groups_with_rows()) : work.row_tiles(t.bm);
+  const auto rows = std::min<std::int64_t>(row_tiles, 4);
   const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
   return bytes / (rate * std::min(1.0, loading * 2.5));
 }
@@ -166,6 +169,30 @@ bool runs_ahead(const Candidate& c) {
   if (work.grouped_rows()) return false;
   return t.epilogue_stages * (t.pingpong() ? t.mma_warpgroups : 1) >=
          (t.pingpong() ? plan.subtiles : 2);
+}
+
+/// Of the time of all tiles, what is left where one of two MMA warpgroups passes over rows that are
+/// all padding: such a tile takes a little more than half as long.
+double unpadded_share(const Candidate& c) {
+  constexpr double saved = 0.4;
+  const auto& [work, t, plan] = c;
+  const bool skips = work.grouped_rows() && work.form.source == group_source::routed &&
+                     t.schedule == sm90_schedule::cooperative && t.mma_warpgroups == 2 &&
+                     t.cluster_m * t.split_k == 1 && work.a_reuse == 1;
+  if (!skips) return 1;
+  const double tiles = static_cast<double>(work.row_tiles(t.bm));
+  const double halves = 2 * tiles - static_cast<double>(work.row_tiles(t.bm / 2));
+  return 1 - saved * std::max(halves, 0.0) / tiles;
+}
+
+/// The tables of sorted groups take registers, and most tiles with more than 160 accumulators a
+/// thread spill some: a search drops those, and the default must not be one.
+double spilling_factor(const Candidate& c) {
+  constexpr int most_accumulators = 160;
+  const auto& [work, t, plan] = c;
+  const bool sorted =
+      work.form.groups != grouping::none && work.form.source == group_source::routed;
+  return sorted && plan.total_accumulators(work.form) > most_accumulators ? 1.1 : 1;
 }
 
 double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
@@ -192,7 +219,8 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;
   return start_cycles + together +
-         overlapped(static_cast<double>(waves) * tile, memory_cycles(c, facts, busy), 3);
+         overlapped(static_cast<double>(waves) * tile * unpadded_share(c) * spilling_factor(c),
+                    memory_cycles(c, facts, busy), 3);
 }
 
 double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile& tile) {
@@ -212,9 +240,15 @@ double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile&
   return cost;
 }
 
-/// Of the kernel that sorts the tokens of the operands that are not, beside its launch.
+/// Of the kernel that sorts the rows, or the tokens of the operands that are not, beside its
+/// launch.
 double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
   constexpr double start_cycles = 4000;
+  // A token's row is read from memory once, and written for each of its groups.
+  const double copies = 1 + 1 / static_cast<double>(gemm.groups.choices);
+  if (gemm.groups.by == Grouping::rows)
+    return start_cycles + 2 * copies * static_cast<double>(gemm.m) * static_cast<double>(gemm.k) /
+                              (0.9 * bytes_a_clock(facts));
   const double columns = double((gemm.a_sorted ? 0 : gemm.m) + (gemm.b_sorted ? 0 : gemm.n));
   const double bytes = 2 * 2 * columns * static_cast<double>(gemm.k);
   return start_cycles + bytes / (0.9 * bytes_a_clock(facts));
@@ -225,7 +259,8 @@ double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
 double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& config) {
   const Tile tile(config);
   Workload work(gemm, tile);
-  if (!work.grouped_reduction()) return kernel_cycles(work, facts, tile);
+  const double permuting = tile.pre_permute ? permute_cycles(gemm, facts) : 0;
+  if (!work.grouped_reduction()) return kernel_cycles(work, facts, tile) + permuting;
   // CTAs that share k, and an SM with tiles of several groups, add up all tokens; one with a single
   // tile those of one group, and the group with the most tokens decides.
   double share = 1.0 / static_cast<double>(work.groups);
@@ -234,7 +269,7 @@ double cycles(const GemmProblem& gemm, const DeviceFacts& facts, const Config& c
   else if (work.form.source == group_source::mask && work.tiles(tile) <= facts.multiprocessors)
     share = std::max(gemm.groups.expected_share, 1 - gemm.groups.expected_share);
   work.k = std::max<std::int64_t>(1, std::llround(static_cast<double>(work.k) * share));
-  return kernel_cycles(work, facts, tile) + (tile.pre_permute ? permute_cycles(gemm, facts) : 0);
+  return kernel_cycles(work, facts, tile) + permuting;
 }
 
 }  // namespace fftune::sm90

@@ -387,6 +387,23 @@ struct gemm_kernel {
     }
   }
 
+  // Where the MMA warpgroups share the rows of a tile, one whose rows are all beyond the group's
+  // last has nothing to compute: it releases the stages, and leaves the tensor cores to the others.
+  static constexpr bool skips_padding = routed && grouped_rows && !config.swap_ab() &&
+                                        !config.pingpong() && !splits_k && !reuses_a;
+  __device__ __forceinline__ void pass_tile(const scheduler& work, const work_tile& tile,
+                                            stages& pipe, const row_indices& indices) const {
+    const mma loop{0, rank};
+    for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
+      pipe.wait_full();
+      loop.release(pipe.empty_barrier());
+    }
+    if constexpr (finds_rows) {
+      indices.wait();
+      if (work.last()) indices.release();
+    }
+  }
+
   // The work of an MMA warpgroup.
   __device__ __forceinline__ void compute(const walked& groups, stages pipe, row_indices indices,
                                           int warpgroup) const {
@@ -417,6 +434,13 @@ struct gemm_kernel {
     for (; work.is_valid(); next()) {
       work_tile tile = work.tile();
       if (reduction && splits_k && tile.k.count() == 0) continue;
+      if constexpr (skips_padding) {
+        if (work.rows(tile).count <= first_row) {
+          pass_tile(work, tile, pipe, indices);
+          last_of_rows = true;
+          continue;
+        }
+      }
       bool gathered = false;
       if constexpr (grouped_rows) {
         last_of_rows = work.last();

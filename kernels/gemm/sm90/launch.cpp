@@ -83,6 +83,8 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
   const auto& of_groups = groups.by == Grouping::rows ? gemm.b : gemm.c;
   if (of_groups.front().size() != 1 && groups.count != 2)
     return "more than two groups take one tensor that stacks their matrices";
+  if (groups.choices > 1 && groups.by == Grouping::rows && !gemm.c_sorted)
+    return "tokens of several groups have several rows of C: these are sorted";
   if (gemm.epilogue.kind == EpilogueKind::linear && gemm.epilogue.broadcasts())
     return "grouped GEMMs add no bias, nor any other vector";
   if (groups.by == Grouping::rows) {
@@ -142,7 +144,10 @@ class Launch {
         form_(form_of(gemm)),
         parameters_(
             gemm_parameters(gemm, places, sizeof(sm90_params), offsetof(sm90_params, gemm))) {
-    if (tile.pre_permute) form_.a_sorted = form_.b_sorted = true;
+    if (tile.pre_permute) {
+      form_.a_sorted = true;
+      form_.b_sorted = form_.groups == grouping::reduction;
+    }
     // A grouped reduction waits with all of its operands.
     if (form_.groups == grouping::reduction) form_.b_depends = false;
     plan_ = sm90_plan_of(form_, tile);
@@ -195,15 +200,22 @@ class Launch {
     return tile_.split_k > 1 ? all : std::min(all, resident);
   }
 
-  /// An operand in boxes of one K block, `share` of its rows; MN-major in slabs of 64 of them.
-  TensorMapArgument operand(const Pointer& matrix, Major major, std::int64_t rows, int share,
-                            std::int64_t matrices = 0) const {
+  /// An operand of `rows` x `k` in boxes of one K block, `share` of its rows; MN-major in slabs of
+  /// 64 of them.
+  TensorMapArgument operand(const Pointer& matrix, Major major, std::int64_t rows, std::int64_t k,
+                            int share, std::int64_t matrices = 0) const {
     const auto bk = static_cast<std::uint32_t>(plan_.bk);
-    if (major == Major::mn) return {matrix, gemm_.dtype, gemm_.k, rows, bk, 64, matrices};
-    return {matrix, gemm_.dtype, rows, gemm_.k, static_cast<std::uint32_t>(share), bk, matrices};
+    if (major == Major::mn) return {matrix, gemm_.dtype, k, rows, bk, 64, matrices};
+    return {matrix, gemm_.dtype, rows, k, static_cast<std::uint32_t>(share), bk, matrices};
+  }
+  /// Rows, or tokens, of an operand that is sorted or has those of the tokens, of `sorted` ones.
+  std::int64_t extent(std::int64_t sorted, bool is_sorted) const {
+    return is_sorted ? sorted : sorted / gemm_.groups.choices;
   }
   TensorMapArgument a_map(const Pointer& matrix) const {
-    return operand(matrix, gemm_.a_major, gemm_.m, tile_.bm / tile_.cluster_n);
+    const bool rows = form_.groups == grouping::rows, sorted = form_.a_sorted;
+    return operand(matrix, gemm_.a_major, rows ? extent(gemm_.m, sorted) : gemm_.m,
+                   rows ? gemm_.k : extent(gemm_.k, sorted), tile_.bm / tile_.cluster_n);
   }
   /// C, or any matrix in its subtiles.
   TensorMapArgument c_map(const Pointer& matrix, DType dtype, std::int64_t columns) const {
@@ -230,8 +242,9 @@ class Launch {
       for (std::size_t group = 0; group < gemm_.b[i].size(); ++group)
         map(offsetof(sm90_params, b), group * 2 + i,
             operand(i == 0 && group == 0 ? b_ : tensor(gemm_.b[i][group]), gemm_.b_major,
-                    gemm_.b.size() == 3 ? part_columns(i) : gemm_.n, tile_.bn / tile_.cluster_m,
-                    stacked ? gemm_.groups.count : 0));
+                    gemm_.b.size() == 3 ? part_columns(i) : gemm_.n,
+                    form_.groups == grouping::reduction ? extent(gemm_.k, form_.b_sorted) : gemm_.k,
+                    tile_.bn / tile_.cluster_m, stacked ? gemm_.groups.count : 0));
   }
 
   void add_outputs() {
@@ -280,17 +293,19 @@ class Launch {
     map(offsetof(sm90_params, reuse), 0, std::move(stored));
   }
 
-  /// The launch that sorts the tokens of A and B that are not.
+  /// The launch that sorts the rows of A, or the tokens of A and B, that are not.
   void append_permute(Program& program, const DeviceFacts& facts) {
     constexpr std::int64_t warps = 8, ctas = 4;  // of a CTA; of an SM
     const Groups& groups = gemm_.groups;
     const bool routed = form_.source == group_source::routed;
+    const bool by_rows = groups.by == Grouping::rows;
+    const std::int64_t rows = by_rows ? gemm_.m : gemm_.k;
     const auto or_null = [&](std::string_view name) -> Argument {
       if (name.empty()) return std::int64_t{0};
       return tensor_of(places_, name);
     };
-    const auto grid = static_cast<std::uint32_t>(std::min(
-        ceil_div(gemm_.k, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
+    const auto grid = static_cast<std::uint32_t>(
+        std::min(ceil_div(rows, warps), ctas * std::max<std::int64_t>(facts.multiprocessors, 1)));
     KernelLaunch& launch = append_kernel(
         program, "gemm/sort_tokens.cu",
         fmt::format("permute_rows<fftune::group_source::{}>", routed ? "routed" : "mask"), {grid},
@@ -301,19 +316,19 @@ class Launch {
     const auto bytes = static_cast<std::int64_t>(dtype_bytes(gemm_.dtype));
     int copied = 0;
     const auto copy = [&](Pointer& matrix, std::int64_t columns) {
-      const ScratchArgument sorted{scratch(program, gemm_.k * columns)};
+      const ScratchArgument sorted{scratch(program, rows * columns)};
       launch.arguments.insert(
           launch.arguments.end(),
           {argument_of(matrix), sorted, static_cast<std::int32_t>(columns * bytes / 16)});
       matrix = sorted;
       ++copied;
     };
-    if (!gemm_.a_sorted) copy(a_, gemm_.m);
-    if (!gemm_.b_sorted) copy(b_, gemm_.n);
+    if (!gemm_.a_sorted) copy(a_, by_rows ? gemm_.k : gemm_.m);
+    if (!by_rows && !gemm_.b_sorted) copy(b_, gemm_.n);
     for (; copied < 2; ++copied)
       launch.arguments.insert(launch.arguments.end(),
                               {std::int64_t{0}, std::int64_t{0}, std::int32_t{0}});
-    launch.arguments.emplace_back(static_cast<std::int32_t>(gemm_.k));
+    launch.arguments.emplace_back(static_cast<std::int32_t>(rows));
   }
 
   const GemmProblem& gemm_;

@@ -3,7 +3,7 @@
 // rows.
 #pragma once
 
-#include "common/tma.cuh"
+#include "common/pipeline.cuh"
 #include "gemm/groups.cuh"
 
 namespace fftune {
@@ -23,37 +23,6 @@ __device__ __forceinline__ void sync(named_barrier barrier, int threads, int off
 __device__ __forceinline__ void arrive(named_barrier barrier, int threads, int offset = 0) {
   named_barrier_arrive(static_cast<int>(barrier) + offset, threads);
 }
-
-// A state of the pipeline: the stage that is next, and the phase of its barriers. A stage's full
-// barrier completes when its bytes and arrivals are there, its empty one when all readers are done.
-template <int stages, int stage_bytes>
-struct pipeline {
-  u32 buffers, full, empty;
-  u32 index = 0, phase = 0;
-
-  __device__ __forceinline__ u32 buffer() const { return buffers + index * stage_bytes; }
-  __device__ __forceinline__ u32 full_barrier() const { return full + index * 8; }
-  __device__ __forceinline__ u32 empty_barrier() const { return empty + index * 8; }
-  __device__ __forceinline__ void advance() {
-    if (++index == stages) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ void advance(u32 count) {
-    phase ^= (index + count) / stages & 1;
-    index = (index + count) % stages;
-  }
-  // The first pass over the stages finds them empty.
-  __device__ __forceinline__ void wait_empty() const { barrier_wait(empty_barrier(), phase ^ 1); }
-  __device__ __forceinline__ void wait_full() const { barrier_wait(full_barrier(), phase); }
-
-  // Producers in a cluster: until every stage is released, as a CTA may not exit while peers still
-  // multicast into it or signal its barriers.
-  __device__ __forceinline__ void drain() {
-    for (int stage = 0; stage < stages; ++stage, advance()) wait_empty();
-  }
-};
 
 // The rows of A (of tokens, in a grouped reduction) of one tile.
 struct tile_rows {
@@ -119,6 +88,11 @@ class row_index_pipeline {
       if (left > 0) {
         const u32 first = table[lane * height], last = table[lane * height + left - 1];
         word = last - first == static_cast<u32>(left - 1) ? first : first | tile_rows::scattered;
+        if constexpr (Groups::rows_may_repeat) {
+          for (int i = 1; i < left && word == first; ++i) {
+            if (table[lane * height + i] != first + i) word = first | tile_rows::scattered;
+          }
+        }
       }
       table[all + lane] = word;
     }

@@ -41,6 +41,12 @@ bool is_usual(int bm) {
   return bm == 8 || bm == 16 || bm == 32 || bm % 64 == 0;
 }
 
+/// Those beside the usual ones that are worth trying for the rows of many groups, which differ.
+bool suits_groups(int bm) {
+  return bm == 24 || bm == 48 || bm == 80 || bm == 96 || bm == 112 || bm == 144 || bm == 160 ||
+         bm == 176 || bm == 208 || bm == 224;
+}
+
 /// Whether the tiles are few enough to share the k of each.
 bool may_split(std::int64_t tiles, int split_k, int sms) {
   return split_k == 1 || (tiles < sms && tiles * split_k <= 2 * sms);
@@ -121,8 +127,9 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
   limit(
       "tiles of 64 x 64 or less leave the tensor cores waiting for shared memory unless rows are "
       "few",
-      {"bm", "bn", "schedule"},
-      [=, m = work.m](const Tile& t) { return m <= 512 || t.bm * t.bn * b_operands >= 64 * 128; });
+      {"bm", "bn", "schedule"}, [=, m = work.rows](const Tile& t) {
+        return m <= 512 || t.bm * t.bn * b_operands >= 64 * 128;
+      });
   limit("CTAs share operands along m or along n, and either do that or share k",
         {"cluster_m", "cluster_n", "split_k"},
         [](const Tile& t) { return (t.cluster_m > 1) + (t.cluster_n > 1) + (t.split_k > 1) <= 1; });
@@ -202,6 +209,8 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
       "then takes the side of wgmma that comes in steps of 8",
       {"bm", "bn", "schedule", "split_k"}, [=](const Tile& t) {
         if (is_usual(t.bm)) return true;
+        if (work.grouped_rows() && work.form.source == group_source::routed)
+          return t.swap_ab() && t.bn >= 64 && suits_groups(t.bm);
         const auto rows = work.row_tiles(t.bm);
         const bool narrowest = work.row_tiles(t.bm - 8) > rows;
         if (!t.swap_ab() || work.m <= 64 || t.bn < 64 || !narrowest) return false;
@@ -214,12 +223,13 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
   limit("more than half of a tile would be padding", {"bm", "bn"},
         [=, least_bm = may_swap(work) ? 8 : 64,
          least_bn = scales_c ? scale_block : 64](const Tile& t) {
-          return (t.bm == least_bm || t.bm < 2 * work.m) && (t.bn <= least_bn || t.bn < 2 * work.n);
+          return (t.bm == least_bm || t.bm < 2 * work.rows) &&
+                 (t.bn <= least_bn || t.bn < 2 * work.n);
         });
   limit("every row of tiles reads B again: at most four, or tiles of 80 rows", {"bm"},
-        [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(work.m, 4)); });
+        [=](const Tile& t) { return t.bm >= std::min<std::int64_t>(80, ceil_div(work.rows, 4)); });
   limit("tiles with swap-AB of the usual numbers of rows pay up to an m of 256", {"bm", "schedule"},
-        [=](const Tile& t) { return !t.swap_ab() || !is_usual(t.bm) || work.m <= 256; });
+        [=](const Tile& t) { return !t.swap_ab() || !is_usual(t.bm) || work.rows <= 256; });
   limit("CTAs that share an operand need a tile each", {"bm", "bn", "cluster_m", "cluster_n"},
         [=](const Tile& t) {
           return work.row_tiles(t.bm) >= t.cluster_m && ceil_div(work.n, t.bn) >= t.cluster_n;
@@ -273,9 +283,21 @@ void add_heads(Space& space, const GemmProblem& gemm, const Workload& work) {
 
 void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
   const auto limit = limits_of(space, work);
+  const bool permutes = gathers(gemm) && work.form.source == group_source::routed;
+  if (permutes) {
+    space.parameter("pre_permute",
+                    "1: a kernel before copies the rows into the order of the groups; 0: CTAs "
+                    "gather those that are scattered",
+                    {0, 1});
+    limit("a copy of the rows pays off where many tiles read them: 32 of a group or more",
+          {"pre_permute"},
+          [rows = work.rows](const Tile& t) { return !t.pre_permute || rows >= 32; });
+  }
   if (!gemm.a_sorted)
-    limit("rows are gathered by the CTA that needs them: none is shared", {"cluster_n"},
-          [](const Tile& t) { return t.cluster_n == 1; });
+    limit("rows are gathered by the CTA that needs them: none is shared",
+          permutes ? std::vector<std::string>{"cluster_n", "pre_permute"}
+                   : std::vector<std::string>{"cluster_n"},
+          [](const Tile& t) { return t.cluster_n == 1 || t.pre_permute; });
   if (!gathers(gemm) || work.form.is_gradient()) return;
   space.parameter("a_reuse",
                   "tiles along n that a CTA computes one after the other with the same rows of A: "
@@ -286,6 +308,11 @@ void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& wor
         [](const Tile& t) { return t.a_reuse == 1 || (t.cluster_ctas() == 1 && !t.pingpong()); });
   limit("there are no more tiles of the same rows than C has columns for", {"bn", "a_reuse"},
         [n = work.n](const Tile& t) { return t.a_reuse <= ceil_div(n, t.bn); });
+  if (!permutes) return;
+  limit("sorted rows are not gathered", {"pre_permute", "a_reuse"},
+        [](const Tile& t) { return !t.pre_permute || t.a_reuse == 1; });
+  limit("a few rows are gathered again in less time than it takes to store them", {"bm", "a_reuse"},
+        [](const Tile& t) { return t.a_reuse == 1 || t.bm >= 128; });
 }
 
 void add_grouped_reduction(Space& space, const GemmProblem& gemm, const Workload& work) {
@@ -357,34 +384,69 @@ Workload::Workload(const GemmProblem& gemm)
       m(gemm.m),
       n(gemm.n),
       k(form.scales == scaling::none ? gemm.k : ceil_div(gemm.k, 2)),
+      rows(gemm.m),
       groups(gemm.groups.count),
       results(gemm.outputs()),
       tensors_per_stage(gemm.tensors_per_stage()) {
   if (grouped_reduction()) results *= groups;
   if (grouped_rows() && form.source == group_source::mask) {
-    const double rows = static_cast<double>(m), share = gemm.groups.expected_share;
-    first_group_rows = std::llround(rows * share);
-    if (gemm.groups.random) deviation = std::sqrt(rows * share * (1 - share));
+    const double tokens = static_cast<double>(m), share = gemm.groups.expected_share;
+    first_group_rows = std::llround(tokens * share);
+    if (gemm.groups.random) deviation = std::sqrt(tokens * share * (1 - share));
   }
+  if (grouped_rows() && form.source == group_source::routed) expect_rows(gemm.groups);
   gathers_a = gemm.groups.any() && gemm.groups.scattered && !gemm.a_sorted;
   gathers_b = grouped_reduction() && gemm.groups.scattered && !gemm.b_sorted;
 }
 
+// The number of a group's rows is close to Poisson distributed. Of x rows tiles of height t take
+// ceil(x / t): one for each i with x > i t.
+void Workload::expect_rows(const Groups& all) {
+  constexpr int heights = 64;
+  auto expected = all.expected_rows;
+  if (expected.empty())
+    expected = {
+        {static_cast<double>(groups), static_cast<double>(m) / static_cast<double>(groups)}};
+  expected_tiles_.assign(heights, 0);
+  double of_rows = 0, of_squares = 0;
+  for (const ExpectedRows& alike : expected) {
+    of_rows += alike.groups * alike.rows;
+    of_squares += alike.groups * alike.rows * alike.rows;
+    const double spread = std::sqrt(alike.rows);
+    for (int i = 0; i < heights; ++i) {
+      const double height = 8 * (i + 1);
+      double tiles = 1 - std::exp(-alike.rows);
+      if (alike.rows > 4 * height)
+        tiles = alike.rows / height + 0.5;
+      else
+        for (double full = height; full < alike.rows + 4 * spread; full += height)
+          tiles += std::erfc((full + 0.5 - alike.rows) / (spread * std::sqrt(2.0))) / 2;
+      expected_tiles_[static_cast<std::size_t>(i)] += alike.groups * tiles;
+    }
+  }
+  const double usual = of_rows > 0 ? of_squares / of_rows : 0;
+  rows = std::clamp<std::int64_t>(std::llround(usual + 3 * std::sqrt(usual)), 1, m);
+  groups_with_rows_ = std::max<std::int64_t>(1, std::llround(all.with_rows()));
+}
+
 Workload::Workload(const GemmProblem& gemm, const Tile& tile) : Workload(gemm) {
   a_reuse = tile.a_reuse;
+  if (tile.pre_permute) gathers_a = gathers_b = false;
   if (!grouped_reduction()) return;
   if (tile.split_k > 1) results /= groups;  // a cluster has a tile of every group
-  if (tile.pre_permute) gathers_a = gathers_b = false;
 }
 
 std::int64_t Workload::row_tiles(std::int64_t height) const {
-  if (grouped_rows() && form.source == group_source::routed)
-    return groups * ceil_div(ceil_div(m, groups), height);
+  if (!expected_tiles_.empty()) {
+    const auto at =
+        std::min<std::size_t>(static_cast<std::size_t>(height / 8), expected_tiles_.size());
+    return std::max<std::int64_t>(1, std::llround(expected_tiles_[at - 1]));
+  }
   return ceil_div(m - first_group_rows, height) + ceil_div(first_group_rows, height);
 }
 std::int64_t Workload::groups_with_rows() const {
   if (!grouped_rows()) return 1;
-  if (form.source == group_source::routed) return groups;
+  if (form.source == group_source::routed) return groups_with_rows_;
   return (first_group_rows > 0) + (first_group_rows < m);
 }
 std::int64_t Workload::fewest_row_tiles(std::int64_t height) const {

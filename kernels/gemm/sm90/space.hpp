@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include <vector>
+
 #include "core/space.hpp"
 #include "device/facts.hpp"
 #include "kernels/gemm/problem.hpp"
@@ -12,7 +14,7 @@
 namespace fftune::sm90 {
 
 /// A configuration: the kernel's template argument, what it is passed at run time, and whether a
-/// kernel before it sorts the tokens of a grouped reduction.
+/// kernel before it sorts the rows, or the tokens of a grouped reduction.
 struct Tile : sm90_config {
   int group_m = 8;
   bool pre_permute = false;
@@ -32,6 +34,8 @@ struct Workload {
 
   gemm_form form;
   std::int64_t m, n, k;  // k of one K-concatenated pair
+  /// Rows that may share a tile: m, or those that few sorted groups exceed.
+  std::int64_t rows;
   std::int64_t groups;
   /// Matrices that are computed: outputs, of a grouped reduction of each group.
   std::int64_t results;
@@ -52,7 +56,7 @@ struct Workload {
 
   /// Tiles of this many rows that cover m; no tile has rows of two groups.
   std::int64_t row_tiles(std::int64_t height) const;
-  /// Grouped rows: how many groups have rows; else 1.
+  /// Grouped rows: how many groups should have rows; else 1.
   std::int64_t groups_with_rows() const;
   /// Of two groups by a mask the fewer tiles.
   std::int64_t fewest_row_tiles(std::int64_t height) const;
@@ -62,6 +66,13 @@ struct Workload {
   std::int64_t runs(const Tile& tile) const;
   /// K blocks of a CTA.
   std::int64_t k_blocks(const Tile& tile) const;
+
+ private:
+  void expect_rows(const Groups& groups);
+
+  std::int64_t groups_with_rows_ = 1;
+  /// Sorted groups: the tiles that all should take, of 8 rows, of 16, and so on.
+  std::vector<double> expected_tiles_ = {};
 };
 
 /// Whether tiles of bn columns have whole heads of one part each.
@@ -71,8 +82,8 @@ bool fits_heads(const QkvHeads& heads, std::int64_t bn);
 bool gathers(const GemmProblem& gemm);
 
 /// bm, bn, schedule, mma_warpgroups, cluster_m, cluster_n, split_k, stages, epilogue_stages,
-/// group_m; a_reuse of gathered rows; pre_permute and gather_warps of gathered reductions. `bn`
-/// counts columns of C: with two B operands a CTA computes 2 bn.
+/// group_m; a_reuse of gathered rows; pre_permute of those of sorted groups, and with gather_warps
+/// of gathered reductions. `bn` counts columns of C: with two B operands a CTA computes 2 bn.
 Space space(const GemmProblem& gemm, const DeviceFacts& facts);
 
 /// The feasible configuration of least cycles(); among equal ones that of the deeper pipeline.

@@ -1,0 +1,198 @@
+// fftune presets import-vllm: what vLLM's tables of its fused mixture-of-experts kernel were tuned
+// for, as searches of moe-ffn.
+//
+// A table's name has the experts, the intermediate size of a device and the device:
+//   E=128,N=768,device_name=NVIDIA_H200[,dtype=fp8_w8a8][,block_shape=[128,128]].json
+// and its keys are numbers of tokens, beside "triton_version". The embedding size and the experts
+// of a token are not in it: a known model of these sizes has them, or --d and --top-k give them.
+// Its values are parameters of that kernel, and mean nothing to others.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/presets.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/values.hpp"
+#include "core/error.hpp"
+#include "registry/catalog.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+constexpr const char* op_name = "moe-ffn";
+
+struct Options {
+  std::vector<std::string> paths;
+  std::string d, choices;
+};
+
+struct Table {
+  std::filesystem::path path;
+  std::int64_t experts = 0, h = 0;
+  std::string device, dtype;
+  std::vector<std::int64_t> tokens;
+};
+
+/// The value of "NAME=value" in a table's name; empty: there is none.
+std::string field_of(const std::string& name, const std::string& field) {
+  const auto at = ("," + name).find("," + field + "=");
+  if (at == std::string::npos) return "";
+  const auto first = at + field.size() + 1;
+  return name.substr(first, name.find(',', first) - first);
+}
+
+/// All of the text as a whole number from 1 on.
+std::optional<std::int64_t> whole_of(const std::string& text) {
+  const bool digits =
+      !text.empty() && text.size() < 10 &&
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits || std::stoll(text) < 1) return std::nullopt;
+  return std::stoll(text);
+}
+
+/// Throws Error(invalid_input) for a file that is no table.
+Table read_table(const std::filesystem::path& path) {
+  const auto reject = [&](const std::string& why) {
+    throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", path.string(), why));
+  };
+  Table table;
+  table.path = path;
+  const std::string name = path.stem().string();
+  const auto experts = whole_of(field_of(name, "E")), h = whole_of(field_of(name, "N"));
+  if (!experts || !h)
+    reject("the name of a vLLM table begins like E=128,N=768,device_name=NVIDIA_H200");
+  table.experts = *experts;
+  table.h = *h;
+  table.device = field_of(name, "device_name");
+  table.dtype = field_of(name, "dtype");
+  std::ifstream file(path);
+  const auto json = nlohmann::json::parse(file, nullptr, false);
+  if (!json.is_object()) reject("not a JSON object of numbers of tokens");
+  for (const auto& [key, value] : json.items())
+    if (const auto tokens = whole_of(key)) table.tokens.push_back(*tokens);
+  if (table.tokens.empty()) reject("there is no number of tokens among its keys");
+  std::sort(table.tokens.begin(), table.tokens.end());
+  return table;
+}
+
+/// Files themselves, and of folders those whose name is a table's.
+std::vector<std::filesystem::path> table_paths(const std::vector<std::string>& paths) {
+  std::vector<std::filesystem::path> found;
+  for (const std::string& path : paths) {
+    if (!std::filesystem::is_directory(path)) {
+      if (!std::filesystem::exists(path))
+        throw Error(ErrorKind::invalid_input, fmt::format("{}: there is no such file", path));
+      found.emplace_back(path);
+      continue;
+    }
+    std::vector<std::filesystem::path> own;
+    for (const auto& entry : std::filesystem::directory_iterator(path))
+      if (entry.path().extension() == ".json" &&
+          entry.path().filename().string().substr(0, 2) == "E=")
+        own.push_back(entry.path());
+    std::sort(own.begin(), own.end());
+    found.insert(found.end(), own.begin(), own.end());
+  }
+  return found;
+}
+
+/// A layer that a table may be of.
+struct Layer {
+  std::string model;  // empty: given by hand
+  std::int64_t d = 0, choices = 0, tp = 1;
+};
+
+std::vector<Layer> layers_of(const Op& op, const Table& table, const Options& options) {
+  if (!options.d.empty())
+    return {{"", parse_whole(options.d, "--d", 1, 1 << 30),
+             parse_whole(options.choices, "--top-k", 1, 1024)}};
+  std::vector<Layer> layers;
+  for (const KnownModel& model : op.known_models()) {
+    const std::int64_t whole = model.sizes.at("h");
+    if (model.sizes.at("experts") == table.experts && whole % table.h == 0)
+      layers.push_back({model.name, model.sizes.at("d"), model.sizes.at("top-k"), whole / table.h});
+  }
+  return layers;
+}
+
+int run(const Options& options, const Session& session) {
+  if (options.d.empty() != options.choices.empty())
+    throw Error(ErrorKind::invalid_input, "--d and --top-k come together");
+  const Op& op = builtin_catalog().op(op_name);
+  Json document = Json::array();
+  int searches = 0;
+  for (const auto& path : table_paths(options.paths)) {
+    const Table table = read_table(path);
+    const std::string name = path.filename().string();
+    const auto skip = [&](const std::string& why) {
+      session.output.line(fmt::format("# {}: {}", name, why));
+      document.push_back({{"table", name}, {"skipped", why}});
+    };
+    if (!table.dtype.empty()) {
+      skip(fmt::format("{} computes in bf16 and fp16, not {}", op_name, table.dtype));
+      continue;
+    }
+    const auto layers = layers_of(op, table, options);
+    if (layers.empty())
+      skip(fmt::format("no known model has {} experts of {}: give --d and --top-k", table.experts,
+                       table.h));
+    for (const Layer& layer : layers) {
+      const std::string why =
+          layer.model.empty()
+              ? ""
+              : fmt::format("  # {}{}", layer.model,
+                            layer.tp > 1 ? fmt::format(", {} devices", layer.tp) : "");
+      session.output.line(fmt::format("fftune {} --d {} --h {} --experts {} --top-k {} --m {}{}",
+                                      op_name, layer.d, table.h, table.experts, layer.choices,
+                                      fmt::join(table.tokens, ","), why));
+      document.push_back({{"table", name},
+                          {"device", table.device},
+                          {"model", layer.model},
+                          {"tp", layer.tp},
+                          {"op", op_name},
+                          {"d", layer.d},
+                          {"h", table.h},
+                          {"experts", table.experts},
+                          {"top-k", layer.choices},
+                          {"m", table.tokens}});
+      ++searches;
+    }
+  }
+  session.output.document(document);
+  if (searches == 0)
+    throw Error(ErrorKind::invalid_input, "there is no table to search for: see the lines above");
+  return exit_good;
+}
+
+}  // namespace
+
+void add_presets_import(CommandLine& line, CLI::App& group) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command =
+      line.add(group, "import-vllm",
+               "the searches of moe-ffn that cover what vLLM's tuned tables are for, as commands",
+               [options](const Session& session) { return run(*options, session); });
+  command
+      .add_option("PATHS", options->paths,
+                  "tables (E=...,N=...,device_name=....json), or folders of them")
+      ->required();
+  command
+      .add_option("--d", options->d,
+                  "embedding size, which tables do not have (default: that of the known models "
+                  "with as many experts of this size)")
+      ->type_name("N");
+  command.add_option("--top-k", options->choices, "experts of a token, likewise")->type_name("N");
+}
+
+}  // namespace fftune::tool

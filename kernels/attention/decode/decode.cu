@@ -1,0 +1,528 @@
+// Attention of a few queries of each sequence over its long cache of keys and values: the decode
+// engine, for sm_80 and newer, at the speed of reading the cache once.
+//
+// The query heads that share a kv head, times the queries of a sequence, are the rows of one
+// mma.sync tile: m16n8k16 with most rows unused is still faster than memory. The keys of all
+// sequences are divided evenly among groups of CTAs (decode/config.cuh), so that any mix of lengths
+// keeps every SM busy to the end; where a sequence is cut, the CTAs that share it leave partial
+// results in the workspace, and the last of them to arrive combines these in the order of the keys:
+// the same bits every time.
+//
+//   group of CTAs   tiles [begin, end) of the keys of all sequences, one after the other
+//   CTA             one kv head (and block of query rows) of its group's tiles
+//   warp            its slice of each tile, on its own: a ring of `stages` slices of K and V that
+//                   it fills by cp.async, its own accumulators, no barrier
+//
+//        keys of a sequence ->
+//        | warp 0 | warp 1 | warp 2 | warp 3 | warp 0 | warp 1 | ...      slices
+//        |            tile 0                 |      tile 1
+//
+//   shared memory   [warp][stage][K, V] slices; Q; the statistics of each warp
+//   barriers        __syncthreads at the beginning of a sequence (Q) and at its end, where the
+//                   accumulators of the warps pass through the stage of the ring that each has read
+//                   last, and are added up in order
+//   dependencies    the first keys are prefetched to L2 before griddepcontrol.wait
+//
+// Grid: (kv heads x row blocks, groups). Block: config.threads().
+#include "attention/decode/config.cuh"
+#include "attention/mask.cuh"
+#include "attention/mma_tile.cuh"
+#include "common/dependency.cuh"
+#include "gemm/element_type.cuh"
+#include "gemm/split_k.cuh"
+
+namespace fftune {
+
+template <attention_form form, attention_decode_config config>
+class decode_kernel {
+  using T = element_type<form.type>;
+  static constexpr attention_decode_plan plan = attention_decode_plan_of(form, config);
+  static constexpr int dim = form.dim, warps = config.warps, slice = config.slice;
+  static constexpr int stages = config.stages, m_tiles = config.m_tiles, rows = config.rows();
+  static constexpr int threads = config.threads();
+  using tile_of_rows = mma_tile<T, dim, m_tiles>;
+  using layout = attention_row_layout<dim>;
+  static constexpr int column_blocks = layout::padded / 8;
+  static_assert(!form.packed_sequences() && !form.bias && form.mask != attention_mask::packed);
+  static_assert(slice % 16 == 0 && rows <= slice && stages >= 2);
+
+  // The tiles of a sequence that hold visible keys, and at least one, so that a sequence without
+  // keys has its zeros written.
+  struct tile_range {
+    int first, last;
+  };
+  static __device__ __forceinline__ tile_range tiles_of(const attention_params& p,
+                                                        const attention_sequence& sequence) {
+    const key_range keys = visible_keys<form>(p, sequence, 0, sequence.q_len);
+    const int first = keys.first / config.tile();
+    return {first, larger(first + 1, ceil_div(keys.last, config.tile()))};
+  }
+  static __device__ __forceinline__ int tile_count(const attention_params& p, int index) {
+    const tile_range tiles = tiles_of(p, sequence_of<form>(p, index));
+    return tiles.last - tiles.first;
+  }
+
+  // How the tiles of all sequences, counted one after the other, are divided among the groups.
+  struct division {
+    int tiles, groups;
+
+    // Products are less than 2^32: the host sees to it.
+    __device__ __forceinline__ int begin(int group) const {
+      return static_cast<int>(static_cast<u32>(tiles) * group / static_cast<u32>(groups));
+    }
+    // The group that has tile `tile`.
+    __device__ __forceinline__ int group_of(int tile) const {
+      return static_cast<int>((static_cast<u32>(tile + 1) * groups - 1) / static_cast<u32>(tiles));
+    }
+  };
+
+  // Where a group's share begins: in sequence `index`, which has `before` tiles before it.
+  struct position {
+    int index, before;
+  };
+
+  static __device__ __forceinline__ int warp_sum(int value) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      value += __shfl_xor_sync(~0u, value, distance);
+    }
+    return value;
+  }
+
+  static __device__ __forceinline__ division divide(const attention_params& p) {
+    int tiles = 0;
+    if constexpr (form.lengths) {
+      for (int index = threadIdx.x % 32; index < p.batch; index += 32) {
+        tiles += tile_count(p, index);
+      }
+      tiles = warp_sum(tiles);
+    } else {
+      tiles = tile_count(p, 0) * p.batch;
+    }
+    return {tiles, smaller(tiles, static_cast<int>(gridDim.y))};
+  }
+
+  static __device__ __forceinline__ position find(const attention_params& p, int tile) {
+    if constexpr (form.lengths) {
+      const int lane = threadIdx.x % 32;
+      int before = 0;
+      for (int base = 0;; base += 32) {
+        const int mine = base + lane < p.batch ? tile_count(p, base + lane) : 0;
+        int up_to = mine;  // and with this lane's sequence
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+          const int other = __shfl_up_sync(~0u, up_to, distance);
+          if (lane >= distance) up_to += other;
+        }
+        const u32 beyond = __ballot_sync(~0u, before + up_to > tile);
+        if (beyond != 0 || base + 32 >= p.batch) {
+          const int found = beyond != 0 ? __ffs(static_cast<int>(beyond)) - 1 : 31;
+          return {base + found, before + __shfl_sync(~0u, up_to - mine, found)};
+        }
+        before += __shfl_sync(~0u, up_to, 31);
+      }
+    } else {
+      const int each = tile_count(p, 0);
+      return {tile / each, tile / each * each};
+    }
+  }
+
+  // This warp's slices of the tiles of a share, on their way to shared memory.
+  class loader {
+    const attention_params& p_;
+    const T* const k_;  // of the kv head
+    const T* const v_;
+    attention_sequence sequence_;
+    int tile_, last_;  // the next tile, and the one after the sequence's last
+    int left_;         // tiles of the share
+    int slot_ = 0;
+    // Paged: lane i has the pages of the slices of tile listed_ + i. A slice's 16 keys are in one.
+    int page_[slice / 16];
+    int listed_ = 0, list_end_ = 0;
+
+    __device__ __forceinline__ void begin(int index, int skipped) {
+      sequence_ = sequence_of<form>(p_, index);
+      const tile_range tiles = tiles_of(p_, sequence_);
+      tile_ = tiles.first + skipped;
+      last_ = tiles.last;
+      list_end_ = 0;
+    }
+
+    static __device__ __forceinline__ int first_key(int tile) {
+      return tile * config.tile() + static_cast<int>(threadIdx.x) / 32 * slice;
+    }
+
+    __device__ __forceinline__ void list_pages() {
+      const int* const table =
+          p_.pages + static_cast<i64>(sequence_.index) * ceil_div(p_.kv_len, p_.page);
+#pragma unroll
+      for (int part = 0; part < slice / 16; ++part) {
+        const int key = first_key(tile_ + static_cast<int>(threadIdx.x) % 32) + part * 16;
+        page_[part] = key < sequence_.kv_len ? table[key / p_.page] : 0;
+      }
+      listed_ = tile_;
+      list_end_ = tile_ + 32;
+    }
+
+    // 16 rows, of which `count` exist.
+    static __device__ __forceinline__ void copy_rows(u32 to, const T* from, int stride, int count) {
+      const int lane = threadIdx.x % 32;
+      constexpr int copies = 16 * layout::chunks / 32;
+      if constexpr (32 % layout::chunks == 0) {
+        constexpr int step = 32 / layout::chunks;  // rows at once
+        const int row = lane / layout::chunks, chunk = lane % layout::chunks;
+        const bool exists = layout::padded == dim || chunk * 8 < dim;
+        const u32 first = layout::offset(row, chunk);
+        from += row * stride + chunk * 8;
+        count = exists ? count - row : 0;
+#pragma unroll
+        for (int copy = 0; copy < copies; ++copy) {
+          copy_async(to + layout::below(first, copy * step), from, copy * step < count);
+          from += step * stride;
+        }
+      } else {
+#pragma unroll
+        for (int copy = 0; copy < copies; ++copy) {
+          const int index = copy * 32 + lane;
+          const int row = index / layout::chunks, chunk = index % layout::chunks;
+          copy_async(to + layout::offset(row, chunk), from + (row * stride + chunk * 8),
+                     row < count && (layout::padded == dim || chunk * 8 < dim));
+        }
+      }
+    }
+
+   public:
+    __device__ __forceinline__ loader(const attention_params& p, int kv_head, position from,
+                                      int begin_tile, int tiles)
+        : p_(p),
+          k_(static_cast<const T*>(p.k) + kv_head * dim),
+          v_(static_cast<const T*>(p.v) + kv_head * dim),
+          left_(tiles) {
+      begin(from.index, begin_tile - from.before);
+    }
+
+    // Starts to load the next slice into `ring`. There is a group of copies also where no slice is
+    // left, so that waits can count them.
+    __device__ __forceinline__ void load(u32 ring) {
+      if (left_ > 0) {
+        if constexpr (form.paged) {
+          if (tile_ >= list_end_) list_pages();
+        }
+        const int first = first_key(tile_);
+        const u32 slot = ring + slot_ * (2 * plan.slice_bytes);
+#pragma unroll
+        for (int part = 0; part < slice / 16; ++part) {
+          const int key = first + part * 16;
+          i64 k_at, v_at;
+          if constexpr (form.paged) {
+            const i64 page = __shfl_sync(~0u, page_[part], tile_ - listed_);
+            const i64 row = page * p_.page + key % p_.page;
+            k_at = row * p_.k_row;
+            v_at = row * p_.v_row;
+          } else {
+            k_at = sequence_.index * p_.k_batch + static_cast<i64>(key) * p_.k_row;
+            v_at = sequence_.index * p_.v_batch + static_cast<i64>(key) * p_.v_row;
+          }
+          copy_rows(slot + part * 16 * layout::pitch, k_ + k_at, p_.k_row, sequence_.kv_len - key);
+          copy_rows(slot + plan.slice_bytes + part * 16 * layout::pitch, v_ + v_at, p_.v_row,
+                    sequence_.kv_len - key);
+        }
+        --left_;
+        if (++tile_ == last_ && left_ > 0) begin(sequence_.index + 1, 0);
+      }
+      copy_async_commit();
+      slot_ = slot_ + 1 == stages ? 0 : slot_ + 1;
+    }
+  };
+
+  // Before the kernels before this one are complete, the keys that the rings take first.
+  static __device__ __forceinline__ void prefetch(const attention_params& p, int kv_head) {
+    if constexpr (config.prefetch && !form.lengths && !form.paged) {
+      const division shares = divide(p);
+      const int group = blockIdx.y;
+      if (group >= shares.groups) return;
+      const int begin = shares.begin(group);
+      const position from = find(p, begin);
+      const attention_sequence sequence = sequence_of<form>(p, from.index);
+      const int first = (tiles_of(p, sequence).first + begin - from.before) * config.tile();
+      const int keys = smaller(stages * config.tile(), sequence.kv_len - first);
+      const T* const k = static_cast<const T*>(p.k) + kv_head * dim + from.index * p.k_batch;
+      const T* const v = static_cast<const T*>(p.v) + kv_head * dim + from.index * p.v_batch;
+      for (int key = threadIdx.x; key < keys; key += threads) {
+        prefetch_l2(k + static_cast<i64>(first + key) * p.k_row, dim * 2);
+        prefetch_l2(v + static_cast<i64>(first + key) * p.v_row, dim * 2);
+      }
+    }
+  }
+
+  // One block of query rows of one kv head of a sequence. Row r is query r / heads of the group of
+  // heads that share the kv head.
+  struct rows_of_queries {
+    int kv_head, first, count, heads;
+
+    __device__ __forceinline__ int query(int row) const { return (first + row) / heads; }
+    __device__ __forceinline__ int head(int row) const {
+      return kv_head * heads + (first + row) % heads;
+    }
+  };
+
+  static __device__ __forceinline__ void load_q(const attention_params& p,
+                                                const attention_sequence& sequence,
+                                                const rows_of_queries& queries, u32 shared_q) {
+    const T* const q = static_cast<const T*>(p.q) + sequence.index * p.q_batch;
+    for (int index = threadIdx.x; index < rows * layout::chunks; index += threads) {
+      const int row = index / layout::chunks, chunk = index % layout::chunks;
+      vector16 value = {};
+      if (row < queries.count && chunk * 8 < dim) {
+        value = load_dependent(q + static_cast<i64>(queries.query(row)) * p.q_row +
+                               queries.head(row) * dim + chunk * 8);
+      }
+      store_shared(shared_q + layout::offset(row, chunk),
+                   float4{__uint_as_float(value.word[0]), __uint_as_float(value.word[1]),
+                          __uint_as_float(value.word[2]), __uint_as_float(value.word[3])});
+    }
+  }
+
+  // Results of some keys of a row: the state of its softmax, and four elements of the row of O.
+  struct partial_row {
+    softmax_row softmax;
+    float4 o = {};
+
+    // Adds the results of other keys: all at once, for short chains of dependent instructions.
+    template <int count>
+    __device__ __forceinline__ void add(const softmax_row (&other)[count],
+                                        const float4 (&other_o)[count]) {
+      float largest = other[0].reference;
+#pragma unroll
+      for (int i = 1; i < count; ++i) largest = fmaxf(largest, other[i].reference);
+      const float mine = softmax.rescale(largest);
+      o = {o.x * mine, o.y * mine, o.z * mine, o.w * mine};
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const float its = exp2_approximate(other[i].reference - softmax.offset());
+        softmax.sum += other[i].sum * its;
+        o = {o.x + other_o[i].x * its, o.y + other_o[i].y * its, o.z + other_o[i].z * its,
+             o.w + other_o[i].w * its};
+      }
+    }
+  };
+
+  static __device__ __forceinline__ void finish(const attention_params& p,
+                                                const attention_sequence& sequence,
+                                                const rows_of_queries& queries, int row, int column,
+                                                const partial_row& value) {
+    const int query = queries.query(row), head = queries.head(row);
+    const softmax_result result =
+        finish_softmax(value.softmax, form.sinks ? p.sinks[head] : minus_infinity());
+    const float scale = result.factor;
+    T* const out = static_cast<T*>(p.out) + sequence.index * p.out_batch +
+                   static_cast<i64>(query) * p.out_row + head * dim + column;
+    *reinterpret_cast<uint2*>(out) = {pack<T>(value.o.x * scale, value.o.y * scale),
+                                      pack<T>(value.o.z * scale, value.o.w * scale)};
+    if constexpr (form.lse) {
+      if (column == 0) {
+        p.lse[(static_cast<i64>(sequence.index) * p.heads + head) * p.q_len + query] =
+            result.lse * natural_log_of_2;
+      }
+    }
+  }
+
+  // Number `part` (0, or 1 of a group's last sequence) of a group's partial results.
+  static __device__ __forceinline__ i64 partial_index(int group, int part) {
+    return ((static_cast<i64>(group) * 2 + part) * gridDim.x + blockIdx.x) * rows;
+  }
+
+  // Where the warps leave 8 columns of a row: bank conflicts between rows are avoided.
+  static __device__ __forceinline__ u32 exchange_offset(int row, int block) {
+    return (row * layout::padded + (block + row) % column_blocks * 8) * 4;
+  }
+
+ public:
+  static __device__ __forceinline__ void run(const attention_params& p, u32 shared,
+                                             bool* shared_flag) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    rows_of_queries queries;
+    queries.heads = p.heads / p.kv_heads;
+    queries.kv_head = static_cast<int>(blockIdx.x) % p.kv_heads;
+    queries.first = static_cast<int>(blockIdx.x) / p.kv_heads * rows;
+    queries.count = smaller(rows, p.q_len * queries.heads - queries.first);
+
+    prefetch(p, queries.kv_head);
+    wait_and_launch_dependents();
+
+    const division shares = divide(p);
+    const int group = blockIdx.y;
+    if (group >= shares.groups) return;
+    const int begin = shares.begin(group), end = shares.begin(group + 1);
+    const position from = find(p, begin);
+
+    const u32 ring = shared + warp * plan.ring_bytes;
+    loader slices(p, queries.kv_head, from, begin, end - begin);
+#pragma unroll
+    for (int stage = 0; stage < stages - 1; ++stage) slices.load(ring);
+
+    const u32 shared_q = shared + plan.q_at, statistics = shared + plan.statistics_at;
+    const u32 q_fragment = shared_q + layout::row_fragment(lane);
+    const u32 k_fragment = layout::key_fragment(lane);
+    const u32 v_fragment = plan.slice_bytes + layout::row_fragment(lane);
+    const score_scaling<form> scaling(p);
+    int slot = 0, free_slot = stages - 1;  // to read next, and read last
+
+    int before = from.before;  // tiles of the batch before the sequence
+    for (int index = from.index, at = begin; at < end; ++index) {
+      const attention_sequence sequence = sequence_of<form>(p, index);
+      const tile_range tiles = tiles_of(p, sequence);
+      const int after = before + tiles.last - tiles.first;
+      const int stop = smaller(after, end);
+
+      load_q(p, sequence, queries, shared_q);
+      __syncthreads();
+      typename tile_of_rows::fragments q = {};
+      if constexpr (plan.q_in_registers) tile_of_rows::load_q(q, q_fragment);
+
+      const key_range common =
+          common_keys<form>(p, sequence, queries.query(0), queries.query(queries.count - 1) + 1);
+      key_range visible[m_tiles][2];
+#pragma unroll
+      for (int tile = 0; tile < m_tiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          visible[tile][half] =
+              keys_of_row<form>(p, sequence, queries.query(tile * 16 + half * 8 + lane / 4));
+        }
+      }
+
+      typename tile_of_rows::output o = {};
+      mma_softmax<m_tiles> softmax;
+      int key = (tiles.first + at - before) * config.tile() + warp * slice;
+      for (; at < stop; ++at, key += config.tile()) {
+        copy_async_wait<stages - 2>();
+        __syncwarp();
+        slices.load(ring);
+        const u32 here = ring + slot * (2 * plan.slice_bytes);
+        free_slot = slot;
+        slot = slot + 1 == stages ? 0 : slot + 1;
+
+        float s[m_tiles][slice / 8][4];
+        tile_of_rows::template multiply_keys<slice, plan.q_in_registers>(s, q, q_fragment,
+                                                                         here + k_fragment);
+        if constexpr (form.softcap) {
+#pragma unroll
+          for (int tile = 0; tile < m_tiles; ++tile) {
+#pragma unroll
+            for (int block = 0; block < slice / 8; ++block) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) s[tile][block][i] = scaling.cap(s[tile][block][i]);
+            }
+          }
+        }
+        if (key < common.first || key + slice > common.last) {
+#pragma unroll
+          for (int tile = 0; tile < m_tiles; ++tile) {
+#pragma unroll
+            for (int block = 0; block < slice / 8; ++block) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                const int j = key + block * 8 + lane % 4 * 2 + i % 2;
+                const key_range& seen = visible[tile][i / 2];
+                if (j < seen.first || j >= seen.last) s[tile][block][i] = minus_infinity();
+              }
+            }
+          }
+        }
+        softmax.update(s, o, scaling.factor());
+        tile_of_rows::template multiply_values<slice>(o, s, here + v_fragment);
+      }
+
+      // Add the warps up.
+      const u32 exchange = free_slot * (2 * plan.slice_bytes);
+      __syncwarp();
+#pragma unroll
+      for (int tile = 0; tile < m_tiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = tile * 16 + half * 8 + lane / 4;
+          const softmax_row whole = softmax.whole(tile, half);
+          if (row >= queries.count) continue;
+#pragma unroll
+          for (int block = 0; block < column_blocks; ++block) {
+            store_shared(ring + exchange + exchange_offset(row, block) + lane % 4 * 8,
+                         float2{o[tile][block][half * 2], o[tile][block][half * 2 + 1]});
+          }
+          if (lane % 4 == 0) {
+            store_shared(statistics + (warp * rows + row) * 8, float2{whole.reference, whole.sum});
+          }
+        }
+      }
+      __syncthreads();
+
+      const int first_group = shares.group_of(before), last_group = shares.group_of(after - 1);
+      const bool is_whole = first_group == last_group;
+      // Of a group's sequences only the first and the last can be cut.
+      const i64 partial = partial_index(group, before > begin ? 1 : 0);
+      for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
+        const int row = item / (dim / 4), column = item % (dim / 4) * 4;
+        softmax_row softmax_of[warps];
+        float4 o_of[warps];
+#pragma unroll
+        for (int other = 0; other < warps; ++other) {
+          const float2 pair = load_shared_pair(statistics + (other * rows + row) * 8);
+          softmax_of[other] = {pair.x, pair.y};
+          o_of[other] = load_shared(shared + other * plan.ring_bytes + exchange +
+                                    exchange_offset(row, column / 8) + column % 8 * 4);
+        }
+        partial_row value;
+        value.add(softmax_of, o_of);
+        if (is_whole) {
+          finish(p, sequence, queries, row, column, value);
+        } else {
+          store_coherent(p.partials + (partial + row) * dim + column, value.o);
+          if (column == 0) {
+            store_coherent(p.statistics + (partial + row) * 2,
+                           float2{value.softmax.reference, value.softmax.sum});
+          }
+        }
+      }
+
+      if (!is_whole && arrive_last(p.counters + static_cast<i64>(index) * gridDim.x + blockIdx.x,
+                                   last_group - first_group + 1, shared_flag)) {
+        const int first_part = shares.begin(first_group) < before ? 1 : 0;
+        for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
+          const int row = item / (dim / 4), column = item % (dim / 4) * 4;
+          partial_row value;
+          constexpr int batch = 16;  // loads in flight
+          for (int base = first_group; base <= last_group; base += batch) {
+            float4 o[batch];
+            softmax_row statistic[batch];
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+              o[i] = {};
+              statistic[i] = {};
+              if (base + i > last_group) continue;
+              const i64 at_row =
+                  partial_index(base + i, base + i == first_group ? first_part : 0) + row;
+              o[i] = load_coherent(p.partials + at_row * dim + column);
+              const float2 pair = load_coherent_pair(p.statistics + at_row * 2);
+              statistic[i] = {pair.x, pair.y};
+            }
+            value.add(statistic, o);
+          }
+          finish(p, sequence, queries, row, column, value);
+        }
+      }
+      __syncthreads();  // the exchange, Q and the flag are read
+      before = after;
+    }
+  }
+};
+
+template <attention_form form, attention_decode_config config>
+__global__ void __launch_bounds__(config.threads(), config.ctas_per_sm)
+    attention_decode(const __grid_constant__ attention_params p) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  constexpr attention_decode_plan plan = attention_decode_plan_of(form, config);
+  decode_kernel<form, config>::run(p, shared_address(shared_memory),
+                                   reinterpret_cast<bool*>(shared_memory + plan.flag_at));
+}
+
+}  // namespace fftune

@@ -1,0 +1,242 @@
+#include "kernels/attention/launch.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "kernels/attention/pack_mask.hpp"
+#include "kernels/common/cuda_kernel.hpp"
+
+namespace fftune::attention {
+namespace {
+
+static_assert(attention_flag_tile == mask_tile);
+static_assert(attention_mask_words(129) == mask_words(129));
+
+element element_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return element::f32;
+    case DType::bf16:
+      return element::bf16;
+    case DType::fp16:
+      return element::fp16;
+    default:
+      throw Error(ErrorKind::internal,
+                  fmt::format("no attention kernel has elements of {}", dtype_name(dtype)));
+  }
+}
+
+std::int64_t element_bytes(const Layer& layer) {
+  return static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+}
+
+}  // namespace
+
+attention_form form_of(const Layer& layer) {
+  attention_form form;
+  form.type = element_of(layer.dtype);
+  form.dim = static_cast<int>(layer.dim);
+  form.layout = layer.layout == Layout::thd ? attention_layout::thd : attention_layout::bshd;
+  form.mask = layer.masked()               ? attention_mask::packed
+              : layer.mask == Mask::causal ? attention_mask::causal
+                                           : attention_mask::none;
+  form.window = layer.window > 0;
+  form.bias = layer.bias;
+  form.lengths = layer.lengths;
+  form.paged = layer.page > 0;
+  form.sinks = layer.sinks;
+  form.softcap = layer.softcap > 0;
+  form.lse = layer.lse;
+  form.deterministic = layer.deterministic;
+  return form;
+}
+
+std::string template_argument(const attention_form& form) {
+  constexpr std::string_view elements[] = {"f32", "bf16", "fp16", "fp8"};
+  constexpr std::string_view masks[] = {"none", "causal", "packed"};
+  std::vector<std::string> fields{
+      fmt::format(".type = fftune::element::{}", elements[static_cast<std::size_t>(form.type)]),
+      fmt::format(".dim = {}", form.dim)};
+  // In the order of the struct's members, as designated initialisers are.
+  if (form.layout == attention_layout::thd)
+    fields.emplace_back(".layout = fftune::attention_layout::thd");
+  if (form.mask != attention_mask::none)
+    fields.push_back(fmt::format(".mask = fftune::attention_mask::{}",
+                                 masks[static_cast<std::size_t>(form.mask)]));
+  const auto flag = [&](const char* name, bool value) {
+    if (value) fields.push_back(fmt::format(".{} = true", name));
+  };
+  flag("window", form.window);
+  flag("bias", form.bias);
+  flag("lengths", form.lengths);
+  flag("paged", form.paged);
+  flag("sinks", form.sinks);
+  flag("softcap", form.softcap);
+  flag("lse", form.lse);
+  flag("deterministic", form.deterministic);
+  return fmt::format("fftune::attention_form{{{}}}", fmt::join(fields, ", "));
+}
+
+std::optional<std::string> misaligned_rows(const Layer& layer) {
+  for (const auto& [name, row] :
+       {std::pair{"q", layer.q_row}, std::pair{"k", layer.k_row}, std::pair{"v", layer.v_row}})
+    if (row * element_bytes(layer) % 16 != 0)
+      return fmt::format("rows of {}-row={} elements are not aligned to 16 bytes", name, row);
+  return std::nullopt;
+}
+
+Launch::Launch(Program& program, const Problem& problem, const DeviceFacts& facts,
+               std::size_t bytes, std::size_t base)
+    : program_(program),
+      facts_(facts),
+      base_(base),
+      layer_(layer_of(problem)),
+      at_(places_of(problem)) {
+  parameters_.bytes = bytes;
+  set_tensor(offsetof(attention_params, q), at_.q);
+  set_tensor(offsetof(attention_params, k), at_.k);
+  set_tensor(offsetof(attention_params, v), at_.v);
+  set_tensor(offsetof(attention_params, out), at_.out);
+  set_tensor(offsetof(attention_params, lse), at_.lse);
+  set_tensor(offsetof(attention_params, bias), at_.bias);
+  set_tensor(offsetof(attention_params, offsets), at_.offsets);
+  set_tensor(offsetof(attention_params, kv_offsets),
+             at_.kv_offsets == absent ? at_.offsets : at_.kv_offsets);
+  set_tensor(offsetof(attention_params, lengths), at_.lengths);
+  set_tensor(offsetof(attention_params, pages), at_.pages);
+  set_tensor(offsetof(attention_params, sinks), at_.sinks);
+  set_tensor(offsetof(attention_params, d_out), at_.d_out);
+  set_tensor(offsetof(attention_params, dq), at_.dq);
+  set_tensor(offsetof(attention_params, dk), at_.dk);
+  set_tensor(offsetof(attention_params, dv), at_.dv);
+  set_tensor(offsetof(attention_params, d_sinks), at_.d_sinks);
+  set_sizes();
+  if (layer_.mask == Mask::packed) {
+    set_tensor(offsetof(attention_params, mask_bits), at_.mask_bits);
+    set_tensor(offsetof(attention_params, mask_flags), at_.mask_flags);
+  } else if (layer_.mask == Mask::boolean) {
+    const MaskShape shape{layer_.b * layer_.mask_heads(), layer_.s, layer_.kv};
+    const auto bits = scratch(shape.bits_bytes()), flags = scratch(shape.flags_bytes());
+    set_attention(offsetof(attention_params, mask_bits), bits);
+    set_attention(offsetof(attention_params, mask_flags), flags);
+    append_pack_mask(program, facts, shape, TensorArgument{at_.mask}, bits, flags);
+  }
+}
+
+void Launch::set_tensor(std::size_t offset, std::size_t place) {
+  if (place != absent) set_attention(offset, TensorArgument{place});
+}
+
+void Launch::set_sizes() {
+  const auto whole = [&](std::size_t offset, std::int64_t value) {
+    set_attention(offset, static_cast<std::int32_t>(value));
+  };
+  const auto elements = [&](std::size_t offset, std::int64_t value) {
+    set_attention(offset, value);
+  };
+  const std::int64_t out_row = layer_.heads * layer_.dim;
+  elements(offsetof(attention_params, q_batch), layer_.s * layer_.q_row);
+  elements(offsetof(attention_params, k_batch), layer_.kv * layer_.k_row);
+  elements(offsetof(attention_params, v_batch), layer_.kv * layer_.v_row);
+  elements(offsetof(attention_params, out_batch), layer_.s * out_row);
+  whole(offsetof(attention_params, q_row), layer_.q_row);
+  whole(offsetof(attention_params, k_row), layer_.k_row);
+  whole(offsetof(attention_params, v_row), layer_.v_row);
+  whole(offsetof(attention_params, out_row), out_row);
+  const std::int64_t matrix = layer_.s * layer_.kv;
+  elements(offsetof(attention_params, bias_head), layer_.bias_of_head ? matrix : 0);
+  elements(offsetof(attention_params, bias_batch),
+           layer_.bias_of_sequence ? matrix * (layer_.bias_of_head ? layer_.heads : 1) : 0);
+  whole(offsetof(attention_params, bias_row), layer_.kv);
+  whole(offsetof(attention_params, batch), layer_.b);
+  whole(offsetof(attention_params, heads), layer_.heads);
+  whole(offsetof(attention_params, kv_heads), layer_.kv_heads);
+  whole(offsetof(attention_params, q_len), layer_.s);
+  whole(offsetof(attention_params, kv_len), layer_.kv);
+  whole(offsetof(attention_params, mask_heads), layer_.mask_heads());
+  whole(offsetof(attention_params, window), layer_.window);
+  whole(offsetof(attention_params, page), layer_.page);
+  set_attention(offsetof(attention_params, scale), layer_.scale);
+  set_attention(offsetof(attention_params, softcap), layer_.softcap);
+}
+
+ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
+  program_.scratch.push_back({static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)), zeroed});
+  return {program_.scratch.size() - 1};
+}
+
+KernelLaunch& Launch::append(const std::string& file, const std::string& expression, Dim3 grid,
+                             int threads, int shared_bytes) {
+  auto& launch =
+      append_kernel(program_, file, expression, grid, static_cast<std::uint32_t>(threads), {});
+  launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
+  launch.programmatic = facts_.compute_capability >= 90;
+  launch.parameters = parameters_;
+  return launch;
+}
+
+Launch backward_launch(Program& program, const Problem& problem, const DeviceFacts& facts) {
+  using Params = attention_backward_params;
+  Launch launch(program, problem, facts, sizeof(Params), offsetof(Params, forward));
+  const Layer& layer = launch.layer();
+  const std::int64_t row = layer.heads * layer.dim, kv_row = layer.kv_heads * layer.dim;
+  const auto whole = [&](std::size_t offset, std::int64_t value) {
+    launch.set(offset, static_cast<std::int32_t>(value));
+  };
+  launch.set(offsetof(Params, d_out_batch), layer.s * row);
+  launch.set(offsetof(Params, dq_batch), layer.s * row);
+  launch.set(offsetof(Params, dk_batch), layer.kv * kv_row);
+  launch.set(offsetof(Params, dv_batch), layer.kv * kv_row);
+  whole(offsetof(Params, d_out_row), row);
+  whole(offsetof(Params, dq_row), row);
+  whole(offsetof(Params, dk_row), kv_row);
+  whole(offsetof(Params, dv_row), kv_row);
+  launch.set_attention(offsetof(attention_params, delta),
+                       launch.scratch(layer.q_tokens() * layer.heads * 4));
+  return launch;
+}
+
+TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,
+                           int box_tokens, int box_columns) {
+  TensorMapArgument map;
+  map.matrix = TensorArgument{place};
+  map.dtype = layer.dtype;
+  map.rows = of_keys ? layer.kv : layer.s;
+  map.columns = row;
+  map.box_rows = static_cast<std::uint32_t>(box_tokens);
+  map.box_columns = static_cast<std::uint32_t>(box_columns);
+  map.matrices = layer.layout == Layout::thd ? 1 : layer.b;
+  if (of_keys && layer.page > 0) {
+    map.rows = layer.page;
+    map.matrices = layer.pages;
+    map.box_rows = std::min(map.box_rows, static_cast<std::uint32_t>(layer.page));
+  }
+  return map;
+}
+
+std::int64_t query_tiles(const Layer& layer, std::int64_t bm) {
+  if (layer.layout == Layout::thd) return (quotient_up(layer.s, bm) + layer.b) * layer.heads;
+  return quotient_up(layer.s, bm) * layer.b * layer.heads;
+}
+
+std::int64_t usual_queries(const Layer& layer) {
+  return layer.layout == Layout::thd ? quotient_up(layer.s, layer.b) : layer.s;
+}
+
+std::int64_t usual_keys(const Layer& layer) {
+  return layer.layout == Layout::thd && layer.page == 0 ? quotient_up(layer.kv, layer.b) : layer.kv;
+}
+
+std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
+                         std::int64_t tokens) {
+  const std::int64_t bytes = 2 * tokens * layer.dim * element_bytes(layer);
+  return std::clamp<std::int64_t>(facts.l2_bytes / 2 / bytes, 1, heads);
+}
+
+}  // namespace fftune::attention

@@ -1,0 +1,83 @@
+// What the CUDA families of attention share on the host: the form of a problem, the parameters of a
+// kernel, and the mask as kernels read it.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "device/facts.hpp"
+#include "device/program.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/attention/form.cuh"
+#include "kernels/attention/params.cuh"
+
+namespace fftune::attention {
+
+attention_form form_of(const Layer& layer);
+
+/// "fftune::attention_form{.dim = 64, ...}", without the fields that have their defaults.
+std::string template_argument(const attention_form& form);
+
+/// Why a kernel that reads rows of q, k and v in accesses of 16 bytes cannot, one line.
+std::optional<std::string> misaligned_rows(const Layer& layer);
+
+/// Launches of attention kernels that take one struct, while it is filled in: attention_params, or
+/// one that has it at `base`.
+class Launch {
+ public:
+  /// Packs a boolean mask first.
+  Launch(Program& program, const Problem& problem, const DeviceFacts& facts, std::size_t bytes,
+         std::size_t base = 0);
+
+  const Layer& layer() const { return layer_; }
+  const Places& places() const { return at_; }
+
+  /// A field of the struct.
+  void set(std::size_t offset, Argument value) {
+    parameters_.fields.push_back({offset, std::move(value)});
+  }
+  /// A field of attention_params.
+  void set_attention(std::size_t offset, Argument value) { set(base_ + offset, std::move(value)); }
+  /// Scratch memory of the program, of at least a byte.
+  ScratchArgument scratch(std::int64_t bytes, bool zeroed = false);
+
+  /// Appends a kernel "fftune::<expression>" of `file`, with the parameters so far. The reference
+  /// is valid until the next step.
+  KernelLaunch& append(const std::string& file, const std::string& expression, Dim3 grid,
+                       int threads, int shared_bytes = 0);
+
+ private:
+  void set_tensor(std::size_t offset, std::size_t place);
+  void set_sizes();
+
+  Program& program_;
+  const DeviceFacts& facts_;
+  std::size_t base_;
+  Layer layer_;
+  Places at_;
+  ParameterStruct parameters_;
+};
+
+/// A launch of kernels that take attention_backward_params, with their strides and delta, of lse's
+/// shape, in scratch memory.
+Launch backward_launch(Program& program, const Problem& problem, const DeviceFacts& facts);
+
+/// Rows of q, k or v as a tensor map of three dimensions: columns, tokens, and sequences; packed
+/// sequences are one; k and v in pages are tokens of a page, and pages.
+TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,
+                           int box_tokens, int box_columns);
+
+/// How many of `heads` heads, one after the other, have two matrices [tokens, dim] each that fit in
+/// half of L2 together: 1 at least.
+std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
+                         std::int64_t tokens);
+
+/// Tiles of `bm` queries of all heads; of packed sequences the most that there may be.
+std::int64_t query_tiles(const Layer& layer, std::int64_t bm);
+
+/// Queries and keys of a sequence, of packed ones as if they were equally long.
+std::int64_t usual_queries(const Layer& layer);
+std::int64_t usual_keys(const Layer& layer);
+
+}  // namespace fftune::attention

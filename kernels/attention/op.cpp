@@ -1,0 +1,408 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string>
+
+#include "core/error.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/attention/test_data.hpp"
+
+namespace fftune {
+namespace attention {
+namespace {
+
+constexpr std::int64_t most_stride = std::int64_t{1} << 34;
+constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
+
+std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise) {
+  const auto entry = problem.sizes.find(name);
+  return entry == problem.sizes.end() ? otherwise : entry->second;
+}
+
+/// The value of an option that is a number, given or not.
+double number_of(const Problem& problem, const std::string& name) {
+  return problem.options.contains(name) ? problem.number(name) : 0;
+}
+
+class TensorList {
+ public:
+  explicit TensorList(const Layer& layer) : layer_(layer) {}
+
+  /// q and what has its rows, or k and v.
+  TensorSpec& add_rows(const char* name, Role role, bool of_keys, std::int64_t row) {
+    const std::int64_t heads = of_keys ? layer_.kv_heads : layer_.heads;
+    const std::int64_t tokens = of_keys ? layer_.kv : layer_.s;
+    std::vector<std::int64_t> shape{layer_.b, tokens};
+    if (layer_.layout == Layout::thd) shape = {tokens};
+    if (of_keys && layer_.page > 0) shape = {layer_.pages, layer_.page};
+    if (row == heads * layer_.dim)
+      shape.insert(shape.end(), {heads, layer_.dim});
+    else
+      shape.push_back(row);
+    return add({name, layer_.dtype, shape, role, 1});
+  }
+  TensorSpec& add_output(const char* name, bool of_keys) {
+    const std::int64_t heads = of_keys ? layer_.kv_heads : layer_.heads;
+    TensorSpec& spec = add_rows(name, Role::output, of_keys, heads * layer_.dim);
+    // Rows are averages over as many keys, or sums over as many queries, as there are for them.
+    spec.alike = layer_.dim;
+    return spec;
+  }
+  TensorSpec& add_lse(Role role) {
+    std::vector<std::int64_t> shape{layer_.b, layer_.heads, layer_.s};
+    if (layer_.layout == Layout::thd) shape = {layer_.heads, layer_.s};
+    return add({"lse", DType::f32, shape, role, 1});
+  }
+  TensorSpec& add(TensorSpec spec) {
+    tensors_.push_back(std::move(spec));
+    return tensors_.back();
+  }
+
+  std::vector<TensorSpec> tensors() && { return std::move(tensors_); }
+
+ private:
+  const Layer& layer_;
+  std::vector<TensorSpec> tensors_;
+};
+
+void add_pages(const Layer& layer, TensorList& list) {
+  if (layer.page == 0) return;
+  list.add({"pages", DType::i32, {layer.b, layer.pages_of_sequence()}}).draw =
+      [all = layer.pages](std::uint64_t seed, std::span<double> values) {
+        draw_pages(seed, all, values);
+      };
+}
+
+void add_masks(const Layer& layer, TensorList& list) {
+  const auto draw_by = [&](auto draw) {
+    return [draw, layer](std::uint64_t, std::span<double> values) {
+      draw(layer.mask_data, layer.mask_heads(), layer.s, layer.kv, values);
+    };
+  };
+  const std::int64_t heads = layer.mask_heads();
+  if (layer.mask == Mask::boolean) {
+    list.add({"mask", DType::u8, {layer.b, heads, layer.s, layer.kv}}).draw = draw_by(draw_mask);
+  } else if (layer.mask == Mask::packed) {
+    list.add({"mask_bits", DType::i32, {layer.b, heads, layer.s, mask_words(layer.kv)}}).draw =
+        draw_by(draw_mask_bits);
+    const auto tiles = [](std::int64_t extent) { return (extent + mask_tile - 1) / mask_tile; };
+    list.add({"mask_flags", DType::u8, {layer.b, heads, tiles(layer.s), tiles(layer.kv)}}).draw =
+        draw_by(draw_mask_flags);
+  }
+}
+
+/// What decides which keys a query sees and how they count, in the order of the C API's buffers.
+void add_rules(const Layer& layer, TensorList& list) {
+  add_masks(layer, list);
+  if (layer.bias)
+    list.add({"bias",
+              layer.dtype,
+              {layer.bias_of_sequence ? layer.b : 1, layer.bias_of_head ? layer.heads : 1, layer.s,
+               layer.kv},
+              Role::input,
+              1});
+  if (layer.layout == Layout::thd)
+    list.add({"offsets", DType::i32, {layer.b + 1}}).draw =
+        [tokens = layer.s](std::uint64_t, std::span<double> values) {
+          draw_offsets(tokens, values);
+        };
+  if (layer.kv_offsets)
+    list.add({"kv_offsets", DType::i32, {layer.b + 1}}).draw =
+        [tokens = layer.kv](std::uint64_t, std::span<double> values) {
+          draw_offsets(tokens, values);
+        };
+  if (layer.lengths)
+    list.add({"lengths", DType::i32, {layer.b}}).draw =
+        [most = layer.kv](std::uint64_t, std::span<double> values) { draw_lengths(most, values); };
+  if (layer.sinks) list.add({"sinks", DType::f32, {layer.heads}, Role::input, 1});
+}
+
+std::vector<TensorSpec> tensors_of(const Layer& layer) {
+  TensorList list(layer);
+  if (layer.backward) list.add_rows("d_out", Role::input, false, layer.heads * layer.dim);
+  // Scores have deviation 1 whatever the scale is.
+  list.add_rows("q", Role::input, false, layer.q_row).scale =
+      1 / (static_cast<double>(layer.scale) * std::sqrt(static_cast<double>(layer.dim)));
+  list.add_rows("k", Role::input, true, layer.k_row);
+  list.add_rows("v", Role::input, true, layer.v_row);
+  if (layer.backward) {
+    // An average over all keys.
+    auto& out = list.add_rows("out", Role::input, false, layer.heads * layer.dim);
+    out.scale = 1 / std::sqrt(static_cast<double>(layer.kv));
+    out.kept = true;
+    auto& lse = list.add_lse(Role::input);
+    lse.draw = [layer](std::uint64_t seed, std::span<double> values) {
+      draw_lse(layer, seed, values);
+    };
+    lse.kept = true;
+  }
+  add_pages(layer, list);
+  add_rules(layer, list);
+  if (!layer.backward) {
+    list.add_output("out", false);
+    if (layer.lse) list.add_lse(Role::output);
+    return std::move(list).tensors();
+  }
+  list.add_output("dq", false).any_order = !layer.deterministic;
+  list.add_output("dk", true);
+  list.add_output("dv", true);
+  if (layer.sinks) list.add({"d_sinks", DType::f32, {layer.heads}, Role::output, 1});
+  return std::move(list).tensors();
+}
+
+/// Pairs of a query and a key that it is allowed, in one head; with a mask in memory all that the
+/// other rules allow. Packed sequences count as equally long ones.
+double pairs(const Layer& layer) {
+  const bool packed = layer.layout == Layout::thd;
+  const double sequences = static_cast<double>(layer.b);
+  const std::int64_t queries = packed ? (layer.s + layer.b - 1) / layer.b : layer.s;
+  const std::int64_t keys =
+      packed && layer.page == 0 ? (layer.kv + layer.b - 1) / layer.b : layer.kv;
+  double sum = 0;
+  for (std::int64_t i = 0; i < queries; ++i) {
+    const std::int64_t position = i + keys - queries;
+    const std::int64_t end =
+        layer.mask == Mask::causal ? std::clamp<std::int64_t>(position + 1, 0, keys) : keys;
+    const std::int64_t begin =
+        layer.window > 0 ? std::clamp<std::int64_t>(position - layer.window + 1, 0, end) : 0;
+    sum += static_cast<double>(end - begin);
+  }
+  return sequences * sum;
+}
+
+SizeField rare_size(const char* name, const char* help, std::int64_t most, std::int64_t example) {
+  return {.name = name, .help = help, .max = most, .example = example, .rare = true};
+}
+
+OptionField rare(const char* name, const char* help, std::vector<std::string> choices,
+                 const char* pass = "") {
+  return {.name = name, .help = help, .choices = std::move(choices), .rare = true, .pass = pass};
+}
+
+OptionField number(const char* name, const char* help) {
+  return {
+      .name = name, .help = help, .choices = {"0"}, .rare = true, .number = NumberRange{0, 1e6}};
+}
+
+class Attention final : public Op {
+ public:
+  std::string_view name() const override { return "attention"; }
+  std::string_view summary() const override {
+    return "attention: out = softmax(scale * q k^T + mask) v, without scores in memory";
+  }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {
+        {.name = "s",
+         .help = "queries of a sequence; in layout thd of all sequences together",
+         .max = most_tokens,
+         .default_on_cuda = {512, 2048, 8192},
+         .default_on_cpu = {512},
+         .example = 2048},
+        {.name = "b", .help = "sequences", .max = 65536, .example = 4},
+        {.name = "heads", .help = "heads of q", .max = most_heads, .example = 32},
+        {.name = "dim",
+         .help = "features of a head, a multiple of 8",
+         .max = most_dim,
+         .example = 128},
+        rare_size("kv",
+                  "keys of a sequence, in layout thd of all sequences together, with pages the "
+                  "most of a sequence; s if left out",
+                  most_tokens, 8192),
+        rare_size("kv-heads", "heads of k and v, which divide those of q; heads if left out",
+                  most_heads, 8),
+        rare_size("window", "keys to the left that a query sees, itself included; all if left out",
+                  most_tokens, 1024),
+        rare_size("page",
+                  "keys of a page of k and v, 16 to 256, a power of two; contiguous if left out",
+                  256, 64),
+        rare_size("pages", "pages in memory; what the sequences take if left out", most_tokens,
+                  4096),
+        rare_size("q-row",
+                  "elements from a token's q to the next token's, for a part of a packed row; "
+                  "heads * dim if left out",
+                  most_stride, 6144),
+        rare_size("k-row", "the same of k; kv-heads * dim if left out", most_stride, 6144),
+        rare_size("v-row", "the same of v; kv-heads * dim if left out", most_stride, 6144)};
+  }
+  std::vector<OptionField> options() const override {
+    return {
+        {.name = "mask",
+         .help = "keys that a query may see: all, those up to its position, or by a mask of bytes "
+                 "or of bits",
+         .choices = {"none", "causal", "bool", "packed"}},
+        rare("layout", "order of q, k and v: [b, s, heads, dim], or packed sequences",
+             {"bshd", "thd"}),
+        rare("mask-heads", "masks of a sequence: one, or each head's own", {"one", "each"}),
+        mask_data_option(),
+        rare("bias", "whether a matrix is added to the scores", {"no", "yes"}),
+        rare("bias-heads", "biases of a sequence: each head's own, or one", {"each", "one"}),
+        rare("bias-sequences", "biases: one for all sequences, or each one's own", {"one", "each"}),
+        rare("lengths", "whether each sequence has its own number of keys", {"no", "yes"}),
+        rare("sinks", "whether each head has a logit that joins the softmax without a value",
+             {"no", "yes"}),
+        rare("lse", "whether the log of the sum of exponentials is written for a backward pass",
+             {"no", "yes"}, "fwd"),
+        rare("deterministic", "whether every run gives the same bits", {"no", "yes"}, "bwd"),
+        number("softcap", "scores become softcap * tanh(score / softcap); 0: they stay"),
+        number("scale", "factor of the scores; 0: 1 / sqrt(dim)")};
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::string_view token_size() const override { return "s"; }
+  bool rows_are_alike(const Problem&) const override { return false; }
+
+  std::string contradiction(const Problem& problem) const override;
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(layer_of(problem));
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    const auto tensors = tensors_of(layer);
+    StageSpec stage = whole_stage(layer.backward ? stage_backward : stage_forward, tensors);
+    // Of a packed row the others' parts are not read.
+    for (const auto& [tokens, row, used] :
+         {std::tuple{layer.q_tokens(), layer.q_row, layer.heads * layer.dim},
+          std::tuple{layer.kv_tokens(), layer.k_row, layer.kv_heads * layer.dim},
+          std::tuple{layer.kv_tokens(), layer.v_row, layer.kv_heads * layer.dim}})
+      stage.bytes -= static_cast<double>(tokens) * static_cast<double>(row - used) *
+                     static_cast<double>(dtype_bytes(layer.dtype));
+    stage.reduction_length = layer.dim + layer.kv;
+    if (layer.backward) stage.reduction_length += layer.dim + layer.s * layer.group();
+    if (layer.backward && layer.sinks) stage.reduction_length += layer.q_tokens();
+    // Weights, and in the backward pass the gradients of scores, for the tensor cores.
+    stage.inner_roundings = layer.dtype == DType::f32 ? 0 : 1;
+    stage.inner_values = pairs(layer) * static_cast<double>(layer.heads);
+    stage.flops =
+        (layer.backward ? 10 : 4) * pairs(layer) * static_cast<double>(layer.heads * layer.dim);
+    return {stage};
+  }
+
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    attention::reference(problem, tensors, parallel);
+  }
+
+  std::vector<const Family*> families() const override {
+    return joined({cuda_families(), cpu_families()});
+  }
+  /// What a user would write is another library's kernel: bench/ compares with PyTorch's.
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+};
+
+std::string Attention::contradiction(const Problem& problem) const {
+  const Layer layer = layer_of(problem);
+  const bool thd = layer.layout == Layout::thd;
+  if (layer.heads % layer.kv_heads != 0)
+    return fmt::format("kv-heads={} do not divide heads={}", layer.kv_heads, layer.heads);
+  if (layer.dim % 8 != 0) return fmt::format("dim={} is no multiple of 8", layer.dim);
+  if (layer.page != 0 && (layer.page < 16 || (layer.page & (layer.page - 1)) != 0))
+    return fmt::format("page={} is not 16, 32, 64, 128 or 256", layer.page);
+  if (layer.page == 0 && problem.sizes.contains("pages"))
+    return "pages without page: k and v are contiguous";
+  if (layer.page != 0 && layer.backward)
+    return "page in pass bwd: gradients are of contiguous keys";
+  const auto row_is_short = [&](const char* name, std::int64_t row, std::int64_t heads) {
+    return row < heads * layer.dim ? fmt::format("{}-row={} is less than its heads * dim = {}",
+                                                 name, row, heads * layer.dim)
+                                   : "";
+  };
+  if (auto why = row_is_short("q", layer.q_row, layer.heads); !why.empty()) return why;
+  if (auto why = row_is_short("k", layer.k_row, layer.kv_heads); !why.empty()) return why;
+  if (auto why = row_is_short("v", layer.v_row, layer.kv_heads); !why.empty()) return why;
+  if (layer.page != 0 && (problem.sizes.contains("k-row") || problem.sizes.contains("v-row")))
+    return "k-row or v-row with page: a page has rows of kv-heads * dim";
+  if (thd && layer.masked())
+    return "mask=" + problem.option("mask") + " with layout=thd: it has a row for each query of b";
+  if (thd && layer.bias) return "bias=yes with layout=thd: it has a row for each query of b";
+  if (thd && layer.page == 0 && layer.lengths)
+    return "lengths=yes with layout=thd: the offsets give the keys of a sequence";
+  if (thd && layer.page != 0 && !layer.lengths)
+    return "page with layout=thd and lengths=no: only lengths give the keys of a sequence";
+  if (!layer.masked() && layer.mask_of_head)
+    return "mask-heads=each without a mask in memory: use mask=bool or mask=packed";
+  if (!layer.masked() && problem.options.contains("mask-data"))
+    return "mask-data without a mask in memory: use mask=bool or mask=packed";
+  if (!layer.bias && (problem.has("bias-heads", "one") || layer.bias_of_sequence))
+    return "bias-heads or bias-sequences without bias=yes";
+  return "";
+}
+
+}  // namespace
+
+Layer layer_of(const Problem& problem) {
+  Layer layer;
+  layer.b = problem.size("b");
+  layer.s = problem.size("s");
+  layer.kv = size_or(problem, "kv", layer.s);
+  layer.heads = problem.size("heads");
+  layer.kv_heads = size_or(problem, "kv-heads", layer.heads);
+  layer.dim = problem.size("dim");
+  layer.window = size_or(problem, "window", 0);
+  layer.page = size_or(problem, "page", 0);
+  if (layer.page > 0) layer.pages = size_or(problem, "pages", layer.b * layer.pages_of_sequence());
+  layer.q_row = size_or(problem, "q-row", layer.heads * layer.dim);
+  layer.k_row = size_or(problem, "k-row", layer.kv_heads * layer.dim);
+  layer.v_row = size_or(problem, "v-row", layer.kv_heads * layer.dim);
+  layer.layout = problem.has("layout", "thd") ? Layout::thd : Layout::bshd;
+  layer.mask = problem.has("mask", "causal")   ? Mask::causal
+               : problem.has("mask", "bool")   ? Mask::boolean
+               : problem.has("mask", "packed") ? Mask::packed
+                                               : Mask::none;
+  layer.mask_data =
+      mask_data_named(problem.options.contains("mask-data") ? problem.option("mask-data") : "");
+  layer.mask_of_head = problem.has("mask-heads", "each");
+  layer.bias = problem.has("bias", "yes");
+  layer.bias_of_head = layer.bias && !problem.has("bias-heads", "one");
+  layer.bias_of_sequence = problem.has("bias-sequences", "each");
+  layer.kv_offsets = layer.layout == Layout::thd && layer.page == 0 && problem.sizes.contains("kv");
+  layer.lengths = problem.has("lengths", "yes");
+  layer.sinks = problem.has("sinks", "yes");
+  layer.backward = problem.pass == "bwd";
+  layer.lse = !layer.backward && problem.has("lse", "yes");
+  layer.deterministic = problem.has("deterministic", "yes");
+  layer.softcap = static_cast<float>(number_of(problem, "softcap"));
+  layer.scale = static_cast<float>(number_of(problem, "scale"));
+  if (layer.scale == 0)
+    layer.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(layer.dim)));
+  layer.dtype = problem.dtype;
+  return layer;
+}
+
+Places places_of(const Problem& problem) {
+  const TensorPlaces tensors(tensors_of(layer_of(problem)));
+  Places places;
+  places.d_out = tensors.at("d_out");
+  places.q = tensors.at("q");
+  places.k = tensors.at("k");
+  places.v = tensors.at("v");
+  places.out = tensors.at("out");
+  places.lse = tensors.at("lse");
+  places.pages = tensors.at("pages");
+  places.mask = tensors.at("mask");
+  places.mask_bits = tensors.at("mask_bits");
+  places.mask_flags = tensors.at("mask_flags");
+  places.bias = tensors.at("bias");
+  places.offsets = tensors.at("offsets");
+  places.kv_offsets = tensors.at("kv_offsets");
+  places.lengths = tensors.at("lengths");
+  places.sinks = tensors.at("sinks");
+  places.dq = tensors.at("dq");
+  places.dk = tensors.at("dk");
+  places.dv = tensors.at("dv");
+  places.d_sinks = tensors.at("d_sinks");
+  places.count = tensors.count();
+  return places;
+}
+
+}  // namespace attention
+
+const Op& attention_op() {
+  static const attention::Attention op;
+  return op;
+}
+
+}  // namespace fftune

@@ -1,0 +1,73 @@
+// The simt attention forward: for any element type, head dim, form and device. The fallback.
+//
+//   warp      one query of one head; 32 keys at a time
+//   scores    a lane has one key: it multiplies the query, in shared memory, with the key's row
+//   output    a lane has the columns lane, lane + 32, ...: it adds up rows of values, whose
+//             probabilities come from the lanes by shuffles
+//
+// Keys are added up in ascending order. Grid: ceil(queries x heads / warps), heads fastest. Block:
+// attention_simt_config::threads.
+#include "attention/simt/rows.cuh"
+#include "common/dependency.cuh"
+
+namespace fftune {
+
+template <attention_form form>
+__global__ void __launch_bounds__(attention_simt_config::threads)
+    attention_simt_forward(const __grid_constant__ attention_params p) {
+  using rows = simt_rows<form>;
+  using T = typename rows::T;
+  __shared__ float shared_q[attention_simt_config::warps][form.dim];
+  wait_and_launch_dependents();
+
+  const i64 item = rows::warp_of_grid();
+  const int tokens = form.packed_sequences() ? p.q_len : p.batch * p.q_len;
+  if (item >= static_cast<i64>(tokens) * p.heads) return;
+  const int head = static_cast<int>(item % p.heads);
+  const auto query = rows::find(p, static_cast<int>(item / p.heads), false);
+  if (!query.is_valid) return;
+  const attention_sequence& sequence = query.sequence;
+  const int kv_head = head / (p.heads / p.kv_heads);
+  const T* const k = static_cast<const T*>(p.k) + kv_head * form.dim;
+  const T* const v = static_cast<const T*>(p.v) + kv_head * form.dim;
+
+  float(&q)[form.dim] = shared_q[threadIdx.x / 32];
+  rows::stage(q, static_cast<const T*>(p.q) +
+                     rows::query_at(sequence, query.place, p.q_batch, p.q_row) + head * form.dim);
+  const score_scaling<form> scaling(p);
+  softmax_row softmax;
+  typename rows::lane_columns out = {};
+  const key_range keys = keys_of_row<form>(p, sequence, query.place);
+  for (int first = keys.first; first < keys.last; first += 32) {
+    const int key = first + rows::lane();
+    float power = minus_infinity();
+    if (key < keys.last && rows::allowed(p, sequence, head, query.place, key)) {
+      const float product =
+          rows::product(q, k + rows::key_at(p, sequence, key, p.k_batch, p.k_row));
+      power = rows::scale(p, scaling, sequence, head, query.place, key, product).power;
+    }
+    const float rescale = softmax.rescale(rows::warp_max(power));
+    const float probability = exp2_approximate(power - softmax.offset());
+    softmax.sum += rows::warp_sum(probability);
+#pragma unroll
+    for (int i = 0; i < rows::columns; ++i) out[i] *= rescale;
+    for (int i = 0; i < smaller(32, keys.last - first); ++i) {
+      const float of_key = __shfl_sync(~0u, probability, i);
+      if (of_key == 0) continue;  // not allowed, so that its values may be anything
+      rows::add_row(out, of_key, v + rows::key_at(p, sequence, first + i, p.v_batch, p.v_row));
+    }
+  }
+  const softmax_result result =
+      finish_softmax(softmax, form.sinks ? p.sinks[head] : minus_infinity());
+  rows::store_row(static_cast<T*>(p.out) +
+                      rows::query_at(sequence, query.place, p.out_batch, p.out_row) +
+                      head * form.dim,
+                  out, result.factor);
+  if constexpr (form.lse) {
+    if (rows::lane() == 0) {
+      p.lse[rows::statistic_at(p, sequence, query.place, head)] = result.lse * natural_log_of_2;
+    }
+  }
+}
+
+}  // namespace fftune

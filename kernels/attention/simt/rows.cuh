@@ -1,0 +1,159 @@
+// What the simt attention kernels share: where rows of the tensors are, which pairs of a query and
+// a key are allowed, and products of rows with one key, or query, a lane.
+#pragma once
+
+#include "attention/mask.cuh"
+#include "attention/simt/config.cuh"
+#include "attention/softmax.cuh"
+#include "gemm/element_type.cuh"
+
+namespace fftune {
+
+template <attention_form form>
+struct simt_rows {
+  using T = element_type<form.type>;
+  static constexpr int dim = form.dim;
+  static constexpr int columns = ceil_div(dim, 32);  // of a lane: lane, lane + 32, ...
+
+  using lane_columns = float[columns];
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ i64 warp_of_grid() {
+    return static_cast<i64>(blockIdx.x) * attention_simt_config::warps + threadIdx.x / 32;
+  }
+
+  // A token of a tensor of queries or keys: its sequence, and its place there.
+  struct token {
+    attention_sequence sequence;
+    int place;
+    bool is_valid;
+  };
+
+  // Token number `index` of all queries, or of all keys.
+  static __device__ __forceinline__ token find(const attention_params& p, int index, bool of_keys) {
+    if constexpr (form.packed_sequences()) {
+      const int* const offsets = of_keys ? p.kv_offsets : p.offsets;
+      int first = 0, last = p.batch;  // the sequence is one of [first, last)
+      while (last - first > 1) {
+        const int middle = (first + last) / 2;
+        if (offsets[middle] <= index) {
+          first = middle;
+        } else {
+          last = middle;
+        }
+      }
+      return {sequence_of<form>(p, first), index - offsets[first],
+              index >= offsets[first] && index < offsets[first + 1]};
+    } else {
+      const int length = of_keys ? p.kv_len : p.q_len;
+      return {sequence_of<form>(p, index / length), index % length, true};
+    }
+  }
+
+  // Element offset of a query's row of heads.
+  static __device__ __forceinline__ i64 query_at(const attention_sequence& sequence, int query,
+                                                 i64 batch_stride, int row_stride) {
+    return static_cast<i64>(sequence.q_first + query) * row_stride +
+           (form.packed_sequences() ? 0 : sequence.index * batch_stride);
+  }
+  static __device__ __forceinline__ i64 key_at(const attention_params& p,
+                                               const attention_sequence& sequence, int key,
+                                               i64 batch_stride, int row_stride) {
+    if constexpr (form.paged) {
+      const int* const table =
+          p.pages + static_cast<i64>(sequence.index) * ceil_div(p.kv_len, p.page);
+      return (static_cast<i64>(table[key / p.page]) * p.page + key % p.page) * row_stride;
+    } else {
+      return static_cast<i64>(sequence.kv_first + key) * row_stride +
+             (form.packed_sequences() ? 0 : sequence.index * batch_stride);
+    }
+  }
+  // Of lse and delta.
+  static __device__ __forceinline__ i64 statistic_at(const attention_params& p,
+                                                     const attention_sequence& sequence, int query,
+                                                     int head) {
+    const i64 matrix =
+        form.packed_sequences() ? head : static_cast<i64>(sequence.index) * p.heads + head;
+    return matrix * p.q_len + sequence.q_first + query;
+  }
+
+  static __device__ __forceinline__ bool allowed(const attention_params& p,
+                                                 const attention_sequence& sequence, int head,
+                                                 int query, int key) {
+    const key_range keys = keys_of_row<form>(p, sequence, query);
+    if (key < keys.first || key >= keys.last) return false;
+    if constexpr (form.mask == attention_mask::packed) {
+      const packed_mask mask(p, sequence.index, head);
+      return (*mask.row_bits(query, key / 32 * 32) >> (key % 32) & 1) != 0;
+    }
+    return true;
+  }
+
+  struct scaled_score {
+    float power;  // of two
+    float slope;  // of the soft cap
+  };
+  static __device__ __forceinline__ scaled_score scale(const attention_params& p,
+                                                       const score_scaling<form>& scaling,
+                                                       const attention_sequence& sequence, int head,
+                                                       int query, int key, float product) {
+    const float capped = scaling.cap(product);
+    const float slope = form.softcap ? 1.0f - capped * capped : 1.0f;
+    if constexpr (form.bias) {
+      const T* const bias = static_cast<const T*>(p.bias) + sequence.index * p.bias_batch +
+                            head * p.bias_head + static_cast<i64>(query) * p.bias_row;
+      return {scaling.add_bias(capped, to_float(bias[key])), slope};
+    }
+    return {capped * scaling.factor(), slope};
+  }
+
+  // Copies a row to shared memory as floats, for products with it.
+  static __device__ __forceinline__ void stage(float (&to)[dim], const T* from) {
+    __syncwarp();
+    for (int column = lane(); column < dim; column += 32) to[column] = to_float(from[column]);
+    __syncwarp();
+  }
+
+  // The product of a staged row and a lane's own row.
+  static __device__ __forceinline__ float product(const float (&staged)[dim], const T* row) {
+    float sum = 0;
+#pragma unroll 8
+    for (int column = 0; column < dim; ++column) sum += staged[column] * to_float(row[column]);
+    return sum;
+  }
+
+  // Adds a row, which all lanes share, times a factor.
+  static __device__ __forceinline__ void add_row(lane_columns& sum, float factor, const T* row) {
+#pragma unroll
+    for (int i = 0; i < columns; ++i) {
+      const int column = i * 32 + lane();
+      if (dim % 32 == 0 || column < dim) sum[i] += factor * to_float(row[column]);
+    }
+  }
+
+  static __device__ __forceinline__ void store_row(T* row, const lane_columns& values,
+                                                   float factor) {
+#pragma unroll
+    for (int i = 0; i < columns; ++i) {
+      const int column = i * 32 + lane();
+      if (dim % 32 == 0 || column < dim) row[column] = from_float<T>(values[i] * factor);
+    }
+  }
+
+  static __device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      value += __shfl_xor_sync(~0u, value, distance);
+    }
+    return value;
+  }
+  static __device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
+    }
+    return value;
+  }
+};
+
+}  // namespace fftune

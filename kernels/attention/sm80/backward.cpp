@@ -1,0 +1,157 @@
+// The backward family of mma.sync, host side: dq, then dk and dv, which compute the scores again.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+#include <tuple>
+
+#include "core/error.hpp"
+#include "kernels/attention/families.hpp"
+#include "kernels/attention/launch.hpp"
+#include "kernels/attention/simt/config.cuh"
+#include "kernels/attention/sm80/backward_config.cuh"
+#include "kernels/common/stage_family.hpp"
+
+namespace fftune::attention {
+namespace {
+
+constexpr const char* file = "attention/sm80/backward.cu";
+constexpr const char* sinks_file = "attention/simt/backward.cu";
+
+attention_sm80_backward_config config_of(const Config& config) {
+  return {.warps = config.get("warps"),
+          .block = config.get("block"),
+          .stages = config.get("stages"),
+          .ctas_per_sm = config.get("ctas_per_sm")};
+}
+
+std::string template_argument(const attention_sm80_backward_config& config) {
+  return fmt::format(
+      "fftune::attention_sm80_backward_config{{.warps = {}, .block = {}, .stages = {}, "
+      ".ctas_per_sm = {}}}",
+      config.warps, config.block, config.stages, config.ctas_per_sm);
+}
+
+class Sm80Backward final : public StageFamily {
+ public:
+  Sm80Backward()
+      : StageFamily({.name = "attention_bwd_sm80",
+                     .summary = "cp.async and mma.sync, queries for dq, then keys for dk and dv",
+                     .stage = stage_backward,
+                     .pass = "bwd",
+                     .sources = {file, sinks_file}}) {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = refuse_cuda(problem, "bwd", facts)) return reason;
+    const Layer layer = layer_of(problem);
+    if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+    if (auto reason = misaligned_rows(layer)) return reason;
+    constexpr std::int64_t most_beside_wgmma = 64;
+    if (!refuse_sm90(layer, facts) && layer.s > most_beside_wgmma)
+      return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
+                         most_beside_wgmma);
+    constexpr std::int64_t most_sequences = 65535;  // the grid's third dimension
+    if (layer.b > most_sequences)
+      return fmt::format("{} sequences: a grid has {} places for them", layer.b, most_sequences);
+    if (space(problem, facts).feasible().empty())
+      return fmt::format("tiles of dim={} do not fit in the shared memory of {}", layer.dim,
+                         facts.name);
+    return std::nullopt;
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override;
+
+  // Four warps, two CTAs of them where shared memory and registers allow, so that one computes
+  // while the other loads.
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    const auto feasible = space(problem, facts).feasible();
+    if (feasible.empty())
+      throw Error(ErrorKind::internal, "the space of attention_bwd_sm80 is empty");
+    return *std::min_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
+      const auto rank = [](const Config& c) {
+        return std::tuple(std::abs(c.at("warps") - 4), std::abs(c.at("block") - 32),
+                          std::abs(c.at("ctas_per_sm") - 2), c.at("stages"));
+      };
+      return rank(a) < rank(b);
+    });
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override;
+};
+
+Space Sm80Backward::space(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const attention_form form = form_of(layer);
+  return Space()
+      .parameter("warps", "warps of a CTA, of 16 queries for dq, or keys for dk and dv", {2, 4, 8})
+      .parameter("block", "keys of a step, or queries", {16, 32, 64})
+      .parameter("stages", "blocks in shared memory", {2, 3})
+      .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2, 3})
+      .constraint("accumulators fit in registers, and tiles suit the mask's",
+                  [form](const Config& c) {
+                    return attention_sm80_backward_refusal(form, config_of(c)) == nullptr;
+                  },
+                  {"warps", "block", "stages", "ctas_per_sm"})
+      .constraint(
+          "an SM has 65,536 registers, of which a thread needs some 70, its gradients and "
+          "scores",
+          [form](const Config& c) {
+            const std::int64_t padded = attention_padded_dim(form.dim);
+            const std::int64_t gradients = form.dim > 128 ? padded / 2 : padded;
+            const std::int64_t needed = 70 + gradients + c.at("block");
+            return c.at("ctas_per_sm") * c.at("warps") * 32 * std::min<std::int64_t>(needed, 255) <=
+                   65536;
+          },
+          {"warps", "block", "ctas_per_sm"})
+      .constraint("the stages of an SM's CTAs fit in its shared memory",
+                  [form, facts](const Config& c) {
+                    constexpr std::int64_t reserved = 1024;  // of each CTA, by the driver
+                    const std::int64_t bytes =
+                        attention_sm80_backward_plan_of(form, config_of(c)).shared_bytes;
+                    return bytes <= facts.shared_bytes_per_block &&
+                           c.at("ctas_per_sm") * (bytes + reserved) <=
+                               facts.shared_bytes_per_multiprocessor;
+                  },
+                  {"warps", "block", "stages", "ctas_per_sm"});
+}
+
+Program Sm80Backward::program(const Problem& problem, const DeviceFacts& facts,
+                              const Config& values) const {
+  const attention_sm80_backward_config config = config_of(values);
+  Program program;
+  Launch launch = backward_launch(program, problem, facts);
+  const Layer& layer = launch.layer();
+  const attention_form form = form_of(layer);
+  const attention_sm80_backward_plan plan = attention_sm80_backward_plan_of(form, config);
+  launch.set_attention(
+      offsetof(attention_params, group),
+      static_cast<std::int32_t>(
+          heads_in_l2(layer, facts, layer.kv_heads * layer.b, usual_keys(layer)) * layer.group()));
+  const std::string form_argument = attention::template_argument(form);
+  const std::string arguments = form_argument + ", " + template_argument(config);
+  launch.append(file, "attention_sm80_dq<" + arguments + ">",
+                {static_cast<std::uint32_t>(query_tiles(layer, config.rows())), 1, 1},
+                config.threads(), plan.shared_bytes);
+  launch.append(file, "attention_sm80_dkv<" + arguments + ">",
+                {static_cast<std::uint32_t>(quotient_up(layer.kv, config.rows())),
+                 static_cast<std::uint32_t>(layer.kv_heads * (plan.splits_dkv ? 2 : 1)),
+                 static_cast<std::uint32_t>(layer.b)},
+                config.threads(), plan.shared_bytes);
+  if (layer.sinks)
+    launch.append(sinks_file, "attention_simt_d_sinks<" + form_argument + ">",
+                  {static_cast<std::uint32_t>(layer.heads), 1, 1}, attention_simt_config::threads);
+  return program;
+}
+
+}  // namespace
+
+const Family& attention_bwd_sm80_family() {
+  static const Sm80Backward family;
+  return family;
+}
+
+}  // namespace fftune::attention

@@ -1,0 +1,161 @@
+// The forward family of mma.sync, host side.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+#include <tuple>
+
+#include "core/error.hpp"
+#include "kernels/attention/families.hpp"
+#include "kernels/attention/launch.hpp"
+#include "kernels/attention/sm80/config.cuh"
+#include "kernels/common/stage_family.hpp"
+
+namespace fftune::attention {
+namespace {
+
+constexpr const char* file = "attention/sm80/forward.cu";
+
+attention_sm80_config config_of(const Config& config) {
+  return {.warps = config.get("warps"),
+          .m_tiles = config.get("m_tiles"),
+          .bn = config.get("bn"),
+          .stages = config.get("stages"),
+          .ctas_per_sm = config.get("ctas_per_sm")};
+}
+
+std::string template_argument(const attention_sm80_config& config) {
+  return fmt::format(
+      "fftune::attention_sm80_config{{.warps = {}, .m_tiles = {}, .bn = {}, .stages = {}, "
+      ".ctas_per_sm = {}}}",
+      config.warps, config.m_tiles, config.bn, config.stages, config.ctas_per_sm);
+}
+
+class Sm80Forward final : public StageFamily {
+ public:
+  Sm80Forward()
+      : StageFamily({.name = "attention_sm80",
+                     .summary = "cp.async and mma.sync, a tile of queries for each CTA",
+                     .stage = stage_forward,
+                     .pass = "fwd",
+                     .sources = {file}}) {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
+    const Layer layer = layer_of(problem);
+    if (layer.dtype == DType::f32) return "mma.sync m16n8k16 multiplies bf16 and fp16, not f32";
+    if (auto reason = misaligned_rows(layer)) return reason;
+    constexpr std::int64_t most_beside_wgmma = 64;
+    if (!refuse_sm90(layer, facts) && layer.s > most_beside_wgmma)
+      return fmt::format("s={} has wgmma here, which is faster from {} queries on", layer.s,
+                         most_beside_wgmma);
+    if (space(problem, facts).feasible().empty())
+      return fmt::format("tiles of dim={} do not fit in the shared memory of {}", layer.dim,
+                         facts.name);
+    return std::nullopt;
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override;
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override;
+};
+
+Space Sm80Forward::space(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const attention_form form = form_of(layer);
+  return Space()
+      .parameter("warps", "warps of a CTA, each with queries of its own", {1, 2, 4, 8})
+      .parameter("m_tiles", "tiles of 16 queries of a warp", {1, 2})
+      .parameter("bn", "keys of a block", {32, 64, 128})
+      .parameter("stages", "blocks of keys and values in shared memory", {2, 3})
+      .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2, 3})
+      .constraint(
+          "accumulators fit in registers, and tiles suit the mask's",
+          [form](const Config& c) { return attention_sm80_refusal(form, config_of(c)) == nullptr; },
+          {"warps", "m_tiles", "bn", "stages", "ctas_per_sm"})
+      .constraint("a thread's accumulators of scores and output are 150 registers at most",
+                  [form](const Config& c) {
+                    return c.at("m_tiles") * (attention_padded_dim(form.dim) + c.at("bn")) <= 300;
+                  },
+                  {"m_tiles", "bn"})
+      .constraint("more than half of a tile would be padding",
+                  [layer, form](const Config& c) {
+                    const std::int64_t bm = 16 * c.at("warps") * c.at("m_tiles");
+                    const std::int64_t least = form.mask == attention_mask::packed ? 64 : 16;
+                    return bm <= least || bm < 2 * layer.s;
+                  },
+                  {"warps", "m_tiles"})
+      .constraint(
+          "an SM has 65,536 registers, of which a thread needs some 60 and its accumulators",
+          [form](const Config& c) {
+            const std::int64_t needed =
+                60 + c.at("m_tiles") * (attention_padded_dim(form.dim) + c.at("bn")) / 2;
+            return c.at("ctas_per_sm") * c.at("warps") * 32 * needed <= 65536;
+          },
+          {"warps", "m_tiles", "bn", "ctas_per_sm"})
+      .constraint("the stages of an SM's CTAs fit in its shared memory",
+                  [form, facts](const Config& c) {
+                    constexpr std::int64_t reserved = 1024;  // of each CTA, by the driver
+                    const std::int64_t bytes =
+                        attention_sm80_plan_of(form, config_of(c)).shared_bytes;
+                    return bytes <= facts.shared_bytes_per_block &&
+                           c.at("ctas_per_sm") * (bytes + reserved) <=
+                               facts.shared_bytes_per_multiprocessor;
+                  },
+                  {"warps", "m_tiles", "bn", "stages", "ctas_per_sm"});
+}
+
+// Four warps, which is a scheduler's worth each, two CTAs of them so that one's softmax runs beside
+// the other's products, and 64 keys a block; fewer queries a CTA where there are few tiles.
+Config Sm80Forward::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const auto feasible = space(problem, facts).feasible();
+  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of attention_sm80 is empty");
+  const std::int64_t matrices = layer.b * layer.heads;
+  return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
+    const auto rank = [&](const Config& c) {
+      const std::int64_t bm = 16 * c.at("warps") * c.at("m_tiles");
+      const std::int64_t tiles = quotient_up(usual_queries(layer), bm) * matrices;
+      const double waves = static_cast<double>(tiles) /
+                           static_cast<double>(facts.multiprocessors * c.at("ctas_per_sm"));
+      const double idle = waves < 1 ? 1 / waves : std::ceil(waves) / waves;
+      return std::tuple(std::round(4 * std::max(1.0, idle / 1.5)), std::abs(bm - 64),
+                        std::abs(c.at("bn") - 64), std::abs(c.at("warps") - 4),
+                        std::abs(c.at("ctas_per_sm") - 2), c.at("stages"));
+    };
+    return rank(a) < rank(b);
+  });
+}
+
+Program Sm80Forward::program(const Problem& problem, const DeviceFacts& facts,
+                             const Config& values) const {
+  const attention_sm80_config config = config_of(values);
+  Program program;
+  Launch launch(program, problem, facts, sizeof(attention_params));
+  const Layer& layer = launch.layer();
+  const attention_form form = form_of(layer);
+  const std::int64_t groups =
+      heads_in_l2(layer, facts, layer.kv_heads * layer.b, usual_keys(layer));
+  launch.set_attention(offsetof(attention_params, group),
+                       static_cast<std::int32_t>(groups * layer.group()));
+  launch.append(file,
+                fmt::format("attention_sm80_forward<{}, {}>", attention::template_argument(form),
+                            template_argument(config)),
+                {static_cast<std::uint32_t>(query_tiles(layer, config.bm())), 1, 1},
+                config.threads(), attention_sm80_plan_of(form, config).shared_bytes);
+  return program;
+}
+
+}  // namespace
+
+const Family& attention_sm80_family() {
+  static const Sm80Forward family;
+  return family;
+}
+
+}  // namespace fftune::attention

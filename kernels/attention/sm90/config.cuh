@@ -1,0 +1,80 @@
+// The tile configuration of the sm_90a attention forward, and the plan that follows from it: tiles,
+// registers, and where everything lies in shared memory. Included by the kernel and by the host,
+// which checks configurations and launches the kernel: this is the only definition.
+#pragma once
+
+#include "attention/form.cuh"
+
+namespace fftune {
+
+struct attention_sm90_config {
+  int mma_warpgroups = 2;  // each has 64 queries
+  int bn = 128;            // keys of a block
+  int stages = 2;          // blocks of keys, and as many of values, in shared memory
+  /// MMA warpgroups issue their MMAs in turn, so that one's softmax overlaps the others' MMAs.
+  bool ordered = true;
+  /// Two where one MMA warpgroup and its shared memory leave room.
+  int ctas_per_sm = 1;
+  /// Of 8 powers of two, those that are computed by a polynomial instead of the special function
+  /// unit, which is what heads of 64 wait for.
+  int polynomial_of_8 = 0;
+  /// CTAs take their tiles from a counter in memory, the longest first, rather than in fixed turns.
+  bool dynamic = false;
+};
+
+struct attention_sm90_plan {
+  int bm;            // queries of a work tile
+  int slab_columns;  // of a row of q, k or v in shared memory: 128 bytes, or 64 with 64-byte
+                     // swizzle
+  int row_bytes;     // of a slab
+  int slabs;         // of a head
+  int q_bytes;       // of one MMA warpgroup
+  int kv_bytes;      // of a stage of keys, or of values
+  int score_registers, out_registers;  // accumulators of a thread
+  int threads;
+  bool reallocates_registers;
+  int producer_registers, mma_registers;
+  // Shared memory from a 1024-byte boundary on.
+  int k_at, v_at;                                   // q is at 0
+  int q_barriers_at, k_barriers_at, v_barriers_at;  // full ones, then as many empty ones
+  int tile_at, tile_bytes;                          // the next work tile, then its barriers
+  int shared_bytes;                                 // with room to align to 1024
+};
+
+constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
+                                                     const attention_sm90_config& config) {
+  attention_sm90_plan plan = {};
+  plan.bm = 64 * config.mma_warpgroups;
+  plan.slab_columns = form.dim % 64 == 0 ? 64 : 32;
+  plan.row_bytes = plan.slab_columns * 2;
+  plan.slabs = form.dim / plan.slab_columns;
+  plan.q_bytes = 64 * form.dim * 2;
+  plan.kv_bytes = config.bn * form.dim * 2;
+  plan.score_registers = config.bn / 2;
+  plan.out_registers = form.dim / 2;
+  plan.threads = (config.mma_warpgroups + 1) * 128;
+  // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
+  // these alone on an SM every thread has enough at the start.
+  plan.reallocates_registers = config.mma_warpgroups > 1 || config.ctas_per_sm > 1;
+  if (config.mma_warpgroups == 3) {
+    plan.producer_registers = 32;
+    plan.mma_registers = 160;
+  } else if (config.mma_warpgroups == 2) {
+    plan.producer_registers = form.paged ? 56 : 40;  // pages are looked up
+    plan.mma_registers = form.paged ? 224 : 232;
+  } else {
+    plan.producer_registers = 40;
+    plan.mma_registers = 216;
+  }
+  plan.k_at = config.mma_warpgroups * plan.q_bytes;
+  plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
+  plan.q_barriers_at = plan.v_at + config.stages * plan.kv_bytes;
+  plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * config.mma_warpgroups;
+  plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
+  plan.tile_at = plan.v_barriers_at + 2 * 8 * config.stages;
+  plan.tile_bytes = form.packed_sequences() || form.lengths ? 32 : 16;
+  plan.shared_bytes = 1024 + plan.tile_at + plan.tile_bytes + 2 * 8;
+  return plan;
+}
+
+}  // namespace fftune

@@ -1,0 +1,272 @@
+// The forward family of sm_90a, host side.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include "core/error.hpp"
+#include "kernels/attention/families.hpp"
+#include "kernels/attention/launch.hpp"
+#include "kernels/attention/sm90/config.cuh"
+#include "kernels/attention/sm90/params.cuh"
+#include "kernels/common/stage_family.hpp"
+
+namespace fftune::attention {
+namespace {
+
+constexpr const char* file = "attention/sm90/forward.cu";
+constexpr std::int64_t reserved_shared_bytes = 1024;  // of each CTA, by the driver
+
+attention_sm90_config config_of(const Config& config) {
+  return {.mma_warpgroups = config.get("mma_warpgroups"),
+          .bn = config.get("bn"),
+          .stages = config.get("stages"),
+          .ordered = config.at("ordered") != 0,
+          .ctas_per_sm = config.get("ctas_per_sm"),
+          .polynomial_of_8 = config.get("polynomial_of_8"),
+          .dynamic = config.word("scheduler") == "dynamic"};
+}
+
+std::string template_argument(const attention_sm90_config& config) {
+  return fmt::format(
+      "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
+      ".ctas_per_sm = {}, .polynomial_of_8 = {}, .dynamic = {}}}",
+      config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
+      config.polynomial_of_8, config.dynamic);
+}
+
+/// Whether some tiles see more keys than others.
+bool has_unlike_tiles(const Layer& layer) {
+  return layer.mask != Mask::none || layer.lengths || layer.layout == Layout::thd;
+}
+
+/// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
+/// are multiplied meanwhile, words of a mask, and addresses.
+int registers_needed(const attention_form& form, const attention_sm90_config& config) {
+  const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
+  const int probabilities = config.bn / 4;
+  const int mask = form.mask == attention_mask::packed ? config.bn / 16 + 12 : 0;
+  constexpr int others = 32;
+  return plan.score_registers + plan.out_registers + probabilities + mask + others;
+}
+
+/// Cycles of the launch: tiles, of which each SM has its share, and their blocks of keys: the MMAs,
+/// the exponentials that no other warpgroup's MMAs hide, and what a block costs whatever its size.
+double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
+  const attention_sm90_config config = config_of(values);
+  const attention_sm90_plan plan = attention_sm90_plan_of(form_of(layer), config);
+  const auto queries = static_cast<double>(usual_queries(layer));
+  const auto keys = static_cast<double>(usual_keys(layer));
+  // A tile computes the blocks up to its last query's key, the last of them whole.
+  double seen = keys;
+  if (layer.mask == Mask::causal)
+    seen = std::min(keys, keys - std::min(queries, keys) / 2 + plan.bm / 2.0);
+  if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + plan.bm));
+  const double blocks = seen < keys ? seen / config.bn + 0.5 : std::ceil(keys / config.bn);
+  constexpr double flops_of_cycle = 4096, exponentials_of_cycle = 16;  // of an SM
+  const double pairs = static_cast<double>(plan.bm) * config.bn;
+  const double mma = pairs * 4 * static_cast<double>(layer.dim) / flops_of_cycle;
+  const double softmax = pairs / exponentials_of_cycle;
+  const double hidden = config.mma_warpgroups * config.ctas_per_sm > 1 ? 0.8 : 0.5;
+  const double fixed = 100 + (config.ordered ? 0 : 20) + (config.stages > 2 ? 0 : 20);
+  constexpr double of_tile = 1500;  // its queries, its last product, and the store
+  const double tile_cycles = blocks * (mma + (1 - hidden) * softmax + fixed) + of_tile;
+  const auto tiles =
+      static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b * layer.heads);
+  const double share = tiles / static_cast<double>(facts.multiprocessors);
+  // Unlike tiles, the longest first, and tiles of CTAs that share an SM, even out but for the last.
+  const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
+  constexpr double of_launch = 3000;
+  const double sharing = config.ctas_per_sm > 1 ? 1.1 : 1;  // of one SM's shared memory
+  return sharing * std::max(1.0, evens_out ? share + 0.4 : std::ceil(share)) * tile_cycles +
+         of_launch;
+}
+
+class Sm90Forward final : public StageFamily {
+ public:
+  Sm90Forward()
+      : StageFamily({.name = "attention_sm90",
+                     .summary = "TMA and wgmma, MMA warpgroups in turn",
+                     .stage = stage_forward,
+                     .pass = "fwd",
+                     .sources = {file}}) {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
+    return refuse_sm90(layer_of(problem), facts);
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override;
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    return cycles(layer_of(problem), facts, config) / facts.clock_hz;
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override;
+};
+
+Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const attention_form form = form_of(layer);
+  const auto whole = [](const Config& c) { return config_of(c); };
+  Space space;
+  space.parameter("mma_warpgroups", "MMA warpgroups of a CTA, of 64 queries each", {1, 2, 3})
+      .parameter("bn", "keys of a block", {64, 80, 96, 112, 128, 160, 176, 192, 224})
+      .parameter("stages", "blocks of keys, and as many of values, in shared memory", {2, 3, 4})
+      .parameter("ordered",
+                 "1: MMA warpgroups issue their MMAs in turn, one's softmax beside the others' "
+                 "MMAs; 0: as they come",
+                 {0, 1})
+      .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2})
+      .parameter("polynomial_of_8",
+                 "of 8 exponentials, those by a polynomial instead of the special function unit",
+                 {0, 1, 2, 3})
+      .parameter("scheduler",
+                 "single: a CTA for each tile; static: CTAs stay, with tiles in fixed turns; "
+                 "dynamic: they take tiles from a counter",
+                 {"single", "static", "dynamic"})
+      .constraint(
+          "one MMA warpgroup has none to take turns with",
+          [](const Config& c) { return c.at("mma_warpgroups") > 1 || c.at("ordered") == 0; },
+          {"mma_warpgroups", "ordered"})
+      .constraint(
+          "two CTAs share an SM's registers if each has one MMA warpgroup",
+          [](const Config& c) { return c.at("ctas_per_sm") == 1 || c.at("mma_warpgroups") == 1; },
+          {"mma_warpgroups", "ctas_per_sm"})
+      .constraint("a block of a packed mask is one or two of its tiles wide",
+                  [form](const Config& c) {
+                    return form.mask != attention_mask::packed || c.at("bn") == 64 ||
+                           c.at("bn") == 128;
+                  },
+                  {"bn"})
+      .constraint("a block of keys is a part of a page, or whole pages",
+                  [page = layer.page](const Config& c) {
+                    return page == 0 || c.at("bn") % page == 0 || page % c.at("bn") == 0;
+                  },
+                  {"bn"})
+      .constraint(
+          "no more keys in a block than there are",
+          [layer](const Config& c) { return c.at("bn") == 64 || c.at("bn") < layer.kv + 64; },
+          {"bn"})
+      .constraint("no more MMA warpgroups than a sequence has queries for",
+                  [layer](const Config& c) {
+                    return c.at("mma_warpgroups") == 1 ||
+                           64 * (c.at("mma_warpgroups") - 1) < layer.s;
+                  },
+                  {"mma_warpgroups"})
+      .constraint("scores, probabilities and the output are in an MMA thread's registers",
+                  [form, whole](const Config& c) {
+                    const auto config = whole(c);
+                    const int have = attention_sm90_plan_of(form, config).mma_registers;
+                    // The smallest blocks always fit, some of them barely.
+                    return (config.bn == 64 && config.mma_warpgroups < 3) ||
+                           registers_needed(form, config) <= have;
+                  },
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "polynomial_of_8",
+                   "scheduler"})
+      .constraint("queries, and the stages of keys and values, fit in shared memory",
+                  [form, facts, whole](const Config& c) {
+                    const auto config = whole(c);
+                    const std::int64_t bytes = attention_sm90_plan_of(form, config).shared_bytes;
+                    return bytes <= facts.shared_bytes_per_block &&
+                           config.ctas_per_sm * (bytes + reserved_shared_bytes) <=
+                               facts.shared_bytes_per_multiprocessor;
+                  },
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "polynomial_of_8",
+                   "scheduler"})
+      .constraint(
+          "exponentials take longer than the products up to 96 features of a head",
+          [layer](const Config& c) { return c.at("polynomial_of_8") == 0 || layer.dim <= 96; },
+          {"polynomial_of_8"})
+      .constraint("a counter balances tiles that are unlike",
+                  [layer](const Config& c) {
+                    return c.word("scheduler") != "dynamic" || has_unlike_tiles(layer);
+                  },
+                  {"scheduler"})
+      .constraint("CTAs that stay have more than one tile each",
+                  [layer, facts](const Config& c) {
+                    return c.word("scheduler") == "single" ||
+                           query_tiles(layer, 64 * c.at("mma_warpgroups")) >
+                               facts.multiprocessors * c.at("ctas_per_sm");
+                  },
+                  {"mma_warpgroups", "ctas_per_sm", "scheduler"});
+  return space;
+}
+
+Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const auto feasible = space(problem, facts).feasible();
+  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of attention_sm90 is empty");
+  const Config* best = nullptr;
+  double least = 0;
+  for (const Config& config : feasible) {
+    // The hardware balances CTAs of a tile each. A few exponentials by a polynomial where a head is
+    // narrow: more of them only move the work.
+    const char* const scheduler = has_unlike_tiles(layer) ? "single" : "static";
+    const std::int64_t polynomial = layer.dim <= 64 ? 1 : 0;
+    const double own = cycles(layer, facts, config) *
+                       (config.word("scheduler") == scheduler ? 1 : 1.01) *
+                       (config.at("polynomial_of_8") == polynomial ? 1 : 1.02);
+    if (best != nullptr && own >= least) continue;
+    best = &config;
+    least = own;
+  }
+  return *best;
+}
+
+Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
+                             const Config& values) const {
+  const attention_sm90_config config = config_of(values);
+  Program program;
+  Launch launch(program, problem, facts, sizeof(attention_sm90_params),
+                offsetof(attention_sm90_params, attention));
+  const Layer& layer = launch.layer();
+  const attention_form form = form_of(layer);
+  const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
+  const std::int64_t groups =
+      heads_in_l2(layer, facts, layer.kv_heads * layer.b, usual_keys(layer));
+  launch.set_attention(offsetof(attention_params, group),
+                       static_cast<std::int32_t>(groups * layer.group()));
+  launch.set(offsetof(attention_sm90_params, q),
+             rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns));
+  launch.set(offsetof(attention_sm90_params, k),
+             rows_map(layer, launch.places().k, layer.k_row, true, config.bn, plan.slab_columns));
+  launch.set(offsetof(attention_sm90_params, v),
+             rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
+  if (config.dynamic)
+    launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(4, true));
+  std::int64_t ctas = query_tiles(layer, plan.bm);
+  if (values.word("scheduler") != "single")
+    ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
+  launch.append(file,
+                fmt::format("attention_forward_sm90<{}, {}>", attention::template_argument(form),
+                            template_argument(config)),
+                {static_cast<std::uint32_t>(ctas), 1, 1}, plan.threads, plan.shared_bytes);
+  return program;
+}
+
+}  // namespace
+
+std::optional<std::string> refuse_sm90(const Layer& layer, const DeviceFacts& facts) {
+  if (facts.compute_capability != 90)
+    return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
+                       facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
+  if (layer.dtype == DType::f32) return "wgmma multiplies bf16 and fp16, not f32";
+  constexpr std::int64_t dims[] = {64, 96, 128, 192, 256};
+  if (std::find(std::begin(dims), std::end(dims), layer.dim) == std::end(dims))
+    return fmt::format("dim={} is not 64, 96, 128, 192 or 256", layer.dim);
+  return misaligned_rows(layer);
+}
+
+const Family& attention_sm90_family() {
+  static const Sm90Forward family;
+  return family;
+}
+
+}  // namespace fftune::attention

@@ -1,0 +1,123 @@
+// The online softmax, in powers of two: scores are scaled by log2(e), since ex2 is the instruction.
+#pragma once
+
+#include "attention/form.cuh"
+#include "attention/params.cuh"
+#include "common/types.cuh"
+
+namespace fftune {
+
+constexpr float log2_e = 1.44269504088896340736f;
+constexpr float natural_log_of_2 = 0.69314718055994530942f;
+// Above the largest power of two that a probability may have before its row is rescaled, so that
+// the product with the values is rescaled rarely. fp16 holds 2^15, and sums are fp32.
+constexpr float rescale_threshold = 8.0f;
+
+__device__ __forceinline__ float minus_infinity() {
+  return __int_as_float(0xff800000);
+}
+
+__device__ __forceinline__ float exp2_approximate(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// The same without the special function unit, for values up to 127: 2^n by adding n to the exponent
+// of 2^fraction. Relative error 1e-4, below the rounding of what is multiplied by values next.
+// Minus infinity gives 0.
+__device__ __forceinline__ float exp2_polynomial(float value) {
+  constexpr float to_integer = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
+  asm("max.NaN.f32 %0, %0, 0fC2FE0000;" : "+f"(value));  // -127
+  const float rounded = __fadd_rn(value, to_integer);
+  const float fraction = __fsub_rn(value, __fsub_rn(rounded, to_integer));
+  float power = __fmaf_rn(fraction, 0.05500893f, 0.24221099f);
+  power = __fmaf_rn(power, fraction, 0.69328293f);
+  power = __fmaf_rn(power, fraction, 1.0f);
+  return __int_as_float(__float_as_int(power) + (__float_as_int(rounded) << 23));
+}
+
+__device__ __forceinline__ float log2_approximate(float value) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+__device__ __forceinline__ float reciprocal_approximate(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// By way of the exponential: tanh.approx has 11 bits, too few for what is exponentiated next.
+__device__ __forceinline__ float tanh_by_exp2(float value) {
+  return 1.0f - 2.0f * reciprocal_approximate(exp2_approximate(value * (2.0f * log2_e)) + 1.0f);
+}
+
+// What products of q and k become before they are exponentiated: form.softcap takes scores through
+// cap(), form.bias adds; the result times factor() is a power of two.
+template <attention_form form>
+struct score_scaling {
+  float inner;  // of the argument of tanh
+  float outer;  // to powers of two
+
+  __device__ __forceinline__ explicit score_scaling(const attention_params& params)
+      : inner(form.softcap ? params.scale / params.softcap : 1.0f),
+        outer((form.softcap ? params.softcap : params.scale) * log2_e) {}
+
+  __device__ __forceinline__ float cap(float score) const {
+    if constexpr (form.softcap) return tanh_by_exp2(score * inner);
+    return score;
+  }
+  __device__ __forceinline__ float add_bias(float score, float bias) const {
+    return score * outer + bias * log2_e;
+  }
+  // With a bias the scores have been scaled when it was added.
+  __device__ __forceinline__ float factor() const { return form.bias ? 1.0f : outer; }
+};
+
+// The state of one row, or of a thread's part of it: probabilities are 2^(score - reference), and
+// `sum` adds them up. The reference is the largest score so far, or up to rescale_threshold less.
+struct softmax_row {
+  float reference = minus_infinity();
+  float sum = 0;
+
+  // Whether a row with this score would have to be rescaled; not if all scores are minus infinity.
+  __device__ __forceinline__ bool exceeded_by(float score) const {
+    return score - reference > rescale_threshold;
+  }
+  // What to subtract from scores. Where all scores so far are minus infinity that is 0, for a
+  // probability of 0 instead of NaN.
+  __device__ __forceinline__ float offset() const {
+    return reference == minus_infinity() ? 0.0f : reference;
+  }
+  // Takes a larger reference; returns the factor of what was computed with the one before.
+  __device__ __forceinline__ float rescale(float score) {
+    const float largest = fmaxf(reference, score);
+    const float factor = largest == minus_infinity() ? 1.0f : exp2_approximate(reference - largest);
+    reference = largest;
+    sum *= factor;
+    return factor;
+  }
+};
+
+// A finished row: what its sums of values are multiplied by, and its log-sum-exp in powers of two.
+struct softmax_result {
+  float factor;  // 0 of a row that sees no key
+  float lse;
+};
+
+// `sink`: a logit that joins the denominator, or minus infinity.
+__device__ __forceinline__ softmax_result finish_softmax(softmax_row row, float sink) {
+  float scale = 1.0f;
+  if (sink > minus_infinity()) {
+    const float power = sink * log2_e;
+    scale = row.rescale(power);
+    row.sum += exp2_approximate(power - row.reference);
+  }
+  const bool any = row.sum > 0;
+  return {any ? __fdividef(scale, row.sum) : 0.0f,
+          any ? row.reference + log2_approximate(row.sum) : minus_infinity()};
+}
+
+}  // namespace fftune

@@ -1,0 +1,129 @@
+// Blocks of rows on all threads. A row is computed in f32, in place where that is its type.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "kernels/common/cpu_task.hpp"
+#include "kernels/common/cpu_vector.hpp"
+#include "kernels/common/stage_family.hpp"
+#include "kernels/gemm/cpu/host_gemm.hpp"
+#include "kernels/masked_softmax/masked_softmax.hpp"
+
+namespace fftune::masked_softmax {
+namespace {
+
+constexpr float lowest = -std::numeric_limits<float>::infinity();
+
+class Rows {
+ public:
+  Rows(const Problem& problem, const DeviceFacts& facts)
+      : layer_(layer_of(problem)),
+        at_(places_of(problem)),
+        converter_{&vector_kernels(facts.arch)},
+        vector_(&vector_kernels(facts.arch)) {}
+
+  const Layer& layer() const { return layer_; }
+  const Places& places() const { return at_; }
+
+  /// `room`: two rows of floats.
+  void compute(const HostCall& call, std::int64_t row, float* room) const {
+    if (layer_.backward)
+      backward(call, row, room, room + layer_.n);
+    else
+      forward(call, row, room);
+  }
+
+ private:
+  std::byte* row_of(const HostCall& call, std::size_t tensor, std::int64_t row) const {
+    return static_cast<std::byte*>(call.tensors[tensor]) +
+           row * layer_.n * static_cast<std::int64_t>(dtype_bytes(layer_.dtype));
+  }
+
+  void forward(const HostCall& call, std::int64_t row, float* values) const {
+    const std::int64_t columns = layer_.columns(row);
+    converter_.load(layer_.dtype, row_of(call, at_.x, row), values, columns);
+    for (std::int64_t j = 0; j < columns; ++j) values[j] *= layer_.scale;
+    if (at_.mask != absent) {
+      const auto* const mask = static_cast<const std::uint8_t*>(call.tensors[at_.mask]) +
+                               layer_.mask_row(row) * layer_.n;
+      for (std::int64_t j = 0; j < columns; ++j)
+        if (mask[j] == 0) values[j] = lowest;
+    }
+    const auto count = static_cast<std::size_t>(columns);
+    const float most = vector_->largest(values, count);
+    float factor = 0;
+    if (most == lowest)
+      std::fill_n(values, columns, 0.0f);
+    else
+      factor = 1 / vector_->exponentials(values, most, count);
+    for (std::int64_t j = 0; j < columns; ++j) values[j] *= factor;
+    std::fill(values + columns, values + layer_.n, 0.0f);
+    converter_.store(layer_.dtype, values, row_of(call, at_.y, row), layer_.n);
+  }
+
+  void backward(const HostCall& call, std::int64_t row, float* y, float* dy) const {
+    const std::int64_t columns = layer_.columns(row);
+    converter_.load(layer_.dtype, row_of(call, at_.y, row), y, columns);
+    converter_.load(layer_.dtype, row_of(call, at_.dy, row), dy, columns);
+    float sum = 0;
+    if (columns > 0) vector_->dot(y, 0, dy, 0, static_cast<std::size_t>(columns), 1, 1, &sum);
+    for (std::int64_t j = 0; j < columns; ++j) dy[j] = layer_.scale * y[j] * (dy[j] - sum);
+    std::fill(dy + columns, dy + layer_.n, 0.0f);
+    converter_.store(layer_.dtype, dy, row_of(call, at_.dx, row), layer_.n);
+  }
+
+  Layer layer_;
+  Places at_;
+  gemm_cpu::Converter converter_;
+  const VectorKernels* vector_;
+};
+
+class CpuRows final : public CpuRowFamily {
+ public:
+  explicit CpuRows(bool backward)
+      : CpuRowFamily({.name = backward ? "cpu_backward" : "cpu_forward",
+                      .summary = "blocks of rows, on all threads",
+                      .stage = backward ? stage_backward : stage_forward,
+                      .pass = backward ? "bwd" : "fwd",
+                      .sources = {"masked_softmax/cpu_families.cpp", vector_kernel_source}}) {}
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Rows rows(problem, facts);
+    const std::int64_t of_task = config.at("rows");
+    const int threads = config.get("threads");
+    const std::int64_t room = 2 * rows.layer().n;
+    Program program;
+    program.host_tensors = rows.places().count;
+    program.scratch = {{gemm_cpu::bytes_of_floats(threads * room), false}};
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      const std::int64_t all = rows.layer().rows();
+      gemm_cpu::deal(call.parallel, threads, (all + of_task - 1) / of_task,
+                     [&](std::size_t worker, std::int64_t task) {
+                       float* const own = reinterpret_cast<float*>(call.scratch[0]) +
+                                          static_cast<std::int64_t>(worker) * room;
+                       for (std::int64_t row = task * of_task;
+                            row < std::min(all, (task + 1) * of_task); ++row)
+                         rows.compute(call, row, own);
+                     });
+    }));
+    return program;
+  }
+
+ protected:
+  RowWork work(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    return {.rows = layer.rows(),
+            .row_bytes = layer.n * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
+            .nontemporal = false};
+  }
+};
+
+}  // namespace
+
+std::vector<const Family*> cpu_families() {
+  static const CpuRows forward(false), backward(true);
+  return {&forward, &backward};
+}
+
+}  // namespace fftune::masked_softmax

@@ -1,0 +1,259 @@
+// Rows in registers, read once, by lanes of a warp, by a block, or by a cluster of blocks; and the
+// fallbacks, with a block for each row.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/common/stage_family.hpp"
+#include "kernels/masked_softmax/masked_softmax.hpp"
+
+namespace fftune::masked_softmax {
+namespace {
+
+constexpr std::int64_t most_block_threads = 1024;
+constexpr std::int64_t other_registers = 36;  // addresses, sums, one vector as loaded
+
+std::int64_t element_bytes(const Layer& layer) {
+  return static_cast<std::int64_t>(dtype_bytes(layer.dtype));
+}
+
+std::int64_t row_vectors(const Layer& layer, const Config& config) {
+  return layer.n * element_bytes(layer) / config.at("vector");
+}
+
+/// Vectors of a row that each of its threads has.
+std::int64_t vectors_of_thread(const Layer& layer, const Config& config) {
+  return quotient_up(row_vectors(layer, config), config.at("group") * config.at("cluster"));
+}
+
+std::int64_t block_threads(const Config& config) {
+  return config.at("group") * config.at("groups");
+}
+
+/// Forward: powers in f32, and one vector as it is loaded; the loads of all are in flight before
+/// the first is a power. Backward: y and dy as they are loaded.
+std::int64_t registers_needed(const Layer& layer, const Config& config) {
+  const std::int64_t count = config.at("vector") / element_bytes(layer);
+  const std::int64_t elements = vectors_of_thread(layer, config) * count;
+  const std::int64_t raw = raw_registers(elements, element_bytes(layer), count);
+  return other_registers + (layer.backward ? 2 * raw + 2 * count : elements + raw / 2);
+}
+
+/// Widest accesses to which rows, and the mask's, are aligned; about four of them a thread, 256
+/// threads a block or what a row takes; wider rows on a cluster where there are clusters.
+Config default_rows(const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t vector = widest_vector(layer.n * element_bytes(layer));
+  const std::int64_t row = layer.n * element_bytes(layer) / vector;
+  constexpr std::int64_t vectors = 2, most_vectors = 4;
+  std::int64_t cluster = 1;
+  if (facts.compute_capability >= 90)
+    while (cluster < 8 && row > 512 * most_vectors * cluster) cluster *= 2;
+  const std::int64_t group = std::clamp<std::int64_t>(
+      power_of_two(quotient_up(row, vectors * cluster)), cluster > 1 ? 128 : 8, 512);
+  const std::int64_t wanted = std::max<std::int64_t>(1, 256 / group);
+  const std::int64_t groups =
+      std::max<std::int64_t>(quotient_up(64, group), std::min(wanted, power_of_two(layer.rows())));
+  return {{"vector", vector},
+          {"group", group},
+          {"groups", cluster > 1 ? 1 : groups},
+          {"cluster", cluster},
+          {"evict_first", 0}};
+}
+
+std::string mask_name(Mask mask) {
+  return mask == Mask::causal ? "causal" : mask == Mask::boolean ? "boolean" : "none";
+}
+
+class RegisterRows final : public StageFamily {
+ public:
+  explicit RegisterRows(bool backward)
+      : StageFamily({.name = backward ? "backward_rows" : "forward_rows",
+                     .summary = "rows in registers of a group of threads, read once",
+                     .stage = backward ? stage_backward : stage_forward,
+                     .pass = backward ? "bwd" : "fwd",
+                     .sources = {backward ? "masked_softmax/backward_rows.cu"
+                                          : "masked_softmax/forward_rows.cu"}}),
+        pass_(backward ? "bwd" : "fwd") {}
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto refusal = refuse_cuda(problem, pass_, facts)) return refusal;
+    if (space(problem, facts).violations(default_config(problem, facts)).empty())
+      return std::nullopt;
+    return fmt::format("rows of n={} in {} do not suit a block's registers and accesses",
+                       layer_of(problem).n, dtype_name(problem.dtype));
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override;
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    return default_rows(layer_of(problem), facts);
+  }
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override;
+
+ private:
+  const char* pass_;
+};
+
+Space RegisterRows::space(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const std::int64_t row_bytes = layer.n * element_bytes(layer);
+  Space space;
+  space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+      .parameter("group", "threads of a block that share a row",
+                 {8, 16, 32, 64, 128, 256, 512, 1024})
+      .parameter("groups", "rows of a block", {1, 2, 4, 8, 16, 32})
+      .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
+      .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
+                 {0, 1})
+      .constraint(
+          "an access is at least one element, and rows are aligned to it",
+          [widest = widest_vector(row_bytes), least = element_bytes(layer)](const Config& c) {
+            return c.at("vector") >= least && c.at("vector") <= widest;
+          },
+          {"vector"})
+      .constraint("accesses narrower than half of what alignment allows only add instructions",
+                  [widest = widest_vector(row_bytes)](const Config& c) {
+                    return 2 * c.at("vector") >= widest;
+                  },
+                  {"vector"})
+      .constraint("a block has 64 to 1024 threads",
+                  [](const Config& c) {
+                    return block_threads(c) >= 64 && block_threads(c) <= most_block_threads;
+                  },
+                  {"group", "groups"})
+      .constraint("no more rows side by side than there are",
+                  [layer](const Config& c) {
+                    return block_threads(c) == 64 || c.at("groups") < 2 * layer.rows();
+                  },
+                  {"group", "groups"})
+      .constraint("at most half of a row's threads have nothing to do",
+                  [layer](const Config& c) {
+                    const std::int64_t threads = c.at("group") * c.at("cluster");
+                    return threads <= 8 || threads < 2 * row_vectors(layer, c);
+                  },
+                  {"vector", "group", "cluster"})
+      .constraint("a thread keeps its part of a row in registers",
+                  [layer, facts](const Config& c) {
+                    return registers_needed(layer, c) <=
+                           registers_of_thread(facts, block_threads(c));
+                  },
+                  {"vector", "group", "groups", "cluster"})
+      .constraint("clusters need compute capability 9.0",
+                  [capability = facts.compute_capability](const Config& c) {
+                    return c.at("cluster") == 1 || capability >= 90;
+                  },
+                  {"cluster"})
+      .constraint("a row on several SMs has at least 8 KB, and whole blocks, for each",
+                  [row_bytes](const Config& c) {
+                    return c.at("cluster") == 1 || (c.at("groups") == 1 && c.at("group") >= 128 &&
+                                                    row_bytes >= 8192 * c.at("cluster"));
+                  },
+                  {"group", "groups", "cluster"});
+  return space;
+}
+
+Program RegisterRows::program(const Problem& problem, const DeviceFacts& facts,
+                              const Config& config) const {
+  const Layer layer = layer_of(problem);
+  const Places at = places_of(problem);
+  const std::string shape = fmt::format(
+      "{}, {}, {}, {}, {}, {}", config.at("vector"), vectors_of_thread(layer, config),
+      config.at("group"), config.at("groups"), config.at("cluster"), config.at("evict_first") != 0);
+  const auto n = static_cast<std::int32_t>(layer.n), s = static_cast<std::int32_t>(layer.s);
+  Program program;
+  KernelLaunch launch;
+  if (layer.backward) {
+    program.kernels.push_back(
+        {"masked_softmax/backward_rows.cu",
+         fmt::format("fftune::softmax_backward_rows<{}, {}, {}>", element_type(layer.dtype),
+                     layer.mask == Mask::causal, shape)});
+    launch.arguments = {
+        TensorArgument{at.y}, TensorArgument{at.dy}, TensorArgument{at.dx}, layer.rows(), n, s,
+        layer.scale};
+  } else {
+    program.kernels.push_back(
+        {"masked_softmax/forward_rows.cu",
+         fmt::format("fftune::softmax_forward_rows<{}, fftune::softmax_mask::{}, {}>",
+                     element_type(layer.dtype), mask_name(layer.mask), shape)});
+    launch.arguments = {TensorArgument{at.x},
+                        tensor_or_null(at.mask),
+                        TensorArgument{at.y},
+                        layer.rows(),
+                        n,
+                        s,
+                        static_cast<std::int32_t>(layer.mask_of_head ? 1 : layer.heads),
+                        layer.scale};
+  }
+  launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
+  launch.grid.x = static_cast<std::uint32_t>(quotient_up(layer.rows(), config.at("groups")) *
+                                             config.at("cluster"));
+  launch.block.x = static_cast<std::uint32_t>(block_threads(config));
+  launch.programmatic = facts.compute_capability >= 90;
+  program.steps.emplace_back(std::move(launch));
+  return program;
+}
+
+/// Of either pass: plain loops, a block for each row.
+class Fallback final : public StageFamily {
+ public:
+  explicit Fallback(bool backward)
+      : StageFamily({.name = backward ? "backward_fallback" : "forward_fallback",
+                     .summary = "plain loops for any width and alignment: the fallback",
+                     .stage = backward ? stage_backward : stage_forward,
+                     .pass = backward ? "bwd" : "fwd",
+                     .sources = {"masked_softmax/fallback.cu"},
+                     .is_fallback = true}) {}
+
+  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
+    return fallback_program(problem, facts);
+  }
+
+  static Program fallback_program(const Problem& problem, const DeviceFacts& facts) {
+    const Layer layer = layer_of(problem);
+    const Places at = places_of(problem);
+    const auto n = static_cast<std::int32_t>(layer.n), s = static_cast<std::int32_t>(layer.s);
+    constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;
+    const Dim3 grid{static_cast<std::uint32_t>(std::min(layer.rows(), most_blocks)), 1, 1};
+    std::vector<Argument> arguments{TensorArgument{at.x},
+                                    tensor_or_null(at.mask),
+                                    TensorArgument{at.y},
+                                    layer.rows(),
+                                    n,
+                                    s,
+                                    static_cast<std::int32_t>(layer.mask_of_head ? 1 : layer.heads),
+                                    layer.scale};
+    if (layer.backward)
+      arguments = {
+          TensorArgument{at.y}, TensorArgument{at.dy}, TensorArgument{at.dx}, layer.rows(), n, s,
+          layer.scale};
+    Program program;
+    append_kernel(
+        program, "masked_softmax/fallback.cu",
+        fmt::format("softmax_{}_fallback<{}, {}>", layer.backward ? "backward" : "forward",
+                    element_type(layer.dtype), static_cast<int>(layer.mask)),
+        grid, 256, std::move(arguments))
+        .programmatic = facts.compute_capability >= 90;
+    return program;
+  }
+};
+
+}  // namespace
+
+std::vector<const Family*> cuda_families() {
+  static const RegisterRows forward(false), backward(true);
+  static const Fallback forward_fallback(false), backward_fallback(true);
+  return {&forward, &backward, &forward_fallback, &backward_fallback};
+}
+
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
+  if (facts.kind == DeviceKind::cpu) return {};
+  Baseline baseline;
+  baseline.name = "unfused";
+  baseline.summary = "a plain kernel that reads each row twice";
+  baseline.program = Fallback::fallback_program(problem, facts);
+  return {baseline};
+}
+
+}  // namespace fftune::masked_softmax

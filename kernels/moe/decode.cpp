@@ -1,0 +1,297 @@
+// The families for few tokens: route and gate_up in one launch, down and combine in another.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/common/activation.hpp"
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/ffn/ffn.hpp"
+#include "kernels/moe/moe.hpp"
+
+namespace fftune::moe {
+namespace {
+
+constexpr const char* kernel_file = "moe/decode.cu";
+constexpr std::int64_t most_rows = 1024;           // decode.cu: choices of all tokens
+constexpr std::int64_t most_static_bytes = 48896;  // of shared memory
+
+/// How many experts the tokens can choose, and about how many they do.
+std::int64_t most_chosen(const Shape& shape) {
+  return std::min(shape.experts, shape.rows());
+}
+double usually_chosen(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  double chosen = 0;
+  for (const ExpertsAlike& alike :
+       expected_tokens(routing_of(problem), shape.m, shape.experts, shape.choices))
+    chosen += alike.experts * (1 - std::exp(-alike.tokens));
+  return std::max(chosen, 1.0);
+}
+
+/// decode.cu's chosen_config.
+struct Block {
+  std::int64_t tokens, rows, warps, unroll, k_parts;
+
+  Block(const Problem& problem, const Config& config)
+      : tokens(problem.size("m") <= 8 ? 8 : 16),
+        rows(config.at("rows")),
+        warps(config.at("warps")),
+        unroll(config.at("unroll")),
+        k_parts(config.contains("k_parts") ? config.at("k_parts") : 1) {}
+
+  std::string template_argument() const {
+    return fmt::format("fftune::chosen_config{{{}, {}, {}, {}, {}}}", tokens, rows, warps, unroll,
+                       k_parts);
+  }
+  std::int64_t threads() const { return 32 * warps; }
+  std::int64_t values() const { return tokens / 4; }
+  /// 16-byte loads of weights that a thread has in flight.
+  std::int64_t loads(std::int64_t operands) const { return operands * rows / 8 * unroll; }
+  std::int64_t registers(std::int64_t operands) const {
+    return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48;
+  }
+};
+
+/// A family of the decode kernels: `operands` are the weights that a block multiplies with, [n, k]
+/// of each expert.
+class Decode : public Family {
+ public:
+  DeviceKind device_kind() const final { return DeviceKind::cuda; }
+  std::vector<std::string> sources() const final { return {kernel_file}; }
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
+    const Shape shape = shape_of(problem);
+    if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
+      return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
+                         dtype_name(problem.dtype));
+    if (shape.rows() > most_rows)
+      return fmt::format("every block reads all ids, up to {}: m * top-k is {}", most_rows,
+                         shape.rows());
+    const double rows = static_cast<double>(shape.rows()) / usually_chosen(problem);
+    if (rows > 12)
+      return fmt::format(
+          "an expert's weights are read again for every 16 of its rows: it should "
+          "have {:.0f}",
+          rows);
+    for (const std::int64_t features : {shape.d, shape.h})
+      if (features % 8 != 0)
+        return fmt::format("rows of {} elements are not 16-byte aligned: use multiples of 8",
+                           features);
+    return std::nullopt;
+  }
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const final {
+    return fastest(problem, facts);
+  }
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const final {
+    return seconds(problem, facts, config);
+  }
+
+ protected:
+  static void limit_registers(Space& space, const Problem& problem, std::int64_t operands) {
+    space
+        .constraint("the loads in flight are held in registers: 255 a thread, and 65,536 an SM",
+                    [=](const Config& c) {
+                      const Block block(problem, c);
+                      return block.registers(operands) <=
+                             std::min<std::int64_t>(255, 65536 / block.threads());
+                    },
+                    {"rows", "warps", "unroll"})
+        .constraint(
+            "2 to 16 loads in flight: one does not cover the latency of memory, and more "
+            "than 16 only start later",
+            [=](const Config& c) {
+              const std::int64_t loads = Block(problem, c).loads(operands);
+              return loads >= 2 && loads <= 16;
+            },
+            {"rows", "unroll"});
+  }
+
+  /// What is read: `rows` rows of `k` elements of each of `operands` weights.
+  struct Weights {
+    std::int64_t operands;
+    double rows;
+    std::int64_t k;
+  };
+  virtual Weights weights(const Problem& problem) const = 0;
+
+  /// The time of reading them with the bytes that a configuration has in flight, by blocks that may
+  /// fill the device unevenly.
+  double seconds(const Problem& problem, const DeviceFacts& facts, const Config& config) const {
+    constexpr double wanted_bytes = 40 * 1024;  // of each SM: what memory delivers in its latency
+    constexpr double start_seconds = 3e-6;
+    const Block block(problem, config);
+    const Weights weights = this->weights(problem);
+    const double processors = std::max(facts.multiprocessors, 1);
+    const double bandwidth = facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12;
+    const double threads = static_cast<double>(block.threads());
+    const double registers = threads * static_cast<double>(block.registers(weights.operands));
+    const double blocks = std::max(weights.rows / static_cast<double>(block.rows), 1.0);
+    const double at_once = std::max(std::floor(std::min(2048 / threads, 65536 / registers)), 1.0);
+    const double resident = std::min(at_once, std::ceil(blocks / processors));
+    // A warp that has no k has nothing in flight.
+    const double busy = std::min(
+        1.0, static_cast<double>(weights.k) / static_cast<double>(32 * block.unroll * block.warps));
+    const double in_flight =
+        resident * busy * threads * 16 * static_cast<double>(block.loads(weights.operands));
+    const double waves = std::ceil(blocks / processors) * processors / blocks;
+    const double bytes =
+        2 * static_cast<double>(weights.operands) * weights.rows * static_cast<double>(weights.k);
+    return start_seconds + bytes / (0.9 * bandwidth) * std::max(1.0, wanted_bytes / in_flight) *
+                               (0.5 + 0.5 * waves) * (1 + 0.8 / static_cast<double>(block.rows));
+  }
+
+  Config fastest(const Problem& problem, const DeviceFacts& facts) const {
+    const auto feasible = space(problem, facts).feasible();
+    return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
+      return seconds(problem, facts, a) < seconds(problem, facts, b);
+    });
+  }
+
+  static std::vector<Argument> sizes(const Shape& shape, bool with_tokens) {
+    std::vector<Argument> arguments;
+    if (with_tokens) arguments.emplace_back(static_cast<std::int32_t>(shape.m));
+    for (const std::int64_t size : {shape.rows(), shape.choices, shape.experts, shape.d, shape.h})
+      arguments.emplace_back(static_cast<std::int32_t>(size));
+    return arguments;
+  }
+};
+
+class ChosenGateUp final : public Decode {
+ public:
+  std::string_view name() const override { return "gate_up_decode"; }
+  std::string_view summary() const override {
+    return "few tokens: each chosen expert's gate and up read once, sorted in the same launch";
+  }
+  std::vector<std::string> stages() const override { return {stage_route, ffn::stage_gate_up}; }
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (auto reason = Decode::refusal(problem, facts)) return reason;
+    if (stores_gates(problem)) return "it keeps gate and up in registers";
+    return std::nullopt;
+  }
+  Space space(const Problem& problem, const DeviceFacts&) const override {
+    Space space;
+    space.parameter("rows", "rows of gate, and of up, of a block", {8, 16, 32})
+        .parameter("warps", "warps of a block, which share k", {4, 8, 16})
+        .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4})
+        .constraint("the warps' accumulators must fit in 48 KB of shared memory",
+                    [=](const Config& c) {
+                      const Block block(problem, c);
+                      const std::int64_t accumulators =
+                          block.warps * 2 * block.rows / 8 * 32 * block.values() * 4;
+                      return accumulators + block.warps * block.tokens * 4 + 4096 + 128 <=
+                             most_static_bytes;
+                    },
+                    {"rows", "warps"});
+    limit_registers(space, problem, 2);
+    return space;
+  }
+  Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
+    const Shape shape = shape_of(problem);
+    const TensorPlaces places(moe_ffn_op().tensors(problem));
+    const Block block(problem, config);
+    std::vector<Argument> arguments;
+    for (const char* name : {"x", "ids", "w_gate", "w_up", "offsets", "tokens", "places", "hidden"})
+      arguments.emplace_back(tensor_of(places, name));
+    for (const Argument& size : sizes(shape, false)) arguments.push_back(size);
+    Program program;
+    append_kernel(program, kernel_file,
+                  fmt::format("chosen_gate_up<{}, {}, {}>", element_type(problem.dtype),
+                              activation_type(parse_activation(problem.option("act"))),
+                              block.template_argument()),
+                  {static_cast<std::uint32_t>(quotient_up(shape.h, block.rows)),
+                   static_cast<std::uint32_t>(most_chosen(shape) + 1)},
+                  static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+    return program;
+  }
+
+ private:
+  Weights weights(const Problem& problem) const override {
+    const Shape shape = shape_of(problem);
+    return {2, usually_chosen(problem) * static_cast<double>(shape.h), shape.d};
+  }
+};
+
+class ChosenDown final : public Decode {
+ public:
+  std::string_view name() const override { return "down_decode"; }
+  std::string_view summary() const override {
+    return "few tokens: each chosen expert's down read once, and the weighted sum in the same "
+           "launch";
+  }
+  std::vector<std::string> stages() const override { return {ffn::stage_down, stage_combine}; }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    Space space;
+    space.parameter("rows", "features of y of a block", {8, 16, 32})
+        .parameter("warps", "warps of a block, which share the experts", {4, 8, 16})
+        .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
+        .parameter("k_parts", "warps that share an expert's k", {1, 2, 4})
+        .constraint(fmt::format("each choice's products must fit in the {} bytes of shared memory "
+                                "that a block can have",
+                                facts.shared_bytes_per_block),
+                    [=, most = facts.shared_bytes_per_block](const Config& c) {
+                      const Block block(problem, c);
+                      return products_bytes(problem, block) + 8192 <= most;
+                    },
+                    {"rows", "k_parts"})
+        .constraint("a part of k is a round of loads or more",
+                    [=, k = problem.size("h")](const Config& c) {
+                      return c.at("k_parts") == 1 || k >= 32 * c.at("unroll") * c.at("k_parts");
+                    },
+                    {"unroll", "k_parts"})
+        .constraint("experts that are fewer than warps share these",
+                    [=, experts = most_chosen(shape_of(problem))](const Config& c) {
+                      return c.at("k_parts") == 1 || experts * c.at("k_parts") <= 4 * c.at("warps");
+                    },
+                    {"warps", "k_parts"});
+    limit_registers(space, problem, 1);
+    return space;
+  }
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    const Shape shape = shape_of(problem);
+    const TensorPlaces places(moe_ffn_op().tensors(problem));
+    const Block block(problem, config);
+    std::vector<Argument> arguments;
+    for (const char* name : {"hidden", "ids", "weights", "w_down", "y"})
+      arguments.emplace_back(tensor_of(places, name));
+    for (const Argument& size : sizes(shape, true)) arguments.push_back(size);
+    Program program;
+    KernelLaunch& launch = append_kernel(
+        program, kernel_file,
+        fmt::format("chosen_down<{}, {}>", element_type(problem.dtype), block.template_argument()),
+        {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
+        static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+    launch.shared_bytes = static_cast<std::uint32_t>(products_bytes(problem, block));
+    launch.programmatic = facts.compute_capability >= 90;
+    return program;
+  }
+
+ private:
+  // A warp has an expert, or a part of one: the k of a block is that of all of them.
+  Weights weights(const Problem& problem) const override {
+    const Shape shape = shape_of(problem);
+    return {1, static_cast<double>(shape.d),
+            static_cast<std::int64_t>(usually_chosen(problem) * static_cast<double>(shape.h))};
+  }
+  static std::int64_t products_bytes(const Problem& problem, const Block& block) {
+    return 4 * block.k_parts * shape_of(problem).rows() * block.rows;
+  }
+};
+
+}  // namespace
+
+std::vector<const Family*> decode_families() {
+  static const ChosenGateUp gate_up;
+  static const ChosenDown down;
+  return {&gate_up, &down};
+}
+
+}  // namespace fftune::moe

@@ -1,0 +1,101 @@
+// A mixture of experts: each token goes through the gated feed-forward networks (ffn.hpp) of the
+// experts that it has chosen, and gets the weighted sum of what they give.
+//
+//   y_t = Σ_j weights[t, j] · ffn_ids[t, j](x_t)          over its `top-k` choices, in their order
+//
+// An id outside of [0, experts) names an expert that is not here, as with expert parallelism: the
+// choice adds nothing. The ids of a token differ. How many tokens an expert has is known on the
+// device alone: between none and all.
+//
+// Choices are sorted by expert (core/routing.hpp): row i of gate, up and hidden belongs to the i-th
+// choice in that order, so that the rows of an expert are neighbours. There are m · top-k rows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "core/routing.hpp"
+#include "kernels/gemm/family.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// Defined in moe/op.cpp; listed in kernels/catalog.cpp.
+const Op& moe_ffn_op();
+
+namespace moe {
+
+/// The sizes of a problem.
+struct Shape {
+  std::int64_t m = 0;  // tokens
+  std::int64_t d = 0;  // embedding
+  std::int64_t h = 0;  // intermediate, of one expert
+  std::int64_t experts = 0;
+  std::int64_t choices = 0;  // of a token: top-k
+
+  std::int64_t rows() const { return m * choices; }
+};
+Shape shape_of(const Problem& problem);
+Routing routing_of(const Problem& problem);
+
+constexpr std::int64_t most_experts = 1024;
+constexpr std::int64_t most_choices = 32;
+
+/// Whether gate and up are stored: for a backward pass (save=preact), or in the pass that computes
+/// them again (save=input).
+bool stores_gates(const Problem& problem);
+/// Whether a backward pass computes gate and up again: save=input.
+bool recomputes(const Problem& problem);
+/// Whether the gradients of the weights are added to others: accumulate=yes.
+bool accumulates(const Problem& problem);
+
+// The stages. Forward:
+//
+//   route      offsets, tokens and places, of ids: the sorted order of the choices
+//   gate_up    gate = x·w_gateᵀ, up = x·w_upᵀ, hidden = act(gate) ⊙ up, of the rows' experts
+//   down       expert_out = hidden·w_downᵀ
+//   combine    y = the sum over a token's choices of weight · expert_out
+//
+// Backward, with c = act(gate) ⊙ up:
+//
+//   route, and gate_up where gate and up are computed again
+//   d_hidden   dc = dy·w_down, d_gate = dc ⊙ up ⊙ act'(gate), d_up = dc ⊙ act(gate), hidden
+//   weigh      d_weights = Σ d_up ⊙ up, and the three times the row's weight:
+//              weighted_d_gate, weighted_d_up, weighted_hidden
+//   d_x        dx_rows = weighted_d_gate·w_gate + weighted_d_up·w_up
+//   d_gate_up  dw_gate = weighted_d_gateᵀ·x, dw_up = weighted_d_upᵀ·x
+//   d_down     dw_down = dyᵀ·weighted_hidden
+//   combine_dx dx = the sum over a token's choices of dx_rows
+
+constexpr const char* stage_route = "route";
+constexpr const char* stage_combine = "combine";
+constexpr const char* stage_weigh = "weigh";
+constexpr const char* stage_combine_dx = "combine_dx";
+
+/// The names of the problem's stages, in order.
+std::vector<std::string> stage_names(const Problem& problem);
+/// The GEMM stages among them; null: the stage is none.
+const GemmStage* gemm_stage(const Problem& problem, std::string_view name);
+
+/// Computes the outputs of the stage of that name in float64.
+void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
+               Parallel& parallel);
+
+/// The other stages on the CPU (cpu_families.cpp): combine of the pass fwd, combine_dx of bwd.
+Program cpu_route_program(const Problem& problem);
+Program cpu_combine_program(const Problem& problem);
+Program cpu_weigh_program(const Problem& problem);
+
+/// Of the GEMM stages, and of the others.
+std::vector<const Family*> gemm_families();
+std::vector<const Family*> route_families();
+std::vector<const Family*> combine_families();
+std::vector<const Family*> weigh_families();
+/// Of several stages each, for few tokens.
+std::vector<const Family*> decode_families();
+
+}  // namespace moe
+}  // namespace fftune

@@ -1,0 +1,286 @@
+// moe-ffn: its fields, tensors and stages.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/common/activation.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/moe/moe.hpp"
+
+namespace fftune {
+namespace moe {
+namespace {
+
+using Numbers = std::vector<std::int32_t>;
+
+/// Fills an integer tensor with a part of the routing that a seed stands for: ids and what follows
+/// from them agree where their seeds do.
+TensorSpec routed(const Problem& problem, std::string name, std::vector<std::int64_t> shape,
+                  Role role, std::function<Numbers(const Numbers& ids)> part) {
+  TensorSpec spec{std::move(name), DType::i32, std::move(shape), role};
+  spec.draw = [shape = shape_of(problem), routing = routing_of(problem), part = std::move(part)](
+                  std::uint64_t seed, std::span<double> values) {
+    const Numbers numbers =
+        part(draw_routing(routing, shape.m, shape.experts, shape.choices, seed));
+    std::copy_n(numbers.begin(), values.size(), values.begin());
+  };
+  return spec;
+}
+
+TensorSpec ids_tensor(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  return routed(problem, "ids", {shape.m, shape.choices}, Role::input,
+                [](const Numbers& ids) { return ids; });
+}
+
+TensorSpec weights_tensor(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  const double mean = 1 / static_cast<double>(shape.choices);
+  return {"weights", DType::f32, {shape.m, shape.choices}, Role::input, mean / 4, mean};
+}
+
+/// What the stage route finds.
+void add_route(const Problem& problem, std::vector<TensorSpec>& tensors) {
+  const Shape shape = shape_of(problem);
+  const auto sorted = [shape](Numbers SortedRouting::*part) {
+    return [shape, part](const Numbers& ids) {
+      return sorted_routing(ids, shape.experts, shape.choices).*part;
+    };
+  };
+  tensors.push_back(routed(problem, "offsets", {shape.experts + 1}, Role::intermediate,
+                           sorted(&SortedRouting::offsets)));
+  tensors.push_back(routed(problem, "tokens", {shape.rows()}, Role::intermediate,
+                           sorted(&SortedRouting::tokens)));
+  tensors.push_back(routed(problem, "places", {shape.m, shape.choices}, Role::intermediate,
+                           sorted(&SortedRouting::places)));
+}
+
+/// The experts that a token chooses at all, of all of them.
+double share_of_experts(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  double chosen = 0;
+  for (const ExpertsAlike& alike :
+       expected_tokens(routing_of(problem), shape.m, shape.experts, shape.choices))
+    chosen += alike.experts * (1 - std::exp(-alike.tokens));
+  return chosen / static_cast<double>(shape.experts);
+}
+
+/// The experts' weights or gradients, each of all experts in one tensor.
+void add_weights(const Problem& problem, const std::string& prefix, const std::string& suffix,
+                 Role role, bool are_sums, std::vector<TensorSpec>& tensors) {
+  const Shape shape = shape_of(problem);
+  // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
+  const double by_d = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.d));
+  const double by_h = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.h));
+  const std::size_t first = tensors.size();
+  for (const char* name : {"gate", "up"})
+    tensors.push_back(
+        {prefix + name + suffix, problem.dtype, {shape.experts, shape.h, shape.d}, role, by_d});
+  tensors.push_back(
+      {prefix + "down" + suffix, problem.dtype, {shape.experts, shape.d, shape.h}, role, by_h});
+  for (std::size_t i = first; i < tensors.size() && !are_sums; ++i)
+    tensors[i].read_share = share_of_experts(problem);
+}
+
+std::vector<TensorSpec> forward_tensors(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  const DType dtype = problem.dtype;
+  std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, 1},
+                                  ids_tensor(problem),
+                                  weights_tensor(problem)};
+  add_weights(problem, "w_", "", Role::input, false, tensors);
+  tensors.push_back({"y", dtype, {shape.m, shape.d}, Role::output, 1});
+  if (stores_gates(problem))
+    for (const char* name : {"gate", "up"})
+      tensors.push_back({name, dtype, {shape.rows(), shape.h}, Role::output, 1});
+  add_route(problem, tensors);
+  tensors.push_back({"hidden", dtype, {shape.rows(), shape.h}, Role::intermediate, 1});
+  tensors.push_back({"expert_out", dtype, {shape.rows(), shape.d}, Role::intermediate, 1});
+  return tensors;
+}
+
+std::vector<TensorSpec> backward_tensors(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  const DType dtype = problem.dtype;
+  const bool again = recomputes(problem);
+  const auto inner = [&](const char* name, Role role) {
+    return TensorSpec{name, dtype, {shape.rows(), shape.h}, role, 1};
+  };
+  std::vector<TensorSpec> tensors{{"dy", dtype, {shape.m, shape.d}, Role::input, 1},
+                                  {"x", dtype, {shape.m, shape.d}, Role::input, 1},
+                                  ids_tensor(problem),
+                                  weights_tensor(problem)};
+  if (!again)
+    for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
+  for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
+  add_weights(problem, "w_", "", Role::input, false, tensors);
+  if (accumulates(problem)) add_weights(problem, "dw_", "_before", Role::input, true, tensors);
+  tensors.push_back({"dx", dtype, {shape.m, shape.d}, Role::output, 1});
+  tensors.push_back({"d_weights", DType::f32, {shape.m, shape.choices}, Role::output, 1});
+  add_weights(problem, "dw_", "", Role::output, true, tensors);
+  add_route(problem, tensors);
+  if (again)
+    for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
+  for (const char* name :
+       {"hidden", "d_gate", "d_up", "weighted_d_gate", "weighted_d_up", "weighted_hidden"})
+    tensors.push_back(inner(name, Role::intermediate));
+  tensors.push_back({"dx_rows", dtype, {shape.rows(), shape.d}, Role::intermediate, 1});
+  return tensors;
+}
+
+/// A stage that is no GEMM.
+StageSpec plain_stage(const Problem& problem, const std::string& name,
+                      const std::vector<TensorSpec>& tensors) {
+  StageSpec stage;
+  stage.name = name;
+  if (name == stage_route) {
+    stage.inputs = {"ids"};
+    stage.outputs = {"offsets", "tokens", "places"};
+  } else if (name == stage_combine) {
+    stage.inputs = {"expert_out", "weights", "ids", "places"};
+    stage.outputs = {"y"};
+  } else if (name == stage_combine_dx) {
+    stage.inputs = {"dx_rows", "places"};
+    stage.outputs = {"dx"};
+  } else {
+    stage.inputs = {"d_gate", "d_up", "hidden", "up", "weights", "places"};
+    stage.outputs = {"d_weights", "weighted_d_gate", "weighted_d_up", "weighted_hidden"};
+    stage.reduction_length = shape_of(problem).h;
+  }
+  for (const auto* names : {&stage.inputs, &stage.outputs})
+    for (const std::string& tensor : *names) {
+      const TensorSpec& spec = tensors[tensor_index(tensors, tensor)];
+      stage.bytes += static_cast<double>(spec.bytes());
+      if (names == &stage.inputs && !is_integer(spec.dtype))
+        stage.flops += 2 * static_cast<double>(spec.elements());
+    }
+  if (name == stage_combine || name == stage_combine_dx)
+    stage.reduction_length = shape_of(problem).choices;
+  return stage;
+}
+
+class MoeFfn final : public Op {
+ public:
+  std::string_view name() const override { return "moe-ffn"; }
+  std::string_view summary() const override {
+    return "mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)";
+  }
+  std::vector<std::string> passes() const override { return {"fwd", "bwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    return {
+        product_tokens(),
+        {.name = "d", .help = "embedding size", .example = 2048},
+        {.name = "h", .help = "intermediate size of an expert", .example = 768},
+        {.name = "top-k",
+         .help = "experts that a token chooses",
+         .max = most_choices,
+         .example = 8},
+        {.name = "experts", .help = "experts to choose from", .max = most_experts, .example = 128}};
+  }
+  /// The published configurations' hidden_size, moe_intermediate_size (or intermediate_size),
+  /// experts and experts of a token.
+  std::vector<KnownModel> known_models() const override {
+    const auto model = [](const char* name, std::int64_t d, std::int64_t h, std::int64_t experts,
+                          std::int64_t choices) {
+      return KnownModel{name, {{"d", d}, {"h", h}, {"experts", experts}, {"top-k", choices}}};
+    };
+    return {
+        model("qwen3-30b-a3b", 2048, 768, 128, 8),  model("qwen3-235b-a22b", 4096, 1536, 128, 8),
+        model("qwen2-57b-a14b", 3584, 2560, 64, 8), model("mixtral-8x7b", 4096, 14336, 8, 2),
+        model("mixtral-8x22b", 6144, 16384, 8, 2),  model("deepseek-v2-lite", 2048, 1408, 64, 6),
+        model("deepseek-v3", 7168, 2048, 256, 8),   model("kimi-k2", 7168, 2048, 384, 8),
+        model("glm-4.5", 5120, 1536, 160, 8),       model("gpt-oss-20b", 2880, 2880, 32, 4),
+        model("gpt-oss-120b", 2880, 2880, 128, 4),  model("olmoe-1b-7b", 2048, 1024, 64, 8),
+        model("llama-4-scout", 5120, 8192, 16, 1)};
+  }
+  std::string_view sharded_size() const override { return "h"; }
+  std::vector<OptionField> options() const override {
+    std::vector<OptionField> options{
+        {"act", "activation of the gate", activation_names()},
+        {.name = "routing",
+         .help = "how often experts are chosen: of test data, and to choose a preset by",
+         .choices = {"uniform"},
+         .routing = true}};
+    for (OptionField& field : gated_save_options(", in the order of the experts"))
+      options.push_back(std::move(field));
+    options.push_back(accumulate_option("the weights"));
+    return options;
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::string_view token_size() const override { return "m"; }
+  /// A token's rows lie where the other tokens' choices leave them.
+  bool rows_are_alike(const Problem&) const override { return false; }
+
+  std::string contradiction(const Problem& problem) const override {
+    const Shape shape = shape_of(problem);
+    if (shape.choices > shape.experts)
+      return fmt::format("top-k={} exceeds experts={}: the experts of a token differ",
+                         shape.choices, shape.experts);
+    return "";
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return problem.pass == "bwd" ? backward_tensors(problem) : forward_tensors(problem);
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const auto tensors = this->tensors(problem);
+    std::vector<StageSpec> stages;
+    for (const std::string& name : stage_names(problem)) {
+      const GemmStage* const gemm = gemm_stage(problem, name);
+      stages.push_back(gemm ? stage_spec(name, gemm->gemm(problem), tensors)
+                            : plain_stage(problem, name, tensors));
+    }
+    return stages;
+  }
+
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    moe::reference(problem, stage_names(problem).at(stage), tensors, parallel);
+  }
+
+  std::vector<const Family*> families() const override {
+    return joined({decode_families(), route_families(), gemm_families(), combine_families(),
+                   weigh_families()});
+  }
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+};
+
+}  // namespace
+
+Shape shape_of(const Problem& problem) {
+  return {problem.size("m"), problem.size("d"), problem.size("h"), problem.size("experts"),
+          problem.size("top-k")};
+}
+
+Routing routing_of(const Problem& problem) {
+  return parse_routing(problem.option("routing")).value_or(Routing{});
+}
+
+bool accumulates(const Problem& problem) {
+  return problem.has("accumulate", "yes");
+}
+
+bool recomputes(const Problem& problem) {
+  return problem.pass == "bwd" && problem.has("save", "input");
+}
+
+bool stores_gates(const Problem& problem) {
+  return problem.pass == "bwd" ? recomputes(problem) : problem.has("save", "preact");
+}
+
+}  // namespace moe
+
+const Op& moe_ffn_op() {
+  static const moe::MoeFfn op;
+  return op;
+}
+
+}  // namespace fftune

@@ -1,0 +1,145 @@
+// The families of the stage route.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/common/stage_family.hpp"
+#include "kernels/moe/moe.hpp"
+
+namespace fftune::moe {
+namespace {
+
+constexpr const char* kernel_file = "moe/route.cu";
+
+/// Bytes of shared memory, as route.cu lays it out.
+std::int64_t shared_bytes(const Shape& shape, std::int64_t threads) {
+  const std::int64_t warps = threads / 32;
+  return 4 * (shape.experts * (warps + 1) + 2 * shape.experts + 1 + warps);
+}
+
+Program route_program(const Problem& problem, int threads, int ctas) {
+  const Shape shape = shape_of(problem);
+  const TensorPlaces places(moe_ffn_op().tensors(problem));
+  Program program;
+  KernelLaunch& launch = append_kernel(
+      program, kernel_file,
+      fmt::format("route_choices<fftune::route_config{{{}, {}}}>", threads, ctas),
+      {static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(threads),
+      {tensor_of(places, "ids"), tensor_of(places, "offsets"), tensor_of(places, "tokens"),
+       tensor_of(places, "places"), static_cast<std::int32_t>(shape.rows()),
+       static_cast<std::int32_t>(shape.choices), static_cast<std::int32_t>(shape.experts)});
+  launch.cluster.x = static_cast<std::uint32_t>(ctas);
+  launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes(shape, threads));
+  return program;
+}
+
+/// A family of a stage that both passes have.
+class RouteFamily : public Family {
+ public:
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::vector<std::string> stages() const override { return {stage_route}; }
+  std::vector<std::string> sources() const override { return {kernel_file}; }
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    return refuse_cuda(problem, problem.pass, facts);
+  }
+};
+
+class Route final : public RouteFamily {
+ public:
+  std::string_view name() const override { return "route_sort"; }
+  std::string_view summary() const override {
+    return "a counting sort by expert, in one block or a cluster of them";
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    const Shape shape = shape_of(problem);
+    return Space()
+        .parameter("threads", "threads of a block", {128, 256, 512, 1024})
+        .parameter("ctas", "blocks, which are a cluster", {1, 2, 4, 8})
+        .constraint("clusters need compute capability 9.0",
+                    [capability = facts.compute_capability](const Config& c) {
+                      return c.at("ctas") == 1 || capability >= 90;
+                    },
+                    {"ctas"})
+        .constraint(fmt::format("each warp's counts of all experts must fit in the {} bytes of "
+                                "shared memory that a block can have",
+                                facts.shared_bytes_per_block),
+                    [shape, most = facts.shared_bytes_per_block](const Config& c) {
+                      return shared_bytes(shape, c.at("threads")) <= most;
+                    },
+                    {"threads"})
+        .constraint("a warp has 32 choices or more",
+                    [rows = shape.rows()](const Config& c) {
+                      const std::int64_t threads = c.at("threads") * c.at("ctas");
+                      return threads == 128 || threads < 2 * rows;
+                    },
+                    {"threads", "ctas"});
+  }
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    const auto feasible = space(problem, facts).feasible();
+    const std::int64_t rows = shape_of(problem).rows();
+    return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
+      return seconds(rows, a) < seconds(rows, b);
+    });
+  }
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts&,
+                                 const Config& config) const override {
+    return seconds(shape_of(problem).rows(), config);
+  }
+  Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
+    return route_program(problem, config.get("threads"), config.get("ctas"));
+  }
+
+ private:
+  // A round of loads is 8 choices a thread, and both passes make it. Threads that are too few wait
+  // for memory again, blocks for each other once; more warps have more counts.
+  static double seconds(std::int64_t rows, const Config& config) {
+    const std::int64_t threads = config.at("threads") * config.at("ctas");
+    return 1e-6 * (3 + static_cast<double>(quotient_up(rows, 8 * threads)) +
+                   (config.at("ctas") > 1 ? 1.0 : 0.0) + static_cast<double>(threads) / 8192);
+  }
+};
+
+class RouteFallback final : public RouteFamily {
+ public:
+  std::string_view name() const override { return "route_fallback"; }
+  std::string_view summary() const override { return "a counting sort by expert, in one block"; }
+  bool is_fallback() const override { return true; }
+  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
+  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
+    return route_program(problem, 256, 1);
+  }
+};
+
+/// The sort itself on the host, as a single thread: at most some hundred thousand choices.
+class CpuRoute final : public Family {
+ public:
+  std::string_view name() const override { return "cpu_route"; }
+  std::string_view summary() const override { return "a counting sort by expert"; }
+  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+  std::vector<std::string> stages() const override { return {stage_route}; }
+  bool is_fallback() const override { return true; }
+  std::vector<std::string> sources() const override { return {"moe/cpu_families.cpp"}; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts& facts) const override {
+    if (facts.kind != DeviceKind::cpu) return "it runs on the CPU";
+    return std::nullopt;
+  }
+  Space space(const Problem&, const DeviceFacts&) const override { return {}; }
+  Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
+  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
+    return cpu_route_program(problem);
+  }
+};
+
+}  // namespace
+
+std::vector<const Family*> route_families() {
+  static const Route sort;
+  static const RouteFallback fallback;
+  static const CpuRoute cpu;
+  return {&sort, &fallback, &cpu};
+}
+
+}  // namespace fftune::moe

@@ -1,0 +1,148 @@
+// The sorted order of a mixture's choices: a stable counting sort by expert, in one launch.
+//
+//   ids [choices of all tokens] -> offsets [experts + 1], tokens [..], places [..]
+//
+// A warp has a run of consecutive choices, 32 at a time. It counts those of each expert, the counts
+// become first places, and a second pass gives each choice its place: that of its expert's first
+// choice in the warp, plus the choices of that expert which came before it there.
+//
+//   shared memory  counts [experts][warps + 1], then totals [experts + 1] and first [experts]
+//   a cluster      of `ctas` blocks shares the choices; each reads the totals of the others
+//
+// What names no expert has no place. Rows beyond offsets[experts] are not used: their tokens are 0.
+//
+// Grid: ctas. Block: threads.
+#include "common/cluster.cuh"
+#include "common/dependency.cuh"
+#include "common/types.cuh"
+
+namespace fftune {
+
+struct route_config {
+  int threads, ctas;
+};
+
+template <route_config config>
+__global__ void __launch_bounds__(config.threads)
+    route_choices(const int* ids, int* offsets, int* tokens, int* places, int choices,
+                  int choices_of_token, int experts) {
+  constexpr int warps = config.threads / 32, stride = warps + 1;
+  extern __shared__ u32 counts[];
+  u32* const totals = counts + experts * stride;  // of this block's choices; [experts]: none
+  u32* const first = totals + experts + 1;        // where this block's choices of an expert begin
+  u32* const sums = first + experts;              // [warps]
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u32 rank = config.ctas == 1 ? 0 : cluster_rank();
+
+  launch_dependents();
+  for (int i = threadIdx.x; i < experts * stride; i += config.threads) counts[i] = 0;
+  __syncthreads();
+
+  // Whole groups of 32 choices, as evenly as possible.
+  const i64 groups = ceil_div(static_cast<i64>(choices), i64{32});
+  const i64 part = static_cast<i64>(rank) * warps + warp;
+  const int begin = static_cast<int>(groups * part / (config.ctas * warps)) * 32;
+  const int end =
+      smaller(static_cast<int>(groups * (part + 1) / (config.ctas * warps)) * 32, choices);
+  // Calls visit(choice, expert, the lanes that have it too) for each choice in order; expert is
+  // `experts` where there is none.
+  const auto for_each = [&](const auto& visit) {
+    constexpr int together = 8;  // loads in flight
+    for (int group = begin; group < end; group += 32 * together) {
+      int own[together];
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const int choice = group + i * 32 + lane;
+        own[i] = choice < end ? ids[choice] : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        if (group + i * 32 >= end) break;
+        const bool is_here = own[i] >= 0 && own[i] < experts;
+        visit(group + i * 32 + lane, is_here, own[i],
+              __match_any_sync(~0u, is_here ? own[i] : experts));
+      }
+    }
+  };
+  for_each([&](int, bool is_here, int id, u32 peers) {
+    if (is_here && lane == __ffs(peers) - 1) counts[id * stride + warp] += __popc(peers);
+    __syncwarp();
+  });
+  __syncthreads();
+
+  // Each expert's counts become the choices of the warps before; its total is that of the block.
+  for (int expert = warp; expert < experts; expert += warps) {
+    const u32 own = lane < warps ? counts[expert * stride + lane] : 0;
+    u32 inclusive = own;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const u32 other = __shfl_up_sync(~0u, inclusive, distance);
+      if (lane >= distance) inclusive += other;
+    }
+    if (lane < warps) counts[expert * stride + lane] = inclusive - own;
+    if (lane == 31) totals[expert] = inclusive;
+  }
+  if constexpr (config.ctas > 1) {
+    cluster_barrier();
+  } else {
+    __syncthreads();
+  }
+
+  // Where each expert begins, and in it this block.
+  u32 before = 0;
+  for (int round = 0; round < experts; round += config.threads) {
+    const int expert = round + static_cast<int>(threadIdx.x);
+    u32 total = 0, of_earlier = 0;
+    if (expert < experts) {
+#pragma unroll
+      for (u32 cta = 0; cta < config.ctas; ++cta) {
+        u32 own = totals[expert];
+        if constexpr (config.ctas > 1) {
+          own = load_cluster_word(cluster_address(shared_address(totals + expert), cta));
+        }
+        if (static_cast<int>(cta) < static_cast<int>(rank)) of_earlier += own;
+        total += own;
+      }
+    }
+    u32 inclusive = total;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const u32 other = __shfl_up_sync(~0u, inclusive, distance);
+      if (lane >= distance) inclusive += other;
+    }
+    if (lane == 31) sums[warp] = inclusive;
+    __syncthreads();
+    const u32 of_warp = lane < warps ? sums[lane] : 0;
+    const u32 warps_before = __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
+    const u32 all = __reduce_add_sync(~0u, of_warp);
+    if (expert < experts) {
+      const u32 begin_of_expert = before + warps_before + inclusive - total;
+      first[expert] = begin_of_expert + of_earlier;
+      if (rank == 0) offsets[expert] = static_cast<int>(begin_of_expert);
+    }
+    before += all;
+    __syncthreads();
+  }
+  if (rank == 0 && threadIdx.x == 0) offsets[experts] = static_cast<int>(before);
+
+  for_each([&](int choice, bool is_here, int id, u32 peers) {
+    if (is_here) {
+      const u32 place = first[id] + counts[id * stride + warp] + __popc(peers & ((1u << lane) - 1));
+      places[choice] = static_cast<int>(place);
+      tokens[place] = static_cast<int>(static_cast<u32>(choice) / choices_of_token);
+    } else if (choice < end) {
+      places[choice] = -1;
+    }
+    __syncwarp();
+    if (is_here && lane == __ffs(peers) - 1) counts[id * stride + warp] += __popc(peers);
+    __syncwarp();
+  });
+  for (i64 row = static_cast<i64>(before) + rank * config.threads + threadIdx.x; row < choices;
+       row += config.ctas * config.threads) {
+    tokens[row] = 0;
+  }
+  // A block may not leave while others read its totals.
+  if constexpr (config.ctas > 1) cluster_barrier();
+}
+
+}  // namespace fftune

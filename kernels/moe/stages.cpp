@@ -1,0 +1,146 @@
+// The stages that are GEMMs: those of ffn over the sorted choices, with the experts' weights
+// stacked in one tensor.
+#include <algorithm>
+
+#include "kernels/ffn/ffn.hpp"
+#include "kernels/moe/moe.hpp"
+
+namespace fftune::moe {
+namespace {
+
+/// What ffn's stage has another name for here.
+struct Renamed {
+  std::string_view in_ffn, here;
+};
+
+/// Whether rows of the tensor are those of the tokens, rather than of the sorted choices.
+bool has_token_rows(std::string_view name) {
+  return name == "x" || name == "dy";
+}
+
+void rename(std::vector<TensorNames>& matrices, const std::vector<Renamed>& names) {
+  for (TensorNames& matrix : matrices)
+    for (std::string_view& name : matrix)
+      for (const Renamed& renamed : names)
+        if (name == renamed.in_ffn) name = renamed.here;
+}
+
+/// ffn's GEMM over the rows of every expert.
+GemmProblem grouped(const Problem& problem, GemmProblem gemm, const std::vector<Renamed>& names) {
+  const Shape shape = shape_of(problem);
+  rename(gemm.a, names);
+  rename(gemm.b, names);
+  rename(gemm.c, names);
+  const bool sums_rows = gemm.a_major == Major::mn;
+  (sums_rows ? gemm.k : gemm.m) = shape.rows();
+  gemm.groups = {.by = sums_rows ? Grouping::reduction : Grouping::rows,
+                 .count = shape.experts,
+                 .offsets = "offsets",
+                 .permutation = "tokens",
+                 .choices = shape.choices,
+                 .scattered = true};
+  for (const ExpertsAlike& alike :
+       expected_tokens(routing_of(problem), shape.m, shape.experts, shape.choices))
+    gemm.groups.expected_rows.push_back({alike.experts, alike.tokens});
+  gemm.a_sorted = !has_token_rows(gemm.a.front().front());
+  gemm.b_sorted = sums_rows && !has_token_rows(gemm.b.front().front());
+  gemm.c_sorted = !sums_rows;
+  gemm.follows = true;
+  return gemm;
+}
+
+GemmProblem gate_up_gemm(const Problem& problem) {
+  return grouped(problem, ffn::gate_up_gemm(problem), {});
+}
+GemmProblem down_gemm(const Problem& problem) {
+  return grouped(problem, ffn::down_gemm(problem), {{"y", "expert_out"}});
+}
+GemmProblem d_hidden_gemm(const Problem& problem) {
+  return grouped(problem, ffn::d_hidden_gemm(problem), {});
+}
+GemmProblem d_x_gemm(const Problem& problem) {
+  return grouped(problem, ffn::d_x_gemm(problem),
+                 {{"d_gate", "weighted_d_gate"}, {"d_up", "weighted_d_up"}, {"dx", "dx_rows"}});
+}
+GemmProblem d_gate_up_gemm(const Problem& problem) {
+  return grouped(problem, ffn::d_gate_up_gemm(problem),
+                 {{"d_gate", "weighted_d_gate"}, {"d_up", "weighted_d_up"}});
+}
+GemmProblem d_down_gemm(const Problem& problem) {
+  return grouped(problem, ffn::d_down_gemm(problem), {{"hidden", "weighted_hidden"}});
+}
+
+constexpr GemmStage gate_up{ffn::stage_gate_up, moe_ffn_op, gate_up_gemm};
+constexpr GemmStage down{ffn::stage_down, moe_ffn_op, down_gemm};
+constexpr GemmStage d_hidden{ffn::stage_d_hidden, moe_ffn_op, d_hidden_gemm};
+constexpr GemmStage d_x{ffn::stage_d_x, moe_ffn_op, d_x_gemm};
+constexpr GemmStage d_gate_up{ffn::stage_d_gate_up, moe_ffn_op, d_gate_up_gemm};
+constexpr GemmStage d_down{ffn::stage_d_down, moe_ffn_op, d_down_gemm};
+
+// Summaries of several families.
+constexpr const char* by_wgmma = "tiles of one expert's rows, with TMA and wgmma";
+constexpr const char* by_mma_sync = "tiles of one expert's rows, with mma.sync";
+constexpr const char* sums_by_wgmma = "wgmma over each expert's rows, all experts in one launch";
+constexpr const char* sums_by_mma_sync =
+    "mma.sync over each expert's rows, all experts in one launch";
+constexpr const char* fallback = "any sizes, alignment and element type; no claim to speed";
+constexpr const char* blas = "blocks over OpenBLAS, each of one expert's rows";
+constexpr const char* plain = "plain loops for any sizes: the fallback";
+
+}  // namespace
+
+std::vector<std::string> stage_names(const Problem& problem) {
+  if (problem.pass == "fwd")
+    return {stage_route, ffn::stage_gate_up, ffn::stage_down, stage_combine};
+  std::vector<std::string> names{stage_route};
+  if (recomputes(problem)) names.emplace_back(ffn::stage_gate_up);
+  for (const char* name : {ffn::stage_d_hidden, stage_weigh, ffn::stage_d_x, ffn::stage_d_gate_up,
+                           ffn::stage_d_down, stage_combine_dx})
+    names.emplace_back(name);
+  return names;
+}
+
+const GemmStage* gemm_stage(const Problem&, std::string_view name) {
+  static constexpr const GemmStage* stages[] = {&gate_up, &down,      &d_hidden,
+                                                &d_x,     &d_gate_up, &d_down};
+  for (const GemmStage* stage : stages)
+    if (stage->name == name) return stage;
+  return nullptr;
+}
+
+std::vector<const Family*> gemm_families() {
+  static const std::vector<GemmFamily> families{
+      {sm90_engine(), {gate_up}, "gate_up_sm90", by_wgmma},
+      {sm90_engine(), {down}, "down_sm90", by_wgmma},
+      {sm90_engine(), {d_hidden}, "d_hidden_sm90", by_wgmma},
+      {sm90_engine(), {d_x}, "d_x_sm90", by_wgmma},
+      {sm90_engine(), {d_gate_up}, "d_gate_up_sm90", sums_by_wgmma},
+      {sm90_engine(), {d_down}, "d_down_sm90", sums_by_wgmma},
+      {sm80_engine(), {gate_up}, "gate_up_sm80", by_mma_sync},
+      {sm80_engine(), {down}, "down_sm80", by_mma_sync},
+      {sm80_engine(), {d_hidden}, "d_hidden_sm80", by_mma_sync},
+      {sm80_engine(), {d_x}, "d_x_sm80", by_mma_sync},
+      {sm80_engine(), {d_gate_up}, "d_gate_up_sm80", sums_by_mma_sync},
+      {sm80_engine(), {d_down}, "d_down_sm80", sums_by_mma_sync},
+      {simt_engine(), {gate_up}, "gate_up_fallback", fallback},
+      {simt_engine(), {down}, "down_fallback", fallback},
+      {simt_engine(), {d_hidden}, "d_hidden_fallback", fallback},
+      {simt_engine(), {d_x}, "d_x_fallback", fallback},
+      {simt_engine(), {d_gate_up}, "d_gate_up_fallback", fallback},
+      {simt_engine(), {d_down}, "d_down_fallback", fallback},
+      {cpu_blas_engine(), {gate_up}, "cpu_gate_up_blas", blas},
+      {cpu_blas_engine(), {down}, "cpu_down_blas", blas},
+      {cpu_blas_engine(), {d_hidden}, "cpu_d_hidden_blas", blas},
+      {cpu_blas_engine(), {d_x}, "cpu_d_x_blas", blas},
+      {cpu_blas_engine(), {d_gate_up}, "cpu_d_gate_up_blas", blas},
+      {cpu_blas_engine(), {d_down}, "cpu_d_down_blas", blas},
+      {cpu_plain_engine(), {gate_up}, "cpu_gate_up_plain", plain},
+      {cpu_plain_engine(), {down}, "cpu_down_plain", plain},
+      {cpu_plain_engine(), {d_hidden}, "cpu_d_hidden_plain", plain},
+      {cpu_plain_engine(), {d_x}, "cpu_d_x_plain", plain},
+      {cpu_plain_engine(), {d_gate_up}, "cpu_d_gate_up_plain", plain},
+      {cpu_plain_engine(), {d_down}, "cpu_d_down_plain", plain}};
+  return addresses_of(families);
+}
+
+}  // namespace fftune::moe

@@ -1,0 +1,53 @@
+// The router of a mixture of experts: from a token's logits the experts that it chooses, and their
+// weights.
+//
+//   score_e    softmax over all experts, or sigmoid, of the logits; or the logits themselves, and a
+//              softmax over the chosen ones alone (order=after)
+//   ids        the top-k by score_e (+ bias_e), the best first; of equal ones the first
+//   groups     the experts are in `groups` groups of neighbours; only those of the best
+//   `top-groups`
+//              groups take part. A group is as good as its best expert, or as the sum of its best
+//              two
+//   weights    the chosen experts' scores without the bias, divided by their sum where
+//              renormalise=yes, times `scale`
+//
+// The bias balances the load (DeepSeek-V3, arXiv 2412.19437, 2.1.2) and has no gradient. The
+// backward pass takes the ids as they are: d_logits of d_weights.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// Defined in moe_route/op.cpp; listed in kernels/catalog.cpp.
+const Op& moe_route_op();
+
+namespace moe_route {
+
+constexpr const char* stage = "choose";
+
+/// In the order of device code's `router_score` (route.cu).
+enum class Score { softmax_of_all, softmax_of_chosen, sigmoid };
+
+struct Router {
+  std::int64_t m = 0;  // tokens
+  std::int64_t experts = 0;
+  std::int64_t choices = 0;  // of a token: top-k
+  std::int64_t groups = 1, top_groups = 1;
+  Score score = Score::softmax_of_all;
+  bool sums_two = false;  // a group's score is that of its best two experts
+  bool bias = false, renormalises = false;
+  float scale = 1;
+  DType dtype = DType::f32;  // of the logits
+};
+Router router_of(const Problem& problem);
+
+std::vector<const Family*> cuda_families();
+std::vector<const Family*> cpu_families();
+
+}  // namespace moe_route
+}  // namespace fftune

@@ -1,0 +1,150 @@
+#include "core/routing.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/problem.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr double most_skew = 4;
+constexpr std::uint64_t golden = 0x9e3779b97f4a7c15u;
+
+/// SplitMix64's output function (Steele, Lea, Flood 2014).
+constexpr std::uint64_t mix(std::uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(mix(seed + golden)) {}
+  std::uint64_t next() { return mix(state_ += golden); }
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// The probability of each expert as a single draw, the most popular first.
+std::vector<double> popularity(const Routing& routing, std::int64_t experts) {
+  std::vector<double> shares(static_cast<std::size_t>(experts));
+  double sum = 0;
+  for (std::size_t rank = 0; rank < shares.size(); ++rank)
+    sum += shares[rank] = std::pow(static_cast<double>(rank + 1), -routing.skew);
+  for (double& share : shares) share /= sum;
+  return shares;
+}
+
+}  // namespace
+
+std::optional<Routing> parse_routing(std::string_view text) {
+  constexpr std::string_view zipf = "zipf:";
+  if (text == "uniform") return Routing{0};
+  if (text.substr(0, zipf.size()) != zipf) return std::nullopt;
+  const auto skew = parse_number(text.substr(zipf.size()));
+  if (!skew || !(*skew >= 0 && *skew <= most_skew)) return std::nullopt;
+  return Routing{*skew};
+}
+
+std::string routing_text(const Routing& routing) {
+  return routing.skew == 0 ? "uniform" : fmt::format("zipf:{}", routing.skew);
+}
+
+std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t tokens,
+                                       std::int64_t experts, std::int64_t choices,
+                                       std::uint64_t seed) {
+  Random random(seed);
+  std::vector<std::int32_t> by_rank(static_cast<std::size_t>(experts));
+  std::iota(by_rank.begin(), by_rank.end(), 0);
+  for (std::size_t i = by_rank.size(); i > 1; --i)
+    std::swap(by_rank[i - 1], by_rank[random.next() % i]);
+  std::vector<double> cumulative = popularity(routing, experts);
+  std::partial_sum(cumulative.begin(), cumulative.end(), cumulative.begin());
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * choices));
+  std::vector<std::int64_t> chosen_by(by_rank.size(), -1);  // the last token that chose the expert
+  const auto draw = [&]() -> std::size_t {
+    const auto found = std::lower_bound(cumulative.begin(), cumulative.end(), random.unit());
+    return std::min<std::size_t>(static_cast<std::size_t>(found - cumulative.begin()),
+                                 cumulative.size() - 1);
+  };
+  for (std::int64_t token = 0; token < tokens; ++token)
+    for (std::int64_t choice = 0; choice < choices; ++choice) {
+      std::size_t rank = draw();
+      // Where few experts have nearly all of the probability, the next one that is left.
+      for (int attempt = 0; attempt < 64 && chosen_by[rank] == token; ++attempt) rank = draw();
+      while (chosen_by[rank] == token) rank = (rank + 1) % by_rank.size();
+      chosen_by[rank] = token;
+      ids[static_cast<std::size_t>(token * choices + choice)] = by_rank[rank];
+    }
+  return ids;
+}
+
+std::vector<ExpertsAlike> expected_tokens(const Routing& routing, std::int64_t tokens,
+                                          std::int64_t experts, std::int64_t choices) {
+  const auto all = static_cast<double>(tokens), wanted = static_cast<double>(choices);
+  const auto count = static_cast<double>(experts);
+  if (routing.skew == 0 || choices >= experts)
+    return {{count, all * std::min(1.0, wanted / count)}};
+  // Ranks [first, last) that are within a quarter of each other are taken as one.
+  std::vector<ExpertsAlike> alike;
+  std::vector<double> weights;
+  for (std::int64_t first = 0; first < experts;) {
+    const std::int64_t last = std::min(experts, first + 1 + first / 4);
+    double weight = 0;
+    for (std::int64_t rank = first; rank < last; ++rank)
+      weight += std::pow(static_cast<double>(rank + 1), -routing.skew);
+    alike.push_back({static_cast<double>(last - first), 0});
+    weights.push_back(weight / alike.back().experts);
+    first = last;
+  }
+  // Drawing without repetition is, in expectation, close to giving an expert of weight w the share
+  // 1 - e^(-t w) of the tokens, with t such that the shares add up to the choices of a token.
+  const auto chosen = [&](double t) {
+    double sum = 0;
+    for (std::size_t i = 0; i < alike.size(); ++i)
+      sum += alike[i].experts * (1 - std::exp(-t * weights[i]));
+    return sum;
+  };
+  double low = 0, high = 1;
+  while (chosen(high) < wanted) high *= 2;
+  for (int step = 0; step < 30; ++step) {
+    const double middle = (low + high) / 2;
+    (chosen(middle) < wanted ? low : high) = middle;
+  }
+  for (std::size_t i = 0; i < alike.size(); ++i)
+    alike[i].tokens = all * (1 - std::exp(-high * weights[i]));
+  return alike;
+}
+
+double routing_distance(const Routing& a, const Routing& b) {
+  return std::abs(a.skew - b.skew) / most_skew;
+}
+
+SortedRouting sorted_routing(const std::vector<std::int32_t>& ids, std::int64_t experts,
+                             std::int64_t choices) {
+  SortedRouting sorted;
+  sorted.offsets.assign(static_cast<std::size_t>(experts) + 1, 0);
+  sorted.tokens.assign(ids.size(), 0);
+  sorted.places.assign(ids.size(), -1);
+  const auto is_here = [&](std::int32_t id) { return id >= 0 && id < experts; };
+  for (const std::int32_t id : ids)
+    if (is_here(id)) ++sorted.offsets[static_cast<std::size_t>(id) + 1];
+  std::partial_sum(sorted.offsets.begin(), sorted.offsets.end(), sorted.offsets.begin());
+  std::vector<std::int32_t> next(sorted.offsets.begin(), sorted.offsets.end() - 1);
+  for (std::size_t choice = 0; choice < ids.size(); ++choice) {
+    if (!is_here(ids[choice])) continue;
+    const std::int32_t place = next[static_cast<std::size_t>(ids[choice])]++;
+    sorted.places[choice] = place;
+    sorted.tokens[static_cast<std::size_t>(place)] =
+        static_cast<std::int32_t>(choice / static_cast<std::size_t>(choices));
+  }
+  return sorted;
+}
+
+}  // namespace fftune

@@ -1,0 +1,103 @@
+// Attention on given values: the reference, and any family on a device.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/problems.hpp"
+#include "device/backend.hpp"
+#include "verify/host_threads.hpp"
+
+namespace fftune::test {
+
+inline ReferenceTensors run_reference(const Problem& problem, ReferenceTensors tensors) {
+  HostThreads threads;
+  attention_op().reference(problem, 0, tensors, threads);
+  return tensors;
+}
+
+/// Values for every input that is not there yet: what the op draws, or normal ones.
+inline void draw_inputs(const Problem& problem, std::mt19937_64& random,
+                        ReferenceTensors& tensors) {
+  std::normal_distribution<double> normal;
+  for (const TensorSpec& spec : attention_op().tensors(problem)) {
+    if (spec.role != Role::input || tensors.contains(spec.name)) continue;
+    auto& values = tensors[spec.name];
+    values.resize(static_cast<std::size_t>(spec.elements()));
+    if (spec.draw)
+      spec.draw(random(), values);
+    else
+      for (double& value : values) value = normal(random) * spec.scale;
+  }
+}
+
+/// Values as a tensor of the dtype holds them.
+inline std::vector<double> rounded(DType dtype, const std::vector<double>& values) {
+  std::vector<std::byte> bytes(values.size() * dtype_bytes(dtype));
+  encode(dtype, std::span<const double>(values), bytes.data());
+  std::vector<double> result(values.size());
+  decode(dtype, bytes.data(), std::span<double>(result));
+  return result;
+}
+
+/// Adds the outputs of a family, whose buffers begin as NaN, to the inputs.
+inline ReferenceTensors run_family(Backend& backend, const Family& family, const Config& config,
+                                   const Problem& problem, ReferenceTensors tensors) {
+  const auto specs = attention_op().tensors(problem);
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  std::vector<void*> addresses;
+  for (const TensorSpec& spec : specs) {
+    std::vector<std::byte> bytes(spec.bytes(), std::byte{0xff});
+    if (spec.role == Role::input)
+      encode(spec.dtype, std::span<const double>(tensors.at(spec.name)), bytes.data());
+    buffers.push_back(backend.allocate(bytes.size()));
+    backend.write(buffers.back()->data(), bytes.data(), bytes.size());
+    addresses.push_back(buffers.back()->data());
+  }
+  const auto compiled = backend.compile(family.program(problem, backend.facts(), config));
+  REQUIRE(compiled.report.failure == "");
+  const auto workspace =
+      backend.allocate(std::max<std::size_t>(256, compiled.executable->workspace_bytes()));
+  compiled.executable->enqueue(addresses.data(), workspace->data(), backend.stream());
+  backend.synchronize();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].role != Role::output) continue;
+    std::vector<std::byte> bytes(specs[i].bytes());
+    backend.read(bytes.data(), addresses[i], bytes.size());
+    auto& values = tensors[specs[i].name];
+    values.resize(static_cast<std::size_t>(specs[i].elements()));
+    decode(specs[i].dtype, bytes.data(), std::span<double>(values));
+  }
+  return tensors;
+}
+
+/// Calls visit(family, default configuration) for each family that serves the problem.
+template <typename Visit>
+void for_each_family(const DeviceFacts& facts, const Problem& problem, const Visit& visit) {
+  for (const Family* family : attention_op().families())
+    if (family->device_kind() == facts.kind && !family->refusal(problem, facts))
+      visit(*family, family->default_config(problem, facts));
+}
+
+/// The norm of the difference over the norm of the second; infinities have to be equal.
+inline double relative_error(const std::vector<double>& values,
+                             const std::vector<double>& reference) {
+  REQUIRE(values.size() == reference.size());
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i] == reference[i]) {
+      if (!std::isinf(reference[i])) norm += reference[i] * reference[i];
+      continue;
+    }
+    error += std::pow(values[i] - reference[i], 2);
+    norm += std::pow(reference[i], 2);
+  }
+  return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
+}
+
+}  // namespace fftune::test

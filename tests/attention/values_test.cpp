@@ -1,0 +1,191 @@
+// Values that random data do not have, on every family: extreme scores, keys that nobody may look
+// at, and gradients of what a forward pass wrote.
+#include <limits>
+
+#include "attention/run.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Sizes = std::map<std::string, std::int64_t>;
+using Options = std::map<std::string, std::string>;
+
+/// What a family in 16 bits may be off by: the weights' rounding and that of the output, each 0.41
+/// of a unit roundoff, and as much again.
+double bound_of(DType dtype) {
+  return dtype == DType::f32 ? 2e-5 : 1.2 * dtype_unit_roundoff(dtype);
+}
+
+void round_inputs(const Problem& problem, ReferenceTensors& tensors) {
+  for (const TensorSpec& spec : attention_op().tensors(problem))
+    if (spec.role == Role::input) tensors[spec.name] = rounded(spec.dtype, tensors.at(spec.name));
+}
+
+void check_outputs(const Problem& problem, const ReferenceTensors& values,
+                   const ReferenceTensors& expected) {
+  for (const TensorSpec& spec : attention_op().tensors(problem)) {
+    if (spec.role != Role::output) continue;
+    CAPTURE(spec.name);
+    CHECK(relative_error(values.at(spec.name), expected.at(spec.name)) < bound_of(problem.dtype));
+  }
+}
+
+/// Scores of about ±1e4: one key takes all of the weight, and no exponential may overflow.
+void check_extreme_scores(Backend& backend, DType dtype) {
+  std::mt19937_64 random(5);
+  for (const char* mask : {"none", "causal", "bool"})
+    for (const std::int64_t s : {1, 17, 130}) {
+      const Problem problem =
+          attention_problem(backend.facts().kind, "fwd", dtype,
+                            {{"s", s}, {"kv", 150}, {"b", 2}, {"heads", 2}, {"dim", 64}},
+                            {{"mask", mask}, {"lse", "yes"}, {"scale", "1"}});
+      ReferenceTensors inputs;
+      draw_inputs(problem, random, inputs);
+      // Powers of two, so that sums are exact whatever their order: distances are at least 8.
+      for (double& value : inputs.at("q")) value = value < 0 ? -8 : 8;
+      for (double& value : inputs.at("k")) value = value < 0 ? -32 : 32;
+      const auto expected = run_reference(problem, inputs);
+      for_each_family(backend.facts(), problem, [&](const Family& family, const Config& config) {
+        CAPTURE(problem.text(), family.name(), config.text());
+        round_inputs(problem, inputs);
+        check_outputs(problem, run_family(backend, family, config, problem, inputs),
+                      run_reference(problem, inputs));
+      });
+    }
+}
+
+/// Keys beyond a sequence's length, and other pages, hold NaN.
+void check_foreign_keys(Backend& backend, DType dtype) {
+  std::mt19937_64 random(6);
+  for (const std::int64_t page : {0, 16, 64})
+    for (const std::int64_t s : {1, 70}) {
+      Sizes sizes{{"s", s}, {"kv", 200}, {"b", 3}, {"heads", 4}, {"kv-heads", 2}, {"dim", 64}};
+      if (page > 0) sizes.insert({{"page", page}, {"pages", 60}});
+      const Problem problem = attention_problem(backend.facts().kind, "fwd", dtype, sizes,
+                                                {{"mask", "causal"}, {"lengths", "yes"}});
+      const attention::Layer layer = attention::layer_of(problem);
+      ReferenceTensors inputs;
+      draw_inputs(problem, random, inputs);
+      round_inputs(problem, inputs);
+      const auto expected = run_reference(problem, inputs);
+      std::vector<bool> seen(static_cast<std::size_t>(layer.kv_tokens()));
+      for (std::int64_t sequence = 0; sequence < layer.b; ++sequence)
+        for (std::int64_t key = 0;
+             key <
+             static_cast<std::int64_t>(inputs.at("lengths")[static_cast<std::size_t>(sequence)]);
+             ++key) {
+          std::int64_t token = sequence * layer.kv + key;
+          if (page > 0)
+            token = static_cast<std::int64_t>(inputs.at("pages")[static_cast<std::size_t>(
+                        sequence * layer.pages_of_sequence() + key / page)]) *
+                        page +
+                    key % page;
+          seen[static_cast<std::size_t>(token)] = true;
+        }
+      for (const char* name : {"k", "v"}) {
+        auto& values = inputs.at(name);
+        for (std::size_t i = 0; i < values.size(); ++i)
+          if (!seen[i / static_cast<std::size_t>(layer.k_row)])
+            values[i] = std::numeric_limits<double>::quiet_NaN();
+      }
+      for_each_family(backend.facts(), problem, [&](const Family& family, const Config& config) {
+        CAPTURE(problem.text(), family.name(), config.text());
+        check_outputs(problem, run_family(backend, family, config, problem, inputs), expected);
+      });
+    }
+}
+
+/// A backward family reads what a forward family wrote, in rows without keys too.
+void check_chain(Backend& backend, DType dtype, const Sizes& sizes, const Options& options) {
+  std::mt19937_64 random(7);
+  Options saving = options;
+  saving["lse"] = "yes";
+  const Problem forward = attention_problem(backend.facts().kind, "fwd", dtype, sizes, saving);
+  const Problem backward = attention_problem(backend.facts().kind, "bwd", dtype, sizes, options);
+  ReferenceTensors inputs;
+  draw_inputs(forward, random, inputs);
+  round_inputs(forward, inputs);
+  ReferenceTensors saved;
+  for_each_family(backend.facts(), forward, [&](const Family& family, const Config& config) {
+    if (saved.empty()) saved = run_family(backend, family, config, forward, inputs);
+  });
+  draw_inputs(backward, random, saved);
+  round_inputs(backward, saved);
+  const auto expected = run_reference(backward, saved);
+  for_each_family(backend.facts(), backward, [&](const Family& family, const Config& config) {
+    CAPTURE(backward.text(), family.name(), config.text());
+    const auto gradients = run_family(backend, family, config, backward, saved);
+    for (const char* name : {"dq", "dk", "dv"}) {
+      CAPTURE(name);
+      // Gradients of scores cancel, so that what their terms are rounded by counts more.
+      CHECK(relative_error(gradients.at(name), expected.at(name)) < 2 * bound_of(dtype));
+    }
+  });
+}
+
+void check_chains(Backend& backend, DType dtype) {
+  const Sizes sizes{{"s", 100}, {"b", 2}, {"heads", 4}, {"kv-heads", 2}, {"dim", 64}};
+  Sizes shorter = sizes;
+  shorter["kv"] = 40;
+  check_chain(backend, dtype, sizes, {{"mask", "none"}});
+  check_chain(backend, dtype, shorter, {{"mask", "causal"}});
+  check_chain(backend, dtype, shorter, {{"mask", "causal"}, {"sinks", "yes"}});
+  check_chain(backend, dtype, sizes, {{"mask", "bool"}, {"mask-data", "none"}});
+  check_chain(backend, dtype, sizes, {{"mask", "packed"}, {"mask-data", "upper"}});
+  check_chain(backend, dtype, sizes, {{"mask", "causal"}, {"layout", "thd"}});
+  check_chain(backend, dtype, sizes, {{"mask", "causal"}, {"lengths", "yes"}, {"softcap", "5"}});
+}
+
+}  // namespace
+
+TEST_CASE("extreme scores give no NaN on the CPU") {
+  const auto backend = open_cpu();
+  check_extreme_scores(*backend, DType::f32);
+  check_extreme_scores(*backend, DType::bf16);
+}
+
+TEST_CASE("what lies beyond a sequence's keys changes nothing on the CPU") {
+  check_foreign_keys(*open_cpu(), DType::f32);
+  check_foreign_keys(*open_cpu(), DType::bf16);
+}
+
+TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {
+  check_chains(*open_cpu(), DType::f32);
+}
+
+TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::f32}) {
+    check_extreme_scores(*backend, dtype);
+    check_foreign_keys(*backend, dtype);
+    check_chains(*backend, dtype);
+  }
+}
+
+TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(8);
+  const std::pair<std::int64_t, std::int64_t> lengths[] = {
+      {1, 1}, {2, 65}, {17, 17}, {63, 1000}, {64, 64}, {65, 63}, {1000, 1000}};
+  const std::vector<Options> masks{{{"mask", "none"}},
+                                   {{"mask", "causal"}},
+                                   {{"mask", "bool"}, {"mask-data", "random"}},
+                                   {{"mask", "packed"}, {"mask-data", "documents"}},
+                                   {{"mask", "packed"}, {"mask-data", "upper"}}};
+  for (const char* pass : {"fwd", "bwd"})
+    for (const std::int64_t dim : {64, 128, 256})
+      for (const auto& [s, kv] : lengths)
+        for (const Options& mask : masks)
+          CHECK(
+              verify_variants(
+                  *backend, attention_op(),
+                  attention_problem(
+                      DeviceKind::cuda, pass, DType::bf16,
+                      {{"s", s}, {"kv", kv}, {"b", 2}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}},
+                      mask),
+                  random, 0) > 0);
+}

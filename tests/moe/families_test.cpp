@@ -1,0 +1,263 @@
+// Every family of the mixture's ops, over sizes that no tile divides, and over routings of all
+// kinds.
+#include <algorithm>
+#include <cmath>
+#include <future>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/routing.hpp"
+#include "cpu/open.hpp"
+#include "kernels/moe_route/moe_route.hpp"
+#include "moe/problems.hpp"
+#include "support/op_run.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+
+/// Side by side: what is compiled again later comes from the cache.
+std::vector<CompileResult> compile_all(Backend& backend, const std::vector<Program>& programs) {
+  std::vector<std::future<CompileResult>> compilations;
+  for (const Program& program : programs)
+    compilations.push_back(
+        std::async(std::launch::async, [&] { return backend.compile(program); }));
+  std::vector<CompileResult> results;
+  for (auto& compilation : compilations) results.push_back(compilation.get());
+  return results;
+}
+
+/// Each family's variants on its own, compiled side by side, then the default and the fallback
+/// recipe on all stages.
+void verify(Backend& backend, const Problem& problem, std::mt19937_64& random, int more) {
+  const Op& op = builtin_catalog().op(problem.op);
+  const auto variants = draw_variants(backend.facts(), op, problem, random, more);
+  std::vector<Program> programs;
+  for (const DrawnVariant& variant : variants)
+    programs.push_back(variant.family->program(problem, backend.facts(), variant.config));
+  const auto compiled = compile_all(backend, programs);
+  Verifier verifier(backend, op, problem, random());
+  for (std::size_t i = 0; i < variants.size(); ++i)
+    verify_variant(verifier, variants[i], compiled[i]);
+  verify_recipe(backend, op, problem, default_recipe(op, problem, backend.facts()), random());
+  verify_recipe(backend, op, problem, fallback_recipe(op, problem, backend.facts()), random());
+}
+
+std::vector<Problem> router_problems(DeviceKind kind, DType dtype) {
+  std::vector<Problem> problems;
+  const auto add = [&](const std::string& pass, std::map<std::string, std::int64_t> sizes,
+                       Options options) {
+    problems.push_back(canonical(
+        moe_route_op(), {"moe-route", pass, dtype, std::move(sizes), std::move(options)}, kind));
+  };
+  for (const char* pass : {"fwd", "bwd"})
+    for (const std::int64_t m : {1, 70}) {
+      add(pass, {{"m", m}, {"experts", 128}, {"top-k", 8}}, {});
+      add(pass, {{"m", m}, {"experts", 8}, {"top-k", 2}}, {{"renormalise", "yes"}});
+      add(pass, {{"m", m}, {"experts", 37}, {"top-k", 4}}, {{"order", "after"}});
+      add(pass, {{"m", m}, {"experts", 1000}, {"top-k", 32}},
+          {{"score", "sigmoid"}, {"renormalise", "yes"}, {"scale", "2.5"}});
+      add(pass, {{"m", m}, {"experts", 1}, {"top-k", 1}}, {});
+    }
+  add("fwd", {{"m", 70}, {"experts", 256}, {"top-k", 8}, {"groups", 8}, {"top-groups", 4}},
+      {{"score", "sigmoid"},
+       {"bias", "yes"},
+       {"group-score", "top2"},
+       {"renormalise", "yes"},
+       {"scale", "2.5"}});
+  add("fwd", {{"m", 70}, {"experts", 160}, {"top-k", 6}, {"groups", 8}, {"top-groups", 3}},
+      {{"scale", "16"}});
+  return problems;
+}
+
+/// Of one expert, of none that is here, of the last, all different, and some that are not here.
+std::map<std::string, std::vector<float>> routings_of(const MoeSizes& sizes) {
+  const auto rows = static_cast<std::size_t>(sizes.m * sizes.choices);
+  const auto drawn = draw_routing({1}, sizes.m, sizes.experts, sizes.choices, 3);
+  std::map<std::string, std::vector<float>> routings;
+  routings["none"] = std::vector<float>(rows, -1);
+  routings["beyond"] = std::vector<float>(rows, static_cast<float>(sizes.experts));
+  auto& one = routings["one"] = std::vector<float>(rows, -1);
+  auto& last = routings["last"] = one;
+  auto& some = routings["some"] = one;
+  auto& twice = routings["twice"] = one;
+  for (std::size_t i = 0; i < rows; ++i) {
+    const bool first = i % static_cast<std::size_t>(sizes.choices) == 0;
+    if (first) one[i] = 0;
+    if (first) last[i] = static_cast<float>(sizes.experts - 1);
+    some[i] = i % 3 == 0 ? -1 : static_cast<float>(drawn[i]);
+    twice[i] = static_cast<float>(drawn[i - i % static_cast<std::size_t>(sizes.choices)]);
+  }
+  return routings;
+}
+
+/// Recipes under routings that no verification draws, against the fallbacks.
+void compare_recipes(Backend& backend, const Problem& problem, const MoeSizes& sizes,
+                     const std::vector<Recipe>& recipes) {
+  const Op& op = moe_ffn_op();
+  std::vector<Program> programs;
+  for (const Recipe& recipe : recipes)
+    for (const Variant& variant : recipe)
+      programs.push_back(
+          family_of(op, variant.family).program(problem, backend.facts(), variant.config));
+  compile_all(backend, programs);
+  for (const auto& [name, ids] : routings_of(sizes)) {
+    OpRun expected(backend, op, problem);
+    expected.set("ids", ids);
+    expected.run(op, problem, fallback_recipe(op, problem, backend.facts()));
+    for (const Recipe& recipe : recipes) {
+      OpRun own(backend, op, problem);
+      own.set("ids", ids);
+      own.run(op, problem, recipe);
+      for (const TensorSpec& spec : op.tensors(problem)) {
+        if (spec.role != Role::output) continue;
+        CAPTURE(problem.text(), name, spec.name, recipe_text(recipe));
+        const auto values = own.values(spec.name), others = expected.values(spec.name);
+        double difference = 0, norm = 0;
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          difference += std::pow(static_cast<double>(values[i]) - others[i], 2);
+          norm += std::pow(static_cast<double>(others[i]), 2);
+        }
+        CHECK(std::sqrt(difference) <= 0.02 * std::sqrt(norm));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the mixture on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(1);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const char* routing : {"uniform", "zipf:2"})
+      for (const MoeSizes& sizes :
+           {MoeSizes{1, 24, 40, 6, 3}, MoeSizes{37, 40, 24, 5, 2}, MoeSizes{9, 7, 5, 3, 1}})
+        verify(*backend, moe_problem(sizes, dtype, DeviceKind::cpu, {{"routing", routing}}), random,
+               2);
+}
+
+TEST_CASE("the mixture's backward pass on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(2);
+  for (const Options& options :
+       {Options{}, Options{{"save", "input"}}, Options{{"accumulate", "yes"}, {"act", "gelu"}}})
+    for (const MoeSizes& sizes : {MoeSizes{1, 24, 40, 6, 3}, MoeSizes{21, 40, 24, 5, 2}})
+      verify(*backend, moe_problem(sizes, DType::f32, DeviceKind::cpu, options, "bwd"), random, 1);
+}
+
+TEST_CASE("the router on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(3);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const Problem& problem : router_problems(DeviceKind::cpu, dtype))
+      verify(*backend, problem, random, 0);
+}
+
+TEST_CASE("routings to one expert, to none, and to the same one twice on the CPU") {
+  const auto backend = open_cpu();
+  const MoeSizes sizes{11, 24, 16, 5, 3};
+  for (const char* pass : {"fwd", "bwd"}) {
+    const Problem problem = moe_problem(sizes, DType::f32, DeviceKind::cpu, {}, pass);
+    compare_recipes(*backend, problem, sizes,
+                    {default_recipe(moe_ffn_op(), problem, backend->facts())});
+  }
+}
+
+TEST_CASE("the mixture on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(4);
+  const std::vector<MoeSizes> all{
+      {1, 128, 64, 16, 4},    {7, 64, 200, 8, 2},    {30, 256, 128, 40, 8}, {100, 192, 136, 5, 3},
+      {777, 256, 320, 12, 4}, {600, 64, 64, 300, 8}, {50, 104, 72, 3, 1}};
+  for (const MoeSizes& sizes : all)
+    verify(*backend, moe_problem(sizes, DType::bf16, DeviceKind::cuda), random, 1);
+  for (const MoeSizes& sizes : {all[1], all[4]})
+    verify(*backend, moe_problem(sizes, DType::fp16, DeviceKind::cuda, {{"routing", "zipf:1"}}),
+           random, 2);
+  for (const MoeSizes& sizes : {MoeSizes{9, 7, 5, 3, 2}, MoeSizes{130, 33, 65, 6, 3}})
+    verify(*backend, moe_problem(sizes, DType::f32, DeviceKind::cuda), random, 1);
+}
+
+TEST_CASE("many choices are sorted on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(5);
+  for (const char* routing : {"uniform", "zipf:2"})
+    for (const MoeSizes& sizes : {MoeSizes{16384, 8, 8, 128, 8}, MoeSizes{5000, 8, 8, 1024, 32},
+                                  MoeSizes{4097, 8, 8, 2, 1}}) {
+      const Problem problem =
+          moe_problem(sizes, DType::bf16, DeviceKind::cuda, {{"routing", routing}});
+      const Family& family = family_of(moe_ffn_op(), "route_sort");
+      Verifier verifier(*backend, moe_ffn_op(), problem, random());
+      const auto configs = family.space(problem, backend->facts()).feasible();
+      std::vector<Program> programs;
+      for (const Config& config : configs)
+        programs.push_back(family.program(problem, backend->facts(), config));
+      const auto compiled = compile_all(*backend, programs);
+      for (std::size_t i = 0; i < configs.size(); ++i)
+        verify_variant(verifier, {&family, configs[i], 0, 1}, compiled[i]);
+    }
+}
+
+TEST_CASE("the mixture's backward pass on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(6);
+  for (const Options& options :
+       {Options{}, Options{{"save", "input"}}, Options{{"accumulate", "yes"}, {"act", "gelu"}}})
+    for (const MoeSizes& sizes : {MoeSizes{3, 64, 128, 8, 2}, MoeSizes{500, 256, 72, 33, 8}})
+      verify(*backend, moe_problem(sizes, DType::bf16, DeviceKind::cuda, options, "bwd"), random,
+             1);
+}
+
+TEST_CASE("the router on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(7);
+  std::vector<Problem> problems = router_problems(DeviceKind::cuda, DType::f32);
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    const auto more = router_problems(DeviceKind::cuda, dtype);
+    problems.insert(problems.end(), more.begin(), more.begin() + 3);
+    problems.push_back(more[10]);  // backward
+  }
+  std::vector<Program> programs;
+  for (const Problem& problem : problems)
+    for (const Variant& variant : default_recipe(moe_route_op(), problem, backend->facts()))
+      programs.push_back(family_of(moe_route_op(), variant.family)
+                             .program(problem, backend->facts(), variant.config));
+  compile_all(*backend, programs);
+  for (const Problem& problem : problems) verify(*backend, problem, random, 0);
+}
+
+TEST_CASE("routings to one expert, to none, and to the same one twice on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  for (const MoeSizes& sizes : {MoeSizes{11, 128, 64, 16, 3}, MoeSizes{300, 128, 192, 8, 2}})
+    for (const char* pass : {"fwd", "bwd"}) {
+      const Problem problem = moe_problem(sizes, DType::bf16, DeviceKind::cuda, {}, pass);
+      const Op& op = moe_ffn_op();
+      // Each GEMM family in the place of the fallback.
+      const Recipe fallbacks = fallback_recipe(op, problem, facts);
+      std::vector<Recipe> recipes{default_recipe(op, problem, facts)};
+      for (const Family* family : op.families()) {
+        if (family->device_kind() != facts.kind || family->refusal(problem, facts) ||
+            family->stages().size() != 1)
+          continue;
+        Recipe recipe = fallbacks;
+        for (Variant& variant : recipe)
+          if (family_of(op, variant.family).stages() == family->stages())
+            variant = {std::string(family->name()), family->default_config(problem, facts)};
+        recipes.push_back(std::move(recipe));
+      }
+      compare_recipes(*backend, problem, sizes, recipes);
+    }
+}

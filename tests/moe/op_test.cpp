@@ -1,0 +1,124 @@
+// The op's description, its routings and its reference, by hand.
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/routing.hpp"
+#include "cpu/pool.hpp"
+#include "kernels/common/activation.hpp"
+#include "moe/problems.hpp"
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Names = std::vector<std::string>;
+using Ids = std::vector<std::int32_t>;
+
+Names names(const Problem& problem, Role role) {
+  Names names;
+  for (const TensorSpec& tensor : moe_ffn_op().tensors(problem))
+    if (tensor.role == role) names.push_back(tensor.name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("the ops are in the catalog, and every source of their families is embedded") {
+  const Catalog& catalog = builtin_catalog();
+  for (const char* name : {"moe-ffn", "moe-route"}) {
+    const Op& op = catalog.op(name);
+    for (const Family* family : op.families())
+      CHECK(catalog.sources->hash(family->sources()).size() == 16);
+  }
+}
+
+TEST_CASE("buffers are in the order that the C API promises") {
+  const MoeSizes sizes{3, 4, 5, 6, 2};
+  const Problem forward = moe_problem(sizes, DType::f32, DeviceKind::cpu);
+  CHECK(names(forward, Role::input) == Names{"x", "ids", "weights", "w_gate", "w_up", "w_down"});
+  CHECK(names(forward, Role::output) == Names{"y"});
+  const Problem saving = moe_problem(sizes, DType::f32, DeviceKind::cpu, {{"save", "preact"}});
+  CHECK(names(saving, Role::output) == Names{"y", "gate", "up"});
+  const Problem backward =
+      moe_problem(sizes, DType::f32, DeviceKind::cpu, {{"accumulate", "yes"}}, "bwd");
+  CHECK(names(backward, Role::input) == Names{"dy", "x", "ids", "weights", "gate", "up", "w_gate",
+                                              "w_up", "w_down", "dw_gate_before", "dw_up_before",
+                                              "dw_down_before"});
+  CHECK(names(backward, Role::output) == Names{"dx", "d_weights", "dw_gate", "dw_up", "dw_down"});
+}
+
+TEST_CASE("sizes and routings that make no mixture are refused") {
+  CHECK_THROWS_WITH(moe_problem({3, 4, 5, 2, 3}, DType::f32, DeviceKind::cpu),
+                    ContainsSubstring("top-k=3 exceeds experts=2"));
+  for (const char* routing : {"block:0.3", "zipf", "zipf:-1", "zipf:5", "even"})
+    CHECK_THROWS_WITH(
+        moe_problem({3, 4, 5, 6, 2}, DType::f32, DeviceKind::cpu, {{"routing", routing}}),
+        ContainsSubstring("is no routing: use uniform, or zipf:SKEW"));
+  CHECK(moe_problem({3, 4, 5, 6, 2}, DType::f32, DeviceKind::cpu, {{"routing", "zipf:1.50"}})
+            .option("routing") == "zipf:1.5");
+}
+
+TEST_CASE("drawn tokens choose different experts, about as often as expected") {
+  for (const double skew : {0.0, 1.0, 3.0})
+    for (const auto& [tokens, experts, choices] :
+         {std::tuple{1000, 16, 4}, {4000, 8, 8}, {500, 64, 32}, {2000, 3, 1}}) {
+      CAPTURE(skew, tokens, experts, choices);
+      const auto count = static_cast<std::size_t>(choices);
+      const Ids ids = draw_routing({skew}, tokens, experts, choices, 7);
+      std::vector<double> rows(static_cast<std::size_t>(experts));
+      for (std::size_t first = 0; first < ids.size(); first += count) {
+        const std::set<std::int32_t> own(ids.begin() + static_cast<std::ptrdiff_t>(first),
+                                         ids.begin() + static_cast<std::ptrdiff_t>(first + count));
+        REQUIRE(own.size() == count);
+        REQUIRE(*own.begin() >= 0);
+        REQUIRE(*own.rbegin() < experts);
+        for (const std::int32_t id : own) ++rows[static_cast<std::size_t>(id)];
+      }
+      std::sort(rows.begin(), rows.end(), std::greater<>());
+      double expected = 0;
+      const auto alike = expected_tokens({skew}, tokens, experts, choices);
+      for (const ExpertsAlike& some : alike) expected += some.experts * some.tokens;
+      CHECK(expected == Approx(tokens * choices).epsilon(0.01));
+      CHECK(rows.front() == Approx(alike.front().tokens).epsilon(0.2));
+    }
+}
+
+TEST_CASE("choices are sorted by expert, those that are not here left out") {
+  const auto sorted = sorted_routing({2, 0, -1, 2, 0, 7}, 3, 2);
+  CHECK(sorted.offsets == Ids{0, 2, 2, 4});
+  CHECK(sorted.tokens == Ids{0, 2, 0, 1, 0, 0});
+  CHECK(sorted.places == Ids{2, 0, -1, 3, 1, -1});
+}
+
+TEST_CASE("the reference is the weighted sum of the chosen experts' networks") {
+  // d = 1, h = 2, three experts, two choices; the second token's first expert is not here.
+  const Problem problem = moe_problem({2, 1, 2, 3, 2}, DType::f32, DeviceKind::cpu);
+  ReferenceTensors tensors{{"x", {2, 3}},
+                           {"ids", {2, 0, -1, 1}},
+                           {"weights", {0.5, 0.25, 9, 2}},
+                           {"w_gate", {1, 2, 3, 4, 5, 6}},
+                           {"w_up", {1, -1, 2, -2, 3, -3}},
+                           {"w_down", {1, 1, 2, 1, 3, 1}}};
+  Pool pool(1);
+  for (std::size_t stage = 0; stage < 4; ++stage)
+    moe_ffn_op().reference(problem, stage, tensors, pool);
+  const auto network = [&](std::size_t expert, double x) {
+    double y = 0;
+    for (std::size_t i = expert * 2; i < expert * 2 + 2; ++i)
+      y += activate(Activation::silu, tensors.at("w_gate")[i] * x) * tensors.at("w_up")[i] * x *
+           tensors.at("w_down")[i];
+    return y;
+  };
+  const auto& y = tensors.at("y");
+  REQUIRE(y.size() == 2);
+  CHECK(y[0] == Approx(0.5 * network(2, 2) + 0.25 * network(0, 2)));
+  CHECK(y[1] == Approx(2 * network(1, 3)));
+}
