@@ -51,8 +51,8 @@ LLAMAS = {"llama-1b": (2048, 8192, 16, 32, 8, 128256), "llama-8b/4": (4096, 1433
 CASES = ["llama-1b 1x1", "llama-1b 4x1024", "llama-8b/4 1x1", "llama-8b/4 4x1024", "llama-1b 16x1",
          "llama-1b 1x512", "llama-8b/4 16x1", "llama-8b/4 1x512", "llama-1b 64x1"]
 CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections",
-              "eager+liger")
-FEW_TOKENS = 64  # up to which projections by fftune are tried
+              "compile+patch+attention", "eager+liger")
+FEW_TOKENS = 64  # up to which a patched model has projections by fftune anyway
 
 
 class Report:
@@ -191,6 +191,7 @@ def host(report: Report) -> None:
         "act_mul": lambda: ops.act_mul(x, x),
         "rope": lambda: ops.rope(q, q),
         "ngram_block": lambda: ops.ngram_block(ids, logits),
+        "attention": lambda: ops.attention(q, q, q),
     }
     times = {}
     with torch.no_grad():
@@ -216,7 +217,8 @@ def host(report: Report) -> None:
 def labels_of(case: str) -> list[str]:
     batch, tokens = map(int, case.rsplit(" ", 1)[1].split("x"))
     return [label for label in CONTENDERS
-            if ("projections" not in label or batch * tokens <= FEW_TOKENS)
+            if ("projections" not in label or batch * tokens > FEW_TOKENS)
+            and ("attention" not in label or tokens > 1)
             and ("liger" not in label or LIGER)]
 
 
@@ -252,7 +254,8 @@ def variant(model, label: str):
     patched = copy_sharing_weights(model)
     if "liger" in label:
         return patched
-    report = fftune.patch(patched, projections="projections" in label)
+    report = fftune.patch(patched, projections="projections" in label or "auto",
+                          attention="attention" in label)
     if label == "eager+patch":
         print(report, flush=True)
     return patched
@@ -358,7 +361,7 @@ def steps_of(model, batch):
 def times_of_training(model, label: str, batch: dict) -> dict:
     model.train()
     if "patch" in label:
-        fftune.patch(model, recompute="recompute" in label)
+        fftune.patch(model, recompute="recompute" in label, attention="attention" in label)
     step = steps_of(torch.compile(model, dynamic=False) if "compile" in label else model, batch)
     with liger(model) if "liger" in label else nullcontext():
         step()
@@ -392,7 +395,7 @@ def train_llama(report: Report) -> None:
     train(report, "train", "llama-1b 4x2048", lambda: build(transformers.LlamaForCausalLM, config),
           {"input_ids": ids, "labels": ids},
           ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute",
-           *(("eager+liger",) if LIGER else ())))
+           "compile+patch+attention", *(("eager+liger",) if LIGER else ())))
 
 
 # loss curves
@@ -566,11 +569,12 @@ def table(results: dict) -> None:
                     print(f"  {label:22} {values[label]:12.1f}"
                           + (f"   {memory} GB" if memory else ""))
             for base, other in (("compile", "compile+patch"), ("eager", "eager+patch"),
-                                ("compile", "compile+patch+projections")):
+                                ("compile", "compile+patch+projections"),
+                                ("compile", "compile+patch+attention")):
                 if base in values and other in values:
                     ratio = values[base] / values[other]
                     print(f"  {base} / {other} {ratio:.3f}")
-                    if part == "forward" and "projections" not in other:
+                    if part == "forward" and other.endswith("patch"):
                         ratios[base].append(ratio)
     for base, found in ratios.items():
         if found:

@@ -16,8 +16,7 @@ namespace {
 
 class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
  public:
-  explicit StderrSink(bool no_color)
-      : terminal_(is_terminal(stderr)), color_(terminal_ && !no_color) {}
+  StderrSink(bool live, bool no_color) : terminal_(live), color_(live && !no_color) {}
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
@@ -28,7 +27,7 @@ class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
       line += styled("error: ", Style::bad, color_);
     else if (message.level == spdlog::level::warn)
       line += styled("warning: ", Style::caution, color_);
-    line.append(message.payload.data(), message.payload.size()).append("\n");
+    line += shown({message.payload.data(), message.payload.size()}) + "\n";
     std::fwrite(line.data(), 1, line.size(), stderr);
   }
   void flush_() override { std::fflush(stderr); }
@@ -40,11 +39,12 @@ class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
 
 }  // namespace
 
-void start_log(bool verbose, bool quiet, bool no_color) {
-  auto logger = std::make_shared<spdlog::logger>("fftune", std::make_shared<StderrSink>(no_color));
-  logger->set_level(quiet     ? spdlog::level::err
-                    : verbose ? spdlog::level::debug
-                              : spdlog::level::info);
+void start_log(const Output& output, bool no_color) {
+  auto logger = std::make_shared<spdlog::logger>(
+      "fftune", std::make_shared<StderrSink>(output.live(), no_color));
+  logger->set_level(output.quiet()     ? spdlog::level::err
+                    : output.verbose() ? spdlog::level::debug
+                                       : spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
 }
 

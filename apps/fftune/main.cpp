@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/exit_code.hpp"
@@ -23,8 +25,8 @@ namespace fftune::tool {
 namespace {
 
 int report(int code, const std::string& message) {
-  const std::string line =
-      fmt::format("{}fftune: {}\n", is_terminal(stderr) ? clear_line : "", message);
+  const std::string line = fmt::format(
+      "{}fftune: {}\n", is_terminal(stderr) && !dumb_terminal() ? clear_line : "", shown(message));
   std::fwrite(line.data(), 1, line.size(), stderr);
   return code;
 }
@@ -46,26 +48,26 @@ int parse_and_run(int argc, char** argv) {
   try {
     root.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    const std::string help = root.help();
-    std::fwrite(help.data(), 1, help.size(), stdout);
+    print(root.help());
     return exit_good;
   } catch (const CLI::ParseError& error) {
+    if (const auto wrong = option_as_value(root)) return report(exit_wrong_input, *wrong);
     // A word that nothing took is most often why something else is missing.
     return report(exit_wrong_input, unexpected_word(root).value_or(parse_error_line(root, error)));
   }
+  if (const auto wrong = option_as_value(root)) return report(exit_wrong_input, *wrong);
   if (const auto wrong = unexpected_word(root)) return report(exit_wrong_input, *wrong);
   if (const auto wrong = empty_option(root)) return report(exit_wrong_input, *wrong);
   if (version || reference) {
-    const std::string text = version ? version_text() : reference_page(root);
-    std::fwrite(text.data(), 1, text.size(), stdout);
+    print(version ? version_text() : reference_page(root));
     return exit_good;
   }
   const Run run = line.chosen();
   if (!run) return report(exit_wrong_input, missing_subcommand(deepest(root)));
 
   const Environment environment = read_environment();
-  const Output output(line.flags(), environment.no_color);
-  start_log(output.verbose(), output.quiet(), environment.no_color);
+  const Output output(line.flags(), environment);
+  start_log(output, environment.no_color);
   return run(Session{line.catalog(), environment, output});
 }
 
@@ -80,7 +82,15 @@ int guarded(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report(exit_lacking, "the host is out of memory: give a smaller problem");
   } catch (const std::filesystem::filesystem_error& error) {
-    return report(exit_wrong_input, error.what());
+    return report(exit_wrong_input, fmt::format("cannot use '{}': {}", error.path1().string(),
+                                                error.code().message()));
+  } catch (const std::system_error& error) {
+    const bool limit = error.code() == std::errc::resource_unavailable_try_again;
+    return report(exit_lacking,
+                  limit
+                      ? "no more threads or processes can be started: raise the limit (ulimit -u, "
+                        "or the container's), or end others"
+                      : fmt::format("the system refused: {}", error.what()));
   } catch (const std::exception& error) {
     return report(exit_lacking,
                   fmt::format("{} (a fault of fftune itself: please report it)", error.what()));
@@ -92,5 +102,7 @@ int guarded(int argc, char** argv) {
 }  // namespace fftune::tool
 
 int main(int argc, char** argv) {
+  // A file that reaches a limit is then an error of its write, like a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   return fftune::tool::guarded(argc, argv);
 }

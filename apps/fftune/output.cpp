@@ -7,25 +7,23 @@
 
 namespace fftune::tool {
 
-namespace {
-
 void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
     throw Error(ErrorKind::io,
                 "standard output cannot be written: is the disk full or the pipe closed?");
 }
 
-}  // namespace
-
-Output::Output(const OutputFlags& flags, bool no_color)
-    : flags_(flags), color_(!no_color && is_terminal(stdout)) {}
+Output::Output(const OutputFlags& flags, const Environment& environment)
+    : flags_(flags),
+      color_(!environment.no_color && is_terminal(stdout)),
+      live_(!environment.dumb_terminal && is_terminal(stderr)) {}
 
 void Output::line(std::string_view text) const {
-  if (!flags_.json) print(std::string(text).append("\n"));
+  if (!flags_.json) print(shown(text).append("\n"));
 }
 
 void Output::heading(std::string_view text) const {
-  line(styled(text, Style::bold, color_));
+  if (!flags_.json) print(styled(shown(text), Style::bold, color_).append("\n"));
 }
 
 void Output::table(const TextTable& table) const {

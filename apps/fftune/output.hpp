@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "apps/fftune/text_table.hpp"
+#include "runtime/environment.hpp"
 
 namespace fftune::tool {
 
@@ -17,13 +18,18 @@ struct OutputFlags {
   bool quiet = false;
 };
 
+/// Text on stdout as it is. Throws Error(io) if it cannot be written whole.
+void print(std::string_view text);
+
 class Output {
  public:
-  Output(const OutputFlags& flags, bool no_color);
+  Output(const OutputFlags& flags, const Environment& environment);
 
   bool json() const { return flags_.json; }
   bool verbose() const { return flags_.verbose; }
   bool quiet() const { return flags_.quiet; }
+  /// Whether stderr is a terminal that lines can be drawn again on.
+  bool live() const { return live_; }
 
   /// One line, and a table, on stdout; nothing with --json.
   void line(std::string_view text) const;
@@ -35,6 +41,7 @@ class Output {
  private:
   OutputFlags flags_;
   bool color_;
+  bool live_;
 };
 
 }  // namespace fftune::tool

@@ -31,13 +31,26 @@ std::vector<std::filesystem::path> preset_folders(const std::string& value,
   return environment.preset_folders;
 }
 
+std::string how_to_install(const std::filesystem::path& folder, const Environment& environment) {
+  std::error_code error;
+  for (const auto& searched : environment.preset_folders)
+    if (std::filesystem::equivalent(folder, searched, error)) return "";
+  return fmt::format("the library does not look in {}: fftune presets install {} takes it to {}",
+                     folder.string(), folder.string(), environment.user_presets.string());
+}
+
 PresetLibrary load_presets(const std::string& value, const Session& session) {
-  PresetLibrary library = PresetLibrary::load(preset_folders(value, session.environment));
+  PresetLibrary library = load_presets(preset_folders(value, session.environment));
   if (!value.empty() && library.files().empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("--presets {} holds no <device>/<op>.json: give the folder that the "
                             "devices' folders are in",
                             value));
+  return library;
+}
+
+PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders) {
+  PresetLibrary library = PresetLibrary::load(folders);
   for (const std::string& complaint : library.complaints())
     spdlog::warn("{}; it is skipped", complaint);
   return library;

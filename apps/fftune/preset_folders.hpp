@@ -20,7 +20,12 @@ void add_presets_option(CLI::App& command, std::string& value);
 std::vector<std::filesystem::path> preset_folders(const std::string& value,
                                                   const Environment& environment);
 
+/// How the library comes to load what was written to `folder`, for people: nothing where it looks
+/// there already.
+std::string how_to_install(const std::filesystem::path& folder, const Environment& environment);
+
 /// Loads them, and logs every complaint.
 PresetLibrary load_presets(const std::string& value, const Session& session);
+PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders);
 
 }  // namespace fftune::tool

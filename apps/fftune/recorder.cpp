@@ -15,7 +15,8 @@ void Recorder::write(const PresetRecord& record) {
                   record.problem.text(), fmt::join(record.verdict.disturbances, ", "));
     return;
   }
-  files_.insert(merge_preset_records(folder_, device_, record.problem.op, {record}).string());
+  files_.insert(
+      merge_preset_records(folder_, device_, record.problem.op, {record}, wait_).string());
 }
 
 }  // namespace fftune::tool

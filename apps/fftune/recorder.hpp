@@ -6,14 +6,18 @@
 #include <string>
 #include <vector>
 
+#include "store/preset_file.hpp"
 #include "tuning/tuner.hpp"
 
 namespace fftune::tool {
 
 class Recorder {
  public:
-  Recorder(std::filesystem::path folder, PresetDevice device, bool strict)
-      : folder_(std::move(folder)), device_(std::move(device)), strict_(strict) {}
+  Recorder(std::filesystem::path folder, PresetDevice device, bool strict, LockWait wait)
+      : folder_(std::move(folder)),
+        device_(std::move(device)),
+        strict_(strict),
+        wait_(std::move(wait)) {}
 
   /// Merges the record into the device's file. Throws Error(io).
   void write(const PresetRecord& record);
@@ -26,6 +30,7 @@ class Recorder {
   std::filesystem::path folder_;
   PresetDevice device_;
   bool strict_;
+  LockWait wait_;
   std::set<std::string> files_;
   int refused_ = 0;
 };

@@ -29,7 +29,7 @@ ProgressMode progress_mode(const std::string& value, const Output& output) {
   const std::string word = value.empty() ? "auto" : value;
   check_choice(word, "--progress", {"auto", "live", "plain", "none"});
   if (output.quiet() || word == "none") return ProgressMode::none;
-  if (word == "live" || (word == "auto" && is_terminal(stderr))) return ProgressMode::live;
+  if (word == "live" || (word == "auto" && output.live())) return ProgressMode::live;
   return ProgressMode::plain;
 }
 

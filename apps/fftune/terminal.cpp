@@ -1,8 +1,10 @@
 #include "apps/fftune/terminal.hpp"
 
+#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
 namespace fftune::tool {
@@ -11,6 +13,21 @@ namespace {
 
 bool continues_code_point(char byte) {
   return (static_cast<unsigned char>(byte) & 0xc0u) == 0x80u;
+}
+
+/// Bytes of the printable character that the text begins with: 0 for a control character, or a byte
+/// that begins none in UTF-8.
+std::size_t character_length(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text.front());
+  if (first < 0x80) return first >= 0x20 && first != 0x7f ? 1 : 0;
+  const std::size_t length = first >= 0xf0 && first < 0xf5   ? 4
+                             : first >= 0xe0 && first < 0xf0 ? 3
+                             : first >= 0xc2 && first < 0xe0 ? 2
+                                                             : 0;
+  if (length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i)
+    if (!continues_code_point(text[i])) return 0;
+  return length;
 }
 
 std::string_view escape_of(Style style) {
@@ -36,6 +53,24 @@ std::string_view escape_of(Style style) {
 std::string styled(std::string_view text, Style style, bool color) {
   if (!color || style == Style::plain || text.empty()) return std::string(text);
   return std::string(escape_of(style)).append(text).append("\033[0m");
+}
+
+std::string shown(std::string_view text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length = character_length(text.substr(i));
+    // C1 controls, U+0080 to U+009F, are of two bytes.
+    const bool control =
+        length == 2 && text[i] == '\xc2' && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (length == 0 || control) {
+      for (std::size_t end = i + std::max<std::size_t>(length, 1); i < end; ++i)
+        result += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
+    } else {
+      result += text.substr(i, length);
+      i += length;
+    }
+  }
+  return result;
 }
 
 bool is_terminal(std::FILE* stream) {

@@ -17,6 +17,10 @@ bool is_terminal(std::FILE* stream);
 /// Columns of the terminal behind `stream`; 100 where there is none.
 std::size_t terminal_width(std::FILE* stream);
 
+/// The text on one line, fit for a terminal: control characters, and bytes that are not UTF-8, as
+/// "\\x1b". For whatever comes from files, arguments and devices.
+std::string shown(std::string_view text);
+
 /// Code points of UTF-8 text: its columns, for the letters, µ and × that are printed here.
 std::size_t display_width(std::string_view text);
 

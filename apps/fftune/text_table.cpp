@@ -31,6 +31,7 @@ std::string line_of(const std::vector<Cell>& cells, const std::vector<Column>& c
 void TextTable::row(std::vector<Cell> cells) {
   if (cells.size() > columns_.size())
     throw Error(ErrorKind::internal, "a table row has more cells than the table has columns");
+  for (Cell& cell : cells) cell.text = shown(cell.text);
   rows_.push_back(std::move(cells));
 }
 

@@ -69,6 +69,19 @@ std::string missing_subcommand(const CLI::App& command) {
                      fmt::join(subcommand_names(command), ", "));
 }
 
+std::optional<std::string> option_as_value(const CLI::App& root) {
+  const CLI::App& command = deepest(root);
+  const std::vector<std::string> names = option_names(command);
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& value : option->results())
+      if (option->get_type_size() != 0 && value.starts_with("--") &&
+          std::find(names.begin(), names.end(), value.substr(2, value.find('=') - 2)) !=
+              names.end())
+        return fmt::format("{} lacks its value: {} follows it; see {} --help", option->get_name(),
+                           value, command_path(command));
+  return std::nullopt;
+}
+
 std::optional<std::string> empty_option(const CLI::App& root) {
   const CLI::App& command = deepest(root);
   for (const CLI::Option* option : command.get_options()) {

@@ -19,6 +19,10 @@ std::optional<std::string> unexpected_word(const CLI::App& root);
 
 /// The first option or word of the given command that is empty, as a variable of a shell that is
 /// not set leaves it, as a line; or nothing.
+/// What is wrong where an option took another option as its value, as in `--d --h 16`; nothing
+/// otherwise.
+std::optional<std::string> option_as_value(const CLI::App& root);
+
 std::optional<std::string> empty_option(const CLI::App& root);
 
 /// That the given command needs one of its subcommands.

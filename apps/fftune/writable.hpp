@@ -1,6 +1,8 @@
-// Whether files can be written, found out before the work whose result they are to hold.
+// Whether files can be written, found out before the work whose result they are to hold; and how
+// the tool waits for the lock of a preset file.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <string>
 
@@ -8,12 +10,14 @@
 
 namespace fftune::tool {
 
-/// Makes <folder>/<device>; throws Error(io) naming `folder` and why if a file cannot be made in
-/// it, and Error(invalid_input) if there is an <op>.json that a record could not be merged into.
-void require_mergeable(const std::filesystem::path& folder, const PresetDevice& device,
-                       const std::string& op);
+/// Says in the log what is waited for, and ends when the user wants an end, if that can be asked.
+LockWait lock_wait(const std::atomic<bool>* cancelled = nullptr);
 
-/// Opens and closes `file` for writing; throws Error(io) that starts with `where`.
+/// require_mergeable() of the folder that --out names.
+void require_out(const std::filesystem::path& folder, const PresetDevice& device,
+                 const std::string& op, const LockWait& wait);
+
+/// Throws Error(io) that starts with `where` if `file` cannot be replaced.
 void require_writable_file(const std::filesystem::path& file, const std::string& where);
 
 }  // namespace fftune::tool

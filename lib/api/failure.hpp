@@ -5,7 +5,9 @@
 
 #include <array>
 #include <exception>
+#include <filesystem>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "core/error.hpp"
@@ -56,6 +58,13 @@ fftune_status guarded(const char* function, const Body& body) noexcept {
     return fail(status_of(error.kind()), "{}: {}", function, error.what());
   } catch (const std::bad_alloc&) {
     return fail(FFTUNE_UNAVAILABLE, "{}: out of host memory", function);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail(FFTUNE_IO_ERROR, "{}: cannot use '{}': {}", function, error.path1().string(),
+                error.code().message());
+  } catch (const std::system_error& error) {
+    const bool limit = error.code() == std::errc::resource_unavailable_try_again;
+    return fail(FFTUNE_UNAVAILABLE, "{}: {}{}", function, error.what(),
+                limit ? ": no more threads can be started: raise the limit (ulimit -u)" : "");
   } catch (const std::exception& error) {
     return fail(FFTUNE_INTERNAL_ERROR, "{}: {}", function, error.what());
   } catch (...) {

@@ -41,7 +41,7 @@ std::shared_ptr<Library> open_library(int device, const char* preset_path) {
   const std::string spec = device < 0 ? "cpu" : fmt::format("cuda:{}", device);
   auto backend = open_device(spec, *catalog.sources, environment);
   return std::make_shared<Library>(
-      Library{&catalog, std::move(backend), PresetLibrary::load(folders)});
+      Library{&catalog, std::move(backend), PresetLibrary::load(folders), fork_count()});
 }
 
 std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
@@ -67,6 +67,13 @@ std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
       describe(plan, facts, choice, alignments, library->presets.complaints());
   return std::unique_ptr<fftune_plan>(new fftune_plan{
       library, std::move(plan), std::move(alignments), std::move(names), std::move(description)});
+}
+
+fftune_status fail_after_fork(const char* function) {
+  return fail(FFTUNE_UNAVAILABLE,
+              "{}: a CUDA device cannot be used after fork(): create the context in the child, or "
+              "start it by spawn",
+              function);
 }
 
 /// FFTUNE_OK if the arguments are fit to run.
@@ -125,6 +132,7 @@ fftune_status fftune_plan_create(fftune_context* context, const char* problem_js
   *out = nullptr;
   if (!context) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_create: context is NULL");
   if (!problem_json) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_create: problem_json is NULL");
+  if (context->library->lost_by_fork()) return fail_after_fork("fftune_plan_create");
   return guarded("fftune_plan_create", [&] {
     *out = make_plan(context->library, problem_json).release();
     return FFTUNE_OK;
@@ -154,6 +162,7 @@ const char* fftune_plan_describe(const fftune_plan* plan) {
 fftune_status fftune_plan_run(const fftune_plan* plan, void* const* buffers, size_t buffer_count,
                               void* workspace, void* stream) {
   if (!plan) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_run: plan is NULL");
+  if (plan->library->lost_by_fork()) return fail_after_fork("fftune_plan_run");
   return guarded("fftune_plan_run", [&] {
     const fftune_status status = check_run(*plan, buffers, buffer_count, workspace);
     if (status == FFTUNE_OK) plan->plan.run(buffers, workspace, stream);

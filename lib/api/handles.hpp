@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/fork_count.hpp"
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/plan.hpp"
@@ -18,6 +19,12 @@ struct Library {
   const Catalog* catalog;
   std::unique_ptr<Backend> backend;
   PresetLibrary presets;
+  int forks = fork_count();  // when it was opened
+
+  /// A CUDA context is of no use in a forked child; the CPU's threads are made anew there.
+  bool lost_by_fork() const {
+    return fork_count() != forks && backend->facts().kind == DeviceKind::cuda;
+  }
 };
 
 }  // namespace fftune

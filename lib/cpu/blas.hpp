@@ -1,4 +1,5 @@
-// The library's matrix product, and its thread count, which OpenBLAS keeps for the whole process.
+// OpenBLAS: its matrix product, and its thread count, which it keeps for the whole process. It is
+// opened at the first product, not before: its threads take memory of their own.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +7,14 @@
 
 namespace fftune {
 
-/// "OpenBLAS 0.3.21".
+/// Begins what blas_version() returns where there is none.
+constexpr const char* no_blas = "no OpenBLAS";
+/// "OpenBLAS 0.3.21", by the name of its file, without opening it; or why it cannot be used:
+/// "no OpenBLAS: libopenblas.so.0 is not in the loader's folders". That is so too where the address
+/// space is limited to less than its threads take (ulimit -v).
 std::string blas_version();
-/// The library's own words on how it was built, and the processor it runs kernels for.
-std::string blas_description();
+/// The file that would be opened; empty if there is none.
+std::string blas_file();
 
 /// Holds OpenBLAS at a number of threads. Leases of the same number, of any threads, hold it
 /// together; one of another number waits until they are gone. The last to go restores the number
@@ -31,11 +36,11 @@ struct MatrixView {
 };
 
 /// c [m,n] = a [m,k] · b [n,k]ᵀ + beta·c, on as many threads as the caller's BlasThreads says.
-/// Sizes and strides are at most 2^31 - 1.
+/// Sizes and strides are at most 2^31 - 1. Throws Error(unavailable) where there is no OpenBLAS.
 void sgemm(std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a, MatrixView b, float beta,
            float* c, std::int64_t c_stride);
 
-/// The same in f64.
+/// The same in f64, by plain loops where there is no OpenBLAS: references need it.
 struct DoubleMatrixView {
   const double* data;
   std::int64_t stride;

@@ -23,7 +23,8 @@ DeviceFacts cpu_facts() {
   facts.memory_bytes = read_memory("/", "MemTotal");
   facts.clock_hz = read_clock("/");
   facts.toolkit = blas_version();
-  facts.details.emplace_back("BLAS", blas_description());
+  facts.details.emplace_back("BLAS",
+                             facts.toolkit.starts_with(no_blas) ? facts.toolkit : blas_file());
   for (const auto& cache : read_caches("/")) {
     facts.details.emplace_back(fmt::format("L{}{} cache", cache.level,
                                            cache.type == "Data"          ? " data"

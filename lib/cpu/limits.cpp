@@ -121,10 +121,13 @@ Limits measure_cpu_limits(Pool& pool, std::int64_t cache_bytes, std::size_t free
   // At few tokens nearly all traffic is reading weights, which many CPUs do faster than they copy.
   const MemoryRates rates = memory_rates(pool, bytes);
   limits.bytes_per_second = std::max(rates.copy, rates.read);
-  limits.flops_per_second = gemm_rate(pool.max_threads(), n);
-  limits.method = fmt::format("{} of {} MiB by {} threads; {} sgemm of {}^3 (bf16 too)",
-                              rates.read > rates.copy ? "read" : "copy", bytes >> 20,
-                              pool.max_threads(), blas_version(), n);
+  const bool blas = !blas_version().starts_with(no_blas);
+  if (blas) limits.flops_per_second = gemm_rate(pool.max_threads(), n);
+  limits.method =
+      fmt::format("{} of {} MiB by {} threads; {}", rates.read > rates.copy ? "read" : "copy",
+                  bytes >> 20, pool.max_threads(),
+                  blas ? fmt::format("{} sgemm of {}^3 (bf16 too)", blas_version(), n)
+                       : "no limit of arithmetic: " + blas_version());
   return limits;
 }
 

@@ -2,7 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
+#include <vector>
+
+#include "core/fork_count.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -11,18 +19,18 @@
 namespace fftune {
 namespace {
 
-/// The pool whose task this thread is in, if any: run() of the same pool is then nested.
-thread_local const Pool* current_pool = nullptr;
+/// The team whose task this thread is in, if any: run() of the same pool is then nested.
+thread_local const void* current_team = nullptr;
 
 class InsideTask {
  public:
-  explicit InsideTask(const Pool* pool) : outer_(current_pool) { current_pool = pool; }
-  ~InsideTask() { current_pool = outer_; }
+  explicit InsideTask(const void* team) : outer_(current_team) { current_team = team; }
+  ~InsideTask() { current_team = outer_; }
   InsideTask(const InsideTask&) = delete;
   InsideTask& operator=(const InsideTask&) = delete;
 
  private:
-  const Pool* outer_;
+  const void* outer_;
 };
 
 void relax() {
@@ -52,24 +60,77 @@ bool spin(const Ready& ready) {
 
 }  // namespace
 
-Pool::Pool(int threads) {
-  for (int worker = 0; worker + 1 < threads; ++worker)
-    workers_.emplace_back([this, worker] { serve(worker); });
-}
+/// The threads, and the job that they are at.
+class Pool::Team {
+ public:
+  explicit Team(int threads) {
+    for (int worker = 0; worker + 1 < threads; ++worker)
+      workers_.emplace_back([this, worker] { serve(worker); });
+  }
+  ~Team() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  void run(int tasks, int threads, const std::function<void(int)>& body);
+
+ private:
+  struct Job {
+    const std::function<void(int)>* body = nullptr;
+    int tasks = 0;
+    int helpers = 0;  // workers [0, helpers) take part
+    std::atomic<int> next{0};
+    std::atomic<int> working{0};  // helpers that have not finished
+    std::exception_ptr error;     // guarded by mutex_
+  };
+
+  void serve(int worker);
+  std::uint64_t await_job(std::uint64_t seen);
+  void take_tasks();
+
+  std::vector<std::thread> workers_;
+  std::mutex callers_;  // held by the run() in progress
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::atomic<std::uint64_t> generation_{0};  // one more for every job
+  std::atomic<bool> stop_{false};
+  Job job_;
+};
+
+Pool::Pool(int threads)
+    : threads_(std::max(threads, 1)), team_(new Team(threads_)), forks_(fork_count()) {}
 
 Pool::~Pool() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+  if (forks_ == fork_count()) delete team_.load();
+}
+
+Pool::Team& Pool::team() {
+  if (forks_.load(std::memory_order_acquire) != fork_count()) {
+    // Threads of the child that come here at once make one team.
+    static std::mutex making;
+    const std::lock_guard lock(making);
+    if (forks_ != fork_count()) {
+      team_ = new Team(threads_);
+      forks_ = fork_count();
+    }
   }
-  wake_.notify_all();
-  for (auto& worker : workers_) worker.join();
+  return *team_;
 }
 
 void Pool::run(int tasks, int threads, const std::function<void(int)>& body) {
-  if (tasks <= 0) return;
-  const int helpers = std::min({threads, tasks, max_threads()}) - 1;
-  if (helpers <= 0 || current_pool == this) {
+  if (tasks > 0) team().run(tasks, std::min(threads, threads_), body);
+}
+
+void Pool::Team::run(int tasks, int threads, const std::function<void(int)>& body) {
+  const int helpers = std::min(threads, tasks) - 1;
+  if (helpers <= 0 || current_team == this) {
     const InsideTask inside(this);
     for (int task = 0; task < tasks; ++task) body(task);
     return;
@@ -96,7 +157,7 @@ void Pool::run(int tasks, int threads, const std::function<void(int)>& body) {
   if (job_.error) std::rethrow_exception(std::exchange(job_.error, nullptr));
 }
 
-void Pool::take_tasks() {
+void Pool::Team::take_tasks() {
   const InsideTask inside(this);
   try {
     for (int task = job_.next++; task < job_.tasks; task = job_.next++) (*job_.body)(task);
@@ -107,7 +168,7 @@ void Pool::take_tasks() {
   }
 }
 
-std::uint64_t Pool::await_job(std::uint64_t seen) {
+std::uint64_t Pool::Team::await_job(std::uint64_t seen) {
   const auto called = [&] { return stop_ || generation_ != seen; };
   if (!spin(called)) {
     std::unique_lock lock(mutex_);
@@ -116,7 +177,7 @@ std::uint64_t Pool::await_job(std::uint64_t seen) {
   return generation_;
 }
 
-void Pool::serve(int worker) {
+void Pool::Team::serve(int worker) {
   std::uint64_t seen = 0;
   while (true) {
     seen = await_job(seen);

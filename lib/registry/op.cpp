@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "core/error.hpp"
 #include "core/pattern.hpp"
@@ -144,8 +145,10 @@ std::int64_t TensorSpec::elements() const {
 }
 
 std::size_t TensorSpec::bytes() const {
-  return static_cast<std::size_t>(
-      saturated_product(elements(), static_cast<std::int64_t>(dtype_bytes(dtype))));
+  std::size_t bytes = 0;
+  return __builtin_mul_overflow(static_cast<std::size_t>(elements()), dtype_bytes(dtype), &bytes)
+             ? std::numeric_limits<std::size_t>::max()
+             : bytes;
 }
 
 Cost cost_of(const Op& op, const Problem& problem) {

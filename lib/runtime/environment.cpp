@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pwd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -21,7 +22,21 @@ std::optional<std::string> variable(const char* name) {
   return value;
 }
 
-/// The user's home; where there is none, a folder of this user's among the temporary ones.
+/// A folder of this user's among the temporary ones, made if it is not there; "/nonexistent" if
+/// something else has its name, or others may write to it.
+fs::path own_temporary_folder() {
+  std::error_code error;
+  auto temporary = fs::temp_directory_path(error);
+  if (error) temporary = "/tmp";
+  auto folder = temporary / ("fftune-" + std::to_string(::geteuid()));
+  struct stat status {};
+  ::mkdir(folder.c_str(), 0700);
+  const bool own = ::lstat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
+                   status.st_uid == ::geteuid() && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+  return own ? folder : fs::path("/nonexistent");
+}
+
+/// The user's home, or where there is none its own_temporary_folder().
 fs::path home_folder() {
   if (const auto home = variable("HOME")) return *home;
   std::vector<char> text(1 << 14);
@@ -30,10 +45,7 @@ fs::path home_folder() {
   if (::getpwuid_r(::getuid(), &entry, text.data(), text.size(), &found) == 0 && found &&
       found->pw_dir && *found->pw_dir)
     return found->pw_dir;
-  std::error_code error;
-  auto temporary = fs::temp_directory_path(error);
-  if (error) temporary = "/tmp";
-  return temporary / ("fftune-" + std::to_string(::getuid()));
+  return own_temporary_folder();
 }
 
 /// XDG Base Directory Specification: a path that is not absolute is to be ignored.
@@ -76,6 +88,10 @@ fs::path installed_presets() {
   return usual;
 }
 
+fs::path user_presets() {
+  return xdg_folder("XDG_DATA_HOME", ".local/share") / "fftune" / "presets";
+}
+
 std::vector<fs::path> preset_folders() {
   std::vector<fs::path> folders;
   const auto given = variable("FFTUNE_PRESETS").value_or("");
@@ -84,16 +100,22 @@ std::vector<fs::path> preset_folders() {
     rest.remove_prefix(part.size() < rest.size() ? part.size() + 1 : rest.size());
     if (!part.empty()) folders.emplace_back(part);
   }
-  folders.push_back(xdg_folder("XDG_DATA_HOME", ".local/share") / "fftune" / "presets");
+  folders.push_back(user_presets());
   folders.push_back(installed_presets());
   return folders;
 }
 
 }  // namespace
 
+bool dumb_terminal() {
+  const char* const name = std::getenv("TERM");
+  return name && std::string_view(name) == "dumb";
+}
+
 Environment read_environment() {
   Environment environment;
   environment.preset_folders = preset_folders();
+  environment.user_presets = user_presets();
   if (const auto cache = variable("FFTUNE_CACHE"))
     environment.cache_folder = *cache;
   else
@@ -105,7 +127,8 @@ Environment read_environment() {
       environment.toolkit_folders.push_back(fs::path(*folder) / "lib64");
     }
   environment.toolkit_folders.emplace_back("/usr/local/cuda/lib64");
-  environment.no_color = variable("NO_COLOR").has_value();
+  environment.dumb_terminal = dumb_terminal();
+  environment.no_color = variable("NO_COLOR").has_value() || environment.dumb_terminal;
   return environment;
 }
 

@@ -10,15 +10,20 @@ namespace fftune {
 
 struct Environment {
   std::vector<std::filesystem::path> preset_folders;  // $FFTUNE_PRESETS, user's, installed
+  std::filesystem::path user_presets;                 // the user's: XDG data/fftune/presets
   std::filesystem::path cache_folder;                 // $FFTUNE_CACHE, or XDG cache/fftune
   std::filesystem::path state_folder;                 // XDG state/fftune: journals
   std::vector<std::filesystem::path> cuda_folders;    // $CUDA_HOME, $CUDA_PATH, where set
   /// Where a CUDA toolkit's libraries may be, after the loader's own folders: lib64 of $CUDA_HOME
   /// and $CUDA_PATH, then of /usr/local/cuda.
   std::vector<std::filesystem::path> toolkit_folders;
-  bool no_color = false;  // NO_COLOR
+  bool no_color = false;       // NO_COLOR, or a terminal without escapes
+  bool dumb_terminal = false;  // TERM=dumb: no escapes at all
 };
 
 Environment read_environment();
+
+/// Environment::dumb_terminal alone, for a fault's last words: it needs no memory.
+bool dumb_terminal();
 
 }  // namespace fftune

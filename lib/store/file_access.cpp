@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <cstdlib>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "core/error.hpp"
@@ -86,34 +89,110 @@ std::string read_whole_file(const std::filesystem::path& path) {
   }
 }
 
-void replace_file(const std::filesystem::path& path, std::string_view text) {
+namespace {
+
+/// What is to be replaced: the file itself, or what a link points to.
+struct Target {
+  std::filesystem::path path;
+  std::filesystem::path folder;
+  bool exists = false;
+  mode_t mode = 0;
+};
+
+Target target_of(const std::filesystem::path& given) {
+  Target target;
+  std::error_code error;
+  target.path = given;
+  if (std::filesystem::is_symlink(given, error)) {
+    target.path = std::filesystem::weakly_canonical(given, error);
+    if (error) fail("write", given, error.value());
+  }
+  target.folder = target.path.has_parent_path() ? target.path.parent_path() : ".";
+  struct stat status {};
+  if (::stat(target.path.c_str(), &status) != 0) {
+    if (errno != ENOENT) fail("write", given, errno);
+    return target;
+  }
+  const auto refuse = [&](const char* why) {
+    throw Error(ErrorKind::io, fmt::format("cannot write '{}': {}", given.string(), why));
+  };
+  if (!S_ISREG(status.st_mode)) refuse("it is not a regular file: choose another name");
+  target.exists = true;
+  target.mode = status.st_mode & 07777;
+  // By the mode alone: the superuser may write anything, and in a shared folder another user's file
+  // may be replaced.
+  if ((target.mode & 0222) == 0) refuse("it is read-only: chmod u+w it, or choose another");
+  return target;
+}
+
+}  // namespace
+
+void require_replaceable(const std::filesystem::path& path) {
+  const Target target = target_of(path);
+  // Permission bits alone do not tell (root, read-only mounts, quotas): only writing does. The name
+  // is random and the file new, so that no link which others laid is followed.
+  std::string probe = (target.folder / ".writable-XXXXXX").string();
+  Descriptor file(::mkostemp(probe.data(), O_CLOEXEC));
+  if (file.value() < 0) fail("write", path, errno);
+  int code = write_all(file.value(), "probe");
+  if (const int closing = file.close(); code == 0) code = closing;
+  ::unlink(probe.c_str());
+  if (code != 0) fail("write", path, code);
+}
+
+void replace_file(const std::filesystem::path& given, std::string_view text) {
+  const auto [path, own_folder, exists, mode] = target_of(given);
   // One name for all, so that what a crash leaves behind is overwritten by the next writer.
-  const auto temporary = path.parent_path() / ("." + path.filename().string() + ".new");
+  const auto temporary = own_folder / ("." + path.filename().string() + ".new");
   ::unlink(temporary.c_str());
-  Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  Descriptor file(
+      ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, exists ? 0600 : 0666));
   if (file.value() < 0) fail("create", temporary, errno);
   int code = write_all(file.value(), text);
+  if (exists && code == 0 && ::fchmod(file.value(), mode) != 0) code = errno;
   if (const int closing = file.close(); code == 0) code = closing;
   if (code == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) code = errno;
   if (code != 0) {
     ::unlink(temporary.c_str());
     fail("write", path, code);
   }
-  const Descriptor folder(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor folder(::open(own_folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems cannot sync a folder, and say EINVAL: there is nothing more to do there.
   if (folder.value() < 0 || (::fsync(folder.value()) != 0 && errno != EINVAL))
     fail("sync the folder of", path, errno);
 }
 
-FileLock::FileLock(std::filesystem::path path) : path_(std::move(path)) {
+FileLock::FileLock(std::filesystem::path path, const LockWait& wait) : path_(std::move(path)) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds look_again{20};
+  const auto began = Clock::now();
+  bool told = false;
+  const auto give_up = [&](const std::string& why) {
+    ::close(descriptor_);
+    throw Error(ErrorKind::io, fmt::format("{} while another process held the lock '{}': let it "
+                                           "finish, or end it, and try again",
+                                           why, path_.string()));
+  };
   for (;;) {
     descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    // Another user's can be waited for all the same, where the file system does not ask for more.
+    if (descriptor_ < 0 && errno == EACCES) {
+      descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+      errno = EACCES;
+    }
     if (descriptor_ < 0) fail("create the lock", path_, errno);
-    int locked = 0;
-    do {
-      locked = ::flock(descriptor_, LOCK_EX);
-    } while (locked != 0 && errno == EINTR);
-    const int code = locked == 0 ? 0 : errno;
+    int code = 0;
+    while ((code = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno) == EWOULDBLOCK ||
+           code == EINTR) {
+      const double waited = std::chrono::duration<double>(Clock::now() - began).count();
+      if (waited > wait.most_seconds) give_up(fmt::format("waited for {:.0f} s", waited));
+      if (waited > 1 && wait.tell && !std::exchange(told, true))
+        wait.tell(
+            fmt::format("another process holds the lock '{}': waiting for it, {:.0f} s at most",
+                        path_.string(), wait.most_seconds));
+      if (waited > 1 && wait.cancelled && wait.cancelled()) give_up("interrupted");
+      std::this_thread::sleep_for(look_again);
+    }
     // The previous holder removed the file that it locked: only a lock on the file that the path
     // names now counts.
     struct stat held {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "registry/catalog.hpp"
+#include "store/file_access.hpp"
 #include "store/record.hpp"
 
 namespace fftune {
@@ -30,7 +31,13 @@ std::vector<PresetFile> read_preset_folder(const std::filesystem::path& folder);
 /// be read whole is an Error(invalid_input) and is left as it is. Throws Error(io).
 std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
                                            const PresetDevice& device, const std::string& op,
-                                           const std::vector<PresetRecord>& records);
+                                           const std::vector<PresetRecord>& records,
+                                           const LockWait& wait = {});
+
+/// Makes <folder>/<slug>, takes the lock once, and throws what merge_preset_records() would throw
+/// of the file that is there: for work, or a merge into several files, to fail before it begins.
+void require_mergeable(const std::filesystem::path& folder, const PresetDevice& device,
+                       const std::string& op, const LockWait& wait = {});
 
 /// The text of a file with these records, as merge would write it: sorted, stable, small diffs.
 std::string preset_text(const PresetDevice& device, const std::string& op,

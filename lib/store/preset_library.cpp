@@ -1,11 +1,13 @@
 #include "store/preset_library.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <set>
 #include <system_error>
 #include <tuple>
@@ -45,10 +47,22 @@ std::map<std::string, std::string> words(const Problem& problem, const Compariso
   return options;
 }
 
-/// All but the shape, and the options that are numbers or patterns.
-bool comparable(const Problem& a, const Problem& b, const Comparison& comparison) {
-  return a.op == b.op && a.pass == b.pass && a.dtype == b.dtype && same_names(a, b) &&
-         words(a, comparison) == words(b, comparison);
+/// All but the shape, and the options that are numbers or patterns: what has to be the same.
+std::string alike_key(const Problem& problem, const Comparison& comparison) {
+  std::string key = fmt::format("{}/{}/{}", problem.op, problem.pass, dtype_name(problem.dtype));
+  for (const auto& [name, value] : problem.sizes) key += fmt::format("/{}", name);
+  for (const auto& [name, value] : words(problem, comparison))
+    key += fmt::format("/{}={}", name, value);
+  return key;
+}
+
+std::string exact_key(const Problem& problem, const Comparison& comparison) {
+  std::string key = alike_key(problem, comparison);
+  for (const auto& [name, value] : problem.sizes) key += fmt::format("/{}", value);
+  for (const auto& name : comparison.patterns)
+    if (const auto option = problem.options.find(name); option != problem.options.end())
+      key += fmt::format("/{}", option->second);
+  return key;
 }
 
 struct Candidate {
@@ -120,50 +134,96 @@ PresetLibrary PresetLibrary::load(const std::vector<std::filesystem::path>& fold
   return library;
 }
 
+struct PresetLibrary::Indexes {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Index>> of_comparison;
+};
+
+PresetLibrary::PresetLibrary() : indexes_(std::make_shared<Indexes>()) {}
+
+std::shared_ptr<const PresetLibrary::Index> PresetLibrary::index_of(
+    const Comparison& comparison) const {
+  const auto key =
+      fmt::format("{}|{}|{}", comparison.token_size, fmt::join(comparison.numbers, ","),
+                  fmt::join(comparison.patterns, ","));
+  const std::lock_guard lock(indexes_->mutex);
+  auto& known = indexes_->of_comparison[key];
+  if (known) return known;
+  auto index = std::make_shared<Index>();
+  for (std::size_t file = 0; file < files_.size(); ++file)
+    for (std::size_t i = 0; i < files_[file].records.size(); ++i) {
+      const auto& problem = files_[file].records[i].problem;
+      index->alike[alike_key(problem, comparison)].push_back({file, i});
+      index->exact[exact_key(problem, comparison)].push_back({file, i});
+    }
+  return known = std::move(index);
+}
+
 std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const DeviceFacts& device,
                                                const Legality& illegal,
                                                const Comparison& comparison) const {
+  const auto index = index_of(comparison);
+  const auto places_of = [](const Places& places, const std::string& key) {
+    static const std::vector<Place> none;
+    const auto found = places.find(key);
+    return found == places.end() ? &none : &found->second;
+  };
+  const auto* const alike = places_of(index->alike, alike_key(problem, comparison));
+  const auto* const exact = places_of(index->exact, exact_key(problem, comparison));
+  const auto is_exact = [&](const Place& place) {
+    return std::any_of(exact->begin(), exact->end(), [&](const Place& each) {
+      return each.file == place.file && each.record == place.record;
+    });
+  };
+  std::vector<std::optional<DeviceMatch>> matches;
+  for (const auto& file : files_) matches.push_back(device_match(file.device, device));
+
   const auto folders = folders_.empty() ? 0 : folders_.back() + 1;
   std::string first_refusal;
   int refused = 0;
+  const auto candidates_of = [&](DeviceMatch match, std::size_t folder, bool exactly) {
+    std::vector<Candidate> candidates;
+    for (const Place& place : exactly ? *exact : *alike) {
+      if (folders_[place.file] != folder || matches[place.file] != match) continue;
+      if (!exactly && is_exact(place)) continue;
+      const auto& file = files_[place.file];
+      const auto& record = file.records[place.record];
+      candidates.push_back({&file, &record, distance(record.problem, problem, comparison),
+                            log_ratio(file.device.multiprocessors, device.multiprocessors)});
+    }
+    return candidates;
+  };
+  const auto nearer = [](const Candidate& a, const Candidate& b) {
+    return std::tie(a.distance, a.size_difference) < std::tie(b.distance, b.size_difference);
+  };
   for (const auto match : {DeviceMatch::exact, DeviceMatch::alias, DeviceMatch::same_arch_and_size,
                            DeviceMatch::same_arch})
-    for (std::size_t folder = 0; folder < folders; ++folder) {
-      std::vector<Candidate> candidates;
-      for (std::size_t i = 0; i < files_.size(); ++i) {
-        const auto& file = files_[i];
-        if (folders_[i] != folder || device_match(file.device, device) != match) continue;
-        for (const auto& record : file.records)
-          if (comparable(record.problem, problem, comparison))
-            candidates.push_back({&file, &record, distance(record.problem, problem, comparison),
-                                  log_ratio(file.device.multiprocessors, device.multiprocessors)});
-      }
-      // Stable: equally near records keep the order of paths and problems.
-      std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
-        return std::tie(a.distance, a.size_difference) < std::tie(b.distance, b.size_difference);
-      });
-      for (const auto& candidate : candidates) {
-        const auto& record = *candidate.record;
-        if (const auto refusal = illegal(record, problem); !refusal.empty()) {
-          if (refused++ == 0)
-            first_refusal = fmt::format("{}: {}: {}", candidate.file->path.string(),
-                                        record.problem.text(), refusal);
-          continue;
+    for (std::size_t folder = 0; folder < folders; ++folder)
+      // Those of the same shape first: mostly one of them serves, and the others are not looked at.
+      for (const bool exactly : {true, false}) {
+        auto candidates = candidates_of(match, folder, exactly);
+        // Equally near records keep the order of paths and problems.
+        for (auto first = candidates.begin(); first != candidates.end(); ++first) {
+          const auto nearest = std::min_element(first, candidates.end(), nearer);
+          std::rotate(first, nearest, nearest + 1);
+          const auto& record = *first->record;
+          if (const auto refusal = illegal(record, problem); !refusal.empty()) {
+            if (refused++ == 0)
+              first_refusal = fmt::format("{}: {}: {}", first->file->path.string(),
+                                          record.problem.text(), refusal);
+            continue;
+          }
+          auto reason = fmt::format("{}: {}, {}", first->file->path.string(),
+                                    device_words(match, first->file->device, device),
+                                    shape_words(record.problem, problem, comparison));
+          if (refused > 0)
+            reason += fmt::format("; {} nearer {} illegal here, the first {}", refused,
+                                  refused == 1 ? "record is" : "records are", first_refusal);
+          return PresetMatch{&record,         first->file->path,
+                             match,           record.problem.sizes == problem.sizes,
+                             first->distance, std::move(reason)};
         }
-        auto reason = fmt::format("{}: {}, {}", candidate.file->path.string(),
-                                  device_words(match, candidate.file->device, device),
-                                  shape_words(record.problem, problem, comparison));
-        if (refused > 0)
-          reason += fmt::format("; {} nearer {} illegal here, the first {}", refused,
-                                refused == 1 ? "record is" : "records are", first_refusal);
-        return PresetMatch{&record,
-                           candidate.file->path,
-                           match,
-                           record.problem.sizes == problem.sizes,
-                           candidate.distance,
-                           std::move(reason)};
       }
-    }
   return std::nullopt;
 }
 
@@ -172,16 +232,18 @@ std::string PresetLibrary::absence(const Problem& problem, const DeviceFacts& de
   bool any_device = false;
   int refused = 0;
   std::string first_refusal;
-  for (const auto& file : files_) {
-    if (!device_match(file.device, device)) continue;
-    any_device = true;
-    for (const auto& record : file.records) {
-      if (!comparable(record.problem, problem, comparison)) continue;
+  for (const auto& file : files_) any_device = any_device || device_match(file.device, device);
+  const auto index = index_of(comparison);
+  const auto alike = index->alike.find(alike_key(problem, comparison));
+  if (alike != index->alike.end())
+    for (const Place& place : alike->second) {
+      const auto& file = files_[place.file];
+      const auto& record = file.records[place.record];
+      if (!device_match(file.device, device)) continue;
       if (const auto refusal = illegal(record, problem); !refusal.empty() && refused++ == 0)
         first_refusal =
             fmt::format("{}: {}: {}", file.path.string(), record.problem.text(), refusal);
     }
-  }
   if (refused > 0)
     return fmt::format("{} illegal here, the first {}",
                        refused == 1 ? "the only preset for this is"

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "store/preset_file.hpp"
@@ -42,6 +44,8 @@ struct Comparison {
 
 class PresetLibrary {
  public:
+  PresetLibrary();
+
   /// Reads the folders in order of precedence; complaints are collected, never thrown.
   static PresetLibrary load(const std::vector<std::filesystem::path>& folders);
 
@@ -59,8 +63,22 @@ class PresetLibrary {
   std::vector<std::string> complaints() const;
 
  private:
+  struct Place {
+    std::size_t file = 0, record = 0;
+  };
+  using Places = std::unordered_map<std::string, std::vector<Place>>;
+  /// The records by what has to agree, in the order of files and records.
+  struct Index {
+    Places alike;  // by all but the shape
+    Places exact;  // by the shape too
+  };
+  struct Indexes;
+
+  std::shared_ptr<const Index> index_of(const Comparison& comparison) const;
+
   std::vector<PresetFile> files_;
   std::vector<std::size_t> folders_;  // of each file: its folder's place in the precedence
+  std::shared_ptr<Indexes> indexes_;  // made when they are first asked for
 };
 
 /// Sum over the sizes of |log2(a/b)|, the token count weighing half of the others: a plan depends

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <system_error>
 
 #include "core/error.hpp"
@@ -49,34 +50,57 @@ std::vector<PresetRecord> values(const std::map<Problem, PresetRecord>& records)
   return all;
 }
 
-}  // namespace
-
-std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
-                                           const PresetDevice& device, const std::string& op,
-                                           const std::vector<PresetRecord>& records) {
-  const auto place = folder / device.slug;
-  const auto path = place / (op + ".json");
-  std::map<Problem, PresetRecord> merged;
-  for (const auto& record : records) merged.insert_or_assign(record.problem, record);
-  // Before any name in it becomes a path.
-  check_text(preset_text(device, op, values(merged)), path);
+/// Makes <folder>/<slug> and returns it.
+std::filesystem::path made_place(const std::filesystem::path& folder, const PresetDevice& device) {
+  auto place = folder / device.slug;
   std::error_code error;
   std::filesystem::create_directories(place, error);
   if (error)
     throw Error(ErrorKind::io,
                 fmt::format("cannot create the folder '{}': {}: choose one that you may write to",
                             place.string(), error.message()));
+  return place;
+}
 
-  const FileLock lock(place / ("." + op + ".lock"));
+/// The file as it is, checked; nothing if there is none.
+std::optional<PresetFile> existing_file(const std::filesystem::path& path,
+                                        const PresetDevice& device, const std::string& op) {
+  std::error_code error;
+  if (std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found)
+    return std::nullopt;
+  auto file = read_preset_file(path);
+  check_existing(file, device, op);
+  return file;
+}
+
+}  // namespace
+
+void require_mergeable(const std::filesystem::path& folder, const PresetDevice& device,
+                       const std::string& op, const LockWait& wait) {
+  const auto place = made_place(folder, device);
+  const auto path = place / (op + ".json");
+  const FileLock lock(place / ("." + op + ".lock"), wait);
+  existing_file(path, device, op);
+  require_replaceable(path);
+}
+
+std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
+                                           const PresetDevice& device, const std::string& op,
+                                           const std::vector<PresetRecord>& records,
+                                           const LockWait& wait) {
+  const auto path = folder / device.slug / (op + ".json");
+  std::map<Problem, PresetRecord> merged;
+  for (const auto& record : records) merged.insert_or_assign(record.problem, record);
+  // Before any name in it becomes a path.
+  check_text(preset_text(device, op, values(merged)), path);
+  const auto place = made_place(folder, device);
+  const FileLock lock(place / ("." + op + ".lock"), wait);
   PresetDevice merged_device = device;
-  if (std::filesystem::symlink_status(path, error).type() !=
-      std::filesystem::file_type::not_found) {
-    auto existing = read_preset_file(path);
-    check_existing(existing, device, op);
-    for (auto& record : existing.records) merged.try_emplace(record.problem, std::move(record));
+  if (auto existing = existing_file(path, device, op)) {
+    for (auto& record : existing->records) merged.try_emplace(record.problem, std::move(record));
     // The caller's facts were just read from the device, so they replace the old; aliases are
     // edited by hand and stay.
-    merged_device.aliases = united(existing.device.aliases, device.aliases);
+    merged_device.aliases = united(existing->device.aliases, device.aliases);
   }
   replace_file(path, preset_text(merged_device, op, values(merged)));
   return path;

@@ -31,7 +31,9 @@ class Form:
     strided: bool = False  # inputs are as the kernels read them, which take their strides
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
-        dtype = next(t for t in inputs if t is not None and t.is_floating_point()).dtype
+        # Of tensors that are all no numbers the device's first type is taken; nothing depends on it.
+        nothing = torch.bfloat16 if inputs[0].is_cuda else torch.float32
+        dtype = next((t.dtype for t in inputs if t is not None and t.is_floating_point()), nothing)
         if dtype not in _DTYPE_NAMES:
             raise Error(f"{self.op}: no kernel for {dtype}: use one of "
                         f"{', '.join(map(str, _DTYPE_NAMES))}")

@@ -8,149 +8,25 @@ not contiguous are copied, but for those of `rope`, whose strides the kernels ta
 Element types: bfloat16, float16 and float32 on a GPU; float32 and bfloat16 on the CPU. All tensors
 of a call have one type, but where a function says otherwise. Errors are fftune.Error.
 """
-import hashlib
-import os
-from pathlib import Path
-from typing import Callable, Sequence
+from typing import Sequence
 
 import torch
-import torch.compiler.config
 from torch import Tensor
 
-from . import reference
+from ._attention_ops import attention, masked_softmax, pack_mask
+from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, rows, wants_gradient,
+                      yes)
 from ._library import Error
 from ._run import Form, ready, run
 
 __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "linear", "linear_backward", "masked_ffn",
            "masked_ffn_backward", "masked_linear", "masked_linear_backward", "rmsnorm",
-           "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block"]
-
-_library = torch.library.Library("fftune", "DEF")
-_fftune = torch.ops.fftune
-_DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
-# The keys of PyTorch's caches of compiled graphs hold the ops' names, not what their gradients do.
-torch.compiler.config.cache_key_tag += \
-    f" fftune {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}"
-_AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-
-
-def _define(schema: str, *, casts: bool = False):
-    """Defines torch.ops.fftune.<name>, run by the decorated function on the CPU and CUDA, or with
-    FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `casts`: under autocast its
-    tensors of floating point take the type of autocast."""
-    def decorate(kernel):
-        name = schema.split("(", 1)[0]
-        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        implementation = _by_reference(name) if _DISABLED else kernel
-        for backend in ("CPU", "CUDA"):
-            _library.impl(name, implementation, backend)
-        if casts:
-            for device, key in _AUTOCAST_KEYS.items():
-                _library.impl(name, _autocast(name, device, key), key)
-        return kernel
-    return decorate
-
-
-def _by_reference(name: str):
-    function = getattr(reference, name)
-
-    def implementation(*arguments):
-        result = function(*arguments)
-        # An op's results are tensors of their own, contiguous ones.
-        own = lambda t: t.clone(memory_format=torch.contiguous_format)
-        return tuple(map(own, result)) if isinstance(result, tuple) else own(result)
-    return implementation
-
-
-def _autocast(name: str, device: str, key: str):
-    below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-
-    def implementation(*arguments):
-        dtype = torch.get_autocast_dtype(device)
-        cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a
-                for a in arguments]
-        with torch._C._ExcludeDispatchKeyGuard(below):
-            return getattr(_fftune, name).default(*cast)
-    return implementation
-
-
-def _fake(name: str):
-    return torch.library.register_fake(f"fftune::{name}", lib=_library)
-
-
-def _any_tensor_wants_gradient(*inputs) -> bool:
-    return any(isinstance(a, Tensor) and a.requires_grad for a in inputs)
-
-
-# PyTorch's own, which is faster, is in 2.7 and newer.
-_any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
-
-
-def _gradient(name: str, setup: Callable):
-    """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). What
-    torch.library.register_autograd does, in a third of the host's time where no gradient is asked
-    for."""
-    def decorate(backward):
-        op = getattr(_fftune, name).default
-
-        def forward(ctx, *inputs):
-            with torch._C._AutoDispatchBelowAutograd():
-                output = op(*inputs)
-            setup(ctx, inputs, output)
-            return output
-
-        function = type(f"{name}_function", (torch.autograd.Function,),
-                        {"forward": staticmethod(forward), "backward": staticmethod(backward)})
-
-        def implementation(*inputs):
-            if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
-                return function.apply(*inputs)
-            with torch._C._AutoDispatchBelowAutograd():
-                return op(*inputs)
-
-        _library.impl(name, implementation, "Autograd")
-        return backward
-    return decorate
-
-
-def _expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
-            dtype: torch.dtype | None = None) -> None:
-    """That a tensor has this shape and type: the library sees addresses alone."""
-    if tensor is None:
-        return
-    if tuple(tensor.shape) != tuple(shape):
-        raise Error(f"{op}: {name} is {list(tensor.shape)}, not {list(shape)}")
-    if dtype is not None and tensor.dtype != dtype:
-        raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
-
-
-def _empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
-
-
-def _yes(tensor: Tensor | None) -> str | None:
-    return None if tensor is None else "yes"
-
-
-def _call(op: torch._ops.OpOverload, *arguments):
-    """The op; where gradients are off, past its autograd kernel, which costs a host some µs."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
-        return op(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*arguments)
-
-
-def _wants_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
-
+           "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
+           "attention", "masked_softmax", "pack_mask"]
 
 def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for weight, tensor in zip(weights, into):
-        _expect(op, "a gradient to add to", tensor, weight.shape, weight.dtype)
+        expect(op, "a gradient to add to", tensor, weight.shape, weight.dtype)
 
 
 def _run_into(form: Form, options: tuple, x: Tensor, inputs: Sequence[Tensor | None],
@@ -160,7 +36,7 @@ def _run_into(form: Form, options: tuple, x: Tensor, inputs: Sequence[Tensor | N
         if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
             raise Error(f"{form.op}: a gradient to add to is not contiguous, or not at an address "
                         "of 16 bytes")
-    dx = _empty(x, *x.shape)
+    dx = empty(x, *x.shape)
     if dx.numel():
         run(form, options, (*inputs, *into), (dx, *into))
     return dx
@@ -175,45 +51,45 @@ def _yes_if(into: Sequence) -> str | None:
 def _expect_ffn(x, w_gate, w_up, w_down) -> tuple[int, int, int]:
     """The tokens, d and h of tensors that fit together."""
     d, h = x.shape[-1], w_gate.shape[0]
-    _expect("ffn", "w_gate", w_gate, (h, d), x.dtype)
-    _expect("ffn", "w_up", w_up, (h, d), x.dtype)
-    _expect("ffn", "w_down", w_down, (d, h), x.dtype)
+    expect("ffn", "w_gate", w_gate, (h, d), x.dtype)
+    expect("ffn", "w_up", w_up, (h, d), x.dtype)
+    expect("ffn", "w_down", w_down, (d, h), x.dtype)
     return x.shape[:-1].numel(), d, h
 
 
 def _ffn_values(options, x, w_gate, w_up, w_down, bias, residual):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    _expect("ffn", "bias", bias, (d,), x.dtype)
-    _expect("ffn", "residual", residual, x.shape, x.dtype)
-    return (m, d, h, *options, None if bias is None else "down", _yes(residual)) if m else None
+    expect("ffn", "bias", bias, (d,), x.dtype)
+    expect("ffn", "residual", residual, x.shape, x.dtype)
+    return (m, d, h, *options, None if bias is None else "down", yes(residual)) if m else None
 
 
 def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down, *into):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     _expect_into("ffn", (w_gate, w_up, w_down), into)
-    _expect("ffn", "dy", dy, x.shape, x.dtype)
+    expect("ffn", "dy", dy, x.shape, x.dtype)
     for name, tensor in (("gate", gate), ("up", up)):
-        _expect("ffn", name, tensor, (*x.shape[:-1], h), x.dtype)
+        expect("ffn", name, tensor, (*x.shape[:-1], h), x.dtype)
     save = "input" if gate is None else "preact"
     return (m, d, h, *options, save, _yes_if(into)) if m else None
 
 
 def _ffn_block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    _expect("ffn", "residual", residual, x.shape, x.dtype)
-    _expect("ffn", "w_norm", w_norm, (d,), x.dtype)
+    expect("ffn", "residual", residual, x.shape, x.dtype)
+    expect("ffn", "w_norm", w_norm, (d,), x.dtype)
     return (m, d, h, *options, "rms" if residual is None else "add-rms") if m else None
 
 
 def _ffn_fp8_values(options, x, w_gate, w_up, w_down, *scales):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
-    _expect("ffn", "x", x, x.shape, torch.float8_e4m3fn)
+    expect("ffn", "x", x, x.shape, torch.float8_e4m3fn)
     blocks = lambda extent: -(-extent // 128)
     by_block = scales[3] is None
     shapes = ((*x.shape[:-1], blocks(d)), (blocks(h), blocks(d)), (blocks(h), blocks(d)), (),
               (blocks(d), blocks(h))) if by_block else ((1,),) * 5
     for name, scale, shape in zip(("x", "w_gate", "w_up", "hidden", "w_down"), scales, shapes):
-        _expect("ffn", f"{name}_scale", scale, shape, torch.float32)
+        expect("ffn", f"{name}_scale", scale, shape, torch.float32)
     return (m, d, h, *options, "block" if by_block else None) if m else None
 
 
@@ -227,7 +103,7 @@ _FFN_ARGUMENTS = ("(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor?
                   "Tensor? residual, str act)")
 
 
-@_define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True)
+@define("ffn" + _FFN_ARGUMENTS + " -> Tensor", casts=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     x = ready(x)
     y = torch.empty_like(x)
@@ -235,16 +111,16 @@ def _(x, w_gate, w_up, w_down, bias, residual, act):
     return y
 
 
-@_define("ffn_preact" + _FFN_ARGUMENTS + " -> (Tensor, Tensor, Tensor)", casts=True)
+@define("ffn_preact" + _FFN_ARGUMENTS + " -> (Tensor, Tensor, Tensor)", casts=True)
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     x = ready(x)
-    y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], w_gate.shape[0])
+    y, gate = torch.empty_like(x), empty(x, *x.shape[:-1], w_gate.shape[0])
     up = torch.empty_like(gate)
     run(_FFN, (act, "preact"), (x, w_gate, w_up, w_down, bias, residual), (y, gate, up))
     return y, gate, up
 
 
-@_define("ffn_backward(Tensor dy, Tensor x, Tensor? gate, Tensor? up, Tensor w_gate, Tensor w_up, "
+@define("ffn_backward(Tensor dy, Tensor x, Tensor? gate, Tensor? up, Tensor w_gate, Tensor w_up, "
          "Tensor w_down, str act) -> (Tensor, Tensor, Tensor, Tensor)")
 def _(dy, x, gate, up, w_gate, w_up, w_down, act):
     x, *weights = map(ready, (x, w_gate, w_up, w_down))
@@ -253,7 +129,7 @@ def _(dy, x, gate, up, w_gate, w_up, w_down, act):
     return results
 
 
-@_define("ffn_backward_into(Tensor dy, Tensor x, Tensor? gate, Tensor? up, Tensor w_gate, "
+@define("ffn_backward_into(Tensor dy, Tensor x, Tensor? gate, Tensor? up, Tensor w_gate, "
          "Tensor w_up, Tensor w_down, Tensor(a!) d_gate, Tensor(b!) d_up, Tensor(c!) d_down, "
          "str act) -> Tensor")
 def _(dy, x, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act):
@@ -261,7 +137,7 @@ def _(dy, x, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act):
                      (d_gate, d_up, d_down))
 
 
-@_define("ffn_block(Tensor x, Tensor? residual, Tensor w_norm, Tensor w_gate, Tensor w_up, "
+@define("ffn_block(Tensor x, Tensor? residual, Tensor w_norm, Tensor w_gate, Tensor w_up, "
          "Tensor w_down, str act, str convention, float eps) -> Tensor")
 def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     x = ready(x)
@@ -276,7 +152,7 @@ def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     return y
 
 
-@_define("ffn_fp8(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor x_scale, "
+@define("ffn_fp8(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor x_scale, "
          "Tensor w_gate_scale, Tensor w_up_scale, Tensor? hidden_scale, Tensor w_down_scale, "
          "str act) -> Tensor")
 def _(x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act):
@@ -287,28 +163,28 @@ def _(x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale, 
     return y
 
 
-@_fake("ffn")
+@fake("ffn")
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     return x.new_empty(x.shape)
 
 
-@_fake("ffn_preact")
+@fake("ffn_preact")
 def _(x, w_gate, w_up, w_down, bias, residual, act):
     hidden = (*x.shape[:-1], w_gate.shape[0])
     return x.new_empty(x.shape), x.new_empty(hidden), x.new_empty(hidden)
 
 
-@_fake("ffn_backward")
+@fake("ffn_backward")
 def _(dy, x, gate, up, w_gate, w_up, w_down, act):
     return tuple(x.new_empty(t.shape) for t in (x, w_gate, w_up, w_down))
 
 
-@_fake("ffn_block")
+@fake("ffn_block")
 def _(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     return x.new_empty(x.shape)
 
 
-@_fake("ffn_fp8")
+@fake("ffn_fp8")
 def _(x, w_gate, *others):
     return x.new_empty(x.shape, dtype=torch.bfloat16)
 
@@ -327,26 +203,26 @@ def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
     """dx alone, for weights that are frozen."""
     if gate is None:
         gate, up = x @ w_gate.T, x @ w_up.T
-    d_gate, d_up = _fftune.act_mul_backward(dy @ w_down, gate, up, act)
+    d_gate, d_up = fftune_ops.act_mul_backward(dy @ w_down, gate, up, act)
     return d_gate @ w_gate + d_up @ w_up
 
 
-@_gradient("ffn", _save_ffn)
+@gradient("ffn", _save_ffn)
 def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 7
     x, w_gate, w_up, w_down, gate, up = ctx.saved_tensors
     needs = ctx.needs_input_grad
     if any(needs[1:4]) or ctx.act == "none":
-        grads = _fftune.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
+        grads = fftune_ops.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
     elif needs[0]:
         grads = (_input_gradient(dy, x, gate, up, w_gate, w_up, w_down, ctx.act), None, None, None)
     else:
         grads = (None,) * 4
-    return (*grads, _rows(dy).sum(0) if needs[4] else None, dy if needs[5] else None, None)
+    return (*grads, rows(dy).sum(0) if needs[4] else None, dy if needs[5] else None, None)
 
 
-_gradient("ffn_preact", _save_ffn)(_)
+gradient("ffn_preact", _save_ffn)(_)
 
 
 def _save_block(ctx, inputs, output):
@@ -354,13 +230,13 @@ def _save_block(ctx, inputs, output):
     ctx.save_for_backward(*tensors)
 
 
-@_gradient("ffn_block", _save_block)
+@gradient("ffn_block", _save_block)
 def _(ctx, dy):
     x, residual, w_norm, *weights = ctx.saved_tensors
     total = x if residual is None else x + residual
-    normed = _fftune.rmsnorm(total, w_norm, ctx.eps, ctx.convention)
-    d_normed, *d_weights = _fftune.ffn_backward(dy, normed, None, None, *weights, ctx.act)
-    dx, d_norm = _fftune.rmsnorm_backward(d_normed, total, w_norm, dy, None, ctx.eps,
+    normed = fftune_ops.rmsnorm(total, w_norm, ctx.eps, ctx.convention)
+    d_normed, *d_weights = fftune_ops.ffn_backward(dy, normed, None, None, *weights, ctx.act)
+    dx, d_norm = fftune_ops.rmsnorm_backward(d_normed, total, w_norm, dy, None, ctx.eps,
                                           ctx.convention)
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
 
@@ -373,9 +249,9 @@ def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | 
     act: silu, gelu, gelu-tanh, relu or none. For the backward pass x and, unless `recompute`, the
     two products before the activation, [..., h] each, are kept.
     """
-    if not recompute and _wants_gradient(x, w_gate, w_up, w_down):
-        return _call(_fftune.ffn_preact.default, x, w_gate, w_up, w_down, bias, residual, act)[0]
-    return _call(_fftune.ffn.default, x, w_gate, w_up, w_down, bias, residual, act)
+    if not recompute and wants_gradient(x, w_gate, w_up, w_down):
+        return call(fftune_ops.ffn_preact.default, x, w_gate, w_up, w_down, bias, residual, act)[0]
+    return call(fftune_ops.ffn.default, x, w_gate, w_up, w_down, bias, residual, act)
 
 
 def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, w_gate: Tensor,
@@ -388,8 +264,8 @@ def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, 
     place, and given as those: what gradient accumulation over several batches needs.
     """
     if into is None:
-        return _fftune.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act)
-    return _fftune.ffn_backward_into(dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
+        return fftune_ops.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act)
+    return fftune_ops.ffn_backward_into(dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
 
 
 def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor, w_up: Tensor,
@@ -401,13 +277,13 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
     all of it. With gradients it is `add_rmsnorm` and `ffn`, or with `recompute` the one plan, of
     which only the inputs are kept.
     """
-    if not recompute and _wants_gradient(x, residual, w_norm, w_gate, w_up, w_down):
+    if not recompute and wants_gradient(x, residual, w_norm, w_gate, w_up, w_down):
         if residual is None:
             normed = rmsnorm(x, w_norm, eps=eps, convention=convention)
         else:
             normed, x = add_rmsnorm(x, residual, w_norm, eps=eps, convention=convention)
         return ffn(normed, w_gate, w_up, w_down, residual=x, act=act, recompute=recompute)
-    return _call(_fftune.ffn_block.default, x, residual, w_norm, w_gate, w_up, w_down, act,
+    return call(fftune_ops.ffn_block.default, x, residual, w_norm, w_gate, w_up, w_down, act,
                  convention, eps)
 
 
@@ -421,7 +297,7 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
     [⌈rows/128⌉, ⌈columns/128⌉], and those of the middle are found. fftune.reference.quantise and
     quantise_weight make such tensors; fftune.nn.GatedMLP.to_fp8 does it all.
     """
-    return _call(_fftune.ffn_fp8.default, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
+    return call(fftune_ops.ffn_fp8.default, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
                  w_up_scale, hidden_scale, w_down_scale, act)
 
 
@@ -429,18 +305,18 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
 
 def _linear_values(options, x, w, bias, residual):
     n, k = w.shape
-    _expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
-    _expect("linear", "bias", bias, (n,), w.dtype)
-    _expect("linear", "residual", residual, (*x.shape[:-1], n), w.dtype)
+    expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
+    expect("linear", "bias", bias, (n,), w.dtype)
+    expect("linear", "residual", residual, (*x.shape[:-1], n), w.dtype)
     m = x.shape[:-1].numel()
-    return (m, k, n, _yes(bias), _yes(residual)) if m else None
+    return (m, k, n, yes(bias), yes(residual)) if m else None
 
 
 def _linear_backward_values(options, dy, x, w, *into):
     n, k = w.shape
     _expect_into("linear", (w, w[:, 0]), into)
-    _expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
-    _expect("linear", "dy", dy, (*x.shape[:-1], n), w.dtype)
+    expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
+    expect("linear", "dy", dy, (*x.shape[:-1], n), w.dtype)
     m = x.shape[:-1].numel()
     return (m, k, n, *options, _yes_if(into)) if m else None
 
@@ -450,35 +326,35 @@ _LINEAR_BACKWARD = Form("linear", True, ("m", "k", "n", "bias", "accumulate"),
                         _linear_backward_values)
 
 
-@_define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True)
+@define("linear(Tensor x, Tensor w, Tensor? bias, Tensor? residual) -> Tensor", casts=True)
 def _(x, w, bias, residual):
-    y = _empty(x, *x.shape[:-1], w.shape[0])
+    y = empty(x, *x.shape[:-1], w.shape[0])
     run(_LINEAR, (), (x, w, bias, residual), (y,))
     return y
 
 
-@_define("linear_backward(Tensor dy, Tensor x, Tensor w, bool bias) -> (Tensor, Tensor, Tensor)")
+@define("linear_backward(Tensor dy, Tensor x, Tensor w, bool bias) -> (Tensor, Tensor, Tensor)")
 def _(dy, x, w, bias):
     x, w = ready(x), ready(w)
-    dx, dw, dbias = torch.empty_like(x), torch.empty_like(w), _empty(w, w.shape[0] if bias else 0)
+    dx, dw, dbias = torch.empty_like(x), torch.empty_like(w), empty(w, w.shape[0] if bias else 0)
     run(_LINEAR_BACKWARD, ("yes" if bias else None,), (dy, x, w),
         (dx, dw, dbias) if bias else (dx, dw))
     return dx, dw, dbias
 
 
-@_define("linear_backward_into(Tensor dy, Tensor x, Tensor w, Tensor(a!) dw, Tensor(b!)? dbias) "
+@define("linear_backward_into(Tensor dy, Tensor x, Tensor w, Tensor(a!) dw, Tensor(b!)? dbias) "
          "-> Tensor")
 def _(dy, x, w, dw, dbias):
-    return _run_into(_LINEAR_BACKWARD, (_yes(dbias),), x, (dy, x, w),
+    return _run_into(_LINEAR_BACKWARD, (yes(dbias),), x, (dy, x, w),
                      (dw,) if dbias is None else (dw, dbias))
 
 
-@_fake("linear")
+@fake("linear")
 def _(x, w, bias, residual):
     return x.new_empty(*x.shape[:-1], w.shape[0])
 
 
-@_fake("linear_backward")
+@fake("linear_backward")
 def _(dy, x, w, bias):
     return x.new_empty(x.shape), w.new_empty(w.shape), w.new_empty(w.shape[0] if bias else 0)
 
@@ -489,27 +365,27 @@ def _save_linear(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-@_gradient("linear", _save_linear)
+@gradient("linear", _save_linear)
 def _(ctx, dy):
     x, w = ctx.saved_tensors
     needs = ctx.needs_input_grad
     dx = dw = dbias = None
     if needs[0] and needs[1]:
-        dx, dw, dbias = _fftune.linear_backward(dy, x, w, needs[2])
+        dx, dw, dbias = fftune_ops.linear_backward(dy, x, w, needs[2])
     else:
         if needs[0]:
             dx = dy @ w
         if needs[1]:
-            dw = _rows(dy).T @ _rows(x)
+            dw = rows(dy).T @ rows(x)
         if needs[2]:
-            dbias = _rows(dy).sum(0)
+            dbias = rows(dy).sum(0)
     return dx, dw, dbias if needs[2] else None, dy if needs[3] else None
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None,
            residual: Tensor | None = None) -> Tensor:
     """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]"""
-    return _call(_fftune.linear.default, x, w, bias, residual)
+    return call(fftune_ops.linear.default, x, w, bias, residual)
 
 
 def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
@@ -520,27 +396,27 @@ def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
     those in place, and given as those.
     """
     if into is None:
-        dx, dw, dbias = _fftune.linear_backward(dy, x, w, bias)
+        dx, dw, dbias = fftune_ops.linear_backward(dy, x, w, bias)
         return (dx, dw, dbias) if bias else (dx, dw)
     if len(into) != 1 + bias:
         raise Error(f"linear: into holds {len(into)} tensors, not {1 + bias}: dw, and with bias "
                     "dbias")
-    return _fftune.linear_backward_into(dy, x, w, into[0], into[1] if bias else None), *into
+    return fftune_ops.linear_backward_into(dy, x, w, into[0], into[1] if bias else None), *into
 
 
 # two experts behind a mask
 
 def _expect_mask(op, mask, x):
-    _expect(op, "mask", mask, x.shape[:-1])
+    expect(op, "mask", mask, x.shape[:-1])
     if mask.dtype not in (torch.bool, torch.uint8, torch.int8):
         raise Error(f"{op}: mask is {mask.dtype}: give torch.bool, or bytes that are not 0")
 
 
 def _masked_linear_values(options, x, mask, w_true, w_false, dy=None):
     n, k = w_true.shape
-    _expect("masked-linear", "x", x, (*x.shape[:-1], k), w_true.dtype)
-    _expect("masked-linear", "w_false", w_false, (n, k), w_true.dtype)
-    _expect("masked-linear", "dy", dy, (*x.shape[:-1], n), w_true.dtype)
+    expect("masked-linear", "x", x, (*x.shape[:-1], k), w_true.dtype)
+    expect("masked-linear", "w_false", w_false, (n, k), w_true.dtype)
+    expect("masked-linear", "dy", dy, (*x.shape[:-1], n), w_true.dtype)
     _expect_mask("masked-linear", mask, x)
     m = x.shape[:-1].numel()
     return (m, k, n, *options) if m else None
@@ -553,7 +429,7 @@ def _masked_linear_backward_values(options, dy, x, mask, w_true, w_false, *into)
 
 def _masked_ffn_values(options, x, mask, *weights):
     m, d, h = _expect_ffn(x, *weights[:3])
-    _expect("masked-ffn", "w_gate_false", weights[3], (h, d))
+    expect("masked-ffn", "w_gate_false", weights[3], (h, d))
     _expect_ffn(x, *weights[3:])
     _expect_mask("masked-ffn", mask, x)
     return (m, d, h, *options) if m else None
@@ -562,9 +438,9 @@ def _masked_ffn_values(options, x, mask, *weights):
 def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *weights_and_into):
     weights, into = weights_and_into[:6], weights_and_into[6:]
     _expect_into("masked-ffn", weights, into)
-    _expect("masked-ffn", "dy", dy, x.shape, x.dtype)
+    expect("masked-ffn", "dy", dy, x.shape, x.dtype)
     for name, tensor in (("gate", gate), ("up", up)):
-        _expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]), x.dtype)
+        expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]), x.dtype)
     save = "input" if gate is None else "preact"
     return _masked_ffn_values((*options, save, _yes_if(into)), x, mask, *weights)
 
@@ -581,15 +457,15 @@ _MASKED_WEIGHTS = ("Tensor w_gate_true, Tensor w_up_true, Tensor w_down_true, "
                    "str pattern")
 
 
-@_define("masked_linear(Tensor x, Tensor mask, Tensor w_true, Tensor w_false, str pattern) "
+@define("masked_linear(Tensor x, Tensor mask, Tensor w_true, Tensor w_false, str pattern) "
          "-> Tensor", casts=True)
 def _(x, mask, w_true, w_false, pattern):
-    y = _empty(x, *x.shape[:-1], w_true.shape[0])
+    y = empty(x, *x.shape[:-1], w_true.shape[0])
     run(_MASKED_LINEAR, (pattern or None,), (x, mask, w_true, w_false), (y,))
     return y
 
 
-@_define("masked_linear_backward(Tensor dy, Tensor x, Tensor mask, Tensor w_true, Tensor w_false, "
+@define("masked_linear_backward(Tensor dy, Tensor x, Tensor mask, Tensor w_true, Tensor w_false, "
          "str pattern) -> (Tensor, Tensor, Tensor)")
 def _(dy, x, mask, w_true, w_false, pattern):
     x, w_true, w_false = map(ready, (x, w_true, w_false))
@@ -598,14 +474,14 @@ def _(dy, x, mask, w_true, w_false, pattern):
     return results
 
 
-@_define("masked_linear_backward_into(Tensor dy, Tensor x, Tensor mask, Tensor w_true, "
+@define("masked_linear_backward_into(Tensor dy, Tensor x, Tensor mask, Tensor w_true, "
          "Tensor w_false, Tensor(a!) d_true, Tensor(b!) d_false, str pattern) -> Tensor")
 def _(dy, x, mask, w_true, w_false, d_true, d_false, pattern):
     return _run_into(_MASKED_LINEAR_BACKWARD, (pattern or None,), x,
                      (dy, x, mask, w_true, w_false), (d_true, d_false))
 
 
-@_define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True)
+@define(f"masked_ffn(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) -> Tensor", casts=True)
 def _(x, mask, *weights_and_options):
     *weights, act, pattern = weights_and_options
     x = ready(x)
@@ -614,18 +490,18 @@ def _(x, mask, *weights_and_options):
     return y
 
 
-@_define(f"masked_ffn_preact(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) "
+@define(f"masked_ffn_preact(Tensor x, Tensor mask, {_MASKED_WEIGHTS}) "
          "-> (Tensor, Tensor, Tensor)", casts=True)
 def _(x, mask, *weights_and_options):
     *weights, act, pattern = weights_and_options
     x = ready(x)
-    y, gate = torch.empty_like(x), _empty(x, *x.shape[:-1], weights[0].shape[0])
+    y, gate = torch.empty_like(x), empty(x, *x.shape[:-1], weights[0].shape[0])
     up = torch.empty_like(gate)
     run(_MASKED_FFN, (act, pattern or None, "preact"), (x, mask, *weights), (y, gate, up))
     return y, gate, up
 
 
-@_define(f"masked_ffn_backward(Tensor dy, Tensor x, Tensor mask, Tensor? gate, Tensor? up, "
+@define(f"masked_ffn_backward(Tensor dy, Tensor x, Tensor mask, Tensor? gate, Tensor? up, "
          f"{_MASKED_WEIGHTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _(dy, x, mask, gate, up, *weights_and_options):
     *weights, act, pattern = weights_and_options
@@ -639,7 +515,7 @@ _MASKED_FFN_INTO = ", ".join(f"Tensor({letter}!) d_{name}" for letter, name in z
     "abcdef", ("gate_true", "up_true", "down_true", "gate_false", "up_false", "down_false")))
 
 
-@_define(f"masked_ffn_backward_into(Tensor dy, Tensor x, Tensor mask, Tensor? gate, Tensor? up, "
+@define(f"masked_ffn_backward_into(Tensor dy, Tensor x, Tensor mask, Tensor? gate, Tensor? up, "
          f"{_MASKED_FFN_INTO}, {_MASKED_WEIGHTS}) -> Tensor")
 def _(dy, x, mask, gate, up, *others):
     into, weights, (act, pattern) = others[:6], others[6:12], others[12:]
@@ -647,28 +523,28 @@ def _(dy, x, mask, gate, up, *others):
                      (dy, x, mask, gate, up, *weights), into)
 
 
-@_fake("masked_linear")
+@fake("masked_linear")
 def _(x, mask, w_true, w_false, pattern):
     return x.new_empty(*x.shape[:-1], w_true.shape[0])
 
 
-@_fake("masked_linear_backward")
+@fake("masked_linear_backward")
 def _(dy, x, mask, w_true, w_false, pattern):
     return tuple(x.new_empty(t.shape) for t in (x, w_true, w_false))
 
 
-@_fake("masked_ffn")
+@fake("masked_ffn")
 def _(x, mask, *weights_and_options):
     return x.new_empty(x.shape)
 
 
-@_fake("masked_ffn_preact")
+@fake("masked_ffn_preact")
 def _(x, mask, w_gate_true, *others):
     hidden = (*x.shape[:-1], w_gate_true.shape[0])
     return x.new_empty(x.shape), x.new_empty(hidden), x.new_empty(hidden)
 
 
-@_fake("masked_ffn_backward")
+@fake("masked_ffn_backward")
 def _(dy, x, mask, gate, up, *weights_and_options):
     return tuple(x.new_empty(t.shape) for t in (x, *weights_and_options[:-2]))
 
@@ -678,9 +554,9 @@ def _save_masked_linear(ctx, inputs, output):
     ctx.save_for_backward(*tensors)
 
 
-@_gradient("masked_linear", _save_masked_linear)
+@gradient("masked_linear", _save_masked_linear)
 def _(ctx, dy):
-    dx, d_true, d_false = _fftune.masked_linear_backward(dy, *ctx.saved_tensors, ctx.pattern)
+    dx, d_true, d_false = fftune_ops.masked_linear_backward(dy, *ctx.saved_tensors, ctx.pattern)
     return dx, None, d_true, d_false, None
 
 
@@ -694,21 +570,21 @@ def _save_masked_ffn(ctx, inputs, output):
     ctx.save_for_backward(*tensors, gate, up)
 
 
-@_gradient("masked_ffn", _save_masked_ffn)
+@gradient("masked_ffn", _save_masked_ffn)
 def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 10
     x, mask, *weights, gate, up = ctx.saved_tensors
-    dx, *d_weights = _fftune.masked_ffn_backward(dy, x, mask, gate, up, *weights, ctx.act,
+    dx, *d_weights = fftune_ops.masked_ffn_backward(dy, x, mask, gate, up, *weights, ctx.act,
                                                  ctx.pattern)
     return dx, None, *d_weights, None, None
 
 
-_gradient("masked_ffn_preact", _save_masked_ffn)(_)
+gradient("masked_ffn_preact", _save_masked_ffn)(_)
 
 
 for _name in ("ffn", "linear", "masked_linear", "masked_ffn"):
-    @_fake(f"{_name}_backward_into")
+    @fake(f"{_name}_backward_into")
     def _(dy, x, *others):
         return x.new_empty(x.shape)
 
@@ -722,7 +598,7 @@ def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
     "block:0.33" (the default) is one run of a third of the tokens, "random:0.33" a third of them
     here and there; also all, none, tail:SHARE and even:SHARE.
     """
-    return _call(_fftune.masked_linear.default, x, mask, w_true, w_false, pattern or "")
+    return call(fftune_ops.masked_linear.default, x, mask, w_true, w_false, pattern or "")
 
 
 def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
@@ -736,9 +612,9 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
     """
     arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
                  w_down_false)
-    if not recompute and _wants_gradient(*arguments):
-        return _call(_fftune.masked_ffn_preact.default, *arguments, act, pattern or "")[0]
-    return _call(_fftune.masked_ffn.default, *arguments, act, pattern or "")
+    if not recompute and wants_gradient(*arguments):
+        return call(fftune_ops.masked_ffn_preact.default, *arguments, act, pattern or "")[0]
+    return call(fftune_ops.masked_ffn.default, *arguments, act, pattern or "")
 
 
 def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
@@ -748,8 +624,8 @@ def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, 
     gradients of the weights are added to those, and given as those."""
     arguments = dy, x, mask, w_true, w_false
     if into is None:
-        return _fftune.masked_linear_backward(*arguments, pattern or "")
-    return _fftune.masked_linear_backward_into(*arguments, *into, pattern or ""), *into
+        return fftune_ops.masked_linear_backward(*arguments, pattern or "")
+    return fftune_ops.masked_linear_backward_into(*arguments, *into, pattern or ""), *into
 
 
 def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None,
@@ -763,23 +639,23 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
     """
     arguments = dy, x, mask, gate, up
     if into is None:
-        return _fftune.masked_ffn_backward(*arguments, *weights, act, pattern or "")
-    return _fftune.masked_ffn_backward_into(*arguments, *into, *weights, act, pattern or ""), *into
+        return fftune_ops.masked_ffn_backward(*arguments, *weights, act, pattern or "")
+    return fftune_ops.masked_ffn_backward_into(*arguments, *into, *weights, act, pattern or ""), *into
 
 
 # rmsnorm
 
 def _norm_values(options, x, residual, w, dy=None):
     d = x.shape[-1]
-    _expect("rmsnorm", "residual", residual, x.shape, x.dtype)
-    _expect("rmsnorm", "w", w, (d,))
-    _expect("rmsnorm", "dy", dy, x.shape, x.dtype)
+    expect("rmsnorm", "residual", residual, x.shape, x.dtype)
+    expect("rmsnorm", "w", w, (d,))
+    expect("rmsnorm", "dy", dy, x.shape, x.dtype)
     m = x.shape[:-1].numel()
-    return (m, d, *options, None if w.dtype == x.dtype else "f32", _yes(residual)) if m else None
+    return (m, d, *options, None if w.dtype == x.dtype else "f32", yes(residual)) if m else None
 
 
 def _norm_backward_values(options, x, w, dy, dsum, rstd):
-    _expect("rmsnorm", "rstd", rstd, x.shape[:-1], torch.float32)
+    expect("rmsnorm", "rstd", rstd, x.shape[:-1], torch.float32)
     return _norm_values((*options, None if rstd is None else "rstd"), x, dsum, w, dy)
 
 
@@ -797,7 +673,7 @@ def _row(x: Tensor, row: Tensor) -> Tensor:
     return row
 
 
-@_define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
+@define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
 def _(x, w, eps, convention):
     x = ready(x)
     y = torch.empty_like(x)
@@ -805,15 +681,15 @@ def _(x, w, eps, convention):
     return y
 
 
-@_define("rmsnorm_rstd(Tensor x, Tensor w, float eps, str convention) -> (Tensor, Tensor)")
+@define("rmsnorm_rstd(Tensor x, Tensor w, float eps, str convention) -> (Tensor, Tensor)")
 def _(x, w, eps, convention):
     x = ready(x)
-    y, rstd = torch.empty_like(x), _empty(x, *x.shape[:-1], dtype=torch.float32)
+    y, rstd = torch.empty_like(x), empty(x, *x.shape[:-1], dtype=torch.float32)
     run(_NORM, (eps, convention, None, "rstd"), (x, None, _row(x, w)), (y, rstd))
     return y, rstd
 
 
-@_define("add_rmsnorm(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
+@define("add_rmsnorm(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
          "-> (Tensor, Tensor)")
 def _(x, residual, w, eps, convention):
     x = ready(x)
@@ -822,29 +698,29 @@ def _(x, residual, w, eps, convention):
     return y, total
 
 
-@_define("add_rmsnorm_rstd(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
+@define("add_rmsnorm_rstd(Tensor x, Tensor residual, Tensor w, float eps, str convention) "
          "-> (Tensor, Tensor, Tensor)")
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
-    rstd = _empty(x, *x.shape[:-1], dtype=torch.float32)
+    rstd = empty(x, *x.shape[:-1], dtype=torch.float32)
     run(_NORM, (eps, convention, None, "rstd"), (x, residual, _row(x, w)), (y, total, rstd))
     return y, total, rstd
 
 
-@_define("rmsnorm_quantised(Tensor x, Tensor? residual, Tensor w, float eps, str convention, "
+@define("rmsnorm_quantised(Tensor x, Tensor? residual, Tensor w, float eps, str convention, "
          "bool int8) -> (Tensor, Tensor, Tensor)")
 def _(x, residual, w, eps, convention, int8):
     x = ready(x)
     y = torch.empty_like(x, dtype=torch.int8 if int8 else torch.float8_e4m3fn)
-    scale = _empty(x, *x.shape[:-1], dtype=torch.float32)
-    total = _empty(x, 0) if residual is None else torch.empty_like(x)
+    scale = empty(x, *x.shape[:-1], dtype=torch.float32)
+    total = empty(x, 0) if residual is None else torch.empty_like(x)
     run(_NORM, (eps, convention, "i8" if int8 else "fp8", None), (x, residual, _row(x, w)),
         (y, scale) if residual is None else (y, total, scale))
     return y, scale, total
 
 
-@_define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, Tensor? rstd, float eps, "
+@define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, Tensor? rstd, float eps, "
          "str convention) -> (Tensor, Tensor)")
 def _(dy, x, w, dsum, rstd, eps, convention):
     x, own = ready(x), ready(_row(x, w))
@@ -853,35 +729,35 @@ def _(dy, x, w, dsum, rstd, eps, convention):
     return dx, dw.to(w.dtype)
 
 
-@_fake("rmsnorm")
+@fake("rmsnorm")
 def _(x, w, eps, convention):
     return x.new_empty(x.shape)
 
 
-@_fake("add_rmsnorm")
+@fake("add_rmsnorm")
 def _(x, residual, w, eps, convention):
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-@_fake("rmsnorm_quantised")
+@fake("rmsnorm_quantised")
 def _(x, residual, w, eps, convention, int8):
     dtype = torch.int8 if int8 else torch.float8_e4m3fn
     return (x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32),
             x.new_empty(0 if residual is None else x.shape))
 
 
-@_fake("rmsnorm_rstd")
+@fake("rmsnorm_rstd")
 def _(x, w, eps, convention):
     return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-@_fake("add_rmsnorm_rstd")
+@fake("add_rmsnorm_rstd")
 def _(x, residual, w, eps, convention):
     return (x.new_empty(x.shape), x.new_empty(x.shape),
             x.new_empty(x.shape[:-1], dtype=torch.float32))
 
 
-@_fake("rmsnorm_backward")
+@fake("rmsnorm_backward")
 def _(dy, x, w, dsum, rstd, eps, convention):
     return x.new_empty(x.shape), w.new_empty(w.shape)
 
@@ -896,15 +772,15 @@ def _save_norm(ctx, inputs, output):
     ctx.save_for_backward(x, w, rstd)
 
 
-@_gradient("rmsnorm", _save_norm)
+@gradient("rmsnorm", _save_norm)
 def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 4
     x, w, rstd = ctx.saved_tensors
-    return *_fftune.rmsnorm_backward(dy, x, w, None, rstd, ctx.eps, ctx.convention), None, None
+    return *fftune_ops.rmsnorm_backward(dy, x, w, None, rstd, ctx.eps, ctx.convention), None, None
 
 
-_gradient("rmsnorm_rstd", _save_norm)(_)
+gradient("rmsnorm_rstd", _save_norm)(_)
 
 
 def _save_add_norm(ctx, inputs, output):
@@ -917,16 +793,16 @@ def _save_add_norm(ctx, inputs, output):
     ctx.save_for_backward(total, w, rstd)
 
 
-@_gradient("add_rmsnorm", _save_add_norm)
+@gradient("add_rmsnorm", _save_add_norm)
 def _(ctx, dy, dsum, *_unused):
     total, w, rstd = ctx.saved_tensors
     if dy is None:
         return dsum, dsum, None, None, None
-    dx, dw = _fftune.rmsnorm_backward(dy, total, w, dsum, rstd, ctx.eps, ctx.convention)
+    dx, dw = fftune_ops.rmsnorm_backward(dy, total, w, dsum, rstd, ctx.eps, ctx.convention)
     return dx, dx, dw, None, None
 
 
-_gradient("add_rmsnorm_rstd", _save_add_norm)(_)
+gradient("add_rmsnorm_rstd", _save_add_norm)(_)
 
 
 def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama",
@@ -938,17 +814,17 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
     1 + w. save_rstd: keep 1 / sqrt(mean(x²) + eps) of every token for the backward pass, which
     computes it again otherwise.
     """
-    if save_rstd and _wants_gradient(x, w):
-        return _call(_fftune.rmsnorm_rstd.default, x, w, eps, convention)[0]
-    return _call(_fftune.rmsnorm.default, x, w, eps, convention)
+    if save_rstd and wants_gradient(x, w):
+        return call(fftune_ops.rmsnorm_rstd.default, x, w, eps, convention)[0]
+    return call(fftune_ops.rmsnorm.default, x, w, eps, convention)
 
 
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
                 convention: str = "llama", save_rstd: bool = False) -> tuple[Tensor, Tensor]:
     """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
-    if save_rstd and _wants_gradient(x, residual, w):
-        return _call(_fftune.add_rmsnorm_rstd.default, x, residual, w, eps, convention)[:2]
-    return _call(_fftune.add_rmsnorm.default, x, residual, w, eps, convention)
+    if save_rstd and wants_gradient(x, residual, w):
+        return call(fftune_ops.add_rmsnorm_rstd.default, x, residual, w, eps, convention)[:2]
+    return call(fftune_ops.add_rmsnorm.default, x, residual, w, eps, convention)
 
 
 def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, eps: float = 1e-6,
@@ -961,7 +837,7 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
     """
     if dtype not in (torch.int8, torch.float8_e4m3fn):
         raise Error(f"rmsnorm: quantised to {dtype}: give torch.float8_e4m3fn or torch.int8")
-    results = _call(_fftune.rmsnorm_quantised.default, x, residual, w, eps, convention,
+    results = call(fftune_ops.rmsnorm_quantised.default, x, residual, w, eps, convention,
                     dtype == torch.int8)
     return results[:2] if residual is None else results
 
@@ -970,8 +846,8 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
 
 def _bias_gelu_values(options, x, bias, dy=None):
     h, m = x.shape[-1], x.shape[:-1].numel()
-    _expect("bias-gelu", "bias", bias, (h,))
-    _expect("bias-gelu", "dy", dy, x.shape, x.dtype)
+    expect("bias-gelu", "bias", bias, (h,))
+    expect("bias-gelu", "dy", dy, x.shape, x.dtype)
     return (m, h, *options, None if bias.dtype == x.dtype else "f32") if m else None
 
 
@@ -980,8 +856,8 @@ def _act_mul_values(options, gate, up, dy=None):
     if up is None:
         h //= 2
     else:
-        _expect("act-mul", "up", up, gate.shape, gate.dtype)
-    _expect("act-mul", "dy", dy, (*gate.shape[:-1], h), gate.dtype)
+        expect("act-mul", "up", up, gate.shape, gate.dtype)
+    expect("act-mul", "dy", dy, (*gate.shape[:-1], h), gate.dtype)
     return (m, h, *options, "yes" if up is None else None) if m else None
 
 
@@ -991,7 +867,7 @@ _ACT_MUL = Form("act-mul", False, ("m", "h", "act", "packed"), _act_mul_values)
 _ACT_MUL_BACKWARD = Form("act-mul", True, ("m", "h", "act", "packed"), _act_mul_values)
 
 
-@_define("bias_gelu(Tensor x, Tensor bias, str act) -> Tensor")
+@define("bias_gelu(Tensor x, Tensor bias, str act) -> Tensor")
 def _(x, bias, act):
     x = ready(x)
     y = torch.empty_like(x)
@@ -999,7 +875,7 @@ def _(x, bias, act):
     return y
 
 
-@_define("bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str act) -> (Tensor, Tensor)")
+@define("bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str act) -> (Tensor, Tensor)")
 def _(dy, x, bias, act):
     x, own = ready(x), ready(_row(x, bias))
     dx, dbias = torch.empty_like(x), torch.empty_like(own)
@@ -1007,7 +883,7 @@ def _(dy, x, bias, act):
     return dx, dbias.to(bias.dtype)
 
 
-@_define("act_mul(Tensor gate, Tensor up, str act) -> Tensor")
+@define("act_mul(Tensor gate, Tensor up, str act) -> Tensor")
 def _(gate, up, act):
     gate = ready(gate)
     y = torch.empty_like(gate)
@@ -1015,7 +891,7 @@ def _(gate, up, act):
     return y
 
 
-@_define("act_mul_backward(Tensor dy, Tensor gate, Tensor up, str act) -> (Tensor, Tensor)")
+@define("act_mul_backward(Tensor dy, Tensor gate, Tensor up, str act) -> (Tensor, Tensor)")
 def _(dy, gate, up, act):
     gate = ready(gate)
     results = torch.empty_like(gate), torch.empty_like(gate)
@@ -1023,14 +899,14 @@ def _(dy, gate, up, act):
     return results
 
 
-@_define("act_mul_packed(Tensor gate_up, str act) -> Tensor")
+@define("act_mul_packed(Tensor gate_up, str act) -> Tensor")
 def _(gate_up, act):
-    y = _empty(gate_up, *gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    y = empty(gate_up, *gate_up.shape[:-1], gate_up.shape[-1] // 2)
     run(_ACT_MUL, (act,), (gate_up, None), (y,))
     return y
 
 
-@_define("act_mul_packed_backward(Tensor dy, Tensor gate_up, str act) -> Tensor")
+@define("act_mul_packed_backward(Tensor dy, Tensor gate_up, str act) -> Tensor")
 def _(dy, gate_up, act):
     gate_up = ready(gate_up)
     d_gate_up = torch.empty_like(gate_up)
@@ -1038,32 +914,32 @@ def _(dy, gate_up, act):
     return d_gate_up
 
 
-@_fake("bias_gelu")
+@fake("bias_gelu")
 def _(x, bias, act):
     return x.new_empty(x.shape)
 
 
-@_fake("bias_gelu_backward")
+@fake("bias_gelu_backward")
 def _(dy, x, bias, act):
     return x.new_empty(x.shape), bias.new_empty(bias.shape)
 
 
-@_fake("act_mul")
+@fake("act_mul")
 def _(gate, up, act):
     return gate.new_empty(gate.shape)
 
 
-@_fake("act_mul_backward")
+@fake("act_mul_backward")
 def _(dy, gate, up, act):
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
 
 
-@_fake("act_mul_packed")
+@fake("act_mul_packed")
 def _(gate_up, act):
     return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
 
 
-@_fake("act_mul_packed_backward")
+@fake("act_mul_packed_backward")
 def _(dy, gate_up, act):
     return gate_up.new_empty(gate_up.shape)
 
@@ -1073,34 +949,34 @@ def _save_inputs(ctx, inputs, output):
     ctx.save_for_backward(*tensors)
 
 
-@_gradient("bias_gelu", _save_inputs)
+@gradient("bias_gelu", _save_inputs)
 def _(ctx, dy):
-    return *_fftune.bias_gelu_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return *fftune_ops.bias_gelu_backward(dy, *ctx.saved_tensors, ctx.act), None
 
 
-@_gradient("act_mul", _save_inputs)
+@gradient("act_mul", _save_inputs)
 def _(ctx, dy):
-    return *_fftune.act_mul_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return *fftune_ops.act_mul_backward(dy, *ctx.saved_tensors, ctx.act), None
 
 
-@_gradient("act_mul_packed", _save_inputs)
+@gradient("act_mul_packed", _save_inputs)
 def _(ctx, dy):
-    return _fftune.act_mul_packed_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return fftune_ops.act_mul_packed_backward(dy, *ctx.saved_tensors, ctx.act), None
 
 
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
     float32. -> [..., h]"""
     act = "gelu-tanh" if approximate == "tanh" else "gelu"
-    return _call(_fftune.bias_gelu.default, x, bias, act)
+    return call(fftune_ops.bias_gelu.default, x, bias, act)
 
 
 def act_mul(gate: Tensor, up: Tensor | None = None, *, act: str = "silu") -> Tensor:
     """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
     [..., h]. act: silu, gelu, gelu-tanh or relu."""
     if up is None:
-        return _call(_fftune.act_mul_packed.default, gate, act)
-    return _call(_fftune.act_mul.default, gate, up, act)
+        return call(fftune_ops.act_mul_packed.default, gate, act)
+    return call(fftune_ops.act_mul.default, gate, up, act)
 
 
 # rope
@@ -1141,20 +1017,20 @@ def _rope_values(options, q, k, angles, offsets, starts):
                     "[tokens, heads, features] with offsets")
     *lead, heads, dim = q.shape
     if k is not None:
-        _expect("rope", "k", k, (*lead, k.shape[-2], dim), q.dtype)
+        expect("rope", "k", k, (*lead, k.shape[-2], dim), q.dtype)
     if rule not in _ROPE_USED:
         raise Error(f"rope: there is no rule '{rule}': give {', '.join(_ROPE_USED)}")
     if (rule == "table") != (angles is not None):
         raise Error("rope: angles are given with rule='table', and only with it")
     b, s = (offsets.numel() - 1, lead[0]) if packed else lead
     if angles is not None:
-        _expect("rope", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
-    _expect("rope", "starts", starts, (b,))
+        expect("rope", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
+    expect("rope", "starts", starts, (b,))
     if not q.numel():
         return None
     return (s, b, heads, dim, None if k is None else k.shape[-2], rotary or None,
             None if angles is None else angles.shape[0], *strides, "thd" if packed else "bshd",
-            rotation, rule, _yes(starts),
+            rotation, rule, yes(starts),
             *(number if i in _ROPE_USED[rule] else None for i, number in enumerate(numbers)))
 
 
@@ -1163,7 +1039,7 @@ _ROPE_BACKWARD = Form("rope", True, _ROPE_SIZES + _ROPE_NUMBERS, _rope_values, s
 
 
 def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbers):
-    results = [_empty(t, *t.shape) for t in (q, k) if t is not None]
+    results = [empty(t, *t.shape) for t in (q, k) if t is not None]
     q = _strided(q)
     packed = offsets is not None
     strides = _stride_values(q, packed)
@@ -1178,33 +1054,33 @@ def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbe
     return results
 
 
-@_define(f"rope(Tensor q, {_ROPE_ARGUMENTS}) -> Tensor")
+@define(f"rope(Tensor q, {_ROPE_ARGUMENTS}) -> Tensor")
 def _(q, *arguments):
     return _run_rope(_ROPE, q, None, *arguments)[0]
 
 
-@_define(f"rope_backward(Tensor dq, {_ROPE_ARGUMENTS}) -> Tensor")
+@define(f"rope_backward(Tensor dq, {_ROPE_ARGUMENTS}) -> Tensor")
 def _(dq, *arguments):
     return _run_rope(_ROPE_BACKWARD, dq, None, *arguments)[0]
 
 
-@_define(f"rope_qk(Tensor q, Tensor k, {_ROPE_ARGUMENTS}) -> (Tensor, Tensor)")
+@define(f"rope_qk(Tensor q, Tensor k, {_ROPE_ARGUMENTS}) -> (Tensor, Tensor)")
 def _(q, k, *arguments):
     return tuple(_run_rope(_ROPE, q, k, *arguments))
 
 
-@_define(f"rope_qk_backward(Tensor dq, Tensor dk, {_ROPE_ARGUMENTS}) -> (Tensor, Tensor)")
+@define(f"rope_qk_backward(Tensor dq, Tensor dk, {_ROPE_ARGUMENTS}) -> (Tensor, Tensor)")
 def _(dq, dk, *arguments):
     return tuple(_run_rope(_ROPE_BACKWARD, dq, dk, *arguments))
 
 
 for _name in ("rope", "rope_backward"):
-    @_fake(_name)
+    @fake(_name)
     def _(q, *arguments):
         return q.new_empty(q.shape)
 
 for _name in ("rope_qk", "rope_qk_backward"):
-    @_fake(_name)
+    @fake(_name)
     def _(q, k, *arguments):
         return q.new_empty(q.shape), k.new_empty(k.shape)
 
@@ -1215,14 +1091,14 @@ def _save_rope(ctx, inputs, output):
     ctx.others = rotation, rotary, rule, list(numbers)
 
 
-@_gradient("rope", _save_rope)
+@gradient("rope", _save_rope)
 def _(ctx, dq):
-    return _fftune.rope_backward(dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
+    return fftune_ops.rope_backward(dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
 
 
-@_gradient("rope_qk", _save_rope)
+@gradient("rope_qk", _save_rope)
 def _(ctx, dq, dk):
-    return *_fftune.rope_qk_backward(dq, dk, *ctx.saved_tensors, *ctx.others), \
+    return *fftune_ops.rope_qk_backward(dq, dk, *ctx.saved_tensors, *ctx.others), \
         *(None,) * 7
 
 
@@ -1246,8 +1122,8 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     arguments = (angles, starts, offsets, rotation, rotary, rule,
                  [base, factor, context, low, high, beta_fast, beta_slow, scale])
     if k is None:
-        return _call(_fftune.rope.default, q, *arguments)
-    return _call(_fftune.rope_qk.default, q, k, *arguments)
+        return call(fftune_ops.rope.default, q, *arguments)
+    return call(fftune_ops.rope_qk.default, q, k, *arguments)
 
 
 # ngram-block
@@ -1255,9 +1131,9 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
 def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
     n, padding = options
     b, vocab = logits.shape
-    _expect("ngram-block", "ids", ids, (b, ids.shape[-1]))
-    _expect("ngram-block", "lengths", lengths, (b,))
-    _expect("ngram-block", "n", ns, (b,))
+    expect("ngram-block", "ids", ids, (b, ids.shape[-1]))
+    expect("ngram-block", "lengths", lengths, (b,))
+    expect("ngram-block", "n", ns, (b,))
     if ids.dtype not in (torch.int32, torch.int64):
         raise Error(f"ngram-block: ids are {ids.dtype}: give int32 or int64")
     beams = None
@@ -1265,8 +1141,8 @@ def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
         groups = prefix.shape[0]
         if not groups or b % groups:
             raise Error(f"ngram-block: {b} rows cannot share {groups} prefixes evenly")
-        _expect("ngram-block", "prefix", prefix, (groups, prefix.shape[-1]), ids.dtype)
-        _expect("ngram-block", "prefix_lengths", prefix_lengths, (groups,))
+        expect("ngram-block", "prefix", prefix, (groups, prefix.shape[-1]), ids.dtype)
+        expect("ngram-block", "prefix_lengths", prefix_lengths, (groups,))
         beams = b // groups
         if (lengths is None) != (prefix_lengths is None):
             raise Error("ngram-block: give lengths of the rows and of the prefixes, or of neither")
@@ -1282,10 +1158,10 @@ _NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "id
                                      "ngrams", "n", "padding"), _ngram_values)
 
 
-@_define("ngram_block(Tensor ids, Tensor(a!) logits, int n, int padding, Tensor? lengths, "
+@define("ngram_block(Tensor ids, Tensor(a!) logits, int n, int padding, Tensor? lengths, "
          "Tensor? prefix, Tensor? prefix_lengths, Tensor? ns) -> Tensor")
 def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
-    invalid = _empty(logits, logits.shape[0], dtype=torch.int32)
+    invalid = empty(logits, logits.shape[0], dtype=torch.int32)
     own = ready(logits)
     counts = [None if t is None else t.to(torch.int32) for t in (lengths, prefix_lengths, ns)]
     run(_NGRAM, (n, padding), (ids, own, prefix, *counts), (invalid,))
@@ -1294,7 +1170,7 @@ def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
     return invalid
 
 
-@_fake("ngram_block")
+@fake("ngram_block")
 def _(ids, logits, *others):
     return logits.new_empty(logits.shape[0], dtype=torch.int32)
 
@@ -1310,5 +1186,5 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: in
     with prefix_lengths. -> int32 [rows]: how many ids of each row are no tokens.
     """
     ns = n if isinstance(n, Tensor) else None
-    return _call(_fftune.ngram_block.default, ids, logits, 1 if ns is not None else n, padding,
+    return call(fftune_ops.ngram_block.default, ids, logits, 1 if ns is not None else n, padding,
                  lengths, prefix, prefix_lengths, ns)

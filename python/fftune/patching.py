@@ -48,22 +48,24 @@ class _Options:
 
     recompute: bool
     projections: bool | str
+    attention: bool
 
 
 def patch(model: nn.Module, *, recompute: bool = False,
-          projections: bool | str = False) -> PatchReport:
+          projections: bool | str = "auto", attention: bool = False) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
     Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
     embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
     `generate`. Training works; `recompute` keeps the inputs of MLPs alone for the backward pass.
-    `projections`: those of attention by `linear` too, the last with the residual; "auto": up to 64
-    tokens. A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one
-    back.
+    `projections`: those of attention by `linear` too, the last with the residual: with "auto" in
+    calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
+    by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
+    A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
     """
     if projections not in (True, False, "auto"):
         raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
-    options = _Options(recompute, projections)
+    options = _Options(recompute, projections, attention)
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
@@ -72,7 +74,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
         for name, module in model.named_modules():
             _try(report, name, lambda: recognise(module, known, options))
     _patch_rotary(model, report, options)
-    _patch_masks(model, report)
+    _patch_masks(model, report, options)
     _patch_generation(model, report)
     return report
 
@@ -673,9 +675,9 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
-            and attention.config._attn_implementation in ("sdpa", _attention.NAME)
-            and (settings[1] is True or statically_known_true(x.shape[0] * x.shape[1]
-                                                              <= _FEW_TOKENS)))
+            and attention.config._attn_implementation in ("sdpa", _attention.NAME, _attention.SDPA)
+            and (settings[1] is True or not torch.is_grad_enabled()
+                 and statically_known_true(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
 
 def _attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
@@ -705,7 +707,7 @@ def _attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
 
 # masks
 
-def _patch_masks(model: nn.Module, report: PatchReport) -> None:
+def _patch_masks(model: nn.Module, report: PatchReport, options: _Options) -> None:
     """Leaves the causal mask out where nothing but the order of the tokens masks any."""
     decoders = [(name, m) for name, m in model.named_modules()
                 if _attention.makes_causal_mask(m)
@@ -721,12 +723,15 @@ def _patch_masks(model: nn.Module, report: PatchReport) -> None:
             raise _Unfit(f"the attention of {type(first).__name__} is not known")
         if any("forward" in decoder.__dict__ for _, decoder in decoders):
             raise _Unfit(f"the forward of {type(first).__name__} was replaced already")
-        _attention.choose(model)
+        _attention.choose(model, _attention.NAME if options.attention else _attention.SDPA)
         for _, decoder in decoders:
             _expect_mask_to_be_left_out(decoder)
         for name, decoder in decoders:
             _replace(decoder, _decoder_forward, (_attention.window_of(decoder.config),))
             report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
+            if options.attention:
+                words = f"attention of {type(decoder).__name__} by attention"
+                report.replaced.append((name, words))
     except Exception as error:
         _attention.restore(model)
         report.left.append((name, _reason(error)))
@@ -761,7 +766,7 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
     plain = (not arguments and given is not None
              and all(options.get(name) is None
                      for name in ("attention_mask", "position_ids", "past_key_values"))
-             and self.config._attn_implementation == _attention.NAME
+             and self.config._attn_implementation in (_attention.NAME, _attention.SDPA)
              and (window is None or given.shape[1] <= window))
     if plain:
         options["attention_mask"] = _attention.without_mask(given.device)

@@ -5,6 +5,8 @@ from typing import Callable
 import torch
 from torch import Tensor
 
+from fftune import reference
+
 NUMBERS = [10000.0, 4.0, 64.0, 1.0, 4.0, 32.0, 1.0, 0.0]
 
 
@@ -40,6 +42,23 @@ def _mask(*shape):
 
 def _ids(rows, length):
     return torch.randint(0, 5, (rows, length))
+
+
+def _attention(r, q=(2, 9, 4, 16), k=(2, 9, 2, 16), *, pages=None, mask=None, bias=None,
+               offsets=None, kv_offsets=None, lengths=None, sinks=None, causal=False, window=0,
+               softcap=0.0, scale=0.0, lse=True, packed=False) -> tuple:
+    bits = flags = None
+    if packed:
+        (bits, flags), mask = reference.pack_mask(mask), None
+    numbers = [None if t is None else torch.tensor(t) for t in (offsets, kv_offsets, lengths)]
+    return (r(*q), r(*k), r(*k), None if pages is None else torch.tensor(pages), mask, bits, flags,
+            bias, *numbers, sinks, causal, window, softcap, scale, lse)
+
+
+def _attention_backward(r, **options) -> tuple:
+    q, k, v, pages, *rules = _attention(r, **options)
+    y, lse = reference.attention(q, k, v, pages, *rules)
+    return r(*q.shape), q, k, v, y, lse, *rules[:-1], False
 
 
 CASES = [
@@ -86,6 +105,31 @@ CASES = [
     Case("rope_qk-packed", "rope_qk",
          lambda r: (r(9, 3, 16), r(9, 2, 16), None, None, torch.tensor([0, 4, 9]), "halves", 0,
                     "base", NUMBERS)),
+    Case("attention", "attention", lambda r: _attention(r, causal=True), outputs=1),
+    Case("attention-no-lse", "attention", lambda r: _attention(r, k=(2, 13, 4, 16), lse=False),
+         outputs=1),
+    Case("attention-mask", "attention",
+         lambda r: _attention(r, mask=_mask(2, 4, 9, 9), bias=r(1, 4, 9, 9), softcap=4.0),
+         outputs=1, constants=(7,)),
+    Case("attention-packed-mask", "attention",
+         lambda r: _attention(r, k=(2, 70, 2, 16), mask=_mask(2, 1, 9, 70), packed=True, scale=0.5),
+         outputs=1),
+    Case("attention-sequences", "attention",
+         lambda r: _attention(r, (11, 4, 16), (11, 1, 16), offsets=[0, 4, 11], causal=True,
+                              window=3), outputs=1),
+    Case("attention-sequences-keys", "attention",
+         lambda r: _attention(r, (6, 2, 16), (20, 2, 16), offsets=[0, 1, 6], kv_offsets=[0, 8, 20],
+                              causal=True), outputs=1),
+    Case("attention-lengths", "attention",
+         lambda r: _attention(r, (2, 1, 4, 16), (2, 12, 2, 16), lengths=[12, 5], sinks=r(4)),
+         outputs=1),
+    Case("attention-pages", "attention",
+         lambda r: _attention(r, (2, 1, 4, 16), (5, 16, 2, 16), pages=[[3, 1], [0, 4]],
+                              lengths=[20, 32]), differentiable=False),
+    Case("pack_mask", "pack_mask", lambda r: (_mask(2, 3, 70, 130),), differentiable=False),
+    Case("masked_softmax", "masked_softmax",
+         lambda r: (r(2, 3, 5, 7), _mask(2, 1, 5, 7) | (torch.arange(7) == 2), False, 0.5)),
+    Case("masked_softmax-causal", "masked_softmax", lambda r: (r(1, 2, 5, 7), None, True, 1.0)),
     Case("ngram_block", "ngram_block",
          lambda r: (_ids(4, 30), r(4, 7), 3, -1, None, None, None, None), differentiable=False,
          updated=(1,)),
@@ -123,6 +167,13 @@ BACKWARDS = [
     Case("masked_ffn_backward_into", "masked_ffn_backward_into",
          lambda r: (r(9, 24), r(9, 24), _mask(9), None, None, *_weights(r), *_weights(r),
                     *_weights(r), *_weights(r), "silu", ""), updated=tuple(range(5, 11))),
+    Case("attention_backward", "attention_backward",
+         lambda r: _attention_backward(r, causal=True, softcap=3.0, sinks=r(4))),
+    Case("attention_backward-sequences", "attention_backward",
+         lambda r: _attention_backward(r, q=(11, 4, 16), k=(11, 1, 16), offsets=[0, 4, 11],
+                                       window=3)),
+    Case("masked_softmax_backward", "masked_softmax_backward",
+         lambda r: (r(2, 3, 5, 7), r(2, 3, 5, 7).softmax(-1), False, 0.5)),
     Case("bias_gelu_backward", "bias_gelu_backward", lambda r: (r(6, 24), r(6, 24), r(24), "gelu")),
     Case("act_mul_backward", "act_mul_backward",
          lambda r: (r(6, 24), r(6, 24), r(6, 24), "silu")),
@@ -138,8 +189,7 @@ BACKWARDS = [
 
 def fp8_arguments(block: bool, device="cpu") -> tuple:
     """Of torch.ops.fftune.ffn_fp8, with sizes that blocks do not divide."""
-    from fftune.reference import quantise, quantise_weight
-
+    quantise, quantise_weight = reference.quantise, reference.quantise_weight
     d, h = 160, 272
     x = torch.randn(3, d)
     one = None if block else torch.tensor([0.02])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fftune
 from cases import BACKWARDS, CASES, NUMBERS, fp8_arguments
-from fftune import ops, reference
+from fftune import _attention_ops, ops, reference
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
 # PyTorch 2.6 cannot be told how close two results must be.
@@ -172,6 +172,44 @@ def test_autocast():
     assert gate.grad.dtype == torch.float32 and gate.grad.abs().sum() > 0
 
 
+def test_calls_without_gradients_are_seen_by_those_who_look():
+    from torch._subclasses import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            return function(*arguments, **options or {})
+
+    class Special(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            seen.append(str(function))
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*arguments, **options or {})
+
+    seen = []
+    x, w = torch.randn(6, 24), torch.rand(24)
+    with torch.no_grad():
+        right = ops.rmsnorm(x, w)
+        with Seeing():
+            ops.rmsnorm(x, w)
+        assert seen == ["fftune.rmsnorm.default"]
+        assert torch.equal(ops.rmsnorm(x.as_subclass(Special), w).as_subclass(Tensor), right)
+        assert len(seen) == 2
+        assert ops.rmsnorm(x.to("meta"), w.to("meta")).is_meta
+        with FakeTensorMode() as mode:
+            assert ops.rmsnorm(mode.from_tensor(x), mode.from_tensor(w)).shape == x.shape
+        with torch.autograd.profiler.profile() as profile:
+            ops.rmsnorm(x, w)
+        assert any(event.name == "fftune::rmsnorm" for event in profile.function_events)
+        traced = torch.fx.experimental.proxy_tensor.make_fx(
+            lambda x, w: ops.rmsnorm(x, w))(x, w)
+        assert "fftune.rmsnorm" in traced.code
+        with torch.autocast("cpu", torch.bfloat16):
+            assert ops.linear(x, torch.randn(5, 24)).dtype == torch.bfloat16
+
+
 def test_autocast_of_a_block():
     arguments = layer_arguments()
     right = ops.ffn_block(arguments[0], None, *arguments[1:])
@@ -209,6 +247,39 @@ def test_rope_takes_views():
         assert torch.equal(got, right)
     swapped = q.transpose(1, 2).contiguous().transpose(1, 2)  # in memory [batch, heads, tokens]
     assert torch.equal(ops.rope(swapped), plain[0])
+
+
+def test_attention_beside_pytorchs():
+    q, k, v = (torch.randn(2, 33, heads, 24, requires_grad=True) for heads in (6, 2, 2))
+    ours = ops.attention(q, k, v, causal=True)
+    swapped = (t.transpose(1, 2) for t in (q, k, v))
+    theirs = F.scaled_dot_product_attention(*swapped, is_causal=True, enable_gqa=True)
+    assert error(ours, theirs.transpose(1, 2)) < 1e-6
+    seed = torch.randn_like(ours)
+    right = torch.autograd.grad(theirs.transpose(1, 2), (q, k, v), seed)
+    for mine, other in zip(torch.autograd.grad(ours, (q, k, v), seed), right):
+        assert error(mine, other) < 1e-5
+
+
+def test_attention_takes_parts_of_a_row(monkeypatch):
+    qkv = torch.randn(2, 9, 8 * 16)
+    q, k, v = (t.unflatten(-1, (-1, 16)) for t in qkv.split((64, 32, 32), -1))
+    right = ops.attention(*(t.contiguous() for t in (q, k, v)), causal=True)
+    monkeypatch.setattr(_attention_ops, "ready", None)  # which copies
+    monkeypatch.setattr(torch.Tensor, "contiguous", None)
+    assert torch.equal(ops.attention(q, k, v, causal=True), right)
+    one = q[:, :1]
+    assert error(ops.attention(one, k, v), reference.attention(
+        one.double(), k.double(), v.double(), *(None,) * 9, False, 0, 0.0, 0.0, False)[0]) < 1e-6
+
+
+def test_a_packed_mask_says_what_the_mask_says():
+    q, k, v = (torch.randn(2, 70, 2, 16) for _ in range(3))
+    mask = torch.rand(2, 1, 70, 70) < 0.5
+    mask[:, :, :64, :64] = False
+    packed = ops.pack_mask(mask)
+    assert packed[1][0, 0].tolist() == [[0, 2], [2, 2]]
+    assert torch.equal(ops.attention(q, k, v, packed), ops.attention(q, k, v, mask))
 
 
 def test_no_tokens():
@@ -320,6 +391,14 @@ def test_threads():
     (lambda: ops.rope(torch.randn(1, 2, 3, 8), rule="ntk"), "no rule 'ntk'"),
     (lambda: ops.masked_linear(torch.randn(2, 8), torch.ones(2), *[torch.randn(4, 8)] * 2),
      "mask is torch.float32"),
+    (lambda: ops.attention(*[torch.randn(2, 3, 4, 16)] * 3, torch.rand(2, 1, 3, 3)),
+     "the mask is torch.float32.*bias"),
+    (lambda: ops.attention(*[torch.randn(2, 3, 4, 16)] * 3, torch.ones(2, 1, 3, 3).bool(),
+                           causal=True), "causal itself"),
+    (lambda: ops.attention(torch.randn(2, 3, 4, 16), *[torch.randn(2, 3, 4, 8)] * 2),
+     "as many features"),
+    (lambda: ops.attention(*[torch.randn(2, 3, 4, 16)] * 3, bias=torch.randn(
+        1, 4, 3, 3, requires_grad=True)), "no gradient"),
     (lambda: ops.rmsnorm(torch.randn(2, 70000), torch.randn(70000)), "65536"),
 ])
 def test_errors_are_one_exception_with_one_line(call, words):

@@ -15,14 +15,17 @@ EXPECTED = {
     "llama": {"LlamaRMSNorm by rmsnorm (llama)": 5, "LlamaMLP by ffn (silu)": 2,
               "norm, MLP and residual of LlamaDecoderLayer by ffn with a norm": 2,
               "LlamaRotaryEmbedding by rope": 1,
+              "projections of LlamaAttention by linear up to 64 tokens": 2,
               "LlamaModel without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
     "qwen3": {"Qwen3RMSNorm by rmsnorm (llama)": 9, "Qwen3MLP by ffn (silu)": 2,
               "norm, MLP and residual of Qwen3DecoderLayer by ffn with a norm": 2,
               "Qwen3RotaryEmbedding by rope": 1,
+              "projections of Qwen3Attention by linear up to 64 tokens": 2,
               "Qwen3Model without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
     "gemma": {"GemmaRMSNorm by rmsnorm (gemma)": 5, "GemmaMLP by ffn (gelu-tanh)": 2,
               "norm, MLP and residual of GemmaDecoderLayer by ffn with a norm": 2,
               "GemmaRotaryEmbedding by rope": 1,
+              "projections of GemmaAttention by linear up to 64 tokens": 2,
               "GemmaModel without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
     "phi": {"bias and gelu of PhiMLP by bias-gelu": 2, "PhiRotaryEmbedding by rope": 1,
             "PhiModel without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
@@ -85,10 +88,12 @@ def test_projections(name, projections):
     linear = fftune.ops.linear
     fftune.ops.linear = lambda x, *rest: seen.append(x.shape[:-1].numel()) or linear(x, *rest)
     try:
-        assert close(logits(model, name), before, 1e-5)
-        assert seen == [18] * 8
-        model(torch.randint(3, 96, (1, 65)), use_cache=False)
-        assert seen[8:] == ([] if projections == "auto" else [65] * 8)
+        with torch.no_grad():
+            assert close(logits(model, name), before, 1e-5)
+            assert seen == [18] * 8
+            model(torch.randint(3, 96, (1, 65)), use_cache=False)
+        logits(model, name)
+        assert seen[8:] == ([] if projections == "auto" else [65] * 8 + [18] * 8)
     finally:
         fftune.ops.linear = linear
     ids, options = inputs(name)["input_ids"], dict(max_new_tokens=8, do_sample=False)
@@ -141,7 +146,7 @@ def test_the_causal_mask_is_made_only_where_it_says_more(name):
         after, masks = masks_of(model, name, **options)
         assert close(after[1], before[1], 1e-5) and close(after[0, 3:], before[0, 3:], 1e-5)
         assert all((mask.numel() == 0) == plain for mask in masks)
-        assert model.config._attn_implementation == "fftune"
+        assert model.config._attn_implementation == "fftune_sdpa"
         fftune.unpatch(model)
         assert model.config._attn_implementation == "sdpa"
 
@@ -159,6 +164,44 @@ def test_a_compiled_model_makes_no_mask():
     torch._dynamo.reset()
     logits(torch.compile(model, fullgraph=True, backend=backend), "llama")
     assert all(size.numel() == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma", "gpt2"])
+def test_attention(name):
+    ids = inputs(name)["input_ids"]
+    padding = torch.ones_like(ids)
+    padding[1, -3:] = 0
+    for training, options in ((False, {}), (True, {}), (False, {"attention_mask": padding})):
+        model = make(name).train(training)
+        before = logits(model, name, **options)
+        report = fftune.patch(model, attention=True)
+        assert any("by attention" in words for _, words in report.replaced)
+        found = {}
+        with tuning._listening(found):
+            after = logits(model, name, **options)
+        assert sum(problem["op"] == "attention" for _, problem in found.values()) == 1
+        seen = padding.bool() if options else slice(None)
+        assert close(after[seen], before[seen], 1e-5)
+        if training:
+            grads = [torch.autograd.grad(y.square().mean(), list(model.parameters()),
+                                         allow_unused=True) for y in (after, before)]
+            for mine, other in zip(*grads):
+                assert other is None or close(mine, other, 2e-4)
+
+
+def test_attention_of_that_name():
+    fftune.register_attention()
+    model = make("llama")
+    before = logits(model, "llama")
+    model.set_attn_implementation("fftune")
+    found = {}
+    with tuning._listening(found):
+        assert close(logits(model, "llama"), before, 1e-5)
+    assert {problem["op"] for _, problem in found.values()} == {"attention"}
+    ids, options = inputs("llama")["input_ids"], dict(max_new_tokens=8, do_sample=False)
+    ours = model.generate(ids, **options)
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(model.generate(ids, **options), ours)
 
 
 def test_models_may_share_their_configuration():

@@ -1,4 +1,7 @@
 // Running plans on the CPU: the result, and every argument that is refused.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -87,6 +90,28 @@ TEST_CASE("a plan runs from several threads at once, to the same bits") {
   for (auto& thread : threads) thread.join();
   for (const auto& result : results) CHECK(result == results.front());
   CHECK(relative_error(results.front(), layer.expected()) < 1e-5);
+}
+
+TEST_CASE("a forked child runs and destroys what its parent made, as data loaders do") {
+  Layer layer(61, 64, 128);
+  auto context = std::make_unique<library::Context>(-1);
+  auto plan = std::make_unique<library::Plan>(context->plan(ffn_json(61, 64, 128)));
+  HostWorkspace workspace(*plan);
+  const auto buffers = layer.buffers();
+  plan->run(buffers.data(), buffers.size(), workspace.data());
+  const auto expected = layer.y;
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    layer.y.assign(layer.y.size(), 0);
+    plan->run(buffers.data(), buffers.size(), workspace.data());
+    plan.reset();
+    context.reset();
+    _exit(layer.y == expected ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("arguments that cannot be run are refused, and nothing is written") {

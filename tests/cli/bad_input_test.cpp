@@ -138,6 +138,9 @@ TEST_CASE("a wrong file or folder is named") {
   std::filesystem::create_directory(sandbox.folder() / "bare");
   const std::string ffn = "ffn --d 32 --h 64 --m 1 --device cpu ";
   const std::vector<Wrong> all{
+      {"ffn --d --h 16 --wait 0s", 2, {"--d lacks its value", "--h"}},
+      {ffn + "--out --json", 2, {"--out lacks its value", "--json"}},
+      {"compile --op act-mul --sample 0", 2, {"--sample", "0"}},
       {ffn + "--out file", 2, {"--out file", "cannot be written"}},
       {ffn + "--out /dev/null/presets", 2, {"--out /dev/null/presets", "cannot be written"}},
       {"check --device cpu", 2, {"no presets to check", "--presets"}},

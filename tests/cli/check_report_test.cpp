@@ -28,7 +28,8 @@ CheckOutcome outcome_of(CheckState state, double error, const std::string& reaso
 
 TEST_CASE("a record fails with any of its problems") {
   const Catalog& catalog = builtin_catalog();
-  const Output output({true, false, false}, true);  // with --json nothing is printed as text
+  const Output output({true, false, false},
+                      Environment());  // with --json nothing is printed as text
   const std::vector<CheckedRecord> records{{problem_at(4), {1, 4}, false, ""},
                                            {problem_at(8), {1, 8}, false, ""},
                                            {problem_at(16), {}, false, "no such dtype"},

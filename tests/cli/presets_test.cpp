@@ -137,3 +137,24 @@ TEST_CASE("a record of a dtype that this device has not is skipped with the reas
   CHECK(checked.out.find("ffn has no fp16 on the CPU") != std::string::npos);
   CHECK(checked.out.find("1 skipped") != std::string::npos);
 }
+
+TEST_CASE("a search says how the library comes to its result, and install makes it so") {
+  const Sandbox sandbox;
+  const std::string sweep = "ffn --d 32 --h 64 --m 2 --device cpu --budget 4s --max-variants 3";
+  const Finished swept = sandbox.fftune(sweep);
+  REQUIRE(swept.code == 0);
+  CHECK(swept.out.find("fftune presets install presets") != std::string::npos);
+  // ./presets is not where the library looks, and devices says nothing else.
+  const Finished before = sandbox.fftune("devices");
+  CHECK(before.out.find("would load presets/") == std::string::npos);
+  CHECK(before.out.find("fftune presets install presets") != std::string::npos);
+  const Finished installed = sandbox.fftune("presets install");
+  INFO(installed.err);
+  REQUIRE(installed.code == 0);
+  CHECK_FALSE(sandbox.preset_file(".local/share/fftune/presets").empty());
+  const Finished after = sandbox.fftune("devices");
+  CHECK(after.out.find("would load " + sandbox.folder().string() +
+                       "/.local/share/fftune/presets") != std::string::npos);
+  const Finished direct = sandbox.fftune(sweep + " --out .local/share/fftune/presets");
+  CHECK(direct.out.find("presets install") == std::string::npos);
+}

@@ -153,9 +153,13 @@ TEST_CASE("list --explain names what is quarantined for the sources as they are"
   }
   const auto state = sandbox.folder() / ".local/state/fftune";
   const auto own = sandbox.preset_file().parent_path().filename();
-  Json line{{"op", "ffn"},      {"id", id},
-            {"driver", ""},     {"sources", stage.at("source_hash")},
-            {"date", "now"},    {"cause", "killed by SIGSEGV"},
+  Json line{{"op", "ffn"},
+            {"id", id},
+            {"problem", "ffn/fwd f32 act=silu d=32 h=64 m=1"},
+            {"driver", ""},
+            {"sources", stage.at("source_hash")},
+            {"date", "now"},
+            {"cause", "killed by SIGSEGV"},
             {"released", false}};
   Json stale = line;
   stale["sources"] = "of another day";

@@ -1,5 +1,8 @@
 #include "cpu/pool.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <set>
 #include <stdexcept>
@@ -88,4 +91,33 @@ TEST_CASE("idle workers wake for a run after they have gone to sleep") {
     pool.run(2, 2, [&](int) { ++total; });
   }
   REQUIRE(total == 20);
+}
+
+TEST_CASE("a pool serves in a forked child, whoever was running, and ends there") {
+  for (int i = 0; i < 20; ++i) {
+    Pool pool(4);
+    std::atomic<bool> stop{false};
+    // Another thread holds the pool's locks at the fork, most likely.
+    std::thread busy([&] {
+      while (!stop) pool.run(64, 4, [](int) {});
+    });
+    pool.run(64, 4, [](int) {});
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      std::atomic<int> sum{0};
+      {
+        Pool own(3);
+        own.run(10, 3, [&](int task) { sum += task; });
+      }
+      for (int again = 0; again < 10; ++again) pool.run(100, 4, [&](int task) { sum += task; });
+      pool.~Pool();
+      _exit(sum == 45 + 10 * 4950 ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    stop = true;
+    busy.join();
+    REQUIRE(status == 0);
+  }
 }

@@ -50,6 +50,23 @@ std::size_t file_count(const std::filesystem::path& folder) {
 
 }  // namespace
 
+TEST_CASE("an entry of a terabyte, and one that is a pipe, are rebuilt") {
+  const TemporaryFolder folder;
+  const CubinCache cache(folder.path() / "cubin");
+  cache.publish("key", some_kernel());
+  const auto entry = folder.path() / "cubin" / CubinCache::file_name("key");
+  std::filesystem::resize_file(entry, std::uintmax_t{1} << 40);
+  CHECK_FALSE(cache.load("key"));
+  CHECK(same(cache.publish("key", some_kernel()), some_kernel()));
+  REQUIRE(cache.load("key"));
+  CHECK(std::filesystem::file_size(entry) < 10000);
+  std::filesystem::remove(entry);
+  REQUIRE(mkfifo(entry.c_str(), 0600) == 0);
+  CHECK_FALSE(cache.load("key"));
+  cache.publish("key", some_kernel());
+  CHECK(cache.load("key"));
+}
+
 TEST_CASE("a published kernel is loaded again") {
   const TemporaryFolder folder;
   const CubinCache cache(folder.path() / "deep" / "cubin");

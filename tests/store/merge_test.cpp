@@ -210,3 +210,50 @@ TEST_CASE(
   if (code == not_allowed) FFTUNE_SKIP("a file system of its own is not allowed here");
   REQUIRE(code == 0);
 }
+
+template <typename Body>
+std::string reason(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("a link is followed, a mode is kept, and what is read-only is refused") {
+  const testing::TemporaryFolder folder;
+  const auto path = merge(folder.path(), {example::record(example::ffn(16))});
+  const auto elsewhere = folder.path() / "elsewhere.json";
+  std::filesystem::rename(path, elsewhere);
+  std::filesystem::create_symlink("../elsewhere.json", path);
+  ::chmod(elsewhere.c_str(), 0600);
+  merge(folder.path(), {example::record(example::ffn(32))});
+  CHECK(std::filesystem::is_symlink(path));
+  CHECK(read_preset_file(elsewhere).records.size() == 2);
+  struct stat status {};
+  REQUIRE(::stat(elsewhere.c_str(), &status) == 0);
+  CHECK((status.st_mode & 07777) == 0600);
+  ::chmod(elsewhere.c_str(), 0444);
+  CHECK(reason([&] {
+          merge(folder.path(), {example::record(example::ffn(64))});
+        }).find("read-only") != std::string::npos);
+  CHECK(reason([&] {
+          require_mergeable(folder.path(), example::device(), "ffn");
+        }).find("read-only") != std::string::npos);
+  CHECK(read_preset_file(elsewhere).records.size() == 2);
+}
+
+TEST_CASE("a lock that is not let go is given up, after it was told of") {
+  const testing::TemporaryFolder folder;
+  const FileLock held(folder.path() / "lock");
+  std::vector<std::string> told;
+  LockWait wait;
+  wait.most_seconds = 1.3;
+  wait.tell = [&](const std::string& line) { told.push_back(line); };
+  CHECK(reason([&] {
+          const FileLock second(folder.path() / "lock", wait);
+        }).find("waited for 1 s") != std::string::npos);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].find("another process holds the lock") != std::string::npos);
+}

@@ -1,5 +1,7 @@
 #include "store/preset_library.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <string>
 
@@ -244,4 +246,28 @@ TEST_CASE("a library of damaged files serves the good ones and keeps the complai
   REQUIRE(PresetLibrary::load({}).files().empty());
   REQUIRE(contains(PresetLibrary::load({}).absence(example::ffn(16), h200, legal, comparison),
                    "no preset for this device (NVIDIA H200) or another of its architecture"));
+}
+
+TEST_CASE("finding every record of a file takes a time that grows with their number") {
+  const auto seconds_of = [](int records) {
+    const testing::TemporaryFolder folder;
+    std::vector<PresetRecord> all;
+    for (int i = 0; i < records; ++i) all.push_back(example::record(example::ffn(1 + i)));
+    merge_preset_records(folder.path(), example::device(), "ffn", all);
+    const auto library = PresetLibrary::load({folder.path()});
+    double best = 1e9;
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      const auto began = std::chrono::steady_clock::now();
+      for (const auto& record : all) {
+        const auto match = find(library, record.problem);
+        REQUIRE(match);
+        REQUIRE(match->record->problem == record.problem);
+      }
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - began;
+      best = std::min(best, spent.count());
+    }
+    return best;
+  };
+  // Quadratic, it were 64 times as long.
+  CHECK(seconds_of(1600) < 24 * seconds_of(200));
 }

@@ -201,6 +201,21 @@ TEST_CASE("the oldest journals of an op are removed, no other's, and never the o
   CHECK(std::filesystem::exists(own / "fake-20260129T000000Z-9.jsonl"));
 }
 
+TEST_CASE("journals dated in the future neither take the own one's place nor are resumed for it") {
+  const TemporaryFolder folder;
+  const auto own = folder.path() / facts_of_test().slug();
+  std::filesystem::create_directories(own);
+  for (int i = 10; i < 42; ++i) {
+    const auto path = own / ("fake-20990101T0000" + std::to_string(i) + "Z-9.jsonl");
+    write(path, "");
+    std::filesystem::last_write_time(
+        path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  }
+  const auto path = Journal::open(folder.path(), facts_of_test(), "fake", false).path();
+  CHECK(std::filesystem::exists(path));
+  CHECK(Journal::open(folder.path(), facts_of_test(), "fake", true).path() == path);
+}
+
 TEST_CASE("a sweep whose journal was cut at any byte by a power loss resumes to the same winner") {
   const TemporaryFolder folder;
   FakeCatalog fake(1);

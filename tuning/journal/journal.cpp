@@ -90,7 +90,8 @@ std::string new_name(const std::string& op) {
   return fmt::format("{}-{}-{}.jsonl", op, stamp, getpid());
 }
 
-/// The journals of the op by name, and so by time, the newest last.
+/// The journals of the op by the time of their last line, the newest last: a name has the time by a
+/// clock that may have been wrong.
 std::vector<std::filesystem::path> journals_of(const std::filesystem::path& folder,
                                                const std::string& op) {
   std::vector<std::filesystem::path> all;
@@ -102,7 +103,10 @@ std::vector<std::filesystem::path> journals_of(const std::filesystem::path& fold
                       name[op.size() + 1] >= '0' && name[op.size() + 1] <= '9';
     if (ours && entry.is_regular_file(ignored)) all.push_back(entry.path());
   }
-  std::sort(all.begin(), all.end());
+  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> dated;
+  for (auto& path : all) dated.emplace_back(std::filesystem::last_write_time(path, ignored), path);
+  std::sort(dated.begin(), dated.end());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = std::move(dated[i].second);
   return all;
 }
 
@@ -110,10 +114,11 @@ std::vector<std::filesystem::path> journals_of(const std::filesystem::path& fold
 /// whose journal is removed nevertheless goes on, and cannot be resumed.
 constexpr std::size_t most_journals = 32;
 
-void remove_oldest(std::vector<std::filesystem::path> journals) {
+void remove_oldest(const std::vector<std::filesystem::path>& journals,
+                   const std::filesystem::path& own) {
   std::error_code ignored;  // another process may have been first
   for (std::size_t i = 0; i + most_journals < journals.size(); ++i)
-    std::filesystem::remove(journals[i], ignored);
+    if (journals[i] != own) std::filesystem::remove(journals[i], ignored);
 }
 
 }  // namespace
@@ -141,7 +146,7 @@ Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& fa
   journal.file_.reset(std::fopen(journal.path_.c_str(), "ab"));
   if (!journal.file_) fail(journal.path_, std::strerror(errno));
   journal.write_line(compact(header(facts)));
-  remove_oldest(journals_of(own_folder, op));
+  remove_oldest(journals_of(own_folder, op), journal.path_);
   return journal;
 }
 

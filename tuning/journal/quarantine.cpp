@@ -4,15 +4,18 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <system_error>
 
+#include "core/error.hpp"
+#include "store/file_access.hpp"
 #include "store/renamed_parameters.hpp"
 
 namespace fftune {
@@ -31,8 +34,13 @@ std::string now_utc() {
 
 /// Appends the line whole, after the end of one that was torn. Returns errno's words, or nothing.
 std::string append_line(const std::filesystem::path& path, const std::string& line) {
-  const int file = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+  const int file = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
   if (file < 0) return std::strerror(errno);
+  struct stat status {};
+  if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(file);
+    return "it is not a regular file";
+  }
   std::string reason;
   if (::flock(file, LOCK_EX) != 0) reason = std::strerror(errno);
   const auto size = ::lseek(file, 0, SEEK_END);
@@ -51,7 +59,14 @@ std::string append_line(const std::filesystem::path& path, const std::string& li
 
 Quarantine::Quarantine(const std::filesystem::path& folder, const DeviceFacts& facts)
     : path_(folder / facts.slug() / "quarantine.jsonl"), driver_(facts.driver) {
-  std::ifstream in(path_, std::ios::binary);
+  std::error_code error;
+  if (!std::filesystem::exists(path_, error)) return;
+  std::istringstream in;
+  try {
+    in.str(read_whole_file(path_));
+  } catch (const Error& unreadable) {
+    spdlog::warn("the quarantine {} {}", path_.string(), unreadable.what());
+  }
   for (std::string text; std::getline(in, text);) {
     try {
       const json line = json::parse(text);

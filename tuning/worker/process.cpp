@@ -15,6 +15,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 #include "core/error.hpp"
@@ -31,9 +32,12 @@ constexpr off_t most_printed_bytes = 1 << 20;
 
 [[noreturn]] void fail(const char* what) {
   throw Error(ErrorKind::unavailable,
-              fmt::format("a worker process could not be started: {}: {}; --in-process does "
+              fmt::format("a worker process could not be started: {}: {}; {}--in-process does "
                           "without one",
-                          what, std::strerror(errno)));
+                          what, std::strerror(errno),
+                          errno == EMFILE   ? "raise the limit of files (ulimit -n); "
+                          : errno == EAGAIN ? "raise the limit of processes (ulimit -u); "
+                                            : ""));
 }
 
 int print_file() {
@@ -71,6 +75,11 @@ struct Descriptors {
   // Nobody is left behind by a supervisor that is killed, not even in a kernel without end.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (placed && ::getppid() == parent) ::execv(arguments[0], arguments);
+  // The supervisor shows the last line.
+  constexpr std::string_view why =
+      "it could not be started: are there file descriptors enough (ulimit -n)?\n";
+  const int log = placed ? STDERR_FILENO : own.printed;
+  if (::write(log, why.data(), why.size()) < 0) ::_exit(126);
   ::_exit(127);
 }
 

@@ -4,8 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "apps/fftune/bench_run.hpp"
@@ -90,6 +93,17 @@ int code_of(const BenchResult& result) {
   return exit_good;
 }
 
+/// Says so where making the data and the float64 reference takes more than a minute.
+void announce(const Op& op, const Problem& problem) {
+  constexpr double flops_of_core = 4e9, bytes_of_core = 2e8;  // in a second, at least
+  const Cost cost = cost_of(op, problem);
+  const double cores = std::max(1u, std::thread::hardware_concurrency());
+  const double seconds = (cost.flops / flops_of_core + cost.bytes / bytes_of_core) / cores;
+  if (seconds > 60)
+    spdlog::warn("{}: its data and reference take about {:.0f} minutes before anything is timed",
+                 problem.text(), std::ceil(seconds / 60));
+}
+
 int run(const Op& op, const Options& options, const Session& session) {
   const std::string device = device_named(options.device, session.environment);
   TimeRequest request;
@@ -117,6 +131,7 @@ int run(const Op& op, const Options& options, const Session& session) {
   for (const Problem& problem : problems) {
     if (interrupt.requested() || !evaluator.lost().empty()) break;
     status.update("bench " + problem.text(), true);
+    announce(op, problem);
     const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request);
     add_rows(table, token_size, result);
     document["problems"].push_back(result_json(result));

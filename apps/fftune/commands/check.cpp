@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,13 +37,6 @@ struct Options {
   std::string report;
   std::string progress;
 };
-
-void write_report(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text << std::flush;
-  if (!file)
-    throw Error(ErrorKind::io, fmt::format("--report {} could not be written whole", path));
-}
 
 bool has_records(const PresetLibrary& presets) {
   return std::any_of(presets.files().begin(), presets.files().end(),
@@ -83,12 +75,13 @@ int run(const Options& options, const Session& session) {
   settings.cancel = &interrupt.requested();
   const CheckOutcomes outcomes = run_checks(records, session.catalog, *backend, presets, settings);
 
+  // Before anything is printed: standard output may be full or closed.
+  if (!options.report.empty()) replace_file(options.report, junit_text(name, records, outcomes));
   session.output.heading(fmt::format("check on {} ({})", device, name));
   const CheckCounts counts = print_checks(records, outcomes, session.catalog, session.output);
   Json document = checks_json(records, outcomes);
   document["device"] = to_json(backend->facts());
   session.output.document(document);
-  if (!options.report.empty()) write_report(options.report, junit_text(name, records, outcomes));
   if (interrupt.requested()) return exit_interrupted;
   return counts.failed == 0 && counts.not_run == 0 ? exit_good : exit_check_failed;
 }

@@ -35,7 +35,7 @@ struct Options {
   std::string family;
   std::string dtypes;
   std::string options;
-  std::string sample = "0";
+  std::string sample;
   std::string jobs;
   std::string progress;
 };
@@ -139,7 +139,10 @@ int run(const Options& options, const Session& session) {
   chosen.dtypes = options.dtypes;
   chosen.options = options_named(options.options);
   check_options(chosen.options, ops);
-  const auto sample = static_cast<std::size_t>(parse_whole(options.sample, "--sample", 0, 1 << 30));
+  const auto sample =
+      options.sample.empty()
+          ? std::size_t{0}  // all of them
+          : static_cast<std::size_t>(parse_whole(options.sample, "--sample", 1, 1 << 30));
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int jobs =
       options.jobs.empty() ? cores : static_cast<int>(parse_whole(options.jobs, "--jobs", 1, 1024));

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -117,12 +118,19 @@ Json device_report(const DeviceListing& device, const PresetLibrary& presets,
 
 int run(const Options& options, const Session& session) {
   const Devices devices = list_devices(session.environment);
-  const PresetLibrary presets = load_presets(options.presets, session);
+  // As the library looks: not in ./presets.
+  const PresetLibrary presets = options.presets.empty()
+                                    ? load_presets(session.environment.preset_folders)
+                                    : load_presets(options.presets, session);
   Json document = {{"devices", Json::array()}, {"unavailable", devices.unavailable}};
   for (const DeviceListing& device : devices.found)
     document["devices"].push_back(device_report(device, presets, session));
   for (const std::string& reason : devices.unavailable)
     session.output.line("not available: " + reason);
+  std::error_code error;
+  if (options.presets.empty() && std::filesystem::is_directory("presets", error))
+    if (const auto hint = how_to_install("presets", session.environment); !hint.empty())
+      session.output.line(hint);
   session.output.document(document);
   return exit_good;
 }
@@ -135,7 +143,10 @@ void add_devices(CommandLine& line) {
       line.add(line.root(), "devices",
                "what is here: facts that matter to tuning, and which presets would load",
                [options](const Session& session) { return run(*options, session); });
-  add_presets_option(command, options->presets);
+  command
+      .add_option("--presets", options->presets,
+                  "folder of presets (default: those in which the library looks)")
+      ->type_name("DIR");
 }
 
 }  // namespace fftune::tool

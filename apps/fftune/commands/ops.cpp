@@ -157,7 +157,8 @@ void print_op(const Op& op, const Output& output) {
   output.table(fields);
   for (const std::string& pass : op.passes()) {
     const Problem problem = probe(op, pass, any_dtype(op));
-    output.line(fmt::format("\nbuffers of pass {}, in order:", pass));
+    output.line("");
+    output.line(fmt::format("buffers of pass {}, in order:", pass));
     TextTable buffers({{"buffer"}, {"role"}, {"shape"}});
     for (const TensorSpec& tensor : op.tensors(problem))
       if (tensor.role != Role::intermediate)

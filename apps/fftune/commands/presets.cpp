@@ -1,4 +1,4 @@
-// fftune presets validate|show|diff|merge|import-vllm: one file each.
+// fftune presets validate|show|diff|merge|install|import-vllm: one file each.
 #include "apps/fftune/commands/presets.hpp"
 #include <CLI/CLI.hpp>
 #include "apps/fftune/command.hpp"
@@ -7,13 +7,14 @@
 namespace fftune::tool {
 
 void add_presets(CommandLine& line) {
-  CLI::App& group =
-      line.add_group(line.root(), "presets", "validate, show, compare and merge preset files");
+  CLI::App& group = line.add_group(line.root(), "presets",
+                                   "validate, show, compare, merge and install preset files");
   add_presets_validate(line, group);
   add_presets_show(line, group);
   add_presets_diff(line, group);
   add_presets_merge(line, group);
   add_presets_import(line, group);
+  add_presets_install(line, group);
 }
 
 }  // namespace fftune::tool

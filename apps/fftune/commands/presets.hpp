@@ -20,6 +20,7 @@ void add_presets_show(CommandLine& line, CLI::App& group);
 void add_presets_diff(CommandLine& line, CLI::App& group);
 void add_presets_merge(CommandLine& line, CLI::App& group);
 void add_presets_import(CommandLine& line, CLI::App& group);
+void add_presets_install(CommandLine& line, CLI::App& group);
 
 /// The preset files that `paths` name: a file itself, a folder's all. Throws Error(invalid_input)
 /// for a path that is not there, and for a folder that has none.

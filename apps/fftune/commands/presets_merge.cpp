@@ -1,8 +1,9 @@
-// fftune presets merge: takes the records of files into a folder of presets.
+// fftune presets merge and install: take the records of files into a folder of presets.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "apps/fftune/commands/presets.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/numbers.hpp"
+#include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
 
 namespace fftune::tool {
@@ -22,15 +24,15 @@ struct Options {
   std::string out = "presets";
 };
 
-int run(const Options& options, const Session& session) {
-  if (options.paths.empty())
-    throw Error(ErrorKind::invalid_input,
-                "presets merge has nothing to merge: give the files or folders to take from");
+int merge(const std::vector<std::string>& paths, const std::filesystem::path& out,
+          const Session& session) {
   // All or nothing of what was given: a person merging by hand wants to know before, not after.
-  const std::vector<PresetFile> files = whole_preset_files(options.paths, "merged");
+  const std::vector<PresetFile> files = whole_preset_files(paths, "merged");
+  const LockWait wait = lock_wait();
+  for (const PresetFile& file : files) require_out(out, file.device, file.op, wait);
   Json document = Json::array();
   for (const PresetFile& file : files) {
-    const auto path = merge_preset_records(options.out, file.device, file.op, file.records);
+    const auto path = merge_preset_records(out, file.device, file.op, file.records, wait);
     session.output.line(fmt::format("{}: {} from {}", path.string(),
                                     counted(file.records.size(), "record"), file.path.string()));
     document.push_back(
@@ -46,10 +48,26 @@ void add_presets_merge(CommandLine& line, CLI::App& group) {
   auto options = std::make_shared<Options>();
   CLI::App& command = line.add(
       group, "merge", "take records into a folder; they replace those of the same problem there",
-      [options](const Session& session) { return run(*options, session); });
+      [options](const Session& session) {
+        if (options->paths.empty())
+          throw Error(ErrorKind::invalid_input,
+                      "presets merge has nothing to merge: give the files or folders to take from");
+        return merge(options->paths, options->out, session);
+      });
   command.add_option("PATH", options->paths, "preset files or folders to take from");
   command.add_option("--out", options->out, "folder to merge into (default: presets)")
       ->type_name("DIR");
+}
+
+void add_presets_install(CommandLine& line, CLI::App& group) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = line.add(
+      group, "install", "take records into the user's folder, in which the library looks for them",
+      [options](const Session& session) {
+        return merge(or_presets_folder(options->paths), session.environment.user_presets, session);
+      });
+  command.add_option("PATH", options->paths,
+                     "preset files or folders to take from (default: presets)");
 }
 
 }  // namespace fftune::tool

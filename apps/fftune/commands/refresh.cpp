@@ -148,14 +148,14 @@ int run(const Options& options, const Session& session) {
   const Interrupt interrupt;
   tuning.cancel = &interrupt.requested();
 
-  Recorder recorder(options.out, preset, options.strict);
+  Recorder recorder(options.out, preset, options.strict, lock_wait(&interrupt.requested()));
   std::vector<Refreshed> outcomes;
   std::size_t looked_at = 0;
   for (const Op* op : session.catalog.ops) {
     const auto stale = stale_records(*op, options, preset, facts, session);
     looked_at += stale.size();
     if (stale.empty() || interrupt.requested()) continue;
-    require_mergeable(options.out, preset, std::string(op->name()));
+    require_out(options.out, preset, std::string(op->name()), lock_wait(&interrupt.requested()));
     SweepProgress progress(status, std::string(op->token_size()));
     tuning.progress = &progress;
     std::vector<const Stale*> asked;

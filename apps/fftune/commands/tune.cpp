@@ -19,6 +19,7 @@
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/interrupt.hpp"
 #include "apps/fftune/own_records.hpp"
+#include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
 #include "apps/fftune/recorder.hpp"
 #include "apps/fftune/status_line.hpp"
@@ -96,7 +97,16 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
-  require_mergeable(options.out, preset, op_name);
+  // What a problem takes whatever the budget: its data, its reference, and a first variant.
+  constexpr double least_seconds = 0.1;
+  const auto least = least_seconds * static_cast<double>(problems.size());
+  if (tuning.budget_seconds > 0 && least > tuning.budget_seconds)
+    spdlog::warn(
+        "--budget {} is too short for {} problems: each takes {} s or more, so at least "
+        "{:.0f} s together",
+        options.budget, problems.size(), least_seconds, least);
+  const LockWait wait = lock_wait(tuning.cancel);
+  require_out(options.out, preset, op_name, wait);
   if (options.same_bits) tuning.same_bits_as = present_winners(options.out, preset, problems);
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume);
   if (options.resume)
@@ -109,7 +119,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   tuning.quarantine = &quarantine;
 
   Sweep done{fmt::format("{}", fmt::join(devices, ",")), {}, {}, journal.path().string()};
-  Recorder recorder(options.out, preset, options.strict);
+  Recorder recorder(options.out, preset, options.strict, wait);
   tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
     if (result.record)
       recorder.write(*result.record);
@@ -188,6 +198,9 @@ int run(const Op& op, const Options& options, const Session& session) {
     if (interrupt.requested()) break;
     const Sweep done = sweep(op, devices, problems, options, tuning, status, session, others);
     print(done, op, session.output);
+    if (!done.files.empty() && !session.output.quiet())
+      if (const auto hint = how_to_install(options.out, session.environment); !hint.empty())
+        session.output.line(hint);
     document.push_back({{"device", done.device},
                         {"problems", sweep_json(done.results)},
                         {"files", done.files},

@@ -255,7 +255,8 @@ std::int64_t worker_floats(const GemmChain& chain, const Config& config) {
   return 2 * block_m * columns + room;
 }
 
-std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
+std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
+  if (facts.toolkit.starts_with(no_blas)) return facts.toolkit;
   for (const GemmProblem& gemm : chain)
     if (gemm.quantisation.any() || gemm.dtype == DType::fp8 || gemm.c_dtype == DType::fp8)
       return "its products are in f32, and fp8 has scales to apply to them";

@@ -1,0 +1,360 @@
+"""Attention, the packing of its masks, and the softmax of scores that are in memory."""
+import torch
+from torch import Tensor
+
+from ._custom import call, define, empty, expect, fake, fftune_ops, gradient, wants_gradient, yes
+from ._library import Error
+from ._run import Form, ready, run
+
+# What attention's tensors are of: either [batch, tokens, heads, features], or, of packed sequences
+# that begin at offsets, [tokens, heads, features].
+_TENSORS = ("Tensor? mask, Tensor? bits, Tensor? flags, Tensor? bias, Tensor? offsets, "
+            "Tensor? kv_offsets, Tensor? lengths, Tensor? sinks")
+_OPTIONS = "bool causal, int window, float softcap, float scale"
+_TILE = 64  # queries and keys of a tile, for which a packed mask has a flag
+
+
+def _words(keys: int) -> int:
+    """Of 32 bits in a row of a packed mask, which takes a multiple of 16 bytes."""
+    return -(-keys // 128) * 4
+
+
+def _tiles(extent: int) -> int:
+    return -(-extent // _TILE)
+
+
+def row_of(x: Tensor) -> int | None:
+    """Elements from a token's features to the next one's, of queries, keys or values that may be
+    parts of a wider row; None if they are laid out in another way."""
+    *lead, tokens, heads, dim = x.shape
+    row = x.stride(-3) if tokens > 1 or not lead else x.stride(-4)
+    good = ((dim == 1 or x.stride(-1) == 1) and (heads == 1 or x.stride(-2) == dim)
+            and row >= heads * dim
+            and (not lead or lead[0] == 1 or x.stride(-4) == tokens * row))
+    return row if good else None
+
+
+def _rowed(x: Tensor) -> tuple[Tensor, int | None]:
+    """The tensor as the kernels read it, and its row where that is more than its own features."""
+    own = x.shape[-2] * x.shape[-1]
+    row = own if x.is_contiguous() else row_of(x)
+    if row is None or x.is_cuda and (x.data_ptr() | row * x.element_size()) & 15:
+        return ready(x.contiguous()), None
+    return x, None if row == own else row
+
+
+def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_offsets, lengths,
+                      sinks, pages=None):
+    strides, causal, window, softcap, scale, *others = options
+    packed = offsets is not None
+    if q.dim() != (3 if packed else 4):
+        raise Error(f"attention: q is {list(q.shape)}: give [batch, tokens, heads, features], or "
+                    "[tokens, heads, features] with offsets")
+    *lead, s, heads, dim = q.shape
+    b = offsets.numel() - 1 if packed else lead[0]
+    if k.dim() != (4 if pages is not None else q.dim()) or k.shape[-1] != dim:
+        raise Error(f"attention: k is {list(k.shape)}, q {list(q.shape)}: give keys of as many "
+                    "features, laid out as q, or with pages as [pages, tokens, heads, features]")
+    expect("attention", "v", v, k.shape, q.dtype)
+    expect("attention", "k", k, k.shape, q.dtype)
+    page = None
+    if pages is not None:
+        expect("attention", "pages", pages, (b, pages.shape[-1]))
+        page = k.shape[1]
+        keys = pages.shape[1] * page
+    elif packed:
+        keys = k.shape[0]
+    else:
+        expect("attention", "k", k, (b, *k.shape[1:]))
+        keys = k.shape[1]
+    if packed and pages is None and (keys != s) > (kv_offsets is not None):
+        raise Error(f"attention: {keys} keys of {s} queries: give kv_offsets")
+    kind, mask_heads = "causal" if causal else None, None
+    if mask is not None or bits is not None:
+        if causal:
+            raise Error("attention: causal and a mask: give a mask that is causal itself")
+        kind = "bool" if bits is None else "packed"
+        given = mask if bits is None else bits
+        if given.dim() != 4 or given.shape[1] not in (1, heads):
+            raise Error(f"attention: the mask is {list(given.shape)}: give [batch, 1 or heads, "
+                        "queries, keys], or what pack_mask made of that")
+        mask_heads = "each" if given.shape[1] > 1 else None
+        lead_shape = (b, given.shape[1])
+        expect("attention", "mask", mask, (*lead_shape, s, keys))
+        expect("attention", "bits", bits, (*lead_shape, s, _words(keys)), torch.int32)
+        expect("attention", "flags", flags, (*lead_shape, _tiles(s), _tiles(keys)), torch.uint8)
+        if mask is not None and mask.dtype not in (torch.bool, torch.uint8):
+            raise Error(f"attention: the mask is {mask.dtype}: give torch.bool or torch.uint8; what "
+                        "is to be added to the scores is bias")
+    bias_heads = bias_sequences = None
+    if bias is not None:
+        if bias.dim() != 4 or bias.shape[0] not in (1, b) or bias.shape[1] not in (1, heads):
+            raise Error(f"attention: bias is {list(bias.shape)}: give [1 or batch, 1 or heads, "
+                        "queries, keys]")
+        expect("attention", "bias", bias, (*bias.shape[:2], s, keys), q.dtype)
+        bias_heads = "one" if bias.shape[1] == 1 and heads > 1 else None
+        bias_sequences = "each" if bias.shape[0] > 1 else None
+    expect("attention", "kv_offsets", kv_offsets, (b + 1,))
+    expect("attention", "lengths", lengths, (b,))
+    expect("attention", "sinks", sinks, (heads,))
+    if not q.numel():
+        return None
+    # The library has kv where the keys are not as many as the queries, or not in the same ranges.
+    own_keys = keys != s or kv_offsets is not None or pages is not None
+    return (s, b, heads, dim, keys if own_keys else None, k.shape[-2], window or None, page,
+            None if page is None else k.shape[0], *strides, "thd" if packed else "bshd", kind,
+            mask_heads, yes(bias), bias_heads, bias_sequences, yes(lengths), yes(sinks),
+            float(softcap) or None, float(scale) or None, *others)
+
+
+_NAMES = ("s", "b", "heads", "dim", "kv", "kv-heads", "window", "page", "pages", "q-row", "k-row",
+          "v-row", "layout", "mask", "mask-heads", "bias", "bias-heads", "bias-sequences", "lengths",
+          "sinks", "softcap", "scale")
+
+
+def _attention_inputs(options, q, k, v, pages, *others):
+    return _attention_values(options, q, k, v, *others, pages=pages)
+
+
+def _attention_backward_inputs(options, dy, q, k, v, y, lse, *others):
+    expect("attention", "dy", dy, q.shape, q.dtype)
+    expect("attention", "y", y, q.shape, q.dtype)
+    expect("attention", "lse", lse, _lse_shape(q, others[4]), torch.float32)
+    return _attention_values(options, q, k, v, *others)
+
+
+_ATTENTION = Form("attention", False, (*_NAMES, "lse"), _attention_inputs, strided=True)
+_ATTENTION_BACKWARD = Form("attention", True, (*_NAMES, "deterministic"),
+                           _attention_backward_inputs, strided=True)
+
+
+def _lse_shape(q: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
+    if offsets is not None:
+        return q.shape[1], q.shape[0]
+    return q.shape[0], q.shape[2], q.shape[1]
+
+
+def _rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks) -> tuple:
+    """The tensors that say what is seen, as the kernels read them."""
+    numbers = [None if t is None else ready(t.to(torch.int32))
+               for t in (offsets, kv_offsets, lengths)]
+    plain = [None if t is None else ready(t) for t in (mask, bits, flags, bias)]
+    return *plain, *numbers, None if sinks is None else ready(sinks.float())
+
+
+@define(f"attention(Tensor q, Tensor k, Tensor v, Tensor? pages, {_TENSORS}, {_OPTIONS}, bool lse) "
+        "-> (Tensor, Tensor)")
+def _(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal, window,
+      softcap, scale, lse):
+    y = empty(q, *q.shape)
+    own = empty(q, *(_lse_shape(q, offsets) if lse else (0,)), dtype=torch.float32)
+    (q, q_row), (k, k_row), (v, v_row) = map(_rowed, (q, k, v))
+    if pages is not None:
+        k, v, k_row, v_row = ready(k), ready(v), None, None
+        pages = ready(pages.to(torch.int32))
+    run(_ATTENTION, ((q_row, k_row, v_row), causal, window, softcap, scale, "yes" if lse else None),
+        (q, k, v, pages, *_rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks)),
+        (y, own) if lse else (y,))
+    return y, own
+
+
+@define(f"attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, "
+        f"{_TENSORS}, {_OPTIONS}, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)")
+def _(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, causal,
+      window, softcap, scale, deterministic):
+    results = [empty(t, *t.shape) for t in (q, k, v)]
+    d_sinks = empty(q, 0 if sinks is None else sinks.numel(), dtype=torch.float32)
+    (q, q_row), (k, k_row), (v, v_row) = map(_rowed, (q, k, v))
+    run(_ATTENTION_BACKWARD,
+        ((q_row, k_row, v_row), causal, window, softcap, scale, "yes" if deterministic else None),
+        (ready(dy), q, k, v, ready(y), ready(lse),
+         *_rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks)),
+        results if sinks is None else (*results, d_sinks))
+    return *results, d_sinks
+
+
+@fake("attention")
+def _(q, k, v, pages, mask, bits, flags, bias, offsets, *others):
+    lse = _lse_shape(q, offsets) if others[-1] else (0,)
+    return q.new_empty(q.shape), q.new_empty(lse, dtype=torch.float32)
+
+
+@fake("attention_backward")
+def _(dy, q, k, v, y, lse, mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks, *others):
+    d_sinks = 0 if sinks is None else sinks.shape
+    return (*(t.new_empty(t.shape) for t in (q, k, v)), q.new_empty(d_sinks, dtype=torch.float32))
+
+
+def _save_attention(ctx, inputs, output):
+    q, k, v, pages, *rules = inputs[:12]
+    if pages is not None:
+        raise Error("attention: keys in pages have no gradients")
+    y, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+    ctx.options, ctx.has_lse = inputs[12:16], inputs[16]
+    ctx.save_for_backward(q, k, v, y, lse, *rules)
+
+
+@gradient("attention", _save_attention)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 17
+    q, k, v, y, lse, *rules = ctx.saved_tensors
+    if not ctx.has_lse:
+        y, lse = fftune_ops.attention(q, k, v, None, *rules, *ctx.options, True)
+    dq, dk, dv, d_sinks = fftune_ops.attention_backward(
+        dy, q, k, v, y, lse, *rules, *ctx.options, torch.are_deterministic_algorithms_enabled())
+    sinks = rules[-1]
+    own = d_sinks.to(sinks.dtype) if sinks is not None else None
+    return dq, dk, dv, *(None,) * 8, own, *(None,) * 5
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tensor] | None = None, *,
+              causal: bool = False, window: int = 0, bias: Tensor | None = None,
+              offsets: Tensor | None = None, kv_offsets: Tensor | None = None,
+              lengths: Tensor | None = None, sinks: Tensor | None = None,
+              pages: Tensor | None = None, softcap: float = 0.0, scale: float = 0.0,
+              return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale q kᵀ + bias) v over the keys that each query may see.
+
+    q [batch, tokens, heads, features]; k, v [batch, keys, kv heads, features], kv heads a divisor
+    of heads; or all [tokens, heads, features] of sequences that begin at `offsets` [sequences + 1],
+    their keys at `kv_offsets` if those are others. They may be parts of one row, as of a product
+    that makes all three. -> as q; with return_lse also the logarithm of the sum of exponentials,
+    float32 [batch, heads, tokens].
+
+    The last query stands at the last key. causal: none after a query's own place. window: that many
+    to the left, the own included. mask [batch, 1 or heads, tokens, keys] of bool, or what pack_mask
+    made of it: those that are set. lengths [batch]: how many keys of each sequence count. bias
+    [1 or batch, 1 or heads, tokens, keys] has no gradient. softcap: scores become softcap *
+    tanh(score / softcap) before bias is added. sinks [heads]: a logit that joins each softmax
+    without a value. pages [batch, pages of a sequence]: k, v [pages, tokens of a page, kv heads,
+    features] are a paged cache; without gradients. scale: 0 for 1 / sqrt(features). A query that
+    sees no key gives zeros. Gradients have the same bits in each run under
+    torch.use_deterministic_algorithms.
+    """
+    if bias is not None and wants_gradient(bias):
+        raise Error("attention: bias has no gradient: detach it")
+    bits = flags = None
+    if isinstance(mask, tuple):
+        (bits, flags), mask = mask, None
+    wanted = return_lse or wants_gradient(q, k, v, sinks)
+    y, lse = call(fftune_ops.attention.default, q, k, v, pages, mask, bits, flags, bias, offsets,
+                  kv_offsets, lengths, sinks, causal, window, softcap, scale, wanted)
+    return (y, lse) if return_lse else y
+
+
+# pack-mask
+
+def _pack_values(options, mask):
+    if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.uint8):
+        raise Error(f"pack-mask: the mask is {mask.dtype} {list(mask.shape)}: give torch.bool or "
+                    "torch.uint8 [batch, 1 or heads, queries, keys]")
+    b, heads, s, keys = mask.shape
+    return (s, b, keys, heads) if mask.numel() else None
+
+
+_PACK = Form("pack-mask", False, ("s", "b", "kv", "heads"), _pack_values)
+
+
+def _packed_shapes(mask: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    b, heads, s, keys = mask.shape
+    return (b, heads, s, _words(keys)), (b, heads, _tiles(s), _tiles(keys))
+
+
+@define("pack_mask(Tensor mask) -> (Tensor, Tensor)")
+def _(mask):
+    bits, flags = _packed_shapes(mask)
+    results = empty(mask, *bits, dtype=torch.int32), empty(mask, *flags, dtype=torch.uint8)
+    run(_PACK, (), (mask,), results)
+    return results
+
+
+@fake("pack_mask")
+def _(mask):
+    bits, flags = _packed_shapes(mask)
+    return mask.new_empty(bits, dtype=torch.int32), mask.new_empty(flags, dtype=torch.uint8)
+
+
+def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """A mask [batch, 1 or heads, queries, keys] of bool as `attention` reads it fastest, made once
+    for many layers: (bits, flags), of 32 pairs an int32, and of tiles of 64 x 64 pairs."""
+    return call(fftune_ops.pack_mask.default, mask)
+
+
+# masked-softmax
+
+def _softmax_values(options, x, mask):
+    causal, scale = options
+    b, heads, s, n = x.shape
+    kind, mask_heads = "causal" if causal else None, None
+    if mask is not None:
+        if causal:
+            raise Error("masked-softmax: causal and a mask: give a mask that is causal itself")
+        if mask.dtype not in (torch.bool, torch.uint8) or mask.dim() != 4 \
+                or mask.shape[1] not in (1, heads):
+            raise Error(f"masked-softmax: the mask is {mask.dtype} {list(mask.shape)}: give "
+                        "torch.bool or torch.uint8 [batch, 1 or heads, queries, keys]")
+        expect("masked-softmax", "mask", mask, (b, mask.shape[1], s, n))
+        kind, mask_heads = "bool", "each" if mask.shape[1] > 1 else None
+    return (s, b, heads, n, kind, mask_heads, float(scale)) if x.numel() else None
+
+
+def _softmax_backward_values(options, y, dy):
+    expect("masked-softmax", "dy", dy, y.shape, y.dtype)
+    b, heads, s, n = y.shape
+    causal, scale = options
+    return (s, b, heads, n, "causal" if causal else None, float(scale)) if y.numel() else None
+
+
+_SOFTMAX = Form("masked-softmax", False, ("s", "b", "heads", "n", "mask", "mask-heads", "scale"),
+                _softmax_values)
+_SOFTMAX_BACKWARD = Form("masked-softmax", True, ("s", "b", "heads", "n", "mask", "scale"),
+                         _softmax_backward_values)
+
+
+@define("masked_softmax(Tensor x, Tensor? mask, bool causal, float scale) -> Tensor")
+def _(x, mask, causal, scale):
+    y = empty(x, *x.shape)
+    run(_SOFTMAX, (causal, scale), (x, mask), (y,))
+    return y
+
+
+@define("masked_softmax_backward(Tensor dy, Tensor y, bool causal, float scale) -> Tensor")
+def _(dy, y, causal, scale):
+    dx = empty(y, *y.shape)
+    run(_SOFTMAX_BACKWARD, (causal, scale), (y, dy), (dx,))
+    return dx
+
+
+@fake("masked_softmax")
+def _(x, mask, causal, scale):
+    return x.new_empty(x.shape)
+
+
+@fake("masked_softmax_backward")
+def _(dy, y, causal, scale):
+    return y.new_empty(y.shape)
+
+
+def _save_softmax(ctx, inputs, output):
+    *_, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(output)
+
+
+@gradient("masked_softmax", _save_softmax)
+def _(ctx, dy):
+    y, = ctx.saved_tensors
+    return fftune_ops.masked_softmax_backward(dy, y, ctx.causal, ctx.scale), None, None, None
+
+
+def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = False,
+                   scale: float = 1.0) -> Tensor:
+    """softmax(scale * x) over the last dimension, of the columns that each row may see.
+
+    x [batch, heads, queries, keys]; mask [batch, 1 or heads, queries, keys] of bool, or causal:
+    the last row stands at the last column. -> as x; what is not seen is 0, and a row that sees
+    nothing is 0.
+    """
+    return call(fftune_ops.masked_softmax.default, x, mask, causal, scale)

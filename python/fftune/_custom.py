@@ -1,0 +1,170 @@
+"""How an op of the library becomes a custom op of PyTorch: its kernels, fake kernels, gradients and
+rules of autocast. fftune.ops and what it is made of use it."""
+import hashlib
+import os
+from pathlib import Path
+from typing import Callable
+
+import torch
+import torch.compiler.config
+from torch import Tensor
+
+from . import reference
+from ._library import Error
+
+_library = torch.library.Library("fftune", "DEF")
+fftune_ops = torch.ops.fftune
+_DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
+
+
+def _digest() -> str:
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in
+                                   ("_custom.py", "ops.py", "_attention_ops.py"))).hexdigest()
+
+
+# The keys of PyTorch's caches of compiled graphs hold the ops' names, not what their gradients do.
+torch.compiler.config.cache_key_tag += f" fftune {_digest()[:16]}"
+# Of every op its kernel, and whether autocast casts its tensors.
+_implementations: dict[torch._ops.OpOverload, tuple[Callable, bool]] = {}
+_AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+def define(schema: str, *, casts: bool = False):
+    """Defines torch.ops.fftune.<name>, run by the decorated function on the CPU and CUDA, or with
+    FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `casts`: under autocast its
+    tensors of floating point take the type of autocast."""
+    def decorate(kernel):
+        name = schema.split("(", 1)[0]
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        implementation = _by_reference(name) if _DISABLED else kernel
+        _implementations[getattr(fftune_ops, name).default] = implementation, casts
+        for backend in ("CPU", "CUDA"):
+            _library.impl(name, implementation, backend)
+        if casts:
+            for device, key in _AUTOCAST_KEYS.items():
+                _library.impl(name, _autocast(name, device, key), key)
+        return kernel
+    return decorate
+
+
+def _by_reference(name: str):
+    function = getattr(reference, name)
+
+    def implementation(*arguments):
+        result = function(*arguments)
+        # An op's results are tensors of their own, contiguous ones.
+        own = lambda t: t.clone(memory_format=torch.contiguous_format)
+        return tuple(map(own, result)) if isinstance(result, tuple) else own(result)
+    return implementation
+
+
+def _autocast(name: str, device: str, key: str):
+    below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def implementation(*arguments):
+        dtype = torch.get_autocast_dtype(device)
+        cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a
+                for a in arguments]
+        with torch._C._ExcludeDispatchKeyGuard(below):
+            return getattr(fftune_ops, name).default(*cast)
+    return implementation
+
+
+def fake(name: str):
+    return torch.library.register_fake(f"fftune::{name}", lib=_library)
+
+
+def _any_tensor_wants_gradient(*inputs) -> bool:
+    return any(isinstance(a, Tensor) and a.requires_grad for a in inputs)
+
+
+# PyTorch's own, which is faster, is in 2.7 and newer.
+_any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
+
+
+def gradient(name: str, setup: Callable):
+    """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). What
+    torch.library.register_autograd does, in a third of the host's time where no gradient is asked
+    for."""
+    def decorate(backward):
+        op = getattr(fftune_ops, name).default
+
+        def forward(ctx, *inputs):
+            with torch._C._AutoDispatchBelowAutograd():
+                output = op(*inputs)
+            setup(ctx, inputs, output)
+            return output
+
+        function = type(f"{name}_function", (torch.autograd.Function,),
+                        {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+        def implementation(*inputs):
+            if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
+                return function.apply(*inputs)
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(*inputs)
+
+        _library.impl(name, implementation, "Autograd")
+        return backward
+    return decorate
+
+
+def expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
+           dtype: torch.dtype | None = None) -> None:
+    """That a tensor has this shape and type: the library sees addresses alone."""
+    if tensor is None:
+        return
+    if tuple(tensor.shape) != tuple(shape):
+        raise Error(f"{op}: {name} is {list(tensor.shape)}, not {list(shape)}")
+    if dtype is not None and tensor.dtype != dtype:
+        raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
+
+
+def empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+
+
+def yes(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else "yes"
+
+
+def call(op: torch._ops.OpOverload, *arguments):
+    """The op; where only its kernel would run, that, past the dispatcher, which costs a host more
+    than all the rest."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return op(*arguments)
+    kernel, casts = _implementations[op]
+    if _only_the_kernel_would_run(arguments) and not (casts and torch.is_autocast_enabled(
+            arguments[0].device.type)):
+        return kernel(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
+def _only_the_kernel_would_run(arguments: tuple) -> bool:
+    """That there are plain tensors of the CPU or CUDA alone, and nobody else wants to see calls."""
+    if (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._get_tracing_state() is not None or torch.autograd._profiler_enabled()):
+        return False
+    for argument in arguments:
+        kind = type(argument)
+        if kind in _TENSORS:
+            if not (argument.is_cuda or argument.is_cpu):
+                return False
+        elif kind not in _NO_TENSORS:
+            return False
+    return True
+
+
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_NO_TENSORS = frozenset((float, int, str, bool, list, type(None)))
+
+
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])

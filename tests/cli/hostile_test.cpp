@@ -1,0 +1,264 @@
+// Full disks, locks, links, limits and bytes that do not belong where they are: one line that says
+// so, the documented exit code, and nothing of the user's lost.
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fcntl.h>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+using namespace std::chrono_literals;
+using fftune::testing::Finished;
+using fftune::testing::lines_in;
+using fftune::testing::Sandbox;
+using fftune::testing::text_of;
+using fftune::testing::write_text;
+
+namespace {
+
+const std::string sweep = "ffn --d 16 --h 16 --m 1 --budget 1s --wait 0s --device cpu";
+
+/// The tool by means of a shell, in whose script "$@" is the tool with its words.
+Finished by_shell(const Sandbox& sandbox, const std::string& script, const std::string& words) {
+  return sandbox.start_by({"/bin/sh", "-c", script, "sh"}, words, {})->wait();
+}
+
+/// The same, but ended after 90 s: code 124.
+Finished in_time(const Sandbox& sandbox, const std::string& words) {
+  return sandbox.start_by({"/usr/bin/timeout", "90"}, words, {})->wait();
+}
+
+std::filesystem::path device_folder(const Sandbox& sandbox, const std::string& presets) {
+  for (const auto& entry : std::filesystem::directory_iterator(sandbox.folder() / presets))
+    return entry.path();
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("what cannot be printed whole is an error, for the help too") {
+  const Sandbox sandbox;
+  for (const char* words : {"--help", "--version", "ffn --help", "ops"}) {
+    CAPTURE(words);
+    const Finished done = by_shell(sandbox, "\"$@\" >/dev/full", words);
+    CHECK(done.code == 2);
+    CHECK(done.err.find("standard output cannot be written") != std::string::npos);
+  }
+}
+
+TEST_CASE("a report is written before anything is printed, and whole") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  write_text(sandbox.folder() / "r.xml", "old");
+  const Finished done = by_shell(sandbox, "\"$@\" >/dev/full",
+                                 "check --op ffn --device cpu --report r.xml --presets presets");
+  CHECK(done.code == 2);
+  CHECK(text_of(sandbox.folder() / "r.xml").find("</testsuites>") != std::string::npos);
+}
+
+TEST_CASE("pipes in the place of files hang nobody") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  REQUIRE(mkfifo((sandbox.folder() / "pipe").c_str(), 0600) == 0);
+  const Finished report =
+      in_time(sandbox, "check --op ffn --device cpu --report pipe --presets presets");
+  CHECK(report.code == 2);
+  CHECK(report.err.find("not a regular file") != std::string::npos);
+
+  const auto state =
+      sandbox.folder() / ".local/state/fftune" / device_folder(sandbox, "presets").filename();
+  REQUIRE(mkfifo((state / "quarantine.jsonl").c_str(), 0600) == 0);
+  const Finished swept = in_time(sandbox, sweep);
+  CHECK(swept.code == 0);
+  CHECK(swept.err.find("not a regular file") != std::string::npos);
+}
+
+TEST_CASE("links that others laid at names to come are not followed") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto victim = sandbox.folder() / "victim";
+  write_text(victim, "precious");
+  const auto place = device_folder(sandbox, "presets");
+  for (int ahead = 1; ahead < 3000; ++ahead)
+    std::filesystem::create_symlink(
+        victim, place / (".writable-" + std::to_string((getpid() + ahead) % 4194304)));
+  CHECK(sandbox.fftune(sweep).code == 0);
+  CHECK(text_of(victim) == "precious");
+}
+
+TEST_CASE(
+    "a lock that another process holds is told of, before the search, and Ctrl-C ends the wait") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto lock = device_folder(sandbox, "presets") / ".ffn.lock";
+  const int held = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  REQUIRE(flock(held, LOCK_EX) == 0);
+  auto waiting = sandbox.start(sweep);
+  const auto began = std::chrono::steady_clock::now();
+  while (waiting->err().find("another process holds the lock") == std::string::npos &&
+         std::chrono::steady_clock::now() - began < 20s)
+    std::this_thread::sleep_for(20ms);
+  CHECK(waiting->err().find("another process holds the lock") != std::string::npos);
+  CHECK(waiting->err().find("screen") == std::string::npos);  // nothing was searched
+  const auto sent = std::chrono::steady_clock::now();
+  waiting->send(SIGTERM);
+  const Finished done = waiting->wait();
+  CHECK(done.code == 2);
+  CHECK(done.err.find("interrupted while another process held the lock") != std::string::npos);
+  CHECK(std::chrono::steady_clock::now() - sent < 5s);
+  close(held);
+}
+
+TEST_CASE("a lock that is let go is waited for") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto lock = device_folder(sandbox, "presets") / ".ffn.lock";
+  const int held = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  REQUIRE(flock(held, LOCK_EX) == 0);
+  auto waiting = sandbox.start(sweep);
+  std::this_thread::sleep_for(1500ms);
+  close(held);
+  CHECK(waiting->wait().code == 0);
+}
+
+TEST_CASE("no byte of a name, an argument or a file reaches a terminal as a control character") {
+  const Sandbox sandbox;
+  const auto file = sandbox.tuned("1");
+  const auto bad = [](const std::string& text) {
+    for (const char c : text)
+      if (c != '\n' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) return true;
+    return false;
+  };
+  const auto clean = [&](const Finished& done) {
+    INFO(done.out << done.err);
+    CHECK_FALSE(bad(done.out));
+    CHECK_FALSE(bad(done.err));
+  };
+  std::string text = text_of(file);
+  const auto name = text.find("\"name\": \"");
+  REQUIRE(name != std::string::npos);
+  text.insert(name + 9, "\\u001b[31m\\u0007\\u009b");
+  std::filesystem::create_directories(sandbox.folder() / "evil" / file.parent_path().filename());
+  write_text(sandbox.folder() / "evil" / file.parent_path().filename() / "ffn.json", text);
+  const Finished shown = sandbox.fftune("presets show evil");
+  clean(shown);
+  CHECK(shown.out.find("\\x1b[31m\\x07\\xc2\\x9b") != std::string::npos);
+  CHECK(shown.out.find("µ") != std::string::npos);
+  std::filesystem::create_directories(sandbox.folder() / "e\033[2Jvil");
+  write_text(sandbox.folder() / "e\033[2Jvil/\n.json", "{");
+  clean(sandbox.fftune("presets show e\033[2Jvil/"));
+  const Finished argument = sandbox.fftune("ff\033[2Jn\007");
+  clean(argument);
+  CHECK(lines_in(argument.err) == 1);
+}
+
+TEST_CASE("a merge into several files is all or nothing") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const Finished other =
+      sandbox.fftune("act-mul --h 16 --m 1 --budget 1s --wait 0s --device cpu --max-variants 2");
+  REQUIRE(other.code == 0);
+  const auto broken = sandbox.folder() / "B" / device_folder(sandbox, "presets").filename();
+  std::filesystem::create_directories(broken);
+  write_text(broken / "ffn.json", "{");
+  const Finished done = sandbox.fftune("presets merge presets --out B");
+  CHECK(done.code == 2);
+  CHECK(done.err.find("ffn.json") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(broken / "act-mul.json"));
+}
+
+TEST_CASE("a limit on the size of files is like a full disk") {
+  const Sandbox sandbox;
+  const Finished done = by_shell(sandbox, "ulimit -f 1; exec \"$@\"", sweep + " -q");
+  INFO(done.err);
+  CHECK(done.code == 2);
+}
+
+TEST_CASE("too few file descriptors are named") {
+  const Sandbox sandbox;
+  const Finished done = by_shell(sandbox, "ulimit -n 8; exec \"$@\"", sweep);
+  INFO(done.err);
+  CHECK(done.code == 3);
+  CHECK(done.err.find("ulimit -n") != std::string::npos);
+  CHECK(lines_in(done.err) == 1);
+}
+
+TEST_CASE("a dumb terminal gets no escapes") {
+  const Sandbox sandbox;
+  const auto on_terminal = [&](const std::string& term) {
+    // script(1) gives the tool a terminal.
+    const std::string inner = "exec script -qec \"$*\" /dev/null";
+    return sandbox.start_by({"/bin/sh", "-c", inner, "sh"}, sweep, {"TERM=" + term})->wait().out;
+  };
+  if (on_terminal("xterm").find('\033') == std::string::npos)
+    FFTUNE_SKIP("script(1) gives no terminal here");
+  CHECK(on_terminal("dumb").find('\033') == std::string::npos);
+}
+
+TEST_CASE("without a home, a folder that others can write to is not used") {
+  const Sandbox sandbox;
+  if (geteuid() != 0 || !std::filesystem::exists("/usr/bin/setpriv"))
+    FFTUNE_SKIP("only root can become a user without a home");
+  std::filesystem::permissions(sandbox.folder(), std::filesystem::perms::all);
+  const auto trap = sandbox.folder() / "fftune-54321";
+  std::filesystem::create_directories(trap);
+  std::filesystem::permissions(trap, std::filesystem::perms::all);
+  const auto swept = [&] {
+    return sandbox
+        .start_by({"/usr/bin/setpriv", "--reuid=54321", "--regid=54321", "--clear-groups",
+                   "/usr/bin/env", "-u", "HOME"},
+                  sweep, {"TMPDIR=" + sandbox.folder().string()})
+        ->wait();
+  };
+  const Finished refused = swept();
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("XDG_STATE_HOME") != std::string::npos);
+  CHECK(std::filesystem::is_empty(trap));
+  std::filesystem::remove(trap);
+  CHECK(swept().code == 0);
+  CHECK_FALSE(std::filesystem::is_empty(trap));
+}
+
+TEST_CASE("a small address space hangs nothing, and is room enough for what needs no OpenBLAS") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto limited = [&](int kilobytes, const std::string& words) {
+    return by_shell(sandbox, "ulimit -v " + std::to_string(kilobytes) + "; exec timeout 60 \"$@\"",
+                    words);
+  };
+  CHECK(limited(81920, "--version").code == 0);
+  for (const int kilobytes : {300000, 400000}) {
+    const Finished checked = limited(kilobytes, "check --op ffn --device cpu --presets presets");
+    INFO(checked.err);
+    CHECK(checked.code == 0);
+    CHECK(limited(kilobytes, "devices").out.find("and ulimit -v is") != std::string::npos);
+  }
+}
+
+TEST_CASE("a budget that cannot be kept is told before the search") {
+  const Sandbox sandbox;
+  auto running = sandbox.start(
+      "ffn --d 16 --h 16 --m 1,2,3,4,5,6,7,8,9,10,11,12,13,14 --budget 1s --wait 0s --device cpu");
+  const Finished done = running->wait();
+  CHECK(done.code == 0);
+  CHECK(done.err.find("--budget 1s is too short for 14 problems") != std::string::npos);
+}
+
+TEST_CASE("work of more than a minute is announced") {
+  const Sandbox sandbox;
+  auto running = sandbox.start("bench ffn --d 4096 --h 65536 --m 4096 --device cpu --dtype f32");
+  const auto began = std::chrono::steady_clock::now();
+  while (running->running() && running->err().find("minutes before") == std::string::npos &&
+         std::chrono::steady_clock::now() - began < 20s)
+    std::this_thread::sleep_for(20ms);
+  CHECK(running->err().find("minutes before anything is timed") != std::string::npos);
+}
