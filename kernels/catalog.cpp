@@ -14,6 +14,7 @@
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
+#include "kernels/qkv/qkv.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 #include "kernels/rope/rope.hpp"
 
@@ -26,7 +27,7 @@ const Catalog& builtin_catalog() {
   static const Catalog catalog{
       {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
        &ngram_block_op(), &masked_linear_op(), &masked_ffn_op(), &moe_ffn_op(), &moe_route_op(),
-       &attention_op(), &pack_mask_op(), &masked_softmax_op()},
+       &qkv_op(), &attention_op(), &pack_mask_op(), &masked_softmax_op()},
       &sources};
   return catalog;
 }

@@ -38,6 +38,11 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
   add(scales.scaling == Scaling::block ? stage.outputs : stage.inputs, scales.c_scale);
   for (const std::string_view row : epilogue.rows) add(stage.inputs, row);
   add(stage.inputs, epilogue.source);
+  const QkvHeads& qkv = epilogue.qkv;
+  for (const auto& vectors : {qkv.bias, qkv.norms})
+    for (const std::string_view vector : vectors) add(stage.inputs, vector);
+  for (const std::string_view of_rows : {qkv.positions, qkv.angles, qkv.slots})
+    add(stage.inputs, of_rows);
   for (const std::string_view sorting :
        {gemm.groups.mask, gemm.groups.offsets, gemm.groups.permutation})
     add(stage.inputs, sorting);

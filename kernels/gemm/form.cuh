@@ -1,8 +1,9 @@
 // The compile-time form of a GEMM: the parts of a GemmProblem that kernels are specialised for.
-// Kernels take it as one template argument, which the host prints (launch.hpp). Included by host and
-// device code.
+// Kernels take it as one template argument, which the host prints (launch.hpp). Included by host
+// and device code.
 #pragma once
 
+#include "gemm/qkv.cuh"
 #include "gemm/row_broadcast.cuh"
 
 namespace fftune {
@@ -33,6 +34,7 @@ enum class epilogue_kind {
   gated,                // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); gate and up may be stored too
   activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
                         // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
+  qkv,  // C = heads of q, k and v (qkv.cuh): bias, norms, rotation, three outputs
 };
 enum class activation_kind : int;  // common/activation.cuh
 
@@ -67,6 +69,7 @@ struct gemm_form {
   bool c_quantised = false;
 
   bool b_depends = false;  // an earlier launch of the plan writes B
+  qkv_form qkv = {};       // of the epilogue qkv
 
   constexpr int b_operands() const { return operands == gemm_operands::dual_b ? 2 : 1; }
   constexpr int k_pairs() const { return operands == gemm_operands::k_concatenated ? 2 : 1; }
@@ -76,6 +79,7 @@ struct gemm_form {
       if (one) return true;
     return false;
   }
+  constexpr bool is_qkv() const { return epilogue == epilogue_kind::qkv; }
   constexpr bool is_gradient() const { return epilogue == epilogue_kind::activation_gradient; }
   /// Values that are stored of one element of an output: C; gated: C, then gate and up;
   /// activation_gradient: d_gate, d_up, then hidden.

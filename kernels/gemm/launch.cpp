@@ -17,7 +17,8 @@ constexpr std::string_view operands[] = {"single", "dual_b", "k_concatenated", "
 constexpr std::string_view majors[] = {"k", "mn"};
 constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
 constexpr std::string_view group_sources[] = {"mask", "routed"};
-constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient"};
+constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient", "qkv"};
+constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
 constexpr std::string_view scalings[] = {"none", "tensor", "block"};
 
 element element_of(DType dtype) {
@@ -63,6 +64,7 @@ gemm_form form_of(const GemmProblem& gemm) {
   }
   const Epilogue& epilogue = gemm.epilogue;
   form.epilogue = epilogue.kind;
+  form.qkv = epilogue.qkv.form;
   if (epilogue.kind != EpilogueKind::linear)
     form.activation = static_cast<activation_kind>(epilogue.activation);
   for (std::size_t i = 0; i < row_broadcasts; ++i) form.broadcasts[i] = !epilogue.rows[i].empty();
@@ -112,6 +114,11 @@ std::string template_argument(const gemm_form& form) {
   name("scales", "scaling", form.scales, plain.scales, scalings);
   flag("c_quantised", form.c_quantised);
   flag("b_depends", form.b_depends);
+  if (form.is_qkv())
+    fields.push_back(fmt::format(
+        ".qkv = {{{}, {}, fftune::head_rotation::{}, {}, {}, {}, {}, {}}}", form.qkv.dim,
+        form.qkv.rotary, rotations[static_cast<std::size_t>(form.qkv.rotation)], form.qkv.separate,
+        form.qkv.bias, form.qkv.normalises, form.qkv.caches, form.qkv.wide_slots));
   return fmt::format("fftune::gemm_form{{{}}}", fmt::join(fields, ", "));
 }
 
@@ -159,6 +166,47 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   size(offsetof(gemm_params, n), gemm.n);
   size(offsetof(gemm_params, k), gemm.k);
   return parameters;
+}
+
+std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
+                                    const TensorPlaces& places) {
+  const QkvHeads& qkv = gemm.epilogue.qkv;
+  if (!qkv.form.rotates()) return std::nullopt;
+  const std::int64_t pairs = qkv.form.rotary / 2;
+  const ScratchArgument sines{program.scratch.size()};
+  program.scratch.push_back({static_cast<std::size_t>(gemm.m * pairs) * 2 * sizeof(float), false});
+  constexpr std::int64_t threads = 256;
+  auto frequencies = qkv.frequencies;
+  frequencies.resize(static_cast<std::size_t>(pairs));
+  KernelLaunch& launch =
+      append_kernel(program, "gemm/head_sines.cu",
+                    fmt::format("head_sines<{}, {}, {}, {}>", pairs, !qkv.angles.empty(),
+                                qkv.form.rotation == head_rotation::interleaved,
+                                gemm.dtype == DType::f32 ? "double" : "float"),
+                    {static_cast<std::uint32_t>(ceil_div(gemm.m * pairs, threads))}, threads,
+                    {tensor_of(places, qkv.positions), tensor_or_null(places, qkv.angles), sines,
+                     ArrayArgument{std::move(frequencies)}, gemm.m,
+                     static_cast<std::int32_t>(qkv.table_rows), qkv.scale});
+  launch.programmatic = gemm.follows;
+  return sines;
+}
+
+void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
+                    const TensorPlaces& places, std::size_t offset,
+                    const std::optional<Pointer>& sines) {
+  const QkvHeads& qkv = gemm.epilogue.qkv;
+  const auto add = [&](std::size_t at, Argument value) {
+    parameters.fields.push_back({offset + at, std::move(value)});
+  };
+  for (std::size_t i = 0; i < qkv.bias.size(); ++i)
+    add(offsetof(qkv_params, bias) + i * sizeof(void*), tensor_of(places, qkv.bias[i]));
+  for (std::size_t i = 0; i < qkv.norms.size(); ++i)
+    add(offsetof(qkv_params, norms) + i * sizeof(void*), tensor_of(places, qkv.norms[i]));
+  if (sines) add(offsetof(qkv_params, sines), argument_of(*sines));
+  if (!qkv.slots.empty()) add(offsetof(qkv_params, slots), tensor_of(places, qkv.slots));
+  add(offsetof(qkv_params, q_columns), static_cast<std::int32_t>(qkv.columns(0)));
+  add(offsetof(qkv_params, kv_columns), static_cast<std::int32_t>(qkv.columns(1)));
+  add(offsetof(qkv_params, epsilon), static_cast<float>(qkv.epsilon));
 }
 
 KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,

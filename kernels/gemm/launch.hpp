@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "device/facts.hpp"
@@ -26,6 +27,16 @@ std::string template_argument(const gemm_form& form);
 /// to the engine.
 ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& places,
                                 std::size_t bytes = sizeof(gemm_params), std::size_t offset = 0);
+
+/// Appends the launch that writes the sines and cosines of every row of a rotating epilogue qkv, if
+/// it is one, and returns where they are: qkv_params::sines.
+std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
+                                    const TensorPlaces& places);
+
+/// Adds the fields of a qkv_params that lies `offset` bytes into the kernel's struct.
+void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
+                    const TensorPlaces& places, std::size_t offset,
+                    const std::optional<Pointer>& sines);
 
 /// Appends a launch of the kernel `fftune::<expression>` of `file` with one struct of parameters.
 /// The reference that it returns is valid until the next step is appended.

@@ -3,6 +3,7 @@
 // not use.
 #pragma once
 
+#include "gemm/qkv.cuh"
 #include "gemm/row_broadcast.cuh"
 
 namespace fftune {
@@ -10,8 +11,9 @@ namespace fftune {
 struct gemm_params {
   // Matrices, row-major. The second a: of the second K-concatenated pair, or output.
   const void* a[2];
-  const void* b[2][2];       // [group][operand]; one stacked tensor of all groups: b[0]
-  void* c[2][2];             // [group][output]; groups: where the reduction is grouped
+  // [group][operand]; one stacked tensor of all groups: b[0]; qkv: those of the parts
+  const void* b[2][2];
+  void* c[2][2];             // [group][output]; groups: where the reduction is grouped; qkv: as b
   const void* source[2][2];  // as c: what is added to it
   const void* broadcasts[row_broadcasts];  // [n]
   void* gate;  // [m, n], written (gated) or read (activation_gradient), as up
@@ -33,6 +35,12 @@ struct gemm_params {
   unsigned*
       split_counters;     // split-K through a workspace: [tiles], zero before and after; else null
   float* split_partials;  // [tiles, split_k, elements of a tile]
+};
+
+// Of engines that need no tensor maps.
+struct plain_params {
+  gemm_params gemm;
+  qkv_params qkv;  // epilogue qkv
 };
 
 }  // namespace fftune

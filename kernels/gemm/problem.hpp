@@ -74,6 +74,34 @@ struct Groups {
   double with_rows() const;
 };
 
+/// The heads of a QKV product. GemmProblem::b has one packed weight or three, `c` the outputs q, k
+/// and v, or q and the caches [slots, kv_heads, dim].
+struct QkvHeads {
+  qkv_form form = {};
+  std::int64_t heads = 0, kv_heads = 0;
+  std::vector<std::string_view> bias = {};   // as b
+  std::vector<std::string_view> norms = {};  // [dim]: of q and k
+  std::string_view slots = {};               // [m], of caches
+  std::int64_t cache_rows = 0;               // of caches
+  double epsilon = 0;
+  /// Rotation: the row's position, i32 [m], and either a table of angles, f32 [positions, rotary],
+  /// of which the first of each pair counts, or the frequency of each pair.
+  std::string_view positions = {};
+  std::string_view angles = {};
+  std::int64_t table_rows = 0;
+  std::vector<float> frequencies = {};
+  float scale = 1;  // of all sines and cosines
+
+  /// Columns of part 0 (q), 1 (k) or 2 (v).
+  std::int64_t columns(std::size_t part) const { return (part == 0 ? heads : kv_heads) * form.dim; }
+  std::int64_t first_column(std::size_t part) const {
+    return part == 0 ? 0 : columns(0) + (part == 1 ? 0 : columns(1));
+  }
+  std::size_t part_of(std::int64_t column) const {
+    return column < columns(0) ? 0 : column < columns(0) + columns(1) ? 1 : 2;
+  }
+};
+
 /// What becomes of the accumulators before their one rounding.
 struct Epilogue {
   EpilogueKind kind = EpilogueKind::linear;
@@ -84,6 +112,7 @@ struct Epilogue {
   std::string_view up = {};              // [m,n], as gate
   std::string_view d_up = {};            // activation_gradient: [m,n]
   std::string_view hidden = {};          // activation_gradient: [m,n], or empty: not stored
+  QkvHeads qkv = {};                     // qkv
 
   bool stores_preactivations() const { return kind == EpilogueKind::gated && !gate.empty(); }
   std::string_view& row(row_broadcast which) { return rows[static_cast<std::size_t>(which)]; }
@@ -117,8 +146,8 @@ struct GemmProblem {
   GemmForm form = GemmForm::single;
   Major a_major = Major::k, b_major = Major::k;
   std::vector<TensorNames> a = {};  // one; two if k_concatenated or two_outputs
-  std::vector<TensorNames> b = {};  // one; two if dual_b or k_concatenated
-  std::vector<TensorNames> c = {};  // one; two if two_outputs. activation_gradient: d_gate
+  std::vector<TensorNames> b = {};  // one; two if dual_b or k_concatenated; qkv: one or three
+  std::vector<TensorNames> c = {};  // one; two if two_outputs; qkv: three. gradient: d_gate
   /// With groups: whether the rows (with a grouped reduction the tokens) of A, of B and of C with
   /// whatever else the epilogue reads and writes lie in the sorted order, rather than the tokens'.
   bool a_sorted = false, b_sorted = false, c_sorted = false;

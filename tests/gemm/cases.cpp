@@ -9,6 +9,8 @@
 #include <random>
 #include <set>
 
+#include "core/error.hpp"
+
 namespace fftune::test {
 namespace {
 
@@ -532,6 +534,8 @@ void reference_gemm(const GemmProblem& gemm, ReferenceTensors& tensors,
               own_magnitude *= 1 + std::abs(up) + std::abs(gate);
               break;
             }
+            case EpilogueKind::qkv:
+              throw Error(ErrorKind::internal, "heads are for the tests of qkv");
           }
         }
     }

@@ -46,12 +46,30 @@ struct Block {
   Range rows, columns;
 };
 
+/// Columns that a block does not divide: those of a head.
+std::int64_t head_of(const GemmProblem& gemm) {
+  return gemm.epilogue.kind == EpilogueKind::qkv ? gemm.epilogue.qkv.form.dim : 1;
+}
+
 Blocks blocks_of(const GemmProblem& gemm, const TensorPlaces& places, const DeviceFacts& facts,
                  const Config& config) {
   return {.host = HostGemm(gemm, places, facts),
           .rows = std::min(config.at("block_m"), gemm.m),
-          .columns = std::min(config.at("block_n"), gemm.n),
+          .columns = std::max(std::min(config.at("block_n"), gemm.n), head_of(gemm)),
           .threads = config.get("threads")};
+}
+
+/// How many of these columns, one after the other, are in one weight: all, but where q, k and v
+/// have weights of their own.
+std::vector<std::int64_t> runs_of_columns(const GemmProblem& gemm, Range columns) {
+  if (gemm.b.size() != 3) return {columns.size()};
+  const QkvHeads& qkv = gemm.epilogue.qkv;
+  std::vector<std::int64_t> runs;
+  for (std::int64_t at = columns.first; at < columns.last; at += runs.back()) {
+    const std::size_t part = qkv.part_of(at);
+    runs.push_back(std::min(columns.last, qkv.first_column(part) + qkv.columns(part)) - at);
+  }
+  return runs;
 }
 
 void multiply(const Blocks& blocks, const HostCall& call, const SortedGroups& groups,
@@ -67,7 +85,6 @@ void multiply(const Blocks& blocks, const HostCall& call, const SortedGroups& gr
 
   const Selection of_rows =
       by_k ? Selection{block.rows.first, rows} : groups.select(block.rows, gemm.a_sorted);
-  const Selection of_columns{block.columns.first, columns};
   const Range k = by_k ? groups.range(block.group) : Range{0, gemm.k};
   const Selection a_k = by_k ? groups.select(k, gemm.a_sorted) : Selection{0, gemm.k};
   const Selection b_k = by_k ? groups.select(k, gemm.b_sorted) : Selection{0, gemm.k};
@@ -79,9 +96,14 @@ void multiply(const Blocks& blocks, const HostCall& call, const SortedGroups& gr
       const std::int64_t depth = std::min(slice, k.size() - at);
       const auto a = host.a_view(call, pair + block.output, of_rows, a_k.part(at, depth), a_room);
       for (int i = 0; i < operands; ++i) {
-        const auto b =
-            host.b_view(call, pair + i, block.group, of_columns, b_k.part(at, depth), b_room);
-        sgemm(rows, columns, depth, a, b, beta, sums[i], columns);
+        std::int64_t first = 0;
+        for (const std::int64_t count : runs_of_columns(gemm, block.columns)) {
+          const auto b =
+              host.b_view(call, pair + i, block.group, {block.columns.first + first, count},
+                          b_k.part(at, depth), b_room);
+          sgemm(rows, count, depth, a, b, beta, sums[i] + first, columns);
+          first += count;
+        }
       }
     }
   const Selection c_rows =
@@ -101,7 +123,9 @@ void run(const Blocks& blocks, const HostCall& call, std::byte* order, float* wo
   const auto row_blocks = [&](std::int64_t group) {
     return ceil_div(rows_of(group).size(), blocks.rows);
   };
-  const std::int64_t across = ceil_div(gemm.n, blocks.columns) * gemm.outputs();
+  const std::int64_t head = head_of(gemm),
+                     across_n = ceil_div(gemm.n / head, blocks.columns / head);
+  const std::int64_t across = across_n * gemm.outputs();
   std::int64_t tasks = 0;
   for (std::int64_t group = 0; group < groups.count; ++group) tasks += row_blocks(group) * across;
   deal(call.parallel, blocks.threads, tasks, [&](std::size_t worker, std::int64_t task) {
@@ -110,10 +134,12 @@ void run(const Blocks& blocks, const HostCall& call, std::byte* order, float* wo
     const Range all = rows_of(group);
     const Range part = part_of(all.size(), row_blocks(group), task / across);
     const std::int64_t column_block = task % across / gemm.outputs();
+    Range columns = part_of(gemm.n / head, across_n, column_block);
+    columns = {columns.first * head, columns.last * head};
     const Block block{.group = group,
                       .output = static_cast<int>(task % gemm.outputs()),
                       .rows = {all.first + part.first, all.first + part.last},
-                      .columns = part_of(gemm.n, ceil_div(gemm.n, blocks.columns), column_block)};
+                      .columns = columns};
     multiply(blocks, call, groups, block,
              workers + static_cast<std::int64_t>(worker) * blocks.worker_floats());
   });

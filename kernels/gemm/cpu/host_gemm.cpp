@@ -89,6 +89,13 @@ HostGemm::HostGemm(const GemmProblem& problem, const TensorPlaces& places, const
       b_scale.back().stacked =
           in_blocks ? ceil_div(gemm.n, scale_block) * ceil_div(gemm.k, scale_block) : 1;
   }
+  for (const std::string_view name : epilogue.qkv.bias)
+    bias_of_parts.push_back(matrix_of(places, name, gemm.wide_dtype));
+  for (const std::string_view name : epilogue.qkv.norms)
+    norms.push_back(matrix_of(places, name, gemm.wide_dtype));
+  positions_ = places.at(epilogue.qkv.positions);
+  angles_ = places.at(epilogue.qkv.angles);
+  slots_ = places.at(epilogue.qkv.slots);
   if (!gemm.groups.any()) return;
   if (gemm.groups.mask.empty()) {
     offsets_ = place_of(places, gemm.groups.offsets);
@@ -176,6 +183,11 @@ MatrixView HostGemm::b_view(const HostCall& call, int index, std::int64_t group,
                             Selection of_columns, Selection of_k, float* room) const {
   const Matrix& matrix = b[static_cast<std::size_t>(index)];
   const std::int64_t own = gemm.groups.by == Grouping::rows ? group : 0;
+  if (b.size() == 3) {
+    const std::size_t part = gemm.epilogue.qkv.part_of(of_columns.first);
+    of_columns.first -= gemm.epilogue.qkv.first_column(part);
+    return view(call, b[part], 0, gemm.k, false, of_columns, of_k, room);
+  }
   if (gemm.b_major == Major::k)
     return view(call, matrix, own, gemm.k, false, of_columns, of_k, room);
   return view(call, matrix, own, gemm.n, true, of_k, of_columns, room);
@@ -213,6 +225,8 @@ void HostGemm::finish(const HostCall& call, std::int64_t group, int output, std:
                       std::int64_t column, float* first, float* second, std::int64_t count) const {
   const std::int64_t own = gemm.groups.by == Grouping::reduction ? group : 0;
   switch (gemm.epilogue.kind) {
+    case EpilogueKind::qkv:
+      return finish_heads(call, row, column, first, count);
     case EpilogueKind::activation_gradient:
       return finish_gradient(call, row * gemm.n + column, first, count);
     case EpilogueKind::gated:
@@ -224,6 +238,66 @@ void HostGemm::finish(const HostCall& call, std::int64_t group, int output, std:
       break;
   }
   store_c(call, own, output, row, column, first, count);
+}
+
+void HostGemm::finish_heads(const HostCall& call, std::int64_t row, std::int64_t column,
+                            float* sums, std::int64_t count) const {
+  const QkvHeads& qkv = gemm.epilogue.qkv;
+  const std::int64_t dim = qkv.form.dim, pairs = qkv.form.rotary / 2;
+  std::vector<float> cosines, sines, vector_of_head(elements(dim));
+  float* const more = vector_of_head.data();
+  if (qkv.form.rotates()) {
+    const std::int64_t position = static_cast<const std::int32_t*>(call.tensors[positions_])[row];
+    const bool interleaved = qkv.form.rotation == head_rotation::interleaved;
+    for (std::int64_t pair = 0; pair < pairs; ++pair) {
+      float angle;
+      if (angles_ != absent) {
+        const std::int64_t line = std::clamp<std::int64_t>(position, 0, qkv.table_rows - 1);
+        angle = static_cast<const float*>(
+            call.tensors[angles_])[line * 2 * pairs + (interleaved ? 2 * pair : pair)];
+      } else {
+        angle = static_cast<float>(position) * qkv.frequencies[elements(pair)];
+      }
+      cosines.push_back(static_cast<float>(std::cos(double{angle}) * double{qkv.scale}));
+      sines.push_back(static_cast<float>(std::sin(double{angle}) * double{qkv.scale}));
+    }
+  }
+  for (std::int64_t at = 0; at < count; at += dim) {
+    float* const head = sums + at;
+    const std::size_t part = qkv.part_of(column + at);
+    const std::int64_t of_part = column + at - qkv.first_column(part);
+    if (!bias_of_parts.empty()) {
+      const bool packed = bias_of_parts.size() == 1;
+      const Matrix& bias = bias_of_parts[packed ? 0 : part];
+      converter.load(bias.dtype, bias.at(call, 0, packed ? column + at : of_part), more, dim);
+      for (std::int64_t i = 0; i < dim; ++i) head[i] += more[i];
+    }
+    if (part < 2 && !norms.empty()) {
+      float squares = 0;
+      for (std::int64_t i = 0; i < dim; ++i) squares += head[i] * head[i];
+      const float factor =
+          1 / std::sqrt(squares / static_cast<float>(dim) + static_cast<float>(qkv.epsilon));
+      converter.load(norms[part].dtype, norms[part].at(call, 0, 0), more, dim);
+      for (std::int64_t i = 0; i < dim; ++i) head[i] *= factor * more[i];
+    }
+    if (part < 2 && qkv.form.rotates()) {
+      const bool halves = qkv.form.rotation == head_rotation::halves;
+      for (std::int64_t pair = 0; pair < pairs; ++pair) {
+        float& first = head[halves ? pair : 2 * pair];
+        float& second = head[halves ? pair + pairs : 2 * pair + 1];
+        const float before = first, cosine = cosines[elements(pair)], sine = sines[elements(pair)];
+        first = before * cosine - second * sine;
+        second = second * cosine + before * sine;
+      }
+    }
+    std::int64_t to_row = row;
+    if (part > 0 && slots_ != absent)
+      to_row = qkv.form.wide_slots ? static_cast<const std::int64_t*>(call.tensors[slots_])[row]
+                                   : static_cast<const std::int32_t*>(call.tensors[slots_])[row];
+    if (to_row < 0) continue;
+    const Matrix& out = c[part];
+    converter.store(out.dtype, head, out.at(call, 0, to_row * qkv.columns(part) + of_part), dim);
+  }
 }
 
 void HostGemm::finish_gradient(const HostCall& call, std::int64_t at, float* sums,
@@ -298,9 +372,10 @@ GatedChain gated_chain(const GemmChain& chain, const TensorPlaces& places) {
 }
 
 std::vector<std::string> sources_with(std::vector<std::string> own) {
-  for (const char* source : {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp",
-                             "gemm/cpu/work.hpp", "gemm/row_broadcast.cuh", "common/activation.hpp",
-                             activation_source, vector_kernel_source, row_kernel_sources[0]})
+  for (const char* source :
+       {"gemm/cpu/host_gemm.cpp", "gemm/cpu/host_gemm.hpp", "gemm/cpu/work.hpp", "gemm/qkv.cuh",
+        "gemm/row_broadcast.cuh", "common/activation.hpp", activation_source, vector_kernel_source,
+        row_kernel_sources[0]})
     own.emplace_back(source);
   return own;
 }

@@ -82,6 +82,7 @@ class HostGemm {
   Matrix gate, up, d_up, hidden;
   Matrix a_scale, c_scale;
   std::vector<Matrix> b_scale;
+  std::vector<Matrix> bias_of_parts, norms;  // qkv
   Converter converter;
   const VectorKernels* vector = nullptr;
   const RowKernels* rows = nullptr;  // of f32
@@ -97,6 +98,7 @@ class HostGemm {
   /// to `room` [rows.count * k.count].
   MatrixView a_view(const HostCall& call, int index, Selection of_rows, Selection of_k,
                     float* room) const;
+  /// The heads of a QKV product: columns of all parts, of which one view has those of one.
   MatrixView b_view(const HostCall& call, int index, std::int64_t group, Selection of_columns,
                     Selection of_k, float* room) const;
   /// Elements of k of one row of A: out [k.count].
@@ -105,7 +107,7 @@ class HostGemm {
   /// Finishes `count` neighbouring accumulators, from (row, column) of output `output` on, and
   /// stores what becomes of them: `second` are those of a second B operand. Both are overwritten.
   /// With block scales that are found, `column` is a multiple of scale_block, and `count` too
-  /// unless the row ends.
+  /// unless the row ends. Of a QKV product they are whole heads.
   void finish(const HostCall& call, std::int64_t group, int output, std::int64_t row,
               std::int64_t column, float* first, float* second, std::int64_t count) const;
   /// Stores the pre-activations of a gated epilogue where they are asked for.
@@ -119,6 +121,8 @@ class HostGemm {
   MatrixView view(const HostCall& call, const Matrix& matrix, std::int64_t group,
                   std::int64_t stride, bool transposed, Selection outer, Selection inner,
                   float* room) const;
+  void finish_heads(const HostCall& call, std::int64_t row, std::int64_t column, float* sums,
+                    std::int64_t count) const;
   void finish_gradient(const HostCall& call, std::int64_t at, float* sums,
                        std::int64_t count) const;
   void store_c(const HostCall& call, std::int64_t group, int output, std::int64_t row,
@@ -126,6 +130,7 @@ class HostGemm {
   std::int64_t tokens() const;  // that are grouped
 
   std::size_t mask_ = absent, offsets_ = absent, permutation_ = absent;
+  std::size_t positions_ = absent, angles_ = absent, slots_ = absent;  // qkv
 };
 
 /// A gated layer as a chain of two plain GEMMs: hidden [m,h] = act(x·gateᵀ) ⊙ (x·upᵀ), y [m,d] =

@@ -100,7 +100,11 @@ void run(const HostGemm& host, const HostCall& call, std::byte* order) {
   const GemmProblem& gemm = host.gemm;
   const SortedGroups groups = host.sort(call, order);
   const bool by_k = gemm.groups.by == Grouping::reduction;
-  const std::int64_t across = ceil_div(gemm.n, most_columns);
+  // Of heads whole ones.
+  const std::int64_t head =
+      gemm.epilogue.kind == EpilogueKind::qkv ? gemm.epilogue.qkv.form.dim : 1;
+  const std::int64_t width = most_columns / head * head;
+  const std::int64_t across = ceil_div(gemm.n, width);
   // Sorted rows before the first group, and after the last, belong to none.
   const std::int64_t first = by_k ? 0 : groups.range(0).first;
   const std::int64_t last = by_k ? groups.count * gemm.m : groups.range(groups.count - 1).last;
@@ -108,10 +112,10 @@ void run(const HostGemm& host, const HostCall& call, std::byte* order) {
     const std::int64_t row = first + task / across / gemm.outputs();
     Part part{.output = static_cast<int>(task / across % gemm.outputs()),
               .a_row = row,
-              .columns = {task % across * most_columns, 0},
+              .columns = {task % across * width, 0},
               .a_k = {0, gemm.k},
               .b_k = {0, gemm.k}};
-    part.columns.last = std::min(part.columns.first + most_columns, gemm.n);
+    part.columns.last = std::min(part.columns.first + width, gemm.n);
     std::int64_t c_row = row;
     if (by_k) {
       part.group = row / gemm.m;

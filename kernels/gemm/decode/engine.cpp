@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "kernels/common/cuda_kernel.hpp"
 #include "kernels/gemm/decode/config.cuh"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
@@ -38,18 +39,39 @@ struct Block : decode_config {
   }
 };
 
+/// Warps that a block needs where it has a head.
+std::int64_t warps_of_head(std::int64_t dim) {
+  return std::max<std::int64_t>(2, power_of_two(dim / 8));
+}
+
+std::optional<std::string> refuse_heads(const GemmProblem& gemm) {
+  if (gemm.epilogue.kind != EpilogueKind::qkv) return std::nullopt;
+  const std::int64_t dim = gemm.epilogue.qkv.form.dim;
+  if (dim % 8 != 0 || dim > 64)
+    return fmt::format("heads of {} features: a block has one, of a multiple of 8 up to 64", dim);
+  const std::int64_t least = 32 * (warps_of_head(dim) - 1);
+  if (dim > 16 && gemm.k <= least)
+    return fmt::format("the {} warps that a head of {} features takes share a k of more than {}",
+                       warps_of_head(dim), dim, least);
+  return std::nullopt;
+}
+
 std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
   const GemmProblem& gemm = chain.front();
   if (auto reason = no_decode(gemm)) return reason;
   if (gemm.epilogue.kind == EpilogueKind::activation_gradient)
     return "it reads no gate and up: a linear or a gated epilogue";
+  if (auto reason = refuse_heads(gemm)) return reason;
   return misaligned_rows(gemm);
 }
 
 Space space(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem gemm = chain.front();
   Space space;
-  space.parameter("rows", "rows of each weight that a block takes", {8, 16, 32})
+  const auto rows = gemm.epilogue.kind == EpilogueKind::qkv
+                        ? std::vector<std::int64_t>{gemm.epilogue.qkv.form.dim}
+                        : std::vector<std::int64_t>{8, 16, 32};
+  space.parameter("rows", "rows of each weight that a block takes; of heads one", rows)
       .parameter("warps", "warps of a block, which share k", {2, 4, 8, 16})
       .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
       .parameter("split_k", "blocks that share k", {1, 2, 4, max_split_k});
@@ -113,13 +135,16 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const GemmProblem& gemm = chain.front();
   const Block block(gemm, config);
   const gemm_form form = form_of(gemm);
+  ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(plain_params));
+  const auto sines = append_sines(program, gemm, places);
+  if (form.is_qkv()) qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), sines);
   KernelLaunch& launch = append_gemm(
       program, "gemm/decode/gemm.cu",
       fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}}}>",
                   template_argument(form), block.tokens, block.rows, block.warps, block.unroll),
-      ceil_div(gemm.n, block.rows), block.threads(), gemm_parameters(gemm, places));
+      ceil_div(gemm.n, block.rows), block.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(form));
-  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
+  launch.programmatic = (gemm.follows || sines) && facts.compute_capability >= 90;
   split_launch(program, launch, facts, block.split_k,
                std::int64_t{64} * gemm.b_operands() * block.rows);
 }
@@ -155,7 +180,7 @@ const Engine& decode_engine() {
                              .space = space,
                              .default_config = default_config,
                              .append = append,
-                             .sources = {"gemm/decode/gemm.cu"}};
+                             .sources = {"gemm/decode/gemm.cu", "gemm/head_sines.cu"}};
   return engine;
 }
 

@@ -110,8 +110,9 @@ class decode_kernel {
     }
   }
 
+  // `matrix`: of B, where q, k and v have weights of their own, and `first_row` is a row of that.
   static __device__ __forceinline__ pointers make_pointers(const gemm_params& p, int first_row,
-                                                           int lane) {
+                                                           int lane, int matrix = 0) {
     pointers result;
     const int lane_k = lane % 4 * 8;
 #pragma unroll
@@ -120,8 +121,9 @@ class decode_kernel {
       const i64 place = static_cast<i64>(smaller(row, p.n - 1)) * p.k + lane_k;
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
-        result.b[operand][j] = static_cast<const T*>(p.b[0][operand]) +
-                               place;  // rows past n are read again, never stored
+        const void* const b = form.is_qkv() ? p.b[matrix / 2][matrix % 2] : p.b[0][operand];
+        result.b[operand][j] =
+            static_cast<const T*>(b) + place;  // rows past n are read again, never stored
       }
     }
 #pragma unroll
@@ -191,11 +193,80 @@ class decode_kernel {
     if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }
 
+  // The head whose rows of the weight this block has: through shared memory, a token a warp.
+  static __device__ __forceinline__ void store_head(const plain_params& all, const float4& total,
+                                                    float* shared, int part, int first_of_part,
+                                                    int first_row) {
+    constexpr int dim = rows, rotary = form.qkv.rotary;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __syncthreads();  // what shared memory holds is read
+    if (warp < n_fragments) {
+      float* const to = shared + lane / 4 * dim + warp * 8 + lane % 4 * 2;
+      to[0] = total.x, to[1] = total.y;
+      if constexpr (tokens == 16) to[8 * dim] = total.z, to[8 * dim + 1] = total.w;
+    }
+    __syncthreads();
+    const T* const bias = static_cast<const T*>(all.qkv.bias[form.qkv.separate ? part : 0]) +
+                          (form.qkv.separate ? first_of_part : first_row);
+    for (int token = warp; token < all.gemm.m; token += warps) {
+      float* const head = shared + token * dim;
+      float squares = 0;
+      for (int i = lane; i < dim; i += 32) {
+        if constexpr (form.qkv.bias) head[i] += to_float(bias[i]);
+        squares += head[i] * head[i];
+      }
+      if (form.qkv.normalises && part < 2) {
+#pragma unroll
+        for (int other = 1; other < 32; other *= 2) {
+          squares += __shfl_xor_sync(~0u, squares, other);
+        }
+        const float factor = rsqrtf(squares / dim + all.qkv.epsilon);
+        for (int i = lane; i < dim; i += 32) {
+          head[i] *= factor * to_float(static_cast<const T*>(all.qkv.norms[part])[i]);
+        }
+      }
+      __syncwarp();
+      i64 to_row = token;
+      if constexpr (form.qkv.caches) {
+        if (part > 0) {
+          to_row = form.qkv.wide_slots ? static_cast<const i64*>(all.qkv.slots)[token]
+                                       : static_cast<const int*>(all.qkv.slots)[token];
+        }
+      }
+      if (to_row < 0) continue;
+      T* const to = static_cast<T*>(all.gemm.c[part / 2][part % 2]) +
+                    to_row * all.qkv.columns(part) + first_of_part;
+      for (int i = lane; i < dim; i += 32) {
+        float value = head[i];
+        if constexpr (form.qkv.rotates()) {
+          if (part < 2 && i < rotary) {
+            constexpr bool halves = form.qkv.rotation == head_rotation::halves;
+            constexpr int distance = halves ? rotary / 2 : 1;
+            const bool is_first = halves ? i < distance : i % 2 == 0;
+            const int pair = halves ? i % distance : i / 2;
+            const float* const turn = all.qkv.sines + token * rotary + pair * 2;
+            const float partner = head[is_first ? i + distance : i - distance];
+            value = value * turn[0] + (is_first ? -partner : partner) * turn[1];
+          }
+        }
+        to[i] = from_float<T>(value);
+      }
+    }
+  }
+
  public:
-  static __device__ __forceinline__ void run(const gemm_params& p, unsigned char* shared) {
+  static __device__ __forceinline__ void run(const plain_params& all, unsigned char* shared) {
+    const gemm_params& p = all.gemm;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first_row = static_cast<int>(blockIdx.x) * rows;
-    const pointers from = make_pointers(p, first_row, lane);
+    int part = 0, first_of_part = 0;
+    if constexpr (form.is_qkv()) {
+      part = all.qkv.part_of(first_row);
+      first_of_part = first_row - all.qkv.first_column(part);
+    }
+    const bool separate = form.is_qkv() && form.qkv.separate;
+    const pointers from =
+        make_pointers(p, separate ? first_of_part : first_row, lane, separate ? part : 0);
 
     // In 32 bits: k < 2^31, k_group >= 32 and fewer than 32 splits.
     const u32 groups = ceil_div(static_cast<u32>(p.k), static_cast<u32>(k_group));
@@ -236,6 +307,10 @@ class decode_kernel {
         return;
       }
     }
+    if constexpr (form.is_qkv()) {
+      store_head(all, total[0], reinterpret_cast<float*>(shared), part, first_of_part, first_row);
+      return;
+    }
     if (warp < n_fragments) {
       const int column = first_row + warp * 8 + lane % 4 * 2;
       float value[4][b_operands];
@@ -258,7 +333,7 @@ class decode_kernel {
 // Block: config.threads(). Shared memory: config.shared_bytes(form).
 template <gemm_form form, decode_config config>
 __global__ void __launch_bounds__(config.threads())
-    decode_gemm(const __grid_constant__ gemm_params p) {
+    decode_gemm(const __grid_constant__ plain_params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   decode_kernel<form, config>::run(p, shared_memory);
 }

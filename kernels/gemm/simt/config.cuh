@@ -9,8 +9,9 @@ struct simt_config {
   static constexpr int bm = 64, bk = 16, threads = 256;
   static constexpr int half_columns = 64;  // that a block computes at a time
 
-  /// Columns of a work tile: all that share a scale, where the kernel finds those of C.
+  /// Columns of a work tile: all that share a scale, where the kernel finds those of C; a head.
   static constexpr int bn(const gemm_form& form) {
+    if (form.is_qkv()) return form.qkv.dim;
     return half_columns * (finds_scales(form) ? 2 : 1);
   }
   static constexpr bool finds_scales(const gemm_form& form) {

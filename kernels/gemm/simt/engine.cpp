@@ -22,7 +22,10 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   for (const GemmProblem& gemm : chain) {
     gemm_form form = form_of(gemm);
     form.b_depends = false;  // it waits for all of the launches before it
-    ParameterStruct parameters = gemm_parameters(gemm, places);
+    ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(plain_params));
+    if (form.is_qkv())
+      qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv),
+                     append_sines(program, gemm, places));
     parameters.fields.push_back({offsetof(gemm_params, group_m), std::int32_t{1}});
     append_gemm(program, "gemm/simt/gemm.cu", fmt::format("simt_gemm<{}>", template_argument(form)),
                 work_tiles(gemm, simt_config::bm, simt_config::bn(form)), simt_config::threads,
@@ -37,7 +40,7 @@ const Engine& simt_engine() {
                              .is_fallback = true,
                              .can_implement = can_implement,
                              .append = append,
-                             .sources = {"gemm/simt/gemm.cu"}};
+                             .sources = {"gemm/simt/gemm.cu", "gemm/head_sines.cu"}};
   return engine;
 }
 

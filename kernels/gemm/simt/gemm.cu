@@ -34,7 +34,7 @@ class simt_kernel {
   static constexpr int b_operands = form.b_operands(), stored_values = form.stored_values();
   static constexpr int bm = simt_config::bm, bk = simt_config::bk, threads = simt_config::threads;
   static constexpr int half_columns = simt_config::half_columns;
-  static constexpr int halves = simt_config::bn(form) / half_columns;
+  static constexpr int halves = (simt_config::bn(form) + half_columns - 1) / half_columns;
   static constexpr int side = 16, per_thread = bm / side;  // the grid of threads over a half
   static constexpr int padded = bm + 1;  // the transposing stores then hit different banks
   static constexpr bool groups_rows = form.groups == grouping::rows;
@@ -69,8 +69,11 @@ class simt_kernel {
     u32 words[group_words + 1];
   };
 
-  static __device__ __forceinline__ void run(const gemm_params& p, storage& shared) {
-    if constexpr (groups_rows) {
+  static __device__ __forceinline__ void run(const plain_params& all_of, storage& shared) {
+    const gemm_params& p = all_of.gemm;
+    if constexpr (form.is_qkv()) {
+      compute_head(all_of, scheduler::dense(p), shared);
+    } else if constexpr (groups_rows) {
       const tiles all(groups::template build<threads>(p, p.m, shared.words),
                       shared.words + groups::shared_words);
       const work_tile tile = scheduler::grouped_rows(p, all);
@@ -110,11 +113,33 @@ class simt_kernel {
     store(sum, p, tile, shared);
   }
 
+  // The head that is this tile.
+  static __device__ __forceinline__ void compute_head(const plain_params& all,
+                                                      const work_tile& tile, storage& shared) {
+    const int part = all.qkv.part_of(tile.first_n);
+    const int column = tile.first_n - all.qkv.first_column(part);  // of the part
+    accumulators sum[halves] = {};
+#pragma unroll
+    for (int half = 0; half < halves; ++half) {
+      const int of_b = (form.qkv.separate ? column : tile.first_n) + half * half_columns;
+      work_tile own = tile;
+      own.group = form.qkv.separate ? part : 0;
+      const int end = of_b - half * half_columns + form.qkv.dim;
+      mainloop(sum[half], all.gemm, own, of_b, 0, 0, shared, end);
+    }
+    store_head(sum, all, tile, part, column);
+  }
+
   // --- loading -----------------------------------------------------------------------------------
 
   // Operand number `index` of B: of grouped rows the group's.
-  static __device__ __forceinline__ operand operand_b(const gemm_params& p, int group, int index) {
+  static __device__ __forceinline__ operand operand_b(const gemm_params& p, int group, int index,
+                                                      i64 last_row = 0) {
     operand b{static_cast<const ab*>(p.b[0][index]), p.b_scale[index], p.n, p.k};
+    if constexpr (form.is_qkv()) {
+      b.matrix = static_cast<const ab*>(p.b[group / 2][group % 2]);
+      b.rows = last_row;
+    }
     if constexpr (groups_rows) {
       if constexpr (form.stacked) {
         b.matrix += static_cast<i64>(group) * p.n * p.k;
@@ -145,13 +170,15 @@ class simt_kernel {
   template <class Groups>
   static __device__ __forceinline__ void mainloop(accumulators& sum, const gemm_params& p,
                                                   const work_tile& tile, i64 first_n, int pair,
-                                                  const Groups& all, storage& shared) {
+                                                  const Groups& all, storage& shared,
+                                                  i64 end_n = 0) {
     const operand a{static_cast<const ab*>(tile.output == 1 || pair == 1 ? p.a[1] : p.a[0]),
                     p.a_scale, p.m, p.k};
     operand b[b_operands];
 #pragma unroll
     for (int index = 0; index < b_operands; ++index) {
-      b[index] = operand_b(p, tile.group, form.k_pairs() == 2 ? pair : index);
+      // Of a head, columns past it are computed for nothing, and may be past the weight's end.
+      b[index] = operand_b(p, tile.group, form.k_pairs() == 2 ? pair : index, end_n);
     }
     accumulators part = {};  // of a block of 128 of k
     for (i64 first_k = 0; first_k < tile.k; first_k += bk) {
@@ -306,6 +333,82 @@ class simt_kernel {
     }
   }
 
+  // One row of threads has a row of the head. Its neighbours' features come by way of shared
+  // memory.
+  static __device__ __forceinline__ void store_head(accumulators (&sum)[halves],
+                                                    const plain_params& all, const work_tile& tile,
+                                                    int part, int first) {
+    constexpr int dim = form.qkv.dim, rotary = form.qkv.rotary;
+    __shared__ float heads[side][dim];
+    const int row = row_of_thread(), lane = column_of_thread();
+    const int width = all.qkv.columns(part);
+    float* const head = heads[row];
+#pragma unroll
+    for (int i = 0; i < per_thread; ++i) {
+      const int line = row + i * side;
+      const i64 at_m = tile.first_m + (line < tile.rows ? line : 0);
+      float squares = 0;
+#pragma unroll
+      for (int at = 0; at < halves * per_thread; ++at) {
+        const int feature = lane + at * side;
+        float value = sum[at / per_thread][i][at % per_thread][0];
+        if (feature < dim) {
+          if constexpr (form.qkv.bias) {
+            const void* const bias = all.qkv.bias[form.qkv.separate ? part : 0];
+            const int column = (form.qkv.separate ? first : tile.first_n) + feature;
+            value += to_float(static_cast<const wide*>(bias)[column]);
+          }
+          head[feature] = value;
+          squares += value * value;
+        }
+      }
+      if (form.qkv.normalises && part < 2) {
+#pragma unroll
+        for (int other = 1; other < side; other *= 2) {
+          squares += __shfl_xor_sync(~0u, squares, other);
+        }
+        const float factor = 1 / sqrtf(squares / dim + all.qkv.epsilon);
+        for (int feature = lane; feature < dim; feature += side) {
+          head[feature] *=
+              factor * to_float(static_cast<const wide*>(all.qkv.norms[part])[feature]);
+        }
+      }
+      __syncwarp();
+      i64 to_row = at_m;
+      if constexpr (form.qkv.caches) {
+        if (part > 0) to_row = slot_of(all.qkv, at_m);
+      }
+      if (line < tile.rows && to_row >= 0) {
+        out* const to = static_cast<out*>(all.gemm.c[part / 2][part % 2]) + to_row * width + first;
+        for (int feature = lane; feature < dim; feature += side) {
+          float value = head[feature];
+          if constexpr (form.qkv.rotates()) {
+            if (part < 2 && feature < rotary) {
+              constexpr bool halves_of = form.qkv.rotation == head_rotation::halves;
+              const bool is_first = halves_of ? feature < rotary / 2 : feature % 2 == 0;
+              const int distance = halves_of ? rotary / 2 : 1;
+              const int pair = halves_of ? feature % (rotary / 2) : feature / 2;
+              const float2 turn =
+                  reinterpret_cast<const float2*>(all.qkv.sines)[at_m * (rotary / 2) + pair];
+              const float partner = head[is_first ? feature + distance : feature - distance];
+              value = value * turn.x + (is_first ? -partner : partner) * turn.y;
+            }
+          }
+          to[feature] = from_float<out>(value);
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  static __device__ __forceinline__ i64 slot_of(const qkv_params& qkv, i64 row) {
+    if constexpr (form.qkv.wide_slots) {
+      return static_cast<const i64*>(qkv.slots)[row];
+    } else {
+      return static_cast<const int*>(qkv.slots)[row];
+    }
+  }
+
   static __device__ __forceinline__ void put_c(const gemm_params& p, const work_tile& tile, i64 at,
                                                float value) {
     static_cast<out*>(ops::destination(p, 0, tile.output, tile.group))[at] = from_float<out>(value);
@@ -351,7 +454,7 @@ class simt_kernel {
 // Grid: work tiles, in one dimension because only that one may pass 65,535. Block: 256 threads.
 template <gemm_form form>
 __global__ void __launch_bounds__(simt_config::threads)
-    simt_gemm(const __grid_constant__ gemm_params p) {
+    simt_gemm(const __grid_constant__ plain_params p) {
   __shared__ typename simt_kernel<form>::storage shared;
   simt_kernel<form>::run(p, shared);
 }

@@ -23,6 +23,7 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
                        dtype_name(gemm.dtype));
+  if (gemm.epilogue.kind == EpilogueKind::qkv) return "its tiles do not have whole heads";
   if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
     return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
   if (facts.compute_capability == 90 && gemm.tokens() > most_tokens_beside_wgmma)

@@ -13,7 +13,7 @@
 //   quantise              by the tensor's scale, or by scales of 128 columns, which are found here
 //   activation gradient   d_gate, d_up and hidden, from gate and up (gradient_epilogue)
 //
-// value_epilogue is all of them but the last.
+// value_epilogue is all of them but the last. That of a QKV product is in qkv_epilogue.cuh.
 #pragma once
 
 #include "common/dependency.cuh"
@@ -158,7 +158,7 @@ struct value_epilogue {
     }
   }
 
- private:
+ protected:
   __device__ __forceinline__ void sync_warpgroup() const {
     sync(named_barrier::epilogue, 128, warpgroup);
   }
@@ -747,12 +747,12 @@ struct gradient_epilogue {
 };
 
 // The epilogue of a form.
-template <class Traits, bool is_gradient = Traits::form.is_gradient()>
+template <class Traits, epilogue_kind kind = Traits::form.epilogue>
 struct epilogue_choice {
   using type = value_epilogue<Traits>;
 };
 template <class Traits>
-struct epilogue_choice<Traits, true> {
+struct epilogue_choice<Traits, epilogue_kind::activation_gradient> {
   using type = gradient_epilogue<Traits>;
 };
 template <class Traits>

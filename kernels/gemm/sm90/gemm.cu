@@ -53,9 +53,9 @@
 // B is a weight, which no kernel before this one writes: its first K blocks are loaded without a
 // wait for those (programmatic dependent launch), unless the form says that it depends on them.
 #include "common/dependency.cuh"
-#include "gemm/sm90/epilogue.cuh"
 #include "gemm/sm90/load.cuh"
 #include "gemm/sm90/mainloop.cuh"
+#include "gemm/sm90/qkv_epilogue.cuh"
 #include "gemm/sm90/split_k.cuh"
 
 namespace fftune {
@@ -564,6 +564,10 @@ struct gemm_kernel {
     if constexpr (form.b_operands() * form.k_pairs() == 2) {
       tma_prefetch(params.b[0][1]);
       if constexpr (two_groups) tma_prefetch(params.b[1][1]);
+    }
+    if constexpr (form.is_qkv() && form.qkv.separate) {
+      tma_prefetch(params.b[0][1]);
+      tma_prefetch(params.b[1][0]);
     }
     tma_prefetch(params.a[0]);
     tma_prefetch(form.is_gradient() ? params.source[0] : params.out[0]);

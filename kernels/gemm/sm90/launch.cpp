@@ -55,6 +55,22 @@ std::optional<std::string> refuse_epilogue(const GemmProblem& gemm) {
   return std::nullopt;
 }
 
+std::optional<std::string> refuse_heads(const GemmProblem& gemm) {
+  if (gemm.epilogue.kind != EpilogueKind::qkv) return std::nullopt;
+  const QkvHeads& qkv = gemm.epilogue.qkv;
+  if (qkv.form.dim % 16 != 0)
+    return fmt::format("heads of {} features: a tile takes heads of multiples of 16", qkv.form.dim);
+  const int step = qkv.form.rotation == head_rotation::halves ? 16 : 8;
+  if (qkv.form.rotates() && qkv.form.rotary % step != 0)
+    return fmt::format(
+        "{} features are rotated: a thread has both of each pair where they are a multiple of {}",
+        qkv.form.rotary, step);
+  for (const std::int64_t bn : {64, 96, 128, 192, 256})
+    if (sm90::fits_heads(qkv, bn)) return std::nullopt;
+  return fmt::format("no tile has whole heads of {} features, {} of q or {} of k at a time",
+                     qkv.form.dim, qkv.heads, qkv.kv_heads);
+}
+
 std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
   const Groups& groups = gemm.groups;
   if (!groups.any()) return std::nullopt;
@@ -100,6 +116,7 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
     return fmt::format("wgmma is an instruction of compute capability 9.0 alone: {} has {}.{}",
                        facts.name, facts.compute_capability / 10, facts.compute_capability % 10);
   if (auto reason = refuse_epilogue(gemm)) return reason;
+  if (auto reason = refuse_heads(gemm)) return reason;
   return refuse_groups(gemm);
 }
 
@@ -140,9 +157,12 @@ class Launch {
 
   void append(Program& program, const DeviceFacts& facts) {
     if (tile_.pre_permute) append_permute(program, facts);
+    sines_ = append_sines(program, gemm_, places_);
     if (tile_.a_reuse > 1) add_reuse(program);
     add_operands();
     add_outputs();
+    if (form_.is_qkv())
+      qkv_parameters(parameters_, gemm_, places_, offsetof(sm90_params, qkv), sines_);
     field(offsetof(sm90_params, gemm) + offsetof(gemm_params, group_m),
           std::int32_t{tile_.group_m});
     KernelLaunch& launch = append_gemm(
@@ -151,7 +171,7 @@ class Launch {
         clusters(facts) * tile_.cluster_ctas(), plan_.threads, std::move(parameters_));
     launch.cluster.x = static_cast<std::uint32_t>(tile_.cluster_ctas());
     launch.shared_bytes = static_cast<std::uint32_t>(plan_.shared_bytes);
-    launch.programmatic = gemm_.follows || tile_.pre_permute;
+    launch.programmatic = gemm_.follows || tile_.pre_permute || sines_;
   }
 
  private:
@@ -198,15 +218,20 @@ class Launch {
                    rows ? gemm_.k : extent(gemm_.k, sorted), tile_.bm / tile_.cluster_n);
   }
   /// C, or any matrix in its subtiles.
-  TensorMapArgument c_map(const Pointer& matrix, DType dtype) const {
+  TensorMapArgument c_map(const Pointer& matrix, DType dtype, std::int64_t columns) const {
     const bool stacked = form_.groups == grouping::reduction && form_.stacked;
     return {matrix,
             dtype,
             gemm_.m,
-            gemm_.n,
+            columns,
             static_cast<std::uint32_t>(plan_.subtile_m),
             static_cast<std::uint32_t>(plan_.subtile_n),
             stacked ? gemm_.groups.count : 0};
+  }
+
+  /// Of C number i, which of a QKV product is a part.
+  std::int64_t part_columns(std::size_t i) const {
+    return form_.is_qkv() ? gemm_.epilogue.qkv.columns(i) : gemm_.n;
   }
 
   void add_operands() {
@@ -216,7 +241,8 @@ class Launch {
     for (std::size_t i = 0; i < gemm_.b.size(); ++i)
       for (std::size_t group = 0; group < gemm_.b[i].size(); ++group)
         map(offsetof(sm90_params, b), group * 2 + i,
-            operand(i == 0 && group == 0 ? b_ : tensor(gemm_.b[i][group]), gemm_.b_major, gemm_.n,
+            operand(i == 0 && group == 0 ? b_ : tensor(gemm_.b[i][group]), gemm_.b_major,
+                    gemm_.b.size() == 3 ? part_columns(i) : gemm_.n,
                     form_.groups == grouping::reduction ? extent(gemm_.k, form_.b_sorted) : gemm_.k,
                     tile_.bn / tile_.cluster_m, stacked ? gemm_.groups.count : 0));
   }
@@ -226,7 +252,7 @@ class Launch {
       if (!name.empty())
         map(offsetof(sm90_params, out),
             static_cast<std::size_t>(sm90_out_index(form_, value, 0, 0)),
-            c_map(tensor(name), dtype));
+            c_map(tensor(name), dtype, gemm_.n));
     };
     const auto each = [&](std::size_t array, const std::vector<TensorNames>& matrices,
                           DType dtype) {
@@ -235,7 +261,7 @@ class Launch {
           map(array,
               static_cast<std::size_t>(
                   sm90_out_index(form_, 0, static_cast<int>(i), static_cast<int>(group))),
-              c_map(tensor(matrices[i][group]), dtype));
+              c_map(tensor(matrices[i][group]), dtype, part_columns(i)));
     };
     const Epilogue& epilogue = gemm_.epilogue;
     each(offsetof(sm90_params, out), gemm_.c, gemm_.c_dtype);
@@ -247,8 +273,9 @@ class Launch {
     if (epilogue.kind == EpilogueKind::activation_gradient) {
       out(1, epilogue.d_up, gemm_.c_dtype);
       out(2, epilogue.hidden, gemm_.c_dtype);
-      map(offsetof(sm90_params, source), 0, c_map(tensor(epilogue.gate), gemm_.wide_dtype));
-      map(offsetof(sm90_params, source), 1, c_map(tensor(epilogue.up), gemm_.wide_dtype));
+      map(offsetof(sm90_params, source), 0,
+          c_map(tensor(epilogue.gate), gemm_.wide_dtype, gemm_.n));
+      map(offsetof(sm90_params, source), 1, c_map(tensor(epilogue.up), gemm_.wide_dtype, gemm_.n));
     }
   }
 
@@ -310,7 +337,8 @@ class Launch {
   gemm_form form_;
   sm90_plan plan_ = {};
   ParameterStruct parameters_;
-  Pointer a_, b_;  // the first ones, or their sorted copies
+  std::optional<Pointer> sines_;  // of rotated heads
+  Pointer a_, b_;                 // the first ones, or their sorted copies
 };
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,
@@ -322,13 +350,14 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 }  // namespace
 
 const Engine& sm90_engine() {
-  static const Engine engine{.name = "sm90",
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .estimate = estimate,
-                             .append = append,
-                             .sources = {"gemm/sm90/gemm.cu", "gemm/sort_tokens.cu"}};
+  static const Engine engine{
+      .name = "sm90",
+      .can_implement = can_implement,
+      .space = space,
+      .default_config = default_config,
+      .estimate = estimate,
+      .append = append,
+      .sources = {"gemm/sm90/gemm.cu", "gemm/sort_tokens.cu", "gemm/head_sines.cu"}};
   return engine;
 }
 

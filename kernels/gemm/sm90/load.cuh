@@ -93,13 +93,24 @@ struct tma_loader {
 
   __device__ __forceinline__ void load_b(u32 buffer, u32 full, int k_block, int column,
                                          int group) const {
+    if constexpr (form.is_qkv() && form.qkv.separate) {
+      const int part = params.qkv.part_of(column);
+      const tensor_map& map = part == 0   ? params.b[0][0]
+                              : part == 1 ? params.b[0][1]
+                                          : params.b[1][0];
+      load_share<config.cluster_m, form.b_major, b_share>(
+          buffer + Traits::plan.a_bytes + i * b_share * row_bytes, map, full, k_of(k_block),
+          column - params.qkv.first_column(part) + i * b_share, column_ctas, b_policy);
+    } else {
 #pragma unroll
-    for (int operand = 0; operand < form.b_operands(); ++operand) {
-      const int index = operand == 0 && !of_second_pair(k_block) ? 0 : 1;
-      const tensor_map& map = stacked_b || group == 0 ? params.b[0][index] : params.b[1][index];
-      load_share<config.cluster_m, form.b_major, b_share, stacked_b>(
-          buffer + Traits::plan.a_bytes + operand * Traits::plan.b_bytes + i * b_share * row_bytes,
-          map, full, k_of(k_block), column + i * b_share, column_ctas, b_policy, group);
+      for (int operand = 0; operand < form.b_operands(); ++operand) {
+        const int index = operand == 0 && !of_second_pair(k_block) ? 0 : 1;
+        const tensor_map& map = stacked_b || group == 0 ? params.b[0][index] : params.b[1][index];
+        load_share<config.cluster_m, form.b_major, b_share, stacked_b>(
+            buffer + Traits::plan.a_bytes + operand * Traits::plan.b_bytes +
+                i * b_share * row_bytes,
+            map, full, k_of(k_block), column + i * b_share, column_ctas, b_policy, group);
+      }
     }
   }
 };

@@ -15,6 +15,7 @@ struct sm90_params {
   tensor_map out[4];     // sm90_out_index()
   tensor_map source[4];  // linear: as out, the addends; activation_gradient: gate, up
   tensor_map reuse;      // A rows gathered by an earlier tile, for A reuse
+  qkv_params qkv;        // epilogue qkv, whose parts' maps b and out have in their order
 };
 
 /// The index in `out` of stored value `value` (C, gate, up; d_gate, d_up, hidden) of output

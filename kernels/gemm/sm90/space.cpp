@@ -32,7 +32,8 @@ int optional_value(const Config& config, std::string_view name, int otherwise) {
 
 /// Whether C's columns may take wgmma's 64-row side.
 bool may_swap(const Workload& work) {
-  return !work.a_mn_major() && !work.b_mn_major() && work.tensors_per_stage == 1;
+  return !work.a_mn_major() && !work.b_mn_major() && work.tensors_per_stage == 1 &&
+         !work.form.is_qkv();
 }
 
 /// Whether tiles of bm rows serve many problems. Those between are for one m each.
@@ -152,7 +153,7 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
         [a = work.a_mn_major(), b = work.b_mn_major()](const Tile& t) {
           return (!a || t.bm / t.cluster_n % 64 == 0) && (!b || t.bn / t.cluster_m % 64 == 0);
         });
-  limit("swap-AB takes K-major operands, and no activation gradient", {"schedule"},
+  limit("swap-AB takes K-major operands, no activation gradient and no heads", {"schedule"},
         [swaps = may_swap(work)](const Tile& t) { return !t.swap_ab() || swaps; });
   limit(
       "gate and up are read by the CTA that has the whole accumulators", {"split_k"},
@@ -272,6 +273,14 @@ void add_fp8_constraints(Space& space, const Workload& work) {
         });
 }
 
+void add_heads(Space& space, const GemmProblem& gemm, const Workload& work) {
+  const auto limit = limits_of(space, work);
+  limit("a tile has whole heads, all of q, of k or of v", {"bn"},
+        [qkv = gemm.epilogue.qkv](const Tile& t) { return fits_heads(qkv, t.bn); });
+  limit("a warpgroup has all features of a head", {"split_k"},
+        [](const Tile& t) { return t.split_k == 1; });
+}
+
 void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
   const auto limit = limits_of(space, work);
   const bool permutes = gathers(gemm) && work.form.source == group_source::routed;
@@ -359,6 +368,10 @@ std::string template_argument(const sm90_config& config) {
       config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
       config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
       config.epilogue_stages, config.a_reuse, config.gather_warps);
+}
+
+bool fits_heads(const QkvHeads& heads, std::int64_t bn) {
+  return bn % heads.form.dim == 0 && heads.columns(0) % bn == 0 && heads.columns(1) % bn == 0;
 }
 
 bool gathers(const GemmProblem& gemm) {
@@ -476,6 +489,7 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
   if (work.grouped_reduction()) work.k = ceil_div(work.k, work.groups);
   add_tile_constraints(space, work, facts);
   add_problem_constraints(space, work, facts);
+  if (work.form.is_qkv()) add_heads(space, gemm, work);
   if (work.promotes()) add_fp8_constraints(space, work);
   if (work.grouped_rows()) add_grouped_rows(space, gemm, work);
   if (work.grouped_reduction()) add_grouped_reduction(space, gemm, work);

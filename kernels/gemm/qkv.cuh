@@ -1,0 +1,51 @@
+// The epilogue of a QKV product: the columns of C are the heads of q, then of k, then of v, `dim`
+// features each, and each of the three parts is a matrix of its own. What becomes of a head's
+// features, in this order:
+//   bias      + bias[n]
+//   norm      q and k: x * w / sqrt(mean of x^2 + eps), over the features of a head
+//   rotation  q and k: rotary position embedding of the first `rotary` features
+// and then the one rounding. Included by host and device code.
+#pragma once
+
+namespace fftune {
+
+enum class head_rotation {
+  none,
+  halves,       // pairs are features rotary / 2 apart
+  interleaved,  // pairs are neighbours
+};
+
+struct qkv_form {
+  int dim = 0;     // features of a head
+  int rotary = 0;  // of which these are rotated
+  head_rotation rotation = head_rotation::none;
+  bool separate = false;  // B, and the bias, are a tensor for each part
+  bool bias = false;
+  bool normalises = false;  // q and k
+  bool caches = false;      // row i of k and v goes to row slots[i], nowhere if that is negative
+  bool wide_slots = false;  // of 64 bits
+
+  constexpr bool rotates() const { return rotation != head_rotation::none; }
+};
+
+// What a kernel takes beside gemm_params, whose b and c have the parts in their order, as arrays of
+// pointers one after the other.
+struct qkv_params {
+  const void* bias[3];   // of each part; the first alone if they are one tensor
+  const void* norms[2];  // [dim], of q and of k
+  const float* sines;    // [m, rotary / 2, 2]: cosine and sine of each pair
+  const void* slots;     // [m]
+  int q_columns;         // of part 0
+  int kv_columns;        // of each other part
+  float epsilon;
+
+  constexpr int part_of(int column) const {
+    return column < q_columns ? 0 : column < q_columns + kv_columns ? 1 : 2;
+  }
+  constexpr int first_column(int part) const {
+    return part == 0 ? 0 : q_columns + (part - 1) * kv_columns;
+  }
+  constexpr int columns(int part) const { return part == 0 ? q_columns : kv_columns; }
+};
+
+}  // namespace fftune

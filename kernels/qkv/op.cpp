@@ -1,0 +1,246 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+
+#include "kernels/common/op_parts.hpp"
+#include "kernels/qkv/qkv.hpp"
+#include "kernels/rope/rope.hpp"
+
+namespace fftune {
+namespace qkv {
+namespace {
+
+constexpr std::int64_t usual_positions = 4096;  // of a table
+
+bool is(const Problem& problem, const char* option, const char* choice) {
+  return problem.has(option, choice);
+}
+
+std::int64_t size_or(const Problem& problem, const char* name, std::int64_t otherwise) {
+  const auto entry = problem.sizes.find(name);
+  return entry == problem.sizes.end() ? otherwise : entry->second;
+}
+
+/// Those of rope by which angles are given or computed.
+std::vector<OptionField> angle_options() {
+  std::vector<OptionField> fields;
+  for (OptionField field : rope_op().options()) {
+    if (field.name != "angles" && !field.number) continue;
+    field.rare = true;
+    fields.push_back(std::move(field));
+  }
+  return fields;
+}
+
+/// Some a little past the table's end, which then stands for them.
+void draw_positions(std::uint64_t seed, std::int64_t bound, std::span<double> positions) {
+  std::mt19937_64 random(seed);
+  for (double& position : positions)
+    position = static_cast<double>(random() % static_cast<std::uint64_t>(bound));
+}
+
+/// No row of the cache twice, some tokens without one.
+void draw_slots(std::uint64_t seed, std::int64_t rows, std::span<double> slots) {
+  std::mt19937_64 random(seed);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(rows));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), random);
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    slots[i] = i < order.size() && i % 7 != 3 ? static_cast<double>(order[i]) : -1;
+}
+
+std::vector<TensorSpec> tensors_of(const Layer& layer) {
+  const DType dtype = layer.dtype;
+  const double by_d = 1 / std::sqrt(static_cast<double>(layer.d));
+  const std::int64_t q = layer.heads * layer.dim, kv = layer.kv_heads * layer.dim;
+  std::vector<TensorSpec> tensors{{"x", dtype, {layer.m, layer.d}, Role::input, 1}};
+  const auto weight = [&](const char* name, std::int64_t rows) {
+    tensors.push_back({name, dtype, {rows, layer.d}, Role::input, by_d});
+  };
+  const auto vector = [&](const char* name, std::int64_t elements) {
+    tensors.push_back({name, dtype, {elements}, Role::input, 1});
+  };
+  if (layer.packed) {
+    weight("w", layer.columns());
+    if (layer.bias) vector("bias", layer.columns());
+  } else {
+    weight("w_q", q), weight("w_k", kv), weight("w_v", kv);
+    if (layer.bias) vector("b_q", q), vector("b_k", kv), vector("b_v", kv);
+  }
+  if (layer.norm) vector("q_norm", layer.dim), vector("k_norm", layer.dim);
+  if (layer.rotates()) {
+    TensorSpec positions{"positions", DType::i32, {layer.m}};
+    const std::int64_t bound = layer.table ? layer.positions + 3 : 1 << 17;
+    positions.draw = [bound](std::uint64_t seed, std::span<double> values) {
+      draw_positions(seed, bound, values);
+    };
+    tensors.push_back(std::move(positions));
+    if (layer.table)
+      tensors.push_back({"angles", DType::f32, {layer.positions, layer.rotary}, Role::input, 20});
+  }
+  const auto heads = [&](const char* name, Role role, std::int64_t rows, std::int64_t count) {
+    tensors.push_back({name, dtype, {rows, count, layer.dim}, role, 1});
+  };
+  if (layer.cache) {
+    for (const char* name : {"k_cache", "v_cache"})
+      heads(name, Role::updated, layer.cache_rows, layer.kv_heads);
+    TensorSpec slots{"slots", layer.wide_slots ? DType::i64 : DType::i32, {layer.m}};
+    slots.draw = [rows = layer.cache_rows](std::uint64_t seed, std::span<double> values) {
+      draw_slots(seed, rows, values);
+    };
+    tensors.push_back(std::move(slots));
+  }
+  heads("q", Role::output, layer.m, layer.heads);
+  if (!layer.cache)
+    for (const char* name : {"k", "v"}) heads(name, Role::output, layer.m, layer.kv_heads);
+  return tensors;
+}
+
+class Qkv final : public Op {
+ public:
+  std::string_view name() const override { return "qkv"; }
+  std::string_view summary() const override {
+    return "queries, keys and values of attention: x w^T (+ bias, head norms, RoPE, into a cache)";
+  }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    return {product_tokens(),
+            {.name = "d", .help = "features of a token"},
+            {.name = "heads", .help = "heads of q", .max = most_heads, .example = 16},
+            {.name = "dim", .help = "features of a head", .max = most_features, .example = 64},
+            {.name = "kv-heads",
+             .help = "heads of k, and of v; heads if left out",
+             .max = most_heads,
+             .example = 4,
+             .rare = true},
+            {.name = "rotary",
+             .help = "features of a head to rotate, an even number; all if left out",
+             .max = most_features,
+             .example = 32,
+             .rare = true},
+            {.name = "positions",
+             .help = "rows of the table of angles; 4096 if left out",
+             .example = 4096,
+             .rare = true},
+            {.name = "cache-slots",
+             .help = "rows of the caches; m if left out",
+             .example = 65536,
+             .rare = true}};
+  }
+  std::vector<OptionField> options() const override {
+    const auto rare = [](const char* name, const char* help, std::vector<std::string> choices) {
+      return OptionField{.name = name, .help = help, .choices = std::move(choices), .rare = true};
+    };
+    std::vector<OptionField> fields{
+        rare("weights", "one weight (and bias) each of q, k and v, or all rows in one",
+             {"separate", "packed"}),
+        rare("bias", "whether q, k and v have a bias", {"no", "yes"}),
+        rare("norm", "whether heads of q and k are RMS-normalised, with weights of their own",
+             {"no", "yes"}),
+        {.name = "eps",
+         .help = "of the norm, added to the mean square",
+         .choices = {"1e-06"},
+         .rare = true,
+         .number = NumberRange{0, 1}},
+        rare("rotation", "RoPE of q and k: none, pairs rotary/2 apart, or neighbours",
+             {"none", "halves", "interleaved"}),
+        rare("cache", "whether k and v are written to rows of caches, by slots", {"no", "yes"}),
+        rare("slots", "element type of the slots", {"i32", "i64"})};
+    const auto angles = angle_options();
+    fields.insert(fields.end(), angles.begin(), angles.end());
+    return fields;
+  }
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::string_view token_size() const override { return "m"; }
+  bool rows_are_alike(const Problem& problem) const override { return !layer_of(problem).cache; }
+
+  std::string contradiction(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    if (layer.rotary > layer.dim)
+      return fmt::format("rotary={} exceeds dim={}", layer.rotary, layer.dim);
+    if (layer.rotates() && layer.rotary % 2 != 0)
+      return fmt::format("rotary={} is odd: features are rotated in pairs", layer.rotary);
+    if (!layer.rotates() && problem.sizes.contains("rotary"))
+      return "rotary with rotation=none: nothing is rotated";
+    if (problem.sizes.contains("positions") && !(layer.rotates() && layer.table))
+      return "positions are those of a table of angles: there is none";
+    if (problem.sizes.contains("cache-slots") && !layer.cache)
+      return "cache-slots with cache=no: there is no cache";
+    const double low = number_or_default(*this, problem, "low");
+    const double high = number_or_default(*this, problem, "high");
+    if (layer.rotates() && is(problem, "angles", "llama3") && high <= low)
+      return fmt::format("high={} is not above low={}", high, low);
+    return "";
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(layer_of(problem));
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    const auto tensors = tensors_of(layer);
+    StageSpec stage = stage_spec(stage_product, product_gemm(problem), tensors);
+    if (layer.cache) {
+      // Of the caches the rows that are written.
+      const auto rows = std::min(layer.m, layer.cache_rows);
+      for (const char* name : {"k_cache", "v_cache"}) {
+        stage.inputs.emplace_back(name);
+        stage.bytes -= static_cast<double>(tensors[tensor_index(tensors, name)].bytes());
+        stage.bytes += static_cast<double>(rows * layer.kv_heads * layer.dim) *
+                       static_cast<double>(dtype_bytes(layer.dtype));
+      }
+    }
+    return {stage};
+  }
+
+  void reference(const Problem& problem, std::size_t, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    qkv::reference(problem, tensors, parallel);
+  }
+  std::vector<const Family*> families() const override { return qkv::families(); }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return qkv::baselines(problem, facts);
+  }
+};
+
+}  // namespace
+
+Layer layer_of(const Problem& problem) {
+  Layer layer;
+  layer.m = problem.size("m");
+  layer.d = problem.size("d");
+  layer.heads = problem.size("heads");
+  layer.dim = problem.size("dim");
+  layer.kv_heads = size_or(problem, "kv-heads", layer.heads);
+  layer.rotary = size_or(problem, "rotary", layer.dim);
+  layer.positions = size_or(problem, "positions", usual_positions);
+  layer.cache_rows = size_or(problem, "cache-slots", layer.m);
+  layer.epsilon = number_or_default(qkv_op(), problem, "eps");
+  layer.rotation = is(problem, "rotation", "halves")        ? head_rotation::halves
+                   : is(problem, "rotation", "interleaved") ? head_rotation::interleaved
+                                                            : head_rotation::none;
+  layer.packed = is(problem, "weights", "packed");
+  layer.bias = is(problem, "bias", "yes");
+  layer.norm = is(problem, "norm", "yes");
+  layer.table = !problem.options.contains("angles") || is(problem, "angles", "table");
+  layer.cache = is(problem, "cache", "yes");
+  layer.wide_slots = layer.cache && is(problem, "slots", "i64");
+  layer.dtype = problem.dtype;
+  return layer;
+}
+
+}  // namespace qkv
+
+const Op& qkv_op() {
+  static const qkv::Qkv op;
+  return op;
+}
+
+}  // namespace fftune

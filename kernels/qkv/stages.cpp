@@ -1,0 +1,93 @@
+#include "kernels/qkv/qkv.hpp"
+#include "kernels/rope/rope.hpp"
+
+namespace fftune::qkv {
+namespace {
+
+constexpr GemmStage product{stage_product, qkv_op, product_gemm};
+
+}  // namespace
+
+Turns turns_of(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  if (!layer.rotates()) return {};
+  const bool halves = layer.rotation == head_rotation::halves;
+  Problem same{"rope",
+               "fwd",
+               problem.dtype,
+               {{"s", 1}, {"b", 1}, {"heads", 1}, {"dim", layer.dim}, {"rotary", layer.rotary}},
+               {{"layout", "bshd"},
+                {"rotation", halves ? "halves" : "interleaved"},
+                {"angles", layer.table ? "table" : problem.option("angles")}}};
+  for (const OptionField& field : rope_op().options())
+    if (field.number && problem.options.contains(field.name))
+      same.options[field.name] = problem.option(field.name);
+  auto [values, scale] = rope::frequencies_of(same);
+  if (layer.table) values.clear();
+  return {std::move(values), scale};
+}
+
+GemmProblem product_gemm(const Problem& problem) {
+  const Layer layer = layer_of(problem);
+  GemmProblem gemm{.m = layer.m,
+                   .n = layer.columns(),
+                   .k = layer.d,
+                   .dtype = layer.dtype,
+                   .c_dtype = layer.dtype,
+                   .wide_dtype = layer.dtype};
+  gemm.a = {{"x"}};
+  gemm.b = {{"w_q"}, {"w_k"}, {"w_v"}};
+  if (layer.packed) gemm.b = {{"w"}};
+  gemm.c = {{"q"}, {"k"}, {"v"}};
+  gemm.epilogue.kind = EpilogueKind::qkv;
+  QkvHeads& qkv = gemm.epilogue.qkv;
+  qkv.form = {.dim = static_cast<int>(layer.dim),
+              .rotary = layer.rotates() ? static_cast<int>(layer.rotary) : 0,
+              .rotation = layer.rotation,
+              .separate = !layer.packed,
+              .bias = layer.bias,
+              .normalises = layer.norm,
+              .caches = layer.cache,
+              .wide_slots = layer.wide_slots};
+  qkv.heads = layer.heads;
+  qkv.kv_heads = layer.kv_heads;
+  if (layer.bias) qkv.bias = {"b_q", "b_k", "b_v"};
+  if (layer.bias && layer.packed) qkv.bias = {"bias"};
+  if (layer.norm) {
+    qkv.norms = {"q_norm", "k_norm"};
+    qkv.epsilon = layer.epsilon;
+  }
+  if (layer.cache) {
+    gemm.c = {{"q"}, {"k_cache"}, {"v_cache"}};
+    qkv.slots = "slots";
+  }
+  if (layer.rotates()) {
+    qkv.positions = "positions";
+    if (layer.table) {
+      qkv.angles = "angles";
+      qkv.table_rows = layer.positions;
+    }
+    Turns turns = turns_of(problem);
+    qkv.frequencies = std::move(turns.frequencies);
+    qkv.scale = turns.scale;
+  }
+  return gemm;
+}
+
+std::vector<const Family*> families() {
+  static const std::vector<GemmFamily> gemms{
+      {decode_engine(),
+       {product},
+       "product_decode",
+       "up to 16 tokens, at the speed of reading the weights once; a head a block"},
+      {sm90_engine(), {product}, "product_sm90", "TMA, wgmma and clusters; tiles of whole heads"},
+      {cpu_blas_engine(), {product}, "cpu_blas", "blocks of heads over OpenBLAS"},
+      {simt_engine(),
+       {product},
+       "product_fallback",
+       "any sizes, alignment and type, a head at a time: the fallback"},
+      {cpu_plain_engine(), {product}, "cpu_plain", "plain loops for any sizes: the fallback"}};
+  return addresses_of(gemms);
+}
+
+}  // namespace fftune::qkv

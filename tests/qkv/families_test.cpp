@@ -1,0 +1,102 @@
+// Every family of qkv against the float64 reference: ragged sizes, every form.
+#include <random>
+
+#include "qkv/problems.hpp"
+#include "support/op_run.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+
+/// Every epilogue that a model has, and those that they do not.
+std::vector<Options> forms() {
+  std::vector<Options> forms;
+  for (const char* weights : {"separate", "packed"})
+    for (const char* bias : {"no", "yes"}) {
+      forms.push_back({{"weights", weights}, {"bias", bias}});
+      for (const char* rotation : {"halves", "interleaved"})
+        for (const char* cache : {"no", "yes"})
+          forms.push_back({{"weights", weights},
+                           {"bias", bias},
+                           {"norm", bias},
+                           {"rotation", rotation},
+                           {"angles", cache[0] == 'y' ? "llama3" : "table"},
+                           {"cache", cache},
+                           {"slots", bias[0] == 'y' ? "i64" : "i32"}});
+    }
+  return forms;
+}
+
+std::map<std::string, std::int64_t> sizes(std::int64_t m, std::int64_t d, std::int64_t heads,
+                                          std::int64_t kv_heads, std::int64_t dim) {
+  return {{"m", m}, {"d", d}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
+}
+
+}  // namespace
+
+TEST_CASE("qkv is right on the CPU in every form and dtype, at ragged sizes") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(1);
+  for (const DType dtype : qkv_op().dtypes(DeviceKind::cpu))
+    for (const Options& options : forms())
+      for (const auto& of : {sizes(1, 1, 1, 1, 2), sizes(33, 70, 3, 1, 24), sizes(45, 65, 6, 2, 96),
+                             sizes(5, 600, 2, 2, 256)}) {
+        const Problem problem = qkv_problem(DeviceKind::cpu, dtype, of, options);
+        REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) > 0);
+        verify_recipe(*backend, qkv_op(), problem,
+                      default_recipe(qkv_op(), problem, backend->facts()), 1);
+      }
+}
+
+TEST_CASE("qkv is right on a GPU in every form, where tiles have whole heads", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(2);
+  for (const Options& options : forms()) {
+    const Problem problem =
+        qkv_problem(DeviceKind::cuda, DType::bf16, sizes(333, 136, 4, 2, 64), options);
+    REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 1) >= 2);
+  }
+}
+
+TEST_CASE("qkv is right on a GPU with heads of every size that tiles take", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(3);
+  bool even = false;
+  for (const std::int64_t dim : {16, 32, 48, 64, 96, 128, 192, 256}) {
+    even = !even;
+    auto of = sizes(even ? 1001 : 1, 264, 16, 4, dim);
+    if (dim % 32 == 0) of["rotary"] = dim / 2;
+    of["cache-slots"] = 1500;
+    const Problem problem = qkv_problem(DeviceKind::cuda, even ? DType::fp16 : DType::bf16, of,
+                                        {{"weights", even ? "packed" : "separate"},
+                                         {"bias", "yes"},
+                                         {"norm", "yes"},
+                                         {"rotation", "halves"},
+                                         {"angles", "yarn"},
+                                         {"factor", "8"},
+                                         {"cache", "yes"}});
+    REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) >= 2);
+  }
+}
+
+TEST_CASE("qkv's baselines write the same") {
+  const auto backend = open_cpu();
+  check_baselines(*backend, qkv_op(),
+                  qkv_problem(DeviceKind::cpu, DType::bf16, sizes(33, 72, 4, 2, 24)), 2e-2);
+}
+
+TEST_CASE("on a GPU too, qkv's baselines write the same", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const Options& options :
+       {Options{}, Options{{"rotation", "halves"}, {"angles", "base"}},
+        Options{{"rotation", "interleaved"}, {"angles", "llama3"}, {"factor", "8"}}})
+    check_baselines(*backend, qkv_op(),
+                    qkv_problem(DeviceKind::cuda, DType::bf16, sizes(333, 136, 8, 2, 64), options),
+                    3e-2);
+}

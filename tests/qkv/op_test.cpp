@@ -1,0 +1,115 @@
+// What qkv is asked: its buffers, what it refuses, what it counts, and a definition by hand.
+#include <cmath>
+
+#include "core/error.hpp"
+#include "kernels/qkv/qkv.hpp"
+#include "qkv/problems.hpp"
+#include "registry/catalog.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Options = std::map<std::string, std::string>;
+using Names = std::vector<std::string>;
+
+Names names_of(const Options& options) {
+  Names names;
+  const Problem problem =
+      qkv_problem(DeviceKind::cuda, DType::bf16,
+                  {{"m", 5}, {"d", 32}, {"heads", 4}, {"kv-heads", 2}, {"dim", 16}}, options);
+  for (const auto& tensor : qkv_op().tensors(problem)) names.push_back(tensor.name);
+  return names;
+}
+
+std::string complaint(std::map<std::string, std::int64_t> more, const Options& options) {
+  more.insert({{"m", 5}, {"d", 32}, {"heads", 4}, {"dim", 16}});
+  try {
+    qkv_problem(DeviceKind::cuda, DType::bf16, more, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("qkv is in the catalog, and every source that its families name is embedded") {
+  const auto& catalog = builtin_catalog();
+  for (const auto* family : catalog.op("qkv").families()) {
+    REQUIRE(catalog.sources->hash(family->sources()).size() == 16);
+    REQUIRE(&family_of(qkv_op(), family->name()) == family);
+  }
+}
+
+TEST_CASE("qkv's buffers are in the order that the API promises") {
+  CHECK(names_of({}) == Names{"x", "w_q", "w_k", "w_v", "q", "k", "v"});
+  CHECK(names_of({{"weights", "packed"}, {"bias", "yes"}}) ==
+        Names{"x", "w", "bias", "q", "k", "v"});
+  CHECK(names_of({{"bias", "yes"}, {"norm", "yes"}, {"rotation", "halves"}}) ==
+        Names{"x", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "q_norm", "k_norm", "positions",
+              "angles", "q", "k", "v"});
+  CHECK(names_of({{"rotation", "interleaved"}, {"angles", "base"}, {"cache", "yes"}}) ==
+        Names{"x", "w_q", "w_k", "w_v", "positions", "k_cache", "v_cache", "slots", "q"});
+}
+
+TEST_CASE("qkv refuses fields that do not go together") {
+  CHECK(complaint({}, {}) == "");
+  CHECK(complaint({{"rotary", 32}}, {{"rotation", "halves"}}).find("rotary=32 exceeds dim=16") !=
+        std::string::npos);
+  CHECK(complaint({{"rotary", 7}}, {{"rotation", "halves"}}).find("rotary=7 is odd") !=
+        std::string::npos);
+  CHECK(complaint({{"rotary", 8}}, {}).find("nothing is rotated") != std::string::npos);
+  CHECK(complaint({{"positions", 8}}, {{"rotation", "halves"}, {"angles", "base"}})
+            .find("there is none") != std::string::npos);
+  CHECK(complaint({{"cache-slots", 8}}, {}).find("there is no cache") != std::string::npos);
+}
+
+TEST_CASE("qkv counts the products, and of caches the rows that are written") {
+  const std::map<std::string, std::int64_t> sizes{
+      {"m", 5}, {"d", 32}, {"heads", 4}, {"kv-heads", 2}, {"dim", 16}};
+  const auto plain = qkv_op().stages(qkv_problem(DeviceKind::cuda, DType::bf16, sizes)).at(0);
+  CHECK(plain.flops == 2.0 * 5 * 32 * 128);
+  CHECK(plain.bytes == 2.0 * (5 * 32 + 128 * 32 + 5 * 128));
+  auto large = sizes;
+  large["cache-slots"] = 1000;
+  const auto cached =
+      qkv_op().stages(qkv_problem(DeviceKind::cuda, DType::bf16, large, {{"cache", "yes"}})).at(0);
+  CHECK(cached.bytes == plain.bytes + 4 * 5);  // and the slots
+}
+
+TEST_CASE("qkv's reference is what one token gives by hand") {
+  // x = (1, 2); one head of two features of each of q, k and v; a turn by a quarter.
+  const Problem problem = qkv_problem(
+      DeviceKind::cpu, DType::f32,
+      {{"m", 1}, {"d", 2}, {"heads", 1}, {"dim", 2}, {"positions", 2}, {"cache-slots", 3}},
+      {{"weights", "packed"},
+       {"bias", "yes"},
+       {"norm", "yes"},
+       {"eps", "0"},
+       {"rotation", "halves"},
+       {"cache", "yes"}});
+  const double quarter = std::acos(-1.0) / 2;
+  ReferenceTensors tensors{{"x", {1, 2}},
+                           {"w", {1, 0, 0, 1, 1, 1, 0, 2, 1, 0, 0, 1}},
+                           {"bias", {2, 2, -3, 3, 10, 20}},
+                           {"q_norm", {1, 2}},
+                           {"k_norm", {1, 1}},
+                           {"positions", {9}},  // past the end: the last row
+                           {"angles", {0, 0, quarter, 0}},
+                           {"slots", {2}},
+                           {"k_cache", {-1, -1, -1, -1, -1, -1}},
+                           {"v_cache", {-1, -1, -1, -1, -1, -1}}};
+  const auto backend = open_cpu();
+  HostThreads threads;
+  qkv_op().reference(problem, 0, tensors, threads);
+  // q = (3, 4) / sqrt(12.5) * (1, 2), turned: (-second, first).
+  const double root = std::sqrt(12.5);
+  CHECK(tensors.at("q").at(0) == Approx(-8 / root));
+  CHECK(tensors.at("q").at(1) == Approx(3 / root));
+  // k = (0, 7) / sqrt(24.5), turned.
+  CHECK(tensors.at("k_cache").at(4) == Approx(-7 / std::sqrt(24.5)));
+  CHECK(tensors.at("k_cache").at(5) == Approx(0).margin(1e-12));
+  CHECK(tensors.at("v_cache") == std::vector<double>{-1, -1, -1, -1, 11, 22});
+}
