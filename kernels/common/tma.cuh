@@ -102,10 +102,10 @@ __device__ __forceinline__ void bulk_load(u32 shared, const void* global, u32 by
 
 // Adds `bytes` of floats to memory, part of a group as tma_store is.
 __device__ __forceinline__ void bulk_add(float* global, u32 shared, u32 bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                   global),
-               "r"(shared), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+      "r"(shared), "r"(bytes)
+      : "memory");
 }
 
 // Waits until all but the last `pending` groups of this thread's stores have read their shared

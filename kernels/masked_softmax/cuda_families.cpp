@@ -229,12 +229,12 @@ class Fallback final : public StageFamily {
           TensorArgument{at.y}, TensorArgument{at.dy}, TensorArgument{at.dx}, layer.rows(), n, s,
           layer.scale};
     Program program;
-    append_kernel(
+    KernelLaunch& launch = append_kernel(
         program, "masked_softmax/fallback.cu",
         fmt::format("softmax_{}_fallback<{}, {}>", layer.backward ? "backward" : "forward",
                     element_type(layer.dtype), static_cast<int>(layer.mask)),
-        grid, 256, std::move(arguments))
-        .programmatic = facts.compute_capability >= 90;
+        grid, 256, std::move(arguments));
+    launch.programmatic = facts.compute_capability >= 90;
     return program;
   }
 };

@@ -17,11 +17,12 @@ void forward_row(const Layer& layer, std::int64_t row, const double* x, const do
     return j < layer.columns(row) &&
            (mask == nullptr || mask[layer.mask_row(row) * layer.n + j] != 0);
   };
+  const double scale = layer.scale;
   double most = -std::numeric_limits<double>::infinity(), sum = 0;
   for (std::int64_t j = 0; j < layer.n; ++j)
-    if (allows(j)) most = std::max(most, x[j] * double{layer.scale});
+    if (allows(j)) most = std::max(most, x[j] * scale);
   for (std::int64_t j = 0; j < layer.n; ++j) {
-    y[j] = allows(j) ? std::exp(x[j] * double{layer.scale} - most) : 0;
+    y[j] = allows(j) ? std::exp(x[j] * scale - most) : 0;
     sum += y[j];
   }
   for (std::int64_t j = 0; j < layer.n && sum > 0; ++j) y[j] /= sum;
@@ -29,10 +30,11 @@ void forward_row(const Layer& layer, std::int64_t row, const double* x, const do
 
 void backward_row(const Layer& layer, std::int64_t row, const double* y, const double* dy,
                   double* dx) {
+  const double scale = layer.scale;
   double sum = 0;
   for (std::int64_t j = 0; j < layer.columns(row); ++j) sum += y[j] * dy[j];
   for (std::int64_t j = 0; j < layer.n; ++j)
-    dx[j] = j < layer.columns(row) ? double{layer.scale} * y[j] * (dy[j] - sum) : 0;
+    dx[j] = j < layer.columns(row) ? scale * y[j] * (dy[j] - sum) : 0;
 }
 
 }  // namespace
@@ -41,8 +43,7 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
   const Layer layer = layer_of(problem);
   const auto n = static_cast<std::size_t>(layer.n);
   auto out = large_vector<double>(static_cast<std::size_t>(layer.rows()) * n, parallel);
-  const double* const allowed =
-      layer.mask == Mask::boolean ? tensors.at("mask").data() : nullptr;
+  const double* const allowed = layer.mask == Mask::boolean ? tensors.at("mask").data() : nullptr;
   const double* const first = tensors.at(layer.backward ? "y" : "x").data();
   const double* const second = layer.backward ? tensors.at("dy").data() : nullptr;
   for_each_row(static_cast<std::size_t>(layer.rows()), n, parallel, [&](std::size_t row) {

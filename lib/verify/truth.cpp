@@ -123,12 +123,10 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   for (std::size_t k = first_stage; k <= stage; ++k) {
     const StageSpec& spec_of_stage = stages()[k];
     expected.reduction_length += spec_of_stage.reduction_length;
-    const double share =
-        spec_of_stage.inner_values > 0
-            ? std::min(1.0, heavy_tail / std::sqrt(spec_of_stage.inner_values))
-            : 0;
-    const double inner =
-        std::max(expected.rounding_error, share * dtype_unit_roundoff(spec.dtype));
+    const double share = spec_of_stage.inner_values > 0
+                             ? std::min(1.0, heavy_tail / std::sqrt(spec_of_stage.inner_values))
+                             : 0;
+    const double inner = std::max(expected.rounding_error, share * dtype_unit_roundoff(spec.dtype));
     squares += spec_of_stage.inner_roundings * inner * inner;
   }
   expected.rounding_error = std::sqrt(squares);

@@ -14,9 +14,9 @@
 
 namespace fftune::test {
 
-/// segfault, abort, exit, killed (as for want of memory), hang, trample (far out of bounds), beyond (just out of bounds), wrong,
-/// nan, unwritten, moody (different from run to run), liar (fast at first, then slow), sticky (the
-/// device is lost), crash_compile.
+/// segfault, abort, exit, killed (as for want of memory), hang, trample (far out of bounds), beyond
+/// (just out of bounds), wrong, nan, unwritten, moody (different from run to run), liar (fast at
+/// first, then slow), sticky (the device is lost), crash_compile.
 const std::vector<std::string>& ways();
 
 constexpr int misbehaving_variants = 200;

@@ -389,8 +389,8 @@ struct gemm_kernel {
 
   // Where the MMA warpgroups share the rows of a tile, one whose rows are all beyond the group's
   // last has nothing to compute: it releases the stages, and leaves the tensor cores to the others.
-  static constexpr bool skips_padding = routed && grouped_rows && !config.swap_ab() &&
-                                        !config.pingpong() && !splits_k && !reuses_a;
+  static constexpr bool skips_padding =
+      routed && grouped_rows && !config.swap_ab() && !config.pingpong() && !splits_k && !reuses_a;
   __device__ __forceinline__ void pass_tile(const scheduler& work, const work_tile& tile,
                                             stages& pipe, const row_indices& indices) const {
     const mma loop{0, rank};

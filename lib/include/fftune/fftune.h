@@ -16,9 +16,9 @@
  * [out_features, in_features], as torch.nn.Linear keeps them.
  *
  * Any function may be called from any thread. A call that fails changes nothing but
- * fftune_last_error(). What was destroyed may not be used or destroyed again. After fork() the child
- * may use and destroy what was made for the CPU; what was made for a CUDA device is refused there
- * with FFTUNE_UNAVAILABLE: create its context in the child. */
+ * fftune_last_error(). What was destroyed may not be used or destroyed again. After fork() the
+ * child may use and destroy what was made for the CPU; what was made for a CUDA device is refused
+ * there with FFTUNE_UNAVAILABLE: create its context in the child. */
 #ifndef FFTUNE_FFTUNE_H
 #define FFTUNE_FFTUNE_H
 
