@@ -20,9 +20,9 @@
 //
 // Grids: dq: as the forward (forward.cu). dkv: (ceil(kv_len / rows), kv heads x (2 where dk and dv
 // are split), batch); in thd the first is that of all keys. Block: config.threads().
+#include "attention/key_walk.cuh"
 #include "attention/mma_tile.cuh"
 #include "attention/sm80/backward_config.cuh"
-#include "attention/sm90/key_walk.cuh"
 #include "common/cluster.cuh"
 #include "common/dependency.cuh"
 #include "common/vector.cuh"

@@ -14,9 +14,9 @@
 //
 // Grid: a CTA for each tile of queries of each head, (ceil(q_len / bm)) x heads x batch; in thd at
 // most (ceil(tokens / bm) + batch) x heads. Block: config.threads().
+#include "attention/key_walk.cuh"
 #include "attention/mma_tile.cuh"
 #include "attention/sm80/config.cuh"
-#include "attention/sm90/key_walk.cuh"
 #include "common/cluster.cuh"
 #include "common/dependency.cuh"
 #include "gemm/element_type.cuh"

@@ -29,8 +29,8 @@
 // The accumulators of scores have the layout of A in registers, so probabilities never leave them.
 #pragma once
 
+#include "attention/key_walk.cuh"
 #include "attention/sm90/config.cuh"
-#include "attention/sm90/key_walk.cuh"
 #include "attention/sm90/params.cuh"
 #include "attention/softmax.cuh"
 #include "common/dependency.cuh"

@@ -7,7 +7,7 @@
 // empty, which a warp reads 32 at a time.
 #pragma once
 
-#include "attention/sm90/tile_scheduler.cuh"
+#include "attention/tile_scheduler.cuh"
 
 namespace fftune {
 

@@ -1,4 +1,4 @@
-// The tile scheduler of the sm_90a attention kernels: the tiles of queries of all sequences and
+// The tile scheduler of the attention forward kernels: the tiles of queries of all sequences and
 // heads, in the same order for every warp that asks.
 //
 // Tiles of `group` heads whose keys and values fit in L2 together are in succession, those with
