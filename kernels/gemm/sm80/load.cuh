@@ -13,235 +13,212 @@
 
 namespace fftune {
 
+// A thread's chunks where k is contiguous: of different rows, at the same place of k.
+template <int rows, int bk, int threads>
+struct k_major_chunks {
+  using layout = k_major_layout<bk>;
+  static constexpr int chunks = rows * layout::row_chunks;
+  static constexpr int row_step = threads / layout::row_chunks;  // between consecutive chunks
+  static constexpr int steps = ceil_div(chunks, threads), bytes = rows * layout::row_bytes;
+  static_assert(threads % layout::row_chunks == 0);
+  int thread, row, valid, chunk_k;
+  const char* source;
+
+  k_major_chunks() = default;
+  __device__ __forceinline__ k_major_chunks(int valid_rows, int own_thread)
+      : thread(own_thread),
+        row(thread / layout::row_chunks),
+        valid(valid_rows - row),
+        chunk_k(thread % layout::row_chunks * 8) {}
+
+  __device__ __forceinline__ bool has(int step) const {
+    return (step + 1) * threads <= chunks || thread + step * threads < chunks;
+  }
+  __device__ __forceinline__ void next_k_block() { source += layout::row_bytes; }
+  // The bytes from the start of k to element `k` of it.
+  static __device__ __forceinline__ i64 distance(i64 k, i64 /*pitch*/) { return k * 2; }
+  __device__ __forceinline__ void move(i64 bytes) { source += bytes; }
+};
+
+// A thread's chunks where the other extent is contiguous: of different k, of the same rows.
+template <int rows, int bk, int threads>
+struct mn_major_chunks {
+  using layout = mn_major_layout<rows>;
+  static constexpr int chunks = bk * layout::row_chunks;
+  static constexpr int k_step = threads / layout::row_chunks;  // between consecutive chunks
+  static constexpr int steps = ceil_div(chunks, threads), bytes = bk * layout::row_bytes;
+  static_assert(threads % layout::row_chunks == 0);
+  int thread, k, chunk;
+  bool row_is_valid;
+  const char* source;
+
+  mn_major_chunks() = default;
+  __device__ __forceinline__ mn_major_chunks(int valid_rows, int own_thread)
+      : thread(own_thread),
+        k(thread / layout::row_chunks),
+        chunk(thread % layout::row_chunks),
+        row_is_valid(chunk * 8 < valid_rows) {}
+
+  __device__ __forceinline__ bool has(int step) const {
+    return (step + 1) * threads <= chunks || thread + step * threads < chunks;
+  }
+};
+
 // Of a matrix whose k is contiguous.
 template <int rows, int bk, int threads>
-class k_major_copy {
-  static constexpr int chunks = rows * k_major_layout<bk>::row_chunks;
-  static constexpr int row_step =
-      threads / k_major_layout<bk>::row_chunks;  // rows between a thread's consecutive chunks
-  static_assert(threads % k_major_layout<bk>::row_chunks == 0);
-
- public:
-  using layout = k_major_layout<bk>;
-  static constexpr int steps = ceil_div(chunks, threads);
-  static constexpr int bytes = rows * layout::row_bytes;
+struct k_major_copy : k_major_chunks<rows, bk, threads> {
+  using own = k_major_chunks<rows, bk, threads>;
+  using own::row_step;
+  using typename own::layout;
+  u32 shared;
+  i64 stride;
 
   k_major_copy() = default;
   template <class T>
   __device__ __forceinline__ k_major_copy(const T* matrix, i64 first_row, int valid_rows, i64 k,
                                           i64 first_k, int thread)
-      : thread_(thread),
-        row_(thread / layout::row_chunks),
-        valid_(valid_rows - row_),
-        chunk_k_(thread % layout::row_chunks * 8),
-        shared_(layout::offset(row_, thread % layout::row_chunks)),
-        stride_(row_step * k * 2),
-        source_(
-            reinterpret_cast<const char*>(matrix + (first_row + row_) * k + first_k + chunk_k_)) {}
+      : own(valid_rows, thread),
+        shared(layout::offset(this->row, thread % layout::row_chunks)),
+        stride(row_step * k * 2) {
+    this->source = reinterpret_cast<const char*>(matrix + (first_row + this->row) * k + first_k +
+                                                 this->chunk_k);
+  }
 
   // Copies the chunk numbers [first, last) of this thread for the current K block, which has
   // `valid_k` elements left.
   template <int first, int last>
   __device__ __forceinline__ void issue(u32 shared_tile, int valid_k) const {
-    const bool k_is_valid = chunk_k_ < valid_k;
-    const char* source =
-        source_ + first * stride_;  // one running pointer takes fewer registers than one each
+    const bool k_is_valid = this->chunk_k < valid_k;
+    // One running pointer takes fewer registers than one each.
+    const char* from = this->source + first * stride;
 #pragma unroll
-    for (int step = first; step < last; ++step, source += stride_) {
-      if ((step + 1) * threads <= chunks || thread_ + step * threads < chunks) {
-        copy_async(shared_tile + shared_offset(step), source,
-                   k_is_valid && step * row_step < valid_);
+    for (int step = first; step < last; ++step, from += stride) {
+      if (this->has(step)) {
+        copy_async(shared_tile + shared_offset(step), from,
+                   k_is_valid && step * row_step < this->valid);
       }
     }
   }
-
-  __device__ __forceinline__ void next_k_block() {
-    source_ += layout::row_bytes;
-  }
-  // The bytes from the start of k to element `k` of it.
-  static __device__ __forceinline__ i64 distance(i64 k, i64 /*pitch*/) {
-    return k * 2;
-  }
-  __device__ __forceinline__ void move(i64 bytes) {
-    source_ += bytes;
-  }
-
- private:
   __device__ __forceinline__ u32 shared_offset(int step) const {
     if constexpr (row_step % 8 == 0) {  // whole periods of the swizzle
-      return shared_ + step * row_step * layout::row_bytes;
+      return shared + step * row_step * layout::row_bytes;
     } else {
-      return layout::offset(row_ + step * row_step, chunk_k_ / 8);
+      return layout::offset(this->row + step * row_step, this->chunk_k / 8);
     }
   }
-
-  int thread_, row_, valid_, chunk_k_;
-  u32 shared_;
-  i64 stride_;
-  const char* source_;
 };
 
 // Of a matrix [k, pitch] whose rows are contiguous.
 template <int rows, int bk, int threads>
-class mn_major_copy {
-  static constexpr int chunks = bk * mn_major_layout<rows>::row_chunks;
-  static constexpr int k_step =
-      threads / mn_major_layout<rows>::row_chunks;  // between a thread's chunks
-  static_assert(threads % mn_major_layout<rows>::row_chunks == 0);
-
- public:
-  using layout = mn_major_layout<rows>;
-  static constexpr int steps = ceil_div(chunks, threads);
-  static constexpr int bytes = bk * layout::row_bytes;
+struct mn_major_copy : mn_major_chunks<rows, bk, threads> {
+  using own = mn_major_chunks<rows, bk, threads>;
+  using own::k_step;
+  i64 pitch_bytes;
 
   mn_major_copy() = default;
   template <class T>
   __device__ __forceinline__ mn_major_copy(const T* matrix, i64 first_row, int valid_rows,
                                            i64 pitch, i64 first_k, int thread)
-      : thread_(thread),
-        k_(thread / layout::row_chunks),
-        chunk_(thread % layout::row_chunks),
-        row_is_valid_(chunk_ * 8 < valid_rows),
-        pitch_bytes_(pitch * 2),
-        source_(reinterpret_cast<const char*>(matrix + (first_k + k_) * pitch + first_row +
-                                              chunk_ * 8)) {}
+      : own(valid_rows, thread), pitch_bytes(pitch * 2) {
+    this->source = reinterpret_cast<const char*>(matrix + (first_k + this->k) * pitch + first_row +
+                                                 this->chunk * 8);
+  }
 
   template <int first, int last>
   __device__ __forceinline__ void issue(u32 shared_tile, int valid_k) const {
-    const char* source = source_ + first * k_step * pitch_bytes_;
+    const char* from = this->source + first * k_step * pitch_bytes;
 #pragma unroll
-    for (int step = first; step < last; ++step, source += k_step * pitch_bytes_) {
-      if ((step + 1) * threads <= chunks || thread_ + step * threads < chunks) {
-        const int k = k_ + step * k_step;
-        copy_async(shared_tile + layout::offset(k, chunk_), source, row_is_valid_ && k < valid_k);
+    for (int step = first; step < last; ++step, from += k_step * pitch_bytes) {
+      if (this->has(step)) {
+        const int k = this->k + step * k_step;
+        copy_async(shared_tile + own::layout::offset(k, this->chunk), from,
+                   this->row_is_valid && k < valid_k);
       }
     }
   }
 
   __device__ __forceinline__ void next_k_block() {
-    source_ += bk * pitch_bytes_;
+    this->source += bk * pitch_bytes;
   }
   static __device__ __forceinline__ i64 distance(i64 k, i64 pitch) {
     return k * pitch * 2;
   }
   __device__ __forceinline__ void move(i64 bytes) {
-    source_ += bytes;
+    this->source += bytes;
   }
-
- private:
-  int thread_, k_, chunk_;
-  bool row_is_valid_;
-  i64 pitch_bytes_;
-  const char* source_;
 };
 
 // Grouped rows: as k_major_copy, of the rows that a table in shared memory names. A row's part of a
 // K block is 64 bytes or more, so scattered rows cost no more than neighbours.
 template <int rows, int bk, int threads>
-class row_gather {
-  static constexpr int chunks = rows * k_major_layout<bk>::row_chunks;
-  static constexpr int row_step = threads / k_major_layout<bk>::row_chunks;
-  static_assert(threads % k_major_layout<bk>::row_chunks == 0);
-
- public:
-  using layout = k_major_layout<bk>;
-  static constexpr int steps = ceil_div(chunks, threads);
-  static constexpr int bytes = rows * layout::row_bytes;
+struct row_gather : k_major_chunks<rows, bk, threads> {
+  using own = k_major_chunks<rows, bk, threads>;
+  using own::row_step;
+  u32 pitch;
+  const u32* table;
 
   row_gather() = default;
   template <class T>
-  __device__ __forceinline__ row_gather(const T* matrix, const u32* table, int valid_rows, i64 k,
-                                        i64 first_k, int thread)
-      : thread_(thread),
-        row_(thread / layout::row_chunks),
-        valid_(valid_rows - row_),
-        chunk_k_(thread % layout::row_chunks * 8),
-        pitch_(static_cast<u32>(k) * 2),
-        table_(table + row_),
-        source_(reinterpret_cast<const char*>(matrix + first_k + chunk_k_)) {}
+  __device__ __forceinline__ row_gather(const T* matrix, const u32* rows_of_tile, int valid_rows,
+                                        i64 k, i64 first_k, int thread)
+      : own(valid_rows, thread), pitch(static_cast<u32>(k) * 2), table(rows_of_tile + this->row) {
+    this->source = reinterpret_cast<const char*>(matrix + first_k + this->chunk_k);
+  }
 
   template <int first, int last>
   __device__ __forceinline__ void issue(u32 shared_tile, int valid_k) const {
-    const bool k_is_valid = chunk_k_ < valid_k;
+    const bool k_is_valid = this->chunk_k < valid_k;
 #pragma unroll
     for (int step = first; step < last; ++step) {
-      if ((step + 1) * threads <= chunks || thread_ + step * threads < chunks) {
-        const bool valid = k_is_valid && step * row_step < valid_;
-        const u32 row = valid ? table_[step * row_step] : 0;
-        copy_async(shared_tile + layout::offset(row_ + step * row_step, chunk_k_ / 8),
-                   source_ + static_cast<u64>(row) * pitch_, valid);
+      if (this->has(step)) {
+        const bool valid = k_is_valid && step * row_step < this->valid;
+        const u32 from = valid ? table[step * row_step] : 0;
+        copy_async(
+            shared_tile + own::layout::offset(this->row + step * row_step, this->chunk_k / 8),
+            this->source + static_cast<u64>(from) * pitch, valid);
       }
     }
   }
-
-  __device__ __forceinline__ void next_k_block() {
-    source_ += layout::row_bytes;
-  }
-  static __device__ __forceinline__ i64 distance(i64 k, i64 /*pitch*/) {
-    return k * 2;
-  }
-  __device__ __forceinline__ void move(i64 bytes) {
-    source_ += bytes;
-  }
-
- private:
-  int thread_, row_, valid_, chunk_k_;
-  u32 pitch_;
-  const u32* table_;
-  const char* source_;
 };
 
 // Grouped reduction: as mn_major_copy, of the tokens that a list in memory names from sorted
 // position `begin` on; or of an operand that is in the sorted order.
 template <int rows, int bk, int threads, bool sorted>
-class token_gather {
-  static constexpr int chunks = bk * mn_major_layout<rows>::row_chunks;
-  static constexpr int k_step = threads / mn_major_layout<rows>::row_chunks;
-  static_assert(threads % mn_major_layout<rows>::row_chunks == 0);
-
- public:
-  using layout = mn_major_layout<rows>;
-  static constexpr int steps = ceil_div(chunks, threads);
-  static constexpr int bytes = bk * layout::row_bytes;
+struct token_gather : mn_major_chunks<rows, bk, threads> {
+  using own = mn_major_chunks<rows, bk, threads>;
+  using own::k_step;
+  u32 pitch_bytes, position;
+  const u32* permutation;
 
   token_gather() = default;
   template <class T>
-  __device__ __forceinline__ token_gather(const T* matrix, const u32* permutation, u32 begin,
+  __device__ __forceinline__ token_gather(const T* matrix, const u32* tokens, u32 begin,
                                           i64 first_row, int valid_rows, i64 pitch, int thread)
-      : thread_(thread),
-        k_(thread / layout::row_chunks),
-        chunk_(thread % layout::row_chunks),
-        row_is_valid_(chunk_ * 8 < valid_rows),
-        pitch_bytes_(static_cast<u32>(pitch) * 2),
-        position_(begin + k_),
-        permutation_(permutation),
-        source_(reinterpret_cast<const char*>(matrix + first_row + chunk_ * 8)) {}
+      : own(valid_rows, thread),
+        pitch_bytes(static_cast<u32>(pitch) * 2),
+        position(begin + this->k),
+        permutation(tokens) {
+    this->source = reinterpret_cast<const char*>(matrix + first_row + this->chunk * 8);
+  }
 
   template <int first, int last>
   __device__ __forceinline__ void issue(u32 shared_tile, int valid_k) const {
 #pragma unroll
     for (int step = first; step < last; ++step) {
-      if ((step + 1) * threads <= chunks || thread_ + step * threads < chunks) {
-        const int k = k_ + step * k_step;
-        const bool valid = row_is_valid_ && k < valid_k;
-        const u32 position = position_ + step * k_step;
-        const u32 token = !valid ? 0 : sorted ? position : permutation_[position];
-        copy_async(shared_tile + layout::offset(k, chunk_),
-                   source_ + static_cast<u64>(token) * pitch_bytes_, valid);
+      if (this->has(step)) {
+        const int k = this->k + step * k_step;
+        const bool valid = this->row_is_valid && k < valid_k;
+        const u32 at = position + step * k_step;
+        const u32 token = !valid ? 0 : sorted ? at : permutation[at];
+        copy_async(shared_tile + own::layout::offset(k, this->chunk),
+                   this->source + static_cast<u64>(token) * pitch_bytes, valid);
       }
     }
   }
 
   __device__ __forceinline__ void next_k_block() {
-    position_ += bk;
+    position += bk;
   }
-
- private:
-  int thread_, k_, chunk_;
-  bool row_is_valid_;
-  u32 pitch_bytes_, position_;
-  const u32* permutation_;
-  const char* source_;
 };
 
 // The K blocks [first, last) of a block, those of two K-concatenated pairs one after the other:
