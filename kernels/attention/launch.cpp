@@ -166,6 +166,13 @@ void Launch::set_sizes() {
   set_attention(offsetof(attention_params, softcap), layer_.softcap);
 }
 
+void Launch::set_group() {
+  const std::int64_t groups =
+      heads_in_l2(layer_, facts_, layer_.kv_heads * layer_.b, usual_keys(layer_));
+  set_attention(offsetof(attention_params, group),
+                static_cast<std::int32_t>(groups * layer_.group()));
+}
+
 ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
   program_.scratch.push_back({static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)), zeroed});
   return {program_.scratch.size() - 1};
@@ -218,6 +225,12 @@ TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t r
     map.box_rows = std::min(map.box_rows, static_cast<std::uint32_t>(layer.page));
   }
   return map;
+}
+
+bool fits_shared_memory(const DeviceFacts& facts, std::int64_t bytes, std::int64_t ctas) {
+  constexpr std::int64_t reserved = 1024;  // of each CTA, by the driver
+  return bytes <= facts.shared_bytes_per_block &&
+         ctas * (bytes + reserved) <= facts.shared_bytes_per_multiprocessor;
 }
 
 std::int64_t query_tiles(const Layer& layer, std::int64_t bm) {

@@ -39,6 +39,9 @@ class Launch {
   }
   /// A field of attention_params.
   void set_attention(std::size_t offset, Argument value) { set(base_ + offset, std::move(value)); }
+  /// attention_params::group of a kernel whose CTAs have queries: the heads whose keys and values
+  /// fit in L2 together.
+  void set_group();
   /// Scratch memory of the program, of at least a byte.
   ScratchArgument scratch(std::int64_t bytes, bool zeroed = false);
 
@@ -72,6 +75,10 @@ TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t r
 /// half of L2 together: 1 at least.
 std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
                          std::int64_t tokens);
+
+/// Whether `ctas` CTAs of `bytes` of shared memory each fit on an SM, beside what the driver
+/// reserves for each.
+bool fits_shared_memory(const DeviceFacts& facts, std::int64_t bytes, std::int64_t ctas);
 
 /// Tiles of `bm` queries of all heads; of packed sequences the most that there may be.
 std::int64_t query_tiles(const Layer& layer, std::int64_t bm);

@@ -109,12 +109,9 @@ Space Sm80Backward::space(const Problem& problem, const DeviceFacts& facts) cons
           {"warps", "block", "ctas_per_sm"})
       .constraint("the stages of an SM's CTAs fit in its shared memory",
                   [form, facts](const Config& c) {
-                    constexpr std::int64_t reserved = 1024;  // of each CTA, by the driver
-                    const std::int64_t bytes =
-                        attention_sm80_backward_plan_of(form, config_of(c)).shared_bytes;
-                    return bytes <= facts.shared_bytes_per_block &&
-                           c.at("ctas_per_sm") * (bytes + reserved) <=
-                               facts.shared_bytes_per_multiprocessor;
+                    return fits_shared_memory(
+                        facts, attention_sm80_backward_plan_of(form, config_of(c)).shared_bytes,
+                        c.at("ctas_per_sm"));
                   },
                   {"warps", "block", "stages", "ctas_per_sm"});
 }
@@ -127,10 +124,7 @@ Program Sm80Backward::program(const Problem& problem, const DeviceFacts& facts,
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   const attention_sm80_backward_plan plan = attention_sm80_backward_plan_of(form, config);
-  launch.set_attention(
-      offsetof(attention_params, group),
-      static_cast<std::int32_t>(
-          heads_in_l2(layer, facts, layer.kv_heads * layer.b, usual_keys(layer)) * layer.group()));
+  launch.set_group();
   const std::string form_argument = attention::template_argument(form);
   const std::string arguments = form_argument + ", " + template_argument(config);
   launch.append(file, "attention_sm80_dq<" + arguments + ">",

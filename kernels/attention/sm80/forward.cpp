@@ -100,12 +100,9 @@ Space Sm80Forward::space(const Problem& problem, const DeviceFacts& facts) const
           {"warps", "m_tiles", "bn", "ctas_per_sm"})
       .constraint("the stages of an SM's CTAs fit in its shared memory",
                   [form, facts](const Config& c) {
-                    constexpr std::int64_t reserved = 1024;  // of each CTA, by the driver
-                    const std::int64_t bytes =
-                        attention_sm80_plan_of(form, config_of(c)).shared_bytes;
-                    return bytes <= facts.shared_bytes_per_block &&
-                           c.at("ctas_per_sm") * (bytes + reserved) <=
-                               facts.shared_bytes_per_multiprocessor;
+                    return fits_shared_memory(
+                        facts, attention_sm80_plan_of(form, config_of(c)).shared_bytes,
+                        c.at("ctas_per_sm"));
                   },
                   {"warps", "m_tiles", "bn", "stages", "ctas_per_sm"});
 }
@@ -139,10 +136,7 @@ Program Sm80Forward::program(const Problem& problem, const DeviceFacts& facts,
   Launch launch(program, problem, facts, sizeof(attention_params));
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
-  const std::int64_t groups =
-      heads_in_l2(layer, facts, layer.kv_heads * layer.b, usual_keys(layer));
-  launch.set_attention(offsetof(attention_params, group),
-                       static_cast<std::int32_t>(groups * layer.group()));
+  launch.set_group();
   launch.append(file,
                 fmt::format("attention_sm80_forward<{}, {}>", attention::template_argument(form),
                             template_argument(config)),

@@ -16,7 +16,6 @@ namespace fftune::attention {
 namespace {
 
 constexpr const char* file = "attention/sm90/forward.cu";
-constexpr std::int64_t reserved_shared_bytes = 1024;  // of each CTA, by the driver
 
 attention_sm90_config config_of(const Config& config) {
   return {.mma_warpgroups = config.get("mma_warpgroups"),
@@ -177,10 +176,9 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
       .constraint("queries, and the stages of keys and values, fit in shared memory",
                   [form, facts, whole](const Config& c) {
                     const auto config = whole(c);
-                    const std::int64_t bytes = attention_sm90_plan_of(form, config).shared_bytes;
-                    return bytes <= facts.shared_bytes_per_block &&
-                           config.ctas_per_sm * (bytes + reserved_shared_bytes) <=
-                               facts.shared_bytes_per_multiprocessor;
+                    return fits_shared_memory(facts,
+                                              attention_sm90_plan_of(form, config).shared_bytes,
+                                              config.ctas_per_sm);
                   },
                   {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "polynomial_of_8",
                    "scheduler"})
@@ -230,10 +228,7 @@ Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
-  const std::int64_t groups =
-      heads_in_l2(layer, facts, layer.kv_heads * layer.b, usual_keys(layer));
-  launch.set_attention(offsetof(attention_params, group),
-                       static_cast<std::int32_t>(groups * layer.group()));
+  launch.set_group();
   launch.set(offsetof(attention_sm90_params, q),
              rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns));
   launch.set(offsetof(attention_sm90_params, k),
