@@ -1,7 +1,756 @@
-// The sm_90a attention forward: the one entry point of every form. See forward.cuh.
-#include "attention/sm90/forward.cuh"
+// The sm_90a attention forward: out = softmax(q k^T) v without the scores ever being in memory. TMA
+// and wgmma, warp-specialised, persistent.
+//
+//   producer warp            shared memory                  MMA warpgroups (1 to 3)
+//  +-------------------+   +---------------------------+   +---------------------------------+
+//  | TMA: q of a tile, |   | q: 64 rows of each        |   | scores = q k^T        wgmma     |
+//  | then its blocks   |-->|    MMA warpgroup          |-->| softmax               registers |
+//  | of k and v        |   | k: stages of bn keys      |   | out += scores v       wgmma, A  |
+//  |                   |   | v: stages of bn keys      |   |                in registers     |
+//  +-------------------+   | barriers                  |   | out, lse: 16-byte stores        |
+//                          +---------------------------+   +---------------------------------+
+//
+//  barrier               arrivals that complete a phase     who waits
+//  q full [warpgroup]    the producer with q's bytes        the MMA warpgroup
+//  q empty [warpgroup]   a thread of the MMA warpgroup      the producer
+//  k, v full [stage]     the producer with the bytes        MMA warpgroups
+//  k, v empty [stage]    a thread of each MMA warpgroup     the producer
+//  order [warpgroup]     named: itself and the one before   the MMA warpgroup
+//  tile full             a thread of the producer           MMA warpgroups: which tile is next
+//  tile empty            a thread of each MMA warp          the producer
+//  zero fill [warpgroup] named: its 128 threads             the same
+//
+// Two overlaps keep the tensor cores busy during the softmax. An MMA warpgroup issues the scores of
+// the next block, then the product of this block's probabilities with v, and computes the softmax
+// of the first while the second runs. And the MMA warpgroups issue in turn (order), so that one's
+// softmax runs beside the others' MMAs. At the end of a tile its last product with v is issued
+// together with the next tile's first scores, beneath which the tile is stored.
+//
+// The accumulators of scores have the layout of A in registers, so probabilities never leave them.
+#include "attention/key_walk.cuh"
+#include "attention/sm90/config.cuh"
+#include "attention/sm90/params.cuh"
+#include "attention/softmax.cuh"
+#include "common/dependency.cuh"
+#include "common/pipeline.cuh"
+#include "common/wgmma.cuh"
+#include "gemm/element_type.cuh"
 
 namespace fftune {
+
+template <attention_form form_, attention_sm90_config config_>
+struct attention_sm90_traits {
+  static constexpr attention_form form = form_;
+  static constexpr attention_sm90_config config = config_;
+  static constexpr attention_sm90_plan plan = attention_sm90_plan_of(form_, config_);
+};
+
+// Named barriers (bar.sync, bar.arrive). 0 is __syncthreads'.
+enum class attention_barrier {
+  order = 1,      // + MMA warpgroup
+  zero_fill = 4,  // + MMA warpgroup
+};
+
+template <class Traits>
+struct attention_forward {
+  static constexpr attention_form form = Traits::form;
+  static constexpr attention_sm90_config config = Traits::config;
+  static constexpr attention_sm90_plan plan = Traits::plan;
+  static constexpr int bn = config.bn, warpgroups = config.mma_warpgroups;
+  static constexpr bool packed = form.mask == attention_mask::packed;
+  // Whether an element mask looks at the range of keys of a row: bits say it all but for these.
+  static constexpr bool has_ranges = !packed || form.lengths || form.window;
+  static constexpr bool orders = config.ordered && warpgroups > 1;
+  static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
+  // setmaxnreg would wait for ever for registers that the CTA does not have.
+  static_assert(!plan.reallocates_registers ||
+                128 * (warpgroups * plan.mma_registers + plan.producer_registers) <=
+                    65536 / config.ctas_per_sm / plan.threads / 8 * 8 * plan.threads);
+  static_assert(config.polynomial_of_8 >= 0 && config.polynomial_of_8 <= 8);
+
+  using T = element_type<form.type>;
+  using stages = pipeline<config.stages, plan.kv_bytes>;
+  using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm>;
+  using tile_slots = pipeline<1, plan.tile_bytes>;
+  using walk = key_walk<form, plan.bm, 64, bn>;
+
+  const attention_sm90_params& maps;
+  const attention_params& params;
+  u32 base;  // of shared memory
+
+  __device__ __forceinline__ u32 q_full(int warpgroup) const {
+    return base + plan.q_barriers_at + warpgroup * 8;
+  }
+  __device__ __forceinline__ u32 q_empty(int warpgroup) const {
+    return base + plan.q_barriers_at + (warpgroups + warpgroup) * 8;
+  }
+  __device__ __forceinline__ stages pipe(int buffers_at, int barriers_at) const {
+    return {base + buffers_at, base + barriers_at, base + barriers_at + config.stages * 8};
+  }
+  __device__ __forceinline__ stages k_pipe() const { return pipe(plan.k_at, plan.k_barriers_at); }
+  __device__ __forceinline__ stages v_pipe() const { return pipe(plan.v_at, plan.v_barriers_at); }
+
+  __device__ __forceinline__ tile_slots tile_pipe() const {
+    constexpr int barriers_at = plan.tile_at + plan.tile_bytes;
+    return {base + plan.tile_at, base + barriers_at, base + barriers_at + 8};
+  }
+
+  // --- Producer warp ---
+
+  // Where the keys and values of a tile's head begin in their rows.
+  __device__ __forceinline__ int kv_column(const attention_tile& tile) const {
+    return tile.head / (params.heads / params.kv_heads) * form.dim;
+  }
+
+  // One thread: the keys or values of a block.
+  __device__ __forceinline__ void load_block(const stages& to, const tensor_map& map,
+                                             const attention_tile& tile, int column,
+                                             int block) const {
+    to.wait_empty();
+    barrier_arrive_expect(to.full_barrier(), plan.kv_bytes);
+    const auto load_rows = [&](int at, int row, int matrix) {
+#pragma unroll
+      for (int slab = 0; slab < plan.slabs; ++slab) {
+        tma_load(to.buffer() + (slab * bn + at) * plan.row_bytes, map, to.full_barrier(),
+                 column + slab * plan.slab_columns, row, matrix, l2_policy::evict_normal);
+      }
+    };
+    if constexpr (form.paged) {
+      // Beyond the last key, any page: these are masked.
+      const int* const table =
+          params.pages + tile.sequence.index * ceil_div(params.kv_len, params.page);
+      const int last = larger(tile.sequence.kv_len - 1, 0) / params.page;
+      for (int at = 0; at < bn; at += smaller(params.page, bn)) {
+        const int key = block * bn + at;
+        load_rows(at, key % params.page, table[smaller(key / params.page, last)]);
+      }
+    } else if constexpr (form.packed_sequences()) {
+      load_rows(0, tile.sequence.kv_first + block * bn, 0);
+    } else {
+      load_rows(0, block * bn, tile.sequence.index);
+    }
+  }
+
+  // One thread: the queries of every MMA warpgroup.
+  __device__ __forceinline__ void load_q(const attention_tile& tile, u32 phase) const {
+#pragma unroll
+    for (int warpgroup = 0; warpgroup < warpgroups; ++warpgroup) {
+      const u32 full = q_full(warpgroup);
+      barrier_wait(q_empty(warpgroup), phase ^ 1);
+      barrier_arrive_expect(full, plan.q_bytes);
+#pragma unroll
+      for (int slab = 0; slab < plan.slabs; ++slab) {
+        tma_load(base + warpgroup * plan.q_bytes + slab * 64 * plan.row_bytes, maps.q, full,
+                 tile.head * form.dim + slab * plan.slab_columns,
+                 tile.sequence.q_first + tile.first_row + warpgroup * 64,
+                 form.packed_sequences() ? 0 : tile.sequence.index, l2_policy::evict_first);
+      }
+    }
+  }
+
+  // A warp: loads of a tile in the order of their use, so that none waits for the release of a
+  // stage that the MMA warpgroups get to only after it.
+  __device__ __forceinline__ void load_tile(const attention_tile& tile, int column, stages& k,
+                                            stages& v, u32& q_phase) const {
+    const bool loads = threadIdx.x % 32 == 0;
+    walk keys(params, tile, 0);
+    if (!keys.is_valid()) return;
+    int before = keys.block();
+    if (loads) {
+      load_block(k, maps.k, tile, column, before);
+      load_q(tile, q_phase);
+    }
+    k.advance();
+    q_phase ^= 1;
+    for (keys.next(params, tile, 0); keys.is_valid(); keys.next(params, tile, 0)) {
+      if (loads) {
+        load_block(k, maps.k, tile, column, keys.block());
+        load_block(v, maps.v, tile, column, before);
+      }
+      before = keys.block();
+      k.advance();
+      v.advance();
+    }
+    if (loads) load_block(v, maps.v, tile, column, before);
+    v.advance();
+    __syncwarp();
+  }
+
+  // The number of a tile that no CTA has, in lane 0: asked for before a tile's loads, needed after
+  // them.
+  __device__ __forceinline__ int claim() const {
+    if constexpr (config.dynamic) {
+      if (threadIdx.x % 32 == 0) {
+        return static_cast<int>(gridDim.x + atomicAdd(maps.next_tile, 1u));
+      }
+    }
+    return 0;
+  }
+  // One thread: tells the MMA warpgroups their next tile, or that there is none.
+  __device__ __forceinline__ void publish(const tile_slots& to, const scheduler& work) const {
+    const attention_tile& tile = work.tile();
+    to.wait_empty();
+    store_shared(to.buffer(),
+                 make_float4(__int_as_float(work.is_valid() ? tile.first_row : -1),
+                             __int_as_float(tile.head), __int_as_float(tile.sequence.index), 0));
+    if constexpr (plan.tile_bytes > 16) {
+      store_shared(to.buffer() + 16, make_float4(__int_as_float(tile.sequence.q_first),
+                                                 __int_as_float(tile.sequence.q_len),
+                                                 __int_as_float(tile.sequence.kv_first),
+                                                 __int_as_float(tile.sequence.kv_len)));
+    }
+    barrier_arrive(to.full_barrier());
+  }
+
+  // One warp, whose first lane loads.
+  __device__ __forceinline__ void produce() const {
+    const bool first_lane = threadIdx.x % 32 == 0;
+    stages k = k_pipe(), v = v_pipe();
+    tile_slots tiles = tile_pipe();
+    u32 q_phase = 0;
+    // What needs no memory comes before the wait.
+    constexpr bool reads = form.packed_sequences() || form.lengths;
+    if constexpr (reads) wait_for_dependencies();
+    scheduler work(params);
+    int column = kv_column(work.tile());
+    if constexpr (!reads) wait_for_dependencies();
+    for (;;) {
+      if (first_lane) publish(tiles, work);
+      tiles.advance();
+      if (!work.is_valid()) return;
+      const int claimed = claim();
+      load_tile(work.tile(), column, k, v, q_phase);
+      if constexpr (config.dynamic) {
+        const int index = __shfl_sync(~0u, claimed, 0);
+        work.take(index);
+        // Each tile lets one CTA ask: the last to ask has the last number.
+        const bool was_last = index - static_cast<int>(gridDim.x) == work.count() - 1;
+        if (first_lane && !work.is_valid() && was_last) *maps.next_tile = 0;
+      } else {
+        work.next();
+      }
+      column = kv_column(work.tile());
+    }
+  }
+
+  // --- MMA warpgroups ---
+
+  using score_accumulators = float[plan.score_registers];
+  using out_accumulators = float[plan.out_registers];
+  using probabilities = u32[bn / 16][4];
+  struct mask_words {
+    u32 row[2][packed ? bn / 32 : 1];
+  };
+
+  // What an MMA thread keeps of its two rows of a tile.
+  struct tile_rows {
+    softmax_row softmax[2];
+  };
+
+  static __device__ __forceinline__ int warpgroup_of_thread() {
+    return __shfl_sync(~0u, threadIdx.x / 128, 0);
+  }
+  // The first of a thread's two rows among the 64 of its warpgroup; the other is 8 below.
+  static __device__ __forceinline__ int own_row() {
+    return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  }
+  // The first of a thread's columns among 8.
+  static __device__ __forceinline__ int own_column() {
+    return threadIdx.x % 4 * 2;
+  }
+
+  static __device__ __forceinline__ void release(u32 empty_barrier) {
+    if (threadIdx.x % 128 == 0) barrier_arrive(empty_barrier);
+  }
+
+  __device__ __forceinline__ void issue_scores(score_accumulators& scores, u32 k) const {
+    const u64 q_rows =
+        wgmma_swizzled_descriptor<plan.row_bytes>(base + warpgroup_of_thread() * plan.q_bytes);
+    const u64 k_rows = wgmma_swizzled_descriptor<plan.row_bytes>(k);
+    constexpr int in_slab = plan.slab_columns / 16;
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < form.dim / 16; ++step) {
+      const int slab = step / in_slab, at = step % in_slab * 32;
+      wgmma<T, bn>(scores, wgmma_advance(q_rows, slab * 64 * plan.row_bytes + at),
+                   wgmma_advance(k_rows, slab * bn * plan.row_bytes + at), step > 0 ? 1 : 0);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_values(out_accumulators& out, const probabilities& from,
+                                               u32 v, int accumulate) const {
+    const u64 v_rows = wgmma_swizzled_descriptor<plan.row_bytes, bn * plan.row_bytes>(v);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < bn / 16; ++step) {
+      wgmma_registers<T, form.dim, true>(out, from[step],
+                                         wgmma_advance(v_rows, step * 16 * plan.row_bytes),
+                                         step > 0 ? 1 : accumulate);
+    }
+    wgmma_commit();
+  }
+
+  // Overwrites with zeros what a block of values has from key `count` on. Each MMA warpgroup does,
+  // so that it need not wait for another: they write the same.
+  __device__ __forceinline__ void zero_fill(u32 v, int count) const {
+    constexpr int vectors_row = plan.row_bytes / 16;
+    const int vectors = (bn - count) * vectors_row;  // of a slab
+    for (int i = threadIdx.x % 128; i < plan.slabs * vectors; i += 128) {
+      const int slab = i / vectors;
+      store_shared(
+          v + slab * bn * plan.row_bytes + count * plan.row_bytes + (i - slab * vectors) * 16,
+          make_float4(0, 0, 0, 0));
+    }
+    async_proxy_fence();
+    named_barrier_sync(static_cast<int>(attention_barrier::zero_fill) + warpgroup_of_thread(), 128);
+  }
+  __device__ __forceinline__ void zero_foreign(const attention_tile& tile, u32 v, int block) const {
+    if constexpr (form.foreign_keys()) {
+      const int count = tile.sequence.kv_len - block * bn;
+      if (count < bn) zero_fill(v, count);
+    }
+  }
+
+  __device__ __forceinline__ void wait_turn() const {
+    if constexpr (orders) {
+      named_barrier_sync(static_cast<int>(attention_barrier::order) + warpgroup_of_thread(), 256);
+    }
+  }
+  __device__ __forceinline__ void pass_turn(int warpgroup) const {
+    if constexpr (orders) {
+      const int next = warpgroup + 1 == warpgroups ? 0 : warpgroup + 1;
+      named_barrier_arrive(static_cast<int>(attention_barrier::order) + next, 256);
+    }
+  }
+
+  // Keeps everything that `value`, which is not negative, is computed from before the next wait for
+  // MMAs: ptxas would move it below, to where the tensor cores are idle. The store never happens.
+  __device__ __forceinline__ void complete_before_wait(float value) const {
+    asm volatile(
+        "{.reg .pred never;\n"
+        "setp.lt.f32 never, %0, 0f00000000;\n"
+        "@never st.shared.f32 [%1], %0;}" ::"f"(value),
+        "r"(base)
+        : "memory");
+  }
+
+  // The bits of a thread's rows and a block of keys, the first of the thread's columns lowest.
+  __device__ __forceinline__ void load_mask(const attention_tile& tile, int block,
+                                            mask_words& words) const {
+    if constexpr (packed) {
+      const packed_mask mask(params, tile.sequence.index, tile.head);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = smaller(tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8,
+                                params.q_len - 1);
+        const u32* const from = mask.row_bits(row, block * bn);
+#pragma unroll
+        for (int w = 0; w < bn / 32; w += 2) {
+          const uint2 pair = *reinterpret_cast<const uint2*>(from + w);
+          words.row[i][w] = pair.x;
+          words.row[i][w + 1] = pair.y;
+        }
+      }
+    }
+  }
+
+  // Soft cap and bias.
+  __device__ __forceinline__ void transform(score_accumulators& scores, const attention_tile& tile,
+                                            int block, const score_scaling<form>& scaling) const {
+    if constexpr (form.softcap) {
+#pragma unroll
+      for (int i = 0; i < plan.score_registers; ++i) scores[i] = scaling.cap(scores[i]);
+    }
+    if constexpr (form.bias) {
+      const T* const bias = static_cast<const T*>(params.bias) +
+                            tile.sequence.index * params.bias_batch + tile.head * params.bias_head;
+      const bool pairs =
+          params.bias_row % 2 == 0 && params.bias_head % 2 == 0 && params.bias_batch % 2 == 0;
+      const int left = tile.sequence.kv_len - block * bn - own_column();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = smaller(tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8,
+                                tile.sequence.q_len - 1);
+        const T* const from =
+            bias + static_cast<i64>(row) * params.bias_row + block * bn + own_column();
+#pragma unroll
+        for (int j = 0; j < bn / 8; ++j) {
+          float first = 0, second = 0;
+          if (pairs) {
+            if (j * 8 < left) unpack<T>(*reinterpret_cast<const u32*>(from + j * 8), first, second);
+          } else {
+            if (j * 8 < left) first = to_float(from[j * 8]);
+            if (j * 8 + 1 < left) second = to_float(from[j * 8 + 1]);
+          }
+          scores[j * 4 + i * 2] = scaling.add_bias(scores[j * 4 + i * 2], first);
+          scores[j * 4 + i * 2 + 1] = scaling.add_bias(scores[j * 4 + i * 2 + 1], second);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void apply_mask(score_accumulators& scores, const attention_tile& tile,
+                                             int block, const mask_words& words) const {
+    const int start = block * bn + own_column();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const key_range keys = keys_of_row<form>(
+          params, tile.sequence, tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8);
+      const int first = keys.first - start, last = keys.last - start;
+#pragma unroll
+      for (int j = 0; j < bn / 8; ++j) {
+        u32 bits = 0;
+        if constexpr (packed) bits = words.row[i][j / 4] >> own_column();
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[j * 4 + i * 2 + e];
+          bool visible = true;
+          if constexpr (has_ranges) visible = j * 8 + e < last;
+          if constexpr (form.window) visible = visible && j * 8 + e >= first;
+          if constexpr (packed) visible = visible && (bits >> (j % 4 * 8 + e) & 1) != 0;
+          if (!visible) score = minus_infinity();
+        }
+      }
+    }
+  }
+
+  // Turns scores into powers of two and adds them up. Returns whether the rows of this warp have
+  // been given other references, and by how much their sums of values are to be multiplied.
+  template <bool is_first>
+  __device__ __forceinline__ bool exponentiate(score_accumulators& scores, tile_rows& rows,
+                                               float factor, float (&rescale)[2]) const {
+    float largest[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float most[2] = {scores[i * 2], scores[i * 2 + 1]};
+#pragma unroll
+      for (int j = 1; j < bn / 8; ++j) {
+        most[0] = fmaxf(most[0], scores[j * 4 + i * 2]);
+        most[1] = fmaxf(most[1], scores[j * 4 + i * 2 + 1]);
+      }
+      largest[i] = fmaxf(most[0], most[1]);
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], step));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) largest[i] *= factor;
+    bool rescales = false;
+    if constexpr (is_first) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) rows.softmax[i] = {largest[i], 0};
+    } else {
+      rescales = __any_sync(
+          ~0u, rows.softmax[0].exceeded_by(largest[0]) || rows.softmax[1].exceeded_by(largest[1]));
+      if (rescales) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) rescale[i] = rows.softmax[i].rescale(largest[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float offset = rows.softmax[i].offset();
+      float sums[2] = {rows.softmax[i].sum, 0};
+#pragma unroll
+      for (int j = 0; j < bn / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[j * 4 + i * 2 + e];
+          const float power = __fmaf_rn(score, factor, -offset);
+          constexpr int share = config.polynomial_of_8;
+          const bool by_polynomial = (j * 2 + e) * share % 8 < share;
+          score = by_polynomial ? exp2_polynomial(power) : exp2_approximate(power);
+          sums[e] += score;
+        }
+      }
+      rows.softmax[i].sum = sums[0] + sums[1];
+    }
+    return rescales;
+  }
+
+  static __device__ __forceinline__ void convert(const score_accumulators& scores,
+                                                 probabilities& to) {
+#pragma unroll
+    for (int i = 0; i < plan.score_registers / 2; ++i) {
+      to[i / 4][i % 4] = pack<T>(scores[i * 2], scores[i * 2 + 1]);
+    }
+  }
+
+  // Where a row of a tile is stored; null if the sequence has no such row.
+  __device__ __forceinline__ T* out_row(const attention_tile& tile, int row) const {
+    if (row >= tile.sequence.q_len) return nullptr;
+    T* const out = static_cast<T*>(params.out) + tile.head * form.dim;
+    const i64 in_tensor = tile.sequence.q_first + row;
+    return out + in_tensor * params.out_row +
+           (form.packed_sequences() ? 0 : tile.sequence.index * params.out_batch);
+  }
+  __device__ __forceinline__ void store_lse(const attention_tile& tile, int row,
+                                            float power) const {
+    if constexpr (form.lse) {
+      const i64 matrix = form.packed_sequences()
+                             ? tile.head
+                             : static_cast<i64>(tile.sequence.index) * params.heads + tile.head;
+      params.lse[matrix * params.q_len + tile.sequence.q_first + row] = power * natural_log_of_2;
+    }
+  }
+
+  // Four threads have neighbouring pairs of columns of a row. They exchange, so that each has 8
+  // neighbouring columns of 32 and stores 16 bytes.
+  __device__ __forceinline__ void store(const out_accumulators& out, const attention_tile& tile,
+                                        const tile_rows& rows) const {
+    const int quarter = threadIdx.x % 4;
+    const float sink = form.sinks ? params.sinks[tile.head] : minus_infinity();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      softmax_row total = rows.softmax[i];
+      total.sum += __shfl_xor_sync(~0u, total.sum, 1);
+      total.sum += __shfl_xor_sync(~0u, total.sum, 2);
+      const softmax_result result = finish_softmax(total, sink);
+      const int row = tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8;
+      T* const to = out_row(tile, row);
+      if (to != nullptr && quarter == 0) store_lse(tile, row, result.lse);
+#pragma unroll
+      for (int part = 0; part < form.dim / 32; ++part) {
+        u32 word[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int at = part * 16 + j * 4 + i * 2;
+          word[j] = pack<T>(out[at] * result.factor, out[at + 1] * result.factor);
+        }
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2) {
+          const bool upper = (quarter & step) != 0;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            if ((j & step) != 0) continue;
+            const u32 sent = upper ? word[j] : word[j + step];
+            const u32 received = __shfl_xor_sync(~0u, sent, step);
+            if (upper) {
+              word[j] = received;
+            } else {
+              word[j + step] = received;
+            }
+          }
+        }
+        if (to != nullptr) {
+          *reinterpret_cast<uint4*>(to + part * 32 + quarter * 8) =
+              make_uint4(word[0], word[1], word[2], word[3]);
+        }
+      }
+    }
+  }
+
+  // A tile whose rows see no key.
+  __device__ __forceinline__ void store_empty(const attention_tile& tile) const {
+    const int quarter = threadIdx.x % 4;
+    const float sink = form.sinks ? params.sinks[tile.head] * log2_e : minus_infinity();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8;
+      T* const to = out_row(tile, row);
+      if (to == nullptr) continue;
+      if (quarter == 0) store_lse(tile, row, sink);
+#pragma unroll
+      for (int part = 0; part < form.dim / 32; ++part) {
+        *reinterpret_cast<uint4*>(to + part * 32 + quarter * 8) = make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+
+  // The next tile that has key blocks; those that have none are stored. All threads of an MMA
+  // warpgroup.
+  __device__ __forceinline__ bool next_tile(tile_slots& tiles, attention_tile& tile,
+                                            walk& keys) const {
+    for (;;) {
+      tiles.wait_full();
+      const float4 place = load_shared(tiles.buffer());
+      tile.first_row = __float_as_int(place.x);
+      tile.head = __float_as_int(place.y);
+      tile.sequence = {__float_as_int(place.z), 0, params.q_len, 0, params.kv_len};
+      if constexpr (plan.tile_bytes > 16) {
+        const float4 extent = load_shared(tiles.buffer() + 16);
+        tile.sequence.q_first = __float_as_int(extent.x);
+        tile.sequence.q_len = __float_as_int(extent.y);
+        tile.sequence.kv_first = __float_as_int(extent.z);
+        tile.sequence.kv_len = __float_as_int(extent.w);
+      }
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(tiles.empty_barrier());
+      tiles.advance();
+      if (tile.first_row < 0) return false;
+      keys = walk(params, tile, warpgroup_of_thread() * 64);
+      if (keys.is_valid()) return true;
+      store_empty(tile);
+    }
+  }
+
+  // The work of an MMA warpgroup.
+  __device__ __forceinline__ void compute() const {
+    const int warpgroup = warpgroup_of_thread();
+    const score_scaling<form> scaling(params);
+    stages k = k_pipe();
+    u32 q_phase = 0;
+    tile_slots tiles = tile_pipe();
+    attention_tile tile = {};
+    walk keys(params, tile, 0);
+    if (!next_tile(tiles, tile, keys)) return;
+    if (warpgroup == warpgroups - 1) pass_turn(warpgroup);  // the first one begins
+
+    alignas(16) score_accumulators scores;
+    alignas(16) out_accumulators out;
+    probabilities from;
+    tile_rows rows;
+    mask_words words;
+    const auto release_k = [&](bool was_last) {
+      release(k.empty_barrier());
+      k.advance();
+      if (was_last) release(q_empty(warpgroup));
+    };
+    // The values of a block are in use until one block, or two, later than its keys.
+    const auto values = [&](int blocks_behind) {
+      stages v = k;
+      v.buffers += plan.v_at - plan.k_at;
+      v.full += plan.v_barriers_at - plan.k_barriers_at;
+      v.empty += plan.v_barriers_at - plan.k_barriers_at;
+      v.retreat(blocks_behind);
+      return v;
+    };
+    // The product with the values of block `before`, whose probabilities are there.
+    int before = 0, accumulate = 0;
+    const auto multiply_values = [&](const attention_tile& of) {
+      const stages v = values(1);
+      v.wait_full();
+      zero_foreign(of, v.buffer(), before);
+      issue_values(out, from, v.buffer(), accumulate);
+    };
+    // One block of keys, and the values of the one before.
+    const auto block_step = [&]<bool masked>() {
+      const int block = keys.block();
+      keys.next(params, tile, warpgroup * 64);
+      if constexpr (masked) load_mask(tile, block, words);
+      k.wait_full();
+      wait_turn();
+      issue_scores(scores, k.buffer());
+      multiply_values(tile);
+      pass_turn(warpgroup);
+      wgmma_wait<1>();
+      release_k(!keys.is_valid());
+      transform(scores, tile, block, scaling);
+      if constexpr (masked) apply_mask(scores, tile, block, words);
+      float rescale[2];
+      const bool rescales = exponentiate<false>(scores, rows, scaling.factor(), rescale);
+      complete_before_wait(rows.softmax[0].sum + rows.softmax[1].sum);
+      wgmma_wait<0>();
+      release(values(2).empty_barrier());
+      if (rescales) {
+#pragma unroll
+        for (int i = 0; i < plan.out_registers; ++i) out[i] *= rescale[i / 2 % 2];
+      }
+      convert(scores, from);
+      before = block;
+      accumulate = 1;
+    };
+
+    barrier_wait(q_full(warpgroup), q_phase);
+    k.wait_full();
+    issue_scores(scores, k.buffer());
+    load_mask(tile, keys.block(), words);
+    wgmma_wait<0>();
+    for (;;) {
+      // The first block's scores are there.
+      {
+        before = keys.block();
+        accumulate = 0;
+        keys.next(params, tile, warpgroup * 64);
+        release_k(!keys.is_valid());
+        q_phase ^= 1;
+        transform(scores, tile, before, scaling);
+        apply_mask(scores, tile, before, words);
+        float unused[2];
+        exponentiate<true>(scores, rows, scaling.factor(), unused);
+        convert(scores, from);
+      }
+      while (keys.is_valid()) {
+        if (keys.masked()) {
+          block_step.template operator()<true>();
+        } else {
+          block_step.template operator()<false>();
+        }
+      }
+      const attention_tile done = tile;
+      if (!next_tile(tiles, tile, keys)) {
+        wait_turn();
+        multiply_values(done);
+        pass_turn(warpgroup);
+        wgmma_wait<0>();
+        release(values(1).empty_barrier());
+        store(out, done, rows);
+        return;
+      }
+      wait_turn();
+      multiply_values(done);
+      pass_turn(warpgroup);
+      barrier_wait(q_full(warpgroup), q_phase);
+      k.wait_full();
+      issue_scores(scores, k.buffer());
+      load_mask(tile, keys.block(), words);
+      wgmma_wait<1>();
+      release(values(1).empty_barrier());
+      store(out, done, rows);
+      wgmma_wait<0>();
+    }
+  }
+
+  // --- All threads ---
+
+  // One thread.
+  __device__ __forceinline__ void init_barriers() const {
+#pragma unroll
+    for (int i = 0; i < 2 * warpgroups; ++i) barrier_init(q_full(0) + i * 8, 1);
+    const stages k = k_pipe(), v = v_pipe();
+#pragma unroll
+    for (int stage = 0; stage < config.stages; ++stage) {
+      barrier_init(k.full + stage * 8, 1);
+      barrier_init(v.full + stage * 8, 1);
+      barrier_init(k.empty + stage * 8, warpgroups);
+      barrier_init(v.empty + stage * 8, warpgroups);
+    }
+    const tile_slots tiles = tile_pipe();
+    barrier_init(tiles.full, 1);
+    barrier_init(tiles.empty, 4 * warpgroups);
+    barrier_init_fence();
+  }
+
+  static __device__ __forceinline__ void run(const attention_sm90_params& params,
+                                             unsigned char* memory) {
+    const u32 base = (shared_address(memory) + 1023) & ~1023u;  // swizzle atoms are 1024 bytes
+    const attention_forward self{params, params.attention, base};
+    const int producer = static_cast<int>(threadIdx.x) - warpgroups * 128;
+    if (threadIdx.x == 0) self.init_barriers();
+    if (producer == 0) {
+      tma_prefetch(params.q);
+      tma_prefetch(params.k);
+      tma_prefetch(params.v);
+    }
+    __syncthreads();
+    launch_dependents();
+    if (producer >= 0) {
+      if constexpr (plan.reallocates_registers)
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(int{plan.producer_registers}));
+      if (producer < 32) self.produce();
+    } else {
+      if constexpr (plan.reallocates_registers)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{plan.mma_registers}));
+      wait_for_dependencies();
+      self.compute();
+    }
+  }
+};
 
 template <attention_form form, attention_sm90_config config>
 __global__ void __launch_bounds__(attention_sm90_plan_of(form, config).threads, config.ctas_per_sm)
