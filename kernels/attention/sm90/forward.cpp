@@ -40,6 +40,15 @@ bool has_unlike_tiles(const Layer& layer) {
   return layer.mask != Mask::none || layer.lengths || layer.layout == Layout::thd;
 }
 
+/// Heads of k and v that are scheduled together by default: as many, in powers of two up to 128, as
+/// there are or as L2 has room for.
+std::int64_t usual_group(const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t matrices = kv_matrices(layer), fit = heads_in_l2(layer, facts);
+  std::int64_t group = 1;
+  while (group < 128 && (fit >= matrices ? group < matrices : 2 * group <= fit)) group *= 2;
+  return group;
+}
+
 /// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
 /// are multiplied meanwhile, words of a mask, and addresses.
 int registers_needed(const attention_form& form, const attention_sm90_config& config) {
@@ -134,6 +143,14 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                  "single: a CTA for each tile; static: CTAs stay, with tiles in fixed turns; "
                  "dynamic: they take tiles from a counter",
                  {"single", "static", "dynamic"})
+      .parameter("group", "heads of k and v whose tiles are scheduled together",
+                 {1, 2, 4, 8, 16, 32, 64, 128})
+      .constraint("the keys and values of heads together fit in L2, and where all do, all are",
+                  [usual = usual_group(layer, facts),
+                   all = heads_in_l2(layer, facts) >= kv_matrices(layer)](const Config& c) {
+                    return all ? c.at("group") == usual : c.at("group") <= 2 * usual;
+                  },
+                  {"group"})
       .constraint(
           "one MMA warpgroup has none to take turns with",
           [](const Config& c) { return c.at("mma_warpgroups") > 1 || c.at("ordered") == 0; },
@@ -205,13 +222,14 @@ Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& fa
   const Layer layer = layer_of(problem);
   const auto feasible = space(problem, facts).feasible();
   if (feasible.empty()) throw Error(ErrorKind::internal, "the space of attention_sm90 is empty");
+  const std::int64_t group = usual_group(layer, facts);
   const Config* best = nullptr;
   double least = 0;
   for (const Config& config : feasible) {
     const char* const scheduler = has_unlike_tiles(layer) ? "dynamic" : "static";
-    const double own = cycles(layer, facts, config) *
-                       (config.word("scheduler") == scheduler ? 1 : 1.01) *
-                       (config.at("polynomial_of_8") == 0 ? 1 : 1.02);
+    const double own =
+        cycles(layer, facts, config) * (config.word("scheduler") == scheduler ? 1 : 1.01) *
+        (config.at("polynomial_of_8") == 0 ? 1 : 1.02) * (config.at("group") == group ? 1 : 1.001);
     if (best != nullptr && own >= least) continue;
     best = &config;
     least = own;
@@ -228,7 +246,7 @@ Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
-  launch.set_group();
+  launch.set_group(values.at("group"));
   launch.set(offsetof(attention_sm90_params, q),
              rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns));
   launch.set(offsetof(attention_sm90_params, k),
