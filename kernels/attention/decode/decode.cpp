@@ -135,8 +135,7 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
 
 Config Decode::default_config(const Problem& problem, const DeviceFacts& facts) const {
   // Memory delivers at full speed with some 40 KiB of each SM in flight; more stages only take
-  // longer to fill. One CTA for each block of rows reads the cache once. As much is asked for while
-  // the kernel before ends.
+  // longer to fill. One CTA for each block of rows reads the cache once.
   constexpr std::int64_t wanted_bytes = 64 * 1024;
   const Layer layer = layer_of(problem);
   const attention_form form = form_of(layer);
@@ -152,10 +151,9 @@ Config Decode::default_config(const Problem& problem, const DeviceFacts& facts) 
       const std::int64_t in_flight = std::int64_t{config.ctas_per_sm} * config.warps *
                                      (config.stages - 1) * 2 *
                                      attention_decode_plan_of(form, config).slice_bytes;
-      constexpr int prefetched = 64;
       return std::tuple(row_blocks, std::max<std::int64_t>(wanted_bytes - in_flight, 0),
-                        std::abs(config.prefetch - prefetched), config.ctas_per_sm, -config.warps,
-                        config.slice, config.stages);
+                        config.prefetch, config.ctas_per_sm, -config.warps, config.slice,
+                        config.stages);
     };
     return rank(a) < rank(b);
   });

@@ -51,13 +51,15 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   if (layer.mask == Mask::causal)
     seen = std::min(queries, queries - std::min(queries, keys) / 2 + config.bn / 2.0);
   if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + config.bn));
-  const double visits = std::ceil(seen / config.bm) * static_cast<double>(layer.group());
+  const double blocks_seen =
+      seen < queries ? seen / config.bm + 0.5 : std::ceil(queries / config.bm);
+  const double visits = blocks_seen * static_cast<double>(layer.group());
   constexpr double flops_of_cycle = 4096, elements_of_cycle = 16;  // of an SM
   const double pairs = static_cast<double>(config.bm) * config.bn;
   const double mma = pairs * 10 * static_cast<double>(layer.dim) / flops_of_cycle;
-  // A second stage of q and of d_out lets their loads, of about 900 cycles, run beneath a block.
-  const double exposed = std::max(0.0, 900 - mma / 2);
-  const double loads = (config.q_stages > 1 ? 0 : exposed) + (config.do_stages > 1 ? 0 : exposed);
+  // A second stage of q and of d_out lets their loads run beneath a block.
+  constexpr double of_load = 600;
+  const double loads = (config.q_stages > 1 ? 0 : of_load) + (config.do_stages > 1 ? 0 : of_load);
   const double softmax = 0.6 * pairs / elements_of_cycle;
   const double barriers = 250 + (config.ds_stages == 1 ? 60 : 0) + (config.ahead ? 60 : 0) +
                           (plan.splits_dim ? 200 : 0);

@@ -67,7 +67,6 @@ struct attention_forward {
   static_assert(!plan.reallocates_registers ||
                 128 * (warpgroups * plan.mma_registers + plan.producer_registers) <=
                     65536 / config.ctas_per_sm / plan.threads / 8 * 8 * plan.threads);
-  static_assert(config.polynomial_of_8 >= 0 && config.polynomial_of_8 <= 8);
 
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
@@ -462,10 +461,7 @@ struct attention_forward {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores[j * 4 + i * 2 + e];
-          const float power = __fmaf_rn(score, factor, -offset);
-          constexpr int share = config.polynomial_of_8;
-          const bool by_polynomial = (j * 2 + e) * share % 8 < share;
-          score = by_polynomial ? exp2_polynomial(power) : exp2_approximate(power);
+          score = exp2_approximate(__fmaf_rn(score, factor, -offset));
           sums[e] += score;
         }
       }
