@@ -277,8 +277,6 @@ void add_heads(Space& space, const GemmProblem& gemm, const Workload& work) {
   const auto limit = limits_of(space, work);
   limit("a tile has whole heads, all of q, of k or of v", {"bn"},
         [qkv = gemm.epilogue.qkv](const Tile& t) { return fits_heads(qkv, t.bn); });
-  limit("a warpgroup has all features of a head", {"split_k"},
-        [](const Tile& t) { return t.split_k == 1; });
 }
 
 void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
