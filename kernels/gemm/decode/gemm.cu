@@ -24,6 +24,7 @@
 #include "common/vector.cuh"
 #include "gemm/decode/config.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/head_row.cuh"
 #include "gemm/split_k.cuh"
 
 namespace fftune {
@@ -113,10 +114,10 @@ class decode_kernel {
 
   // Which rows of B the block has; of a product of heads those of one head, or of a part of one.
   struct block_rows {
-    int first;           // row of B; of the head if there is one
-    int matrix = 0;      // of B, where q, k and v have weights of their own
-    int part = 0;        // q, k or v
-    int column = 0;      // of the part: the head's first
+    int first;       // row of B; of the head if there is one
+    int matrix = 0;  // of B, where q, k and v have weights of their own
+    int part = 0;    // q, k or v
+    int column = 0;  // of the part: the head's first
     int part_of_head = 0;
 
     static __device__ __forceinline__ block_rows own(const plain_params& all) {
@@ -220,10 +221,13 @@ class decode_kernel {
   }
 
   // The features of a head that this block has: through shared memory, a token a warp. Where a head
-  // is normalised and has several blocks, they are a cluster, and add up their squares in its order.
+  // is normalised and has several blocks, they are a cluster, and add up their squares in its
+  // order.
   static __device__ __forceinline__ void store_head(const plain_params& all, const float4& total,
                                                     float* shared, const block_rows& own) {
     constexpr int rotary = form.qkv.rotary;
+    constexpr bool halves = form.qkv.rotation == head_rotation::halves;
+    constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : rotary / 2;
     constexpr bool in_cluster = form.qkv.normalises && head_blocks > 1;
     static_assert((tokens * rows + tokens) * 4 <= config.shared_bytes(form));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -235,20 +239,14 @@ class decode_kernel {
       if constexpr (tokens == 16) to[8 * rows] = total.z, to[8 * rows + 1] = total.w;
     }
     __syncthreads();
+    using row = head_row<form, rows, distance>;
+    const auto feature_of = [&](int i) { return config.feature_of(form, own.part_of_head, i); };
     if constexpr (form.qkv.bias || form.qkv.normalises) {
-      const T* const bias = static_cast<const T*>(all.qkv.bias[form.qkv.separate ? own.part : 0]);
+      const void* const bias = all.qkv.bias[form.qkv.separate ? own.part : 0];
       for (int token = warp; token < all.gemm.m; token += warps) {
-        float* const head = shared + token * rows;
-        float sum = 0;
-        for (int i = lane; i < rows; i += 32) {
-          if constexpr (form.qkv.bias) head[i] += to_float(bias[own.row(i)]);
-          sum += head[i] * head[i];
-        }
-        if constexpr (form.qkv.normalises) {
-#pragma unroll
-          for (int other = 1; other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
-          if (lane == 0) squares[token] = sum;
-        }
+        const float sum = row{shared + token * rows}.add_bias(
+            static_cast<const T*>(bias) + own.first, feature_of);
+        if (lane == 0) squares[token] = sum;
       }
       if constexpr (in_cluster) {
         cluster_barrier();
@@ -257,7 +255,7 @@ class decode_kernel {
       }
     }
     for (int token = warp; token < all.gemm.m; token += warps) {
-      float* const head = shared + token * rows;
+      const row head{shared + token * rows};
       if (form.qkv.normalises && own.part < 2) {
         float sum = squares[token];
         if constexpr (in_cluster) {
@@ -268,39 +266,14 @@ class decode_kernel {
                 load_cluster_word(cluster_address(shared_address(squares + token), block)));
           }
         }
-        const float factor = rsqrtf(sum / form.qkv.dim + all.qkv.epsilon);
-        const T* const norm = static_cast<const T*>(all.qkv.norms[own.part]);
-        for (int i = lane; i < rows; i += 32) {
-          head[i] *= factor * to_float(norm[config.feature_of(form, own.part_of_head, i)]);
-        }
-        __syncwarp();
+        head.normalise(static_cast<const T*>(all.qkv.norms[own.part]), sum, all.qkv.epsilon,
+                       feature_of);
       }
-      i64 to_row = token;
-      if constexpr (form.qkv.caches) {
-        if (own.part > 0) {
-          to_row = form.qkv.wide_slots ? static_cast<const i64*>(all.qkv.slots)[token]
-                                       : static_cast<const int*>(all.qkv.slots)[token];
-        }
-      }
+      const i64 to_row = row_of_part<form>(all.qkv, own.part, token);
       if (to_row < 0) continue;
-      T* const to = static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
-                    to_row * all.qkv.columns(own.part) + own.column;
-      for (int i = lane; i < rows; i += 32) {
-        const int feature = config.feature_of(form, own.part_of_head, i);
-        float value = head[i];
-        if constexpr (form.qkv.rotates()) {
-          if (own.part < 2 && feature < rotary) {
-            constexpr bool halves = form.qkv.rotation == head_rotation::halves;
-            constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : rotary / 2;
-            const bool is_first = halves ? feature < rotary / 2 : i % 2 == 0;
-            const int pair = halves ? feature % (rotary / 2) : feature / 2;
-            const float* const turn = all.qkv.sines + token * rotary + pair * 2;
-            const float partner = head[is_first ? i + distance : i - distance];
-            value = value * turn[0] + (is_first ? -partner : partner) * turn[1];
-          }
-        }
-        to[feature] = from_float<T>(value);
-      }
+      head.store(static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
+                     to_row * all.qkv.columns(own.part) + own.column,
+                 all.qkv.sines + token * rotary, own.part == 2, feature_of);
     }
     if constexpr (in_cluster) cluster_barrier();  // shared memory must outlive the reads
   }
