@@ -696,7 +696,10 @@ def _attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
     v = project(self.v_proj, "v_norm").transpose(1, 2)
     q, k = _rotate(q.transpose(1, 2), k.transpose(1, 2), position_embeddings[0], self._fftune[0])
     if past_key_values is not None:
-        k, v = past_key_values.update(k, v, self.layer_idx)
+        # Before 5.0 a static cache is told where the tokens stand.
+        place = options.get("cache_position")
+        k, v = past_key_values.update(k, v, self.layer_idx,
+                                      *(() if place is None else ({"cache_position": place},)))
     attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
     y, _ = attention(self, q, k, v, attention_mask, scaling=self.scaling,
                      dropout=self.attention_dropout if self.training else 0.0,

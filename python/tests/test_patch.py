@@ -11,6 +11,9 @@ from fftune import tuning
 from models import MODELS, inputs, make
 
 EACH = pytest.mark.parametrize("name", MODELS)
+# Before, masks are made from positions, from which a static cache's length cannot be told.
+needs_transformers_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
+                                          reason="transformers is older than 5")
 EXPECTED = {
     "llama": {"LlamaRMSNorm by rmsnorm (llama)": 5, "LlamaMLP by ffn (silu)": 2,
               "norm, MLP and residual of LlamaDecoderLayer by ffn with a norm": 2,
@@ -202,6 +205,72 @@ def test_attention_of_that_name():
     ours = model.generate(ids, **options)
     model.set_attn_implementation("sdpa")
     assert torch.equal(model.generate(ids, **options), ours)
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("padding", [False, True])
+def test_attention_over_a_static_cache(name, padding):
+    """Prefill and every step by attention, without a copy of the cache; with padding right too."""
+    model = make(name)
+    ids = inputs(name)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = not padding
+    options = dict(attention_mask=mask, max_new_tokens=8, min_new_tokens=8, do_sample=False,
+                   cache_implementation="static", disable_compile=True)
+    before = model.generate(ids, **options)
+    fftune.patch(model, attention=True)
+    found = {}
+    with tuning._listening(found):
+        assert torch.equal(model.generate(ids, **options), before)
+    ran = [problem for _, problem in found.values() if problem["op"] == "attention"]
+    assert [problem["s"] for problem in ran] == ([] if padding else [9, 1])
+    assert padding or all(problem["lengths"] == "yes" and problem["kv-heads"] == 1
+                          for problem in ran)
+
+
+@needs_transformers_5
+def test_a_compiled_step_over_a_static_cache_has_no_graph_break():
+    model = make("llama")
+    fftune.patch(model, attention=True)
+    ids = inputs("llama")["input_ids"]
+
+    def steps(model):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        with torch.no_grad():
+            first = fftune_model(input_ids=ids, past_key_values=cache)
+            return [first.logits, *(model(input_ids=ids[:, i:i + 1], past_key_values=cache).logits
+                                    for i in range(3))]
+
+    fftune_model = model
+    right = steps(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = {}
+    with tuning._listening(found):
+        for mine, other in zip(steps(compiled), right):
+            assert close(mine, other, 1e-5)
+    assert any(problem["op"] == "attention" and problem["s"] == 1 for _, problem in found.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
+def test_attention_is_compiled_without_graph_breaks(name):
+    model = make(name).train()
+    before = logits(model, name)
+    right = torch.autograd.grad(before.square().mean(), list(model.parameters()),
+                                allow_unused=True)
+    fftune.patch(model, attention=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = {}
+    with tuning._listening(found):
+        after = logits(compiled, name)
+        grads = torch.autograd.grad(after.square().mean(), list(model.parameters()),
+                                    allow_unused=True)
+    assert close(after, before, 1e-5)
+    assert sum(problem["op"] == "attention" for _, problem in found.values()) == 2
+    for mine, other in zip(grads, right):
+        assert other is None or close(mine, other, 2e-4)
 
 
 def test_models_may_share_their_configuration():
