@@ -149,17 +149,32 @@ def _(ctx, dy, *_unused):
 gradient("moe_ffn_preact", _save)(_)
 
 
-def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor,
-            *, act: str = "silu", recompute: bool = False, routing: str | None = None) -> Tensor:
+def gate_and_up(gate_up: Tensor, packing: str) -> tuple[Tensor, Tensor]:
+    """Views of both, of a weight [experts, 2h, d] that holds them."""
+    if packing not in ("halves", "interleaved"):
+        raise Error(f"moe-ffn: there is no packing '{packing}': give halves or interleaved")
+    if packing == "halves":
+        return tuple(gate_up.chunk(2, 1))
+    return gate_up[:, 0::2], gate_up[:, 1::2]
+
+
+def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+            w_down: Tensor, *, act: str = "silu", packing: str = "halves", recompute: bool = False,
+            routing: str | None = None) -> Tensor:
     """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
 
     x [..., d]; ids [..., k] of integers: the experts that a token chose, each once; one outside of
     [0, experts) is not here and adds nothing. weights [..., k] of any floating type, float32 in the
-    kernels. w_gate, w_up [experts, h, d]; w_down [experts, d, h]. -> [..., d]. All of x and the
-    experts have gradients, and weights, for the router. act and recompute: as of `ffn`. routing:
-    how tokens are expected to choose, to choose kernels by: "uniform" (the default) or "zipf:1";
-    any choice is right.
+    kernels. w_gate, w_up [experts, h, d]; w_down [experts, d, h]. -> [..., d]. Without w_up, w_gate
+    [experts, 2h, d] holds both, of each expert first all of gate, or with packing="interleaved" a
+    row of each in turn.
+
+    x, weights (for the router) and the experts have gradients. act and recompute: as of `ffn`.
+    routing: how tokens are expected to choose, to choose kernels by: "uniform" (the default) or
+    "zipf:1"; any choice is right.
     """
+    if w_up is None:
+        w_gate, w_up = gate_and_up(w_gate, packing)
     arguments = x, ids, weights, w_gate, w_up, w_down
     if not recompute and wants_gradient(x, weights, w_gate, w_up, w_down):
         return call(fftune_ops.moe_ffn_preact.default, *arguments, act, routing or "")[0]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, ops, reference
+from ._experts import patch_experts, patch_router
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
                          expect_plain, is_close, is_patched, original, probing, random_rows,
@@ -56,8 +57,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
-    for kind, recognise in (("norm", _patch_norm), ("MLP", _patch_gated_mlp),
-                            ("MLP", _patch_gelu_mlp), ("layer", _patch_layer)):
+    for recognise in (_patch_norm, _patch_gated_mlp, _patch_gelu_mlp, patch_experts, patch_router,
+                      _patch_layer):
         for name, module in model.named_modules():
             _try(report, name, lambda: recognise(module, known, options))
     _patch_rotary(model, report, options)
@@ -307,15 +308,21 @@ def _patch_layer(module: nn.Module, known: dict, options: Options) -> str | None
         norm, mlp, forward = module.layer_norm, module.DenseReluDense, _feed_forward
     else:
         return None
-    if not is_patched(norm, _norm_forward) or not is_patched(mlp, _gated_mlp_forward):
+    if not is_patched(norm, _norm_forward):
         return None
+    expect_no_hooks(norm, mlp)
+    if not is_patched(mlp, _gated_mlp_forward):
+        if forward is _feed_forward:
+            return None
+        pair = remembered(known, (type(module), type(mlp)), lambda: _expect_layer(module))
+        replace_forward(module, _layer_around_forward, (pair,))
+        return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
     *_, down, act, _ = mlp._fftune
     if getattr(mlp, down).bias is not None:
         raise Unfit("down has a bias, with which the norm is not fused")
     if norm.weight.dtype != getattr(mlp, down).weight.dtype:
         raise Unfit("the norm's weight and the MLP's differ in type")
     expect_plain(module)
-    expect_no_hooks(norm, mlp)
     find = _expect_layer if forward is _layer_forward else _expect_feed_forward
     remembered(known, type(module), lambda: find(module))
     replace_forward(module, forward, ())
@@ -323,18 +330,23 @@ def _patch_layer(module: nn.Module, known: dict, options: Options) -> str | None
 
 
 def _expect_layer(module: nn.Module) -> bool:
+    """That it is the pre-norm layer; whether its MLP gives a pair, of which the first counts."""
     x = torch.ones(1, 2, 3)
-    with probing(module), _standing_in(module, input_layernorm=_Times(2),
-                                        self_attn=_Times(3, returns_pair=True),
-                                        post_attention_layernorm=_Times(5), mlp=_Times(7)):
-        try:
-            y = type(module).forward(module, x)
-        except Exception as error:
-            raise Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
-                         f"{error}") from None
-    # s = x + 3 * 2 x, and s + 7 * 5 s.
-    if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
-        return True
+    for pair in (False, True):
+        with probing(module), _standing_in(module, input_layernorm=_Times(2),
+                                           self_attn=_Times(3, returns_pair=True),
+                                           post_attention_layernorm=_Times(5),
+                                           mlp=_Times(7, returns_pair=pair)):
+            try:
+                y = type(module).forward(module, x)
+            except Exception as error:
+                if not pair:
+                    continue
+                raise Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
+                            f"{error}") from None
+        # s = x + 3 * 2 x, and s + 7 * 5 s.
+        if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
+            return pair
     raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
 
 
@@ -373,6 +385,29 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
         return _block(norm, mlp, _attend(self.self_attn, normed, hidden_states, **options), None)
     attention = self.self_attn(hidden_states=normed, **options)[0]
     return _block(norm, mlp, attention, hidden_states)
+
+
+@undoable
+def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
+    """The layer whose MLP is a module of its own, a mixture of experts say."""
+    norm = self.post_attention_layernorm
+    checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
+    if (arguments or checkpoints or not is_patched(norm, _norm_forward)
+            or hidden_states.dtype != norm.weight.dtype
+            or torch.is_autocast_enabled(hidden_states.device.type)):
+        return original(self, hidden_states, *arguments, **options)
+    pair, = self._fftune
+    convention, eps = norm._fftune
+    normed = self.input_layernorm(hidden_states)
+    if _projects(self.self_attn, normed):
+        total = _attend(self.self_attn, normed, hidden_states, **options)
+        normed = norm(total)
+    else:
+        attention = self.self_attn(hidden_states=normed, **options)[0]
+        normed, total = ops.add_rmsnorm(attention, hidden_states, norm.weight, eps=eps,
+                                        convention=convention)
+    y = self.mlp(normed)
+    return total + (y[0] if pair else y)
 
 
 @undoable
@@ -436,6 +471,10 @@ def _attention_function(module: nn.Module, rotary: nn.Module):
     forward = inspect.unwrap(type(module).forward)
     if "forward" in module.__dict__:
         raise Unfit(f"the forward of {type(module).__name__} was replaced already")
+    others = [name for name in forward.__code__.co_names
+              if name.startswith("apply_rotary") and name != "apply_rotary_pos_emb"]
+    if others:
+        raise Unfit(f"{type(module).__name__} rotates by {others[0]} too, which is not known")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
     with torch.no_grad():
         like = torch.zeros(())

@@ -8,7 +8,7 @@ from torch import nn
 
 import fftune
 from fftune import tuning
-from models import MODELS, inputs, make
+from models import MIXTURES, MODELS, inputs, make
 
 EACH = pytest.mark.parametrize("name", MODELS)
 # Before, masks are made from positions, from which a static cache's length cannot be told.
@@ -487,3 +487,61 @@ def test_patching_twice_is_patching_once():
     model = make("llama")
     first, second = fftune.patch(model), fftune.patch(model)
     assert words_of(first) == words_of(second)
+
+
+MIXTURE = pytest.mark.parametrize("name", MIXTURES)
+EXPERTS = {"mixtral": 2, "qwen2-moe": 2, "qwen3-moe": 2, "deepseek": 1, "gpt-oss": 0}
+
+
+def problems_of(run):
+    found = {}
+    with tuning._listening(found):
+        result = run()
+    return result, [problem for _, problem in found.values()]
+
+
+@needs_transformers_5
+@MIXTURE
+def test_mixtures_of_experts(name):
+    model = make(name).train()
+    before = logits(model, name)
+    right = torch.autograd.grad(before.square().mean(), list(model.parameters()), allow_unused=True)
+    report = fftune.patch(model)
+    for op in ("moe-ffn", "moe-route"):
+        assert sum(op in words for _, words in report.replaced) == EXPERTS[name]
+    after, problems = problems_of(lambda: logits(model, name))
+    assert {"moe-ffn", "moe-route"} <= {p["op"] for p in problems} or not EXPERTS[name]
+    assert close(after, before, 1e-5)
+    grads = torch.autograd.grad(after.square().mean(), list(model.parameters()), allow_unused=True)
+    for (n, _), mine, other in zip(model.named_parameters(), grads, right):
+        assert other is None or close(mine, other, 2e-4), n
+    ids, options = inputs(name)["input_ids"], dict(max_new_tokens=8, do_sample=False)
+    model.eval()
+    ours = model.generate(ids, **options)
+    assert torch.equal(fftune.unpatch(model).generate(ids, **options), ours)
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_mixtures_are_compiled_without_graph_breaks(name):
+    model = make(name)
+    before = logits(model, name)
+    fftune.patch(model)
+    torch._dynamo.reset()
+    assert close(logits(torch.compile(model, fullgraph=True, backend="aot_eager"), name), before,
+                 1e-5)
+
+
+@needs_transformers_5
+def test_mixtures_in_bf16_and_under_autocast():
+    model = make("qwen3-moe", torch.bfloat16)
+    exact = logits(copy.deepcopy(model).float(), "qwen3-moe")
+    before = (logits(model, "qwen3-moe").double() - exact).norm()
+    fftune.patch(model)
+    assert (logits(model, "qwen3-moe").double() - exact).norm() <= 1.3 * before
+    model = make("qwen3-moe").train()
+    fftune.patch(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = logits(model, "qwen3-moe").square().mean()
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
