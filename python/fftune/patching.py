@@ -347,6 +347,7 @@ def _expect_layer(module: nn.Module) -> bool:
         # s = x + 3 * 2 x, and s + 7 * 5 s.
         if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
             return pair
+        break
     raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
 
 
@@ -522,9 +523,11 @@ def _angles(rotary: nn.Module, position_ids: Tensor) -> Tensor:
 
 @undoable
 def _rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]."""
     with torch.no_grad():
         angles = _angles(self, position_ids)
-    return angles, angles
+        rows = torch.arange(angles.shape[:-1].numel(), dtype=torch.int32, device=angles.device)
+        return angles, rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous()
 
 
 def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -568,9 +571,10 @@ def _expect_attention(module: nn.Module) -> bool:
         x = random_rows(2, 3, module.q_proj.in_features, like=like)
         residual = random_rows(2, 3, module.o_proj.out_features, like=like)
         angles = random_rows(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
-        theirs = module(hidden_states=x, position_embeddings=(angles, angles),
+        rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
+        theirs = module(hidden_states=x, position_embeddings=(angles, rows),
                         attention_mask=None)[0]
-        ours = _attend(module, x, residual, (angles, angles))
+        ours = _attend(module, x, residual, (angles, rows))
         if is_close(ours, theirs + residual):
             return True
     raise Unfit(f"projections: {type(module).__name__} does not compute what is known")
@@ -589,21 +593,57 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
                  and statically_known_true(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
 
+def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, float] | None:
+    """Weights and eps of the norms of heads that the op qkv has; None if it has not."""
+    norms = [attention._modules.get(name) for name in ("q_norm", "k_norm")]
+    if "v_norm" in attention._modules:
+        return None
+    if norms == [None, None]:
+        return None, 1e-6
+    if not all(is_patched(norm, _norm_forward) for norm in norms):
+        return None
+    (convention, eps), other = (norm._fftune for norm in norms)
+    weights = tuple(norm.weight for norm in norms)
+    if (convention, eps) != other or convention == "gemma" or any(
+            w.shape != (attention.head_dim,) or w.dtype != attention.q_proj.weight.dtype
+            for w in weights):
+        return None
+    return weights, eps
+
+
+def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
+           ) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [batch, heads, tokens, features], normalised and rotated."""
+    layers = attention.q_proj, attention.k_proj, attention.v_proj
+    scale, _ = attention._fftune
+    norms = _head_norms(attention)
+    biases = [layer.bias for layer in layers]
+    if norms is not None and not torch.is_grad_enabled() and rows.dtype == torch.int32 \
+            and len({b is None for b in biases}) == 1:
+        weights, eps = norms
+        heads, kv_heads = (layer.out_features // attention.head_dim for layer in layers[:2])
+        parts = ops.qkv(x, tuple(layer.weight for layer in layers), heads, kv_heads,
+                        bias=None if biases[0] is None else tuple(biases), norms=weights, eps=eps,
+                        positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
+                        scale=scale)
+        return tuple(t.transpose(1, 2) for t in parts)
+
+    def project(layer: nn.Linear, norm: str) -> Tensor:
+        heads = ops.linear(x, layer.weight, layer.bias).unflatten(-1, (-1, attention.head_dim))
+        return attention._modules[norm](heads) if norm in attention._modules else heads
+
+    q, k, v = (project(layer, f"{name}_norm").transpose(1, 2)
+               for name, layer in zip("qkv", layers))
+    return *_rotate(q, k, angles, scale), v
+
+
 def _attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
             position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
             past_key_values=None, **options) -> Tensor:
     """o_proj(attention) + residual."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    shape = *hidden_states.shape[:-1], -1, self.head_dim
-
-    def project(layer: nn.Linear, norm: str) -> Tensor:
-        heads = ops.linear(hidden_states, layer.weight, layer.bias).view(shape)
-        return self._modules[norm](heads) if norm in self._modules else heads
-
-    q, k = project(self.q_proj, "q_norm"), project(self.k_proj, "k_norm")
-    v = project(self.v_proj, "v_norm").transpose(1, 2)
-    q, k = _rotate(q.transpose(1, 2), k.transpose(1, 2), position_embeddings[0], self._fftune[0])
+    q, k, v = _heads(self, hidden_states, *position_embeddings)
     if past_key_values is not None:
         # Before 5.0 a static cache is told where the tokens stand.
         place = options.get("cache_position")

@@ -419,13 +419,18 @@ def _rope_angles(q, angles, starts, offsets, rotation, rotary, rule, numbers):
         position = torch.arange(q.shape[1], device=q.device).expand(q.shape[0], -1)
         if starts is not None:
             position = position + starts[:, None]
+    angle, factor = angles_at(position, angles, rotation, rotary, rule, numbers)
+    return angle.unsqueeze(-2), factor
+
+
+def angles_at(position, angles, rotation, rotary, rule, numbers):
+    """The angle of every rotated feature at positions [...], [..., rotary], and the factor."""
     if rule == "table":
-        return angles[position.clamp(0, angles.shape[0] - 1)].unsqueeze(-2), numbers[7] or 1.0
+        return angles[position.long().clamp(0, angles.shape[0] - 1)], numbers[7] or 1.0
     values, factor = _frequencies(rotary, rule, numbers)
-    pairs = position[..., None].float() * values.to(q.device)
-    pairs = (torch.cat((pairs, pairs), -1) if rotation == "halves"
-             else pairs.repeat_interleave(2, -1))
-    return pairs.unsqueeze(-2), factor
+    pairs = position[..., None].float() * values.to(position.device)
+    return (torch.cat((pairs, pairs), -1) if rotation == "halves"
+            else pairs.repeat_interleave(2, -1)), factor
 
 
 def _partners(x: Tensor, rotation: str) -> Tensor:
@@ -465,6 +470,35 @@ def rope_qk(q, k, *arguments, back=False):
 
 def rope_qk_backward(dq, dk, *arguments):
     return rope_qk(dq, dk, *arguments, back=True)
+
+
+# qkv
+
+def qkv(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, heads, kv_heads, eps,
+        rotation, rotary, rule, numbers):
+    if w_k is None:
+        dim = w_q.shape[0] // (heads + 2 * kv_heads)
+        sizes = [n * dim for n in (heads, kv_heads, kv_heads)]
+        parts = F.linear(x, w_q, b_q).split(sizes, -1)
+    else:
+        dim = w_q.shape[0] // heads
+        parts = (F.linear(x, w, b) for w, b in ((w_q, b_q), (w_k, b_k), (w_v, b_v)))
+    q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
+    if q_norm is not None:
+        q, k = (rmsnorm(t, w, eps, "t5") for t, w in ((q, q_norm), (k, k_norm)))
+    if positions is not None:
+        angle, factor = angles_at(positions, angles, rotation, rotary or dim, rule, numbers)
+        q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
+    return q, k, v
+
+
+def qkv_cached(*arguments):
+    k_cache, v_cache, slots = arguments[11:14]
+    q, k, v = qkv(*arguments[:11], *arguments[14:])
+    for cache, rows in ((k_cache, k), (v_cache, v)):
+        there = slots.flatten() >= 0
+        cache.flatten(0, -3)[slots.flatten()[there].long()] = rows.flatten(0, -3)[there]
+    return q
 
 
 # ngram-block

@@ -84,6 +84,31 @@ def _route(r, *options, bias=False) -> tuple:
     return r(5, 12) * 0 + logits, torch.rand(12) * 0.01 if bias else None, *options
 
 
+def _qkv(r, tokens=(2, 5), *, packed=False, bias=False, norm=False, rule=None, cache=False,
+         rotation="halves", rotary=0, d=24, heads=4, kv_heads=2, dim=16) -> tuple:
+    rows = [n * dim for n in (heads, kv_heads, kv_heads)]
+    weights = [r(n, d, scale=d**-0.5) for n in rows]
+    biases = [r(n) for n in rows] if bias else [None] * 3
+    if packed:
+        weights = [torch.cat(weights), None, None]
+        biases = [torch.cat(biases) if bias else None, None, None]
+    norms = [r(dim), r(dim)] if norm else [None, None]
+    pairs = torch.rand(9, (rotary or dim) // 2)  # of a pair the kernels read the first one's
+    angles = None
+    if rule == "table":
+        angles = torch.cat((pairs, pairs), -1) if rotation == "halves" else \
+            pairs.repeat_interleave(2, -1)
+    positions = torch.randint(0, 12, tokens) if rule else None
+    caches = ()
+    if cache:
+        count = positions.numel() if rule else torch.Size(tokens).numel()
+        slots = torch.randperm(14)[:count].view(tokens)
+        slots[0] = -1
+        caches = r(2, 7, kv_heads, dim), r(2, 7, kv_heads, dim), slots
+    return (r(*tokens, d), *weights, *biases, *norms, positions, angles, *caches, heads, kv_heads,
+            1e-6, rotation, rotary, rule or "base", NUMBERS)
+
+
 CASES = [
     Case("ffn", "ffn", lambda r: (r(2, 3, 24), *_weights(r), None, None, "silu")),
     Case("ffn-added", "ffn", lambda r: (r(5, 24), *_weights(r), r(24), r(5, 24), "gelu")),
@@ -164,6 +189,15 @@ CASES = [
     Case("moe_route-groups", "moe_route",
          lambda r: _route(r, 3, "sigmoid", "before", 4, 2, "top2", True, 2.5, bias=True),
          outputs=1, constants=(1,)),
+    Case("qkv", "qkv", lambda r: _qkv(r), differentiable=False),
+    Case("qkv-packed", "qkv",
+         lambda r: _qkv(r, (7,), packed=True, bias=True, norm=True, rule="llama3"),
+         differentiable=False),
+    Case("qkv-table", "qkv",
+         lambda r: _qkv(r, bias=True, rule="table", rotation="interleaved", rotary=8),
+         differentiable=False),
+    Case("qkv_cached", "qkv_cached", lambda r: _qkv(r, (6,), norm=True, rule="base", cache=True),
+         differentiable=False, updated=(11, 12)),
     Case("ngram_block", "ngram_block",
          lambda r: (_ids(4, 30), r(4, 7), 3, -1, None, None, None, None), differentiable=False,
          updated=(1,)),

@@ -77,7 +77,7 @@ def test_logits(name):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma"])
 @pytest.mark.parametrize("projections", [True, "auto"])
-def test_projections(name, projections):
+def test_projections(name, projections, monkeypatch):
     model = make(name)
     with torch.no_grad():
         for layer in model.model.layers:  # qwen2's biases start as zeros
@@ -88,17 +88,20 @@ def test_projections(name, projections):
     report = fftune.patch(model, projections=projections)
     assert sum("projections" in words for _, words in report.replaced) == 2
     seen = []
-    linear = fftune.ops.linear
-    fftune.ops.linear = lambda x, *rest: seen.append(x.shape[:-1].numel()) or linear(x, *rest)
-    try:
-        with torch.no_grad():
-            assert close(logits(model, name), before, 1e-5)
-            assert seen == [18] * 8
-            model(torch.randint(3, 96, (1, 65)), use_cache=False)
-        logits(model, name)
-        assert seen[8:] == ([] if projections == "auto" else [65] * 8 + [18] * 8)
-    finally:
-        fftune.ops.linear = linear
+
+    def spy(name):
+        function = getattr(fftune.ops, name)
+        monkeypatch.setattr(fftune.ops, name, lambda x, *rest, **options: seen.append(
+            (name, x.shape[:-1].numel())) or function(x, *rest, **options))
+
+    spy("linear"), spy("qkv")
+    with torch.no_grad():
+        assert close(logits(model, name), before, 1e-5)
+        assert seen == [("qkv", 18), ("linear", 18)] * 2
+        model(torch.randint(3, 96, (1, 65)), use_cache=False)
+    logits(model, name)
+    assert seen[4:] == ([] if projections == "auto" else
+                        [("qkv", 65), ("linear", 65)] * 2 + [("linear", 18)] * 8)
     ids, options = inputs(name)["input_ids"], dict(max_new_tokens=8, do_sample=False)
     ours = model.generate(ids, **options)
     assert torch.equal(fftune.unpatch(model).generate(ids, **options), ours)
