@@ -19,8 +19,8 @@ _DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
 
 def _digest() -> str:
     folder = Path(__file__).parent
-    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in
-                                   ("_custom.py", "ops.py", "_attention_ops.py"))).hexdigest()
+    files = folder / "_custom.py", *sorted(folder.glob("*ops.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 # The keys of PyTorch's caches of compiled graphs hold the ops' names, not what their gradients do.
@@ -30,10 +30,10 @@ _implementations: dict[torch._ops.OpOverload, tuple[Callable, bool]] = {}
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
-def define(schema: str, *, casts: bool = False):
+def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = ()):
     """Defines torch.ops.fftune.<name>, run by the decorated function on the CPU and CUDA, or with
     FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `casts`: under autocast its
-    tensors of floating point take the type of autocast."""
+    tensors of floating point take the type of autocast, but those at the places `keeps`."""
     def decorate(kernel):
         name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -43,7 +43,7 @@ def define(schema: str, *, casts: bool = False):
             _library.impl(name, implementation, backend)
         if casts:
             for device, key in _AUTOCAST_KEYS.items():
-                _library.impl(name, _autocast(name, device, key), key)
+                _library.impl(name, _autocast(name, device, key, keeps), key)
         return kernel
     return decorate
 
@@ -59,13 +59,13 @@ def _by_reference(name: str):
     return implementation
 
 
-def _autocast(name: str, device: str, key: str):
+def _autocast(name: str, device: str, key: str, keeps: tuple[int, ...]):
     below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def implementation(*arguments):
         dtype = torch.get_autocast_dtype(device)
-        cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a
-                for a in arguments]
+        cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() and i not in keeps
+                else a for i, a in enumerate(arguments)]
         with torch._C._ExcludeDispatchKeyGuard(below):
             return getattr(fftune_ops, name).default(*cast)
     return implementation

@@ -17,12 +17,15 @@ from ._attention_ops import attention, masked_softmax, pack_mask
 from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, rows, wants_gradient,
                       yes)
 from ._library import Error
+from ._moe_ops import moe_ffn, moe_ffn_backward, moe_route
+from ._qkv_ops import qkv
 from ._run import Form, ready, run
 
 __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "linear", "linear_backward", "masked_ffn",
            "masked_ffn_backward", "masked_linear", "masked_linear_backward", "rmsnorm",
            "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
-           "attention", "masked_softmax", "pack_mask"]
+           "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
+           "qkv"]
 
 def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for weight, tensor in zip(weights, into):
