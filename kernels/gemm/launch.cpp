@@ -168,6 +168,13 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   return parameters;
 }
 
+/// Zeros where angles come from a table.
+ArrayArgument frequencies_of(const QkvHeads& qkv) {
+  ArrayArgument array{qkv.frequencies};
+  array.values.resize(static_cast<std::size_t>(qkv.form.rotary / 2));
+  return array;
+}
+
 std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
                                     const TensorPlaces& places) {
   const QkvHeads& qkv = gemm.epilogue.qkv;
@@ -176,17 +183,14 @@ std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
   const ScratchArgument sines{program.scratch.size()};
   program.scratch.push_back({static_cast<std::size_t>(gemm.m * pairs) * 2 * sizeof(float), false});
   constexpr std::int64_t threads = 256;
-  auto frequencies = qkv.frequencies;
-  frequencies.resize(static_cast<std::size_t>(pairs));
-  KernelLaunch& launch =
-      append_kernel(program, "gemm/head_sines.cu",
-                    fmt::format("head_sines<{}, {}, {}, {}>", pairs, !qkv.angles.empty(),
-                                qkv.form.rotation == head_rotation::interleaved,
-                                gemm.dtype == DType::f32 ? "double" : "float"),
-                    {static_cast<std::uint32_t>(ceil_div(gemm.m * pairs, threads))}, threads,
-                    {tensor_of(places, qkv.positions), tensor_or_null(places, qkv.angles), sines,
-                     ArrayArgument{std::move(frequencies)}, gemm.m,
-                     static_cast<std::int32_t>(qkv.table_rows), qkv.scale});
+  KernelLaunch& launch = append_kernel(
+      program, "gemm/head_sines.cu",
+      fmt::format("head_sines<{}, fftune::head_rotation::{}, {}>", pairs,
+                  rotations[static_cast<std::size_t>(qkv.form.rotation)],
+                  gemm.dtype == DType::f32 ? "double" : "float"),
+      {static_cast<std::uint32_t>(ceil_div(gemm.m * pairs, threads))}, threads,
+      {tensor_of(places, qkv.positions), tensor_or_null(places, qkv.angles), sines,
+       frequencies_of(qkv), gemm.m, static_cast<std::int32_t>(qkv.table_rows), qkv.scale});
   launch.programmatic = gemm.follows;
   return sines;
 }
@@ -207,6 +211,26 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
   add(offsetof(qkv_params, q_columns), static_cast<std::int32_t>(qkv.columns(0)));
   add(offsetof(qkv_params, kv_columns), static_cast<std::int32_t>(qkv.columns(1)));
   add(offsetof(qkv_params, epsilon), static_cast<float>(qkv.epsilon));
+}
+
+ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& places) {
+  const QkvHeads& qkv = gemm.epilogue.qkv;
+  const std::size_t frequencies = sizeof(angle_params);
+  const bool rotates = qkv.form.rotates();
+  const std::size_t bytes = frequencies + static_cast<std::size_t>(qkv.form.rotary / 2) * 4;
+  ParameterStruct parameters =
+      gemm_parameters(gemm, places, rotates ? (bytes + 7) / 8 * 8 : sizeof(plain_params));
+  qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), std::nullopt);
+  if (!rotates) return parameters;
+  const auto add = [&](std::size_t at, Argument value) {
+    parameters.fields.push_back({sizeof(plain_params) + at, std::move(value)});
+  };
+  add(offsetof(head_angles, positions), tensor_of(places, qkv.positions));
+  add(offsetof(head_angles, table), tensor_or_null(places, qkv.angles));
+  add(offsetof(head_angles, table_rows), static_cast<std::int32_t>(qkv.table_rows));
+  add(offsetof(head_angles, scale), qkv.scale);
+  parameters.fields.push_back({frequencies, frequencies_of(qkv)});
+  return parameters;
 }
 
 KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,

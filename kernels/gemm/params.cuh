@@ -43,4 +43,13 @@ struct plain_params {
   qkv_params qkv;  // epilogue qkv
 };
 
+// Of those that compute the sines of rotated heads themselves.
+struct angle_params : plain_params {
+  head_angles angles;
+};
+template <int pairs>
+struct rotating_params : angle_params {
+  pair_frequencies<pairs> frequencies;
+};
+
 }  // namespace fftune
