@@ -8,11 +8,11 @@
 
 #include "core/error.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/gemm/element.hpp"
 
 namespace fftune {
 namespace {
 
-constexpr std::string_view elements[] = {"f32", "bf16", "fp16", "fp8"};
 constexpr std::string_view operands[] = {"single", "dual_b", "k_concatenated", "two_outputs"};
 constexpr std::string_view majors[] = {"k", "mn"};
 constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
@@ -20,22 +20,6 @@ constexpr std::string_view group_sources[] = {"mask", "routed"};
 constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient", "qkv"};
 constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
 constexpr std::string_view scalings[] = {"none", "tensor", "block"};
-
-element element_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return element::f32;
-    case DType::bf16:
-      return element::bf16;
-    case DType::fp16:
-      return element::fp16;
-    case DType::fp8:
-      return element::fp8;
-    default:
-      throw Error(ErrorKind::internal,
-                  fmt::format("no GEMM kernel has elements of {}", dtype_name(dtype)));
-  }
-}
 
 /// The device's enumeration has the host's order, and its enumerators the names of the types.
 std::string activation_enumerator(activation_kind kind) {
@@ -90,9 +74,9 @@ std::string template_argument(const gemm_form& form) {
     if (value) fields.push_back(fmt::format(".{} = true", field));
   };
   // In the order of the struct's members, as designated initialisers are.
-  name("ab", "element", form.ab, plain.ab, elements);
-  name("c", "element", form.c, plain.c, elements);
-  name("wide", "element", form.wide, plain.wide, elements);
+  name("ab", "element", form.ab, plain.ab, element_names);
+  name("c", "element", form.c, plain.c, element_names);
+  name("wide", "element", form.wide, plain.wide, element_names);
   name("operands", "gemm_operands", form.operands, plain.operands, operands);
   name("a_major", "major", form.a_major, plain.a_major, majors);
   name("b_major", "major", form.b_major, plain.b_major, majors);
