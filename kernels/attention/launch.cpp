@@ -166,11 +166,9 @@ void Launch::set_sizes() {
   set_attention(offsetof(attention_params, softcap), layer_.softcap);
 }
 
-void Launch::set_group() {
-  const std::int64_t groups =
-      heads_in_l2(layer_, facts_, layer_.kv_heads * layer_.b, usual_keys(layer_));
+void Launch::set_group(std::int64_t kv_heads) {
   set_attention(offsetof(attention_params, group),
-                static_cast<std::int32_t>(groups * layer_.group()));
+                static_cast<std::int32_t>(kv_heads * layer_.group()));
 }
 
 ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
@@ -246,10 +244,13 @@ std::int64_t usual_keys(const Layer& layer) {
   return layer.layout == Layout::thd && layer.page == 0 ? quotient_up(layer.kv, layer.b) : layer.kv;
 }
 
-std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
-                         std::int64_t tokens) {
-  const std::int64_t bytes = 2 * tokens * layer.dim * element_bytes(layer);
-  return std::clamp<std::int64_t>(facts.l2_bytes / 2 / bytes, 1, heads);
+std::int64_t kv_matrices(const Layer& layer) {
+  return layer.kv_heads * (layer.layout == Layout::thd ? 1 : layer.b);
+}
+
+std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t bytes = 2 * usual_keys(layer) * layer.dim * element_bytes(layer);
+  return std::clamp<std::int64_t>(facts.l2_bytes / 2 / bytes, 1, layer.kv_heads * layer.b);
 }
 
 }  // namespace fftune::attention

@@ -25,7 +25,7 @@ attention_decode_config config_of(const Config& config) {
           .stages = config.get("stages"),
           .m_tiles = config.get("m_tiles"),
           .ctas_per_sm = config.get("ctas_per_sm"),
-          .prefetch = config.at("l2_prefetch") != 0};
+          .prefetch = config.get("l2_prefetch")};
 }
 
 std::string template_argument(const attention_decode_config& config) {
@@ -98,10 +98,10 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
       .parameter("m_tiles", "tiles of 16 rows, queries times the heads that share keys, of a CTA",
                  {1, 2})
       .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2, 3, 4})
-      .parameter(
-          "l2_prefetch",
-          "1: the first keys are prefetched to L2 before griddepcontrol.wait; 0: no prefetch",
-          {0, 1})
+      .parameter("l2_prefetch",
+                 "KiB of a CTA's first keys and values that are prefetched to L2 before "
+                 "griddepcontrol.wait",
+                 {0, 32, 64, 128, 256})
       .constraint("rows, slices and accumulators fit each other",
                   [form](const Config& c) {
                     return attention_decode_refusal(form, config_of(c)) == nullptr;
@@ -121,9 +121,9 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
       .constraint("the stages of an SM's CTAs fit in its shared memory",
                   [form, facts](const Config& c) {
                     const auto config = config_of(c);
-                    return attention_decode_plan_of(form, config)
-                        .fits(static_cast<int>(facts.shared_bytes_per_multiprocessor),
-                              static_cast<int>(facts.shared_bytes_per_block), config.ctas_per_sm);
+                    return fits_shared_memory(facts,
+                                              attention_decode_plan_of(form, config).shared_bytes,
+                                              config.ctas_per_sm);
                   },
                   {"warps", "slice", "stages", "m_tiles", "ctas_per_sm", "l2_prefetch"})
       .constraint(
@@ -152,7 +152,7 @@ Config Decode::default_config(const Problem& problem, const DeviceFacts& facts) 
                                      (config.stages - 1) * 2 *
                                      attention_decode_plan_of(form, config).slice_bytes;
       return std::tuple(row_blocks, std::max<std::int64_t>(wanted_bytes - in_flight, 0),
-                        c.at("l2_prefetch"), config.ctas_per_sm, -config.warps, config.slice,
+                        config.prefetch, config.ctas_per_sm, -config.warps, config.slice,
                         config.stages);
     };
     return rank(a) < rank(b);
@@ -167,15 +167,9 @@ Program Decode::program(const Problem& problem, const DeviceFacts& facts,
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   const attention_decode_grid grid = grid_of(layer, facts, config);
-  // Counters are not looked at where no sequence is cut.
   const bool cuts = !same_lengths(layer) || layer.b % grid.groups != 0;
-  launch.set_attention(
-      offsetof(attention_params, counters),
-      launch.scratch(cuts ? grid.counters(static_cast<int>(layer.b)) * 4 : 4, cuts));
   launch.set_attention(offsetof(attention_params, partials),
-                       launch.scratch(cuts ? grid.partial_floats(form, config) * 4 : 4));
-  launch.set_attention(offsetof(attention_params, statistics),
-                       launch.scratch(cuts ? grid.statistics_floats(config) * 4 : 4));
+                       launch.scratch(cuts ? grid.partial_bytes(form, config) : 0));
   launch.append(
       file,
       fmt::format("attention_decode<{}, {}>", attention::template_argument(form),
