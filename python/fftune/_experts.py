@@ -1,8 +1,8 @@
 """patch() on mixtures of experts: the experts of a layer, their router, and the layer around them.
 
 The experts of transformers 5 are one module with the weights of all of them, gate_up_proj and
-down_proj, and a forward(hidden_states, ids, weights). The router beside them gives (logits, weights,
-ids).
+down_proj, and a forward(hidden_states, ids, weights). The router beside them gives (logits,
+weights, ids).
 """
 from dataclasses import dataclass
 from itertools import product

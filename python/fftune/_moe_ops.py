@@ -141,7 +141,7 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 8
     x, ids, weights, *experts, gate, up = ctx.saved_tensors
-    dx, d_weights, *d_experts = fftune_ops.moe_ffn_backward(
+    dx, d_weights, *d_experts = call(fftune_ops.moe_ffn_backward.default, 
         dy, x, ids, weights, gate, up, *experts, ctx.act, ctx.routing)
     return dx, None, d_weights.to(weights.dtype), *d_experts, None, None
 
@@ -190,7 +190,7 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
     again. into: three tensors like the experts' weights, to which their gradients are added."""
     arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
     if into is None:
-        return fftune_ops.moe_ffn_backward(*arguments, act, routing or "")
+        return call(fftune_ops.moe_ffn_backward.default, *arguments, act, routing or "")
     return *fftune_ops.moe_ffn_backward_into(*arguments, *into, act, routing or ""), *into
 
 
@@ -265,7 +265,8 @@ def _save_route(ctx, inputs, output):
 
 @gradient("moe_route", _save_route)
 def _(ctx, d_weights, _):
-    return fftune_ops.moe_route_backward(d_weights, *ctx.saved_tensors, *ctx.options), *(None,) * 9
+    return call(fftune_ops.moe_route_backward.default, d_weights, *ctx.saved_tensors,
+                *ctx.options), *(None,) * 9
 
 
 def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: str = "softmax",

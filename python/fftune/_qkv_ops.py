@@ -7,8 +7,8 @@ from ._custom import call, define, empty, expect, fake, fftune_ops, wants_gradie
 from ._library import Error
 from ._run import Form, ready, run
 
-_WEIGHTS = ("Tensor x, Tensor w_q, Tensor? w_k, Tensor? w_v, Tensor? b_q, Tensor? b_k, Tensor? b_v, "
-            "Tensor? q_norm, Tensor? k_norm, Tensor? positions, Tensor? angles")
+_WEIGHTS = ("Tensor x, Tensor w_q, Tensor? w_k, Tensor? w_v, Tensor? b_q, Tensor? b_k, "
+            "Tensor? b_v, Tensor? q_norm, Tensor? k_norm, Tensor? positions, Tensor? angles")
 _ANGLES = 10  # the place of angles, which are float32 whatever x is
 _OPTIONS = ("int heads, int kv_heads, float eps, str rotation, int rotary, str rule, "
             "float[] numbers")
@@ -130,13 +130,13 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
         context: float = 8192.0, low: float = 1.0, high: float = 4.0, beta_fast: float = 32.0,
         beta_slow: float = 1.0, scale: float = 0.0, caches: tuple[Tensor, Tensor] | None = None,
         slots: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor] | Tensor:
-    """Queries, keys and values of attention: x wᵀ (+ bias), heads of q and k normalised and rotated.
+    """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
 
     x [..., d]; w [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three weights;
     bias the same without d. norms: weights [dim] of the RMS norms of the heads of q and of k.
     positions [...] of integers: where each token stands, for the rotation, whose options are those
-    of `rope`; angles [rows, rotary], the same for both of a pair, are found by position. -> q [..., heads, dim] and k, v [...,
-    kv_heads, dim], as `attention` takes them.
+    of `rope`; angles [rows, rotary], the same for both of a pair, are found by position. -> q
+    [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
 
     caches: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, to which keys and
     values are written in place, those of a token to row slots [...] of all rows, or nowhere if that

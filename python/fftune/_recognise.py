@@ -1,5 +1,5 @@
-"""How patch() recognises a module: by its parts, and by what it computes on a few random rows. And how
-it replaces the forward of an instance, so that it can be taken back."""
+"""How patch() recognises a module: by its parts, and by what it computes on a few random rows. And
+how it replaces the forward of an instance, so that it can be taken back."""
 import types
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, ops, reference
 from ._experts import patch_experts, patch_router
+from ._graphs import patch_steps, restore_steps
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
                          expect_plain, is_close, is_patched, original, probing, random_rows,
@@ -40,7 +41,8 @@ class PatchReport:
 
 
 def patch(model: nn.Module, *, recompute: bool = False,
-          projections: bool | str = "auto", attention: bool = False) -> PatchReport:
+          projections: bool | str = "auto", attention: bool = False, graphs: bool = False
+          ) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
     Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
@@ -49,6 +51,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
     `projections`: those of attention by `linear` too, the last with the residual: with "auto" in
     calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
     by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
+    `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
     A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
     """
     if projections not in (True, False, "auto"):
@@ -64,6 +67,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
     _patch_rotary(model, report, options)
     _patch_masks(model, report, options)
     _patch_generation(model, report)
+    if graphs:
+        _try(report, "generate", lambda: patch_steps(model))
     return report
 
 
@@ -74,6 +79,7 @@ def unpatch(model: nn.Module) -> nn.Module:
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
         module.__dict__.pop("_fftune", None)
+        restore_steps(module)
     _attention.restore(model)
     return model
 

@@ -270,7 +270,8 @@ def moe_route(logits, bias, top_k, score, order, groups, top_groups, group_score
         by = by + bias
     if groups:
         grouped = by.unflatten(-1, (groups, -1))
-        best = grouped.topk(min(2 if group_score == "top2" else 1, grouped.shape[-1]), -1)[0].sum(-1)
+        counted = min(2 if group_score == "top2" else 1, grouped.shape[-1])
+        best = grouped.topk(counted, -1)[0].sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool).scatter(
             -1, best.topk(top_groups or groups, -1)[1], True)
         by = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)

@@ -59,7 +59,7 @@ def test_values(case, dtype):
     theirs = listed(getattr(reference, case.op)(*(wide if "quantised" not in case.op else arguments)))
     ours, theirs = ([*results, *(given[i] for i in case.updated)]
                     for results, given in ((ours, own), (theirs, wide)))
-    if case.op in ("masked_ffn_preact", "moe_ffn_preact"):  # gate and up are in an order of their own
+    if case.op in ("masked_ffn_preact", "moe_ffn_preact"):  # whose gate and up are in other orders
         ours, theirs = ours[:1], theirs[:1]
     for got, right in zip(ours, theirs, strict=True):
         assert got.shape == right.shape and got.is_contiguous()
@@ -466,8 +466,8 @@ def test_a_choice_of_experts_has_gradients_to_the_router():
     ours = mixture(lambda t: ops.moe_route(t, 2, renormalise=True),
                    lambda x, ids, weights, gate_up, down:
                    ops.moe_ffn(x, ids, weights, gate_up, None, down), torch.float32)
-    exact = mixture(lambda t: reference.moe_route(t, None, 2, "softmax", "before", 0, 0, "max", True,
-                                                  1.0)[::-1],
+    exact = mixture(lambda t: reference.moe_route(t, None, 2, "softmax", "before", 0, 0, "max",
+                                                  True, 1.0)[::-1],
                     lambda x, ids, weights, gate_up, down: reference.moe_ffn(
                         x, ids, weights, *gate_up.chunk(2, 1), down, "silu", ""), torch.float64)
     assert error(ours, exact) < 1e-6

@@ -351,6 +351,29 @@ def test_generate_with_left_padding_and_a_static_cache():
     assert torch.equal(model.generate(ids, **options), before)
 
 
+@needs_transformers_5
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "mixtral"])
+@pytest.mark.parametrize("attention", [False, True])
+def test_generate_with_graphs(name, attention):
+    """Where there is no GPU the steps run with the inputs and the cache that a graph would read."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    compile_config = transformers.CompileConfig()
+    compile_config._compile_all_devices = True
+    model = make(name, device=device)
+    texts = [inputs(name, device=device)["input_ids"] for _ in range(3)]
+    options = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False, no_repeat_ngram_size=2)
+    before = [model.generate(ids, **options) for ids in texts]
+    fftune.patch(model, graphs=True, attention=attention)
+    runner = model.__dict__["get_compiled_call"].__self__
+    for ids, right in zip(texts, before):
+        assert torch.equal(model.generate(ids, **options, compile_config=compile_config), right)
+    step, = runner._steps.values()
+    assert step.graph is not None and not runner._failed
+    fftune.unpatch(model)
+    assert model.generation_config.cache_implementation is None
+    assert torch.equal(model.generate(texts[0], **options), before[0])
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 def test_compiled_without_graph_breaks(name):
     model = make(name)
