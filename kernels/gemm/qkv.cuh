@@ -38,6 +38,8 @@ struct qkv_params {
   int q_columns;         // of part 0
   int kv_columns;        // of each other part
   float epsilon;
+  float
+      norm_offset;  // added to the norms' elements: 1 where they are kept as their distance from 1
 
   constexpr int part_of(int column) const {
     return column < q_columns ? 0 : column < q_columns + kv_columns ? 1 : 2;
@@ -46,6 +48,16 @@ struct qkv_params {
     return part == 0 ? 0 : q_columns + (part - 1) * kv_columns;
   }
   constexpr int columns(int part) const { return part == 0 ? q_columns : kv_columns; }
+};
+
+// By what a kernel finds the sines itself: the rows' positions, and of each pair either the angle
+// in a table [table_rows, rotary] or the frequency.
+struct angle_params {
+  const int* positions;  // [m]
+  const float* angles;   // or null
+  int table_rows;
+  float scale;
+  float frequencies[128];
 };
 
 }  // namespace fftune

@@ -30,13 +30,17 @@ struct decode_config {
     const int half = rows / 2;
     return part * half + (i < half ? i : form.qkv.rotary / 2 + i - half);
   }
-  constexpr int k_group() const { return 32 * unroll; }   // elements of k that a warp takes at once
+  constexpr int k_group() const { return 32 * unroll; }  // elements of k that a warp takes at once
   /// Accumulators that a thread of the MMA fragment has for one of them.
   constexpr int values() const { return tokens / 4; }
   /// The warps' accumulators, or the split-K reduction of a cluster.
   constexpr int shared_bytes(const gemm_form& form) const {
     const int reduction = warps * values() * 128;
-    return form.b_operands() * n_fragments() * (reduction > 512 ? reduction : 512);
+    const int accumulators =
+        form.b_operands() * n_fragments() * (reduction > 512 ? reduction : 512);
+    // A head's features, their squares, and the sines and cosines.
+    const int head = form.is_qkv() ? tokens * (rows + 1 + form.qkv.rotary) * 4 : 0;
+    return accumulators > head ? accumulators : head;
   }
 };
 

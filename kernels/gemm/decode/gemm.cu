@@ -19,8 +19,13 @@
 //                  finishes fragment i
 //   dependencies   B is complete before the launch and is loaded first; the launch before may
 //                  still write A, so the first load of A waits (griddepcontrol)
+//
+// A norm of A's rows (norm_of_a): every block finds the deviations of all rows, which are few and
+// in L2, and multiplies what it loads of them.
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
+#include "common/rms_norm.cuh"
+#include "common/sine.cuh"
 #include "common/vector.cuh"
 #include "gemm/decode/config.cuh"
 #include "gemm/epilogue_ops.cuh"
@@ -28,6 +33,22 @@
 #include "gemm/split_k.cuh"
 
 namespace fftune {
+
+// The type of common/rms_norm.cuh.
+template <row_norm kind>
+struct row_norm_of {
+  using type = t5_norm;
+};
+template <>
+struct row_norm_of<row_norm::llama> {
+  using type = llama_norm;
+};
+template <>
+struct row_norm_of<row_norm::gemma> {
+  using type = gemma_norm;
+};
+template <row_norm kind>
+using row_norm_type = typename row_norm_of<kind>::type;
 
 template <gemm_form form, decode_config config>
 class decode_kernel {
@@ -55,8 +76,55 @@ class decode_kernel {
     const T* b[b_operands][n_fragments];
     const T* a[tokens / 8];
     bool token_is_valid[tokens / 8];
+    const T* norm;
     u32 k_left;  // elements from this lane's place to the end of k
   };
+
+  static constexpr bool normalises = form.norm_of_a != row_norm::none;
+  using a_norm = row_norm_type<form.norm_of_a>;
+
+  // 1 / the root mean square of each token.
+  static __device__ __forceinline__ float* deviations() {
+    __shared__ float of_tokens[tokens];
+    return of_tokens;
+  }
+  // A warp finds those of every `warps`-th token.
+  static __device__ __forceinline__ void find_deviations(const gemm_params& p) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int token = warp; token < tokens; token += warps) {
+      float squares = 0;
+      if (token < p.m) {
+        const T* const row = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k;
+        for (int at = lane * 8; at < p.k; at += 256) {
+          const vector16 values = load_dependent(row + at);
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            float first, next;
+            unpack<T>(values.word[word], first, next);
+            squares += first * first;
+            squares += next * next;
+          }
+        }
+      }
+#pragma unroll
+      for (int other = 1; other < 32; other *= 2) squares += __shfl_xor_sync(~0u, squares, other);
+      if (lane == 0) deviations()[token] = reciprocal_deviation(squares, p.k, p.norm_epsilon);
+    }
+    __syncthreads();
+  }
+  // Eight elements of a token as the norm would have written them.
+  static __device__ __forceinline__ void normalise(vector16& values, const vector16& weights,
+                                                   float deviation) {
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      float first, next, weight, next_weight;
+      unpack<T>(values.word[word], first, next);
+      unpack<T>(weights.word[word], weight, next_weight);
+      first = a_norm::template normalised<T>(first * deviation) * a_norm::factor(weight);
+      next = a_norm::template normalised<T>(next * deviation) * a_norm::factor(next_weight);
+      values.word[word] = pack<T>(first, next);
+    }
+  }
 
   template <bool ragged>
   static __device__ __forceinline__ void load_weights(operands& to, const pointers& from, u32 k) {
@@ -84,6 +152,13 @@ class decode_kernel {
       for (int half = 0; half < tokens / 8; ++half) {
         to.a[step][half] =
             valid && from.token_is_valid[half] ? load_dependent(from.a[half] + at) : vector16{};
+      }
+      if constexpr (normalises) {
+        const vector16 weights = valid ? load_cached(from.norm + at) : vector16{};
+#pragma unroll
+        for (int half = 0; half < tokens / 8; ++half) {
+          normalise(to.a[step][half], weights, deviations()[threadIdx.x % 32 / 4 + half * 8]);
+        }
       }
     }
   }
@@ -159,6 +234,7 @@ class decode_kernel {
       result.token_is_valid[half] = token < p.m;
       result.a[half] = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k + lane_k;
     }
+    result.norm = static_cast<const T*>(p.norm_of_a) + lane_k;
     result.k_left = larger(p.k - lane_k, 0);
     return result;
   }
@@ -208,7 +284,7 @@ class decode_kernel {
       const i64 at = static_cast<i64>(token) * p.n + column;
       float value = ops::template stored<index>(first);
       float next = ops::template stored<index>(second);
-      if constexpr (form.broadcasts_any()) {
+      if constexpr (form.changes_columns()) {
         ops::apply_broadcasts(ops::columns_from(p.broadcasts, column), value, next);
       }
       if constexpr (form.adds_source) {
@@ -220,6 +296,28 @@ class decode_kernel {
     if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }
 
+  // The cosine and sine of every pair of every token.
+  static __device__ __forceinline__ void find_sines(const plain_params& all, float* sines) {
+    constexpr int pairs = form.qkv.rotary / 2;
+    constexpr bool interleaved = form.qkv.rotation == head_rotation::interleaved;
+    const angle_params& by = all.angles;
+    for (int i = threadIdx.x; i < all.gemm.m * pairs; i += config.threads()) {
+      const int token = i / pairs, pair = i % pairs, position = by.positions[token];
+      float angle;
+      if (by.angles != nullptr) {
+        const int last = by.table_rows - 1;
+        const int line = position < 0 ? 0 : position > last ? last : position;
+        angle = by.angles[static_cast<i64>(line) * (2 * pairs) + (interleaved ? 2 * pair : pair)];
+      } else {
+        angle = static_cast<float>(position) * by.frequencies[pair];
+      }
+      float sine, cosine;
+      sine_and_cosine(angle, sine, cosine);
+      sines[token * 2 * pairs + pair * 2] = cosine * by.scale;
+      sines[token * 2 * pairs + pair * 2 + 1] = sine * by.scale;
+    }
+  }
+
   // The features of a head that this block has: through shared memory, a token a warp. Where a head
   // is normalised and has several blocks, they are a cluster, and add up their squares in its
   // order.
@@ -229,10 +327,14 @@ class decode_kernel {
     constexpr bool halves = form.qkv.rotation == head_rotation::halves;
     constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : rotary / 2;
     constexpr bool in_cluster = form.qkv.normalises && head_blocks > 1;
-    static_assert((tokens * rows + tokens) * 4 <= config.shared_bytes(form));
+    static_assert((tokens * rows + tokens + tokens * rotary) * 4 <= config.shared_bytes(form));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* const squares = shared + tokens * rows;  // of each token
+    float* const sines = squares + tokens;          // of each token and pair, after the cosine
     __syncthreads();                                // what shared memory holds is read
+    if constexpr (form.qkv.rotates()) {
+      if (own.part < 2) find_sines(all, sines);
+    }
     if (warp < n_fragments) {
       float* const to = shared + lane / 4 * rows + warp * 8 + lane % 4 * 2;
       to[0] = total.x, to[1] = total.y;
@@ -267,13 +369,13 @@ class decode_kernel {
           }
         }
         head.normalise(static_cast<const T*>(all.qkv.norms[own.part]), sum, all.qkv.epsilon,
-                       feature_of);
+                       all.qkv.norm_offset, feature_of);
       }
       const i64 to_row = row_of_part<form>(all.qkv, own.part, token);
       if (to_row < 0) continue;
       head.store(static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
                      to_row * all.qkv.columns(own.part) + own.column,
-                 all.qkv.sines + token * rotary, own.part == 2, feature_of);
+                 sines + token * rotary, own.part == 2, feature_of);
     }
     if constexpr (in_cluster) cluster_barrier();  // shared memory must outlive the reads
   }
@@ -294,10 +396,13 @@ class decode_kernel {
     launch_dependents();
     accumulators sum = {};
     operands loaded;
-    // Weights are complete before the launch; the kernel before may still write the tokens.
+    // Weights are complete before the launch; the kernel before may still write the tokens. Every
+    // warp comes here once, and while they find the norm's deviations their weights are on the way.
     bool waited = false;
-    const auto tokens_ready = [&waited] {
-      if (!waited) wait_for_dependencies();
+    const auto tokens_ready = [&] {
+      if (waited) return;
+      wait_for_dependencies();
+      if constexpr (normalises) find_deviations(p);
       waited = true;
     };
     u32 group = first_group + warp;
