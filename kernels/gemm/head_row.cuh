@@ -57,9 +57,11 @@ struct head_row {
   // `squares`: their sum over all features of the head.
   template <class FeatureOf>
   __device__ __forceinline__ void normalise(const T* norm, float squares, float epsilon,
-                                            const FeatureOf& feature_of) const {
+                                            float offset, const FeatureOf& feature_of) const {
     const float factor = rsqrtf(squares / heads.dim + epsilon);
-    for (int i = lane; i < count; i += 32) features[i] *= factor * to_float(norm[feature_of(i)]);
+    for (int i = lane; i < count; i += 32) {
+      features[i] *= factor * (offset + to_float(norm[feature_of(i)]));
+    }
     __syncwarp();
   }
 

@@ -47,6 +47,10 @@ ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& pl
 KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,
                           std::int64_t grid, int threads, ParameterStruct parameters);
 
+/// Whether the kernel waits for the launches before it by itself, and so may be launched while they
+/// run (KernelLaunch::programmatic).
+bool waits_for_dependencies(const KernelSource& kernel);
+
 /// From sm_90 on the splits of a tile are a cluster, and need neither workspace nor counters.
 bool splits_in_clusters(const DeviceFacts& facts);
 

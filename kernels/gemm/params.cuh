@@ -35,6 +35,9 @@ struct gemm_params {
   unsigned*
       split_counters;     // split-K through a workspace: [tiles], zero before and after; else null
   float* split_partials;  // [tiles, split_k, elements of a tile]
+
+  const void* norm_of_a;  // [k]: weights of the row norm
+  float norm_epsilon;
 };
 
 // Of engines that need no tensor maps.

@@ -52,6 +52,8 @@ struct qkv_params {
   int q_columns;         // of part 0
   int kv_columns;        // of each other part
   float epsilon;
+  float
+      norm_offset;  // added to the norms' elements: 1 where they are kept as their distance from 1
 
   constexpr int part_of(int column) const {
     return column < q_columns ? 0 : column < q_columns + kv_columns ? 1 : 2;

@@ -19,8 +19,12 @@
 //                  finishes fragment i
 //   dependencies   B is complete before the launch and is loaded first; the launch before may
 //                  still write A, so the first load of A waits (griddepcontrol)
+//
+// A norm of A's rows (norm_of_a): every block finds the deviations of all rows, which are few and
+// in L2, and multiplies what it loads of them.
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
+#include "common/rms_norm.cuh"
 #include "common/vector.cuh"
 #include "gemm/decode/config.cuh"
 #include "gemm/epilogue_ops.cuh"
@@ -28,6 +32,22 @@
 #include "gemm/split_k.cuh"
 
 namespace fftune {
+
+// The type of common/rms_norm.cuh.
+template <row_norm kind>
+struct row_norm_of {
+  using type = t5_norm;
+};
+template <>
+struct row_norm_of<row_norm::llama> {
+  using type = llama_norm;
+};
+template <>
+struct row_norm_of<row_norm::gemma> {
+  using type = gemma_norm;
+};
+template <row_norm kind>
+using row_norm_type = typename row_norm_of<kind>::type;
 
 template <gemm_form form, decode_config config>
 class decode_kernel {
@@ -60,8 +80,55 @@ class decode_kernel {
     const T* b[b_operands][n_fragments];
     const T* a[tokens / 8];
     bool token_is_valid[tokens / 8];
+    const T* norm;
     u32 k_left;  // elements from this lane's place to the end of k
   };
+
+  static constexpr bool normalises = form.norm_of_a != row_norm::none;
+  using a_norm = row_norm_type<form.norm_of_a>;
+
+  // 1 / the root mean square of each token.
+  static __device__ __forceinline__ float* deviations() {
+    __shared__ float of_tokens[tokens];
+    return of_tokens;
+  }
+  // A warp finds those of every `warps`-th token.
+  static __device__ __forceinline__ void find_deviations(const gemm_params& p) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int token = warp; token < tokens; token += warps) {
+      float squares = 0;
+      if (token < p.m) {
+        const T* const row = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k;
+        for (int at = lane * 8; at < p.k; at += 256) {
+          const vector16 values = load_dependent(row + at);
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            float first, next;
+            unpack<T>(values.word[word], first, next);
+            squares += first * first;
+            squares += next * next;
+          }
+        }
+      }
+#pragma unroll
+      for (int other = 1; other < 32; other *= 2) squares += __shfl_xor_sync(~0u, squares, other);
+      if (lane == 0) deviations()[token] = reciprocal_deviation(squares, p.k, p.norm_epsilon);
+    }
+    __syncthreads();
+  }
+  // Eight elements of a token as the norm would have written them.
+  static __device__ __forceinline__ void normalise(vector16& values, const vector16& weights,
+                                                   float deviation) {
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      float first, next, weight, next_weight;
+      unpack<T>(values.word[word], first, next);
+      unpack<T>(weights.word[word], weight, next_weight);
+      first = a_norm::template normalised<T>(first * deviation) * a_norm::factor(weight);
+      next = a_norm::template normalised<T>(next * deviation) * a_norm::factor(next_weight);
+      values.word[word] = pack<T>(first, next);
+    }
+  }
 
   template <bool ragged>
   static __device__ __forceinline__ void load_weights(operands& to, const pointers& from, u32 k) {
@@ -89,6 +156,13 @@ class decode_kernel {
       for (int half = 0; half < tokens / 8; ++half) {
         to.a[step][half] =
             valid && from.token_is_valid[half] ? load_dependent(from.a[half] + at) : vector16{};
+      }
+      if constexpr (normalises) {
+        const vector16 weights = valid ? load_cached(from.norm + at) : vector16{};
+#pragma unroll
+        for (int half = 0; half < tokens / 8; ++half) {
+          normalise(to.a[step][half], weights, deviations()[threadIdx.x % 32 / 4 + half * 8]);
+        }
       }
     }
   }
@@ -164,6 +238,7 @@ class decode_kernel {
       result.token_is_valid[half] = token < p.m;
       result.a[half] = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k + lane_k;
     }
+    result.norm = static_cast<const T*>(p.norm_of_a) + lane_k;
     result.k_left = larger(p.k - lane_k, 0);
     return result;
   }
@@ -213,7 +288,7 @@ class decode_kernel {
       const i64 at = static_cast<i64>(token) * p.n + column;
       float value = ops::template stored<index>(first);
       float next = ops::template stored<index>(second);
-      if constexpr (form.broadcasts_any()) {
+      if constexpr (form.changes_columns()) {
         ops::apply_broadcasts(ops::columns_from(p.broadcasts, column), value, next);
       }
       if constexpr (form.adds_source) {
@@ -289,7 +364,7 @@ class decode_kernel {
           }
         }
         head.normalise(static_cast<const T*>(all.qkv.norms[own.part]), sum, all.qkv.epsilon,
-                       feature_of);
+                       all.qkv.norm_offset, feature_of);
       }
       const i64 to_row = row_of_part<form>(all.qkv, own.part, token);
       if (to_row < 0) continue;
@@ -318,10 +393,13 @@ class decode_kernel {
     launch_dependents();
     accumulators sum = {};
     operands loaded;
-    // Weights are complete before the launch; the kernel before may still write the tokens.
+    // Weights are complete before the launch; the kernel before may still write the tokens. Every
+    // warp comes here once, and while they find the norm's deviations their weights are on the way.
     bool waited = false;
-    const auto tokens_ready = [&waited] {
-      if (!waited) wait_for_dependencies();
+    const auto tokens_ready = [&] {
+      if (waited) return;
+      wait_for_dependencies();
+      if constexpr (normalises) find_deviations(p);
       waited = true;
     };
     u32 group = first_group + warp;

@@ -75,7 +75,8 @@ class sm80_heads_epilogue {
         const float squares =
             head.add_bias(static_cast<const T*>(bias) + tile.bias + first, feature_of);
         if (of_heads.normalises && part < 2) {
-          head.normalise(static_cast<const T*>(qkv.norms[part]), squares, qkv.epsilon, feature_of);
+          head.normalise(static_cast<const T*>(qkv.norms[part]), squares, qkv.epsilon,
+                         qkv.norm_offset, feature_of);
         }
       }
       T* const to = static_cast<T*>(all.gemm.c[part / 2][part % 2]) + to_row * width;
