@@ -1,5 +1,6 @@
 #include "safetensors/element.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -151,6 +152,22 @@ void decode(Element element, const std::byte* in, std::span<double> values) {
       return decode_each<std::uint8_t>(in, values);
     case Element::boolean:
       return decode_each<std::uint8_t>(in, values, [](std::uint8_t byte) { return byte != 0; });
+  }
+}
+
+void convert(Element element, const std::byte* in, DType dtype, std::byte* out, std::size_t count) {
+  // A byte of BOOL that is neither 0 nor 1 is 1.
+  if (dtype_of(element) == dtype && element != Element::boolean) {
+    std::memcpy(out, in, count * dtype_bytes(dtype));
+    return;
+  }
+  std::array<double, 1024> values;
+  for (std::size_t done = 0; done < count;) {
+    const std::size_t part = std::min(values.size(), count - done);
+    const std::span<double> block(values.data(), part);
+    decode(element, in + done * element_bytes(element), block);
+    encode(dtype, std::span<const double>(block), out + done * dtype_bytes(dtype));
+    done += part;
   }
 }
 

@@ -42,4 +42,8 @@ std::optional<DType> dtype_of(Element element);
 /// Reads values.size() elements, which need not be aligned. Exact but for integers beyond 2^53.
 void decode(Element element, const std::byte* in, std::span<double> values);
 
+/// Reads `count` elements, which need not be aligned, and rounds them to `dtype`; copies them where
+/// the types are one.
+void convert(Element element, const std::byte* in, DType dtype, std::byte* out, std::size_t count);
+
 }  // namespace fftune
