@@ -389,6 +389,25 @@ bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Paralle
   return true;
 }
 
+void SavedInputs::fail_missing(const SavedInput& input, std::int64_t layer) const {
+  std::vector<std::string> names;
+  for (const SavedName& each : input.names)
+    names.push_back(prefix(layer) + std::string(each.names.front()));
+  if (!input.bias_of.empty()) names.push_back(fmt::format("a bias beside {}", input.bias_of));
+  std::vector<std::string> all;
+  for (const auto& entry : model_->tensors()) all.push_back(entry.first);
+  const std::string near = nearest(names.front(), all);
+  fail("{} has no {}{}: give --map {}=TENSOR", options_.weights, fmt::join(names, " or "),
+       near.empty() ? "" : fmt::format(" (the nearest name is {})", near), input.tensor);
+}
+
+void SavedInputs::require_any() const {
+  if (table_ == nullptr || !model_) return;
+  for (const SavedInput& input : table_->inputs)
+    if (find(input.tensor)) return;
+  fail_missing(table_->inputs.front(), layer_);
+}
+
 void SavedInputs::require_fit(const Problem& problem) const {
   const auto tensors = op_->tensors(problem);
   std::set<std::string> used;
@@ -401,16 +420,7 @@ void SavedInputs::require_fit(const Problem& problem) const {
       continue;
     }
     const SavedInput* const input = table_ && model_ ? find_saved_input(*table_, name) : nullptr;
-    if (input == nullptr) continue;
-    std::vector<std::string> names;
-    for (const SavedName& each : input->names)
-      names.push_back(prefix(layer_ + layer) + std::string(each.names.front()));
-    if (!input->bias_of.empty()) names.push_back(fmt::format("a bias beside {}", input->bias_of));
-    std::vector<std::string> all;
-    for (const auto& entry : model_->tensors()) all.push_back(entry.first);
-    const std::string near = names.empty() ? "" : nearest(names.front(), all);
-    fail("{} has no {}{}: give --map {}=TENSOR", options_.weights, fmt::join(names, " or "),
-         near.empty() ? "" : fmt::format(" (the nearest name is {})", near), name);
+    if (input != nullptr) fail_missing(*input, layer_ + layer);
   }
   for (const auto& [input, name] : map_)
     if (!used.contains(input)) {
@@ -546,6 +556,7 @@ std::vector<std::string> SavedInputs::words() const {
 std::vector<Problem> saved_problems(const Op& op, const ProblemOptions& given,
                                     const SavedInputs* saved, DeviceKind kind) {
   if (saved == nullptr) return problems_of(op, given, Sizes::required, kind);
+  saved->require_any();
   const auto problems = problems_of(op, saved->complete(given, kind), Sizes::required, kind);
   for (const Problem& problem : problems) saved->require_fit(problem);
   return problems;

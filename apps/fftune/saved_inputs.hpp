@@ -21,10 +21,10 @@ class App;
 namespace fftune::tool {
 
 struct WeightOptions {
-  std::string weights;  // a .safetensors file, an index or a folder
-  std::string layer;
-  std::string input;  // a .safetensors file
-  std::string map;    // "w=model.layers.0.mlp.up_proj.weight,bias=…"
+  std::string weights = {};  // a .safetensors file, an index or a folder
+  std::string layer = {};
+  std::string input = {};  // a .safetensors file
+  std::string map = {};    // "w=model.layers.0.mlp.up_proj.weight,bias=…"
 
   bool given() const { return !weights.empty() || !input.empty(); }
 };
@@ -46,6 +46,9 @@ class SavedInputs final : public GivenTensors {
 
   /// What was given, with the sizes, options and element type that the files tell.
   ProblemOptions complete(ProblemOptions given, DeviceKind kind) const;
+
+  /// Throws Error(invalid_input) if the model has none of the weights that the op is known by.
+  void require_any() const;
 
   /// Throws Error(invalid_input) if an input that should be saved is missing, or if one that is
   /// has another shape than the problem says.
@@ -87,6 +90,7 @@ class SavedInputs final : public GivenTensors {
   /// The first row of the source that is the input's; throws Error(invalid_input) if their shapes
   /// contradict each other.
   std::int64_t first_row(const Source& source, const TensorSpec& spec) const;
+  [[noreturn]] void fail_missing(const SavedInput& input, std::int64_t layer) const;
   void require_all_rows_used(const Problem& problem) const;
   void infer_sizes(std::map<std::string, std::int64_t, std::less<>>& sizes) const;
   std::optional<std::string> config(const ConfigField& field) const;

@@ -3,13 +3,14 @@
 
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "core/error.hpp"
-#include "kernels/catalog.hpp"
 #include "process.hpp"
+#include "registry/catalog.hpp"
 #include "support/catch.hpp"
 #include "support/safetensors.hpp"
 #include "support/temporary_folder.hpp"
@@ -39,12 +40,12 @@ class Model {
   void add(const std::string& name, const Shape& shape, float first, const char* dtype = "F32") {
     writer_.add(name, dtype, shape, counting(shape, first));
   }
-  void config(const std::string& text) { write_text(folder_.path() / "config.json", text); }
+  void config(const std::string& text) { write_text(folder_->path() / "config.json", text); }
 
   const Op& op(const std::string& name) const { return catalog_.op(name); }
   SavedInputs open(const std::string& name, WeightOptions options = {}) const {
-    writer_.write(folder_.path() / "model.safetensors");
-    options.weights = folder_.path().string();
+    writer_.write(folder_->path() / "model.safetensors");
+    options.weights = folder_->path().string();
     return SavedInputs(op(name), options);
   }
   std::vector<Problem> problems(const SavedInputs& saved, ProblemOptions given = {}) const {
@@ -62,9 +63,9 @@ class Model {
   }
 
  private:
-  TemporaryFolder folder_;
+  std::unique_ptr<TemporaryFolder> folder_ = std::make_unique<TemporaryFolder>();
   SafetensorsWriter writer_;
-  Catalog catalog_ = catalog();
+  const Catalog& catalog_ = builtin_catalog();
 };
 
 std::vector<float> values(const SavedInputs& saved, const Problem& problem,

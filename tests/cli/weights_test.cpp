@@ -111,13 +111,13 @@ TEST_CASE("wrong saved values are one line") {
   };
   for (const auto& [words, named] :
        {Wrong{"check --weights none --device cpu", "none: cannot be read"},
-        {"check --weights cut.safetensors --device cpu", "it is cut short"},
+        {"check --weights cut.safetensors --device cpu", "the file is cut short"},
         {"check --weights model --layer 2 --device cpu", "give --layer from 0 to 1"},
         {"check --layer 2 --device cpu", "give --saved-weights too"},
         {"check --weights model --map w=x --device cpu", "give it by --op"},
         {"check --weights model --op qkv --device cpu", "qkv needs"},
         {"bench ffn --weights model --d 17 --device cpu", "[24, 16]"},
-        {"bench qkv --saved-weights cut.safetensors --device cpu", "it is cut short"},
+        {"bench qkv --saved-weights cut.safetensors --device cpu", "the file is cut short"},
         {"ffn --map w=x --d 8 --h 8 --device cpu", "give --saved-weights or --input too"},
         {"ffn --weights model --layer -1 --device cpu", "--layer -1 is out of range"}}) {
     const Finished done = sandbox.fftune(words);
