@@ -115,7 +115,7 @@ TEST_CASE("wrong saved values are one line") {
         {"check --weights model --layer 2 --device cpu", "give --layer from 0 to 1"},
         {"check --layer 2 --device cpu", "give --saved-weights too"},
         {"check --weights model --map w=x --device cpu", "give it by --op"},
-        {"check --weights model --op qkv --device cpu", "qkv needs"},
+        {"check --weights model --op qkv --device cpu", "has no model.layers.0.self_attn.q_proj"},
         {"bench ffn --weights model --d 17 --device cpu", "[24, 16]"},
         {"bench qkv --saved-weights cut.safetensors --device cpu", "the file is cut short"},
         {"ffn --map w=x --d 8 --h 8 --device cpu", "give --saved-weights or --input too"},
