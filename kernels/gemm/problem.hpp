@@ -97,6 +97,10 @@ struct QkvHeads {
   std::int64_t first_column(std::size_t part) const {
     return part == 0 ? 0 : columns(0) + (part == 1 ? 0 : columns(1));
   }
+  /// Whether tiles of `bn` columns have whole heads, each of one part.
+  bool fits_heads(std::int64_t bn) const {
+    return bn % form.dim == 0 && columns(0) % bn == 0 && columns(1) % bn == 0;
+  }
   std::size_t part_of(std::int64_t column) const {
     return column < columns(0) ? 0 : column < columns(0) + columns(1) ? 1 : 2;
   }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "device/placed_executable.hpp"
 #include "tuning/evaluate/compile_pool.hpp"
 
 namespace fftune {
@@ -98,6 +99,8 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
     if (!result.executable) throw Error(ErrorKind::unavailable, result.report.failure);
     all.push_back(std::move(result.executable));
   }
+  if (const auto repetition = op->repetition(problem); repetition && candidate.baseline.empty())
+    return repeated(all, repetition->places);
   return all;
 }
 
@@ -105,6 +108,7 @@ std::size_t LocalEvaluator::State::stage_count(const Candidate& candidate) const
   std::size_t count = 0;
   for (const auto& variant : candidate.recipe)
     count += family_of(*op, variant.family).stages().size();
+  if (const auto repetition = op->repetition(problem)) count *= repetition->places.size();
   return count;
 }
 

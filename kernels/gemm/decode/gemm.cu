@@ -24,6 +24,7 @@
 #include "common/vector.cuh"
 #include "gemm/decode/config.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/head_row.cuh"
 #include "gemm/split_k.cuh"
 
 namespace fftune {
@@ -36,6 +37,7 @@ class decode_kernel {
   static constexpr int tokens = config.tokens, rows = config.rows, warps = config.warps;
   static constexpr int unroll = config.unroll, n_fragments = config.n_fragments();
   static constexpr int k_group = config.k_group(), values = config.values();
+  static constexpr int head_blocks = config.blocks_of_head(form);
   static_assert(form.c == form.ab && form.wide == form.ab);
   static_assert(tokens == 8 || tokens == 16);
   static_assert(rows % 8 == 0 && n_fragments <= warps, "one fragment a warp in the reduction");
@@ -110,18 +112,43 @@ class decode_kernel {
     }
   }
 
-  // `matrix`: of B, where q, k and v have weights of their own, and `first_row` is a row of that.
-  static __device__ __forceinline__ pointers make_pointers(const gemm_params& p, int first_row,
-                                                           int lane, int matrix = 0) {
+  // Which rows of B the block has; of a product of heads those of one head, or of a part of one.
+  struct block_rows {
+    int first;       // row of B; of the head if there is one
+    int matrix = 0;  // of B, where q, k and v have weights of their own
+    int part = 0;    // q, k or v
+    int column = 0;  // of the part: the head's first
+    int part_of_head = 0;
+
+    static __device__ __forceinline__ block_rows own(const plain_params& all) {
+      const int block = static_cast<int>(blockIdx.x);
+      if constexpr (!form.is_qkv()) {
+        return {block * rows};
+      } else {
+        constexpr int dim = form.qkv.dim;
+        const int first = block / head_blocks * dim, part = all.qkv.part_of(first);
+        const int column = first - all.qkv.first_column(part);
+        if (form.qkv.separate) return {column, part, part, column, block % head_blocks};
+        return {first, 0, part, column, block % head_blocks};
+      }
+    }
+    // Row `i` of the block's, as one of B.
+    __device__ __forceinline__ int row(int i) const {
+      return first + (form.is_qkv() ? config.feature_of(form, part_of_head, i) : i);
+    }
+  };
+
+  static __device__ __forceinline__ pointers make_pointers(const gemm_params& p,
+                                                           const block_rows& own, int lane) {
     pointers result;
     const int lane_k = lane % 4 * 8;
 #pragma unroll
     for (int j = 0; j < n_fragments; ++j) {
-      const int row = first_row + j * 8 + lane / 4;
+      const int row = own.row(j * 8 + lane / 4);
       const i64 place = static_cast<i64>(smaller(row, p.n - 1)) * p.k + lane_k;
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
-        const void* const b = form.is_qkv() ? p.b[matrix / 2][matrix % 2] : p.b[0][operand];
+        const void* const b = form.is_qkv() ? p.b[own.matrix / 2][own.matrix % 2] : p.b[0][operand];
         result.b[operand][j] =
             static_cast<const T*>(b) + place;  // rows past n are read again, never stored
       }
@@ -193,80 +220,70 @@ class decode_kernel {
     if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }
 
-  // The head whose rows of the weight this block has: through shared memory, a token a warp.
+  // The features of a head that this block has: through shared memory, a token a warp. Where a head
+  // is normalised and has several blocks, they are a cluster, and add up their squares in its
+  // order.
   static __device__ __forceinline__ void store_head(const plain_params& all, const float4& total,
-                                                    float* shared, int part, int first_of_part,
-                                                    int first_row) {
-    constexpr int dim = rows, rotary = form.qkv.rotary;
+                                                    float* shared, const block_rows& own) {
+    constexpr int rotary = form.qkv.rotary;
+    constexpr bool halves = form.qkv.rotation == head_rotation::halves;
+    constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : rotary / 2;
+    constexpr bool in_cluster = form.qkv.normalises && head_blocks > 1;
+    static_assert((tokens * rows + tokens) * 4 <= config.shared_bytes(form));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    __syncthreads();  // what shared memory holds is read
+    float* const squares = shared + tokens * rows;  // of each token
+    __syncthreads();                                // what shared memory holds is read
     if (warp < n_fragments) {
-      float* const to = shared + lane / 4 * dim + warp * 8 + lane % 4 * 2;
+      float* const to = shared + lane / 4 * rows + warp * 8 + lane % 4 * 2;
       to[0] = total.x, to[1] = total.y;
-      if constexpr (tokens == 16) to[8 * dim] = total.z, to[8 * dim + 1] = total.w;
+      if constexpr (tokens == 16) to[8 * rows] = total.z, to[8 * rows + 1] = total.w;
     }
     __syncthreads();
-    const T* const bias = static_cast<const T*>(all.qkv.bias[form.qkv.separate ? part : 0]) +
-                          (form.qkv.separate ? first_of_part : first_row);
-    for (int token = warp; token < all.gemm.m; token += warps) {
-      float* const head = shared + token * dim;
-      float squares = 0;
-      for (int i = lane; i < dim; i += 32) {
-        if constexpr (form.qkv.bias) head[i] += to_float(bias[i]);
-        squares += head[i] * head[i];
+    using row = head_row<form, rows, distance>;
+    const auto feature_of = [&](int i) { return config.feature_of(form, own.part_of_head, i); };
+    if constexpr (form.qkv.bias || form.qkv.normalises) {
+      const void* const bias = all.qkv.bias[form.qkv.separate ? own.part : 0];
+      for (int token = warp; token < all.gemm.m; token += warps) {
+        const float sum = row{shared + token * rows}.add_bias(
+            static_cast<const T*>(bias) + own.first, feature_of);
+        if (lane == 0) squares[token] = sum;
       }
-      if (form.qkv.normalises && part < 2) {
-#pragma unroll
-        for (int other = 1; other < 32; other *= 2) {
-          squares += __shfl_xor_sync(~0u, squares, other);
-        }
-        const float factor = rsqrtf(squares / dim + all.qkv.epsilon);
-        for (int i = lane; i < dim; i += 32) {
-          head[i] *= factor * to_float(static_cast<const T*>(all.qkv.norms[part])[i]);
-        }
-      }
-      __syncwarp();
-      i64 to_row = token;
-      if constexpr (form.qkv.caches) {
-        if (part > 0) {
-          to_row = form.qkv.wide_slots ? static_cast<const i64*>(all.qkv.slots)[token]
-                                       : static_cast<const int*>(all.qkv.slots)[token];
-        }
-      }
-      if (to_row < 0) continue;
-      T* const to = static_cast<T*>(all.gemm.c[part / 2][part % 2]) +
-                    to_row * all.qkv.columns(part) + first_of_part;
-      for (int i = lane; i < dim; i += 32) {
-        float value = head[i];
-        if constexpr (form.qkv.rotates()) {
-          if (part < 2 && i < rotary) {
-            constexpr bool halves = form.qkv.rotation == head_rotation::halves;
-            constexpr int distance = halves ? rotary / 2 : 1;
-            const bool is_first = halves ? i < distance : i % 2 == 0;
-            const int pair = halves ? i % distance : i / 2;
-            const float* const turn = all.qkv.sines + token * rotary + pair * 2;
-            const float partner = head[is_first ? i + distance : i - distance];
-            value = value * turn[0] + (is_first ? -partner : partner) * turn[1];
-          }
-        }
-        to[i] = from_float<T>(value);
+      if constexpr (in_cluster) {
+        cluster_barrier();
+      } else {
+        __syncwarp();
       }
     }
+    for (int token = warp; token < all.gemm.m; token += warps) {
+      const row head{shared + token * rows};
+      if (form.qkv.normalises && own.part < 2) {
+        float sum = squares[token];
+        if constexpr (in_cluster) {
+          sum = 0;
+#pragma unroll
+          for (int block = 0; block < head_blocks; ++block) {
+            sum += __uint_as_float(
+                load_cluster_word(cluster_address(shared_address(squares + token), block)));
+          }
+        }
+        head.normalise(static_cast<const T*>(all.qkv.norms[own.part]), sum, all.qkv.epsilon,
+                       feature_of);
+      }
+      const i64 to_row = row_of_part<form>(all.qkv, own.part, token);
+      if (to_row < 0) continue;
+      head.store(static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
+                     to_row * all.qkv.columns(own.part) + own.column,
+                 all.qkv.sines + token * rotary, own.part == 2, feature_of);
+    }
+    if constexpr (in_cluster) cluster_barrier();  // shared memory must outlive the reads
   }
 
  public:
   static __device__ __forceinline__ void run(const plain_params& all, unsigned char* shared) {
     const gemm_params& p = all.gemm;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first_row = static_cast<int>(blockIdx.x) * rows;
-    int part = 0, first_of_part = 0;
-    if constexpr (form.is_qkv()) {
-      part = all.qkv.part_of(first_row);
-      first_of_part = first_row - all.qkv.first_column(part);
-    }
-    const bool separate = form.is_qkv() && form.qkv.separate;
-    const pointers from =
-        make_pointers(p, separate ? first_of_part : first_row, lane, separate ? part : 0);
+    const block_rows own = block_rows::own(all);
+    const pointers from = make_pointers(p, own, lane);
 
     // In 32 bits: k < 2^31, k_group >= 32 and fewer than 32 splits.
     const u32 groups = ceil_div(static_cast<u32>(p.k), static_cast<u32>(k_group));
@@ -308,11 +325,11 @@ class decode_kernel {
       }
     }
     if constexpr (form.is_qkv()) {
-      store_head(all, total[0], reinterpret_cast<float*>(shared), part, first_of_part, first_row);
+      store_head(all, total[0], reinterpret_cast<float*>(shared), own);
       return;
     }
     if (warp < n_fragments) {
-      const int column = first_row + warp * 8 + lane % 4 * 2;
+      const int column = own.first + warp * 8 + lane % 4 * 2;
       float value[4][b_operands];
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
@@ -329,7 +346,8 @@ class decode_kernel {
   }
 };
 
-// Grid: (ceil(n / rows), split_k), with clusters of (1, split_k) where there are no split_counters.
+// Grid: (ceil(n / rows), split_k), with clusters of (1, split_k) where there are no split_counters,
+// or of (blocks_of_head, 1) where these normalise a head.
 // Block: config.threads(). Shared memory: config.shared_bytes(form).
 template <gemm_form form, decode_config config>
 __global__ void __launch_bounds__(config.threads())

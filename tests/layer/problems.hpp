@@ -1,0 +1,45 @@
+// Problems of layer for tests.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/layer/layer.hpp"
+
+namespace fftune::test {
+
+using Sizes = std::map<std::string, std::int64_t>;
+using Options = std::map<std::string, std::string>;
+
+inline Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {}) {
+  return canonical(layer_op(), {"layer", "fwd", dtype, std::move(sizes), std::move(options)}, kind);
+}
+
+/// A model's layer, in the form that it has, with sizes of its own.
+struct SmallModel {
+  const char* name;
+  Sizes sizes;
+  Options options;
+};
+
+inline std::vector<SmallModel> small_models() {
+  const auto sizes = [](std::int64_t d, std::int64_t h, std::int64_t heads, std::int64_t kv_heads,
+                        std::int64_t dim) {
+    return Sizes{{"d", d}, {"h", h}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
+  };
+  const auto with = [](Sizes of, const char* name, std::int64_t value) {
+    of[name] = value;
+    return of;
+  };
+  return {
+      {"llama", sizes(72, 136, 4, 2, 16), {{"angles", "llama3"}, {"eps", "1e-5"}}},
+      {"qwen2", sizes(56, 104, 4, 1, 24), {{"qkv-bias", "yes"}, {"base", "1000000"}}},
+      {"qwen3", sizes(64, 120, 8, 2, 16), {{"qk-norm", "yes"}}},
+      {"mistral", with(sizes(72, 136, 4, 2, 16), "window", 9), {{"eps", "1e-5"}}},
+  };
+}
+
+}  // namespace fftune::test
