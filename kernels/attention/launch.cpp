@@ -158,7 +158,9 @@ void Launch::set_group(std::int64_t kv_heads) {
 }
 
 ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
-  program_.scratch.push_back({static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)), zeroed});
+  // Kernels count up to a bound and begin at zero again.
+  program_.scratch.push_back(
+      {static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)), zeroed, zeroed});
   return {program_.scratch.size() - 1};
 }
 
