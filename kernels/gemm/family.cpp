@@ -37,7 +37,7 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
   for (const std::string_view output : {epilogue.d_up, epilogue.hidden}) add(stage.outputs, output);
   add(stage.inputs, scales.a_scale);
   for (const std::string_view scale : scales.b_scale) add(stage.inputs, scale);
-  add(scales.scaling == Scaling::block ? stage.outputs : stage.inputs, scales.c_scale);
+  add(scales.finds_scales() ? stage.outputs : stage.inputs, scales.c_scale);
   for (const std::string_view row : epilogue.rows) add(stage.inputs, row);
   add(stage.inputs, epilogue.row_weights);
   for (const std::string_view bias : epilogue.group_bias) add(stage.inputs, bias);

@@ -48,8 +48,9 @@ enum class activation_kind : int;  // common/activation.cuh
 // fp8 e4m3 operands: a number is its element times its scale (f32).
 enum class scaling {
   none,
-  tensor,  // one scale for each tensor
-  block,   // one for each 128 elements of a row of A, and for each 128 x 128 block of B
+  tensor,   // one scale for each tensor
+  block,    // one for each 128 elements of a row of A, and for each 128 x 128 block of B
+  channel,  // one for each row of A, or 128 elements of it (a_scaled_by_block), and each row of B
 };
 
 struct gemm_form {
@@ -73,6 +74,7 @@ struct gemm_form {
   bool stores_hidden = false;          // activation_gradient: hidden, too
 
   scaling scales = scaling::none;
+  bool a_scaled_by_block = false;  // scaling::channel
   bool c_quantised = false;
 
   packing b_packing = packing::separate;
@@ -85,6 +87,10 @@ struct gemm_form {
   constexpr int b_operands() const { return operands == gemm_operands::dual_b ? 2 : 1; }
   constexpr int k_pairs() const { return operands == gemm_operands::k_concatenated ? 2 : 1; }
   constexpr int outputs() const { return operands == gemm_operands::two_outputs ? 2 : 1; }
+  /// Whether the kernel finds the scales of C, one for each 128 columns of a row.
+  constexpr bool finds_scales() const {
+    return c_quantised && (scales == scaling::block || scales == scaling::channel);
+  }
   constexpr bool broadcasts_any() const {
     for (const bool one : broadcasts)
       if (one) return true;

@@ -20,7 +20,7 @@ constexpr std::string_view group_sources[] = {"mask", "routed"};
 constexpr std::string_view packings[] = {"separate", "halves", "interleaved"};
 constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient", "qkv"};
 constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
-constexpr std::string_view scalings[] = {"none", "tensor", "block"};
+constexpr std::string_view scalings[] = {"none", "tensor", "block", "channel"};
 
 element element_of(DType dtype) {
   switch (dtype) {
@@ -73,6 +73,7 @@ gemm_form form_of(const GemmProblem& gemm) {
   form.stores_preactivations = epilogue.stores_preactivations();
   form.stores_hidden = form.is_gradient() && !epilogue.hidden.empty();
   form.scales = gemm.quantisation.scaling;
+  form.a_scaled_by_block = gemm.quantisation.a_scaled_by_block;
   form.c_quantised = !gemm.quantisation.c_scale.empty();
   form.b_packing = gemm.b_packing;
   form.weighs_rows = !epilogue.row_weights.empty();
@@ -116,6 +117,7 @@ std::string template_argument(const gemm_form& form) {
   flag("stores_preactivations", form.stores_preactivations);
   flag("stores_hidden", form.stores_hidden);
   name("scales", "scaling", form.scales, plain.scales, scalings);
+  flag("a_scaled_by_block", form.a_scaled_by_block);
   flag("c_quantised", form.c_quantised);
   name("b_packing", "packing", form.b_packing, plain.b_packing, packings);
   flag("weighs_rows", form.weighs_rows);

@@ -138,15 +138,19 @@ constexpr std::int64_t scale_block = 128;
 
 struct Quantisation {
   Scaling scaling = Scaling::none;
-  std::string_view a_scale = {};  // [1], or [m, blocks of k]
-  /// One for each B operand: [1], or [blocks of n, blocks of k]. Grouped rows: [groups, ...], those
-  /// of all groups in one tensor.
+  std::string_view a_scale = {};  // [1], or [m, blocks of k], or [m]
+  /// One for each B operand: [1], or [blocks of n, blocks of k], or [n]. Grouped rows: [groups,
+  /// ...], those of all groups in one tensor.
   std::vector<std::string_view> b_scale = {};
-  /// C is fp8 too. Scaling::tensor: its scale [1] is given. Scaling::block: the kernel finds the
+  /// C is fp8 too. Scaling::tensor: its scale [1] is given. Else the kernel finds the
   /// scales [m, blocks of n] and writes them.
   std::string_view c_scale = {};
 
+  bool a_scaled_by_block = false;  // Scaling::channel: a_scale is [m, blocks of k]
+
   bool any() const { return scaling != Scaling::none; }
+  /// Whether the kernel finds the scales of C.
+  bool finds_scales() const { return !c_scale.empty() && scaling != Scaling::tensor; }
 };
 
 struct GemmProblem {

@@ -76,7 +76,7 @@ Program cpu_combine_program(const Problem& problem) {
   const Shape shape = shape_of(problem);
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   const bool forward = problem.pass == "fwd";
-  const DType dtype = problem.dtype;
+  const DType dtype = wide_dtype(problem);
   const std::size_t rows = places.at(forward ? "expert_out" : "dx_rows"),
                     weights = forward && !weighs_before(problem) ? places.at("weights") : absent,
                     of_choices = places.at("places"), sums = places.at(forward ? "y" : "dx");

@@ -63,6 +63,18 @@ std::vector<ExpertsAlike> expected_rows(const Problem& problem);
 bool weighs_before(const Problem& problem);
 /// How w_gate_up has both weights: gate-up=halves or interleaved.
 Packing packing_of(const Problem& problem);
+/// In fp8, x, the weights and hidden are elements of fp8 with f32 scales, as in ffn; what is
+/// neither a product's operand nor a scale is bf16.
+///
+/// scales=tensor: one for x, one for hidden (both given), and one for each weight of each expert.
+/// scales=token: one for each token of x and for each row of a weight (a channel). Of hidden one
+/// for each 128 elements of a row, which the op finds: a tile of it has no whole rows.
+/// scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
+/// rows by 128 columns of a weight.
+enum class Scales { none, tensor, token, block };
+Scales scales_of(const Problem& problem);
+DType wide_dtype(const Problem& problem);
+
 /// Whether gate, up and what an expert gives have biases: bias=all.
 bool has_bias(const Problem& problem);
 

@@ -70,6 +70,9 @@ void add_route(const Problem& problem, std::vector<TensorSpec>& tensors) {
   }
 }
 
+// Elements of fp8 are drawn well above their subnormals, and below 448; the scales undo that.
+constexpr double elements_by = 16, hidden_by = 4;
+
 /// The experts that a token chooses at all, of all of them.
 double share_of_experts(const Problem& problem) {
   const Shape shape = shape_of(problem);
@@ -84,8 +87,9 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
                  Role role, bool are_sums, std::vector<TensorSpec>& tensors) {
   const Shape shape = shape_of(problem);
   // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
-  const double by_d = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.d));
-  const double by_h = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.h));
+  double by_d = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.d));
+  double by_h = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.h));
+  if (scales_of(problem) != Scales::none) by_d = by_h = elements_by;
   const std::size_t first = tensors.size();
   const std::int64_t experts = shape.all_experts();
   if (packing_of(problem) == Packing::separate)
@@ -101,12 +105,49 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
     tensors[i].read_share = share_of_experts(problem);
 }
 
+/// Scales of fp8, which undo what elements are drawn larger by.
+void add_scales(const Problem& problem, std::vector<TensorSpec>& tensors) {
+  const Scales kind = scales_of(problem);
+  if (kind == Scales::none) return;
+  const Shape shape = shape_of(problem);
+  const std::int64_t experts = shape.all_experts();
+  const auto blocks = [](std::int64_t extent) { return ceil_div(extent, scale_block); };
+  const auto add = [&](const char* name, std::vector<std::int64_t> dims, double mean) {
+    tensors.push_back({name, DType::f32, std::move(dims), Role::input, mean / 10, mean});
+  };
+  const auto add_weight = [&](const char* name, std::int64_t n, std::int64_t k, int matrices) {
+    const double mean = 1 / std::sqrt(static_cast<double>(k)) / elements_by;
+    if (kind == Scales::tensor)
+      add(name,
+          matrices == 1 ? std::vector<std::int64_t>{experts}
+                        : std::vector<std::int64_t>{experts, matrices},
+          mean);
+    else if (kind == Scales::token)
+      add(name, {experts, matrices * n}, mean);
+    else
+      add(name, {experts, matrices * blocks(n), blocks(k)}, mean);
+    tensors.back().read_share = share_of_experts(problem);
+  };
+  if (kind == Scales::tensor)
+    add("x_scale", {1}, 1 / elements_by);
+  else
+    add("x_scale", {shape.m, kind == Scales::token ? 1 : blocks(shape.d)}, 1 / elements_by);
+  if (packing_of(problem) == Packing::separate) {
+    add_weight("w_gate_scale", shape.h, shape.d, 1);
+    add_weight("w_up_scale", shape.h, shape.d, 1);
+  } else {
+    add_weight("w_gate_up_scale", shape.h, shape.d, 2);
+  }
+  if (kind == Scales::tensor) add("hidden_scale", {1}, 1 / hidden_by);
+  add_weight("w_down_scale", shape.d, shape.h, 1);
+}
+
 void add_biases(const Problem& problem, std::vector<TensorSpec>& tensors) {
   if (!has_bias(problem)) return;
   const Shape shape = shape_of(problem);
   const std::size_t first = tensors.size();
   const auto add = [&](const char* name, std::int64_t width) {
-    tensors.push_back({name, problem.dtype, {shape.all_experts(), width}, Role::input, 1});
+    tensors.push_back({name, wide_dtype(problem), {shape.all_experts(), width}, Role::input, 1});
   };
   if (packing_of(problem) == Packing::separate) {
     add("b_gate", shape.h);
@@ -122,18 +163,28 @@ void add_biases(const Problem& problem, std::vector<TensorSpec>& tensors) {
 std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const Shape shape = shape_of(problem);
   const DType dtype = problem.dtype;
-  std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, 1},
+  const DType wide = wide_dtype(problem);
+  const Scales scales = scales_of(problem);
+  const double x_by = scales == Scales::none ? 1 : elements_by;
+  std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, x_by},
                                   ids_tensor(problem),
                                   weights_tensor(problem)};
   add_weights(problem, "w_", "", Role::input, false, tensors);
+  add_scales(problem, tensors);
   add_biases(problem, tensors);
-  tensors.push_back({"y", dtype, {shape.m, shape.d}, Role::output, 1});
+  tensors.push_back({"y", wide, {shape.m, shape.d}, Role::output, 1});
   if (stores_gates(problem))
     for (const char* name : {"gate", "up"})
-      tensors.push_back({name, dtype, {shape.rows(), shape.h}, Role::output, 1});
+      tensors.push_back({name, wide, {shape.rows(), shape.h}, Role::output, 1});
   add_route(problem, tensors);
   tensors.push_back({"hidden", dtype, {shape.rows(), shape.h}, Role::intermediate, 1});
-  tensors.push_back({"expert_out", dtype, {shape.rows(), shape.d}, Role::intermediate, 1});
+  if (scales == Scales::token || scales == Scales::block)
+    tensors.push_back({"hidden_scale",
+                       DType::f32,
+                       {shape.rows(), ceil_div(shape.h, scale_block)},
+                       Role::intermediate,
+                       1});
+  tensors.push_back({"expert_out", wide, {shape.rows(), shape.d}, Role::intermediate, 1});
   return tensors;
 }
 
@@ -279,10 +330,24 @@ class MoeFfn final : public Op {
                        .choices = {"none", "all"},
                        .rare = true,
                        .pass = "fwd"});
+    options.push_back({.name = "scales",
+                       .help = "what a scale of fp8 is for: a whole tensor, of an expert; a token, "
+                               "and a row of a weight; or blocks of 128 elements, in a weight of "
+                               "128 rows too",
+                       .choices = {"tensor", "token", "block"},
+                       .rare = true,
+                       .pass = "fwd"});
     options.push_back(accumulate_option("the weights"));
     return options;
   }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    auto all = float_dtypes(kind);
+    all.push_back(DType::fp8);
+    return all;
+  }
+  std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view pass) const override {
+    return pass == "bwd" ? float_dtypes(kind) : dtypes(kind);
+  }
   std::string_view token_size() const override { return "m"; }
   /// A token's rows lie where the other tokens' choices leave them.
   bool rows_are_alike(const Problem&) const override { return false; }
@@ -295,6 +360,17 @@ class MoeFfn final : public Op {
     if (shape.all_experts() > most_experts)
       return fmt::format("experts={} and shared={}: together up to {}", shape.experts, shape.shared,
                          most_experts);
+    const bool quantised = problem.dtype == DType::fp8;
+    if (!quantised && (problem.has("scales", "token") || problem.has("scales", "block")))
+      return fmt::format("scales={} is for dtype fp8, not {}", problem.option("scales"),
+                         dtype_name(problem.dtype));
+    if (quantised && packing_of(problem) == Packing::interleaved)
+      return "gate-up=interleaved has no scales for fp8: use separate or halves";
+    if (scales_of(problem) == Scales::block && packing_of(problem) == Packing::halves &&
+        shape.h % scale_block != 0)
+      return fmt::format(
+          "h={} is no multiple of {}: a block of gate-up=halves would be of gate and of up",
+          shape.h, scale_block);
     if (shape.shared > 0 && problem.pass == "bwd")
       return "shared experts are for the pass fwd: give them to the pass bwd as chosen ones";
     return "";
@@ -366,6 +442,16 @@ bool weighs_before(const Problem& problem) {
 Packing packing_of(const Problem& problem) {
   if (problem.has("gate-up", "halves")) return Packing::halves;
   return problem.has("gate-up", "interleaved") ? Packing::interleaved : Packing::separate;
+}
+
+Scales scales_of(const Problem& problem) {
+  if (problem.dtype != DType::fp8) return Scales::none;
+  if (problem.has("scales", "token")) return Scales::token;
+  return problem.has("scales", "block") ? Scales::block : Scales::tensor;
+}
+
+DType wide_dtype(const Problem& problem) {
+  return problem.dtype == DType::fp8 ? DType::bf16 : problem.dtype;
 }
 
 bool has_bias(const Problem& problem) {

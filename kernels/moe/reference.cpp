@@ -1,5 +1,6 @@
 // The definition in float64: of each expert the products of its own rows.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <string>
@@ -66,6 +67,13 @@ class Definition {
   };
   Place place_of(const std::string& w, std::int64_t expert, std::int64_t n, std::int64_t k,
                  bool transposed);
+  /// In fp8: rows of a term in numbers, an expert's weight, and hidden as elements, with its scales
+  /// where the op finds these.
+  void scale_rows(const Term& term, std::int64_t first, std::int64_t last, std::int64_t k,
+                  Matrix& rows);
+  Matrix weight_in_numbers(const std::string& w, std::int64_t expert, std::int64_t n,
+                           std::int64_t k, const Place& place);
+  void quantise_hidden(Matrix& hidden);
   /// Adds to each row of the sorted order the bias [n] of its expert.
   void add_bias(Matrix& rows, std::int64_t n, const char* name);
   /// The rows [first, last) of the sorted order.
@@ -120,8 +128,16 @@ Matrix Definition::product(std::int64_t n, std::int64_t k, bool transposed,
     if (first == last) continue;
     for (const Term& term : terms) {
       Matrix copies;
-      const double* const in = rows_of(term, first, last, k, copies);
-      const Place place = place_of(term.w, expert, n, k, transposed);
+      const double* in = rows_of(term, first, last, k, copies);
+      Place place = place_of(term.w, expert, n, k, transposed);
+      Matrix numbers_of_w;
+      if (scales_of(problem_) != Scales::none) {
+        if (!term.of_tokens) copies.assign(in, in + count((last - first) * k));
+        scale_rows(term, first, last, k, copies);
+        numbers_of_w = weight_in_numbers(term.w, expert, n, k, place);
+        in = copies.data();
+        place = {numbers_of_w.data(), k};
+      }
       reference_product(parallel_, last - first, n, k, {in, k},
                         {place.matrix, place.pitch, transposed}, &term != &terms.front(),
                         result.data() + count(first * n));
@@ -156,6 +172,64 @@ Definition::Place Definition::place_of(const std::string& w, std::int64_t expert
   const bool is_up = w == "w_up";
   if (packed == Packing::halves) return {both + (is_up ? count(n * k) : 0), width};
   return {both + (is_up ? count(width) : 0), 2 * width};
+}
+
+void Definition::scale_rows(const Term& term, std::int64_t first, std::int64_t last, std::int64_t k,
+                            Matrix& rows) {
+  const Matrix& scales = at((std::string(term.in) + "_scale").c_str());
+  const bool in_one = scales_of(problem_) == Scales::tensor;
+  const std::int64_t blocks =
+      term.of_tokens && scales_of(problem_) == Scales::token ? 1 : ceil_div(k, scale_block);
+  const std::int64_t width = blocks == 1 ? k : scale_block;
+  for (std::int64_t row = first; row < last; ++row) {
+    const std::int64_t own =
+        term.of_tokens ? static_cast<std::int64_t>(at("tokens")[count(row)]) : row;
+    for (std::int64_t i = 0; i < k; ++i)
+      rows[count((row - first) * k + i)] *= scales[in_one ? 0 : count(own * blocks + i / width)];
+  }
+}
+
+Matrix Definition::weight_in_numbers(const std::string& w, std::int64_t expert, std::int64_t n,
+                                     std::int64_t k, const Place& place) {
+  const bool packed = packing_of(problem_) != Packing::separate && w != "w_down";
+  const Matrix& scales = at(packed ? "w_gate_up_scale" : (w + "_scale").c_str());
+  const std::int64_t matrix = packed ? 2 * expert + (w == "w_up" ? 1 : 0) : expert;
+  const Scales kind = scales_of(problem_);
+  const std::int64_t rows = ceil_div(n, scale_block), columns = ceil_div(k, scale_block);
+  Matrix numbers = this->matrix(n, k);
+  for (std::int64_t row = 0; row < n; ++row)
+    for (std::int64_t i = 0; i < k; ++i) {
+      std::int64_t own = matrix;
+      if (kind == Scales::token) own = matrix * n + row;
+      if (kind == Scales::block)
+        own = (matrix * rows + row / scale_block) * columns + i / scale_block;
+      numbers[count(row * k + i)] = place.matrix[row * place.pitch + i] * scales[count(own)];
+    }
+  return numbers;
+}
+
+void Definition::quantise_hidden(Matrix& hidden) {
+  constexpr double largest_number = 448;
+  const Scales kind = scales_of(problem_);
+  if (kind == Scales::tensor) {
+    const double scale = at("hidden_scale").front();
+    for (double& value : hidden) value = round_to(DType::fp8, value / scale);
+    return;
+  }
+  const std::int64_t blocks = ceil_div(shape_.h, scale_block);
+  Matrix scales(count(shape_.rows() * blocks), 1);
+  for (std::int64_t row = 0; row < shape_.rows(); ++row)
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const auto begin = hidden.begin() + row * shape_.h + block * scale_block;
+      const auto end =
+          hidden.begin() + row * shape_.h + std::min((block + 1) * scale_block, shape_.h);
+      double largest = 0;
+      for (auto value = begin; value != end; ++value) largest = std::max(largest, std::abs(*value));
+      if (largest == 0) continue;
+      const double scale = scales[count(row * blocks + block)] = largest / largest_number;
+      for (auto value = begin; value != end; ++value) *value = round_to(DType::fp8, *value / scale);
+    }
+  set("hidden_scale", std::move(scales));
 }
 
 void Definition::add_bias(Matrix& rows, std::int64_t n, const char* name) {
@@ -199,6 +273,7 @@ void Definition::gate_up() {
     set("gate", std::move(gate));
     set("up", std::move(up));
   }
+  if (scales_of(problem_) != Scales::none) quantise_hidden(hidden);
   set("hidden", std::move(hidden));
 }
 

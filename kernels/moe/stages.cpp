@@ -54,6 +54,9 @@ GemmProblem gate_up_gemm(const Problem& problem) {
   GemmProblem gemm = grouped(problem, ffn::gate_up_gemm(problem), {});
   gemm.b_packing = packed;
   if (!separate) gemm.b = {{"w_gate_up"}, {"w_gate_up"}};
+  if (scales_of(problem) == Scales::token) gemm.quantisation.scaling = Scaling::channel;
+  if (scales_of(problem) != Scales::none && !separate)
+    gemm.quantisation.b_scale = {"w_gate_up_scale", "w_gate_up_scale"};
   if (weighs_before(problem)) gemm.epilogue.row_weights = "row_weights";
   if (has_bias(problem)) {
     if (separate)
@@ -65,6 +68,10 @@ GemmProblem gate_up_gemm(const Problem& problem) {
 }
 GemmProblem down_gemm(const Problem& problem) {
   GemmProblem gemm = grouped(problem, ffn::down_gemm(problem), {{"y", "expert_out"}});
+  if (scales_of(problem) == Scales::token) {
+    gemm.quantisation.scaling = Scaling::channel;
+    gemm.quantisation.a_scaled_by_block = true;
+  }
   if (has_bias(problem)) gemm.epilogue.group_bias = {"b_down"};
   return gemm;
 }

@@ -163,6 +163,27 @@ TEST_CASE("weights before, packed weights, biases and shared experts on the CPU"
   verify(*backend, moe_problem({9, 24, 16, 4, 2, 1}, DType::bf16, DeviceKind::cpu), random, 1);
 }
 
+std::vector<Options> fp8_forms() {
+  return {{},
+          {{"scales", "token"}},
+          {{"scales", "block"}},
+          {{"scales", "tensor"}, {"gate-up", "halves"}, {"save", "preact"}},
+          {{"scales", "token"}, {"gate-up", "halves"}, {"bias", "all"}, {"act", "swiglu-oai"}},
+          {{"scales", "block"}, {"weigh", "before"}, {"save", "preact"}}};
+}
+
+TEST_CASE("the mixture in fp8 on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(10);
+  for (const Options& options : fp8_forms())
+    for (const MoeSizes& sizes : {MoeSizes{5, 136, 264, 6, 3, 1}, MoeSizes{19, 40, 24, 3, 2}})
+      verify(*backend, moe_problem(sizes, DType::fp8, DeviceKind::cpu, options), random, 0);
+  verify(*backend,
+         moe_problem({7, 200, 256, 4, 2}, DType::fp8, DeviceKind::cpu,
+                     {{"scales", "block"}, {"gate-up", "halves"}}),
+         random, 0);
+}
+
 TEST_CASE("the mixture's backward pass on the CPU") {
   const auto backend = open_cpu();
   std::mt19937_64 random(2);
@@ -225,6 +246,20 @@ TEST_CASE("weights before, packed weights, biases and shared experts on a GPU", 
   }
   verify(*backend, moe_problem({700, 256, 320, 12, 4, 1}, DType::fp16, DeviceKind::cuda), random,
          1);
+}
+
+TEST_CASE("the mixture in fp8 on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(11);
+  for (const Options& options : fp8_forms())
+    for (const MoeSizes& sizes : {MoeSizes{6, 128, 272, 16, 4, 1}, MoeSizes{150, 208, 384, 9, 3},
+                                  MoeSizes{700, 512, 128, 12, 4}})
+      verify(*backend, moe_problem(sizes, DType::fp8, DeviceKind::cuda, options), random, 2);
+  for (const char* scales : {"tensor", "token", "block"})
+    verify(*backend,
+           moe_problem({20, 7, 5, 3, 2, 1}, DType::fp8, DeviceKind::cuda, {{"scales", scales}}),
+           random, 0);
 }
 
 TEST_CASE("many choices are sorted on a GPU", "[gpu]") {

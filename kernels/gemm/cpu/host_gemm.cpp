@@ -100,9 +100,14 @@ HostGemm::HostGemm(const GemmProblem& problem, const TensorPlaces& places, const
   const bool in_blocks = gemm.quantisation.scaling == Scaling::block;
   for (const std::string_view name : gemm.quantisation.b_scale) {
     b_scale.push_back(matrix_of(places, name, DType::f32));
-    if (rows_grouped)
-      b_scale.back().stacked =
-          in_blocks ? ceil_div(gemm.n, scale_block) * ceil_div(gemm.k, scale_block) : 1;
+    if (!rows_grouped) continue;
+    const bool by_channel = gemm.quantisation.scaling == Scaling::channel;
+    const std::int64_t scales =
+        by_channel
+            ? gemm.n
+            : (in_blocks ? ceil_div(gemm.n, scale_block) * ceil_div(gemm.k, scale_block) : 1);
+    b_scale.back().stacked = scales * (packed ? 2 : 1);
+    if (packed) b_scale.back().offset = scales * (std::ssize(b_scale) - 1);
   }
   for (const std::string_view name : epilogue.qkv.bias)
     bias_of_parts.push_back(matrix_of(places, name, gemm.wide_dtype));

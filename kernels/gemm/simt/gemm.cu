@@ -40,8 +40,11 @@ class simt_kernel {
   static constexpr int padded = bm + 1;  // the transposing stores then hit different banks
   static constexpr bool groups_rows = form.groups == grouping::rows;
   static constexpr bool groups_tokens = form.groups == grouping::reduction;
-  static constexpr bool scales_in_blocks = form.scales == scaling::block;
-  static constexpr bool finds_scales = simt_config::finds_scales(form);
+  static constexpr bool scales_in_blocks =
+      form.scales == scaling::block || form.scales == scaling::channel;
+  static constexpr bool a_by_block = form.scales == scaling::block || form.a_scaled_by_block;
+  static constexpr bool by_channel = form.scales == scaling::channel;
+  static constexpr bool finds_scales = form.finds_scales();
 
   using scheduler = tile_scheduler<form, bm, simt_config::bn(form)>;
   template <bool in_memory, class Then, class Else>
@@ -154,7 +157,10 @@ class simt_kernel {
       } else if (group != 0) {
         b.matrix = static_cast<const ab*>(p.b[1][index]);
       }
-      b.scale += group * (scales_in_blocks ? static_cast<i64>(blocks_of(p.n)) * blocks_of(p.k) : 1);
+      const i64 scales = by_channel         ? p.n
+                         : scales_in_blocks ? static_cast<i64>(blocks_of(p.n)) * blocks_of(p.k)
+                                            : 1;
+      b.scale += scales * (form.b_packing == packing::halves ? 2 * group + index : group);
     }
     return b;
   }
@@ -284,10 +290,11 @@ class simt_kernel {
         const i64 at_n = first_n + column + j * side;
         if (line < tile.rows && at_n < b[0].rows) {
           const i64 at_m = groups_rows ? shared.rows_of_a[line] : tile.first_m + line;
-          const float a_scale = a.scale[at_m * blocks + block];
+          const float a_scale = a.scale[a_by_block ? at_m * blocks + block : at_m];
 #pragma unroll
           for (int index = 0; index < b_operands; ++index) {
-            const float b_scale = b[index].scale[at_n / scale_block * blocks + block];
+            const float b_scale =
+                b[index].scale[by_channel ? at_n : at_n / scale_block * blocks + block];
             part[i][j][index] *= a_scale * b_scale;
             sum[i][j][index] += part[i][j][index];
           }
