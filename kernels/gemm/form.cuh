@@ -75,6 +75,7 @@ struct gemm_form {
 
   scaling scales = scaling::none;
   bool a_scaled_by_block = false;  // scaling::channel
+  bool a_scales_sorted = false;    // grouped rows: scales of rows of A lie as sorted rows do
   bool c_quantised = false;
 
   packing b_packing = packing::separate;

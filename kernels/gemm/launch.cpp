@@ -74,6 +74,7 @@ gemm_form form_of(const GemmProblem& gemm) {
   form.stores_hidden = form.is_gradient() && !epilogue.hidden.empty();
   form.scales = gemm.quantisation.scaling;
   form.a_scaled_by_block = gemm.quantisation.a_scaled_by_block;
+  form.a_scales_sorted = form.scales != scaling::none && form.a_sorted;
   form.c_quantised = !gemm.quantisation.c_scale.empty();
   form.b_packing = gemm.b_packing;
   form.weighs_rows = !epilogue.row_weights.empty();
@@ -118,6 +119,7 @@ std::string template_argument(const gemm_form& form) {
   flag("stores_hidden", form.stores_hidden);
   name("scales", "scaling", form.scales, plain.scales, scalings);
   flag("a_scaled_by_block", form.a_scaled_by_block);
+  flag("a_scales_sorted", form.a_scales_sorted);
   flag("c_quantised", form.c_quantised);
   name("b_packing", "packing", form.b_packing, plain.b_packing, packings);
   flag("weighs_rows", form.weighs_rows);

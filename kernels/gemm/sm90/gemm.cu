@@ -80,7 +80,8 @@ struct gemm_kernel {
   static constexpr bool reuses_a = config.a_reuse > 1;
   static constexpr bool promotes = form.scales != scaling::none;
   static constexpr int mma_threads = config.mma_warpgroups * 128;
-  static_assert(dense || (sm90_registers_fit(plan, config) && form.scales == scaling::none));
+  static_assert(dense || sm90_registers_fit(plan, config));
+  static_assert(dense || !promotes || (grouped_rows && routed && form.c_sorted && !reuses_a));
   static_assert(!grouped_rows || (form.a_major == major::k && form.outputs() == 1));
   static_assert(!grouped_rows || form.a_sorted || (config.cluster_n == 1 && form.k_pairs() == 1));
   static_assert(!reuses_a || (gathers && !form.is_gradient()));
@@ -336,11 +337,17 @@ struct gemm_kernel {
     return false;
   }();
 
-  __device__ __forceinline__ auto main_loop(const work_tile& tile, int first_row) const {
-    if constexpr (promotes) {
+  __device__ __forceinline__ auto main_loop(const scheduler& work, const work_tile& tile,
+                                            int first_row) const {
+    if constexpr (promotes && grouped_rows) {
+      const group_tile own = work.rows(tile);
+      const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
+      return promoting_mainloop<Traits>(first_row, rank, gemm, config.swap_ab() ? 0 : first_row,
+                                        column, own);
+    } else if constexpr (promotes) {
       const int row = tile.row + (config.swap_ab() ? 0 : first_row);
       const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
-      return promoting_mainloop<Traits>(first_row, rank, gemm, row, column);
+      return promoting_mainloop<Traits>(first_row, rank, gemm, row, column, {0, 0, 0, gemm.m});
     } else {
       return mma{static_cast<u32>(first_row), rank};
     }
@@ -389,7 +396,7 @@ struct gemm_kernel {
   }
 
   using terms = group_terms<form>;
-  static_assert(!terms::present || (grouped_rows && form.c_sorted && !splits_k && !promotes));
+  static_assert(!terms::present || (grouped_rows && form.c_sorted && !splits_k));
   // The factors of rows and the biases of groups, into the accumulators.
   __device__ __forceinline__ void apply_terms(accumulators& acc, const group_tile& own,
                                               const work_tile& tile, int first_row) const {
@@ -517,9 +524,9 @@ struct gemm_kernel {
         if (reduction ? rank == tile.reducer : !splits_k || rank < plan.reducers) prefetch_source();
       }
       if constexpr (config.pingpong()) sync(named_barrier::mma_order, 256, warpgroup);
-      const auto loop = main_loop(tile, first_row);
+      const auto loop = main_loop(work, tile, first_row);
       if constexpr (promotes) {
-        loop.run(acc, pipe, tile.k);
+        loop.run(acc, pipe, tile.k, gathered);
       } else {
         int tokens = 0, prefetch_at = 0;
         if constexpr (reduction) tokens = groups.count(tile.group) - tile.k.first * plan.bk;

@@ -38,9 +38,13 @@ std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
     return fmt::format("scales are for fp8, not {}", dtype_name(gemm.dtype));
   if (gemm.a_major == Major::mn || gemm.b_major == Major::mn)
     return "wgmma takes K-major operands of fp8";
-  if (gemm.groups.any() || gemm.k_pairs() == 2 || gemm.outputs() == 2 ||
+  const bool sorted_rows =
+      gemm.groups.by == Grouping::rows && gemm.groups.mask.empty() && gemm.c_sorted;
+  if (quantisation.scaling == Scaling::channel && !sorted_rows)
+    return "scales of channels are for sorted groups of rows";
+  if ((gemm.groups.any() && !sorted_rows) || gemm.k_pairs() == 2 || gemm.outputs() == 2 ||
       gemm.epilogue.kind == EpilogueKind::activation_gradient)
-    return "fp8 is for forward passes: dense, of one A";
+    return "fp8 is for forward passes: dense or of sorted groups, of one A";
   if (!quantisation.c_scale.empty() && gemm.epilogue.adds())
     return "what is added to C is added in 16 bits, and C is fp8";
   return std::nullopt;
