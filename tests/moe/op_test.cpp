@@ -1,6 +1,8 @@
 // The op's description, its routings and its reference, by hand.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
@@ -108,6 +110,24 @@ TEST_CASE("drawn tokens choose different experts, about as often as expected") {
       CHECK(expected == Approx(tokens * choices).epsilon(0.01));
       CHECK(rows.front() == Approx(alike.front().tokens).epsilon(0.2));
     }
+}
+
+TEST_CASE("the ids of a routing may be those of a file") {
+  const auto path = std::filesystem::temp_directory_path() / "fftune_moe_ids.txt";
+  std::ofstream(path) << "2 0\n1, 2\n";
+  const auto routing = parse_routing("file:" + path.string());
+  REQUIRE(routing);
+  CHECK(routing_text(*routing) == "file:" + path.string());
+  CHECK(draw_routing(*routing, 3, 4, 2, 7) == Ids{2, 0, 1, 2, 2, 0});
+  const auto alike = expected_tokens(*routing, 4, 4, 2);
+  REQUIRE(alike.size() == 4);
+  CHECK(alike.front().tokens == Approx(4));
+  CHECK(alike.back().tokens == 0);
+  CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 3, 7), ContainsSubstring("3 choices each"));
+  std::filesystem::remove(path);
+  CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 2, 7), ContainsSubstring("no ids"));
+  CHECK(expected_tokens(*routing, 4, 4, 2).front().tokens == Approx(2));
+  CHECK(!parse_routing("file:"));
 }
 
 TEST_CASE("choices are sorted by expert, those that are not here left out") {
