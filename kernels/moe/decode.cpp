@@ -78,9 +78,9 @@ class Decode : public Family {
     // Measured on an H200: these kernels reach 58 to 82% of the memory's rate, and tiles of wgmma
     // 91 to 98% where they fill the SMs.
     const double tiles = usually_chosen(problem) * static_cast<double>(quotient_up(shape.h, 64));
-    if (facts.compute_capability == 90 && tiles > 1.6 * facts.multiprocessors)
+    if (facts.compute_capability == 90 && tiles > 1.45 * facts.multiprocessors)
       return fmt::format(
-          "the chosen experts have {:.0f} tiles of weights: more than 1.6 for each SM are read "
+          "the chosen experts have {:.0f} tiles of weights: more than 1.45 for each SM are read "
           "faster by TMA",
           tiles);
     for (const std::int64_t features : {shape.d, shape.h})
