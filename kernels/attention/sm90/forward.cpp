@@ -34,12 +34,9 @@ std::string template_argument(const attention_sm90_config& config) {
       config.dynamic);
 }
 
-/// Whether some tiles see more keys than others; and whether in a way that is known beforehand.
+/// Whether some tiles see more keys than others.
 bool has_unlike_tiles(const Layer& layer) {
   return layer.mask != Mask::none || layer.lengths || layer.layout == Layout::thd;
-}
-bool has_known_tiles(const Layer& layer) {
-  return !layer.masked() && !layer.lengths && layer.layout != Layout::thd;
 }
 
 /// Heads of k and v that are scheduled together by default: as many, in powers of two up to 128, as
@@ -88,11 +85,13 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
                        // Registers are short.
                        std::max(0, config.bn - 128) * dim / 16 +
                        (config.mma_warpgroups == 3 && layer.dim > 64 ? 300 : 0);
-  constexpr double of_tile = 1500;  // its queries, its last product, and the store
-  const double tile_cycles = blocks * (mma + softmax + fixed) + of_tile;
   const auto tiles =
       static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b * layer.heads);
   const double share = tiles / static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
+  // Its queries, its last product, and the store: CTAs that stay overlap them with the next tile.
+  const std::string& scheduler = values.word("scheduler");
+  const double of_tile = share > 1 && scheduler == "single" ? 2500 : 1500;
+  const double tile_cycles = blocks * (mma + softmax + fixed) + of_tile;
   // In one round the longest tile counts. Unlike tiles, the longest first, even out in several but
   // for the last, as do those of CTAs that share an SM.
   const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
@@ -100,7 +99,14 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double longest = std::ceil(std::min(keys, seen * 2) / config.bn) * (mma + softmax + fixed);
   constexpr double of_launch = 6000;
   const double sharing = config.ctas_per_sm > 1 ? 1.15 : 1;  // of one SM's shared memory
-  return sharing * std::max(rounds * tile_cycles, longest + of_tile) + of_launch;
+  // Fixed turns that pass from heads to others do not even out unlike tiles: up to 1.6 times.
+  const bool unbalanced = has_unlike_tiles(layer) && scheduler == "static";
+  const double balance = !unbalanced ? 1 : values.at("group") < kv_matrices(layer) ? 1.2 : 1.03;
+  const double group =
+      static_cast<double>(values.at("group")) / static_cast<double>(usual_group(layer, facts));
+  const double locality = 1 + 0.001 * std::abs(std::log2(group));
+  return locality * balance * sharing * std::max(rounds * tile_cycles, longest + of_tile) +
+         of_launch;
 }
 
 class Sm90Forward final : public StageFamily {
@@ -207,6 +213,12 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                     return c.word("scheduler") != "dynamic" || has_unlike_tiles(layer);
                   },
                   {"scheduler"})
+      .constraint("the counter of tiles has 24 bits",
+                  [layer](const Config& c) {
+                    return c.word("scheduler") != "dynamic" ||
+                           query_tiles(layer, 64) < attention_tile_counter::most_tiles;
+                  },
+                  {"scheduler"})
       .constraint("CTAs that stay have more than one tile each",
                   [layer, facts](const Config& c) {
                     return c.word("scheduler") == "single" ||
@@ -221,14 +233,10 @@ Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& fa
   const Layer layer = layer_of(problem);
   const auto feasible = space(problem, facts).feasible();
   if (feasible.empty()) throw Error(ErrorKind::internal, "the space of attention_sm90 is empty");
-  const std::int64_t group = usual_group(layer, facts);
   const Config* best = nullptr;
   double least = 0;
   for (const Config& config : feasible) {
-    const char* const scheduler = has_known_tiles(layer) ? "static" : "dynamic";
-    const double own = cycles(layer, facts, config) *
-                       (config.word("scheduler") == scheduler ? 1 : 1.01) *
-                       (config.at("group") == group ? 1 : 1.001);
+    const double own = cycles(layer, facts, config);
     if (best != nullptr && own >= least) continue;
     best = &config;
     least = own;
@@ -252,8 +260,7 @@ Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
              rows_map(layer, launch.places().k, layer.k_row, true, config.bn, plan.slab_columns));
   launch.set(offsetof(attention_sm90_params, v),
              rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
-  if (config.dynamic)
-    launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(4, true));
+  if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
   std::int64_t ctas = query_tiles(layer, plan.bm);
   if (values.word("scheduler") != "single")
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});

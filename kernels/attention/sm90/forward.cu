@@ -176,15 +176,18 @@ struct attention_forward {
     __syncwarp();
   }
 
-  // The number of a tile that no CTA has, in lane 0: asked for before a tile's loads, needed after
-  // them.
-  __device__ __forceinline__ int claim() const {
-    if constexpr (config.dynamic) {
-      if (threadIdx.x % 32 == 0) {
-        return static_cast<int>(gridDim.x + atomicAdd(maps.next_tile, 1u));
-      }
+  // Asks for a tile that no CTA has, in lane 0: before a tile's loads, for after them.
+  __device__ __forceinline__ u64 ask() const {
+    return threadIdx.x % 32 == 0 ? atomicAdd(maps.next_tile, u64{1}) : 0;
+  }
+  // The number of the tile. Who asked before the counter counted asks again.
+  __device__ __forceinline__ int number_of(u64 answer) const {
+    using counter = attention_tile_counter;
+    if (threadIdx.x % 32 == 0) {
+      while (!counter::counts(answer)) answer = ask();
     }
-    return 0;
+    return static_cast<int>(gridDim.x) +
+           __shfl_sync(~0u, static_cast<int>(answer - counter::mark), 0);
   }
   // One thread: tells the MMA warpgroups their next tile, or that there is none.
   __device__ __forceinline__ void publish(const tile_slots& to, const scheduler& work) const {
@@ -214,14 +217,18 @@ struct attention_forward {
     scheduler work(params);
     int column = kv_column(work.tile());
     if constexpr (!reads) wait_for_dependencies();
+    if constexpr (config.dynamic) {
+      if (blockIdx.x == 0 && first_lane) atomicExch(maps.next_tile, attention_tile_counter::mark);
+    }
     for (;;) {
       if (first_lane) publish(tiles, work);
       tiles.advance();
       if (!work.is_valid()) return;
-      const int claimed = claim();
+      u64 answer = 0;
+      if constexpr (config.dynamic) answer = ask();
       load_tile(work.tile(), column, k, v, q_phase);
       if constexpr (config.dynamic) {
-        const int index = __shfl_sync(~0u, claimed, 0);
+        const int index = number_of(answer);
         work.take(index);
         // Each tile lets one CTA ask: the last to ask has the last number.
         const bool was_last = index - static_cast<int>(gridDim.x) == work.count() - 1;
