@@ -19,7 +19,7 @@ struct epilogue_ops {
   // adds comes afterwards.
   static __device__ __forceinline__ float value(const float (&accumulator)[b_operands]) {
     if constexpr (form.epilogue == epilogue_kind::gated) {
-      return activation::value(accumulator[0]) * accumulator[1];
+      return gated_product<activation>(accumulator[0], accumulator[1]);
     } else {
       return accumulator[0];
     }

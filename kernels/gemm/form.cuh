@@ -29,6 +29,13 @@ enum class grouping {
 };
 enum class group_source { mask, routed };  // routed: offsets and a permutation in memory
 
+// How one stacked tensor has both B operands (or K-concatenated pairs) of each group.
+enum class packing {
+  separate,     // it does not: each has a tensor of its own
+  halves,       // [groups, 2, rows, ...]: the rows of the first, then those of the second
+  interleaved,  // [groups, rows, 2, ...]: a row of the first, then one of the second
+};
+
 enum class epilogue_kind {
   linear,               // C = act(accumulator (+ bias, or whatever row broadcasts there are)) (+
                         // source), where there is an activation
@@ -73,6 +80,10 @@ struct gemm_form {
 
   scaling scales = scaling::none;
   bool c_quantised = false;
+
+  packing b_packing = packing::separate;
+  bool weighs_rows = false;  // grouped rows: accumulators times a factor of their row
+  bool group_bias = false;   // grouped rows: accumulators plus a bias of their group
 
   bool b_depends = false;  // an earlier launch of the plan writes B
   row_norm norm_of_a = row_norm::none;

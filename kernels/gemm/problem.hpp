@@ -31,6 +31,7 @@ using Major = major;
 using Grouping = grouping;
 using EpilogueKind = epilogue_kind;
 using Scaling = scaling;
+using Packing = packing;
 
 /// One matrix by the name of the op's tensor. With groups: one tensor for each group ("w_true",
 /// "w_false"), or a single tensor [groups, ...] that stacks those of all groups. Where rows are
@@ -128,12 +129,18 @@ struct Epilogue {
   std::string_view d_up = {};            // activation_gradient: [m,n]
   std::string_view hidden = {};          // activation_gradient: [m,n], or empty: not stored
   QkvHeads qkv = {};                     // qkv
+  /// Grouped rows in a sorted C, before all of the above: f32 [m], a factor of each sorted row; and
+  /// a bias [groups, n] of each B operand, packed as B is.
+  std::string_view row_weights = {};
+  std::vector<std::string_view> group_bias = {};
 
   bool stores_preactivations() const { return kind == EpilogueKind::gated && !gate.empty(); }
   std::string_view& row(row_broadcast which) { return rows[static_cast<std::size_t>(which)]; }
   bool broadcasts() const {
     return std::any_of(rows.begin(), rows.end(), [](const auto& row) { return !row.empty(); });
   }
+  /// Whether accumulators change before the epilogue.
+  bool has_group_terms() const { return !row_weights.empty() || !group_bias.empty(); }
   bool adds() const { return broadcasts() || !source.empty(); }
 };
 
@@ -163,6 +170,8 @@ struct GemmProblem {
   std::vector<TensorNames> a = {};  // one; two if k_concatenated or two_outputs
   std::vector<TensorNames> b = {};  // one; two if dual_b or k_concatenated; qkv: one or three
   std::vector<TensorNames> c = {};  // one; two if two_outputs; qkv: three. gradient: d_gate
+  /// Other than separate: both of b name the same tensor.
+  Packing b_packing = Packing::separate;
   /// With groups: whether the rows (with a grouped reduction the tokens) of A, of B and of C with
   /// whatever else the epilogue reads and writes lie in the sorted order, rather than the tokens'.
   bool a_sorted = false, b_sorted = false, c_sorted = false;

@@ -87,11 +87,12 @@ class Combine final : public StageFamily {
     Program program;
     KernelLaunch& launch = append_kernel(
         program, "moe/combine.cu",
-        fmt::format("combine_rows<{}, {}, {}, {}>", element_type(problem.dtype), shape.choices,
-                    !is_fallback(), threads),
+        fmt::format("combine_rows<{}, {}, {}, {}, {}>", element_type(problem.dtype),
+                    shape.choices(), shape.top_k, !is_fallback(), threads),
         grid_of_matrix(shape.m, shape.d, elements * threads), static_cast<std::uint32_t>(threads),
         {tensor_of(places, of_.rows), tensor_of(places, "places"),
-         of_.weighted ? Argument{tensor_of(places, "weights")} : Argument{std::int64_t{0}},
+         of_.weighted && !weighs_before(problem) ? Argument{tensor_of(places, "weights")}
+                                                 : Argument{std::int64_t{0}},
          tensor_of(places, of_.sums), static_cast<std::int32_t>(shape.m), shape.d});
     launch.programmatic = facts.compute_capability >= 90;
     return program;

@@ -19,6 +19,7 @@
 // scales of blocks, each 128 of k are summed by themselves and then join the sum by their scales.
 #include "common/quantise.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/group_terms.cuh"
 #include "gemm/scales.cuh"
 #include "gemm/simt/config.cuh"
 #include "gemm/tile_scheduler.cuh"
@@ -142,7 +143,14 @@ class simt_kernel {
     }
     if constexpr (groups_rows) {
       if constexpr (form.stacked) {
-        b.matrix += static_cast<i64>(group) * p.n * p.k;
+        const i64 matrix = static_cast<i64>(p.n) * p.k;
+        if constexpr (form.b_packing == packing::halves) {
+          b.matrix += (2 * group + index) * matrix;
+        } else if constexpr (form.b_packing == packing::interleaved) {
+          b.matrix += 2 * group * matrix + index * (form.b_major == major::mn ? p.n : p.k);
+        } else {
+          b.matrix += group * matrix;
+        }
       } else if (group != 0) {
         b.matrix = static_cast<const ab*>(p.b[1][index]);
       }
@@ -153,10 +161,11 @@ class simt_kernel {
 
   // An element as a number; of a grouped reduction, whose tokens may share no block, with its
   // scale.
-  template <major layout, int scale_rows>
+  template <major layout, int scale_rows, bool interleaved = false>
   static __device__ __forceinline__ float element_at(const operand& from, i64 row, i64 k) {
-    const float value =
-        to_float(from.matrix[layout == major::mn ? k * from.rows + row : row * from.k + k]);
+    constexpr int rows_beside = interleaved ? 2 : 1;
+    const float value = to_float(from.matrix[layout == major::mn ? k * from.rows * rows_beside + row
+                                                                 : row * from.k * rows_beside + k]);
     if constexpr (groups_tokens && scales_in_blocks) {
       return value *
              from.scale[row / scale_rows * blocks_of(static_cast<int>(from.k)) + k / scale_block];
@@ -234,7 +243,8 @@ class simt_kernel {
         value = 0;
         if (first_n + column < b[index].rows && first_k + b_k < tile.k) {
           const i64 at_k = groups_tokens ? shared.tokens_of_b[b_k] : first_k + b_k;
-          value = element_at<form.b_major, scale_block>(b[index], first_n + column, at_k);
+          value = element_at<form.b_major, scale_block, form.b_packing == packing::interleaved>(
+              b[index], first_n + column, at_k);
         }
         shared.b[index][b_k][column] = value;
       }
@@ -425,6 +435,14 @@ class simt_kernel {
       for (int index = 0; index < b_operands; ++index) {
         const operand b = operand_b(p, tile.group, index);
         sum[index] *= *p.a_scale * *b.scale;
+      }
+    }
+    if constexpr (group_terms<form>::present) {
+      const float factor = group_terms<form>::factor(p, at_m);
+#pragma unroll
+      for (int index = 0; index < b_operands; ++index) {
+        sum[index] = sum[index] * factor +
+                     group_terms<form>::bias(p, tile.group, index, static_cast<int>(at_n));
       }
     }
     if constexpr (form.is_gradient()) {

@@ -281,6 +281,9 @@ void add_heads(Space& space, const GemmProblem& gemm, const Workload& work) {
 
 void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
   const auto limit = limits_of(space, work);
+  if (gemm.epilogue.has_group_terms())
+    limit("a CTA has the whole sums that a bias is added to", {"split_k"},
+          [](const Tile& t) { return t.split_k == 1; });
   const bool permutes = gathers(gemm) && work.form.source == group_source::routed;
   if (permutes) {
     space.parameter("pre_permute",
