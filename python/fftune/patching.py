@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, ops, reference
-from ._experts import patch_experts, patch_router
+from ._experts import patch_experts, patch_router, restore_experts
 from ._graphs import patch_steps, restore_steps
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
@@ -75,6 +75,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
 def unpatch(model: nn.Module) -> nn.Module:
     """Takes back what patch() did. -> the model"""
     for module in model.modules():
+        restore_experts(module)
         for name in ("forward", "_get_logits_processor"):
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)

@@ -70,6 +70,12 @@ def _moe(r, tokens=(7,), experts=6, top_k=3, d=24, h=40, missing=True) -> tuple:
     return r(*tokens, d), ids.to(torch.int32), torch.rand(*tokens, top_k), *weights
 
 
+def _moe_packed(r, *options, bias=False) -> tuple:
+    x, ids, shares, w_gate, w_up, w_down = _moe(r)
+    biases = (r(6, 80), r(6, 24)) if bias else (None, None)
+    return x, ids, shares, torch.cat((w_gate, w_up), 1), w_down, *biases, *options, ""
+
+
 def _moe_backward(r, gates=False) -> tuple:
     x, ids, shares, *weights = _moe(r)
     gate_up = (None, None)
@@ -182,6 +188,13 @@ CASES = [
     Case("moe_ffn-batches", "moe_ffn", lambda r: (*_moe(r, (2, 5)), "gelu-tanh", "zipf:1")),
     Case("moe_ffn_preact", "moe_ffn_preact", lambda r: (*_moe(r, missing=False), "silu", ""),
          outputs=1),
+    Case("moe_ffn_packed", "moe_ffn_packed", lambda r: _moe_packed(r, "silu", "halves", "after"),
+         differentiable=False),
+    Case("moe_ffn_packed-oai", "moe_ffn_packed",
+         lambda r: _moe_packed(r, "swiglu-oai", "interleaved", "after", bias=True),
+         differentiable=False),
+    Case("moe_ffn_packed-before", "moe_ffn_packed",
+         lambda r: _moe_packed(r, "gelu", "interleaved", "before"), differentiable=False),
     Case("moe_route", "moe_route",
          lambda r: _route(r, 3, "softmax", "before", 0, 0, "max", False, 1.0), outputs=1),
     Case("moe_route-after", "moe_route",
