@@ -106,7 +106,7 @@ def _norm_eps(module: nn.Module) -> float | None:
 
 def _patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if isinstance(module, nn.LayerNorm):
-        raise Unfit("LayerNorm: there is no kernel for it")
+        raise Unfit("LayerNorm: by itself it is left to PyTorch")
     parameters = dict(module.named_parameters())
     if next(module.children(), None) is not None or list(parameters) != ["weight"] \
             or parameters["weight"].dim() != 1 or not hasattr(type(module), "forward"):

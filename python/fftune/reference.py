@@ -374,6 +374,31 @@ def rmsnorm_quantised(x, residual, w, eps, convention, int8):
     return q, scale, total.new_empty(0) if residual is None else total
 
 
+# layernorm
+
+def layernorm(x, w, b, eps):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.layer_norm(x.to(wide), x.shape[-1:], w.to(wide), b.to(wide), eps).to(x.dtype)
+
+
+def add_layernorm(x, residual, w, b, eps):
+    total = x + residual
+    return layernorm(total, w, b, eps), total
+
+
+def layernorm_backward(dy, x, w, dsum, eps):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows, grad = x.to(wide), dy.to(wide)
+    centred = rows - rows.mean(-1, keepdim=True)
+    rstd = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    normed, scaled = centred * rstd, grad * w.to(wide)
+    dx = rstd * (scaled - scaled.mean(-1, keepdim=True)
+                 - normed * (scaled * normed).mean(-1, keepdim=True))
+    if dsum is not None:
+        dx = dx + dsum.to(wide)
+    return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype), _rows(grad).sum(0).to(w.dtype)
+
+
 # elementwise
 
 def bias_gelu(x, bias, act):
