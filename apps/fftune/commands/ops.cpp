@@ -13,6 +13,7 @@
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/json.hpp"
 #include "apps/fftune/problem_options.hpp"
+#include "core/error.hpp"
 
 namespace fftune::tool {
 
@@ -21,12 +22,19 @@ namespace {
 // Sizes that no two fields share and that are no product of others, so that a dimension of a
 // tensor tells which field it is.
 constexpr std::int64_t probe_sizes[] = {1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049};
+// Of heads' features, which are few, and multiples of 8.
+constexpr std::int64_t small_probe_sizes[] = {136, 152, 184, 232, 248};
 
 Problem probe(const Op& op, const std::string& pass, DType dtype) {
   Problem problem{std::string(op.name()), pass, dtype, {}, {}};
-  std::size_t next = 0;
-  for (const SizeField& field : op.sizes())
-    if (!field.rare) problem.sizes[field.name] = probe_sizes[next++ % std::size(probe_sizes)];
+  std::size_t next = 0, next_small = 0;
+  for (const SizeField& field : op.sizes()) {
+    if (field.rare) continue;
+    const std::int64_t size = probe_sizes[next++ % std::size(probe_sizes)];
+    const bool is_small = field.max >= 248 && field.max < size;
+    problem.sizes[field.name] =
+        is_small ? small_probe_sizes[next_small++ % std::size(small_probe_sizes)] : size;
+  }
   for (const OptionField& field : options_of(op, pass))
     problem.options[field.name] = field.choices.at(0);
   return problem;
@@ -72,8 +80,12 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass) {
   const Problem usual = probe(op, pass, any_dtype(op));
   std::vector<Form> forms;
   const auto add = [&](std::string text, Problem problem) {
-    if (buffer_names(op, problem) != buffer_names(op, usual))
-      forms.push_back({std::move(text), std::move(problem)});
+    try {
+      if (buffer_names(op, problem) != buffer_names(op, usual))
+        forms.push_back({std::move(text), std::move(problem)});
+    } catch (const Error&) {
+      // Alone, beside these sizes, it makes no problem: kv-heads that do not divide the heads, say.
+    }
   };
   for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
     add(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
