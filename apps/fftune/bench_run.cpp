@@ -1,5 +1,8 @@
 #include "apps/fftune/bench_run.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 namespace fftune::tool {
@@ -15,10 +18,26 @@ void add_floor(const Op& op, const Limits& limits, BenchResult& result) {
   result.limit = compute > memory ? "compute" : "memory";
 }
 
+/// The least time of a run of stages, each of whose inputs is read once: ", at least 1.2 µs".
+std::string floor_text(const Op& op, const Problem& problem, std::size_t first, std::size_t count,
+                       const Limits& limits) {
+  if (limits.bytes_per_second <= 0) return "";
+  const auto stages = op.stages(problem);
+  double bytes = 0, flops = 0;
+  for (std::size_t i = first; i < first + count; ++i) {
+    bytes += stages[i].bytes;
+    flops += stages[i].flops;
+  }
+  const double compute = limits.flops_per_second > 0 ? flops / limits.flops_per_second : 0;
+  return fmt::format(", at least {:.2f} us",
+                     1e6 * std::max(compute, bytes / limits.bytes_per_second));
+}
+
 }  // namespace
 
 BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
-                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request) {
+                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request,
+                  bool stages) {
   BenchResult result;
   result.problem = problem;
   const DeviceFacts& facts = evaluator.facts();
@@ -33,6 +52,19 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
   if (untuned != choice.recipe) {
     candidates.push_back({0, untuned, ""});
     result.entries.push_back({"untuned", recipe_text(untuned), {}, ""});
+  }
+  if (stages) {
+    std::size_t first = 0;
+    for (const Variant& variant : choice.recipe) {
+      const auto own = family_of(op, variant.family).stages();
+      candidates.push_back({first, {variant}, ""});
+      result.entries.push_back({fmt::format("{}", fmt::join(own, "+")),
+                                variant.id() + floor_text(op, problem, first, own.size(),
+                                                          evaluator.limits(problem.dtype)),
+                                {},
+                                ""});
+      first += own.size();
+    }
   }
   for (const Baseline& baseline : op.baselines(problem, facts)) {
     candidates.push_back({0, {}, baseline.name});

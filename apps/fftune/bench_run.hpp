@@ -30,8 +30,10 @@ struct BenchResult {
 };
 
 /// Verifies each, then times all with interleaved samples, on the same buffers and in the same way.
-/// Also the untuned default, where it is another recipe.
+/// Also the untuned default, where it is another recipe. `stages`: and each variant of the
+/// library's recipe by itself.
 BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
-                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request);
+                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request,
+                  bool stages = false);
 
 }  // namespace fftune::tool

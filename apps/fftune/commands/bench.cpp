@@ -36,6 +36,7 @@ struct Options {
   std::string samples = "50";
   std::string budget = "5s";
   std::string seed = "0";
+  bool stages = false;
   std::string progress;
 };
 
@@ -132,7 +133,8 @@ int run(const Op& op, const Options& options, const Session& session) {
     if (interrupt.requested() || !evaluator.lost().empty()) break;
     status.update("bench " + problem.text(), true);
     announce(op, problem);
-    const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request);
+    const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request,
+                                     options.stages && !op.repetition(problem));
     add_rows(table, token_size, result);
     document["problems"].push_back(result_json(result));
     code = std::max(code, code_of(result));
@@ -173,6 +175,8 @@ void add_bench(CommandLine& line) {
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
     command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+    command.add_flag("--stages", options->stages,
+                     "time each kernel of the plan by itself too: where the time goes");
     add_progress_option(command, options->progress);
   }
 }
