@@ -4,7 +4,7 @@
 
 #include "layer/problems.hpp"
 #include "runtime/plan.hpp"
-#include "support/op_run.hpp"
+#include "support/verify_variants.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
