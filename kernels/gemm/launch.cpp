@@ -9,11 +9,11 @@
 
 #include "core/error.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/gemm/element.hpp"
 
 namespace fftune {
 namespace {
 
-constexpr std::string_view elements[] = {"f32", "bf16", "fp16", "fp8"};
 constexpr std::string_view operands[] = {"single", "dual_b", "k_concatenated", "two_outputs"};
 constexpr std::string_view majors[] = {"k", "mn"};
 constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
@@ -22,22 +22,6 @@ constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradien
 constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
 constexpr std::string_view row_norms[] = {"none", "llama", "gemma", "t5"};
 constexpr std::string_view scalings[] = {"none", "tensor", "block"};
-
-element element_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return element::f32;
-    case DType::bf16:
-      return element::bf16;
-    case DType::fp16:
-      return element::fp16;
-    case DType::fp8:
-      return element::fp8;
-    default:
-      throw Error(ErrorKind::internal,
-                  fmt::format("no GEMM kernel has elements of {}", dtype_name(dtype)));
-  }
-}
 
 /// The device's enumeration has the host's order, and its enumerators the names of the types.
 std::string activation_enumerator(activation_kind kind) {
@@ -94,9 +78,9 @@ std::string template_argument(const gemm_form& form) {
     if (value) fields.push_back(fmt::format(".{} = true", field));
   };
   // In the order of the struct's members, as designated initialisers are.
-  name("ab", "element", form.ab, plain.ab, elements);
-  name("c", "element", form.c, plain.c, elements);
-  name("wide", "element", form.wide, plain.wide, elements);
+  name("ab", "element", form.ab, plain.ab, element_names);
+  name("c", "element", form.c, plain.c, element_names);
+  name("wide", "element", form.wide, plain.wide, element_names);
   name("operands", "gemm_operands", form.operands, plain.operands, operands);
   name("a_major", "major", form.a_major, plain.a_major, majors);
   name("b_major", "major", form.b_major, plain.b_major, majors);
@@ -177,6 +161,13 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   return parameters;
 }
 
+/// Zeros where angles come from a table.
+ArrayArgument frequencies_of(const QkvHeads& qkv) {
+  ArrayArgument array{qkv.frequencies};
+  array.values.resize(static_cast<std::size_t>(qkv.form.rotary / 2));
+  return array;
+}
+
 std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
                                     const TensorPlaces& places) {
   const QkvHeads& qkv = gemm.epilogue.qkv;
@@ -185,17 +176,14 @@ std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
   const ScratchArgument sines{program.scratch.size()};
   program.scratch.push_back({static_cast<std::size_t>(gemm.m * pairs) * 2 * sizeof(float), false});
   constexpr std::int64_t threads = 256;
-  auto frequencies = qkv.frequencies;
-  frequencies.resize(static_cast<std::size_t>(pairs));
-  KernelLaunch& launch =
-      append_kernel(program, "gemm/head_sines.cu",
-                    fmt::format("head_sines<{}, {}, {}, {}>", pairs, !qkv.angles.empty(),
-                                qkv.form.rotation == head_rotation::interleaved,
-                                gemm.dtype == DType::f32 ? "double" : "float"),
-                    {static_cast<std::uint32_t>(ceil_div(gemm.m * pairs, threads))}, threads,
-                    {tensor_of(places, qkv.positions), tensor_or_null(places, qkv.angles), sines,
-                     ArrayArgument{std::move(frequencies)}, gemm.m,
-                     static_cast<std::int32_t>(qkv.table_rows), qkv.scale});
+  KernelLaunch& launch = append_kernel(
+      program, "gemm/head_sines.cu",
+      fmt::format("head_sines<{}, fftune::head_rotation::{}, {}>", pairs,
+                  rotations[static_cast<std::size_t>(qkv.form.rotation)],
+                  gemm.dtype == DType::f32 ? "double" : "float"),
+      {static_cast<std::uint32_t>(ceil_div(gemm.m * pairs, threads))}, threads,
+      {tensor_of(places, qkv.positions), tensor_or_null(places, qkv.angles), sines,
+       frequencies_of(qkv), gemm.m, static_cast<std::int32_t>(qkv.table_rows), qkv.scale});
   launch.programmatic = gemm.follows;
   return sines;
 }
@@ -219,19 +207,24 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
   add(offsetof(qkv_params, norm_offset), static_cast<float>(qkv.norm_offset));
 }
 
-void angle_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
-                      const TensorPlaces& places, std::size_t offset) {
+ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& places) {
   const QkvHeads& qkv = gemm.epilogue.qkv;
-  if (!qkv.form.rotates()) return;
+  const std::size_t frequencies = sizeof(angle_params);
+  const bool rotates = qkv.form.rotates();
+  const std::size_t bytes = frequencies + static_cast<std::size_t>(qkv.form.rotary / 2) * 4;
+  ParameterStruct parameters =
+      gemm_parameters(gemm, places, rotates ? (bytes + 7) / 8 * 8 : sizeof(plain_params));
+  qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), std::nullopt);
+  if (!rotates) return parameters;
   const auto add = [&](std::size_t at, Argument value) {
-    parameters.fields.push_back({offset + at, std::move(value)});
+    parameters.fields.push_back({sizeof(plain_params) + at, std::move(value)});
   };
-  add(offsetof(angle_params, positions), tensor_of(places, qkv.positions));
-  if (!qkv.angles.empty()) add(offsetof(angle_params, angles), tensor_of(places, qkv.angles));
-  add(offsetof(angle_params, table_rows), static_cast<std::int32_t>(qkv.table_rows));
-  add(offsetof(angle_params, scale), qkv.scale);
-  if (!qkv.frequencies.empty())
-    add(offsetof(angle_params, frequencies), ArrayArgument{qkv.frequencies});
+  add(offsetof(head_angles, positions), tensor_of(places, qkv.positions));
+  add(offsetof(head_angles, table), tensor_or_null(places, qkv.angles));
+  add(offsetof(head_angles, table_rows), static_cast<std::int32_t>(qkv.table_rows));
+  add(offsetof(head_angles, scale), qkv.scale);
+  parameters.fields.push_back({frequencies, frequencies_of(qkv)});
+  return parameters;
 }
 
 KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,

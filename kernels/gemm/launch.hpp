@@ -38,10 +38,9 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
                     const TensorPlaces& places, std::size_t offset,
                     const std::optional<Pointer>& sines);
 
-/// Adds the fields of an angle_params, of a rotating epilogue qkv whose kernel finds the sines by
-/// itself.
-void angle_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
-                      const TensorPlaces& places, std::size_t offset);
+/// All fields of a plain_params of heads; of rotated ones those of a rotating_params, whose kernel
+/// needs no sines.
+ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& places);
 
 /// Appends a launch of the kernel `fftune::<expression>` of `file` with one struct of parameters.
 /// The reference that it returns is valid until the next step is appended.

@@ -44,7 +44,15 @@ struct gemm_params {
 struct plain_params {
   gemm_params gemm;
   qkv_params qkv;  // epilogue qkv
-  angle_params angles;
+};
+
+// Of those that compute the sines of rotated heads themselves.
+struct angle_params : plain_params {
+  head_angles angles;
+};
+template <int pairs>
+struct rotating_params : angle_params {
+  pair_frequencies<pairs> frequencies;
 };
 
 }  // namespace fftune

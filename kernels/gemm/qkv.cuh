@@ -28,6 +28,20 @@ struct qkv_form {
   constexpr bool rotates() const { return rotation != head_rotation::none; }
 };
 
+// The angles of rotated heads: those of a row's position.
+struct head_angles {
+  const int* positions;  // [m]
+  const float* table;    // [table_rows, 2 pairs], of which the first of each pair counts, and of
+                         // which a position past the end reads the last row; null: position times
+                         // the pair's frequency
+  int table_rows;
+  float scale;  // of sines and cosines
+};
+template <int count>
+struct pair_frequencies {
+  float of[count];
+};
+
 // What a kernel takes beside gemm_params, whose b and c have the parts in their order, as arrays of
 // pointers one after the other.
 struct qkv_params {
@@ -48,16 +62,6 @@ struct qkv_params {
     return part == 0 ? 0 : q_columns + (part - 1) * kv_columns;
   }
   constexpr int columns(int part) const { return part == 0 ? q_columns : kv_columns; }
-};
-
-// By what a kernel finds the sines itself: the rows' positions, and of each pair either the angle
-// in a table [table_rows, rotary] or the frequency.
-struct angle_params {
-  const int* positions;  // [m]
-  const float* angles;   // or null
-  int table_rows;
-  float scale;
-  float frequencies[128];
 };
 
 }  // namespace fftune

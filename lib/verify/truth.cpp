@@ -48,10 +48,9 @@ Squares squares_of(DType dtype, std::span<const double> exact, const double* bef
 
 }  // namespace
 
-Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel,
-             ReferenceFile* kept)
+Truth::Truth(const Op& op, Problem problem, InputData data, Parallel& parallel, ReferenceFile* kept)
     : parallel_(&parallel),
-      rows_(op, std::move(problem), seed, parallel),
+      rows_(op, std::move(problem), data, parallel),
       references_(rows_, parallel, kept) {}
 
 void Truth::retoken(std::int64_t tokens) {

@@ -33,10 +33,10 @@ constexpr double element_deviations = 16;
 }  // namespace
 
 struct Verifier::State {
-  State(Backend& device, const Op& op, Problem problem, std::uint64_t seed, ReferenceFile* kept)
+  State(Backend& device, const Op& op, Problem problem, InputData data, ReferenceFile* kept)
       : backend(&device),
         threads(device),
-        truth(op, std::move(problem), seed, threads, kept),
+        truth(op, std::move(problem), data, threads, kept),
         tensors(device, truth, threads) {
     tensors.fit();
   }
@@ -249,9 +249,9 @@ std::string Verifier::State::bits(std::size_t first, std::size_t end) {
   return hex(state);
 }
 
-Verifier::Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed,
+Verifier::Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
                    ReferenceFile* kept)
-    : state_(std::make_unique<State>(backend, op, std::move(problem), seed, kept)) {}
+    : state_(std::make_unique<State>(backend, op, std::move(problem), data, kept)) {}
 
 Verifier::~Verifier() = default;
 

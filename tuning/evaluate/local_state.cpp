@@ -30,7 +30,7 @@ void LocalEvaluator::State::make_verifier(const Problem& before) {
   }
   verifier.reset();
   verifier =
-      std::make_unique<Verifier>(backend, *op, one, seed, references ? &*references : nullptr);
+      std::make_unique<Verifier>(backend, *op, one, data, references ? &*references : nullptr);
 }
 
 void LocalEvaluator::State::find_if_lost() {
@@ -163,7 +163,7 @@ std::vector<std::vector<void*>> LocalEvaluator::State::tensors_of(const Candidat
   if (candidate.baseline.empty()) return all;
   auto& extra = extras[candidate.baseline];
   if (!extra) {
-    extra.emplace(backend, baseline(candidate.baseline).extra, sets->count(), seed + 1);
+    extra.emplace(backend, baseline(candidate.baseline).extra, sets->count(), data.seed + 1);
     extra->replicate();
   }
   for (int set = 0; set < sets->count(); ++set) {

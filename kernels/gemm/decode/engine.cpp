@@ -152,11 +152,8 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const GemmProblem& gemm = chain.front();
   const Block block(gemm, config);
   const gemm_form form = form_of(gemm);
-  ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(plain_params));
-  if (form.is_qkv()) {
-    qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), std::nullopt);
-    angle_parameters(parameters, gemm, places, offsetof(plain_params, angles));
-  }
+  ParameterStruct parameters = form.is_qkv() ? heads_parameters(gemm, places)
+                                             : gemm_parameters(gemm, places, sizeof(plain_params));
   KernelLaunch& launch = append_gemm(
       program, "gemm/decode/gemm.cu",
       fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}}}>",

@@ -25,7 +25,6 @@
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
 #include "common/rms_norm.cuh"
-#include "common/sine.cuh"
 #include "common/vector.cuh"
 #include "gemm/decode/config.cuh"
 #include "gemm/epilogue_ops.cuh"
@@ -65,6 +64,11 @@ class decode_kernel {
 
   using accumulators = float[b_operands][n_fragments][4];
 
+ public:
+  using params = typename choose_type<form.qkv.rotates(), rotating_params<form.qkv.rotary / 2>,
+                                      plain_params>::type;
+
+ private:
   // One warp's operands for one group of k.
   struct operands {
     vector16 b[b_operands][n_fragments][unroll];
@@ -195,7 +199,7 @@ class decode_kernel {
     int column = 0;  // of the part: the head's first
     int part_of_head = 0;
 
-    static __device__ __forceinline__ block_rows own(const plain_params& all) {
+    static __device__ __forceinline__ block_rows own(const params& all) {
       const int block = static_cast<int>(blockIdx.x);
       if constexpr (!form.is_qkv()) {
         return {block * rows};
@@ -296,45 +300,36 @@ class decode_kernel {
     if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }
 
-  // The cosine and sine of every pair of every token.
-  static __device__ __forceinline__ void find_sines(const plain_params& all, float* sines) {
-    constexpr int pairs = form.qkv.rotary / 2;
-    constexpr bool interleaved = form.qkv.rotation == head_rotation::interleaved;
-    const angle_params& by = all.angles;
-    for (int i = threadIdx.x; i < all.gemm.m * pairs; i += config.threads()) {
-      const int token = i / pairs, pair = i % pairs, position = by.positions[token];
-      float angle;
-      if (by.angles != nullptr) {
-        const int last = by.table_rows - 1;
-        const int line = position < 0 ? 0 : position > last ? last : position;
-        angle = by.angles[static_cast<i64>(line) * (2 * pairs) + (interleaved ? 2 * pair : pair)];
-      } else {
-        angle = static_cast<float>(position) * by.frequencies[pair];
+  static __device__ __forceinline__ float2* turns_of(float* shared) {
+    return reinterpret_cast<float2*>(shared + config.reduction_bytes(form) / 4);
+  }
+  // The cosines and sines of the block's pairs, of every token.
+  static __device__ __forceinline__ void find_turns(const params& all, float* shared,
+                                                    const block_rows& own) {
+    if constexpr (form.qkv.rotates()) {
+      constexpr int pairs = form.qkv.rotary / 2;
+      if (own.part == 2) return;
+      for (int at = threadIdx.x; at < all.gemm.m * (rows / 2); at += config.threads()) {
+        const int pair = config.pair_of(form, own.part_of_head, at % (rows / 2));
+        if (pair >= pairs) continue;
+        turns_of(shared)[at] = turn_of<form.qkv.rotation, float>(all.angles, all.frequencies.of,
+                                                                 at / (rows / 2), pair, pairs);
       }
-      float sine, cosine;
-      sine_and_cosine(angle, sine, cosine);
-      sines[token * 2 * pairs + pair * 2] = cosine * by.scale;
-      sines[token * 2 * pairs + pair * 2 + 1] = sine * by.scale;
     }
   }
 
   // The features of a head that this block has: through shared memory, a token a warp. Where a head
   // is normalised and has several blocks, they are a cluster, and add up their squares in its
   // order.
-  static __device__ __forceinline__ void store_head(const plain_params& all, const float4& total,
+  static __device__ __forceinline__ void store_head(const params& all, const float4& total,
                                                     float* shared, const block_rows& own) {
-    constexpr int rotary = form.qkv.rotary;
     constexpr bool halves = form.qkv.rotation == head_rotation::halves;
-    constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : rotary / 2;
+    constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : form.qkv.rotary / 2;
     constexpr bool in_cluster = form.qkv.normalises && head_blocks > 1;
-    static_assert((tokens * rows + tokens + tokens * rotary) * 4 <= config.shared_bytes(form));
+    static_assert((tokens * rows + tokens) * 4 <= config.reduction_bytes(form));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* const squares = shared + tokens * rows;  // of each token
-    float* const sines = squares + tokens;          // of each token and pair, after the cosine
     __syncthreads();                                // what shared memory holds is read
-    if constexpr (form.qkv.rotates()) {
-      if (own.part < 2) find_sines(all, sines);
-    }
     if (warp < n_fragments) {
       float* const to = shared + lane / 4 * rows + warp * 8 + lane % 4 * 2;
       to[0] = total.x, to[1] = total.y;
@@ -373,15 +368,17 @@ class decode_kernel {
       }
       const i64 to_row = row_of_part<form>(all.qkv, own.part, token);
       if (to_row < 0) continue;
-      head.store(static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
-                     to_row * all.qkv.columns(own.part) + own.column,
-                 sines + token * rotary, own.part == 2, feature_of);
+      T* const to = static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
+                    to_row * all.qkv.columns(own.part);
+      const float2* const turns = turns_of(shared) + token * (rows / 2);
+      head.store(to + own.column, own.part == 2, feature_of,
+                 [&](int i) { return turns[config.own_pair(form, i)]; });
     }
     if constexpr (in_cluster) cluster_barrier();  // shared memory must outlive the reads
   }
 
  public:
-  static __device__ __forceinline__ void run(const plain_params& all, unsigned char* shared) {
+  static __device__ __forceinline__ void run(const params& all, unsigned char* shared) {
     const gemm_params& p = all.gemm;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const block_rows own = block_rows::own(all);
@@ -420,6 +417,7 @@ class decode_kernel {
     }
     tokens_ready();  // a warp without a group must not store before the kernels before are done
 
+    if constexpr (form.is_qkv()) find_turns(all, reinterpret_cast<float*>(shared), own);
     float4 total[b_operands] = {};
     add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);
     if (p.split_k > 1) {
@@ -456,7 +454,7 @@ class decode_kernel {
 // Block: config.threads(). Shared memory: config.shared_bytes(form).
 template <gemm_form form, decode_config config>
 __global__ void __launch_bounds__(config.threads())
-    decode_gemm(const __grid_constant__ plain_params p) {
+    decode_gemm(const __grid_constant__ typename decode_kernel<form, config>::params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   decode_kernel<form, config>::run(p, shared_memory);
 }
