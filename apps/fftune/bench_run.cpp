@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace fftune::tool {
 
@@ -18,19 +19,17 @@ void add_floor(const Op& op, const Limits& limits, BenchResult& result) {
   result.limit = compute > memory ? "compute" : "memory";
 }
 
-/// The least time of a run of stages, each of whose inputs is read once: ", at least 1.2 µs".
-std::string floor_text(const Op& op, const Problem& problem, std::size_t first, std::size_t count,
-                       const Limits& limits) {
-  if (limits.bytes_per_second <= 0) return "";
-  const auto stages = op.stages(problem);
+/// The least time of a run of stages by itself, each of whose inputs is read once.
+double floor_of(const std::vector<StageSpec>& stages, std::size_t first, std::size_t count,
+                const Limits& limits) {
   double bytes = 0, flops = 0;
   for (std::size_t i = first; i < first + count; ++i) {
     bytes += stages[i].bytes;
     flops += stages[i].flops;
   }
   const double compute = limits.flops_per_second > 0 ? flops / limits.flops_per_second : 0;
-  return fmt::format(", at least {:.2f} us",
-                     1e6 * std::max(compute, bytes / limits.bytes_per_second));
+  const double memory = limits.bytes_per_second > 0 ? bytes / limits.bytes_per_second : 0;
+  return 1e6 * std::max(compute, memory);
 }
 
 }  // namespace
@@ -58,11 +57,10 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
     for (const Variant& variant : choice.recipe) {
       const auto own = family_of(op, variant.family).stages();
       candidates.push_back({first, {variant}, ""});
-      result.entries.push_back({fmt::format("{}", fmt::join(own, "+")),
-                                variant.id() + floor_text(op, problem, first, own.size(),
-                                                          evaluator.limits(problem.dtype)),
-                                {},
-                                ""});
+      BenchEntry entry{fmt::format("{}", fmt::join(own, "+")), variant.id(), {}, ""};
+      entry.floor_us =
+          floor_of(op.stages(problem), first, own.size(), evaluator.limits(problem.dtype));
+      result.entries.push_back(std::move(entry));
       first += own.size();
     }
   }

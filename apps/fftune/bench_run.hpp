@@ -17,6 +17,7 @@ struct BenchEntry {
   std::string summary;  // its recipe, or what the baseline is
   Summary microseconds;
   std::string failure;  // one line; empty if it was timed
+  double floor_us = 0;  // of a part of the plan: by itself; else 0
   double error = 0;     // against the reference; a baseline's is not measured
   double tolerance = 0;
 };

@@ -84,7 +84,8 @@ void add_rows(TextTable& table, const std::string& token_size, const Measured& m
       add({tokens, dtype, entry.name, microseconds_text(time),
            fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
                        microseconds_text(entry.microseconds.high)),
-           limit_share_text(time > 0 ? result.floor_us / time : 0),
+           limit_share_text(
+               time > 0 ? (entry.floor_us > 0 ? entry.floor_us : result.floor_us) / time : 0),
            own > 0 ? ratio_text(time / own) : "-", entry.summary},
           error);
     for (std::string* const shown_once : {&tokens, &dtype, &values}) shown_once->clear();
@@ -109,6 +110,7 @@ Json result_json(const Measured& measured) {
                        {"samples", entry.microseconds.samples},
                        {"error", entry.error},
                        {"tolerance", entry.tolerance},
+                       {"floor_us", entry.floor_us > 0 ? entry.floor_us : result.floor_us},
                        {"failure", entry.failure}});
   return {{"problem", to_json(result.problem)},
           {"values", measured.values.empty() ? "random" : measured.values},
