@@ -1,6 +1,10 @@
 #include "apps/fftune/bench_run.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <utility>
 
 namespace fftune::tool {
 
@@ -15,10 +19,24 @@ void add_floor(const Op& op, const Limits& limits, BenchResult& result) {
   result.limit = compute > memory ? "compute" : "memory";
 }
 
+/// The least time of a run of stages by itself, each of whose inputs is read once.
+double floor_of(const std::vector<StageSpec>& stages, std::size_t first, std::size_t count,
+                const Limits& limits) {
+  double bytes = 0, flops = 0;
+  for (std::size_t i = first; i < first + count; ++i) {
+    bytes += stages[i].bytes;
+    flops += stages[i].flops;
+  }
+  const double compute = limits.flops_per_second > 0 ? flops / limits.flops_per_second : 0;
+  const double memory = limits.bytes_per_second > 0 ? bytes / limits.bytes_per_second : 0;
+  return 1e6 * std::max(compute, memory);
+}
+
 }  // namespace
 
 BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
-                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request) {
+                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request,
+                  bool stages) {
   BenchResult result;
   result.problem = problem;
   const DeviceFacts& facts = evaluator.facts();
@@ -33,6 +51,18 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
   if (untuned != choice.recipe) {
     candidates.push_back({0, untuned, ""});
     result.entries.push_back({"untuned", recipe_text(untuned), {}, ""});
+  }
+  if (stages) {
+    std::size_t first = 0;
+    for (const Variant& variant : choice.recipe) {
+      const auto own = family_of(op, variant.family).stages();
+      candidates.push_back({first, {variant}, ""});
+      BenchEntry entry{fmt::format("{}", fmt::join(own, "+")), variant.id(), {}, ""};
+      entry.floor_us =
+          floor_of(op.stages(problem), first, own.size(), evaluator.limits(problem.dtype));
+      result.entries.push_back(std::move(entry));
+      first += own.size();
+    }
   }
   for (const Baseline& baseline : op.baselines(problem, facts)) {
     candidates.push_back({0, {}, baseline.name});

@@ -17,6 +17,7 @@ struct BenchEntry {
   std::string summary;  // its recipe, or what the baseline is
   Summary microseconds;
   std::string failure;  // one line; empty if it was timed
+  double floor_us = 0;  // of a part of the plan: by itself; else 0
   double error = 0;     // against the reference; a baseline's is not measured
   double tolerance = 0;
 };
@@ -32,8 +33,10 @@ struct BenchResult {
 };
 
 /// Verifies each, then times all with interleaved samples, on the same buffers and in the same way.
-/// Also the untuned default, where it is another recipe.
+/// Also the untuned default, where it is another recipe. `stages`: and each variant of the
+/// library's recipe by itself.
 BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
-                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request);
+                  const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request,
+                  bool stages = false);
 
 }  // namespace fftune::tool

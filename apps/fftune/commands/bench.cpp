@@ -39,6 +39,7 @@ struct Options {
   std::string samples = "50";
   std::string budget = "5s";
   std::string seed = "0";
+  bool stages = false;
   std::string progress;
 };
 
@@ -83,7 +84,8 @@ void add_rows(TextTable& table, const std::string& token_size, const Measured& m
       add({tokens, dtype, entry.name, microseconds_text(time),
            fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
                        microseconds_text(entry.microseconds.high)),
-           limit_share_text(time > 0 ? result.floor_us / time : 0),
+           limit_share_text(
+               time > 0 ? (entry.floor_us > 0 ? entry.floor_us : result.floor_us) / time : 0),
            own > 0 ? ratio_text(time / own) : "-", entry.summary},
           error);
     for (std::string* const shown_once : {&tokens, &dtype, &values}) shown_once->clear();
@@ -108,6 +110,7 @@ Json result_json(const Measured& measured) {
                        {"samples", entry.microseconds.samples},
                        {"error", entry.error},
                        {"tolerance", entry.tolerance},
+                       {"floor_us", entry.floor_us > 0 ? entry.floor_us : result.floor_us},
                        {"failure", entry.failure}});
   return {{"problem", to_json(result.problem)},
           {"values", measured.values.empty() ? "random" : measured.values},
@@ -167,8 +170,8 @@ int run(const Op& op, const Options& options, const Session& session) {
       status.update(
           fmt::format("bench {}{}{}", problems[i].text(), saved ? ", values: " : "", values), true);
       announce(op, problems[i]);
-      all[i].push_back(
-          {values, bench(session.catalog, op, problems[i], presets, evaluator, request)});
+      all[i].push_back({values, bench(session.catalog, op, problems[i], presets, evaluator, request,
+                                      options.stages && !op.repetition(problems[i]))});
       lost = evaluator.lost();
     }
   }
@@ -219,6 +222,8 @@ void add_bench(CommandLine& line) {
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
     command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+    command.add_flag("--stages", options->stages,
+                     "time each kernel of the plan by itself too: where the time goes");
     add_progress_option(command, options->progress);
   }
 }
