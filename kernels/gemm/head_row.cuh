@@ -3,10 +3,30 @@
 #pragma once
 
 #include "common/elements.cuh"
+#include "common/sine.cuh"
 #include "gemm/element_type.cuh"
 #include "gemm/form.cuh"
 
 namespace fftune {
+
+// The cosine and sine of pair `pair` of `pairs` in row `row`.
+template <head_rotation rotation, class Real>
+__device__ __forceinline__ float2 turn_of(const head_angles& angles, const float* frequencies,
+                                          i64 row, int pair, int pairs) {
+  const int position = angles.positions[row];
+  float angle;
+  if (angles.table != nullptr) {
+    const int last = angles.table_rows - 1;
+    const int line = position < 0 ? 0 : position > last ? last : position;
+    const int column = rotation == head_rotation::interleaved ? 2 * pair : pair;
+    angle = angles.table[static_cast<i64>(line) * (2 * pairs) + column];
+  } else {
+    angle = static_cast<float>(position) * frequencies[pair];
+  }
+  Real sine, cosine;
+  sine_and_cosine(angle, sine, cosine);
+  return {static_cast<float>(cosine * angles.scale), static_cast<float>(sine * angles.scale)};
+}
 
 // `count`: features that the warp finds, of which number i is feature `feature_of(i)` of its head,
 // the other one of a rotated pair `distance` after or before it.
@@ -37,16 +57,19 @@ struct head_row {
   // `squares`: their sum over all features of the head.
   template <class FeatureOf>
   __device__ __forceinline__ void normalise(const T* norm, float squares, float epsilon,
-                                            const FeatureOf& feature_of) const {
+                                            float offset, const FeatureOf& feature_of) const {
     const float factor = rsqrtf(squares / heads.dim + epsilon);
-    for (int i = lane; i < count; i += 32) features[i] *= factor * to_float(norm[feature_of(i)]);
+    for (int i = lane; i < count; i += 32) {
+      features[i] *= factor * (offset + to_float(norm[feature_of(i)]));
+    }
     __syncwarp();
   }
 
-  // `sines`: the token's, of every pair. Those of v are not rotated.
-  template <class FeatureOf>
-  __device__ __forceinline__ void store(T* to, const float* sines, bool is_v,
-                                        const FeatureOf& feature_of) const {
+  // `turn`: the cosine and sine of the pair that feature number i belongs to. Those of v are not
+  // rotated.
+  template <class FeatureOf, class Turn>
+  __device__ __forceinline__ void store(T* to, bool is_v, const FeatureOf& feature_of,
+                                        const Turn& turn) const {
     for (int i = lane; i < count; i += 32) {
       const int feature = feature_of(i);
       float value = features[i];
@@ -54,9 +77,9 @@ struct head_row {
         if (!is_v && feature < heads.rotary) {
           constexpr bool halves = heads.rotation == head_rotation::halves;
           const bool is_first = halves ? feature < heads.rotary / 2 : feature % 2 == 0;
-          const int pair = halves ? feature % (heads.rotary / 2) : feature / 2;
           const float partner = features[is_first ? i + distance : i - distance];
-          value = value * sines[pair * 2] + (is_first ? -partner : partner) * sines[pair * 2 + 1];
+          const float2 by = turn(i);
+          value = value * by.x + (is_first ? -partner : partner) * by.y;
         }
       }
       to[feature] = from_float<T>(value);

@@ -37,12 +37,17 @@ namespace layer {
 /// one of them refuses its fields.
 std::vector<OpPart> parts_of(const Problem& problem);
 
-/// The ops of all parts that there may be, by the names of the parts.
+/// The ops of all parts that there may be, by the names of the parts, with the stages that parts
+/// have.
 struct PartKind {
   std::string name;
   const Op& (*op)();
+  std::vector<std::string> stages;
 };
 std::vector<PartKind> part_kinds();
+
+/// Families of a norm together with the product behind it.
+std::vector<const Family*> normed_products();
 
 /// Sizes and options of the layers of published models.
 std::vector<KnownModel> known_models();

@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/gemm/launch.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/rope/rope.hpp"
 #include "registry/part_family.hpp"
@@ -244,6 +245,31 @@ std::vector<OptionField> angle_options() {
   return fields;
 }
 
+/// Whether the part may have the stages that the family covers: it does not compute another pass.
+bool has_stages(const PartKind& kind, const Family& family) {
+  const auto own = family.stages();
+  return std::all_of(own.begin(), own.end(), [&](const std::string& stage) {
+    return std::find(kind.stages.begin(), kind.stages.end(), stage) != kind.stages.end();
+  });
+}
+
+/// A family of a part, whose kernels follow others of the plan: each starts while the one before
+/// drains, as far as it can.
+class LayerFamily final : public PartFamily {
+ public:
+  using PartFamily::PartFamily;
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    Program program = PartFamily::program(problem, facts, config);
+    if (facts.compute_capability < 90) return program;
+    for (Step& step : program.steps)
+      if (auto* launch = std::get_if<KernelLaunch>(&step))
+        if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
+    return program;
+  }
+};
+
 class Layer final : public Op {
  public:
   std::string_view name() const override { return "layer"; }
@@ -271,7 +297,8 @@ class Layer final : public Op {
          .example = 2048},
         rare_size("kv-heads", "heads of k, and of v; heads if left out", 1024, 4),
         rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
-        rare_size("layers", "how many layers, each with weights and caches of its own", 256, 16),
+        rare_size("layers", "how many layers, each with weights and caches of its own", most_layers,
+                  16),
         rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30, 4096),
         rare_size("rotary", "features of a head to rotate; all if left out", 256, 32),
         rare_size("positions", "rows of the table of angles; 4096 if left out", 1 << 30, 4096)};
@@ -280,6 +307,18 @@ class Layer final : public Op {
   std::vector<OptionField> options() const override {
     std::vector<OptionField> fields{
         {"act", "activation of the feed-forward network", activation_names()},
+        rare_option("norm", "of rows: by the root mean square, or layer normalisation with biases",
+                    {"rms", "layer"}),
+        rare_option("post-norms",
+                    "whether what attention and the feed-forward network give is normalised before "
+                    "it is added",
+                    {"no", "yes"}),
+        rare_option("block",
+                    "whether the feed-forward network follows attention, or takes the same "
+                    "normalised x beside it",
+                    {"serial", "parallel"}),
+        rare_option("ffn", "the feed-forward network: with a gate, or plain without",
+                    {"gated", "plain"}),
         rare_option("convention",
                     "of the norms: where they round, and whether weights are kept as their "
                     "distance from 1",
@@ -311,6 +350,15 @@ class Layer final : public Op {
     if (const auto s = size_or(problem, "s", 1); s > problem.size("cache"))
       return fmt::format("s={} exceeds cache={}: new tokens go to the cache too", s,
                          problem.size("cache"));
+    const bool layer_norm = problem.has("norm", "layer");
+    if (layer_norm && problem.options.contains("convention"))
+      return "convention=" + problem.option("convention") + " is of norm=rms";
+    if (layer_norm && problem.has("post-norms", "yes"))
+      return "post-norms=yes is of norm=rms: there is no layer normalisation with a residual "
+             "behind "
+             "it";
+    if (problem.has("block", "parallel") && problem.has("post-norms", "yes"))
+      return "block=parallel with post-norms=yes: both add to one residual";
     try {
       parts_of(problem);
     } catch (const Error& error) {
@@ -374,13 +422,15 @@ class Layer final : public Op {
 
   std::vector<const Family*> families() const override {
     static const auto families = [] {
-      std::vector<std::unique_ptr<const PartFamily>> all;
+      std::vector<std::unique_ptr<const LayerFamily>> all;
       for (const PartKind& kind : part_kinds())
         for (const Family* family : kind.op().families())
-          all.push_back(std::make_unique<PartFamily>(layer_op, kind.name, *family));
+          if (has_stages(kind, *family))
+            all.push_back(std::make_unique<LayerFamily>(layer_op, kind.name, *family));
       return all;
     }();
-    std::vector<const Family*> list;
+    // Fewer launches come first.
+    std::vector<const Family*> list = normed_products();
     for (const auto& family : families) list.push_back(family.get());
     return list;
   }

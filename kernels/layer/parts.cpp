@@ -8,6 +8,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/layernorm/layernorm.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/qkv/qkv.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
@@ -34,14 +35,18 @@ class Parts {
   explicit Parts(const Problem& problem)
       : problem_(problem),
         tokens_(problem.size("batch") * size_or(problem, "s", 1)),
-        post_norms_(problem.has("post-norms", "yes")) {}
+        post_norms_(problem.has("post-norms", "yes")),
+        parallel_(problem.has("block", "parallel")) {}
 
   std::vector<OpPart> all() {
-    add_norm("attn_norm", {{"x", "x"}, {"w", "attn_norm"}, {"y", "normalised"}});
+    add_norm("attn_norm", "x", "normalised");
     add_qkv();
     add_attention();
-    add_out();
+    add_product("out", "attended", "w_o", "x", "mid");
+    if (post_norms_) add_post_norm("attn_post_norm", "attn_out", "x", "mid");
+    if (!parallel_) add_norm("ffn_norm", "mid", "ffn_normalised");
     add_ffn();
+    if (post_norms_) add_post_norm("ffn_post_norm", "ffn_out", "mid", "y");
     return std::move(parts_);
   }
 
@@ -57,11 +62,30 @@ class Parts {
                       std::move(names)});
   }
 
-  void add_norm(const char* name, Names names) {
-    add(name, rmsnorm_op(), {{"m", tokens_}, {"d", problem_.size("d")}},
-        {{"convention", option_or(problem_, "convention", "llama")},
-         {"eps", option_or(problem_, "eps", usual_eps)}},
-        std::move(names));
+  std::map<std::string, std::int64_t> row_sizes() const {
+    return {{"m", tokens_}, {"d", problem_.size("d")}};
+  }
+
+  std::map<std::string, std::string> rms_options(const char* residual) const {
+    return {{"convention", option_or(problem_, "convention", "llama")},
+            {"residual", residual},
+            {"eps", option_or(problem_, "eps", usual_eps)}};
+  }
+
+  /// The weights have the part's name.
+  void add_norm(const std::string& name, const char* x, const char* y) {
+    Names names{{"x", x}, {"w", name}, {"b", name + "_bias"}, {"y", y}};
+    if (problem_.has("norm", "layer"))
+      add(name == "attn_norm" ? "attn_layernorm" : "ffn_layernorm", layernorm_op(), row_sizes(),
+          {{"eps", option_or(problem_, "eps", usual_eps)}}, std::move(names));
+    else
+      add(name.c_str(), rmsnorm_op(), row_sizes(), rms_options("no"), std::move(names));
+  }
+
+  /// A norm of a sublayer's output, which is added to the residual.
+  void add_post_norm(const char* name, const char* x, const char* residual, const char* y) {
+    add(name, rmsnorm_op(), row_sizes(), rms_options("after"),
+        {{"x", x}, {"w", name}, {"residual", residual}, {"y", y}});
   }
 
   void add_qkv() {
@@ -74,9 +98,12 @@ class Parts {
     for (const char* name : {"kv-heads", "rotary", "positions"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
     const std::string rotation = option_or(problem_, "rotation", "halves");
+    // Norms of heads round nothing on the way, in either convention.
+    const bool from_one = problem_.has("convention", "gemma");
     std::map<std::string, std::string> options{{"bias", option_or(problem_, "qkv-bias", "no")},
                                                {"norm", option_or(problem_, "qk-norm", "no")},
                                                {"eps", option_or(problem_, "eps", usual_eps)},
+                                               {"convention", from_one ? "gemma" : "llama"},
                                                {"rotation", rotation},
                                                {"cache", "yes"}};
     if (rotation != "none") {
@@ -107,35 +134,39 @@ class Parts {
         {{"k", "k_cache"}, {"v", "v_cache"}, {"out", "attended"}});
   }
 
-  void add_out() {
-    Names names{{"x", "attended"}, {"w", "w_o"}, {"bias", "b_o"}, {"residual", "x"}, {"y", "mid"}};
-    add("out", linear_op(),
+  /// The product behind attention.
+  void add_product(const char* name, const char* x, const char* w, const char* residual,
+                   const char* y) {
+    add(name, linear_op(),
         {{"m", tokens_},
          {"k", problem_.size("heads") * problem_.size("dim")},
          {"n", problem_.size("d")}},
-        {{"bias", option_or(problem_, "out-bias", "no")}, {"residual", "yes"}}, std::move(names));
+        {{"bias", option_or(problem_, "out-bias", "no")}, {"residual", post_norms_ ? "no" : "yes"}},
+        {{"x", x},
+         {"w", w},
+         {"bias", "b_o"},
+         {"residual", residual},
+         {"y", post_norms_ ? "attn_out" : y}});
   }
 
   void add_ffn() {
-    const std::map<std::string, std::int64_t> sizes{
-        {"m", tokens_}, {"d", problem_.size("d")}, {"h", problem_.size("h")}};
-    std::map<std::string, std::string> options{
-        {"act", option_or(problem_, "act", "silu")},
-        {"bias", problem_.has("ffn-bias", "yes") ? "down" : "none"},
-        {"residual", "yes"},
-        {"norm", "rms"},
-        {"convention", option_or(problem_, "convention", "llama")},
-        {"eps", option_or(problem_, "eps", usual_eps)}};
-    add("ffn", ffn_op(), sizes, std::move(options),
-        {{"x", "mid"},
+    const bool gated = !problem_.has("ffn", "plain");
+    const bool bias = problem_.has("ffn-bias", "yes");
+    add("ffn", ffn_op(), {{"m", tokens_}, {"d", problem_.size("d")}, {"h", problem_.size("h")}},
+        {{"act", option_or(problem_, "act", "silu")},
+         {"gate", gated ? "yes" : "no"},
+         {"bias", !bias   ? "none"
+                  : gated ? "down"
+                          : "both"},
+         {"residual", post_norms_ ? "no" : "yes"}},
+        {{"x", parallel_ ? "normalised" : "ffn_normalised"},
          {"residual", "mid"},
-         {"w_norm", "ffn_norm"},
-         {"normalised", "ffn_normalised"}});
+         {"y", post_norms_ ? "ffn_out" : "y"}});
   }
 
   const Problem& problem_;
   std::int64_t tokens_;
-  bool post_norms_;
+  bool post_norms_, parallel_;
   std::vector<OpPart> parts_;
 };
 
@@ -146,11 +177,22 @@ std::vector<OpPart> parts_of(const Problem& problem) {
 }
 
 std::vector<PartKind> part_kinds() {
-  return {{"attn_norm", rmsnorm_op},
-          {"qkv", qkv_op},
-          {"attention", attention_op},
-          {"out", linear_op},
-          {"ffn", ffn_op}};
+  const auto rms = [](const char* name) {
+    return PartKind{name, rmsnorm_op, {rmsnorm::stage_forward}};
+  };
+  const auto with_mean = [](const char* name) {
+    return PartKind{name, layernorm_op, {layernorm::stage_forward}};
+  };
+  return {rms("attn_norm"),
+          with_mean("attn_layernorm"),
+          {"qkv", qkv_op, {qkv::stage_product}},
+          {"attention", attention_op, {attention::stage_forward}},
+          {"out", linear_op, {linear::stage_product}},
+          rms("attn_post_norm"),
+          rms("ffn_norm"),
+          with_mean("ffn_layernorm"),
+          {"ffn", ffn_op, {ffn::stage_gate_up, ffn::stage_up, ffn::stage_down}},
+          rms("ffn_post_norm")};
 }
 
 }  // namespace fftune::layer

@@ -56,6 +56,7 @@ GemmProblem product_gemm(const Problem& problem) {
   if (layer.norm) {
     qkv.norms = {"q_norm", "k_norm"};
     qkv.epsilon = layer.epsilon;
+    qkv.norm_offset = layer.norm_offset;
   }
   if (layer.cache) {
     gemm.c = {{"q"}, {"k_cache"}, {"v_cache"}};

@@ -11,7 +11,7 @@
 
 namespace fftune {
 
-class PartFamily final : public Family {
+class PartFamily : public Family {
  public:
   /// `part`: the name of the part of `whole`. Both have to outlive this.
   PartFamily(const Op& (*whole)(), std::string part, const Family& family);

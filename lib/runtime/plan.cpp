@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <variant>
 
 #include "core/error.hpp"
 #include "device/placed_executable.hpp"
@@ -60,6 +61,14 @@ void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts
                             stages[covered].name, problem.text()));
 }
 
+/// Makes the program one that a plan can begin with: its first kernel, which may load weights
+/// before it waits, would overtake what wrote them.
+void launch_normally(Program& program) {
+  if (program.steps.empty()) return;
+  if (auto* launch = std::get_if<KernelLaunch>(&program.steps.front()))
+    launch->programmatic = false;
+}
+
 /// For each tensor the one whose memory it shares: an intermediate of a repetition that of the
 /// last but one, as those of two neighbours are in use at once.
 std::vector<std::size_t> twins_of(const Repetition& repetition,
@@ -107,19 +116,29 @@ Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
     intermediate_offsets_.push_back(scratch_offset_);
     scratch_offset_ += align_up(tensors_[i].bytes());
   }
-  std::size_t scratch_bytes = 0;
-  for (const auto& variant : recipe_) {
-    const Family& family = family_of(op, variant.family);
-    auto compiled = backend.compile(family.program(problem_, facts, variant.config));
+  const auto compile = [&](const Variant& variant, bool first) {
+    Program program = family_of(op, variant.family).program(problem_, facts, variant.config);
+    if (first) launch_normally(program);
+    auto compiled = backend.compile(program);
     if (!compiled.executable)
       throw Error(ErrorKind::unavailable,
                   fmt::format("{} does not compile for {}: {}", variant.id(), facts.name,
                               compiled.report.failure));
-    scratch_bytes = std::max(scratch_bytes, compiled.executable->workspace_bytes());
-    executables_.push_back(std::move(compiled.executable));
+    return std::move(compiled.executable);
+  };
+  // Parts of an op do not know what comes first.
+  const bool composed = !op.parts(problem_).empty();
+  for (const auto& variant : recipe_)
+    executables_.push_back(compile(variant, composed && executables_.empty()));
+  if (repetition) {
+    const auto first = executables_.front();
+    if (composed) executables_.front() = compile(recipe_.front(), false);
+    executables_ = repeated(executables_, repetition->places, first);
   }
+  std::size_t scratch_bytes = 0;
+  for (const auto& executable : executables_)
+    scratch_bytes = std::max(scratch_bytes, executable->workspace_bytes());
   workspace_bytes_ = scratch_offset_ + align_up(scratch_bytes);
-  if (repetition) executables_ = repeated(executables_, repetition->places);
 }
 
 void Plan::run(void* const* buffers, void* workspace, void* stream) const {

@@ -99,8 +99,11 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
     if (!result.executable) throw Error(ErrorKind::unavailable, result.report.failure);
     all.push_back(std::move(result.executable));
   }
-  if (const auto repetition = op->repetition(problem); repetition && candidate.baseline.empty())
-    return repeated(all, repetition->places);
+  if (const auto repetition = op->repetition(problem); repetition && candidate.baseline.empty()) {
+    const auto first = all.front();
+    all.front() = compile_variant(candidate.recipe.front(), false).executable;
+    return repeated(all, repetition->places, first);
+  }
   return all;
 }
 

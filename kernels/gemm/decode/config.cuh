@@ -25,18 +25,31 @@ struct decode_config {
     return form.qkv.rotation == head_rotation::halves && blocks_of_head(form) > 1 &&
            part * rows < form.qkv.rotary;
   }
+  /// Which pair of its head the block's pair `i`, of rows / 2, is.
+  constexpr int pair_of(const gemm_form& form, int part, int i) const {
+    return blocks_of_head(form) > 1 ? part * (rows / 2) + i : i;
+  }
+  /// Which of the block's pairs row `i` belongs to.
+  constexpr int own_pair(const gemm_form& form, int i) const {
+    if (form.qkv.rotation == head_rotation::interleaved) return i / 2;
+    return i % (blocks_of_head(form) > 1 ? rows / 2 : form.qkv.rotary / 2);
+  }
   constexpr int feature_of(const gemm_form& form, int part, int i) const {
     if (!has_pairs(form, part)) return part * rows + i;
     const int half = rows / 2;
     return part * half + (i < half ? i : form.qkv.rotary / 2 + i - half);
   }
-  constexpr int k_group() const { return 32 * unroll; }   // elements of k that a warp takes at once
+  constexpr int k_group() const { return 32 * unroll; }  // elements of k that a warp takes at once
   /// Accumulators that a thread of the MMA fragment has for one of them.
   constexpr int values() const { return tokens / 4; }
   /// The warps' accumulators, or the split-K reduction of a cluster.
+  constexpr int reduction_bytes(const gemm_form& form) const {
+    const int of_fragment = warps * values() * 128;
+    return form.b_operands() * n_fragments() * (of_fragment > 512 ? of_fragment : 512);
+  }
+  /// Of rotated heads also a cosine and a sine of each token and pair.
   constexpr int shared_bytes(const gemm_form& form) const {
-    const int reduction = warps * values() * 128;
-    return form.b_operands() * n_fragments() * (reduction > 512 ? reduction : 512);
+    return reduction_bytes(form) + (form.qkv.rotates() ? tokens * rows * 4 : 0);
   }
 };
 

@@ -152,16 +152,15 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const GemmProblem& gemm = chain.front();
   const Block block(gemm, config);
   const gemm_form form = form_of(gemm);
-  ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(plain_params));
-  const auto sines = append_sines(program, gemm, places);
-  if (form.is_qkv()) qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), sines);
+  ParameterStruct parameters = form.is_qkv() ? heads_parameters(gemm, places)
+                                             : gemm_parameters(gemm, places, sizeof(plain_params));
   KernelLaunch& launch = append_gemm(
       program, "gemm/decode/gemm.cu",
       fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}}}>",
                   template_argument(form), block.tokens, block.rows, block.warps, block.unroll),
       ceil_div(gemm.n, block.rows), block.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(form));
-  launch.programmatic = (gemm.follows || sines) && facts.compute_capability >= 90;
+  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   split_launch(program, launch, facts, block.split_k,
                std::int64_t{64} * gemm.b_operands() * block.rows);
   if (form.qkv.normalises && block.blocks_of_head(form) > 1)
@@ -199,7 +198,7 @@ const Engine& decode_engine() {
                              .space = space,
                              .default_config = default_config,
                              .append = append,
-                             .sources = {"gemm/decode/gemm.cu", "gemm/head_sines.cu"}};
+                             .sources = {"gemm/decode/gemm.cu"}};
   return engine;
 }
 

@@ -19,8 +19,12 @@
 //                  finishes fragment i
 //   dependencies   B is complete before the launch and is loaded first; the launch before may
 //                  still write A, so the first load of A waits (griddepcontrol)
+//
+// A norm of A's rows (norm_of_a): every block finds the deviations of all rows, which are few and
+// in L2, and multiplies what it loads of them.
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
+#include "common/rms_norm.cuh"
 #include "common/vector.cuh"
 #include "gemm/decode/config.cuh"
 #include "gemm/epilogue_ops.cuh"
@@ -28,6 +32,22 @@
 #include "gemm/split_k.cuh"
 
 namespace fftune {
+
+// The type of common/rms_norm.cuh.
+template <row_norm kind>
+struct row_norm_of {
+  using type = t5_norm;
+};
+template <>
+struct row_norm_of<row_norm::llama> {
+  using type = llama_norm;
+};
+template <>
+struct row_norm_of<row_norm::gemma> {
+  using type = gemma_norm;
+};
+template <row_norm kind>
+using row_norm_type = typename row_norm_of<kind>::type;
 
 template <gemm_form form, decode_config config>
 class decode_kernel {
@@ -44,6 +64,11 @@ class decode_kernel {
 
   using accumulators = float[b_operands][n_fragments][4];
 
+ public:
+  using params = typename choose_type<form.qkv.rotates(), rotating_params<form.qkv.rotary / 2>,
+                                      plain_params>::type;
+
+ private:
   // One warp's operands for one group of k.
   struct operands {
     vector16 b[b_operands][n_fragments][unroll];
@@ -55,8 +80,55 @@ class decode_kernel {
     const T* b[b_operands][n_fragments];
     const T* a[tokens / 8];
     bool token_is_valid[tokens / 8];
+    const T* norm;
     u32 k_left;  // elements from this lane's place to the end of k
   };
+
+  static constexpr bool normalises = form.norm_of_a != row_norm::none;
+  using a_norm = row_norm_type<form.norm_of_a>;
+
+  // 1 / the root mean square of each token.
+  static __device__ __forceinline__ float* deviations() {
+    __shared__ float of_tokens[tokens];
+    return of_tokens;
+  }
+  // A warp finds those of every `warps`-th token.
+  static __device__ __forceinline__ void find_deviations(const gemm_params& p) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int token = warp; token < tokens; token += warps) {
+      float squares = 0;
+      if (token < p.m) {
+        const T* const row = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k;
+        for (int at = lane * 8; at < p.k; at += 256) {
+          const vector16 values = load_dependent(row + at);
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            float first, next;
+            unpack<T>(values.word[word], first, next);
+            squares += first * first;
+            squares += next * next;
+          }
+        }
+      }
+#pragma unroll
+      for (int other = 1; other < 32; other *= 2) squares += __shfl_xor_sync(~0u, squares, other);
+      if (lane == 0) deviations()[token] = reciprocal_deviation(squares, p.k, p.norm_epsilon);
+    }
+    __syncthreads();
+  }
+  // Eight elements of a token as the norm would have written them.
+  static __device__ __forceinline__ void normalise(vector16& values, const vector16& weights,
+                                                   float deviation) {
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      float first, next, weight, next_weight;
+      unpack<T>(values.word[word], first, next);
+      unpack<T>(weights.word[word], weight, next_weight);
+      first = a_norm::template normalised<T>(first * deviation) * a_norm::factor(weight);
+      next = a_norm::template normalised<T>(next * deviation) * a_norm::factor(next_weight);
+      values.word[word] = pack<T>(first, next);
+    }
+  }
 
   template <bool ragged>
   static __device__ __forceinline__ void load_weights(operands& to, const pointers& from, u32 k) {
@@ -84,6 +156,13 @@ class decode_kernel {
       for (int half = 0; half < tokens / 8; ++half) {
         to.a[step][half] =
             valid && from.token_is_valid[half] ? load_dependent(from.a[half] + at) : vector16{};
+      }
+      if constexpr (normalises) {
+        const vector16 weights = valid ? load_cached(from.norm + at) : vector16{};
+#pragma unroll
+        for (int half = 0; half < tokens / 8; ++half) {
+          normalise(to.a[step][half], weights, deviations()[threadIdx.x % 32 / 4 + half * 8]);
+        }
       }
     }
   }
@@ -120,7 +199,7 @@ class decode_kernel {
     int column = 0;  // of the part: the head's first
     int part_of_head = 0;
 
-    static __device__ __forceinline__ block_rows own(const plain_params& all) {
+    static __device__ __forceinline__ block_rows own(const params& all) {
       const int block = static_cast<int>(blockIdx.x);
       if constexpr (!form.is_qkv()) {
         return {block * rows};
@@ -159,6 +238,7 @@ class decode_kernel {
       result.token_is_valid[half] = token < p.m;
       result.a[half] = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k + lane_k;
     }
+    result.norm = static_cast<const T*>(p.norm_of_a) + lane_k;
     result.k_left = larger(p.k - lane_k, 0);
     return result;
   }
@@ -208,7 +288,7 @@ class decode_kernel {
       const i64 at = static_cast<i64>(token) * p.n + column;
       float value = ops::template stored<index>(first);
       float next = ops::template stored<index>(second);
-      if constexpr (form.broadcasts_any()) {
+      if constexpr (form.changes_columns()) {
         ops::apply_broadcasts(ops::columns_from(p.broadcasts, column), value, next);
       }
       if constexpr (form.adds_source) {
@@ -220,16 +300,33 @@ class decode_kernel {
     if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }
 
+  static __device__ __forceinline__ float2* turns_of(float* shared) {
+    return reinterpret_cast<float2*>(shared + config.reduction_bytes(form) / 4);
+  }
+  // The cosines and sines of the block's pairs, of every token.
+  static __device__ __forceinline__ void find_turns(const params& all, float* shared,
+                                                    const block_rows& own) {
+    if constexpr (form.qkv.rotates()) {
+      constexpr int pairs = form.qkv.rotary / 2;
+      if (own.part == 2) return;
+      for (int at = threadIdx.x; at < all.gemm.m * (rows / 2); at += config.threads()) {
+        const int pair = config.pair_of(form, own.part_of_head, at % (rows / 2));
+        if (pair >= pairs) continue;
+        turns_of(shared)[at] = turn_of<form.qkv.rotation, float>(all.angles, all.frequencies.of,
+                                                                 at / (rows / 2), pair, pairs);
+      }
+    }
+  }
+
   // The features of a head that this block has: through shared memory, a token a warp. Where a head
   // is normalised and has several blocks, they are a cluster, and add up their squares in its
   // order.
-  static __device__ __forceinline__ void store_head(const plain_params& all, const float4& total,
+  static __device__ __forceinline__ void store_head(const params& all, const float4& total,
                                                     float* shared, const block_rows& own) {
-    constexpr int rotary = form.qkv.rotary;
     constexpr bool halves = form.qkv.rotation == head_rotation::halves;
-    constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : rotary / 2;
+    constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : form.qkv.rotary / 2;
     constexpr bool in_cluster = form.qkv.normalises && head_blocks > 1;
-    static_assert((tokens * rows + tokens) * 4 <= config.shared_bytes(form));
+    static_assert((tokens * rows + tokens) * 4 <= config.reduction_bytes(form));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* const squares = shared + tokens * rows;  // of each token
     __syncthreads();                                // what shared memory holds is read
@@ -267,19 +364,21 @@ class decode_kernel {
           }
         }
         head.normalise(static_cast<const T*>(all.qkv.norms[own.part]), sum, all.qkv.epsilon,
-                       feature_of);
+                       all.qkv.norm_offset, feature_of);
       }
       const i64 to_row = row_of_part<form>(all.qkv, own.part, token);
       if (to_row < 0) continue;
-      head.store(static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
-                     to_row * all.qkv.columns(own.part) + own.column,
-                 all.qkv.sines + token * rotary, own.part == 2, feature_of);
+      T* const to = static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
+                    to_row * all.qkv.columns(own.part);
+      const float2* const turns = turns_of(shared) + token * (rows / 2);
+      head.store(to + own.column, own.part == 2, feature_of,
+                 [&](int i) { return turns[config.own_pair(form, i)]; });
     }
     if constexpr (in_cluster) cluster_barrier();  // shared memory must outlive the reads
   }
 
  public:
-  static __device__ __forceinline__ void run(const plain_params& all, unsigned char* shared) {
+  static __device__ __forceinline__ void run(const params& all, unsigned char* shared) {
     const gemm_params& p = all.gemm;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const block_rows own = block_rows::own(all);
@@ -294,10 +393,13 @@ class decode_kernel {
     launch_dependents();
     accumulators sum = {};
     operands loaded;
-    // Weights are complete before the launch; the kernel before may still write the tokens.
+    // Weights are complete before the launch; the kernel before may still write the tokens. Every
+    // warp comes here once, and while they find the norm's deviations their weights are on the way.
     bool waited = false;
-    const auto tokens_ready = [&waited] {
-      if (!waited) wait_for_dependencies();
+    const auto tokens_ready = [&] {
+      if (waited) return;
+      wait_for_dependencies();
+      if constexpr (normalises) find_deviations(p);
       waited = true;
     };
     u32 group = first_group + warp;
@@ -315,6 +417,7 @@ class decode_kernel {
     }
     tokens_ready();  // a warp without a group must not store before the kernels before are done
 
+    if constexpr (form.is_qkv()) find_turns(all, reinterpret_cast<float*>(shared), own);
     float4 total[b_operands] = {};
     add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);
     if (p.split_k > 1) {
@@ -351,7 +454,7 @@ class decode_kernel {
 // Block: config.threads(). Shared memory: config.shared_bytes(form).
 template <gemm_form form, decode_config config>
 __global__ void __launch_bounds__(config.threads())
-    decode_gemm(const __grid_constant__ plain_params p) {
+    decode_gemm(const __grid_constant__ typename decode_kernel<form, config>::params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   decode_kernel<form, config>::run(p, shared_memory);
 }

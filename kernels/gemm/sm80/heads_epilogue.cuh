@@ -75,12 +75,17 @@ class sm80_heads_epilogue {
         const float squares =
             head.add_bias(static_cast<const T*>(bias) + tile.bias + first, feature_of);
         if (of_heads.normalises && part < 2) {
-          head.normalise(static_cast<const T*>(qkv.norms[part]), squares, qkv.epsilon, feature_of);
+          head.normalise(static_cast<const T*>(qkv.norms[part]), squares, qkv.epsilon,
+                         qkv.norm_offset, feature_of);
         }
       }
-      head.store(
-          static_cast<T*>(all.gemm.c[part / 2][part % 2]) + to_row * width + tile.column + first,
-          qkv.sines + token * of_heads.rotary, part == 2, feature_of);
+      T* const to = static_cast<T*>(all.gemm.c[part / 2][part % 2]) + to_row * width;
+      const auto* const sines =
+          reinterpret_cast<const float2*>(qkv.sines) + token * (of_heads.rotary / 2);
+      head.store(to + tile.column + first, part == 2, feature_of, [&](int feature) {
+        constexpr bool halves = of_heads.rotation == head_rotation::halves;
+        return sines[halves ? feature % (of_heads.rotary / 2) : feature / 2];
+      });
     }
   }
 };

@@ -113,6 +113,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
     for (int eight = 0; eight < dim / 8; ++eight) {
       float first, next;
       load_pair(norm + eight * 8, first, next);
+      first += qkv.norm_offset, next += qkv.norm_offset;
       float* const at = own + eight * 4;
       at[0] *= squares[0] * first, at[1] *= squares[0] * next;
       at[2] *= squares[1] * first, at[3] *= squares[1] * next;
