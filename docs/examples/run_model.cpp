@@ -26,6 +26,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -64,8 +65,8 @@ class Weights {
     std::set<std::string> files{"model.safetensors"};
     if (const fs::path index = folder / "model.safetensors.index.json"; fs::exists(index)) {
       files.clear();
-      for (const auto& [name, file] : read_json(index).at("weight_map").items())
-        files.insert(file.get<std::string>());
+      const json map = read_json(index).at("weight_map");
+      for (const auto& [name, file] : map.items()) files.insert(file.get<std::string>());
     }
     for (const std::string& file : files) add(folder / file);
   }
@@ -337,7 +338,8 @@ class Model {
   void add(const std::string& name, const json& problem) {
     Plan plan = context_.plan(problem.dump());
     const json described = json::parse(plan.describe());
-    Step step{plan, {}, {}, memory_.allocate(plan.workspace_bytes())};
+    void* const workspace = memory_.allocate(plan.workspace_bytes());
+    Step step{std::move(plan), {}, {}, workspace};
     for (const json& buffer : described.at("buffers")) {
       step.names.push_back(buffer.at("name"));
       step.buffers.push_back(address(name, step.names.back(), buffer));
