@@ -39,6 +39,17 @@ struct Options {
   std::string progress;
 };
 
+/// How it compares with fftune's plan, unless that is within the noise.
+std::string verdict_text(const BenchEntry& entry, double own) {
+  if (entry.name == "fftune") return own > 0 ? ratio_text(1) : "-";
+  if (!(entry.ratio.median > 0)) return "-";
+  if (entry.ratio.is_in_noise()) return "in the noise";
+  constexpr double known_to = 1.1;
+  return entry.ratio.high <= known_to * entry.ratio.low
+             ? ratio_text(entry.ratio.median)
+             : fmt::format("{:.2f}-{}", entry.ratio.low, ratio_text(entry.ratio.high));
+}
+
 void add_rows(TextTable& table, const std::string& token_size, const BenchResult& result) {
   std::string tokens = fmt::format("{}", result.problem.size(token_size));
   std::string dtype(dtype_name(result.problem.dtype));
@@ -55,14 +66,16 @@ void add_rows(TextTable& table, const std::string& token_size, const BenchResult
       table.row({tokens, dtype, entry.name, microseconds_text(time),
                  fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
                              microseconds_text(entry.microseconds.high)),
-                 limit_share_text(time > 0 ? result.floor_us / time : 0),
-                 own > 0 ? ratio_text(time / own) : "-", entry.summary});
+                 limit_share_text(time > 0 ? result.floor_us / time : 0), verdict_text(entry, own),
+                 entry.summary});
     tokens.clear();
     dtype.clear();
   }
   table.row({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
              own > 0 ? ratio_text(result.floor_us / own) : "-",
              "roofline: " + result.limit + " bound"});
+  for (const std::string& disturbance : result.disturbances)
+    table.row({"", "", "disturbed", "-", "", "-", "-", {disturbance, Style::bad}});
   if (result.kept_bytes > 0)
     table.row({"", "", "kept", "-", "", "-", "-",
                bytes_text(static_cast<double>(result.kept_bytes)) +
@@ -78,11 +91,18 @@ Json result_json(const BenchResult& result) {
                        {"low_us", entry.microseconds.low},
                        {"high_us", entry.microseconds.high},
                        {"samples", entry.microseconds.samples},
+                       {"ratio", entry.ratio.median},
+                       {"ratio_low", entry.ratio.low},
+                       {"ratio_high", entry.ratio.high},
                        {"failure", entry.failure}});
-  return {
-      {"problem", to_json(result.problem)}, {"rule", result.rule},   {"refusal", result.refusal},
-      {"floor_us", result.floor_us},        {"limit", result.limit}, {"entries", entries},
-      {"kept_bytes", result.kept_bytes}};
+  return {{"problem", to_json(result.problem)},
+          {"rule", result.rule},
+          {"refusal", result.refusal},
+          {"floor_us", result.floor_us},
+          {"limit", result.limit},
+          {"entries", entries},
+          {"kept_bytes", result.kept_bytes},
+          {"disturbances", result.disturbances}};
 }
 
 /// Whether anything of it failed to run: the machine lacks memory, or a candidate is wrong.
@@ -132,7 +152,8 @@ int run(const Op& op, const Options& options, const Session& session) {
     if (interrupt.requested() || !evaluator.lost().empty()) break;
     status.update("bench " + problem.text(), true);
     announce(op, problem);
-    const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request);
+    const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request,
+                                     bursts_for(backend->facts().kind, request.seconds));
     add_rows(table, token_size, result);
     document["problems"].push_back(result_json(result));
     code = std::max(code, code_of(result));
@@ -167,7 +188,9 @@ void add_bench(CommandLine& line) {
     add_problem_options(command, *op, Sizes::required, options->problem);
     add_device_option(command, options->device, false);
     add_presets_option(command, options->presets);
-    command.add_option("--samples", options->samples, "of each, interleaved (default: 50)")
+    command
+        .add_option("--samples", options->samples,
+                    "of each, interleaved; on the CPU in bursts apart in time (default: 50)")
         ->type_name("N");
     command
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
