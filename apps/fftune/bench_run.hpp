@@ -19,6 +19,8 @@ struct BenchEntry {
   Summary microseconds{};
   Ratio ratio{};          // of its time to fftune's
   std::string failure{};  // one line; empty if it was timed
+  double error = 0;       // against the reference; a baseline's is not measured
+  double tolerance = 0;
 };
 
 struct BenchResult {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/error.hpp"
 #include "tuning/measure/statistics.hpp"
 
 namespace fftune::tool {
@@ -15,11 +16,16 @@ namespace {
 /// no accident.
 constexpr std::size_t probe_rows = 8;
 
-/// Of the field at a place: odd, up to half of what it may be, or up to 31,000.
-std::int64_t probe_size(std::size_t row, std::size_t place, std::int64_t max) {
+/// Of the field at a place. Fields must go together: what may be left out and is small (heads of k,
+/// features to rotate, a page) is a power of two that divides the heads and their features, which
+/// are multiples of 64. Large ones are odd, so that no rounded quotient is an exact one.
+std::int64_t probe_size(std::size_t row, std::size_t place, const SizeField& field) {
   std::uint64_t state = 64 * row + place;
-  const std::uint64_t choices = std::min<std::uint64_t>(static_cast<std::uint64_t>(max) / 4, 15000);
-  return 5 + 2 * static_cast<std::int64_t>(next_random(state) % choices);
+  const auto drawn = static_cast<std::int64_t>(next_random(state) >> 1);
+  if (field.max > 1024) return 1001 + 2 * (drawn % 15000);
+  if (field.max < 128) return 6 + 2 * (drawn % (field.max / 4));
+  if (field.rare) return std::int64_t{8} << drawn % 4;
+  return 64 * (1 + drawn % (field.max / 128));
 }
 
 DType any_dtype(const Op& op) {
@@ -31,25 +37,40 @@ Problem probe(const Op& op, const std::string& pass, DType dtype) {
   Problem problem{std::string(op.name()), pass, dtype, {}, {}};
   const auto fields = op.sizes();
   for (std::size_t i = 0; i < fields.size(); ++i)
-    if (!fields[i].rare) problem.sizes[fields[i].name] = probe_size(0, i, fields[i].max);
+    if (!fields[i].rare) problem.sizes[fields[i].name] = probe_size(0, i, fields[i]);
   for (const OptionField& field : options_of(op, pass))
     problem.options[field.name] = field.choices.at(0);
   return problem;
 }
 
-/// The form with the sizes of another row.
+/// Whether the op has buffers for it: some options ask for others.
+bool stands_alone(const Op& op, const Problem& problem) {
+  try {
+    op.tensors(problem);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// The form with the sizes of another row, but for those that decide how many buffers there are.
 Problem resized(const Op& op, Problem form, std::size_t row) {
+  const auto names = buffer_names(op, form);
   const auto fields = op.sizes();
-  for (std::size_t i = 0; i < fields.size(); ++i)
-    if (const auto size = form.sizes.find(fields[i].name); size != form.sizes.end())
-      size->second = probe_size(row, i, fields[i].max);
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    Problem next = form;
+    const auto size = next.sizes.find(fields[i].name);
+    if (size == next.sizes.end()) continue;
+    size->second = probe_size(row, i, fields[i]);
+    if (stands_alone(op, next) && buffer_names(op, next) == names) form = std::move(next);
+  }
   return form;
 }
 
 /// The form with a rare size too.
 Problem with_rare(const Op& op, Problem form, const std::string& name) {
-  form.sizes[name] = 1;
-  return resized(op, std::move(form), 0);
+  form.sizes[name] = 2;
+  return stands_alone(op, form) ? resized(op, std::move(form), 0) : form;
 }
 
 const TensorSpec& tensor_of(const std::vector<TensorSpec>& tensors, const std::string& name) {
@@ -62,20 +83,30 @@ struct Formula {
   std::function<std::int64_t(const Problem&)> value;
 };
 
-/// Sizes, and products of two and three of them.
-std::vector<Formula> products(const Problem& form) {
+std::vector<Formula> sizes_of(const Problem& form) {
   std::vector<Formula> singles;
   for (const auto& [name, size] : form.sizes)
     singles.push_back({name, [name = name](const Problem& at) { return at.size(name); }});
+  return singles;
+}
+
+/// Sizes, and products of two and three of them.
+std::vector<Formula> products(const Problem& form) {
+  const std::vector<Formula> singles = sizes_of(form);
   std::vector<Formula> all = singles;
+  std::vector<std::size_t> last;  // the place of the last factor: products have them in order
+  for (std::size_t i = 0; i < singles.size(); ++i) last.push_back(i);
   std::size_t begin = 0;
   for (int factors = 2; factors <= 3; ++factors) {
     const std::size_t end = all.size();
     for (std::size_t i = begin; i < end; ++i)
-      for (const Formula& single : singles)
-        all.push_back(
-            {all[i].text + " * " + single.text,
-             [a = all[i].value, b = single.value](const Problem& at) { return a(at) * b(at); }});
+      for (std::size_t next = last[i]; next < singles.size(); ++next) {
+        all.push_back({all[i].text + " * " + singles[next].text,
+                       [a = all[i].value, b = singles[next].value](const Problem& at) {
+                         return a(at) * b(at);
+                       }});
+        last.push_back(next);
+      }
     begin = end;
   }
   return all;
@@ -155,6 +186,7 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
   const Problem usual = usual_form(op, pass);
   std::vector<Form> forms;
   const auto add = [&](std::string text, Problem problem) {
+    if (!stands_alone(op, problem)) return;
     const bool same = compared == Compared::names
                           ? buffer_names(op, problem) == buffer_names(op, usual)
                           : buffers_of(op, problem) == buffers_of(op, usual);
@@ -176,29 +208,39 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
   return forms;
 }
 
-std::vector<std::string> symbols(const Op& op, const Problem& form, const std::string& tensor) {
+std::map<std::string, std::vector<std::string>> symbols(const Op& op, const Problem& form) {
   std::vector<Problem> probes;
-  std::vector<std::vector<std::int64_t>> shapes;
+  std::vector<std::vector<TensorSpec>> tensors;
   for (std::size_t row = 0; row < probe_rows; ++row) {
     probes.push_back(resized(op, form, row));
-    shapes.push_back(tensor_of(op.tensors(probes.back()), tensor).shape);
+    tensors.push_back(op.tensors(probes.back()));
   }
-  std::vector<std::string> result;
-  const std::vector<Formula> all = formulas(form);
-  for (std::size_t i = 0; i < shapes.front().size(); ++i) {
-    const auto holds = [&](const Formula& formula) {
-      for (std::size_t row = 0; row < probes.size(); ++row)
-        if (formula.value(probes[row]) != shapes[row].at(i)) return false;
-      return true;
-    };
-    const std::int64_t extent = shapes.front()[i];
-    const bool constant = std::all_of(shapes.begin(), shapes.end(),
-                                      [&](const auto& shape) { return shape[i] == extent; });
-    const auto found = std::find_if(all.begin(), all.end(), holds);
-    if (constant)
-      result.push_back(fmt::format("{}", extent));
-    else
-      result.push_back(found != all.end() ? found->text : "?");
+  const std::vector<Formula> singles = sizes_of(form);
+  std::vector<Formula> all;  // made where no single size will do
+  std::map<std::string, std::vector<std::string>> result;
+  for (const TensorSpec& tensor : tensors.front()) {
+    std::vector<std::vector<std::int64_t>> shapes;
+    for (const auto& row : tensors) shapes.push_back(tensor_of(row, tensor.name).shape);
+    for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+      const auto holds = [&](const Formula& formula) {
+        for (std::size_t row = 0; row < probes.size(); ++row)
+          if (formula.value(probes[row]) != shapes[row].at(i)) return false;
+        return true;
+      };
+      const auto find = [&](const std::vector<Formula>& among) {
+        const auto found = std::find_if(among.begin(), among.end(), holds);
+        return found == among.end() ? "?" : found->text;
+      };
+      const std::int64_t extent = tensor.shape[i];
+      std::string symbol = fmt::format("{}", extent);
+      if (!std::all_of(shapes.begin(), shapes.end(),
+                       [&](const auto& shape) { return shape[i] == extent; })) {
+        symbol = find(singles);
+        if (symbol == "?" && all.empty()) all = formulas(form);
+        if (symbol == "?") symbol = find(all);
+      }
+      result[tensor.name].push_back(std::move(symbol));
+    }
   }
   return result;
 }

@@ -1,6 +1,7 @@
 // What the buffers of an op look like for any sizes: by what the registry says of a few.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,9 +26,9 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
 
 std::vector<std::string> buffer_names(const Op& op, const Problem& problem);
 
-/// The extents of a buffer of a form in terms of the problem's sizes: "m", "h * experts",
-/// "ceil(m / 128)". "?" where none is found.
-std::vector<std::string> symbols(const Op& op, const Problem& form, const std::string& tensor);
+/// The extents of each tensor of a form, by its name, in terms of the problem's sizes: "m",
+/// "h * experts", "ceil(m / 128)". "?" where none is found.
+std::map<std::string, std::vector<std::string>> symbols(const Op& op, const Problem& form);
 
 /// "T" where the element type is the problem's dtype whichever that is, else its name.
 std::string dtype_symbol(const Op& op, const Problem& form, const std::string& tensor);

@@ -86,8 +86,9 @@ std::string dtypes_text(const Op& op, DeviceKind kind, const std::string& pass) 
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 
-Row row_of(const Op& op, const Problem& form, const TensorSpec& tensor, const std::string& place) {
-  std::string marks = fmt::format("[{}]", fmt::join(symbols(op, form, tensor.name), ", "));
+Row row_of(const Op& op, const Problem& form, const TensorSpec& tensor,
+           const std::vector<std::string>& extents, const std::string& place) {
+  std::string marks = fmt::format("[{}]", fmt::join(extents, ", "));
   if (tensor.kept) marks += ", kept";
   if (tensor.any_order) marks += ", any order";
   if (tensor.sorted) marks += ", sorted";
@@ -97,9 +98,11 @@ Row row_of(const Op& op, const Problem& form, const TensorSpec& tensor, const st
 
 std::vector<Row> rows_of(const Op& op, const Problem& form) {
   std::vector<Row> rows;
+  auto extents = symbols(op, form);
   for (const TensorSpec& tensor : op.tensors(form))
     if (tensor.role != Role::intermediate)
-      rows.push_back(row_of(op, form, tensor, fmt::format("{}", rows.size())));
+      rows.push_back(
+          row_of(op, form, tensor, extents[tensor.name], fmt::format("{}", rows.size())));
   return rows;
 }
 

@@ -27,11 +27,12 @@ std::vector<std::string> dtype_names(const Op& op, DeviceKind kind) {
 
 Json buffers_json(const Op& op, const Problem& problem) {
   Json buffers = Json::array();
+  auto extents = symbols(op, problem);
   for (const TensorSpec& tensor : op.tensors(problem)) {
     if (tensor.role == Role::intermediate) continue;
     Json json = to_json(tensor);
     json.erase("dtype");
-    json["shape"] = symbols(op, problem, tensor.name);
+    json["shape"] = extents[tensor.name];
     buffers.push_back(json);
   }
   return buffers;
@@ -91,13 +92,14 @@ void print_op(const Op& op, const Output& output) {
   output.table(fields);
   for (const std::string& pass : op.passes()) {
     const Problem problem = usual_form(op, pass);
+    auto extents = symbols(op, problem);
     output.line("");
     output.line(fmt::format("buffers of pass {}, in order:", pass));
     TextTable buffers({{"buffer"}, {"role"}, {"shape"}});
     for (const TensorSpec& tensor : op.tensors(problem))
       if (tensor.role != Role::intermediate)
         buffers.row({tensor.name, std::string(role_name(tensor.role)),
-                     fmt::format("[{}]", fmt::join(symbols(op, problem, tensor.name), ", "))});
+                     fmt::format("[{}]", fmt::join(extents[tensor.name], ", "))});
     output.table(buffers);
     for (const Form& form : other_forms(op, pass, Compared::names))
       output.line(

@@ -41,10 +41,13 @@
  *   save        preact, input                      pass bwd: what the forward pass kept: gate and
  *                                                  up before the activation, or its input alone,
  *                                                  from which they are computed again
- *   bias        none, down                         pass fwd: what is added to every row of y:
- *                                                  b_down
+ *   bias        none, down, both                   pass fwd: what is added to every row: of y
+ *                                                  b_down; both: and without a gate b_up of what
+ *                                                  the activation takes
  *   residual    no, yes                            pass fwd: whether y is added to a residual of
  *                                                  its size
+ *   gate        yes, no                            pass fwd: whether the activation's result gates
+ *                                                  another product, or is hidden itself
  *   scales      tensor, block                      pass fwd: what a scale of fp8 is for: a whole
  *                                                  tensor, or blocks of 128 elements, in a weight
  *                                                  of 128 rows too
@@ -77,8 +80,12 @@
  *   6  up    output  T  [m, h]
  * with bias=down: x, w_gate, w_up, w_down, b_down, y
  *   4  b_down  input  T  [d]
+ * with bias=both: x, w_gate, w_up, w_down, b_up, b_down, y
+ *   4  b_up    input  T  [h]
+ *   5  b_down  input  T  [d]
  * with residual=yes: x, w_gate, w_up, w_down, residual, y
  *   4  residual  input  T  [m, d]
+ * with gate=no: x, w_up, w_down, y
  * with norm=rms: x, w_gate, w_up, w_down, w_norm, y
  *   4  w_norm  input  T  [d]
  * with norm=add-rms: x, w_gate, w_up, w_down, x_residual, w_norm, y, sum
@@ -140,7 +147,8 @@
  *   m           1 to 2147483647       tokens (any number)
  *   d           1 to 65536            features of a token
  *   convention  llama, gemma, t5      where it rounds, and whether w is kept as its distance from 1
- *   residual    no, yes               add a residual first, and write the sum too
+ *   residual    no, yes, after        add a residual first, and write the sum too; after: add it to
+ *                                     y
  *   save        nothing, rstd         what the forward pass keeps for the backward pass
  *   weights     same, f32             element type of w and dw: the op's, or f32
  *   eps         a number from 0 to 1  added to the mean square
@@ -154,6 +162,8 @@
  * with residual=yes: x, residual, w, y, sum
  *   1  residual  input   T  [m, d]
  *   4  sum       output  T  [m, d]
+ * with residual=after: x, residual, w, y
+ *   1  residual  input  T  [m, d]
  * with save=rstd: x, w, y, rstd
  *   3  rstd  output  f32  [m]
  * with output=fp8: x, w, y, scale
@@ -560,6 +570,8 @@
  *   bias         no, yes                           whether q, k and v have a bias
  *   norm         no, yes                           whether heads of q and k are RMS-normalised,
  *                                                  with weights of their own
+ *   convention   llama, gemma                      of the norm: its weights are factors, or (gemma)
+ *                                                  kept as their distance from 1
  *   eps          a number from 0 to 1              of the norm, added to the mean square
  *   rotation     none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart, or
  *                                                  neighbours
@@ -807,5 +819,179 @@
  *   0  y   input   T  [b, heads, s, n], kept
  *   1  dy  input   T  [b, heads, s, n]
  *   2  dx  output  T  [b, heads, s, n] */
+
+/* layernorm: layer normalisation: y = (x - mean(x)) / sqrt(var(x) + eps) * w + b
+ *
+ *   m         1 to 2147483647       tokens (any number)
+ *   d         1 to 65536            features of a token
+ *   residual  no, yes               add a residual first, and write the sum too
+ *   eps       a number from 0 to 1  added to the variance
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [m, d]
+ *   1  w  input   T  [d]
+ *   2  b  input   T  [d]
+ *   3  y  output  T  [m, d]
+ * with residual=yes: x, residual, w, b, y, sum
+ *   1  residual  input   T  [m, d]
+ *   5  sum       output  T  [m, d]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x   input   T  [m, d]
+ *   1  w   input   T  [d]
+ *   2  dy  input   T  [m, d]
+ *   3  dx  output  T  [m, d]
+ *   4  dw  output  T  [d]
+ *   5  db  output  T  [d]
+ * with residual=yes: x, w, dy, dsum, dx, dw, db
+ *   3  dsum  input  T  [m, d] */
+
+/* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
+ *   feed-forward network
+ *
+ *   batch       1 to 65536                         sequences (any number)
+ *   d           1 to 2147483647                    features of a token
+ *   h           1 to 2147483647                    intermediate size of the feed-forward network
+ *   heads       1 to 1024                          heads of q
+ *   dim         1 to 256                           features of a head
+ *   cache       1 to 16777216                      keys that the cache has room for, of a sequence
+ *   kv-heads    1 to 1024, rare                    heads of k, and of v; heads if left out
+ *   s           1 to 16777216, rare                new tokens of each sequence; 1 if left out
+ *   layers      1 to 256, rare                     how many layers, each with weights and caches of
+ *                                                  its own
+ *   window      1 to 1073741824, rare              keys of a query at most, the nearest; all if
+ *                                                  left out
+ *   rotary      1 to 256, rare                     features of a head to rotate; all if left out
+ *   positions   1 to 1073741824, rare              rows of the table of angles; 4096 if left out
+ *   act         silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
+ *   norm        rms, layer                         of rows: by the root mean square, or layer
+ *                                                  normalisation with biases
+ *   post-norms  no, yes                            whether what attention and the feed-forward
+ *                                                  network give is normalised before it is added
+ *   block       serial, parallel                   whether the feed-forward network follows
+ *                                                  attention, or takes the same normalised x beside
+ *                                                  it
+ *   ffn         gated, plain                       the feed-forward network: with a gate, or plain
+ *                                                  without
+ *   convention  llama, gemma, t5                   of the norms: where they round, and whether
+ *                                                  weights are kept as their distance from 1
+ *   eps         a number from 0 to 1               of the norms: added to the mean square
+ *   qkv-bias    no, yes                            whether q, k and v have a bias
+ *   qk-norm     no, yes                            whether heads of q and k are normalised, with
+ *                                                  weights of their own
+ *   out-bias    no, yes                            whether the output product has a bias
+ *   ffn-bias    no, yes                            whether the feed-forward network has biases
+ *   rotation    halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
+ *                                                  neighbours, or none
+ *   softcap     a number from 0 to 1000000         of attention's scores: c in c tanh(x / c); 0:
+ *                                                  none
+ *   scale       a number from 0 to 1000000         of attention's scores; 0: 1 / sqrt(dim)
+ *   lengths     full, ragged                       how many keys the sequences have in tests and
+ *                                                  measurements: all that the cache has room for,
+ *                                                  or some
+ *   angles      base, table, llama3, yarn          a table is given, or the rule by which
+ *                                                  frequencies are computed
+ *   base        a number from 1 to 1000000000000   of the computed frequencies
+ *   factor      a number from 0.001 to 1000000     by which the rule stretches positions
+ *   context     a number from 1 to 1000000000      positions that the model was trained with
+ *   low         a number from 0.001 to 1000000     of llama3: context/low is the longest wavelength
+ *                                                  that is interpolated
+ *   high        a number from 0.001 to 1000000     of llama3: context/high is the longest
+ *                                                  wavelength that is left alone
+ *   beta-fast   a number from 0.001 to 1000000     of yarn: rotations in the context from which a
+ *                                                  pair is left alone
+ *   beta-slow   a number from 0.001 to 1000000     of yarn: rotations in the context up to which a
+ *                                                  pair is stretched
+ *   rope-scale  a number from 0 to 1000000         factor of all sines and cosines; 0: the rule's
+ *                                                  own
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0   x          input    T    [batch, d]
+ *   1   positions  input    i32  [batch]
+ *   2   slots      input    i32  [batch]
+ *   3   lengths    input    i32  [batch]
+ *   4   attn_norm  input    T    [d]
+ *   5   w_q        input    T    [dim * heads, d]
+ *   6   w_k        input    T    [dim * heads, d]
+ *   7   w_v        input    T    [dim * heads, d]
+ *   8   k_cache    updated  T    [batch * cache, heads, dim]
+ *   9   v_cache    updated  T    [batch * cache, heads, dim]
+ *   10  w_o        input    T    [d, dim * heads]
+ *   11  ffn_norm   input    T    [d]
+ *   12  w_gate     input    T    [h, d]
+ *   13  w_up       input    T    [h, d]
+ *   14  w_down     input    T    [d, h]
+ *   15  y          output   T    [batch, d]
+ * with kv-heads: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ *   6  w_k      input    T  [dim * kv-heads, d]
+ *   7  w_v      input    T  [dim * kv-heads, d]
+ *   8  k_cache  updated  T  [batch * cache, kv-heads, dim]
+ *   9  v_cache  updated  T  [batch * cache, kv-heads, dim]
+ * with s: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ *   0   x          input   T    [batch * s, d]
+ *   1   positions  input   i32  [batch * s]
+ *   2   slots      input   i32  [batch * s]
+ *   15  y          output  T    [batch * s, d]
+ * with layers: x, positions, slots, lengths, layers.0.attn_norm, layers.0.w_q, layers.0.w_k,
+ *   layers.0.w_v, layers.0.k_cache, layers.0.v_cache, layers.0.w_o, layers.0.ffn_norm,
+ *   layers.0.w_gate, layers.0.w_up, layers.0.w_down, layers.1.attn_norm, layers.1.w_q,
+ *   layers.1.w_k, layers.1.w_v, layers.1.k_cache, layers.1.v_cache, layers.1.w_o,
+ *   layers.1.ffn_norm, layers.1.w_gate, layers.1.w_up, layers.1.w_down, y
+ *   4   layers.0.attn_norm  input    T  [d]
+ *   5   layers.0.w_q        input    T  [dim * heads, d]
+ *   6   layers.0.w_k        input    T  [dim * heads, d]
+ *   7   layers.0.w_v        input    T  [dim * heads, d]
+ *   8   layers.0.k_cache    updated  T  [batch * cache, heads, dim]
+ *   9   layers.0.v_cache    updated  T  [batch * cache, heads, dim]
+ *   10  layers.0.w_o        input    T  [d, dim * heads]
+ *   11  layers.0.ffn_norm   input    T  [d]
+ *   12  layers.0.w_gate     input    T  [h, d]
+ *   13  layers.0.w_up       input    T  [h, d]
+ *   14  layers.0.w_down     input    T  [d, h]
+ *   15  layers.1.attn_norm  input    T  [d]
+ *   16  layers.1.w_q        input    T  [dim * heads, d]
+ *   17  layers.1.w_k        input    T  [dim * heads, d]
+ *   18  layers.1.w_v        input    T  [dim * heads, d]
+ *   19  layers.1.k_cache    updated  T  [batch * cache, heads, dim]
+ *   20  layers.1.v_cache    updated  T  [batch * cache, heads, dim]
+ *   21  layers.1.w_o        input    T  [d, dim * heads]
+ *   22  layers.1.ffn_norm   input    T  [d]
+ *   23  layers.1.w_gate     input    T  [h, d]
+ *   24  layers.1.w_up       input    T  [h, d]
+ *   25  layers.1.w_down     input    T  [d, h]
+ * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
+ *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
+ *   5   attn_norm_bias  input  T  [d]
+ *   13  ffn_norm_bias   input  T  [d]
+ * with post-norms=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
+ *   11  attn_post_norm  input  T  [d]
+ *   16  ffn_post_norm   input  T  [d]
+ * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   w_o, w_gate, w_up, w_down, y
+ * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_up, w_down, y
+ * with qkv-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, b_q, b_k, b_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8   b_q  input  T  [dim * heads]
+ *   9   b_k  input  T  [dim * heads]
+ *   10  b_v  input  T  [dim * heads]
+ * with qk-norm=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8  q_norm  input  T  [dim]
+ *   9  k_norm  input  T  [dim]
+ * with out-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   w_o, b_o, ffn_norm, w_gate, w_up, w_down, y
+ *   11  b_o  input  T  [d]
+ * with ffn-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   w_o, ffn_norm, w_gate, w_up, w_down, b_down, y
+ *   15  b_down  input  T  [d]
+ * with rotation=none: x, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ * with angles=table: x, positions, angles, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   2  angles  input  f32  [4096, dim] */
 
 #endif
