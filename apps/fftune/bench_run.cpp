@@ -59,11 +59,10 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
     for (const Variant& variant : choice.recipe) {
       const auto own = family_of(op, variant.family).stages();
       candidates.push_back({first, {variant}, ""});
-      result.entries.push_back(
-          {.name = fmt::format("{}", fmt::join(own, "+")),
-           .summary = variant.id(),
-           .floor_us =
-               floor_of(op.stages(problem), first, own.size(), evaluator.limits(problem.dtype))});
+      result.entries.push_back({.name = fmt::format("{}", fmt::join(own, "+")),
+                                .summary = variant.id(),
+                                .floor_us = floor_of(op.stages(problem), first, own.size(),
+                                                     evaluator.limits(problem.dtype))});
       first += own.size();
     }
   }
