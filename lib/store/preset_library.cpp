@@ -256,6 +256,24 @@ std::string PresetLibrary::absence(const Problem& problem, const DeviceFacts& de
                      device.name, device.arch);
 }
 
+std::set<std::int64_t> PresetLibrary::recorded_tokens(const Problem& problem,
+                                                      const DeviceFacts& device,
+                                                      const Comparison& comparison) const {
+  std::set<std::int64_t> tokens;
+  const auto index = index_of(comparison);
+  const auto alike = index->alike.find(alike_key(problem, comparison));
+  if (alike == index->alike.end()) return tokens;
+  for (const Place& place : alike->second) {
+    const auto& file = files_[place.file];
+    const auto& sizes = file.records[place.record].problem.sizes;
+    const auto own = sizes.find(comparison.token_size);
+    if (own == sizes.end() || !device_match(file.device, device)) continue;
+    if (problem.with_size(comparison.token_size, own->second).sizes == sizes)
+      tokens.insert(own->second);
+  }
+  return tokens;
+}
+
 std::vector<std::string> PresetLibrary::complaints() const {
   std::vector<std::string> complaints;
   for (const auto& file : files_)

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <stdexcept>
@@ -44,6 +45,28 @@ class Plan {
     check(fftune_plan_run(plan_.get(), buffers, count, workspace, stream));
   }
 
+  /// How a launch is done beside its buffers.
+  struct How {
+    void* workspace = nullptr;
+    void* stream = nullptr;
+    std::int64_t tokens = 0;  // of a plan for any number of them
+  };
+  /// Buffers as fftune_plan_launch takes them: what is only read, then what is written.
+  void launch(std::initializer_list<const void*> inputs, std::initializer_list<void*> outputs,
+              const How& how) const {
+    launch(inputs.begin(), inputs.size(), outputs.begin(), outputs.size(), how);
+  }
+  void launch(const void* const* inputs, std::size_t input_count, void* const* outputs,
+              std::size_t output_count, const How& how) const {
+    const fftune_run run{sizeof(fftune_run), inputs,        input_count, outputs,
+                         output_count,       how.workspace, how.stream,  how.tokens};
+    check(fftune_plan_launch(plan_.get(), &run));
+  }
+  /// Lays out a number of tokens before it is first run.
+  void prepare(std::int64_t tokens) const { check(fftune_plan_prepare(plan_.get(), tokens)); }
+  /// 0 of a plan for one number of tokens.
+  std::int64_t max_tokens() const { return fftune_plan_max_tokens(plan_.get()); }
+
   std::size_t buffer_count() const { return fftune_plan_buffer_count(plan_.get()); }
   std::size_t buffer_bytes(std::size_t index) const {
     return fftune_plan_buffer_bytes(plan_.get(), index);
@@ -64,6 +87,18 @@ class Context {
   explicit Context(int device, const char* preset_path = nullptr)
       : context_(create(device, preset_path), &fftune_context_destroy) {}
 
+  /// Options as fftune_context_create_with takes them; struct_size is filled in.
+  Context(int device, fftune_context_options options)
+      : context_(create(device, options), &fftune_context_destroy) {}
+
+  /// Where kernels came from so far.
+  fftune_counters counters() const {
+    fftune_counters counters{};
+    counters.struct_size = sizeof counters;
+    check(fftune_context_counters(context_.get(), &counters));
+    return counters;
+  }
+
   Plan plan(const std::string& problem_json) const {
     fftune_plan* plan = nullptr;
     check(fftune_plan_create(context_.get(), problem_json.c_str(), &plan));
@@ -74,6 +109,13 @@ class Context {
   static fftune_context* create(int device, const char* preset_path) {
     fftune_context* context = nullptr;
     check(fftune_context_create(device, preset_path, &context));
+    return context;
+  }
+
+  static fftune_context* create(int device, fftune_context_options options) {
+    options.struct_size = sizeof options;
+    fftune_context* context = nullptr;
+    check(fftune_context_create_with(device, &options, &context));
     return context;
   }
 
