@@ -76,6 +76,13 @@ class Compilation {
 
 }  // namespace
 
+KernelOrigins compiled_by(std::shared_ptr<const Nvrtc> nvrtc, std::filesystem::path cache_folder) {
+  KernelOrigins origins;
+  origins.cache_folder = std::move(cache_folder);
+  origins.nvrtc = std::make_shared<LazyNvrtc>([nvrtc = std::move(nvrtc)] { return nvrtc; });
+  return origins;
+}
+
 void check_supported(const Nvrtc& nvrtc, const std::string& arch) {
   if (!nvrtc.supports(arch))
     throw Error(ErrorKind::invalid_input,
@@ -94,13 +101,7 @@ KernelCompiler::KernelCompiler(KernelOrigins origins, std::string arch, const So
 
 KernelCompiler::KernelCompiler(std::shared_ptr<const Nvrtc> nvrtc, std::string arch,
                                const SourceSet& sources, const std::filesystem::path& cache_folder)
-    : KernelCompiler(
-          KernelOrigins{
-              .bundle = nullptr,
-              .cache_folder = cache_folder,
-              .nvrtc = std::make_shared<LazyNvrtc>([nvrtc] { return nvrtc; }),
-          },
-          std::move(arch), sources) {
+    : KernelCompiler(compiled_by(nvrtc, cache_folder), std::move(arch), sources) {
   check_supported(*nvrtc, arch_);
 }
 

@@ -32,6 +32,9 @@ struct KernelOrigins {
   bool no_jit = false;  // NVRTC compiles nothing
 };
 
+/// A cache, and NVRTC that is open.
+KernelOrigins compiled_by(std::shared_ptr<const Nvrtc> nvrtc, std::filesystem::path cache_folder);
+
 /// Throws Error(invalid_input) if NVRTC does not know `arch`.
 void check_supported(const Nvrtc& nvrtc, const std::string& arch);
 

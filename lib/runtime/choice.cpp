@@ -65,9 +65,10 @@ std::string far_words(const Op& op, const Problem& problem, const Problem& recor
     const double times = static_cast<double>(own->second) / static_cast<double>(value);
     const double limit = name == op.token_size() ? far_in_tokens : far_in_sizes;
     if (times <= limit && times >= 1 / limit) continue;
-    words += fmt::format(
-        "{}{} is {} the record's", words.empty() ? "" : ", ", name,
-        times > 1 ? fmt::format("{:.3g} times", times) : fmt::format("1/{:.3g} of", 1 / times));
+    const double ratio = std::max(times, 1 / times);
+    const auto number = ratio < 10 ? fmt::format("{:.3g}", ratio) : fmt::format("{:.0f}", ratio);
+    words += fmt::format("{}{} is {} the record's", words.empty() ? "" : ", ", name,
+                         times > 1 ? number + " times" : "1/" + number + " of");
   }
   return words;
 }

@@ -74,9 +74,10 @@ void TokenPlan::compile() {
         if (known.size() > most_kernels)
           throw Error(
               ErrorKind::invalid_input,
-              fmt::format("{} compiles kernels for each {}: make a plan for each instead of one "
-                          "for up to {}",
-                          op_->name(), op_->token_size(), most_tokens()));
+              fmt::format(
+                  "{} compiles kernels for single numbers of {}: make a plan for each instead "
+                  "of one for up to {}",
+                  op_->name(), op_->token_size(), most_tokens()));
       }
     }
   if (most_tokens() > scanned_one_by_one) scratch_bytes_ += scratch_bytes_ / 8;

@@ -18,8 +18,10 @@ struct TokenSegment {
 
 /// The segments of 1 to `most`'s tokens, in order and without gaps. A choice is made for each token
 /// count that a preset of this layer records, and for others where those are more than 4 times
-/// apart. Between two choices the cost model decides where the second takes over; without one, it
-/// is their geometric mean. `most` must be canonical. Throws what choose() throws.
+/// apart or where neither of two serves between them. Between two choices the cost model decides
+/// where the second takes over; without one, it is their geometric mean. `most` must be canonical.
+/// Throws what choose() throws, and Error(invalid_input) for an op that has variants for single
+/// token counts.
 std::vector<TokenSegment> token_segments(const Catalog& catalog, const Op& op, const Problem& most,
                                          const DeviceFacts& facts, const PresetLibrary& presets);
 

@@ -79,10 +79,14 @@ Json result_json(const BenchResult& result) {
                        {"high_us", entry.microseconds.high},
                        {"samples", entry.microseconds.samples},
                        {"failure", entry.failure}});
-  return {
-      {"problem", to_json(result.problem)}, {"rule", result.rule},   {"refusal", result.refusal},
-      {"floor_us", result.floor_us},        {"limit", result.limit}, {"entries", entries},
-      {"kept_bytes", result.kept_bytes}};
+  return {{"problem", to_json(result.problem)},
+          {"rule", result.rule},
+          {"far", !result.far.empty()},
+          {"refusal", result.refusal},
+          {"floor_us", result.floor_us},
+          {"limit", result.limit},
+          {"entries", entries},
+          {"kept_bytes", result.kept_bytes}};
 }
 
 /// Whether anything of it failed to run: the machine lacks memory, or a candidate is wrong.
@@ -134,6 +138,9 @@ int run(const Op& op, const Options& options, const Session& session) {
     announce(op, problem);
     const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request);
     add_rows(table, token_size, result);
+    if (!result.far.empty())
+      spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problem.text(),
+                   result.far);
     document["problems"].push_back(result_json(result));
     code = std::max(code, code_of(result));
   }
