@@ -35,13 +35,13 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
     require_out(out, file.device, file.op, wait);
     batches.push_back({file.device, file.op, file.records});
   }
-  const auto paths = merge_preset_batches(out, batches, wait);
+  const auto written = merge_preset_batches(out, batches, wait);
   Json document = Json::array();
   for (std::size_t i = 0; i < files.size(); ++i) {
-    session.output.line(fmt::format("{}: {} from {}", paths[i].string(),
+    session.output.line(fmt::format("{}: {} from {}", written[i].string(),
                                     counted(files[i].records.size(), "record"),
                                     files[i].path.string()));
-    document.push_back({{"path", paths[i].string()},
+    document.push_back({{"path", written[i].string()},
                         {"from", files[i].path.string()},
                         {"records", files[i].records.size()}});
   }
