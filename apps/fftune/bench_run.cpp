@@ -44,8 +44,12 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
   std::vector<Candidate> sound;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    if (candidates[i].baseline.empty())
-      result.entries[i].failure = evaluator.verify(candidates[i]).failure;
+    if (candidates[i].baseline.empty()) {
+      const Verified verified = evaluator.verify(candidates[i]);
+      result.entries[i].failure = verified.failure;
+      result.entries[i].error = verified.error;
+      result.entries[i].tolerance = verified.tolerance;
+    }
     if (!result.entries[i].failure.empty()) continue;
     sound.push_back(candidates[i]);
     places.push_back(i);

@@ -17,6 +17,8 @@ struct BenchEntry {
   std::string summary;  // its recipe, or what the baseline is
   Summary microseconds;
   std::string failure;  // one line; empty if it was timed
+  double error = 0;     // against the reference; a baseline's is not measured
+  double tolerance = 0;
 };
 
 struct BenchResult {

@@ -67,6 +67,7 @@ struct epilogue_ops {
     });
     return result;
   }
+  // And the activation behind them, where the form has one.
   static __device__ __forceinline__ void apply_broadcasts(const columns& from, float& first,
                                                           float& next) {
     for_each_broadcast([&](auto at) {
@@ -81,6 +82,10 @@ struct epilogue_ops {
       first = apply(which, first, one);
       next = apply(which, next, other);
     });
+    if constexpr (form.activates) {
+      first = activation::value(first);
+      next = activation::value(next);
+    }
   }
   // Of any element type, one column.
   static __device__ __forceinline__ float apply_broadcasts(broadcast_rows rows, i64 column,
@@ -93,6 +98,7 @@ struct epilogue_ops {
         value = apply(which, value, to_float(static_cast<const wide*>(rows[at.value])[column]));
       }
     });
+    if constexpr (form.activates) value = activation::value(value);
     return value;
   }
 

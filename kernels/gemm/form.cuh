@@ -30,13 +30,18 @@ enum class grouping {
 enum class group_source { mask, routed };  // routed: offsets and a permutation in memory
 
 enum class epilogue_kind {
-  linear,               // C = accumulator (+ bias, or whatever row broadcasts there are) (+ source)
+  linear,               // C = act(accumulator (+ bias, or whatever row broadcasts there are)) (+
+                        // source), where there is an activation
   gated,                // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); gate and up may be stored too
   activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
                         // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
   qkv,  // C = heads of q, k and v (qkv.cuh): bias, norms, rotation, three outputs
 };
 enum class activation_kind : int;  // common/activation.cuh
+
+// What happens to rows of A before they are multiplied: a root mean square norm in one of its
+// conventions (common/rms_norm.cuh), rounded to A's type.
+enum class row_norm { none, llama, gemma, t5 };
 
 // fp8 e4m3 operands: a number is its element times its scale (f32).
 enum class scaling {
@@ -59,8 +64,9 @@ struct gemm_form {
   bool a_sorted = false, b_sorted = false, c_sorted = false;
 
   epilogue_kind epilogue = epilogue_kind::linear;
-  activation_kind activation = {};       // of an epilogue that is not linear
+  activation_kind activation = {};       // of an epilogue that is not linear, or activates
   bool broadcasts[row_broadcasts] = {};  // linear: which of row_broadcast
+  bool activates = false;                // linear: behind the row broadcasts
   bool adds_source = false;
   bool stores_preactivations = false;  // gated: gate and up, too
   bool stores_hidden = false;          // activation_gradient: hidden, too
@@ -69,7 +75,8 @@ struct gemm_form {
   bool c_quantised = false;
 
   bool b_depends = false;  // an earlier launch of the plan writes B
-  qkv_form qkv = {};       // of the epilogue qkv
+  row_norm norm_of_a = row_norm::none;
+  qkv_form qkv = {};  // of the epilogue qkv
 
   constexpr int b_operands() const { return operands == gemm_operands::dual_b ? 2 : 1; }
   constexpr int k_pairs() const { return operands == gemm_operands::k_concatenated ? 2 : 1; }
@@ -79,6 +86,8 @@ struct gemm_form {
       if (one) return true;
     return false;
   }
+  /// Whether a linear epilogue changes the accumulators before the source is added.
+  constexpr bool changes_columns() const { return broadcasts_any() || activates; }
   constexpr bool is_qkv() const { return epilogue == epilogue_kind::qkv; }
   constexpr bool is_gradient() const { return epilogue == epilogue_kind::activation_gradient; }
   /// Values that are stored of one element of an output: C; gated: C, then gate and up;

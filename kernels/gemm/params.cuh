@@ -35,12 +35,24 @@ struct gemm_params {
   unsigned*
       split_counters;     // split-K through a workspace: [tiles], zero before and after; else null
   float* split_partials;  // [tiles, split_k, elements of a tile]
+
+  const void* norm_of_a;  // [k]: weights of the row norm
+  float norm_epsilon;
 };
 
 // Of engines that need no tensor maps.
 struct plain_params {
   gemm_params gemm;
   qkv_params qkv;  // epilogue qkv
+};
+
+// Of those that compute the sines of rotated heads themselves.
+struct angle_params : plain_params {
+  head_angles angles;
+};
+template <int pairs>
+struct rotating_params : angle_params {
+  pair_frequencies<pairs> frequencies;
 };
 
 }  // namespace fftune

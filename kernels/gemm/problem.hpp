@@ -84,6 +84,7 @@ struct QkvHeads {
   std::string_view slots = {};               // [m], of caches
   std::int64_t cache_rows = 0;               // of caches
   double epsilon = 0;
+  double norm_offset = 0;  // added to the norms' weights
   /// Rotation: the row's position, i32 [m], and either a table of angles, f32 [positions, rotary],
   /// of which the first of each pair counts, or the frequency of each pair.
   std::string_view positions = {};
@@ -97,15 +98,29 @@ struct QkvHeads {
   std::int64_t first_column(std::size_t part) const {
     return part == 0 ? 0 : columns(0) + (part == 1 ? 0 : columns(1));
   }
+  /// Whether tiles of `bn` columns have whole heads, each of one part.
+  bool fits_heads(std::int64_t bn) const {
+    return bn % form.dim == 0 && columns(0) % bn == 0 && columns(1) % bn == 0;
+  }
   std::size_t part_of(std::int64_t column) const {
     return column < columns(0) ? 0 : column < columns(0) + columns(1) ? 1 : 2;
   }
 };
 
+/// A root mean square norm of the rows of A, within the GEMM: A's rows are multiplied as that norm
+/// would have written them.
+struct NormOfA {
+  row_norm kind = row_norm::none;
+  std::string_view weights = {};  // [k]
+  double epsilon = 0;
+
+  bool any() const { return kind != row_norm::none; }
+};
+
 /// What becomes of the accumulators before their one rounding.
 struct Epilogue {
   EpilogueKind kind = EpilogueKind::linear;
-  Activation activation = Activation::none;
+  Activation activation = Activation::none;                // linear: behind the row broadcasts
   std::array<std::string_view, row_broadcasts> rows = {};  // linear: of each row broadcast, [n]
   std::vector<TensorNames> source = {};  // linear: what is added to each output; may be C itself
   std::string_view gate = {};            // [m,n]: gated stores it, activation_gradient reads it
@@ -152,6 +167,7 @@ struct GemmProblem {
   /// whatever else the epilogue reads and writes lie in the sorted order, rather than the tokens'.
   bool a_sorted = false, b_sorted = false, c_sorted = false;
   Groups groups = {};
+  NormOfA norm_of_a = {};
   Epilogue epilogue = {};
   Quantisation quantisation = {};
   /// Another launch of the plan comes before this one: programmatic dependent launch applies.

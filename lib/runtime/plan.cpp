@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "runtime/recipe_executables.hpp"
 
 namespace fftune {
 
@@ -15,15 +16,15 @@ Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
       layout_(op, problem_, backend.facts()) {
   const DeviceFacts& facts = backend.facts();
   check_recipe(op, problem_, facts, recipe_);
-  for (const auto& variant : recipe_) {
-    const Family& family = family_of(op, variant.family);
-    auto compiled = backend.compile(family.program(problem_, facts, variant.config));
-    if (!compiled.executable)
-      throw Error(ErrorKind::unavailable,
-                  fmt::format("{} does not compile for {}: {}", variant.id(), facts.name,
-                              compiled.report.failure));
-    executables_.push_back(std::move(compiled.executable));
-  }
+  executables_ = executables_of(
+      op, problem_, facts, recipe_, [&](const Variant& variant, const Program& program) {
+        auto compiled = backend.compile(program);
+        if (!compiled.executable)
+          throw Error(ErrorKind::unavailable,
+                      fmt::format("{} does not compile for {}: {}", variant.id(), facts.name,
+                                  compiled.report.failure));
+        return std::move(compiled.executable);
+      });
   workspace_bytes_ = layout_.workspace_bytes(scratch_bytes(executables_));
 }
 

@@ -6,14 +6,12 @@
 #include <array>
 
 #include "core/error.hpp"
-#include "registry/catalog.hpp"
 
 namespace fftune {
 namespace {
 
-constexpr std::size_t alignment = 256;
-
 std::size_t align_up(std::size_t bytes) {
+  constexpr std::size_t alignment = 256;
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
@@ -34,6 +32,24 @@ void check_memory(const Problem& problem, const std::vector<TensorSpec>& tensors
                             problem.text(), needed, facts.name, there));
 }
 
+/// For each tensor the one whose memory it shares: an intermediate of a repetition that of the
+/// last but one, as those of two neighbours are in use at once.
+std::vector<std::size_t> twins_of(const Repetition& repetition,
+                                  const std::vector<TensorSpec>& tensors) {
+  std::vector<std::size_t> twins(tensors.size());
+  for (std::size_t i = 0; i < twins.size(); ++i) twins[i] = i;
+  const auto& places = repetition.places;
+  for (std::size_t time = 2; time < places.size(); ++time)
+    for (std::size_t i = 0; i < places[time].size(); ++i) {
+      const std::size_t own = places[time][i], before = places[time - 2][i];
+      const bool both =
+          tensors[own].role == Role::intermediate && tensors[before].role == Role::intermediate;
+      // What a repetition reads of the one before has its place from there.
+      if (both && twins[own] == own && before < own) twins[own] = twins[before];
+    }
+  return twins;
+}
+
 }  // namespace
 
 TensorLayout::TensorLayout(const Op& op, const Problem& problem, const DeviceFacts& facts)
@@ -42,13 +58,20 @@ TensorLayout::TensorLayout(const Op& op, const Problem& problem, const DeviceFac
     throw Error(ErrorKind::internal, fmt::format("{} has {} tensors: a plan holds {}", op.name(),
                                                  tensors_.size(), most_tensors));
   check_memory(problem, tensors_, facts);
-  for (const auto& tensor : tensors_) {
-    if (tensor.role != Role::intermediate) {
+  const auto repetition = op.repetition(problem);
+  const auto twins = repetition ? twins_of(*repetition, tensors_) : std::vector<std::size_t>();
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].role != Role::intermediate) {
       ++buffer_count_;
       continue;
     }
+    const std::size_t twin = twins.empty() ? i : twins[i];
+    if (twin != i) {
+      intermediate_offsets_.push_back(intermediate_offsets_[twin - buffer_count_]);
+      continue;
+    }
     intermediate_offsets_.push_back(scratch_offset_);
-    scratch_offset_ += align_up(tensor.bytes());
+    scratch_offset_ += align_up(tensors_[i].bytes());
   }
 }
 
@@ -65,34 +88,6 @@ void TensorLayout::enqueue(const Executables& executables, void* const* buffers,
     addresses[buffer_count_ + i] = base + intermediate_offsets_[i];
   void* const scratch = base ? base + scratch_offset_ : nullptr;
   for (const auto& executable : executables) executable->enqueue(addresses.data(), scratch, stream);
-}
-
-std::size_t scratch_bytes(const Executables& executables) {
-  std::size_t most = 0;
-  for (const auto& executable : executables) most = std::max(most, executable->workspace_bytes());
-  return most;
-}
-
-void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts,
-                  const Recipe& recipe) {
-  const auto stages = op.stages(problem);
-  std::size_t covered = 0;
-  for (const auto& variant : recipe) {
-    if (const auto reason = illegality(op, problem, facts, variant); !reason.empty())
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("{} cannot run on {}: {}", problem.text(), facts.name, reason));
-    for (const auto& stage : family_of(op, variant.family).stages()) {
-      if (covered == stages.size() || stages[covered].name != stage)
-        throw Error(ErrorKind::invalid_input,
-                    fmt::format("{}: '{}' does not cover the stages of {} in order",
-                                recipe_text(recipe), variant.id(), problem.text()));
-      ++covered;
-    }
-  }
-  if (covered < stages.size())
-    throw Error(ErrorKind::invalid_input,
-                fmt::format("'{}' leaves out stage '{}' of {}", recipe_text(recipe),
-                            stages[covered].name, problem.text()));
 }
 
 }  // namespace fftune

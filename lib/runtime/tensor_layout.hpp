@@ -7,14 +7,13 @@
 
 #include "device/backend.hpp"
 #include "registry/op.hpp"
-#include "registry/variant.hpp"
 
 namespace fftune {
 
 using Executables = std::vector<std::shared_ptr<const Executable>>;
 
 /// A plan's tensors, at most: a run keeps their addresses on its stack.
-constexpr std::size_t most_tensors = 32;
+constexpr std::size_t most_tensors = 4096;
 
 class TensorLayout {
  public:
@@ -37,13 +36,5 @@ class TensorLayout {
   std::vector<std::size_t> intermediate_offsets_;  // in the workspace
   std::size_t scratch_offset_ = 0;
 };
-
-/// The largest workspace of any of them.
-std::size_t scratch_bytes(const Executables& executables);
-
-/// Throws Error(invalid_input) unless variants that are legal here cover every stage once, in
-/// order.
-void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts,
-                  const Recipe& recipe);
 
 }  // namespace fftune

@@ -10,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
+#include "runtime/recipe_executables.hpp"
 
 namespace fftune {
 namespace {
@@ -35,6 +36,24 @@ CompileResult bound(Backend& backend, const Variant& variant, const Program& pro
   return result;
 }
 
+/// Scratch of a recipe, whose variants share it unless they are repeated: then each keeps its own
+/// from one time to the next.
+class ScratchOfRecipe {
+ public:
+  explicit ScratchOfRecipe(bool repeated) : repeated_(repeated) {}
+
+  void add(std::size_t bytes) {
+    constexpr std::size_t alignment = 256;
+    const std::size_t part = (bytes + alignment - 1) / alignment * alignment;
+    bytes_ = repeated_ ? bytes_ + part : std::max(bytes_, part);
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  bool repeated_;
+  std::size_t bytes_ = 0;
+};
+
 }  // namespace
 
 TokenPlan::TokenPlan(const Catalog& catalog, Backend& backend, const Op& op, Problem most,
@@ -58,14 +77,15 @@ void TokenPlan::compile() {
   };
   std::vector<Job> jobs;
   std::set<std::string> known;
-  for (const auto& segment : segments_)
-    for (const auto& variant : segment.choice.recipe) {
-      const Family& family = family_of(*op_, variant.family);
-      const auto tokens = scanned_tokens(segment);
-      for (const auto count : tokens) {
-        auto program = family.program(most_.with_size(op_->token_size(), count), backend_->facts(),
-                                      variant.config);
-        scratch_bytes_ = std::max(scratch_bytes_, backend_->workspace_bytes(program));
+  for (const auto& segment : segments_) {
+    const auto tokens = scanned_tokens(segment);
+    for (const auto count : tokens) {
+      const Problem problem = most_.with_size(op_->token_size(), count);
+      ScratchOfRecipe scratch(op_->repetition(problem).has_value());
+      for (const auto& variant : segment.choice.recipe) {
+        auto program =
+            family_of(*op_, variant.family).program(problem, backend_->facts(), variant.config);
+        scratch.add(backend_->workspace_bytes(program));
         // Programs of one segment differ in numbers alone, but for the kernels named here.
         bool first = count == tokens.front();
         for (const auto& kernel : program.kernels)
@@ -79,7 +99,9 @@ void TokenPlan::compile() {
                   "of one for up to {}",
                   op_->name(), op_->token_size(), most_tokens()));
       }
+      scratch_bytes_ = std::max(scratch_bytes_, scratch.bytes());
     }
+  }
   if (most_tokens() > scanned_one_by_one) scratch_bytes_ += scratch_bytes_ / 8;
 
   compiled_.resize(jobs.size());
@@ -112,16 +134,15 @@ std::shared_ptr<const TokenPlan::Binding> TokenPlan::bind(std::int64_t tokens) c
   Recipe recipe = segment->choice.recipe;
   for (const auto& variant : segment->choice.recipe)
     if (!illegality(*op_, problem, facts, variant).empty()) {
-      recipe = default_recipe(*op_, problem, facts);
+      recipe = default_recipe(*op_, unrepeated(*op_, problem), facts);
       break;
     }
   auto binding = std::make_shared<Binding>();
   binding->tokens = tokens;
-  for (const auto& variant : recipe) {
-    const Family& family = family_of(*op_, variant.family);
-    binding->executables.push_back(
-        bound(*backend_, variant, family.program(problem, facts, variant.config)).executable);
-  }
+  binding->executables = executables_of(*op_, problem, facts, recipe,
+                                        [&](const Variant& variant, const Program& program) {
+                                          return bound(*backend_, variant, program).executable;
+                                        });
   if (const auto needed = scratch_bytes(binding->executables); needed > scratch_bytes_)
     throw Error(ErrorKind::unavailable,
                 fmt::format("{} needs {} bytes of scratch where its plan for up to {} has {}: make "

@@ -33,9 +33,9 @@ std::set<std::int64_t> chosen_tokens(const Op& op, const Problem& most, const De
 /// Cuts the token counts into segments.
 class Cutter {
  public:
-  Cutter(const Catalog& catalog, const Op& op, const Problem& most, const DeviceFacts& facts,
+  Cutter(const Catalog& catalog, const Op& op, Problem most, const DeviceFacts& facts,
          const PresetLibrary& presets)
-      : catalog_(catalog), op_(op), most_(most), facts_(facts), presets_(presets) {}
+      : catalog_(catalog), op_(op), most_(std::move(most)), facts_(facts), presets_(presets) {}
 
   std::vector<TokenSegment> segments() {
     for (const auto tokens : chosen_tokens(op_, most_, facts_, presets_)) append(chosen(tokens));
@@ -162,7 +162,7 @@ class Cutter {
 
   const Catalog& catalog_;
   const Op& op_;
-  const Problem& most_;
+  const Problem most_;
   const DeviceFacts& facts_;
   const PresetLibrary& presets_;
   std::vector<TokenSegment> segments_;
@@ -172,7 +172,7 @@ class Cutter {
 
 std::vector<TokenSegment> token_segments(const Catalog& catalog, const Op& op, const Problem& most,
                                          const DeviceFacts& facts, const PresetLibrary& presets) {
-  return Cutter(catalog, op, most, facts, presets).segments();
+  return Cutter(catalog, op, unrepeated(op, most), facts, presets).segments();
 }
 
 std::vector<std::int64_t> scanned_tokens(const TokenSegment& segment) {

@@ -1,4 +1,4 @@
-// Verification: random inputs, poisoned outputs, guard regions, the float64 reference.
+// Verification: random or given inputs, poisoned outputs, guard regions, the float64 reference.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "device/backend.hpp"
 #include "registry/op.hpp"
+#include "verify/input_data.hpp"
 #include "verify/reference_file.hpp"
 
 namespace fftune {
@@ -28,10 +29,10 @@ class Verifier {
  public:
   using Executables = std::vector<std::shared_ptr<const Executable>>;
 
-  /// `backend`, `op` and `kept` must outlive it. References that `kept` has are not computed, and
-  /// others are kept there once something passed. Throws Error(unavailable) if the device is too
-  /// small.
-  Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed,
+  /// `backend`, `op` and `kept` must outlive it. What `kept` has is of the same data. References
+  /// that `kept` has are not computed, and others are kept there once something passed. Throws
+  /// Error(unavailable) if the device is too small.
+  Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
            ReferenceFile* kept = nullptr);
   ~Verifier();
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "device/placed_executable.hpp"
 #include "tuning/evaluate/compile_pool.hpp"
 
 namespace fftune {
@@ -27,7 +28,7 @@ void LocalEvaluator::State::make_verifier(const Problem& before) {
   }
   verifier.reset();
   verifier =
-      std::make_unique<Verifier>(backend, *op, problem, seed, references ? &*references : nullptr);
+      std::make_unique<Verifier>(backend, *op, problem, data, references ? &*references : nullptr);
 }
 
 void LocalEvaluator::State::find_if_lost() {
@@ -98,6 +99,11 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
     if (!result.executable) throw Error(ErrorKind::unavailable, result.report.failure);
     all.push_back(std::move(result.executable));
   }
+  if (const auto repetition = op->repetition(problem); repetition && candidate.baseline.empty()) {
+    const auto first = all.front();
+    all.front() = compile_variant(candidate.recipe.front(), false).executable;
+    return repeated(all, repetition->places, first);
+  }
   return all;
 }
 
@@ -105,6 +111,7 @@ std::size_t LocalEvaluator::State::stage_count(const Candidate& candidate) const
   std::size_t count = 0;
   for (const auto& variant : candidate.recipe)
     count += family_of(*op, variant.family).stages().size();
+  if (const auto repetition = op->repetition(problem)) count *= repetition->places.size();
   return count;
 }
 
@@ -150,7 +157,7 @@ std::vector<std::vector<void*>> LocalEvaluator::State::tensors_of(const Candidat
   if (candidate.baseline.empty()) return all;
   auto& extra = extras[candidate.baseline];
   if (!extra) {
-    extra.emplace(backend, baseline(candidate.baseline).extra, sets->count(), seed + 1);
+    extra.emplace(backend, baseline(candidate.baseline).extra, sets->count(), data.seed + 1);
     extra->replicate();
   }
   for (int set = 0; set < sets->count(); ++set) {

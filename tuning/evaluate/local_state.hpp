@@ -26,8 +26,8 @@ struct LocalEvaluator::State {
     bool device_fault = false;
   };
 
-  State(Backend& device, const Catalog& all, std::uint64_t random)
-      : backend(device), catalog(all), seed(random) {}
+  State(Backend& device, const Catalog& all, InputData inputs)
+      : backend(device), catalog(all), data(inputs) {}
 
   void release();
   /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
@@ -73,7 +73,7 @@ struct LocalEvaluator::State {
 
   Backend& backend;
   const Catalog& catalog;
-  std::uint64_t seed;
+  InputData data;
   std::optional<ReferenceFile> references;
   std::string lost;
   LaunchObserver launching;

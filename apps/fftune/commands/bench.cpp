@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/saved_inputs.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
@@ -31,6 +33,7 @@ namespace {
 
 struct Options {
   ProblemOptions problem;
+  WeightOptions weights;
   std::string device;
   std::string presets;
   std::string samples = "50";
@@ -39,37 +42,62 @@ struct Options {
   std::string progress;
 };
 
-void add_rows(TextTable& table, const std::string& token_size, const BenchResult& result) {
+/// One problem on one kind of values, which are named where there are several kinds.
+struct Measured {
+  std::string values;
+  BenchResult result;
+};
+
+TextTable table_for(const std::string& token_size, bool has_saved) {
+  std::vector<Column> columns{{token_size, Align::right}, {"dtype"}};
+  if (has_saved) columns.insert(columns.end(), {{"values"}, {"error", Align::right}});
+  columns.insert(columns.end(), {{"what"},
+                                 {"median µs", Align::right},
+                                 {"95% interval", Align::right},
+                                 {"roofline", Align::right},
+                                 {"of fftune's", Align::right},
+                                 {"how"}});
+  return TextTable(std::move(columns));
+}
+
+void add_rows(TextTable& table, const std::string& token_size, const Measured& measured) {
+  const BenchResult& result = measured.result;
   std::string tokens = fmt::format("{}", result.problem.size(token_size));
   std::string dtype(dtype_name(result.problem.dtype));
+  std::string values = measured.values;
+  const auto add = [&](std::vector<Cell> cells, const std::string& error = "") {
+    if (!measured.values.empty()) cells.insert(cells.begin() + 2, {values, error});
+    table.row(std::move(cells));
+  };
   if (!result.refusal.empty()) {
-    table.row({tokens, dtype, "-", "-", "-", "-", "-", {result.refusal, Style::bad}});
+    add({tokens, dtype, "-", "-", "-", "-", "-", {result.refusal, Style::bad}});
     return;
   }
   const double own = result.entries.front().microseconds.median;
   for (const BenchEntry& entry : result.entries) {
     const double time = entry.microseconds.median;
+    const std::string error = entry.tolerance > 0 ? error_text(entry.error) : "-";
     if (!entry.failure.empty())
-      table.row({tokens, dtype, entry.name, "-", "-", "-", "-", {entry.failure, Style::bad}});
+      add({tokens, dtype, entry.name, "-", "-", "-", "-", {entry.failure, Style::bad}}, error);
     else
-      table.row({tokens, dtype, entry.name, microseconds_text(time),
-                 fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
-                             microseconds_text(entry.microseconds.high)),
-                 limit_share_text(time > 0 ? result.floor_us / time : 0),
-                 own > 0 ? ratio_text(time / own) : "-", entry.summary});
-    tokens.clear();
-    dtype.clear();
+      add({tokens, dtype, entry.name, microseconds_text(time),
+           fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
+                       microseconds_text(entry.microseconds.high)),
+           limit_share_text(time > 0 ? result.floor_us / time : 0),
+           own > 0 ? ratio_text(time / own) : "-", entry.summary},
+          error);
+    for (std::string* const shown_once : {&tokens, &dtype, &values}) shown_once->clear();
   }
-  table.row({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
-             own > 0 ? ratio_text(result.floor_us / own) : "-",
-             "roofline: " + result.limit + " bound"});
+  add({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
+       own > 0 ? ratio_text(result.floor_us / own) : "-", "roofline: " + result.limit + " bound"});
   if (result.kept_bytes > 0)
-    table.row({"", "", "kept", "-", "", "-", "-",
-               bytes_text(static_cast<double>(result.kept_bytes)) +
-                   " of the forward pass are kept for this one"});
+    add({"", "", "kept", "-", "", "-", "-",
+         bytes_text(static_cast<double>(result.kept_bytes)) +
+             " of the forward pass are kept for this one"});
 }
 
-Json result_json(const BenchResult& result) {
+Json result_json(const Measured& measured) {
+  const BenchResult& result = measured.result;
   Json entries = Json::array();
   for (const BenchEntry& entry : result.entries)
     entries.push_back({{"name", entry.name},
@@ -78,8 +106,11 @@ Json result_json(const BenchResult& result) {
                        {"low_us", entry.microseconds.low},
                        {"high_us", entry.microseconds.high},
                        {"samples", entry.microseconds.samples},
+                       {"error", entry.error},
+                       {"tolerance", entry.tolerance},
                        {"failure", entry.failure}});
   return {{"problem", to_json(result.problem)},
+          {"values", measured.values.empty() ? "random" : measured.values},
           {"rule", result.rule},
           {"far", !result.far.empty()},
           {"refusal", result.refusal},
@@ -115,47 +146,58 @@ int run(const Op& op, const Options& options, const Session& session) {
   request.seconds = parse_duration(options.budget, "--budget");
   const std::uint64_t seed = parse_seed(options.seed, "--seed");
   StatusLine status(progress_mode(options.progress, session.output));
-  const auto problems = problems_of(op, options.problem, Sizes::required, kind_of_device(device));
+  check_weight_options(options.weights);
+  std::optional<SavedInputs> saved;
+  if (options.weights.given()) saved.emplace(op, options.weights);
+  const auto problems =
+      saved_problems(op, options.problem, saved ? &*saved : nullptr, kind_of_device(device));
   const PresetLibrary presets = load_presets(options.presets, session);
   const auto backend = open_named(device, session);
-  LocalEvaluator evaluator(*backend, session.catalog, seed);
 
   const std::string token_size(op.token_size());
-  TextTable table({{token_size, Align::right},
-                   {"dtype"},
-                   {"what"},
-                   {"median µs", Align::right},
-                   {"95% interval", Align::right},
-                   {"roofline", Align::right},
-                   {"of fftune's", Align::right},
-                   {"how"}});
-  Json document = {{"device", to_json(backend->facts())}, {"problems", Json::array()}};
   const Interrupt interrupt;
-  int code = exit_good;
-  for (const Problem& problem : problems) {
-    if (interrupt.requested() || !evaluator.lost().empty()) break;
-    status.update("bench " + problem.text(), true);
-    announce(op, problem);
-    const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request);
-    add_rows(table, token_size, result);
-    if (!result.far.empty())
-      spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problem.text(),
-                   result.far);
-    document["problems"].push_back(result_json(result));
-    code = std::max(code, code_of(result));
+  std::vector<std::vector<Measured>> all(problems.size());
+  std::string lost;
+  std::vector<const SavedInputs*> kinds{nullptr};
+  if (saved) kinds.push_back(&*saved);
+  for (const SavedInputs* const kind : kinds) {
+    LocalEvaluator evaluator(*backend, session.catalog, {seed, kind});
+    const std::string values = !saved ? "" : kind ? "saved" : "random";
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      if (interrupt.requested() || !lost.empty()) break;
+      status.update(
+          fmt::format("bench {}{}{}", problems[i].text(), saved ? ", values: " : "", values), true);
+      announce(op, problems[i]);
+      all[i].push_back(
+          {values, bench(session.catalog, op, problems[i], presets, evaluator, request)});
+      lost = evaluator.lost();
+      if (const auto& far = all[i].back().result.far; !far.empty() && !kind)
+        spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problems[i].text(),
+                     far);
+    }
   }
+  TextTable table = table_for(token_size, saved.has_value());
+  Json document = {{"device", to_json(backend->facts())}, {"problems", Json::array()}};
+  int code = exit_good;
+  for (const auto& of_problem : all)
+    for (const Measured& measured : of_problem) {
+      add_rows(table, token_size, measured);
+      document["problems"].push_back(result_json(measured));
+      code = std::max(code, code_of(measured.result));
+    }
   status.clear();
 
   session.output.heading(fmt::format("{} on {} ({})", op.name(), device, backend->facts().name));
   session.output.table(table);
+  if (saved) session.output.line("saved: " + saved->text());
   const Limits limits = backend->limits(problems.front().dtype);
   session.output.line("floor by: " + limits.method);
   document["limits"] = {{"bytes_per_second", limits.bytes_per_second},
                         {"flops_per_second", limits.flops_per_second},
                         {"method", limits.method}};
   session.output.document(document);
-  if (!evaluator.lost().empty()) {
-    spdlog::error("{}", evaluator.lost());
+  if (!lost.empty()) {
+    spdlog::error("{}", lost);
     return exit_lacking;
   }
   return interrupt.requested() ? exit_interrupted : code;
@@ -172,6 +214,7 @@ void add_bench(CommandLine& line) {
         line.add(group, std::string(op->name()), std::string(op->summary()),
                  [op, options](const Session& session) { return run(*op, *options, session); });
     add_problem_options(command, *op, Sizes::required, options->problem);
+    add_weight_options(command, options->weights);
     add_device_option(command, options->device, false);
     add_presets_option(command, options->presets);
     command.add_option("--samples", options->samples, "of each, interleaved (default: 50)")

@@ -15,9 +15,6 @@ struct attention_sm90_config {
   bool ordered = true;
   /// Two where one MMA warpgroup and its shared memory leave room.
   int ctas_per_sm = 1;
-  /// Of 8 powers of two, those that are computed by a polynomial instead of the special function
-  /// unit, which is what heads of 64 wait for.
-  int polynomial_of_8 = 0;
   /// CTAs take their tiles from a counter in memory, the longest first, rather than in fixed turns.
   bool dynamic = false;
 };

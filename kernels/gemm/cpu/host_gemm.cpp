@@ -208,6 +208,12 @@ void HostGemm::add(const HostCall& call, std::int64_t group, int output, std::in
       apply_row(broadcasts[i], column, [i](float value, float element) {
         return apply(static_cast<row_broadcast>(i), value, element);
       });
+  if (gemm.epilogue.activation != Activation::none) {
+    std::fill_n(more, std::min(chunk, count), 1.0f);
+    for (std::int64_t i = 0; i < count; i += chunk)
+      vector->gated(gemm.epilogue.activation, sums + i, more, sums + i,
+                    elements(std::min(chunk, count - i)));
+  }
   if (!source.empty())
     apply_row(source[static_cast<std::size_t>(output)], row * gemm.n + column, std::plus<>());
 }
@@ -278,7 +284,8 @@ void HostGemm::finish_heads(const HostCall& call, std::int64_t row, std::int64_t
       const float factor =
           1 / std::sqrt(squares / static_cast<float>(dim) + static_cast<float>(qkv.epsilon));
       converter.load(norms[part].dtype, norms[part].at(call, 0, 0), more, dim);
-      for (std::int64_t i = 0; i < dim; ++i) head[i] *= factor * more[i];
+      const auto offset = static_cast<float>(qkv.norm_offset);
+      for (std::int64_t i = 0; i < dim; ++i) head[i] *= factor * (offset + more[i]);
     }
     if (part < 2 && qkv.form.rotates()) {
       const bool halves = qkv.form.rotation == head_rotation::halves;

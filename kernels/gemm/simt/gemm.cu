@@ -370,7 +370,8 @@ class simt_kernel {
         const float factor = 1 / sqrtf(squares / dim + all.qkv.epsilon);
         for (int feature = lane; feature < dim; feature += side) {
           head[feature] *=
-              factor * to_float(static_cast<const wide*>(all.qkv.norms[part])[feature]);
+              factor * (all.qkv.norm_offset +
+                        to_float(static_cast<const wide*>(all.qkv.norms[part])[feature]));
         }
       }
       __syncwarp();

@@ -340,6 +340,7 @@ class operand_loader {
   // Operand number `index` of B: of grouped rows the group's.
   static __device__ __forceinline__ const T* operand_b(const gemm_params& p, int group, int index) {
     const void* own = index == 0 ? p.b[0][0] : p.b[0][1];
+    if constexpr (form.is_qkv()) own = p.b[group / 2][group % 2];  // of q, k or v
     if constexpr (gathers_rows && !form.stacked) {
       if (group != 0) own = index == 0 ? p.b[1][0] : p.b[1][1];
     }

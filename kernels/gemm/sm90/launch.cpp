@@ -66,7 +66,7 @@ std::optional<std::string> refuse_heads(const GemmProblem& gemm) {
         "{} features are rotated: a thread has both of each pair where they are a multiple of {}",
         qkv.form.rotary, step);
   for (const std::int64_t bn : {64, 96, 128, 192, 256})
-    if (sm90::fits_heads(qkv, bn)) return std::nullopt;
+    if (qkv.fits_heads(bn)) return std::nullopt;
   return fmt::format("no tile has whole heads of {} features, {} of q or {} of k at a time",
                      qkv.form.dim, qkv.heads, qkv.kv_heads);
 }

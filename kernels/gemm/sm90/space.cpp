@@ -276,9 +276,7 @@ void add_fp8_constraints(Space& space, const Workload& work) {
 void add_heads(Space& space, const GemmProblem& gemm, const Workload& work) {
   const auto limit = limits_of(space, work);
   limit("a tile has whole heads, all of q, of k or of v", {"bn"},
-        [qkv = gemm.epilogue.qkv](const Tile& t) { return fits_heads(qkv, t.bn); });
-  limit("a warpgroup has all features of a head", {"split_k"},
-        [](const Tile& t) { return t.split_k == 1; });
+        [qkv = gemm.epilogue.qkv](const Tile& t) { return qkv.fits_heads(t.bn); });
 }
 
 void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
@@ -368,10 +366,6 @@ std::string template_argument(const sm90_config& config) {
       config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
       config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
       config.epilogue_stages, config.a_reuse, config.gather_warps);
-}
-
-bool fits_heads(const QkvHeads& heads, std::int64_t bn) {
-  return bn % heads.form.dim == 0 && heads.columns(0) % bn == 0 && heads.columns(1) % bn == 0;
 }
 
 bool gathers(const GemmProblem& gemm) {
