@@ -24,26 +24,6 @@ std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); });
 }
 
-// Words of `text` in lines that start at column `indent`.
-std::string wrapped(const std::string& text, std::size_t indent) {
-  std::istringstream words(text);
-  std::string result;
-  std::string word;
-  std::size_t column = indent;
-  while (words >> word) {
-    if (column > indent && column + 1 + word.size() > page_width) {
-      result += "\n" + std::string(indent, ' ');
-      column = indent;
-    } else if (column > indent) {
-      result += ' ';
-      ++column;
-    }
-    result += word;
-    column += word.size();
-  }
-  return result;
-}
-
 std::string entries_text(const std::string& title, const std::vector<Entry>& entries) {
   if (entries.empty()) return "";
   std::string text = "\n" + title + ":\n";
@@ -53,7 +33,7 @@ std::string entries_text(const std::string& title, const std::vector<Entry>& ent
       start += "\n" + std::string(left_width, ' ');
     else
       start.append(left_width - start.size(), ' ');
-    text += start + wrapped(right, left_width) + "\n";
+    text += start + wrapped(right, left_width, page_width) + "\n";
   }
   return text;
 }
@@ -80,8 +60,28 @@ std::string usage_text(const CLI::App& app) {
 
 }  // namespace
 
+std::string wrapped(const std::string& text, std::size_t indent, std::size_t width) {
+  std::istringstream words(text);
+  std::string result;
+  std::string word;
+  std::size_t column = indent;
+  while (words >> word) {
+    if (column > indent && column + 1 + word.size() > width) {
+      result += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (column > indent) {
+      result += ' ';
+      ++column;
+    }
+    result += word;
+    column += word.size();
+  }
+  return result;
+}
+
 std::string HelpFormatter::make_help(const CLI::App* app, std::string, CLI::AppFormatMode) const {
-  std::string text = usage_text(*app) + "\n" + wrapped(app->get_description(), 0) + "\n";
+  std::string text =
+      usage_text(*app) + "\n" + wrapped(app->get_description(), 0, page_width) + "\n";
 
   std::vector<Entry> commands;
   for (const CLI::App* sub : subcommands_of(*app))

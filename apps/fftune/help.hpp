@@ -7,6 +7,9 @@
 
 namespace fftune::tool {
 
+/// Words of `text` in lines of at most `width` letters; all but the first start at column `indent`.
+std::string wrapped(const std::string& text, std::size_t indent, std::size_t width);
+
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_help(const CLI::App* app, std::string name,

@@ -184,8 +184,12 @@ void SavedInputs::read_config() {
         config_.try_emplace(key, json_line(value));
   };
   // Of a model that sees too, the part that reads.
-  take(root.find("text_config"));
-  take(&root);
+  for (const JsonValue* const part :
+       {root.find("text_config"), static_cast<const JsonValue*>(&root)}) {
+    if (part == nullptr) continue;
+    take(part);
+    for (const char* angles : {"rope_parameters", "rope_scaling"}) take(part->find(angles));
+  }
 }
 
 std::optional<std::string> SavedInputs::config(const ConfigField& field) const {
@@ -285,6 +289,17 @@ std::optional<SavedInputs::Source> SavedInputs::find(std::string_view tensor) co
     if (const auto* found = input_->find(tensor)) return Source{.parts = {found}, .recorded = true};
   const SavedInput* const input = table_ ? find_saved_input(*table_, name) : nullptr;
   return input ? known(*input, layer_ + layer) : std::nullopt;
+}
+
+bool SavedInputs::tells(std::string_view size) const {
+  if (table_ == nullptr || !model_) return false;
+  for (const SavedInput& input : table_->inputs)
+    for (const std::string_view extent : input.extents) {
+      const auto factors = factors_of(extent);
+      if (std::find(factors.begin(), factors.end(), size) != factors.end()) return true;
+    }
+  return std::any_of(table_->sizes.begin(), table_->sizes.end(),
+                     [&](const ConfigField& field) { return field.field == size; });
 }
 
 bool SavedInputs::has_weights() const {

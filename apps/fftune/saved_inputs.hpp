@@ -44,6 +44,9 @@ class SavedInputs final : public GivenTensors {
   /// Whether the files have every weight that the table of names knows of the op.
   bool has_weights() const;
 
+  /// Whether the size is one that weights or a configuration tell, of a model that has them.
+  bool tells(std::string_view size) const;
+
   /// What was given, with the sizes, options and element type that the files tell.
   ProblemOptions complete(ProblemOptions given, DeviceKind kind) const;
 

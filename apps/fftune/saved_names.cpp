@@ -73,11 +73,36 @@ std::vector<SavedInput> qkv_inputs() {
           {.tensor = "k_norm", .extents = {"dim"}, .names = {{{"self_attn.k_norm.weight"}}}}};
 }
 
+/// The parts' names, each as its op has it, but for the norms and the biases of the whole.
+std::vector<SavedInput> layer_inputs() {
+  std::vector<SavedInput> inputs;
+  for (const auto& part : {qkv_inputs(), ffn_inputs()})
+    for (const SavedInput& input : part)
+      if (input.tensor != "w" && input.tensor != "bias" && input.tensor != "w_norm" &&
+          !input.tensor.ends_with("_scale"))
+        inputs.push_back(input);
+  const auto norm = [&](std::string_view tensor, std::vector<SavedName> names) {
+    inputs.push_back({.tensor = tensor, .extents = {"d"}, .names = std::move(names)});
+  };
+  norm("attn_norm", {{{"input_layernorm.weight"}}});
+  norm("attn_post_norm", {{{"post_attention_layernorm.weight"}}});
+  norm("ffn_norm", {{{"pre_feedforward_layernorm.weight"}}, {{"post_attention_layernorm.weight"}}});
+  norm("ffn_post_norm", {{{"post_feedforward_layernorm.weight"}}});
+  inputs.push_back({.tensor = "w_o",
+                    .extents = {"d", "heads*dim"},
+                    .names = {{{"self_attn.o_proj.weight"}}, {{"self_attn.dense.weight"}}}});
+  inputs.push_back({.tensor = "b_o", .extents = {"d"}, .names = {}, .bias_of = "w_o"});
+  return inputs;
+}
+
 }  // namespace
 
 const std::vector<SavedOp>& saved_ops() {
   const ConfigField act{"act", {"hidden_activation", "hidden_act", "activation_function"}};
   const std::vector<std::string_view> eps{"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"};
+  const std::vector<ConfigField> heads{{"dim", {"head_dim"}},
+                                       {"heads", {"num_attention_heads", "n_head"}},
+                                       {"kv-heads", {"num_key_value_heads"}}};
   static const std::vector<SavedOp> ops{
       {.op = "ffn",
        .inputs = ffn_inputs(),
@@ -92,9 +117,7 @@ const std::vector<SavedOp>& saved_ops() {
       {.op = "qkv",
        .inputs = qkv_inputs(),
        .options = {{"bias", "yes", "b_q"}, {"norm", "yes", "q_norm"}},
-       .sizes = {{"dim", {"head_dim"}},
-                 {"heads", {"num_attention_heads", "n_head"}},
-                 {"kv-heads", {"num_key_value_heads"}}},
+       .sizes = heads,
        .settings = {{"eps", eps, "norm"}}},
       // The product behind attention, where nothing else is mapped.
       {.op = "linear",
@@ -111,7 +134,23 @@ const std::vector<SavedOp>& saved_ops() {
        .inputs = {{.tensor = "w", .extents = {"d"}, .names = {{{"input_layernorm.weight"}}}}},
        .options = {},
        .sizes = {},
-       .settings = {{"eps", eps}, {"convention", {"model_type"}}}}};
+       .settings = {{"eps", eps}, {"convention", {"model_type"}}}},
+      {.op = "layer",
+       .inputs = layer_inputs(),
+       .options = {{"qkv-bias", "yes", "b_q"},
+                   {"qk-norm", "yes", "q_norm"},
+                   {"out-bias", "yes", "b_o"},
+                   {"post-norms", "yes", "ffn_post_norm"}},
+       .sizes = heads,
+       .settings = {act,
+                    {"eps", eps},
+                    {"convention", {"model_type"}},
+                    {"base", {"rope_theta"}},
+                    {"angles", {"rope_type"}},
+                    {"factor", {"factor"}, "angles"},
+                    {"low", {"low_freq_factor"}, "angles"},
+                    {"high", {"high_freq_factor"}, "angles"},
+                    {"context", {"original_max_position_embeddings"}, "angles"}}}};
   return ops;
 }
 

@@ -292,9 +292,10 @@ class Attention final : public Op {
     // Of those a mask in memory may leave few; a gradient has a normal factor, whose fourth moment
     // is three times the square of its second.
     const bool masked = layer.mask == Mask::boolean || layer.mask == Mask::packed;
+    // A bias of deviation 1 makes weights as unlike again.
     const Pairs pairs = pairs_of(layer);
     stage.inner_values = pairs.alike * static_cast<double>(layer.heads) / (masked ? 4 : 1) /
-                         (layer.backward ? 3 : 1);
+                         (layer.backward ? 3 : 1) / (layer.bias ? std::exp(4.0) : 1);
     stage.flops =
         (layer.backward ? 10 : 4) * pairs.count * static_cast<double>(layer.heads * layer.dim);
     return {stage};

@@ -18,10 +18,11 @@ constexpr std::string_view operands[] = {"single", "dual_b", "k_concatenated", "
 constexpr std::string_view majors[] = {"k", "mn"};
 constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
 constexpr std::string_view group_sources[] = {"mask", "routed"};
+constexpr std::string_view packings[] = {"separate", "halves", "interleaved"};
 constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient", "qkv"};
 constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
 constexpr std::string_view row_norms[] = {"none", "llama", "gemma", "t5"};
-constexpr std::string_view scalings[] = {"none", "tensor", "block"};
+constexpr std::string_view scalings[] = {"none", "tensor", "block", "channel"};
 
 /// The device's enumeration has the host's order, and its enumerators the names of the types.
 std::string activation_enumerator(activation_kind kind) {
@@ -59,7 +60,12 @@ gemm_form form_of(const GemmProblem& gemm) {
   form.stores_preactivations = epilogue.stores_preactivations();
   form.stores_hidden = form.is_gradient() && !epilogue.hidden.empty();
   form.scales = gemm.quantisation.scaling;
+  form.a_scaled_by_block = gemm.quantisation.a_scaled_by_block;
+  form.a_scales_sorted = form.scales != scaling::none && form.a_sorted;
   form.c_quantised = !gemm.quantisation.c_scale.empty();
+  form.b_packing = gemm.b_packing;
+  form.weighs_rows = !epilogue.row_weights.empty();
+  form.group_bias = !epilogue.group_bias.empty();
   form.b_depends = gemm.b_depends;
   form.norm_of_a = gemm.norm_of_a.kind;
   return form;
@@ -101,7 +107,12 @@ std::string template_argument(const gemm_form& form) {
   flag("stores_preactivations", form.stores_preactivations);
   flag("stores_hidden", form.stores_hidden);
   name("scales", "scaling", form.scales, plain.scales, scalings);
+  flag("a_scaled_by_block", form.a_scaled_by_block);
+  flag("a_scales_sorted", form.a_scales_sorted);
   flag("c_quantised", form.c_quantised);
+  name("b_packing", "packing", form.b_packing, plain.b_packing, packings);
+  flag("weighs_rows", form.weighs_rows);
+  flag("group_bias", form.group_bias);
   flag("b_depends", form.b_depends);
   name("norm_of_a", "row_norm", form.norm_of_a, plain.norm_of_a, row_norms);
   if (form.is_qkv())
@@ -136,6 +147,9 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   grouped(offsetof(gemm_params, source), gemm.epilogue.source);
   for (std::size_t i = 0; i < row_broadcasts; ++i)
     pointer(offsetof(gemm_params, broadcasts) + i * pointer_bytes, gemm.epilogue.rows[i]);
+  pointer(offsetof(gemm_params, row_weights), gemm.epilogue.row_weights);
+  for (std::size_t i = 0; i < gemm.epilogue.group_bias.size(); ++i)
+    pointer(offsetof(gemm_params, group_bias) + i * pointer_bytes, gemm.epilogue.group_bias[i]);
   pointer(offsetof(gemm_params, gate), gemm.epilogue.gate);
   pointer(offsetof(gemm_params, up), gemm.epilogue.up);
   pointer(offsetof(gemm_params, d_up), gemm.epilogue.d_up);

@@ -16,7 +16,9 @@ struct gemm_params {
   void* c[2][2];             // [group][output]; groups: where the reduction is grouped; qkv: as b
   const void* source[2][2];  // as c: what is added to it
   const void* broadcasts[row_broadcasts];  // [n]
-  void* gate;  // [m, n], written (gated) or read (activation_gradient), as up
+  const float* row_weights;                // [m], by sorted rows
+  const void* group_bias[2];  // [groups, n], of each B operand; packed as B is: the first alone
+  void* gate;                 // [m, n], written (gated) or read (activation_gradient), as up
   void* up;
   void* d_up;
   void* hidden;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include "api/describe.hpp"
@@ -259,6 +260,9 @@ fftune_status create_context(const char* function, int device, const Options& op
 
 }  // namespace
 
+static_assert(std::string_view(FFTUNE_VERSION) == FFTUNE_VERSION_STRING,
+              "fftune.h and CMakeLists.txt name different versions");
+
 const char* fftune_version(void) {
   return FFTUNE_VERSION;
 }
@@ -287,6 +291,7 @@ fftune_status fftune_context_create_with(int device, const fftune_context_option
 fftune_status fftune_context_counters(const fftune_context* context, fftune_counters* counters) {
   if (!context) return fail(FFTUNE_INVALID_INPUT, "fftune_context_counters: context is NULL");
   if (!counters) return fail(FFTUNE_INVALID_INPUT, "fftune_context_counters: counters is NULL");
+  used(context, "fftune_context_counters");
   return guarded("fftune_context_counters", [&] {
     const auto size = counters->struct_size;
     if (size < sizeof size)
@@ -321,6 +326,7 @@ fftune_status fftune_plan_create(fftune_context* context, const char* problem_js
   *out = nullptr;
   if (!context) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_create: context is NULL");
   if (!problem_json) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_create: problem_json is NULL");
+  used(context, "fftune_plan_create");
   if (context->library->lost_by_fork()) return fail_after_fork("fftune_plan_create");
   return guarded("fftune_plan_create", [&] {
     *out = make_plan(context->library, problem_json).release();
@@ -336,28 +342,39 @@ void fftune_plan_destroy(fftune_plan* plan) {
 }
 
 size_t fftune_plan_buffer_count(const fftune_plan* plan) {
-  return plan ? plan->buffer_count() : 0;
+  if (!plan) return 0;
+  used(plan, "fftune_plan_buffer_count");
+  return plan->buffer_count();
 }
 
 size_t fftune_plan_buffer_bytes(const fftune_plan* plan, size_t index) {
-  return index < fftune_plan_buffer_count(plan) ? plan->tensors()[index].bytes() : 0;
+  if (!plan) return 0;
+  used(plan, "fftune_plan_buffer_bytes");
+  return index < plan->buffer_count() ? plan->tensors()[index].bytes() : 0;
 }
 
 size_t fftune_plan_workspace_bytes(const fftune_plan* plan) {
-  return plan ? plan->workspace_bytes() : 0;
+  if (!plan) return 0;
+  used(plan, "fftune_plan_workspace_bytes");
+  return plan->workspace_bytes();
 }
 
 int64_t fftune_plan_max_tokens(const fftune_plan* plan) {
-  return plan && plan->token_plan ? plan->token_plan->most_tokens() : 0;
+  if (!plan) return 0;
+  used(plan, "fftune_plan_max_tokens");
+  return plan->token_plan ? plan->token_plan->most_tokens() : 0;
 }
 
 const char* fftune_plan_describe(const fftune_plan* plan) {
-  return plan ? plan->description.c_str() : nullptr;
+  if (!plan) return nullptr;
+  used(plan, "fftune_plan_describe");
+  return plan->description.c_str();
 }
 
 fftune_status fftune_plan_run(const fftune_plan* plan, void* const* buffers, size_t buffer_count,
                               void* workspace, void* stream) {
   if (!plan) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_run: plan is NULL");
+  used(plan, "fftune_plan_run");
   if (plan->library->lost_by_fork()) return fail_after_fork("fftune_plan_run");
   return guarded("fftune_plan_run", [&] {
     const fftune_status status = check_run(*plan, buffers, buffer_count, workspace);
@@ -369,6 +386,7 @@ fftune_status fftune_plan_run(const fftune_plan* plan, void* const* buffers, siz
 fftune_status fftune_plan_launch(const fftune_plan* plan, const fftune_run* run) {
   if (!plan) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_launch: plan is NULL");
   if (!run) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_launch: run is NULL");
+  used(plan, "fftune_plan_launch");
   if (plan->library->lost_by_fork()) return fail_after_fork("fftune_plan_launch");
   return guarded("fftune_plan_launch", [&] {
     return launch(*plan, read_struct(*run, "fftune_run", offsetof(fftune_run, tokens)));
@@ -377,6 +395,7 @@ fftune_status fftune_plan_launch(const fftune_plan* plan, const fftune_run* run)
 
 fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens) {
   if (!plan) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_prepare: plan is NULL");
+  used(plan, "fftune_plan_prepare");
   if (plan->library->lost_by_fork()) return fail_after_fork("fftune_plan_prepare");
   return guarded("fftune_plan_prepare", [&] {
     const auto status = check_tokens(*plan, "fftune_plan_prepare", tokens);

@@ -4,13 +4,14 @@
 #include <cassert>
 #include <cstdio>
 #include <mutex>
+#include <shared_mutex>
 #include <unordered_set>
 
 namespace fftune {
 namespace {
 
 struct LiveHandles {
-  std::mutex mutex;
+  std::shared_mutex mutex;  // runs of several threads do not wait for each other
   std::unordered_set<const void*> handles;
 };
 
@@ -20,6 +21,13 @@ LiveHandles& live() {
   return *handles;
 }
 
+void require(bool was_live, const void* handle, const char* function) {
+  if (!was_live)
+    std::fprintf(stderr, "fftune: %s: %p is no live handle: it was destroyed before\n", function,
+                 handle);
+  assert(was_live);
+}
+
 }  // namespace
 
 void began(const void* handle) {
@@ -27,13 +35,14 @@ void began(const void* handle) {
   live().handles.insert(handle);
 }
 
+void used(const void* handle, const char* function) {
+  const std::shared_lock lock(live().mutex);
+  require(live().handles.contains(handle), handle, function);
+}
+
 void ended(const void* handle, const char* function) {
   const std::lock_guard lock(live().mutex);
-  const bool was_live = live().handles.erase(handle) > 0;
-  if (!was_live)
-    std::fprintf(stderr, "fftune: %s: %p is no live handle: it was destroyed before\n", function,
-                 handle);
-  assert(was_live);
+  require(live().handles.erase(handle) > 0, handle, function);
 }
 
 }  // namespace fftune

@@ -135,7 +135,8 @@ std::string choices_text(const OptionField& field) {
   if (field.pattern)
     return "all, none, or block:SHARE, tail:SHARE, even:SHARE, random:SHARE with a share from 0 "
            "to 1";
-  if (field.routing) return "uniform, or zipf:SKEW with a skew from 0 to 4";
+  if (field.routing)
+    return "uniform, or zipf:SKEW with a skew from 0 to 4, or file:IDS, a text file of ids";
   return fmt::format("{}", fmt::join(field.choices, ", "));
 }
 

@@ -146,8 +146,9 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
       const DType other = tensors()[tensor_index(tensors(), name)].dtype;
       if (dtype_unit_roundoff(other) > dtype_unit_roundoff(coarsest)) coarsest = other;
     }
-  expected.tolerance =
-      tolerance(coarsest, expected.rounding_error, expected.reduction_length, sample);
+  expected.tolerance = tolerance(
+      coarsest, expected.rounding_error, expected.reduction_length, sample,
+      rows_.op().parts(problem()).empty() ? 1 : static_cast<std::int64_t>(stage - first_stage + 1));
   return expected_[key] = std::move(expected);
 }
 

@@ -57,8 +57,9 @@ class Verifier {
 /// The tolerance for the relative error of an output with `elements` distinct elements. `dtype` is
 /// the coarsest that the run rounds to, `reduction_length` the number of terms summed for an
 /// element over all stages, `rounding_error` the error of a reference that rounds where the kernels
-/// do. Derived in docs/precision.md.
+/// do, `stages` how many round one after the other, of an op that is made of others. Derived in
+/// docs/precision.md.
 double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,
-                 std::int64_t elements);
+                 std::int64_t elements, std::int64_t stages = 1);
 
 }  // namespace fftune

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from . import ops, reference
-from ._moe_ops import gate_and_up
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
                          expect_plain, is_close, is_patched, original, probing, random_rows,
                          remembered, replace_forward, undoable)
@@ -23,7 +22,12 @@ class _Experts:
 
     act: str
     packing: str
+    transposed: bool  # weights are [experts, in, out]
+    biased: bool
     recompute: bool
+
+    def can_train(self) -> bool:
+        return not self.biased and self.act in reference.ACTIVATIONS
 
 
 def patch_experts(module: nn.Module, known: dict, options: Options) -> str | None:
@@ -31,47 +35,80 @@ def patch_experts(module: nn.Module, known: dict, options: Options) -> str | Non
     if not all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in (gate_up, down)):
         return None
     expect_plain(module)
-    biases = [name for name, _ in module.named_parameters() if "bias" in name]
-    if biases:
-        raise Unfit("experts with biases, for which there is no kernel")
-    experts, d, h = down.shape
-    if gate_up.shape != (experts, 2 * h, d):
-        raise Unfit(f"experts whose weights are {list(gate_up.shape)} and {list(down.shape)}: "
-                    "transposed, for which there is no kernel")
     if getattr(module, "has_post_expert_norm", False):
         raise Unfit("experts with a norm of their own")
-    act = activation_name(activation_of(module))
-    key = type(module), gate_up.dtype, act
-    packing = remembered(known, key, lambda: _packing_of(module, act))
-    replace_forward(module, _experts_forward, (_Experts(act, packing, options.recompute),))
-    return f"{type(module).__name__} by moe-ffn ({act}, {packing})"
+    found = remembered(known, (type(module), gate_up.dtype, tuple(gate_up.shape)),
+                       lambda: _experts_of(module, options))
+    if found.transposed:
+        for weight in (module.gate_up_proj, module.down_proj):
+            # The kernels read rows of outputs: the same numbers, the last two dimensions the other
+            # way round in memory.
+            weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+    replace_forward(module, _experts_forward, (found,))
+    details = found.act, found.packing, *(["biases"] if found.biased else [])
+    return f"{type(module).__name__} by moe-ffn ({', '.join(details)})"
 
 
-def _packing_of(module: nn.Module, act: str) -> str:
-    experts, d, _ = module.down_proj.shape
-    choices = min(2, experts)
+def _weights_of(module: nn.Module, transposed: bool) -> tuple[Tensor, Tensor]:
+    """[experts, 2h, d] and [experts, d, h]"""
+    weights = module.gate_up_proj, module.down_proj
+    return tuple(w.transpose(1, 2) for w in weights) if transposed else weights
+
+
+def _biases_of(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    return tuple(getattr(module, name, None) for name in ("gate_up_proj_bias", "down_proj_bias"))
+
+
+def _experts_of(module: nn.Module, options: Options) -> _Experts:
+    biases = _biases_of(module)
+    names = {name for name, _ in module.named_parameters()}
+    extra = names - {"gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"}
+    if extra or (biases[0] is None) != (biases[1] is None):
+        raise Unfit(f"experts with parameters that are not known: {', '.join(sorted(names))}")
+    try:
+        acts = [activation_name(activation_of(module))]
+    except Unfit:
+        acts = ["swiglu-oai"]
+    experts, choices = module.gate_up_proj.shape[0], min(2, module.gate_up_proj.shape[0])
     with probing(module):
-        x = random_rows(3, d, like=module.down_proj)
-        ids = torch.arange(3 * choices, device=x.device).view(3, choices) % experts
-        weights = random_rows(3, choices, like=module.down_proj).abs()
-        theirs = module(x, ids, weights)
-        for packing in ("halves", "interleaved"):
-            gate, up = gate_and_up(module.gate_up_proj, packing)
-            ours = reference.moe_ffn(x, ids, weights, gate, up, module.down_proj, act, "")
-            if is_close(ours, theirs):
-                return packing
+        for transposed in (False, True):
+            gate_up, down = _weights_of(module, transposed)
+            d, h = down.shape[1:]
+            if gate_up.shape != (experts, 2 * h, d):
+                continue
+            x = random_rows(3, d, like=down)
+            ids = torch.arange(3 * choices, device=x.device).view(3, choices) % experts
+            weights = random_rows(3, choices, like=down).abs()
+            theirs = module(x, ids, weights)
+            for act, packing in product(acts, ("halves", "interleaved")):
+                ours = reference.moe_ffn_packed(x, ids, weights, gate_up, down, *biases, act,
+                                                packing, "after", "")
+                if is_close(ours, theirs):
+                    return _Experts(act, packing, transposed, biases[0] is not None,
+                                    options.recompute)
     raise Unfit(f"{type(module).__name__} is no weighted sum of down(act(gate(x)) * up(x))")
 
 
 @undoable
 def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
                      ) -> Tensor:
-    if getattr(self, "_is_expert_parallel", False):
-        return original(self, hidden_states, top_k_index.long(), top_k_weights)
     found, = self._fftune
-    return ops.moe_ffn(hidden_states, top_k_index, top_k_weights, self.gate_up_proj, None,
-                       self.down_proj, act=found.act, packing=found.packing,
-                       recompute=found.recompute)
+    wanted = torch.is_grad_enabled() and (hidden_states.requires_grad
+                                          or self.gate_up_proj.requires_grad)
+    if getattr(self, "_is_expert_parallel", False) or wanted and not found.can_train():
+        return original(self, hidden_states, top_k_index.long(), top_k_weights)
+    gate_up, down = _weights_of(self, found.transposed)
+    return ops.moe_ffn(hidden_states, top_k_index, top_k_weights, gate_up, None, down,
+                       biases=_biases_of(self) if found.biased else None, act=found.act,
+                       packing=found.packing, recompute=found.recompute)
+
+
+def restore_experts(module: nn.Module) -> None:
+    """Takes back how transposed weights were laid out."""
+    settings = module.__dict__.get("_fftune")
+    if settings and isinstance(settings[0], _Experts) and settings[0].transposed:
+        for weight in (module.gate_up_proj, module.down_proj):
+            weight.data = weight.data.contiguous()
 
 
 # routers

@@ -149,8 +149,49 @@ def _(ctx, dy, *_unused):
 gradient("moe_ffn_preact", _save)(_)
 
 
+# gate and up in one tensor, with biases and gpt-oss' activation: for inference
+
+def _packed_values(options, x, ids, weights, w_gate_up, w_down, b_gate_up, b_down):
+    act, routing, packing, weigh = options
+    d, k = x.shape[-1], ids.shape[-1]
+    if w_gate_up.dim() != 3:
+        raise Error(f"moe-ffn: w_gate_up is {list(w_gate_up.shape)}: give [experts, 2h, d]")
+    experts, h = w_gate_up.shape[0], w_gate_up.shape[1] // 2
+    expect("moe-ffn", "w_gate_up", w_gate_up, (experts, 2 * h, d), x.dtype)
+    expect("moe-ffn", "w_down", w_down, (experts, d, h), x.dtype)
+    expect("moe-ffn", "b_gate_up", b_gate_up, (experts, 2 * h), x.dtype)
+    expect("moe-ffn", "b_down", b_down, (experts, d), x.dtype)
+    expect("moe-ffn", "ids", ids, (*x.shape[:-1], k))
+    expect("moe-ffn", "weights", weights, (*x.shape[:-1], k))
+    if (b_gate_up is None) != (b_down is None):
+        raise Error("moe-ffn: give biases of both products, or of none")
+    m = x.shape[:-1].numel()
+    return (m, d, h, k, experts, act, routing, packing, weigh,
+            None if b_down is None else "all") if m else None
+
+
+_PACKED = Form("moe-ffn", False, ("m", "d", "h", "top-k", "experts", "act", "routing", "gate-up",
+                                  "weigh", "bias"), _packed_values)
+
+
+@define(f"moe_ffn_packed({_INPUTS}, Tensor w_gate_up, Tensor w_down, Tensor? b_gate_up, "
+        "Tensor? b_down, str act, str packing, str weigh, str routing) -> Tensor", casts=True,
+        keeps=_KEEPS)
+def _(x, ids, weights, w_gate_up, w_down, b_gate_up, b_down, act, packing, weigh, routing):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_PACKED, (act, routing or None, packing, weigh if weigh != "after" else None),
+        (x, *_choices(ids, weights), w_gate_up, w_down, b_gate_up, b_down), (y,))
+    return y
+
+
+@fake("moe_ffn_packed")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
 def gate_and_up(gate_up: Tensor, packing: str) -> tuple[Tensor, Tensor]:
-    """Views of both, of a weight [experts, 2h, d] that holds them."""
+    """Views of both, of a weight [experts, 2h, d], or a bias [experts, 2h], that holds them."""
     if packing not in ("halves", "interleaved"):
         raise Error(f"moe-ffn: there is no packing '{packing}': give halves or interleaved")
     if packing == "halves":
@@ -159,7 +200,8 @@ def gate_and_up(gate_up: Tensor, packing: str) -> tuple[Tensor, Tensor]:
 
 
 def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
-            w_down: Tensor, *, act: str = "silu", packing: str = "halves", recompute: bool = False,
+            w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None = None, act: str = "silu",
+            packing: str = "halves", weigh: str = "after", recompute: bool = False,
             routing: str | None = None) -> Tensor:
     """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
 
@@ -167,16 +209,28 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
     [0, experts) is not here and adds nothing. weights [..., k] of any floating type, float32 in the
     kernels. w_gate, w_up [experts, h, d]; w_down [experts, d, h]. -> [..., d]. Without w_up, w_gate
     [experts, 2h, d] holds both, of each expert first all of gate, or with packing="interleaved" a
-    row of each in turn.
+    row of each in turn; then there may be biases [experts, 2h], in the same order, and [experts, d],
+    and weigh="before": a token is multiplied by its weights before the experts' first product.
 
-    x, weights (for the router) and the experts have gradients. act and recompute: as of `ffn`.
-    routing: how tokens are expected to choose, to choose kernels by: "uniform" (the default) or
-    "zipf:1"; any choice is right.
+    x, weights (for the router) and the experts have gradients, but with biases, with weigh="before"
+    and with act="swiglu-oai", gpt-oss' clamped activation. Without w_up gate and up are copied for
+    them. act and recompute: as of `ffn`. routing: how tokens are expected to choose, to choose
+    kernels by: "uniform" (the default) or "zipf:1"; any choice is right.
     """
+    wanted = wants_gradient(x, weights, w_gate, w_up, w_down, *(biases or ()))
+    special = biases is not None or weigh != "after" or act == "swiglu-oai"
     if w_up is None:
-        w_gate, w_up = gate_and_up(w_gate, packing)
+        gate, up = gate_and_up(w_gate, packing)
+        if not wanted:
+            return call(fftune_ops.moe_ffn_packed.default, x, ids, weights, w_gate, w_down,
+                        *(biases or (None, None)), act, packing, weigh, routing or "")
+        w_gate, w_up = gate, up
+    if special:
+        raise Error("moe-ffn: biases, weigh=\"before\" and act=\"swiglu-oai\" " + (
+            "have no gradients: use torch.no_grad()" if wanted else
+            "are for gate and up in one tensor: leave w_up out"))
     arguments = x, ids, weights, w_gate, w_up, w_down
-    if not recompute and wants_gradient(x, weights, w_gate, w_up, w_down):
+    if not recompute and wanted:
         return call(fftune_ops.moe_ffn_preact.default, *arguments, act, routing or "")[0]
     return call(fftune_ops.moe_ffn.default, *arguments, act, routing or "")
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from . import reference
 from ._custom import call, define, empty, expect, fake, fftune_ops, wants_gradient, yes
 from ._library import Error
-from ._run import Form, ready, run
+from ._run import Form, run
 
 _WEIGHTS = ("Tensor x, Tensor w_q, Tensor? w_k, Tensor? w_v, Tensor? b_q, Tensor? b_k, "
             "Tensor? b_v, Tensor? q_norm, Tensor? k_norm, Tensor? positions, Tensor? angles")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, ops, reference
-from ._experts import patch_experts, patch_router
+from ._experts import patch_experts, patch_router, restore_experts
 from ._graphs import patch_steps, restore_steps
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
@@ -75,6 +75,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
 def unpatch(model: nn.Module) -> nn.Module:
     """Takes back what patch() did. -> the model"""
     for module in model.modules():
+        restore_experts(module)
         for name in ("forward", "_get_logits_processor"):
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
@@ -105,7 +106,7 @@ def _norm_eps(module: nn.Module) -> float | None:
 
 def _patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if isinstance(module, nn.LayerNorm):
-        raise Unfit("LayerNorm: there is no kernel for it")
+        raise Unfit("LayerNorm: by itself it is left to PyTorch")
     parameters = dict(module.named_parameters())
     if next(module.children(), None) is not None or list(parameters) != ["weight"] \
             or parameters["weight"].dim() != 1 or not hasattr(type(module), "forward"):

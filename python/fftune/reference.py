@@ -215,6 +215,27 @@ def moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, act, routing):
     return y.to(x.dtype).view(x.shape), torch.cat((*gates, missing)), torch.cat((*ups, missing))
 
 
+def _swiglu_oai(gate, up):
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
+def moe_ffn_packed(x, ids, weights, w_gate_up, w_down, b_gate_up, b_down, act, packing, weigh,
+                   routing):
+    rows, ids, shares = _rows(x), _rows(ids), _rows(weights)
+    y = torch.zeros(rows.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    for expert, tokens, choices in _rows_by_expert(ids, w_gate_up.shape[0]):
+        share = shares[tokens, choices, None]
+        own = rows[tokens] if weigh == "after" else (rows[tokens] * share).to(x.dtype)
+        both = F.linear(own, w_gate_up[expert], None if b_gate_up is None else b_gate_up[expert])
+        gate, up = both.chunk(2, -1) if packing == "halves" else (both[:, 0::2], both[:, 1::2])
+        hidden = _swiglu_oai(gate, up) if act == "swiglu-oai" else ACTIVATIONS[act](gate) * up
+        out = F.linear(hidden, w_down[expert], None if b_down is None else b_down[expert])
+        out = out.to(y.dtype)
+        y = y.index_add(0, tokens, out * share.to(y.dtype) if weigh == "after" else out)
+    return y.to(x.dtype).view(x.shape)
+
+
 def moe_ffn(x, ids, weights, w_gate, w_up, w_down, act, routing):
     return moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, act, routing)[0]
 
@@ -351,6 +372,31 @@ def rmsnorm_quantised(x, residual, w, eps, convention, int8):
     y = y / scale.unsqueeze(-1)
     q = y.round().to(torch.int8) if int8 else y.to(torch.float8_e4m3fn)
     return q, scale, total.new_empty(0) if residual is None else total
+
+
+# layernorm
+
+def layernorm(x, w, b, eps):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.layer_norm(x.to(wide), x.shape[-1:], w.to(wide), b.to(wide), eps).to(x.dtype)
+
+
+def add_layernorm(x, residual, w, b, eps):
+    total = x + residual
+    return layernorm(total, w, b, eps), total
+
+
+def layernorm_backward(dy, x, w, dsum, eps):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows, grad = x.to(wide), dy.to(wide)
+    centred = rows - rows.mean(-1, keepdim=True)
+    rstd = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    normed, scaled = centred * rstd, grad * w.to(wide)
+    dx = rstd * (scaled - scaled.mean(-1, keepdim=True)
+                 - normed * (scaled * normed).mean(-1, keepdim=True))
+    if dsum is not None:
+        dx = dx + dsum.to(wide)
+    return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype), _rows(grad).sum(0).to(w.dtype)
 
 
 # elementwise

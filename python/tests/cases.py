@@ -70,6 +70,12 @@ def _moe(r, tokens=(7,), experts=6, top_k=3, d=24, h=40, missing=True) -> tuple:
     return r(*tokens, d), ids.to(torch.int32), torch.rand(*tokens, top_k), *weights
 
 
+def _moe_packed(r, *options, bias=False) -> tuple:
+    x, ids, shares, w_gate, w_up, w_down = _moe(r)
+    biases = (r(6, 80), r(6, 24)) if bias else (None, None)
+    return x, ids, shares, torch.cat((w_gate, w_up), 1), w_down, *biases, *options, ""
+
+
 def _moe_backward(r, gates=False) -> tuple:
     x, ids, shares, *weights = _moe(r)
     gate_up = (None, None)
@@ -178,10 +184,19 @@ CASES = [
     Case("masked_softmax", "masked_softmax",
          lambda r: (r(2, 3, 5, 7), _mask(2, 1, 5, 7) | (torch.arange(7) == 2), False, 0.5)),
     Case("masked_softmax-causal", "masked_softmax", lambda r: (r(1, 2, 5, 7), None, True, 1.0)),
+    Case("layernorm", "layernorm", lambda r: (r(2, 3, 24), r(24), r(24), 1e-5)),
+    Case("add_layernorm", "add_layernorm", lambda r: (r(6, 24), r(6, 24), r(24), r(24), 1e-5)),
     Case("moe_ffn", "moe_ffn", lambda r: (*_moe(r), "silu", "")),
     Case("moe_ffn-batches", "moe_ffn", lambda r: (*_moe(r, (2, 5)), "gelu-tanh", "zipf:1")),
     Case("moe_ffn_preact", "moe_ffn_preact", lambda r: (*_moe(r, missing=False), "silu", ""),
          outputs=1),
+    Case("moe_ffn_packed", "moe_ffn_packed", lambda r: _moe_packed(r, "silu", "halves", "after"),
+         differentiable=False),
+    Case("moe_ffn_packed-oai", "moe_ffn_packed",
+         lambda r: _moe_packed(r, "swiglu-oai", "interleaved", "after", bias=True),
+         differentiable=False),
+    Case("moe_ffn_packed-before", "moe_ffn_packed",
+         lambda r: _moe_packed(r, "gelu", "interleaved", "before"), differentiable=False),
     Case("moe_route", "moe_route",
          lambda r: _route(r, 3, "softmax", "before", 0, 0, "max", False, 1.0), outputs=1),
     Case("moe_route-after", "moe_route",
@@ -242,6 +257,8 @@ BACKWARDS = [
                                        window=3)),
     Case("masked_softmax_backward", "masked_softmax_backward",
          lambda r: (r(2, 3, 5, 7), r(2, 3, 5, 7).softmax(-1), False, 0.5)),
+    Case("layernorm_backward", "layernorm_backward",
+         lambda r: (r(6, 24), r(6, 24), r(24), r(6, 24), 1e-5)),
     Case("moe_ffn_backward", "moe_ffn_backward", lambda r: (*_moe_backward(r, True), "silu", "")),
     Case("moe_ffn_backward-input", "moe_ffn_backward", lambda r: (*_moe_backward(r), "gelu", "")),
     Case("moe_ffn_backward_into", "moe_ffn_backward_into",

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fftune
-from cases import BACKWARDS, CASES, NUMBERS, fp8_arguments
+from cases import BACKWARDS, CASES, fp8_arguments
 from fftune import _attention_ops, ops, reference
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]

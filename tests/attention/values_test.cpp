@@ -157,7 +157,7 @@ TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {
   check_chains(*open_cpu(), DType::f32);
 }
 
-TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu]") {
+TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu][values]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32}) {
@@ -211,7 +211,7 @@ TEST_CASE("what a run leaves in its workspace is nothing to the next", "[gpu][sm
   }
 }
 
-TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu]") {
+TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu][lengths]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(8);

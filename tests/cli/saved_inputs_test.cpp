@@ -49,7 +49,8 @@ class Model {
     return SavedInputs(op(name), options);
   }
   std::vector<Problem> problems(const SavedInputs& saved, ProblemOptions given = {}) const {
-    if (given.sizes["m"].empty()) given.sizes["m"] = "3";
+    if (given.sizes[std::string(saved.op().token_size())].empty())
+      given.sizes[std::string(saved.op().token_size())] = "3";
     return saved_problems(saved.op(), given, &saved, DeviceKind::cpu);
   }
   std::string complaint(const std::string& name, const WeightOptions& options = {},
@@ -228,6 +229,39 @@ TEST_CASE("experts are stacked, by Qwen's names or Mixtral's") {
     CHECK(values(moe, problem, "w_down").at(11 * 6) == 1140);
     CHECK(values(moe, problem, "w_up").at(2 * 6 + 5) == 225);
   }
+}
+
+TEST_CASE("layers of one plan are those from --layer on") {
+  Model model;
+  for (int layer = 0; layer < 3; ++layer) {
+    const std::string start = "model.layers." + std::to_string(layer) + ".";
+    const auto first = static_cast<float>(1000 * layer);
+    model.add(start + "input_layernorm.weight", {4}, first);
+    model.add(start + "post_attention_layernorm.weight", {4}, first + 10);
+    model.add(start + "self_attn.q_proj.weight", {16, 4}, first + 100);
+    model.add(start + "self_attn.k_proj.weight", {8, 4}, first + 200);
+    model.add(start + "self_attn.v_proj.weight", {8, 4}, first + 300);
+    model.add(start + "self_attn.o_proj.weight", {4, 16}, first + 400);
+    model.add(start + "mlp.gate_proj.weight", {6, 4}, first + 500);
+    model.add(start + "mlp.up_proj.weight", {6, 4}, first + 600);
+    model.add(start + "mlp.down_proj.weight", {4, 6}, first + 700);
+  }
+  model.config(R"({"head_dim":8,"rope_scaling":{"rope_type":"llama3","factor":8.0,)"
+               R"("low_freq_factor":1.0,"high_freq_factor":4.0}})");
+  const SavedInputs saved = model.open("layer", {.layer = "1"});
+  ProblemOptions given;
+  given.sizes = {{"batch", "2"}, {"cache", "8"}, {"layers", "2"}};
+  const Problem problem = model.problems(saved, given).at(0);
+  CHECK(sizes_text(problem) == "batch=2 cache=8 d=4 dim=8 h=6 heads=2 kv-heads=1 layers=2 ");
+  CHECK(problem.has("angles", "llama3"));
+  CHECK(problem.has("factor", "8"));
+  CHECK(values(saved, problem, "layers.0.attn_norm") == counting({4}, 1000));
+  CHECK(values(saved, problem, "layers.1.ffn_norm") == counting({4}, 2010));
+  CHECK(values(saved, problem, "layers.1.w_o") == counting({4, 16}, 2400));
+  CHECK(values(saved, problem, "layers.1.k_cache").empty());
+  given.sizes["layers"] = "3";
+  CHECK_THAT(model.complaint("layer", {.layer = "1"}, given),
+             ContainsSubstring("model.layers.3.input_layernorm.weight"));
 }
 
 TEST_CASE("elements are rounded to the problem's type") {

@@ -1,8 +1,10 @@
 // What layer is asked: its buffers, what it refuses, its models, and that its parts' records serve.
 #include <algorithm>
 #include <set>
+#include <variant>
 
 #include "core/error.hpp"
+#include "device/facts.hpp"
 #include "layer/problems.hpp"
 #include "registry/catalog.hpp"
 #include "support/catch.hpp"
@@ -126,6 +128,30 @@ TEST_CASE("every model that layer knows is a problem of it") {
     Sizes sizes = model.sizes;
     sizes.insert({{"batch", 1}, {"cache", 128}});
     CHECK(complaint(sizes, model.options) == "");
+  }
+}
+
+TEST_CASE("a decode step of a Llama is five kernels a layer, each behind the one before") {
+  const auto facts = facts_of_architecture("sm_90a");
+  for (const KnownModel& model : layer_op().known_models()) {
+    if (model.name != "llama-3.2-1b" && model.name != "llama-3.1-8b") continue;
+    for (const std::int64_t batch : {1, 16}) {
+      Sizes sizes = model.sizes;
+      sizes.insert({{"batch", batch}, {"cache", 2048}});
+      const Problem problem = layer_problem(DeviceKind::cuda, DType::bf16, sizes, model.options);
+      const Recipe recipe = default_recipe(layer_op(), problem, facts);
+      CAPTURE(problem.text(), recipe_text(recipe));
+      std::size_t kernels = 0;
+      for (const Variant& variant : recipe) {
+        const Program program =
+            family_of(layer_op(), variant.family).program(problem, facts, variant.config);
+        for (const Step& step : program.steps) {
+          CHECK(std::get<KernelLaunch>(step).programmatic);
+          ++kernels;
+        }
+      }
+      CHECK(kernels == 5);
+    }
   }
 }
 

@@ -22,13 +22,15 @@ void LocalEvaluator::State::release() {
 void LocalEvaluator::State::make_verifier(const Problem& before) {
   const auto token = op->token_size();
   const auto tokens = problem.size(token);
-  if (verifier && before.op == problem.op && before.with_size(token, tokens) == problem) {
+  const Problem one = unrepeated(*op, problem);
+  if (verifier && before.op == problem.op &&
+      unrepeated(*op, before).with_size(token, tokens) == one) {
     verifier->retoken(tokens);
     return;
   }
   verifier.reset();
   verifier =
-      std::make_unique<Verifier>(backend, *op, problem, data, references ? &*references : nullptr);
+      std::make_unique<Verifier>(backend, *op, one, data, references ? &*references : nullptr);
 }
 
 void LocalEvaluator::State::find_if_lost() {
@@ -99,19 +101,22 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
     if (!result.executable) throw Error(ErrorKind::unavailable, result.report.failure);
     all.push_back(std::move(result.executable));
   }
-  if (const auto repetition = op->repetition(problem); repetition && candidate.baseline.empty()) {
-    const auto first = all.front();
-    all.front() = compile_variant(candidate.recipe.front(), false).executable;
-    return repeated(all, repetition->places, first);
-  }
   return all;
+}
+
+Executables LocalEvaluator::State::timed_executables(const Candidate& candidate) {
+  Executables all = executables(candidate);
+  const auto repetition = op->repetition(problem);
+  if (!repetition || !candidate.baseline.empty()) return all;
+  const auto first = all.front();
+  all.front() = compile_variant(candidate.recipe.front(), false).executable;
+  return repeated(all, repetition->places, first);
 }
 
 std::size_t LocalEvaluator::State::stage_count(const Candidate& candidate) const {
   std::size_t count = 0;
   for (const auto& variant : candidate.recipe)
     count += family_of(*op, variant.family).stages().size();
-  if (const auto repetition = op->repetition(problem)) count *= repetition->places.size();
   return count;
 }
 
@@ -130,6 +135,7 @@ bool LocalEvaluator::State::is_avoided(const Candidate& candidate) const {
 }
 
 void LocalEvaluator::State::compute_intermediates() {
+  if (op->repetition(problem)) return;  // the whole is timed alone, and computes them itself
   for (const bool fallback : {false, true}) {
     const auto failure = attempt([&] {
       Candidate untuned;

@@ -64,6 +64,8 @@ struct LocalEvaluator::State {
   std::vector<CompileResult> compile_all(const Candidate& candidate);
   /// Throws Error(unavailable) for what does not compile.
   Executables executables(const Candidate& candidate);
+  /// What a timing runs: where the problem is another several times, those of each time.
+  Executables timed_executables(const Candidate& candidate);
   std::size_t stage_count(const Candidate& candidate) const;
   void reserve_workspace(const Executables& all);
   /// Realistic values for the intermediates: what the untuned recipe computes, if it is right.

@@ -39,8 +39,20 @@ struct Options {
   std::string samples = "50";
   std::string budget = "5s";
   std::string seed = "0";
+  bool stages = false;
   std::string progress;
 };
+
+/// How it compares with fftune's plan, unless that is within the noise.
+std::string verdict_text(const BenchEntry& entry, double own) {
+  if (entry.name == "fftune") return own > 0 ? ratio_text(1) : "-";
+  if (!(entry.ratio.median > 0)) return "-";
+  if (entry.ratio.is_in_noise()) return "in the noise";
+  constexpr double known_to = 1.1;
+  return entry.ratio.high <= known_to * entry.ratio.low
+             ? ratio_text(entry.ratio.median)
+             : fmt::format("{:.2f}-{}", entry.ratio.low, ratio_text(entry.ratio.high));
+}
 
 /// One problem on one kind of values, which are named where there are several kinds.
 struct Measured {
@@ -83,13 +95,16 @@ void add_rows(TextTable& table, const std::string& token_size, const Measured& m
       add({tokens, dtype, entry.name, microseconds_text(time),
            fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
                        microseconds_text(entry.microseconds.high)),
-           limit_share_text(time > 0 ? result.floor_us / time : 0),
-           own > 0 ? ratio_text(time / own) : "-", entry.summary},
+           limit_share_text(
+               time > 0 ? (entry.floor_us > 0 ? entry.floor_us : result.floor_us) / time : 0),
+           verdict_text(entry, own), entry.summary},
           error);
     for (std::string* const shown_once : {&tokens, &dtype, &values}) shown_once->clear();
   }
   add({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
        own > 0 ? ratio_text(result.floor_us / own) : "-", "roofline: " + result.limit + " bound"});
+  for (const std::string& disturbance : result.disturbances)
+    add({"", "", "disturbed", "-", "", "-", "-", {disturbance, Style::bad}});
   if (result.kept_bytes > 0)
     add({"", "", "kept", "-", "", "-", "-",
          bytes_text(static_cast<double>(result.kept_bytes)) +
@@ -106,8 +121,12 @@ Json result_json(const Measured& measured) {
                        {"low_us", entry.microseconds.low},
                        {"high_us", entry.microseconds.high},
                        {"samples", entry.microseconds.samples},
+                       {"ratio", entry.ratio.median},
+                       {"ratio_low", entry.ratio.low},
+                       {"ratio_high", entry.ratio.high},
                        {"error", entry.error},
                        {"tolerance", entry.tolerance},
+                       {"floor_us", entry.floor_us > 0 ? entry.floor_us : result.floor_us},
                        {"failure", entry.failure}});
   return {{"problem", to_json(result.problem)},
           {"values", measured.values.empty() ? "random" : measured.values},
@@ -117,7 +136,8 @@ Json result_json(const Measured& measured) {
           {"floor_us", result.floor_us},
           {"limit", result.limit},
           {"entries", entries},
-          {"kept_bytes", result.kept_bytes}};
+          {"kept_bytes", result.kept_bytes},
+          {"disturbances", result.disturbances}};
 }
 
 /// Whether anything of it failed to run: the machine lacks memory, or a candidate is wrong.
@@ -168,8 +188,9 @@ int run(const Op& op, const Options& options, const Session& session) {
       status.update(
           fmt::format("bench {}{}{}", problems[i].text(), saved ? ", values: " : "", values), true);
       announce(op, problems[i]);
-      all[i].push_back(
-          {values, bench(session.catalog, op, problems[i], presets, evaluator, request)});
+      all[i].push_back({values, bench(session.catalog, op, problems[i], presets, evaluator, request,
+                                      bursts_for(evaluator.facts().kind, request.seconds),
+                                      options.stages && !op.repetition(problems[i]))});
       lost = evaluator.lost();
       if (const auto& far = all[i].back().result.far; !far.empty() && !kind)
         spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problems[i].text(),
@@ -217,12 +238,16 @@ void add_bench(CommandLine& line) {
     add_weight_options(command, options->weights);
     add_device_option(command, options->device, false);
     add_presets_option(command, options->presets);
-    command.add_option("--samples", options->samples, "of each, interleaved (default: 50)")
+    command
+        .add_option("--samples", options->samples,
+                    "of each, interleaved; on the CPU in bursts apart in time (default: 50)")
         ->type_name("N");
     command
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
     command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+    command.add_flag("--stages", options->stages,
+                     "time each kernel of the plan by itself too: where the time goes");
     add_progress_option(command, options->progress);
   }
 }

@@ -53,7 +53,7 @@ struct SavedLayer {
 };
 
 /// The tokens that are checked where none are given, as far as they are affordable.
-constexpr const char* usual_tokens = "1,16,128";
+constexpr const char* usual_tokens = "1,16";
 
 void add_op(const Op& op, const Options& options, DeviceKind kind, double max_flops,
             SavedLayer& layer) {
@@ -66,6 +66,12 @@ void add_op(const Op& op, const Options& options, DeviceKind kind, double max_fl
     if (const auto size = options.filter.sizes.find(field.name); size != options.filter.sizes.end())
       given.sizes[field.name] = size->second;
   const std::string token_size(op.token_size());
+  // What no model tells is of the test: how many keys a cache has.
+  for (const SizeField& field : op.sizes())
+    if (std::string& text = given.sizes[field.name]; text.empty() && !field.rare &&
+                                                     field.name != token_size &&
+                                                     !saved.tells(field.name) && !is_named)
+      text = fmt::format("{}", field.example);
   const bool capped = given.sizes[token_size].empty();
   if (capped) given.sizes[token_size] = usual_tokens;
   for (const Problem& problem : saved_problems(op, given, &saved, kind))

@@ -12,7 +12,9 @@
 // round trip to L2 tells that they are there and brings them. The flag is a constant, and the CTA
 // that has read the words clears them: nothing of a run is left that another could take for its
 // own, and the contents of the workspace before a run do not matter. A CTA waits for others of its
-// sequence with lower numbers alone, which began before it.
+// sequence with lower numbers alone, which began before it; and seldom long, as CTAs go through
+// their sequences from the last to the first: what others wait for comes first, what it waits for
+// last.
 //
 //   group of CTAs   tiles [begin, end) of the keys of all sequences, one after the other
 //   CTA             one kv head (and block of query rows) of its group's tiles
@@ -85,7 +87,7 @@ class decode_kernel {
     }
   };
 
-  // Where a group's share begins: in sequence `index`, which has `before` tiles before it.
+  // Where a tile is: in sequence `index`, which has `before` tiles before it.
   struct position {
     int index, before;
   };
@@ -141,20 +143,30 @@ class decode_kernel {
     const attention_params& p_;
     const T* const k_;  // of the kv head
     const T* const v_;
+    const int begin_;  // of the share
     attention_sequence sequence_;
-    int tile_, last_;  // the next tile, and the one after the sequence's last
+    int before_;       // tiles of the batch before the sequence
+    int tile_, last_;  // the next tile, and the one after the last of the sequence's part
     int left_;         // tiles of the share
     int slot_ = 0;
     // Paged: lane i has the pages of the slices of tile listed_ + i. A slice's 16 keys are in one.
     int page_[slice / 16];
     int listed_ = 0, list_end_ = 0;
 
-    __device__ __forceinline__ void begin(int index, int skipped) {
-      sequence_ = sequence_of<form>(p_, index);
-      const tile_range tiles = tiles_of(p_, sequence_);
-      tile_ = tiles.first + skipped;
-      last_ = tiles.last;
+    // The sequence's part of the share, up to tile `end` of the batch.
+    __device__ __forceinline__ void enter(const attention_sequence& sequence, tile_range tiles,
+                                          int end) {
+      sequence_ = sequence;
+      tile_ = tiles.first + larger(begin_ - before_, 0);
+      last_ = tiles.first + end - before_;
       list_end_ = 0;
+    }
+    __device__ __forceinline__ void enter_previous() {
+      const attention_sequence sequence = sequence_of<form>(p_, sequence_.index - 1);
+      const tile_range tiles = tiles_of(p_, sequence);
+      const int end = before_;
+      before_ -= tiles.last - tiles.first;
+      enter(sequence, tiles, end);
     }
 
     static __device__ __forceinline__ int first_key(int tile) {
@@ -201,13 +213,17 @@ class decode_kernel {
     }
 
    public:
+    // Of the tiles [begin, end), the last of which is in the sequence of `from`.
     __device__ __forceinline__ loader(const attention_params& p, int kv_head, position from,
-                                      int begin_tile, int tiles)
+                                      int begin, int end)
         : p_(p),
           k_(static_cast<const T*>(p.k) + kv_head * dim),
           v_(static_cast<const T*>(p.v) + kv_head * dim),
-          left_(tiles) {
-      begin(from.index, begin_tile - from.before);
+          begin_(begin),
+          before_(from.before),
+          left_(end - begin) {
+      const attention_sequence sequence = sequence_of<form>(p, from.index);
+      enter(sequence, tiles_of(p, sequence), end);
     }
 
     // Starts to load the next slice into `ring`. There is a group of copies also where no slice is
@@ -237,7 +253,7 @@ class decode_kernel {
                     sequence_.kv_len - key);
         }
         --left_;
-        if (++tile_ == last_ && left_ > 0) begin(sequence_.index + 1, 0);
+        if (++tile_ == last_ && left_ > 0) enter_previous();
       }
       copy_async_commit();
       slot_ = slot_ + 1 == stages ? 0 : slot_ + 1;
@@ -250,13 +266,13 @@ class decode_kernel {
       const division shares = divide(p);
       const int group = blockIdx.y;
       if (group >= shares.groups) return;
-      const int begin = shares.begin(group);
-      const position from = find(p, begin);
+      const int begin = shares.begin(group), end = shares.begin(group + 1);
+      const position from = find(p, end - 1);
+      const int at = larger(begin, from.before);
       const attention_sequence sequence = sequence_of<form>(p, from.index);
-      const int first = (tiles_of(p, sequence).first + begin - from.before) * config.tile();
+      const int first = (tiles_of(p, sequence).first + at - from.before) * config.tile();
       constexpr int most = config.prefetch * 1024 / (4 * dim);
-      const int keys = smaller(smaller(most, (shares.begin(group + 1) - begin) * config.tile()),
-                               sequence.kv_len - first);
+      const int keys = smaller(smaller(most, (end - at) * config.tile()), sequence.kv_len - first);
       const T* const k = static_cast<const T*>(p.k) + kv_head * dim + from.index * p.k_batch;
       const T* const v = static_cast<const T*>(p.v) + kv_head * dim + from.index * p.v_batch;
       for (int key = threadIdx.x; key < keys; key += threads) {
@@ -434,10 +450,10 @@ class decode_kernel {
     const int group = blockIdx.y;
     if (group >= shares.groups) return;
     const int begin = shares.begin(group), end = shares.begin(group + 1);
-    const position from = find(p, begin);
+    const position from = find(p, end - 1);
 
     const u32 ring = shared + warp * plan.ring_bytes;
-    loader slices(p, queries.kv_head, from, begin, end - begin);
+    loader slices(p, queries.kv_head, from, begin, end);
 #pragma unroll
     for (int stage = 0; stage < stages - 1; ++stage) slices.load(ring);
 
@@ -448,11 +464,13 @@ class decode_kernel {
     const score_scaling<form> scaling(p);
     int slot = 0, free_slot = stages - 1;  // to read next, and read last
 
+    // From the last sequence to the first, for whose end others may be waited.
     int before = from.before;  // tiles of the batch before the sequence
-    for (int index = from.index, at = begin; at < end; ++index) {
+    for (int index = from.index;; --index) {
       const attention_sequence sequence = sequence_of<form>(p, index);
       const tile_range tiles = tiles_of(p, sequence);
       const int after = before + tiles.last - tiles.first;
+      int at = larger(begin, before);
       const int stop = smaller(after, end);
 
       load_q(p, sequence, queries, shared_q);
@@ -569,7 +587,8 @@ class decode_kernel {
       }
       __syncthreads();  // the exchange, Q and the partial results are read
       if (finishes) clear_others(p, others, queries.count);
-      before = after;
+      if (before <= begin) return;
+      before -= tile_count(p, index - 1);
     }
   }
 };

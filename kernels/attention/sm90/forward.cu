@@ -438,23 +438,28 @@ struct attention_forward {
       }
       largest[i] = fmaxf(most[0], most[1]);
     }
+    const auto of_row = [&] {
 #pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
+      for (int step = 1; step < 4; step *= 2) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], step));
+        for (int i = 0; i < 2; ++i) {
+          largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], step));
+        }
       }
-    }
+    };
 #pragma unroll
     for (int i = 0; i < 2; ++i) largest[i] *= factor;
     bool rescales = false;
     if constexpr (is_first) {
+      of_row();
 #pragma unroll
       for (int i = 0; i < 2; ++i) rows.softmax[i] = {largest[i], 0};
     } else {
+      // If no thread's own scores exceed the references, those of rows do not.
       rescales = __any_sync(
           ~0u, rows.softmax[0].exceeded_by(largest[0]) || rows.softmax[1].exceeded_by(largest[1]));
       if (rescales) {
+        of_row();
 #pragma unroll
         for (int i = 0; i < 2; ++i) rescale[i] = rows.softmax[i].rescale(largest[i]);
       }

@@ -116,6 +116,7 @@ class sm80_kernel {
     if constexpr (form.is_qkv()) {
       epilogue::store(sum, output, all, pipeline);
     } else {
+      if constexpr (group_terms<form>::present) epilogue::apply_terms(sum, p, output);
       epilogue::store(sum, output, pipeline);
     }
   }
