@@ -472,10 +472,17 @@
  *   h           1 to 2147483647                    intermediate size of an expert
  *   top-k       1 to 32                            experts that a token chooses
  *   experts     1 to 1024                          experts to choose from
- *   act         silu, gelu, gelu-tanh, relu, none  activation of the gate
- *   routing                                        uniform, or zipf:SKEW with a skew from 0 to 4:
- *                                                  how often experts are chosen: of test data, and
- *                                                  to choose a preset by
+ *   shared      1 to 8, rare                       experts that every token goes through with
+ *                                                  weight 1, the last ones of the stacked weights;
+ *                                                  left out: none
+ *   act                                            silu, gelu, gelu-tanh, relu, none, swiglu-oai:
+ *                                                  pass fwd: activation of the gate; swiglu-oai
+ *                                                  limits gate and up and adds 1 to up
+ *   act         silu, gelu, gelu-tanh, relu, none  pass bwd: activation of the gate
+ *   routing                                        uniform, or zipf:SKEW with a skew from 0 to 4,
+ *                                                  or file:IDS, a text file of ids: how often
+ *                                                  experts are chosen: of test data, and to choose
+ *                                                  a preset by
  *   save        none, preact                       pass fwd: what is written for a backward pass:
  *                                                  gate and up before the activation, in the order
  *                                                  of the experts
@@ -483,11 +490,24 @@
  *                                                  up before the activation, in the order of the
  *                                                  experts, or its input alone, from which they are
  *                                                  computed again
+ *   weigh       after, before                      pass fwd: what the weights of a token's choices
+ *                                                  multiply: what its experts give, or its row
+ *                                                  before them
+ *   gate-up     separate, halves, interleaved      pass fwd: where the weights of gate and up are:
+ *                                                  separate; or packed in w_gate_up, whose rows are
+ *                                                  those of gate and then those of up, or one of
+ *                                                  each in turn
+ *   bias        none, all                          pass fwd: whether gate, up and what an expert
+ *                                                  gives have biases
+ *   scales      tensor, token, block               pass fwd: what a scale of fp8 is for: a whole
+ *                                                  tensor, of an expert; a token, and a row of a
+ *                                                  weight; or blocks of 128 elements, in a weight
+ *                                                  of 128 rows too
  *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
  *                                                  are added to others, which may be the same
  *                                                  buffers
  *
- * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
  *   1  ids      input   i32  [m, top-k]
  *   2  weights  input   f32  [m, top-k]
@@ -495,9 +515,29 @@
  *   4  w_up     input   T    [experts, h, d]
  *   5  w_down   input   T    [experts, d, h]
  *   6  y        output  T    [m, d]
+ * with dtype=fp8: x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+ *   hidden_scale, w_down_scale, y
+ *   6   x_scale       input   f32   [1]
+ *   7   w_gate_scale  input   f32   [experts]
+ *   8   w_up_scale    input   f32   [experts]
+ *   9   hidden_scale  input   f32   [1]
+ *   10  w_down_scale  input   f32   [experts]
+ *   11  y             output  bf16  [m, d]
+ * with shared: x, ids, weights, w_gate, w_up, w_down, y
+ *   3  w_gate  input  T  [?, h, d]
+ *   4  w_up    input  T  [?, h, d]
+ *   5  w_down  input  T  [?, d, h]
  * with save=preact: x, ids, weights, w_gate, w_up, w_down, y, gate, up
  *   7  gate  output  T  [m * top-k, h]
  *   8  up    output  T  [m * top-k, h]
+ * with gate-up=halves: x, ids, weights, w_gate_up, w_down, y
+ *   3  w_gate_up  input  T  [experts, 2 * h, d]
+ * with gate-up=interleaved: x, ids, weights, w_gate_up, w_down, y
+ *   3  w_gate_up  input  T  [experts, 2 * h, d]
+ * with bias=all: x, ids, weights, w_gate, w_up, w_down, b_gate, b_up, b_down, y
+ *   6  b_gate  input  T  [experts, h]
+ *   7  b_up    input  T  [experts, h]
+ *   8  b_down  input  T  [experts, d]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy         input   T    [m, d]
@@ -514,6 +554,16 @@
  *   11  dw_gate    output  T    [experts, h, d]
  *   12  dw_up      output  T    [experts, h, d]
  *   13  dw_down    output  T    [experts, d, h]
+ * with shared: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dx, d_weights, dw_gate,
+ *   dw_up, dw_down
+ *   4   gate     input   T  [?, h], kept
+ *   5   up       input   T  [?, h], kept
+ *   6   w_gate   input   T  [?, h, d]
+ *   7   w_up     input   T  [?, h, d]
+ *   8   w_down   input   T  [?, d, h]
+ *   11  dw_gate  output  T  [?, h, d]
+ *   12  dw_up    output  T  [?, h, d]
+ *   13  dw_down  output  T  [?, d, h]
  * with save=input: dy, x, ids, weights, w_gate, w_up, w_down, dx, d_weights, dw_gate, dw_up,
  *   dw_down
  * with accumulate=yes: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dw_gate_before,
