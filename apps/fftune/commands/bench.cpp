@@ -131,6 +131,7 @@ Json result_json(const Measured& measured) {
   return {{"problem", to_json(result.problem)},
           {"values", measured.values.empty() ? "random" : measured.values},
           {"rule", result.rule},
+          {"far", !result.far.empty()},
           {"refusal", result.refusal},
           {"floor_us", result.floor_us},
           {"limit", result.limit},
@@ -191,6 +192,9 @@ int run(const Op& op, const Options& options, const Session& session) {
                                       bursts_for(evaluator.facts().kind, request.seconds),
                                       options.stages && !op.repetition(problems[i]))});
       lost = evaluator.lost();
+      if (const auto& far = all[i].back().result.far; !far.empty() && !kind)
+        spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problems[i].text(),
+                     far);
     }
   }
   TextTable table = table_for(token_size, saved.has_value());
