@@ -15,6 +15,7 @@ const std::vector<AddCommand>& commands() {
       add_compile,  //
       add_refresh,  //
       add_presets,  //
+      add_report,   //
       add_worker,   // hidden
   };
   return table;
