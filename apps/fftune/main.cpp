@@ -34,7 +34,7 @@ int report(int code, const std::string& message) {
 int parse_and_run(int argc, char** argv) {
   CLI::App root("finds, records and runs the fastest configuration of fused transformer kernels",
                 "fftune");
-  root.formatter(std::make_shared<HelpFormatter>());
+  root.formatter(std::make_shared<HelpFormatter>(help_width()));
   root.require_subcommand(0, 1);
   root.allow_extras();
   bool version = false;
@@ -60,6 +60,10 @@ int parse_and_run(int argc, char** argv) {
   if (const auto wrong = empty_option(root)) return report(exit_wrong_input, *wrong);
   if (version || reference) {
     print(version ? version_text() : reference_page(root));
+    return exit_good;
+  }
+  if (argc < 2) {
+    print(root.help());
     return exit_good;
   }
   const Run run = line.chosen();

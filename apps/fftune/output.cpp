@@ -1,6 +1,7 @@
 #include "apps/fftune/output.hpp"
 
 #include <cstdio>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
@@ -27,7 +28,9 @@ void Output::heading(std::string_view text) const {
 }
 
 void Output::table(const TextTable& table) const {
-  if (!flags_.json) print(table.text(color_));
+  // A pipe or a file has lines of any length, unless COLUMNS asks for less.
+  constexpr std::size_t any = std::numeric_limits<std::size_t>::max();
+  if (!flags_.json) print(table.text(color_, terminal_width(stdout, any)));
 }
 
 void Output::document(const nlohmann::ordered_json& document) const {

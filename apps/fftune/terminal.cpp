@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/environment.hpp"
+
 namespace fftune::tool {
 
 namespace {
@@ -77,10 +79,13 @@ bool is_terminal(std::FILE* stream) {
   return isatty(fileno(stream)) == 1;
 }
 
-std::size_t terminal_width(std::FILE* stream) {
+std::size_t terminal_width(std::FILE* stream, std::size_t otherwise) {
+  constexpr std::size_t least = 20;
+  if (const std::size_t columns = columns_asked_for(); columns > 0) return std::max(columns, least);
   winsize size{};
-  if (ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  return 100;
+  if (ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    return std::max<std::size_t>(size.ws_col, least);
+  return otherwise;
 }
 
 std::size_t display_width(std::string_view text) {

@@ -14,8 +14,8 @@ std::string styled(std::string_view text, Style style, bool color);
 
 bool is_terminal(std::FILE* stream);
 
-/// Columns of the terminal behind `stream`; 100 where there is none.
-std::size_t terminal_width(std::FILE* stream);
+/// $COLUMNS, else the columns of the terminal behind `stream`, else `otherwise`; at least 20.
+std::size_t terminal_width(std::FILE* stream, std::size_t otherwise = 100);
 
 /// The text on one line, fit for a terminal: control characters, and bytes that are not UTF-8, as
 /// "\\x1b". For whatever comes from files, arguments and devices.

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdlib>
 #include <string_view>
 #include <system_error>
@@ -106,6 +107,13 @@ std::vector<fs::path> preset_folders() {
 }
 
 }  // namespace
+
+std::size_t columns_asked_for() {
+  const std::string text = variable("COLUMNS").value_or("");
+  std::size_t columns = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), columns);
+  return error == std::errc() && end == text.data() + text.size() ? columns : 0;
+}
 
 bool dumb_terminal() {
   const char* const name = std::getenv("TERM");

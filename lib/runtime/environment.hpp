@@ -1,6 +1,7 @@
 // The process's environment, read here and nowhere else.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -22,6 +23,9 @@ struct Environment {
 };
 
 Environment read_environment();
+
+/// $COLUMNS, how wide a page may be; 0 where it is not set or is no number.
+std::size_t columns_asked_for();
 
 /// Environment::dumb_terminal alone, for a fault's last words: it needs no memory.
 bool dumb_terminal();

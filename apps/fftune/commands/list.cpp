@@ -5,9 +5,11 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/fftune/command.hpp"
@@ -97,28 +99,37 @@ Json section_json(const Section& section) {
   return json;
 }
 
+/// What can run; --explain tells of the others.
 void print_families(const std::vector<Section>& sections, const std::string& tokens,
                     const Output& output) {
+  std::set<std::string_view> refused, served;
   TextTable table({{"dtype"},
                    {tokens, Align::right},
                    {"family"},
                    {"stages"},
                    {"feasible", Align::right},
                    {"of", Align::right},
-                   {"untuned, or why it is refused"}});
+                   {"untuned"}});
   for (const Section& section : sections)
     for (const FamilyView& view : section.families) {
-      const bool refused = !view.refusal.empty();
+      if (!view.refusal.empty()) {
+        refused.insert(view.family->name());
+        continue;
+      }
+      served.insert(view.family->name());
       table.row({std::string(dtype_name(section.problem.dtype)),
-                 fmt::format("{}", section.problem.size(tokens)),
-                 std::string(view.family->name()),
+                 fmt::format("{}", section.problem.size(tokens)), std::string(view.family->name()),
                  fmt::format("{}", fmt::join(view.family->stages(), "+")),
-                 refused ? "-" : fmt::format("{}", view.feasible.size()),
-                 refused ? "-" : fmt::format("{}", view.size),
-                 {refused ? view.refusal : view.untuned.text(),
-                  refused ? Style::caution : Style::plain}});
+                 fmt::format("{}", view.feasible.size()), fmt::format("{}", view.size),
+                 view.untuned.text()});
     }
-  output.table(table);
+  if (!table.empty()) output.table(table);
+  for (const std::string_view name : served) refused.erase(name);
+  if (!refused.empty())
+    output.line(fmt::format(
+        "refused here: {} ({}); --explain says why",
+        refused.size() == 1 ? std::string("1 family") : fmt::format("{} families", refused.size()),
+        fmt::join(refused, ", ")));
 }
 
 // The parameters of each family where it first serves; values may differ from problem to problem.
@@ -177,6 +188,9 @@ int run(const Op& op, const Options& options, const Session& session) {
     for (const Family* family : op.families())
       if (family->device_kind() == facts.kind)
         section.families.push_back(view_of(*family, problem, facts, options.explain));
+    // What can run first.
+    std::stable_partition(section.families.begin(), section.families.end(),
+                          [](const FamilyView& view) { return view.refusal.empty(); });
     sections.push_back(std::move(section));
   }
 
