@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -14,15 +15,19 @@
 #include "apps/fftune/bench_run.hpp"
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/comparison.hpp"
 #include "apps/fftune/device_option.hpp"
+#include "apps/fftune/earlier_times.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/interrupt.hpp"
 #include "apps/fftune/json.hpp"
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/progress_bar.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
+#include "core/error.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
 
 namespace fftune::tool {
@@ -36,6 +41,7 @@ struct Options {
   std::string samples = "50";
   std::string budget = "5s";
   std::string seed = "0";
+  std::string against;
   std::string progress;
 };
 
@@ -56,12 +62,12 @@ void add_rows(TextTable& table, const std::string& token_size, const BenchResult
                  fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
                              microseconds_text(entry.microseconds.high)),
                  limit_share_text(time > 0 ? result.floor_us / time : 0),
-                 own > 0 ? ratio_text(time / own) : "-", entry.summary});
+                 ratio_cell(own > 0 ? time / own : 0), entry.summary});
     tokens.clear();
     dtype.clear();
   }
   table.row({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
-             own > 0 ? ratio_text(result.floor_us / own) : "-",
+             ratio_cell(own > 0 ? result.floor_us / own : 0),
              "roofline: " + result.limit + " bound"});
   if (result.kept_bytes > 0)
     table.row({"", "", "kept", "-", "", "-", "-",
@@ -85,6 +91,62 @@ Json result_json(const BenchResult& result) {
       {"kept_bytes", result.kept_bytes}};
 }
 
+/// fftune's times beside earlier ones.
+class Against {
+ public:
+  Against(const std::string& path, const DeviceFacts& facts) {
+    if (!path.empty()) times_ = earlier_times(path, facts);
+  }
+
+  bool knows(const Problem& problem) const { return times_.contains(problem); }
+
+  /// The part of --json; null where there is no earlier time, or none now.
+  Json add(const std::string& token_size, const BenchResult& result) {
+    const auto before = times_.find(result.problem);
+    if (before == times_.end() || result.entries.empty()) return nullptr;
+    const Summary& now = result.entries.front().microseconds;
+    const Comparison verdict = compare(before->second, {now.median, now.low, now.high});
+    counts_.add(verdict);
+    const auto interval = [](double low, double high) {
+      return fmt::format("{}-{}", microseconds_text(low), microseconds_text(high));
+    };
+    table_.row({fmt::format("{}={}", token_size, result.problem.size(token_size)),
+                std::string(dtype_name(result.problem.dtype)),
+                microseconds_text(before->second.median_us),
+                interval(before->second.low_us, before->second.high_us),
+                microseconds_text(now.median),
+                interval(now.low, now.high),
+                ratio_cell(now.median > 0 ? before->second.median_us / now.median : 0),
+                {std::string(comparison_name(verdict)), comparison_style(verdict)}});
+    return {{"median_us", before->second.median_us},
+            {"low_us", before->second.low_us},
+            {"high_us", before->second.high_us},
+            {"verdict", comparison_name(verdict)}};
+  }
+
+  void print(const std::string& path, const Output& output) const {
+    if (table_.empty()) return;
+    output.line("");
+    output.heading("against " + path);
+    output.table(table_);
+    output.line(counts_.text());
+  }
+
+  bool any_slower() const { return counts_.slower > 0; }
+
+ private:
+  std::map<Problem, Measured> times_;
+  ComparisonCounts counts_;
+  TextTable table_{{{""},
+                    {"dtype"},
+                    {"before µs", Align::right},
+                    {"95% interval", Align::right},
+                    {"now µs", Align::right},
+                    {"95% interval", Align::right},
+                    {"before / now", Align::right},
+                    {"verdict"}}};
+};
+
 /// Whether anything of it failed to run: the machine lacks memory, or a candidate is wrong.
 int code_of(const BenchResult& result) {
   if (!result.refusal.empty()) return exit_lacking;
@@ -104,6 +166,12 @@ void announce(const Op& op, const Problem& problem) {
                  problem.text(), std::ceil(seconds / 60));
 }
 
+/// Seconds, roughly: the reference, and samples that last longer for larger problems.
+double weight_of(const Op& op, const Problem& problem) {
+  const Cost cost = cost_of(op, problem);
+  return 1 + cost.flops / 1e11 + cost.bytes / 1e9;
+}
+
 int run(const Op& op, const Options& options, const Session& session) {
   const std::string device = device_named(options.device, session.environment);
   TimeRequest request;
@@ -116,6 +184,15 @@ int run(const Op& op, const Options& options, const Session& session) {
   const auto backend = open_named(device, session);
   LocalEvaluator evaluator(*backend, session.catalog, seed);
 
+  Against against(options.against, backend->facts());
+  if (!options.against.empty() &&
+      std::none_of(problems.begin(), problems.end(),
+                   [&](const Problem& problem) { return against.knows(problem); }))
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--against {} has no time of {}{}: give the same sizes as then",
+                            options.against, problems.front().text(),
+                            problems.size() > 1 ? " or the others" : ""));
+
   const std::string token_size(op.token_size());
   TextTable table({{token_size, Align::right},
                    {"dtype"},
@@ -126,15 +203,21 @@ int run(const Op& op, const Options& options, const Session& session) {
                    {"of fftune's", Align::right},
                    {"how"}});
   Json document = {{"device", to_json(backend->facts())}, {"problems", Json::array()}};
+  double weight = 0;
+  for (const Problem& problem : problems) weight += weight_of(op, problem);
+  ProgressBar progress(status, "bench", problems.size(), weight);
   const Interrupt interrupt;
   int code = exit_good;
   for (const Problem& problem : problems) {
     if (interrupt.requested() || !evaluator.lost().empty()) break;
-    status.update("bench " + problem.text(), true);
+    progress.show(problem.text(), true);
     announce(op, problem);
     const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request);
     add_rows(table, token_size, result);
     document["problems"].push_back(result_json(result));
+    if (!options.against.empty())
+      document["problems"].back()["against"] = against.add(token_size, result);
+    progress.step(weight_of(op, problem), "");
     code = std::max(code, code_of(result));
   }
   status.clear();
@@ -143,6 +226,8 @@ int run(const Op& op, const Options& options, const Session& session) {
   session.output.table(table);
   const Limits limits = backend->limits(problems.front().dtype);
   session.output.line("floor by: " + limits.method);
+  against.print(options.against, session.output);
+  if (against.any_slower()) code = std::max<int>(code, exit_check_failed);
   document["limits"] = {{"bytes_per_second", limits.bytes_per_second},
                         {"flops_per_second", limits.flops_per_second},
                         {"method", limits.method}};
@@ -173,6 +258,11 @@ void add_bench(CommandLine& line) {
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
     command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+    command
+        .add_option("--against", options->against,
+                    "compare with earlier times, what bench --json printed or presets, by their "
+                    "intervals: FASTER, SLOWER, SAME or UNDECIDED; exit 1 if any is SLOWER")
+        ->type_name("FILE");
     add_progress_option(command, options->progress);
   }
 }
