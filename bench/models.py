@@ -8,11 +8,15 @@ usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,...] [--ca
 Parts, each in as much of the budget as is left:
   warm      processes side by side fill the caches of compilers for the forward cases
   tune      searches the problems of the forward cases that no preset serves, into DIR/presets
-  host      the host's time for an op through the dispatcher, beside torch.ops.aten.mul
+  host      the host's time for an op, without gradients and with them, beside torch.ops.aten.mul
   forward   one pass without the head, a CUDA graph each, replayed round-robin: median of the rounds
+  moe       the same of mixtures of experts, some layers of Mixtral-8x7B and of Qwen3-30B-A3B
+  decode    the same of one token of each sequence over a static cache that is half full
+  liger     Liger-Kernel's patch beside eager and fftune's: a forward pass, and a training step
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
-  programs  GPT-2 at 256 x 16, forward and a training step; T5-base generating without repetition;
-            a layer of Llama and its MLP by fftune.check; two experts behind a mask
+  programs  a layer of Llama and its MLP by fftune.check; two experts behind a mask
+  t5        T5-base generating without repetition, 20 and 128 tokens
+  gpt2      GPT-2 at 256 x 16, forward and a training step
   curves    losses of 200 steps of a small Llama on generated text, two seeds, with and without
 
 Results go to DIR/models.json after every case, beside what other parts left there; the table comes
@@ -52,6 +56,11 @@ CASES = ["llama-1b 1x1", "llama-1b 4x1024", "llama-8b/4 1x1", "llama-8b/4 4x1024
          "llama-1b 1x512", "llama-8b/4 16x1", "llama-8b/4 1x512", "llama-1b 64x1"]
 CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections",
               "compile+patch+attention", "eager+liger")
+# hidden, intermediate of an expert, experts, experts of a token, layers
+MIXTURES = {"mixtral-8x7b/16": (4096, 14336, 8, 2, 2), "qwen3-30b-a3b/12": (2048, 768, 128, 8, 4)}
+MOE_CASES = ["qwen3-30b-a3b/12 16x1", "qwen3-30b-a3b/12 4x1024", "mixtral-8x7b/16 16x1",
+             "mixtral-8x7b/16 4x1024"]
+DECODE_CASES = ["llama-1b 1x8192", "llama-1b 16x4096", "llama-8b/4 16x4096"]  # batch, cache's keys
 FEW_TOKENS = 64  # up to which a patched model has projections by fftune anyway
 
 
@@ -177,6 +186,9 @@ def host(report: Report) -> None:
     weights = [torch.randn(64, 64, device=DEVICE) for _ in range(3)]
     ids, logits = torch.randint(0, 9, (1, 16), device=DEVICE), torch.randn(1, 64, device=DEVICE)
     mask = torch.ones(1, dtype=torch.bool, device=DEVICE)
+    experts = [torch.randn(4, 64, 64, device=DEVICE) for _ in range(3)]
+    choice = torch.tensor([[1, 2]], dtype=torch.int32, device=DEVICE)
+    share = torch.rand(1, 2, device=DEVICE)
     ops, mul = fftune.ops, torch.ops.aten.mul.Tensor
     calls = {
         "aten.mul": lambda: mul(x, x),
@@ -192,30 +204,50 @@ def host(report: Report) -> None:
         "rope": lambda: ops.rope(q, q),
         "ngram_block": lambda: ops.ngram_block(ids, logits),
         "attention": lambda: ops.attention(q, q, q),
+        "qkv": lambda: ops.qkv(x, tuple(weights), 4),
+        "moe_route": lambda: ops.moe_route(x, 2),
+        "moe_ffn": lambda: ops.moe_ffn(x, choice, share, *experts),
     }
-    times = {}
-    with torch.no_grad():
-        for name, call in calls.items():
-            try:
-                for _ in range(50):
+    report.add("host", "microseconds an op", {name: host_time(call, torch.no_grad())
+                                              for name, call in calls.items()})
+    own = [t.detach().clone().requires_grad_() for t in (x, w, weights[0])]
+    linear = torch.nn.functional.linear
+    calls = {
+        "aten.mul": lambda: mul(own[0], own[0]),
+        "aten.rms_norm": lambda: torch.rms_norm(own[0], (64,), own[1], 1e-6),
+        "aten.linear": lambda: linear(own[0], own[2]),
+        "rmsnorm, none wanted": lambda: ops.rmsnorm(x, w),
+        "rmsnorm": lambda: ops.rmsnorm(*own[:2]),
+        "bias_gelu": lambda: ops.bias_gelu(*own[:2]),
+        "linear": lambda: ops.linear(own[0], own[2]),
+    }
+    report.add("host", "microseconds an op, with gradients",
+               {name: host_time(call, nullcontext()) for name, call in calls.items()})
+
+
+def host_time(call, context) -> float | str:
+    try:
+        with context:
+            for _ in range(50):
+                call()
+            rounds = []
+            for _ in range(7):
+                synchronize()
+                start = time.perf_counter()
+                for _ in range(300):  # fewer than the queue of launches holds
                     call()
-                rounds = []
-                for _ in range(7):
-                    synchronize()
-                    start = time.perf_counter()
-                    for _ in range(300):  # fewer than the queue of launches holds
-                        call()
-                    rounds.append((time.perf_counter() - start) / 300 * 1e6)
-                times[name] = round(min(rounds), 2)
-            except Exception as error:
-                times[name] = f"failed: {error}"
-    report.add("host", "microseconds an op", times)
+                rounds.append((time.perf_counter() - start) / 300 * 1e6)
+        return round(min(rounds), 2)
+    except Exception as error:
+        return f"failed: {error}"
 
 
 # forward
 
 def labels_of(case: str) -> list[str]:
     batch, tokens = map(int, case.rsplit(" ", 1)[1].split("x"))
+    if case in MOE_CASES:
+        return ["eager", "eager+patch", "compile", "compile+patch"]
     return [label for label in CONTENDERS
             if ("projections" not in label or batch * tokens > FEW_TOKENS)
             and ("attention" not in label or tokens > 1)
@@ -243,8 +275,25 @@ def model_and_ids(case: str):
     batch, tokens = map(int, shape.split("x"))
     if not FULL:
         tokens = min(tokens, 16)
-    model = build(transformers.LlamaModel, llama(name)).eval()
+    model = (mixture(name) if name in MIXTURES
+             else build(transformers.LlamaModel, llama(name))).eval()
     return model, torch.randint(0, model.config.vocab_size, (batch, tokens), device=DEVICE)
+
+
+def mixture(name: str):
+    hidden, intermediate, experts, chosen, layers = MIXTURES[name]
+    if not FULL:
+        hidden, intermediate, experts, chosen, layers = 64, 48, 6, 2, 2
+    common = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 128 or 1,
+                  num_key_value_heads=1 if not FULL else 8 if "mixtral" in name else 4,
+                  vocab_size=32000 if FULL else 96, num_experts_per_tok=chosen)
+    if "mixtral" in name:
+        return build(transformers.MixtralModel, transformers.MixtralConfig(
+            **common, intermediate_size=intermediate, num_local_experts=experts,
+            sliding_window=None))
+    return build(transformers.Qwen3MoeModel, transformers.Qwen3MoeConfig(
+        **common, intermediate_size=intermediate, moe_intermediate_size=intermediate,
+        num_experts=experts, head_dim=128 if FULL else 64, norm_topk_prob=True))
 
 
 def variant(model, label: str):
@@ -265,16 +314,16 @@ def pass_of(module, ids):
     return lambda: module(input_ids=ids, use_cache=False).last_hidden_state
 
 
-def forward(report: Report, case: str) -> None:
+def forward(report: Report, case: str, part: str = "forward", labels=None) -> None:
     model, ids = model_and_ids(case)
     runs, compiling = {}, time.monotonic()
     with torch.no_grad():
         right = model(input_ids=ids, use_cache=False).last_hidden_state.double()
-        for label in labels_of(case):
+        for label in labels or labels_of(case):
             if "compile" in label and report.left() < 30:
-                report.add("forward", case, {"left out": f"{label}: no time is left"})
+                report.add(part, case, {"left out": f"{label}: no time is left"})
                 break
-            with report.without(label, "forward", case):
+            with report.without(label, part, case):
                 module = variant(model, label)
                 if "compile" in label:
                     torch._dynamo.reset()
@@ -282,13 +331,63 @@ def forward(report: Report, case: str) -> None:
                 run = pass_of(module, ids)
                 with liger(module) if "liger" in label else nullcontext():
                     difference = (run().double() - right).norm() / right.norm()
-                    report.add("forward", case,
+                    report.add(part, case,
                                {f"{label} difference": round(difference.item(), 5)})
                     runs[label] = graph_of(run)
             if label == "eager+patch":
                 compiling = time.monotonic()
         seconds = round(time.monotonic() - compiling, 1)
-        report.add("forward", case, {**interleaved(runs), "seconds of compiling": seconds})
+        report.add(part, case, {**interleaved(runs), "seconds of compiling": seconds})
+
+
+def decode(report: Report, case: str) -> None:
+    """A step over a cache with room for all that is timed: each has its own, half full."""
+    name, shape = case.rsplit(" ", 1)
+    batch, keys = map(int, shape.split("x"))
+    keys = keys if FULL else 1024
+    model = build(transformers.LlamaModel, llama(name)).eval()
+    ids = torch.randint(0, model.config.vocab_size, (batch, 1), device=DEVICE)
+    runs, outputs = {}, {}
+
+    def step_of(module, config):
+        cache = transformers.StaticCache(config=config, max_cache_len=keys)
+        heads, dim = config.num_key_value_heads, config.head_dim
+        cache.early_initialization(batch_size=batch, num_heads=heads, head_dim=dim,
+                                   dtype=torch.bfloat16, device=DEVICE)
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        for layer in cache.layers:
+            layer.keys.normal_(generator=generator)
+            layer.values.normal_(generator=generator)
+            layer.cumulative_length.fill_(keys // 2)
+        return lambda: module(input_ids=ids, past_key_values=cache).last_hidden_state
+
+    with torch.no_grad():
+        for label in ("eager", "eager+patch", "eager+patch+attention", "compile",
+                      "compile+patch", "compile+patch+attention"):
+            if "compile" in label and report.left() < 30:
+                report.add("decode", case, {"left out": f"{label}: no time is left"})
+                break
+            with report.without(label, "decode", case):
+                module = variant(model, label)
+                config = module.config
+                if "compile" in label:
+                    torch._dynamo.reset()
+                    module = torch.compile(module, dynamic=False)
+                step = step_of(module, config)
+                outputs[label] = step().double()
+                difference = (outputs[label] - outputs["eager"]).norm() / outputs["eager"].norm()
+                report.add("decode", case, {f"{label} difference": round(difference.item(), 5)})
+                runs[label] = graph_of(step)
+        report.add("decode", case, interleaved(runs, rounds=7, round_seconds=0.01))
+
+
+def beside_liger(report: Report) -> None:
+    if not LIGER:
+        report.add("liger", "all", {"left out": "liger_kernel is not installed"})
+        return
+    labels = ("eager", "eager+liger", "eager+patch")
+    forward(report, "llama-1b 4x1024", "liger", labels)
+    train_llama(report, "liger", labels)
 
 
 def warm(report: Report, cases: list[str]) -> None:
@@ -362,7 +461,11 @@ def times_of_training(model, label: str, batch: dict) -> dict:
     model.train()
     if "patch" in label:
         fftune.patch(model, recompute="recompute" in label, attention="attention" in label)
-    step = steps_of(torch.compile(model, dynamic=False) if "compile" in label else model, batch)
+    if "graphs" in label:  # Inductor's CUDA graphs of the forward and the backward pass
+        module = torch.compile(model, dynamic=False, mode="reduce-overhead")
+    else:
+        module = torch.compile(model, dynamic=False) if "compile" in label else model
+    step = steps_of(module, batch)
     with liger(model) if "liger" in label else nullcontext():
         step()
         step()
@@ -388,14 +491,14 @@ def train(report: Report, part: str, case: str, make, batch: dict, labels) -> No
         torch._dynamo.reset()
 
 
-def train_llama(report: Report) -> None:
+def train_llama(report: Report, part: str = "train", labels=None) -> None:
     config = llama("llama-1b")
     shape = (4, 2048) if FULL else (2, 8)
     ids = torch.randint(0, config.vocab_size, shape, device=DEVICE)
-    train(report, "train", "llama-1b 4x2048", lambda: build(transformers.LlamaForCausalLM, config),
+    train(report, part, "llama-1b 4x2048", lambda: build(transformers.LlamaForCausalLM, config),
           {"input_ids": ids, "labels": ids},
-          ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute",
-           "compile+patch+attention", *(("eager+liger",) if LIGER else ())))
+          labels or ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute",
+                     "compile+patch+attention"))
 
 
 # loss curves
@@ -473,7 +576,8 @@ def gpt2_train(report: Report) -> None:
     ids = torch.randint(0, config.vocab_size, (256, 16) if FULL else (2, 16), device=DEVICE)
     train(report, "programs", "gpt2 256x16 step", lambda: build(transformers.GPT2LMHeadModel, config),
           {"input_ids": ids, "labels": ids},
-          ("eager", "eager+patch", "compile", "compile+patch", "eager+patch+recompute"))
+          ("eager", "eager+patch", "compile", "compile+patch", "compile+graphs",
+           "compile+patch+graphs", "eager+patch+recompute"))
 
 
 def t5_generate(report: Report) -> None:
@@ -483,17 +587,25 @@ def t5_generate(report: Report) -> None:
     config = transformers.T5Config(decoder_start_token_id=0, **sizes)
     model = build(transformers.T5ForConditionalGeneration, config).eval()
     ids = torch.full((256 if FULL else 2, 1), 5, device=DEVICE)
-    new_tokens = 20 if FULL else 6
+    models = {"eager": model}
+    for label in ("eager+patch", "eager+patch+graphs"):
+        models[label] = copy_sharing_weights(model)
+        print(fftune.patch(models[label], graphs="graphs" in label), flush=True)
+    for new_tokens in (20, 128) if FULL else (6,):
+        def generate(label):
+            return models[label].generate(ids, max_new_tokens=new_tokens, do_sample=False,
+                                          min_new_tokens=new_tokens, no_repeat_ngram_size=3)
 
-    def generate(module):
-        return lambda: module.generate(ids, max_new_tokens=new_tokens, min_new_tokens=new_tokens,
-                                       do_sample=False, no_repeat_ngram_size=3)
-
-    patched = copy_sharing_weights(model)
-    print(fftune.patch(patched), flush=True)
-    same = torch.equal(generate(model)(), generate(patched)())
-    times = interleaved({"eager": generate(model), "eager+patch": generate(patched)}, rounds=3)
-    report.add("programs", f"t5-base 256, {new_tokens} tokens", {**times, "same text": same})
+        case = f"t5-base 256, {new_tokens} tokens"
+        right = generate("eager")
+        runs = {"eager": lambda: generate("eager")}
+        for label in list(models)[1:]:
+            with report.without(label, "programs", case):
+                # In bf16 two tokens may be as good as each other: then texts differ from there on.
+                same = (generate(label) == right).float().mean().item()
+                report.add("programs", case, {f"{label}, tokens alike": round(same, 4)})
+                runs[label] = lambda label=label: generate(label)
+        report.add("programs", case, interleaved(runs, rounds=3))
 
 
 def llama_layer(report: Report) -> None:
@@ -557,24 +669,28 @@ def table(results: dict) -> None:
     print(f"\n{results['device']}, torch {results['torch']}, transformers "
           f"{results['transformers']}; microseconds")
     ratios = {"compile": [], "eager": []}
-    for part in ("forward", "train", "programs"):
+    for part in ("forward", "moe", "decode", "liger", "train", "programs"):
         for case, values in results.get(part, {}).items():
             print(f"\n{part} {case}")
             for label, reason in values.items():
                 if label.endswith("failed"):
                     print(f"  {label}: {reason}")
-            for label in (*CONTENDERS, "eager+patch+recompute"):
+            for label in (*CONTENDERS, "eager+patch+attention", "eager+patch+graphs",
+                          "compile+graphs", "compile+patch+graphs", "eager+patch+recompute"):
                 if label in values:
                     memory = values.get(f"{label} GB")
                     print(f"  {label:22} {values[label]:12.1f}"
                           + (f"   {memory} GB" if memory else ""))
             for base, other in (("compile", "compile+patch"), ("eager", "eager+patch"),
                                 ("compile", "compile+patch+projections"),
-                                ("compile", "compile+patch+attention")):
+                                ("compile", "compile+patch+attention"),
+                                ("eager", "eager+patch+graphs"),
+                                ("compile+graphs", "compile+patch+graphs"),
+                                ("eager+liger", "eager+patch")):
                 if base in values and other in values:
                     ratio = values[base] / values[other]
                     print(f"  {base} / {other} {ratio:.3f}")
-                    if part == "forward" and other.endswith("patch"):
+                    if part == "forward" and base in ratios and other.endswith("patch"):
                         ratios[base].append(ratio)
     for base, found in ratios.items():
         if found:
@@ -582,8 +698,10 @@ def table(results: dict) -> None:
                   f"{statistics.geometric_mean(found):.3f}, least {min(found):.3f}, of {len(found)}")
     for label, loss in results.get("curves", {}).get("last 20 steps", {}).items():
         print(f"loss of the last 20 steps, {label}: {loss}")
-    for name, value in results.get("host", {}).get("microseconds an op", {}).items():
-        print(f"host {name:16} {number(value)}")
+    for case, times in results.get("host", {}).items():
+        print(f"\nhost, {case}")
+        for name, value in times.items():
+            print(f"  {name:22} {number(value)}")
 
 
 def plot(results: dict, path: Path) -> None:
@@ -620,7 +738,8 @@ def main() -> None:
     parser.add_argument("--out", default=os.environ.get("OUT", "build/bench"))
     parser.add_argument("--budget", type=float, default=450)
     parser.add_argument("--tune-budget", type=float, default=90, help="of it, for the part tune")
-    parser.add_argument("--parts", default="host,warm,forward,train,programs,curves")
+    parser.add_argument("--parts",
+                        default="host,warm,forward,moe,decode,train,programs,t5,gpt2,curves")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--plot", nargs=2, metavar=("JSON", "SVG"))
@@ -642,13 +761,22 @@ def main() -> None:
     if "forward" in parts:
         for case in cases:
             jobs.append(("forward", case, lambda case=case: forward(report, case)))
+    if "moe" in parts:
+        for case in MOE_CASES:
+            jobs.append(("moe", case, lambda case=case: forward(report, case, "moe")))
+    if "decode" in parts:
+        for case in DECODE_CASES:
+            jobs.append(("decode", case, lambda case=case: decode(report, case)))
+    if "liger" in parts:
+        jobs.append(("liger", "llama-1b", lambda: beside_liger(report)))
     if "train" in parts:
         jobs.append(("train", "llama-1b 4x2048", lambda: train_llama(report)))
-    if "programs" in parts:
-        for name, job in (("llama layer", llama_layer), ("two experts", two_experts),
-                          ("t5 generate", t5_generate), ("gpt2 forward", gpt2_forward),
-                          ("gpt2 step", gpt2_train)):
-            jobs.append(("programs", name, lambda job=job: job(report)))
+    for part, programs in (("programs", (("llama layer", llama_layer), ("two experts", two_experts))),
+                           ("t5", (("t5 generate", t5_generate),)),
+                           ("gpt2", (("gpt2 forward", gpt2_forward), ("gpt2 step", gpt2_train)))):
+        if part in parts:
+            for name, job in programs:
+                jobs.append(("programs", name, lambda job=job: job(report)))
     if "curves" in parts:
         jobs.append(("curves", "small llama", lambda: curves(report)))
     for part, case, job in jobs:

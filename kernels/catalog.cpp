@@ -8,6 +8,8 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/ffn/ffn.hpp"
+#include "kernels/layer/layer.hpp"
+#include "kernels/layernorm/layernorm.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/masked/masked.hpp"
 #include "kernels/masked_softmax/masked_softmax.hpp"
@@ -27,7 +29,8 @@ const Catalog& builtin_catalog() {
   static const Catalog catalog{
       {&ffn_op(), &linear_op(), &rmsnorm_op(), &bias_gelu_op(), &act_mul_op(), &rope_op(),
        &ngram_block_op(), &masked_linear_op(), &masked_ffn_op(), &moe_ffn_op(), &moe_route_op(),
-       &qkv_op(), &attention_op(), &pack_mask_op(), &masked_softmax_op()},
+       &qkv_op(), &attention_op(), &pack_mask_op(), &masked_softmax_op(), &layernorm_op(),
+       &layer_op()},
       &sources};
   return catalog;
 }

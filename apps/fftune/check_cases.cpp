@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <thread>
@@ -11,6 +12,7 @@
 
 #include "apps/fftune/numbers.hpp"
 #include "core/error.hpp"
+#include "core/routing.hpp"
 
 namespace fftune::tool {
 
@@ -57,6 +59,26 @@ void add_tokens(const Op& op, double max_flops, CheckedRecord& record) {
   record.tokens.assign(tokens.begin(), tokens.end());
 }
 
+/// What is tuned with one routing serves all others, which are as ordinary: two more of each
+/// problem that has one.
+std::set<Problem> with_other_routings(const Catalog& catalog, const Problem& problem) {
+  std::set<Problem> all{problem};
+  for (const Op* op : catalog.ops) {
+    if (op->name() != problem.op) continue;
+    for (const OptionField& field : op->options())
+      for (const char* routing : {"uniform", "zipf:1.5"}) {
+        Problem other = problem;
+        if (!field.routing || !other.options.contains(field.name)) continue;
+        // The file of a routing may be elsewhere.
+        const auto own = parse_routing(problem.options.at(field.name));
+        if (own && !own->file.empty() && !std::filesystem::exists(own->file)) all.erase(problem);
+        other.options[field.name] = routing;
+        all.insert(std::move(other));
+      }
+  }
+  return all;
+}
+
 }  // namespace
 
 Problem layer_of(const Op& op, const Problem& problem) {
@@ -69,7 +91,7 @@ std::vector<CheckedRecord> checked_records(const PresetLibrary& presets, const C
   std::set<Problem> problems;
   for (const PresetFile& file : presets.files())
     for (const PresetRecord& record : file.records)
-      if (admit(record.problem)) problems.insert(record.problem);
+      if (admit(record.problem)) problems.merge(with_other_routings(catalog, record.problem));
 
   std::vector<CheckedRecord> records;
   for (const Problem& problem : problems) {

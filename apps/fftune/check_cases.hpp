@@ -17,7 +17,7 @@ struct CheckedRecord {
   Problem problem;
   std::vector<std::int64_t> tokens;  // what it is checked at: its own number and ragged ones
   bool capped = false;               // some were lowered to keep the check affordable
-  std::string skipped;               // why it cannot be checked here; empty if it can
+  std::string skipped = {};          // why it cannot be checked here; empty if it can
   bool own = false;                  // a record of this very device
 };
 

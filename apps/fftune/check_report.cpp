@@ -13,33 +13,6 @@ namespace fftune::tool {
 
 namespace {
 
-std::string state_name(CheckState state) {
-  switch (state) {
-    case CheckState::passed:
-      return "passed";
-    case CheckState::failed:
-      return "FAILED";
-    case CheckState::skipped:
-      return "skipped";
-    case CheckState::not_run:
-      break;
-  }
-  return "not run";
-}
-
-Style state_style(CheckState state) {
-  switch (state) {
-    case CheckState::passed:
-      return Style::good;
-    case CheckState::failed:
-      return Style::bad;
-    case CheckState::skipped:
-    case CheckState::not_run:
-      break;
-  }
-  return Style::caution;
-}
-
 struct Row {
   CheckState state = CheckState::passed;
   double error = 0;
@@ -105,6 +78,33 @@ void print_each(const CheckOutcomes& outcomes, const Output& output) {
 }
 
 }  // namespace
+
+std::string state_name(CheckState state) {
+  switch (state) {
+    case CheckState::passed:
+      return "passed";
+    case CheckState::failed:
+      return "FAILED";
+    case CheckState::skipped:
+      return "skipped";
+    case CheckState::not_run:
+      break;
+  }
+  return "not run";
+}
+
+Style state_style(CheckState state) {
+  switch (state) {
+    case CheckState::passed:
+      return Style::good;
+    case CheckState::failed:
+      return Style::bad;
+    case CheckState::skipped:
+    case CheckState::not_run:
+      break;
+  }
+  return Style::caution;
+}
 
 CheckCounts print_checks(const std::vector<CheckedRecord>& records, const CheckOutcomes& outcomes,
                          const Catalog& catalog, const Output& output) {

@@ -10,6 +10,9 @@
 
 namespace fftune::tool {
 
+std::string state_name(CheckState state);
+Style state_style(CheckState state);
+
 struct CheckCounts {
   std::size_t passed = 0;
   std::size_t failed = 0;

@@ -25,26 +25,6 @@ std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); });
 }
 
-// Words of `text` in lines that start at column `indent`.
-std::string wrapped(const std::string& text, std::size_t indent, std::size_t page_width) {
-  std::istringstream words(text);
-  std::string result;
-  std::string word;
-  std::size_t column = indent;
-  while (words >> word) {
-    if (column > indent && column + 1 + word.size() > page_width) {
-      result += "\n" + std::string(indent, ' ');
-      column = indent;
-    } else if (column > indent) {
-      result += ' ';
-      ++column;
-    }
-    result += word;
-    column += word.size();
-  }
-  return result;
-}
-
 std::string entries_text(const std::string& title, const std::vector<Entry>& entries,
                          std::size_t page_width) {
   if (entries.empty()) return "";

@@ -15,6 +15,7 @@
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/help.hpp"
 #include "apps/fftune/log.hpp"
+#include "apps/fftune/ops_header.hpp"
 #include "apps/fftune/terminal.hpp"
 #include "apps/fftune/usage.hpp"
 #include "apps/fftune/version.hpp"
@@ -38,9 +39,14 @@ int parse_and_run(int argc, char** argv) {
   root.require_subcommand(0, 1);
   root.allow_extras();
   bool version = false;
+  bool as_json = false;
   bool reference = false;
-  root.add_flag("--version", version, "print the versions of fftune and of what it is built with");
+  bool header = false;
+  CLI::Option* const version_flag = root.add_flag(
+      "--version", version, "print the versions of fftune and of what it is built with");
+  root.add_flag("--json", as_json, "with --version: as one JSON document")->needs(version_flag);
   root.add_flag("--reference", reference, "")->group("");
+  root.add_flag("--ops-header", header, "")->group("");
 
   CommandLine line(root, builtin_catalog());
   for (const AddCommand add : commands()) add(line);
@@ -58,8 +64,10 @@ int parse_and_run(int argc, char** argv) {
   if (const auto wrong = option_as_value(root)) return report(exit_wrong_input, *wrong);
   if (const auto wrong = unexpected_word(root)) return report(exit_wrong_input, *wrong);
   if (const auto wrong = empty_option(root)) return report(exit_wrong_input, *wrong);
-  if (version || reference) {
-    print(version ? version_text() : reference_page(root));
+  if (version || reference || header) {
+    print(version     ? version_text(as_json)
+          : reference ? reference_page(root)
+                      : ops_header(line.catalog()));
     return exit_good;
   }
   if (argc < 2) {

@@ -45,6 +45,10 @@ std::string ratio_text(double ratio) {
   return fmt::format("{}{:.2f}x", ratio < 0.995 ? "▼" : "", ratio);
 }
 
+std::string ratio_range_text(double low, double high) {
+  return fmt::format("{}{:.2f}-{:.2f}x", high < 0.995 ? "▼" : "", low, high);
+}
+
 std::string error_text(double error) {
   return fmt::format("{:.1e}", error);
 }

@@ -20,6 +20,8 @@ std::string percent_text(double fraction);
 std::string limit_share_text(double fraction);
 /// "1.23x"; "▼0.87x" below 1, which is seen without colour too.
 std::string ratio_text(double ratio);
+/// "1.10-1.40x", and "▼0.70-0.85x" where all of it is below 1.
+std::string ratio_range_text(double low, double high);
 /// "2.1e-03".
 std::string error_text(double error);
 /// "45s", "2m05s", "1h02m".

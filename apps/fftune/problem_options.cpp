@@ -45,10 +45,13 @@ ProblemOptions with_model(const Op& op, ProblemOptions given) {
     std::vector<std::string> names;
     for (const KnownModel& model : models) names.push_back(model.name);
     check_choice(given.model, "--model", names);
-    for (const KnownModel& model : models)
+    for (const KnownModel& model : models) {
+      if (model.name != given.model) continue;
       for (const auto& [name, value] : model.sizes)
-        if (model.name == given.model && given.sizes[name].empty())
-          given.sizes[name] = fmt::format("{}", value);
+        if (given.sizes[name].empty()) given.sizes[name] = fmt::format("{}", value);
+      for (const auto& [name, value] : model.options)
+        if (given.options[name].empty()) given.options[name] = value;
+    }
   }
   if (given.tp.empty()) return given;
   const std::string size(op.sharded_size());
@@ -118,18 +121,19 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
     std::vector<std::string> names;
     for (const KnownModel& model : models) names.push_back(model.name);
     command
-        .add_option(
-            "--model", values.model,
-            fmt::format("the sizes of a model that are not given: {}", fmt::join(names, ", ")))
+        .add_option("--model", values.model,
+                    fmt::format("the sizes and options of a model that are not given: {}",
+                                fmt::join(names, ", ")))
         ->type_name("NAME")
         ->group(group);
+  }
+  if (!op.sharded_size().empty())
     command
         .add_option("--tp", values.tp,
                     fmt::format("devices that share a layer, each with a part of {} (default: 1)",
                                 op.sharded_size()))
         ->type_name("N")
         ->group(group);
-  }
   for (const OptionField& field : op.options()) {
     const std::string help =
         fmt::format("{}{}: {} (default: {})", field.pass.empty() ? "" : "pass " + field.pass + ": ",

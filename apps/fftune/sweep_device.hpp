@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/fftune/saved_inputs.hpp"
 #include "apps/fftune/session.hpp"
 #include "device/backend.hpp"
 #include "tuning/evaluate/evaluator.hpp"
@@ -13,14 +14,20 @@
 
 namespace fftune::tool {
 
+/// What the sweep's tensors hold.
+struct SweepData {
+  std::uint64_t seed = 0;
+  const SavedInputs* saved = nullptr;  // null: random values alone
+};
+
 /// Throws what opening the device throws, in the worker.
-std::unique_ptr<Evaluator> start_worker(const std::string& name, std::uint64_t seed);
+std::unique_ptr<Evaluator> start_worker(const std::string& name, const SweepData& data);
 
 class SweepDevice {
  public:
   /// Several names are devices of one kind, over which variants are spread, as over `others` of
   /// other hosts. Throws like open_device(); in this process there is one device alone.
-  SweepDevice(const std::vector<std::string>& names, std::uint64_t seed, bool in_process,
+  SweepDevice(const std::vector<std::string>& names, const SweepData& data, bool in_process,
               const Session& session, std::vector<MultiDeviceEvaluator::Device> others = {});
 
   Evaluator& evaluator() { return *evaluator_; }

@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include "apps/fftune/sweep_device.hpp"
 #include "tuning/remote/remote_evaluator.hpp"
 
 namespace fftune::tool {
@@ -64,14 +63,15 @@ std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int
   return devices;
 }
 
-void serve_devices(const Place& place, const std::vector<std::string>& names, std::uint64_t seed) {
+void serve_devices(const Place& place, const std::vector<std::string>& names,
+                   const SweepData& data) {
   std::vector<std::unique_ptr<LineChannel>> channels;
   for (const std::string& name : names)
     channels.push_back(connect_to(place.invitation, introduction(place.rank, names.size(), name)));
   std::vector<std::jthread> serving;
   for (std::size_t i = 0; i < names.size(); ++i)
-    serving.emplace_back([&channel = *channels[i], &name = names[i], seed] {
-      serve_remote(channel, [&] { return start_worker(name, seed); });
+    serving.emplace_back([&channel = *channels[i], &name = names[i], &data] {
+      serve_remote(channel, [&] { return start_worker(name, data); });
     });
 }
 

@@ -2,11 +2,11 @@
 // devices of its host.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "apps/fftune/sweep_device.hpp"
 #include "tuning/evaluate/multi_device_evaluator.hpp"
 #include "tuning/remote/remote_channel.hpp"
 
@@ -35,6 +35,7 @@ std::vector<MultiDeviceEvaluator::Device> gather_devices(Listener& listener, int
 
 /// On every other rank: answers for these devices until rank 0 ends. Throws Error(unavailable) if
 /// rank 0 is not reached.
-void serve_devices(const Place& place, const std::vector<std::string>& names, std::uint64_t seed);
+void serve_devices(const Place& place, const std::vector<std::string>& names,
+                   const SweepData& data);
 
 }  // namespace fftune::tool

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <sstream>
 #include <string>
 
 #include "runtime/environment.hpp"
@@ -104,6 +105,25 @@ std::string truncated(std::string_view text, std::size_t width) {
     ++columns;
   }
   return std::string(text.substr(0, end)).append(width == 0 ? "" : "…");
+}
+
+std::string wrapped(const std::string& text, std::size_t indent, std::size_t width) {
+  std::istringstream words(text);
+  std::string result;
+  std::string word;
+  std::size_t column = indent;
+  while (words >> word) {
+    if (column > indent && column + 1 + display_width(word) > width) {
+      result += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (column > indent) {
+      result += ' ';
+      ++column;
+    }
+    result += word;
+    column += display_width(word);
+  }
+  return result;
 }
 
 }  // namespace fftune::tool

@@ -30,4 +30,7 @@ std::string truncated(std::string_view text, std::size_t width);
 /// Moves to the start of the line and clears it.
 constexpr std::string_view clear_line = "\r\033[K";
 
+/// Words of `text` in lines of at most `width` columns; all but the first start at column `indent`.
+std::string wrapped(const std::string& text, std::size_t indent, std::size_t width);
+
 }  // namespace fftune::tool

@@ -9,6 +9,7 @@
 
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/values.hpp"
+#include "core/nearest.hpp"
 
 namespace fftune::tool {
 

@@ -33,9 +33,6 @@ double parse_percent(const std::string& text, const std::string& where);
 void check_choice(const std::string& text, const std::string& where,
                   const std::vector<std::string>& choices);
 
-/// The choice, of words in lower case, that was probably meant: the one cut short, or else the
-/// nearest by edit distance; empty if none is near.
-std::string nearest(std::string_view given, const std::vector<std::string>& choices);
 /// ": did you mean X?", or empty.
 std::string suggestion(std::string_view word, const std::vector<std::string>& choices);
 

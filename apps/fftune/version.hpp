@@ -5,6 +5,7 @@
 
 namespace fftune::tool {
 
-std::string version_text();
+/// Lines of a name and a version, or one JSON object of them.
+std::string version_text(bool as_json);
 
 }  // namespace fftune::tool

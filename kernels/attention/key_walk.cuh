@@ -18,6 +18,7 @@ class key_walk {
   static constexpr bool packed = form.mask == attention_mask::packed;
   int first_, block_;
   int full_first_, full_last_;  // blocks that the asking warpgroup's rows see all of
+  int own_last_;                // the one after the last that they see some of
   // Packed: of 32 blocks from base_ on, those that hold keys, and those without a mixed tile.
   struct flag_words {
     u32 present, full;
@@ -37,6 +38,7 @@ class key_walk {
     first_ = all.first;
     full_first_ = own.full_first;
     full_last_ = own.full_last;
+    own_last_ = own.last;
     if constexpr (packed) {
       words_.base = first_ - 32;
       words_.last = all.last;
@@ -52,6 +54,12 @@ class key_walk {
     return block_ >= first_;
   }
   __device__ __forceinline__ int block() const { return block_; }
+  // How many blocks from this one on the asking warpgroup's rows see nothing of. One that is left
+  // is not counted: every warpgroup has a block.
+  __device__ __forceinline__ int unseen() const {
+    if constexpr (packed || form.mask != attention_mask::causal) return 0;
+    return larger(0, smaller(block_ - own_last_ + 1, block_ - first_));
+  }
   __device__ __forceinline__ bool masked() const {
     const bool full = block_ >= full_first_ && block_ < full_last_;
     if constexpr (packed) return !full || (words_.full >> (block_ - words_.base) & 1) == 0;

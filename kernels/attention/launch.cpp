@@ -11,26 +11,13 @@
 #include "core/error.hpp"
 #include "kernels/attention/pack_mask.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/gemm/element.hpp"
 
 namespace fftune::attention {
 namespace {
 
 static_assert(attention_flag_tile == mask_tile);
 static_assert(attention_mask_words(129) == mask_words(129));
-
-element element_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return element::f32;
-    case DType::bf16:
-      return element::bf16;
-    case DType::fp16:
-      return element::fp16;
-    default:
-      throw Error(ErrorKind::internal,
-                  fmt::format("no attention kernel has elements of {}", dtype_name(dtype)));
-  }
-}
 
 std::int64_t element_bytes(const Layer& layer) {
   return static_cast<std::int64_t>(dtype_bytes(layer.dtype));
@@ -58,11 +45,10 @@ attention_form form_of(const Layer& layer) {
 }
 
 std::string template_argument(const attention_form& form) {
-  constexpr std::string_view elements[] = {"f32", "bf16", "fp16", "fp8"};
   constexpr std::string_view masks[] = {"none", "causal", "packed"};
-  std::vector<std::string> fields{
-      fmt::format(".type = fftune::element::{}", elements[static_cast<std::size_t>(form.type)]),
-      fmt::format(".dim = {}", form.dim)};
+  std::vector<std::string> fields{fmt::format(".type = fftune::element::{}",
+                                              element_names[static_cast<std::size_t>(form.type)]),
+                                  fmt::format(".dim = {}", form.dim)};
   // In the order of the struct's members, as designated initialisers are.
   if (form.layout == attention_layout::thd)
     fields.emplace_back(".layout = fftune::attention_layout::thd");
@@ -166,15 +152,15 @@ void Launch::set_sizes() {
   set_attention(offsetof(attention_params, softcap), layer_.softcap);
 }
 
-void Launch::set_group() {
-  const std::int64_t groups =
-      heads_in_l2(layer_, facts_, layer_.kv_heads * layer_.b, usual_keys(layer_));
+void Launch::set_group(std::int64_t kv_heads) {
   set_attention(offsetof(attention_params, group),
-                static_cast<std::int32_t>(groups * layer_.group()));
+                static_cast<std::int32_t>(kv_heads * layer_.group()));
 }
 
 ScratchArgument Launch::scratch(std::int64_t bytes, bool zeroed) {
-  program_.scratch.push_back({static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)), zeroed});
+  // Kernels count up to a bound and begin at zero again.
+  program_.scratch.push_back(
+      {static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)), zeroed, zeroed});
   return {program_.scratch.size() - 1};
 }
 
@@ -246,10 +232,13 @@ std::int64_t usual_keys(const Layer& layer) {
   return layer.layout == Layout::thd && layer.page == 0 ? quotient_up(layer.kv, layer.b) : layer.kv;
 }
 
-std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
-                         std::int64_t tokens) {
-  const std::int64_t bytes = 2 * tokens * layer.dim * element_bytes(layer);
-  return std::clamp<std::int64_t>(facts.l2_bytes / 2 / bytes, 1, heads);
+std::int64_t kv_matrices(const Layer& layer) {
+  return layer.kv_heads * (layer.layout == Layout::thd ? 1 : layer.b);
+}
+
+std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t bytes = 2 * usual_keys(layer) * layer.dim * element_bytes(layer);
+  return std::clamp<std::int64_t>(facts.l2_bytes / 2 / bytes, 1, layer.kv_heads * layer.b);
 }
 
 }  // namespace fftune::attention

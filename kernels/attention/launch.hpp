@@ -39,9 +39,9 @@ class Launch {
   }
   /// A field of attention_params.
   void set_attention(std::size_t offset, Argument value) { set(base_ + offset, std::move(value)); }
-  /// attention_params::group of a kernel whose CTAs have queries: the heads whose keys and values
-  /// fit in L2 together.
-  void set_group();
+  /// attention_params::group of a kernel whose CTAs have queries: the heads that read `kv_heads`
+  /// heads of keys and values.
+  void set_group(std::int64_t kv_heads);
   /// Scratch memory of the program, of at least a byte.
   ScratchArgument scratch(std::int64_t bytes, bool zeroed = false);
 
@@ -71,10 +71,12 @@ Launch backward_launch(Program& program, const Problem& problem, const DeviceFac
 TensorMapArgument rows_map(const Layer& layer, std::size_t place, std::int64_t row, bool of_keys,
                            int box_tokens, int box_columns);
 
-/// How many of `heads` heads, one after the other, have two matrices [tokens, dim] each that fit in
-/// half of L2 together: 1 at least.
-std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts, std::int64_t heads,
-                         std::int64_t tokens);
+/// How many heads of k and v, one after the other, have keys and values that fit in half of L2
+/// together: 1 at least.
+std::int64_t heads_in_l2(const Layer& layer, const DeviceFacts& facts);
+
+/// Heads of k and v of all sequences that are scheduled one after the other.
+std::int64_t kv_matrices(const Layer& layer);
 
 /// Whether `ctas` CTAs of `bytes` of shared memory each fit on an SM, beside what the driver
 /// reserves for each.

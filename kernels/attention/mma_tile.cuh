@@ -136,18 +136,20 @@ struct mma_softmax {
         for (int block = 0; block < blocks; ++block) {
           most = fmaxf(most, fmaxf(s[tile][block][half * 2], s[tile][block][half * 2 + 1]));
         }
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
         largest[tile][half] = most * factor;
         exceeded |= row[tile][half].exceeded_by(largest[tile][half]);
       }
     }
+    // If no thread's own scores exceed the references, those of rows do not.
     if (__any_sync(~0u, exceeded)) {
 #pragma unroll
       for (int tile = 0; tile < m_tiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float rescale = row[tile][half].rescale(largest[tile][half]);
+          float most = largest[tile][half];
+          most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+          most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+          const float rescale = row[tile][half].rescale(most);
 #pragma unroll
           for (int block = 0; block < o_blocks; ++block) {
             o[tile][block][half * 2] *= rescale;

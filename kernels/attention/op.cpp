@@ -152,24 +152,38 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   return std::move(list).tensors();
 }
 
-/// Pairs of a query and a key that it is allowed, in one head; with a mask in memory all that the
-/// other rules allow. Packed sequences count as equally long ones.
-double pairs(const Layer& layer) {
+/// Pairs of a query and a key that it is allowed, of a head in all sequences; with a mask in memory
+/// all that the other rules allow. Packed sequences count as equally long ones.
+struct Pairs {
+  double count = 0;
+  /// As many weights of one size have errors that average as those of the pairs do: a row's weights
+  /// are about 1/n of its n keys, so that rows of few keys outweigh others.
+  double alike = 0;
+};
+
+Pairs pairs_of(const Layer& layer) {
   const bool packed = layer.layout == Layout::thd;
   const double sequences = static_cast<double>(layer.b);
   const std::int64_t queries = packed ? (layer.s + layer.b - 1) / layer.b : layer.s;
   const std::int64_t keys =
       packed && layer.page == 0 ? (layer.kv + layer.b - 1) / layer.b : layer.kv;
-  double sum = 0;
+  Pairs pairs;
+  double squares = 0, fourth_powers = 0;  // of the weights
   for (std::int64_t i = 0; i < queries; ++i) {
     const std::int64_t position = i + keys - queries;
     const std::int64_t end =
         layer.mask == Mask::causal ? std::clamp<std::int64_t>(position + 1, 0, keys) : keys;
     const std::int64_t begin =
         layer.window > 0 ? std::clamp<std::int64_t>(position - layer.window + 1, 0, end) : 0;
-    sum += static_cast<double>(end - begin);
+    if (begin == end) continue;
+    const auto seen = static_cast<double>(end - begin);
+    pairs.count += seen;
+    squares += 1 / seen;
+    fourth_powers += 1 / (seen * seen * seen);
   }
-  return sequences * sum;
+  pairs.count *= sequences;
+  if (squares > 0) pairs.alike = sequences * squares * squares / fourth_powers;
+  return pairs;
 }
 
 SizeField rare_size(const char* name, const char* help, std::int64_t most, std::int64_t example) {
@@ -278,10 +292,12 @@ class Attention final : public Op {
     // Of those a mask in memory may leave few; a gradient has a normal factor, whose fourth moment
     // is three times the square of its second.
     const bool masked = layer.mask == Mask::boolean || layer.mask == Mask::packed;
-    stage.inner_values = pairs(layer) * static_cast<double>(layer.heads) / (masked ? 4 : 1) /
-                         (layer.backward ? 3 : 1);
+    // A bias of deviation 1 makes weights as unlike again.
+    const Pairs pairs = pairs_of(layer);
+    stage.inner_values = pairs.alike * static_cast<double>(layer.heads) / (masked ? 4 : 1) /
+                         (layer.backward ? 3 : 1) / (layer.bias ? std::exp(4.0) : 1);
     stage.flops =
-        (layer.backward ? 10 : 4) * pairs(layer) * static_cast<double>(layer.heads * layer.dim);
+        (layer.backward ? 10 : 4) * pairs.count * static_cast<double>(layer.heads * layer.dim);
     return {stage};
   }
 

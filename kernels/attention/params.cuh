@@ -30,9 +30,7 @@ struct attention_params {
   float* dq_partials;  // f32: dq before its conversion
 
   // Decode: work is divided among gridDim.y groups of CTAs (decode/config.cuh).
-  unsigned* counters;  // [batch, CTAs of a group], zero before and after a launch
-  float* partials;     // [groups, 2, CTAs of a group, rows, dim], 16-byte aligned
-  float* statistics;   // [groups, 2, CTAs of a group, rows, 2]: softmax_row
+  unsigned char* partials;  // [groups, 2, CTAs of a group, rows, dim / 2 + 1] flagged words
 
   // Elements between tokens, and between sequences (bshd). Heads are dim elements apart.
   long long q_batch, k_batch, v_batch, out_batch;

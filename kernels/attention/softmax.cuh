@@ -23,20 +23,6 @@ __device__ __forceinline__ float exp2_approximate(float value) {
   return result;
 }
 
-// The same without the special function unit, for values up to 127: 2^n by adding n to the exponent
-// of 2^fraction. Relative error 1e-4, below the rounding of what is multiplied by values next.
-// Minus infinity gives 0.
-__device__ __forceinline__ float exp2_polynomial(float value) {
-  constexpr float to_integer = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
-  asm("max.NaN.f32 %0, %0, 0fC2FE0000;" : "+f"(value));  // -127
-  const float rounded = __fadd_rn(value, to_integer);
-  const float fraction = __fsub_rn(value, __fsub_rn(rounded, to_integer));
-  float power = __fmaf_rn(fraction, 0.05500893f, 0.24221099f);
-  power = __fmaf_rn(power, fraction, 0.69328293f);
-  power = __fmaf_rn(power, fraction, 1.0f);
-  return __int_as_float(__float_as_int(power) + (__float_as_int(rounded) << 23));
-}
-
 __device__ __forceinline__ float log2_approximate(float value) {
   float result;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));

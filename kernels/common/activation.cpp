@@ -26,13 +26,19 @@ struct DoubleMath {
 }  // namespace
 
 std::vector<std::string> activation_names() {
+  auto names = gated_activation_names();
+  std::erase(names, activations::SwigluOai<DoubleMath>::name);
+  return names;
+}
+
+std::vector<std::string> gated_activation_names() {
   return std::apply(
       [](auto... each) { return std::vector<std::string>{std::string(decltype(each)::name)...}; },
       activations::All<DoubleMath>{});
 }
 
 Activation parse_activation(std::string_view name) {
-  const auto names = activation_names();
+  const auto names = gated_activation_names();
   for (std::size_t i = 0; i < names.size(); ++i)
     if (names[i] == name) return static_cast<Activation>(i);
   throw Error(ErrorKind::invalid_input,
@@ -45,6 +51,12 @@ std::string activation_type(Activation activation) {
     type = fmt::format("fftune::{}", decltype(definition)::device_type);
   });
   return type;
+}
+
+double up_factor(Activation activation, double up) {
+  with_activation<DoubleMath>(
+      activation, [&](auto definition) { up = activations::up_factor<decltype(definition)>(up); });
+  return up;
 }
 
 double activate(Activation activation, double value) {

@@ -111,10 +111,44 @@ struct relu {
   }
 };
 
+// Of gpt-oss: the gate is limited to 7 from above, and up to 7 from both sides (gated_product).
+struct swiglu_oai {
+  static constexpr float limit = 7.0f, alpha = 1.702f;
+  static __device__ __forceinline__ float at_most_limit(float x) {
+    float result;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(limit));
+    return result;
+  }
+  static __device__ __forceinline__ float value(float x) {
+    x = at_most_limit(x);
+    return x * approximate_reciprocal(1.0f + approximate_exp2(x * (alpha * -1.4426950408889634f)));
+  }
+  static __device__ __forceinline__ void value_and_slope(float x, float& value, float& slope) {
+    const float near = at_most_limit(x);
+    const float s =
+        approximate_reciprocal(1.0f + approximate_exp2(near * (alpha * -1.4426950408889634f)));
+    value = near * s;
+    slope = x > limit ? 0.0f : s + value * (1.0f - s) * alpha;
+  }
+  static __device__ __forceinline__ float up_factor(float up) {
+    return 1.0f - at_most_limit(-at_most_limit(up));
+  }
+};
+
+// act(gate) ⊙ up of a gated layer.
+template <class activation>
+__device__ __forceinline__ float gated_product(float gate, float up) {
+  return activation::value(gate) * up;
+}
+template <>
+__device__ __forceinline__ float gated_product<swiglu_oai>(float gate, float up) {
+  return swiglu_oai::value(gate) * swiglu_oai::up_factor(up);
+}
+
 // Of a gemm_form (gemm/form.cuh): each is the type at its place in the list.
-enum class activation_kind : int { silu, gelu, gelu_tanh, relu, none };
+enum class activation_kind : int { silu, gelu, gelu_tanh, relu, none, swiglu_oai };
 template <activation_kind kind>
 using activation_of =
-    typename type_at<static_cast<int>(kind), silu, gelu, gelu_tanh, relu, none>::type;
+    typename type_at<static_cast<int>(kind), silu, gelu, gelu_tanh, relu, none, swiglu_oai>::type;
 
 }  // namespace fftune

@@ -14,15 +14,19 @@
 
 namespace fftune {
 
-enum class Activation { silu, gelu, gelu_tanh, relu, none };
+enum class Activation { silu, gelu, gelu_tanh, relu, none, swiglu_oai };
 
 /// "silu", "gelu", "gelu-tanh", "relu", "none": the first is the usual default.
 std::vector<std::string> activation_names();
+/// Those, and the ones that limit up too: "swiglu-oai".
+std::vector<std::string> gated_activation_names();
 /// Throws Error(invalid_input) for another name.
 Activation parse_activation(std::string_view name);
 /// The type that device code has for it: "fftune::gelu_tanh", of common/activation.cuh.
 std::string activation_type(Activation activation);
 
+/// What the activated gate is multiplied by, in float64: up, but for activations that limit it.
+double up_factor(Activation activation, double up);
 /// The value in float64, and the derivative.
 double activate(Activation activation, double value);
 double activation_slope(Activation activation, double value);
@@ -98,9 +102,41 @@ struct None {
   static ValueAndSlope<Math> at(typename Math::Value x) { return {x, typename Math::Value{} + 1}; }
 };
 
+// Of gpt-oss: gate sigmoid(1.702 gate) with gate up to 7, times up + 1 with up from -7 to 7.
+template <class Math>
+struct SwigluOai {
+  static constexpr std::string_view name = "swiglu-oai", device_type = "swiglu_oai";
+  static constexpr typename Math::Scalar limit = 7;
+  static ValueAndSlope<Math> at(typename Math::Value x) {
+    constexpr auto alpha = static_cast<typename Math::Scalar>(1.702);
+    constexpr typename Math::Scalar end = 50;  // beyond it the sigmoid is 0 to 1e-37
+    constexpr typename Math::Value zero{};
+    x = Math::at_least(x, -end);
+    const auto near = x > zero + limit ? zero + limit : x;
+    const auto s = Math::sigmoid(near * alpha);
+    const auto value = near * s;
+    return {value, x > zero + limit ? zero : s + value * (1 - s) * alpha};
+  }
+  static typename Math::Value up_factor(typename Math::Value up) {
+    constexpr typename Math::Value zero{};
+    up = up > zero + limit ? zero + limit : up;
+    return 1 + (up < zero - limit ? zero - limit : up);
+  }
+};
+
 /// In the order of the enumeration.
 template <class Math>
-using All = std::tuple<Silu<Math>, Gelu<Math>, GeluTanh<Math>, Relu<Math>, None<Math>>;
+using All =
+    std::tuple<Silu<Math>, Gelu<Math>, GeluTanh<Math>, Relu<Math>, None<Math>, SwigluOai<Math>>;
+
+/// What the activated gate is multiplied by.
+template <class Definition, class Value>
+Value up_factor(Value up) {
+  if constexpr (requires { Definition::up_factor(up); })
+    return Definition::up_factor(up);
+  else
+    return up;
+}
 
 }  // namespace activations
 

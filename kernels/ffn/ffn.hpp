@@ -1,5 +1,6 @@
 // The gated feed-forward network of Llama (Shazeer 2020, arXiv 2002.05202):
-// y = (act(x·w_gateᵀ) ⊙ (x·w_upᵀ))·w_downᵀ, what is added to it, a bias or a residual, and what x
+// y = (act(x·w_gateᵀ) ⊙ (x·w_upᵀ))·w_downᵀ, or without a gate (gate=no, as GPT-2 has it)
+// y = act(x·w_upᵀ + b_up)·w_downᵀ + b_down; what is added to it, a bias or a residual, and what x
 // goes through before: a root mean square norm (norm.hpp). Its stages, also of the backward pass,
 // are below.
 #pragma once
@@ -43,8 +44,10 @@ bool has_block_scales(const Problem& problem);
 
 /// What a problem asks for beside the plain forward pass.
 struct Form {
+  bool gated = true;      // gate=yes
+  bool bias_up = false;   // bias=both: before the activation, without a gate
   bool saves = false;     // gate and up are stored too: save=preact, or in the pass bwd save=input
-  bool bias = false;      // y has a bias: bias=down
+  bool bias = false;      // y has a bias: bias=down or both
   bool residual = false;  // y is added to a residual: residual=yes
   bool accumulates = false;  // bwd: the weights' gradients are added to others: accumulate=yes
   bool normalises = false;   // x is normalised first: norm=rms or add-rms
@@ -69,6 +72,7 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
 // gradient dy of y:
 //
 //   gate_up    gate = x·w_gateᵀ,  up = x·w_upᵀ,  hidden = c
+//   up         hidden = act(x·w_upᵀ (+ b_up)), in the place of gate_up: gate=no
 //   down       y = hidden·w_downᵀ (+ b_down) (+ residual)
 //   d_hidden   dc = dy·w_down,  d_gate = dc ⊙ up ⊙ act'(gate),  d_up = dc ⊙ act(gate)
 //   d_x        dx = d_gate·w_gate + d_up·w_up
@@ -80,6 +84,7 @@ void gate_gradient(const Problem& problem, ReferenceTensors& tensors, Parallel& 
 // m h elements less between the passes, for two products more.
 
 constexpr const char* stage_gate_up = "gate_up";
+constexpr const char* stage_up = "up";
 constexpr const char* stage_down = "down";
 constexpr const char* stage_d_hidden = "d_hidden";
 constexpr const char* stage_d_x = "d_x";
@@ -95,6 +100,7 @@ std::vector<const Family*> forward_families();
 std::vector<const Family*> backward_families();
 
 GemmProblem gate_up_gemm(const Problem& problem);
+GemmProblem up_gemm(const Problem& problem);
 GemmProblem down_gemm(const Problem& problem);
 GemmProblem d_hidden_gemm(const Problem& problem);
 GemmProblem d_x_gemm(const Problem& problem);

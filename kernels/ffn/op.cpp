@@ -22,10 +22,12 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   // Elements of fp8 are drawn well above their subnormals, and below 448; the scales undo that.
   const bool quantised = is_quantised(problem);
   const double up_by = quantised ? 16 : 1, hidden_by = quantised ? 4 : 1;
-  std::vector<TensorSpec> tensors{{"x", dtype, {m, d}, Role::input, up_by},
-                                  {"w_gate", dtype, {h, d}, Role::input, quantised ? up_by : by_d},
-                                  {"w_up", dtype, {h, d}, Role::input, quantised ? up_by : by_d},
-                                  {"w_down", dtype, {d, h}, Role::input, quantised ? up_by : by_h}};
+  const Form form = form_of(problem);
+  std::vector<TensorSpec> tensors{{"x", dtype, {m, d}, Role::input, up_by}};
+  if (form.gated)
+    tensors.push_back({"w_gate", dtype, {h, d}, Role::input, quantised ? up_by : by_d});
+  tensors.push_back({"w_up", dtype, {h, d}, Role::input, quantised ? up_by : by_d});
+  tensors.push_back({"w_down", dtype, {d, h}, Role::input, quantised ? up_by : by_h});
   const bool in_blocks = has_block_scales(problem);
   const auto blocks = [&](std::int64_t extent) { return ceil_div(extent, scale_block); };
   const auto add_scale = [&](const char* name, std::vector<std::int64_t> shape, double mean) {
@@ -41,7 +43,7 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
     add_scale("w_down_scale", {blocks(d), blocks(h)}, by_h / up_by);
   }
   const DType wide = wide_dtype(problem);
-  const Form form = form_of(problem);
+  if (form.bias_up) tensors.push_back({"b_up", wide, {h}, Role::input, 1});
   if (form.bias) tensors.push_back({"b_down", wide, {d}, Role::input, 1});
   if (form.residual) tensors.push_back({"residual", wide, {m, d}, Role::input, 1});
   const auto append_norm_tensors = [&](Role role) {
@@ -114,19 +116,26 @@ class Ffn final : public Op {
       options.insert(options.end(), more.begin(), more.end());
     };
     append(gated_save_options());
-    append({{.name = "bias",
-             .help = "what is added to every row of y: b_down",
-             .choices = {"none", "down"},
-             .rare = true,
-             .pass = "fwd"},
-            residual_option(),
-            {.name = "scales",
-             .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
-                     "weight of 128 rows too",
-             .choices = {"tensor", "block"},
-             .rare = true,
-             .pass = "fwd"},
-            accumulate_option("the weights")});
+    append(
+        {{.name = "bias",
+          .help = "what is added to every row: of y b_down; both: and without a gate b_up of what "
+                  "the activation takes",
+          .choices = {"none", "down", "both"},
+          .rare = true,
+          .pass = "fwd"},
+         residual_option(),
+         {.name = "gate",
+          .help = "whether the activation's result gates another product, or is hidden itself",
+          .choices = {"yes", "no"},
+          .rare = true,
+          .pass = "fwd"},
+         {.name = "scales",
+          .help = "what a scale of fp8 is for: a whole tensor, or blocks of 128 elements, in a "
+                  "weight of 128 rows too",
+          .choices = {"tensor", "block"},
+          .rare = true,
+          .pass = "fwd"},
+         accumulate_option("the weights")});
     append(norm_options());
     return options;
   }
@@ -143,6 +152,11 @@ class Ffn final : public Op {
   std::string contradiction(const Problem& problem) const override {
     if (problem.has("scales", "block") && !is_quantised(problem))
       return fmt::format("scales=block is for dtype fp8, not {}", dtype_name(problem.dtype));
+    const Form form = form_of(problem);
+    if (form.bias_up && form.gated)
+      return "bias=both is of a network without a gate: give gate=no too, or bias=down";
+    if (!form.gated && form.saves) return "save=preact is of a gate: gate=no has no backward pass";
+    if (!form.gated && is_quantised(problem)) return "gate=no is for bf16, fp16 and f32, not fp8";
     return norm_contradiction(problem);
   }
 
@@ -168,6 +182,7 @@ class Ffn final : public Op {
     return joined({forward_families(), norm_families(), backward_families()});
   }
   std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    if (!form_of(problem).gated) return {};
     return ffn::baselines(problem, facts);
   }
 };
@@ -196,8 +211,10 @@ bool recomputes(const Problem& problem) {
 
 Form form_of(const Problem& problem) {
   // What is saved in the one pass is computed again in the other.
-  return {.saves = problem.has("save", problem.pass == "bwd" ? "input" : "preact"),
-          .bias = problem.has("bias", "down"),
+  return {.gated = !problem.has("gate", "no"),
+          .bias_up = problem.has("bias", "both"),
+          .saves = problem.has("save", problem.pass == "bwd" ? "input" : "preact"),
+          .bias = problem.has("bias", "down") || problem.has("bias", "both"),
           .residual = problem.has("residual", "yes"),
           .accumulates = problem.has("accumulate", "yes"),
           .normalises = problem.has("norm", "rms") || problem.has("norm", "add-rms"),

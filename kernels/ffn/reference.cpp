@@ -87,6 +87,21 @@ class Forward {
     tensors_["up"] = std::move(ups);
   }
 
+  void up() {
+    const auto activation = parse_activation(problem_.option("act"));
+    const Form form = form_of(problem_);
+    auto hidden = product(form.normalises ? "normalised" : "x", "w_up", shape_.h, shape_.d);
+    const double* bias = form.bias_up ? tensors_.at("b_up").data() : nullptr;
+    const auto h = static_cast<std::size_t>(shape_.h);
+    for_each_row(hidden.size() / h, h, parallel_, [&](std::size_t row) {
+      for (std::size_t i = 0; i < h; ++i) {
+        double& value = hidden[row * h + i];
+        value = activate(activation, value + (bias ? bias[i] : 0));
+      }
+    });
+    tensors_["hidden"] = std::move(hidden);
+  }
+
   void down() {
     const Form form = form_of(problem_);
     auto y = product("hidden", "w_down", shape_.d, shape_.h);
@@ -215,6 +230,7 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
                Parallel& parallel) {
   if (stage == stage_norm) return norm_reference(problem, tensors, parallel);
   if (stage == stage_gate_up) return Forward(problem, tensors, parallel).gate_up();
+  if (stage == stage_up) return Forward(problem, tensors, parallel).up();
   if (stage == stage_down) return Forward(problem, tensors, parallel).down();
   gradients(problem, stage, tensors, parallel);
 }

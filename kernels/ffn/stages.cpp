@@ -6,6 +6,7 @@ namespace {
 constexpr GemmStage gate_up{stage_gate_up, ffn_op, gate_up_gemm};
 /// On the CPU the forward pass has its own families for gate_up and down together.
 constexpr GemmStage gate_up_again{stage_gate_up, ffn_op, gate_up_gemm, "bwd"};
+constexpr GemmStage up{stage_up, ffn_op, up_gemm};
 constexpr GemmStage down{stage_down, ffn_op, down_gemm};
 constexpr GemmStage d_hidden{stage_d_hidden, ffn_op, d_hidden_gemm};
 constexpr GemmStage d_x{stage_d_x, ffn_op, d_x_gemm};
@@ -26,6 +27,7 @@ Scaling scaling_of(const Problem& problem) {
 }  // namespace
 
 std::vector<GemmStage> gemm_stages(const Problem& problem) {
+  if (problem.pass == "fwd" && !form_of(problem).gated) return {up, down};
   if (problem.pass == "fwd") return {gate_up, down};
   if (recomputes(problem)) return {gate_up, d_hidden, d_x, d_gate_up, d_down};
   return {d_hidden, d_x, d_gate_up, d_down};
@@ -51,6 +53,19 @@ GemmProblem gate_up_gemm(const Problem& problem) {
                          .a_scale = "x_scale",
                          .b_scale = {"w_gate_scale", "w_up_scale"},
                          .c_scale = "hidden_scale"};
+  gemm.follows = form.normalises;
+  return gemm;
+}
+
+GemmProblem up_gemm(const Problem& problem) {
+  const auto [m, d, h] = shape_of(problem);
+  const Form form = form_of(problem);
+  GemmProblem gemm = gemm_of(problem, m, h, d);
+  gemm.a = {{form.normalises ? "normalised" : "x"}};
+  gemm.b = {{"w_up"}};
+  gemm.c = {{"hidden"}};
+  gemm.epilogue.activation = parse_activation(problem.option("act"));
+  if (form.bias_up) gemm.epilogue.row(row_broadcast::bias) = "b_up";
   gemm.follows = form.normalises;
   return gemm;
 }
@@ -144,11 +159,20 @@ std::vector<const Family*> forward_families() {
        {gate_up},
        "gate_up_sm90",
        "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with TMA, wgmma and clusters"},
+      {decode_engine(),
+       {up},
+       "up_decode",
+       "hidden without a gate for up to 16 tokens, at the speed of reading w_up once"},
+      {sm90_engine(),
+       {up},
+       "up_sm90",
+       "hidden = act(x w_up^T + b_up), with TMA, wgmma and clusters"},
       {sm90_engine(), {down}, "down_sm90", "y = hidden w_down^T with TMA, wgmma and clusters"},
       {sm80_engine(),
        {gate_up},
        "gate_up_sm80",
        "hidden = act(x w_gate^T) * (x w_up^T) in one pass over x, with mma.sync tiles"},
+      {sm80_engine(), {up}, "up_sm80", "hidden = act(x w_up^T + b_up), with mma.sync tiles"},
       {sm80_engine(), {down}, "down_sm80", "y = hidden w_down^T with mma.sync tiles"},
       {cpu_stream_engine(),
        {gate_up, down},
@@ -162,6 +186,15 @@ std::vector<const Family*> forward_families() {
        {gate_up, down},
        "cpu_blas",
        "blocks over OpenBLAS, gate, up and down fused per block or not"},
+      {cpu_blas_engine(),
+       {up, down},
+       "cpu_up_blas",
+       "without a gate: blocks over OpenBLAS, each finished where it is made"},
+      {simt_engine(), {up}, "up_fallback", "hidden without a gate for any sizes and types"},
+      {cpu_plain_engine(),
+       {up, down},
+       "cpu_up_plain",
+       "without a gate: plain loops for any sizes, the fallback"},
       {simt_engine(),
        {gate_up},
        "gate_up_fallback",

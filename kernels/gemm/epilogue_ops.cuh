@@ -13,13 +13,17 @@ struct epilogue_ops {
   static constexpr int b_operands = form.b_operands();
   static constexpr int stored_values = form.stored_values();
   using wide = element_type<form.wide>;
+  // Whether C's own scale joins its values: else it joins the accumulators of the last operand,
+  // which the epilogue is linear in.
+  static constexpr bool scales_c_late =
+      stored_values > 1 || form.group_bias || form.activation == activation_kind::swiglu_oai;
   using activation = activation_of<form.activation>;
 
   // C of the accumulators of each B: themselves, or act(first) * second. What a linear epilogue
   // adds comes afterwards.
   static __device__ __forceinline__ float value(const float (&accumulator)[b_operands]) {
     if constexpr (form.epilogue == epilogue_kind::gated) {
-      return activation::value(accumulator[0]) * accumulator[1];
+      return gated_product<activation>(accumulator[0], accumulator[1]);
     } else {
       return accumulator[0];
     }
@@ -67,6 +71,7 @@ struct epilogue_ops {
     });
     return result;
   }
+  // And the activation behind them, where the form has one.
   static __device__ __forceinline__ void apply_broadcasts(const columns& from, float& first,
                                                           float& next) {
     for_each_broadcast([&](auto at) {
@@ -81,6 +86,10 @@ struct epilogue_ops {
       first = apply(which, first, one);
       next = apply(which, next, other);
     });
+    if constexpr (form.activates) {
+      first = activation::value(first);
+      next = activation::value(next);
+    }
   }
   // Of any element type, one column.
   static __device__ __forceinline__ float apply_broadcasts(broadcast_rows rows, i64 column,
@@ -93,6 +102,7 @@ struct epilogue_ops {
         value = apply(which, value, to_float(static_cast<const wide*>(rows[at.value])[column]));
       }
     });
+    if constexpr (form.activates) value = activation::value(value);
     return value;
   }
 

@@ -9,8 +9,10 @@ namespace {
 
 using Names = std::vector<std::string>;
 
+/// Once, also where two operands are packed in one tensor.
 void add(Names& names, std::string_view name) {
-  if (!name.empty()) names.emplace_back(name);
+  if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end())
+    names.emplace_back(name);
 }
 
 /// Of each matrix the first group's tensor, then the second's.
@@ -35,8 +37,10 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
   for (const std::string_view output : {epilogue.d_up, epilogue.hidden}) add(stage.outputs, output);
   add(stage.inputs, scales.a_scale);
   for (const std::string_view scale : scales.b_scale) add(stage.inputs, scale);
-  add(scales.scaling == Scaling::block ? stage.outputs : stage.inputs, scales.c_scale);
+  add(scales.finds_scales() ? stage.outputs : stage.inputs, scales.c_scale);
   for (const std::string_view row : epilogue.rows) add(stage.inputs, row);
+  add(stage.inputs, epilogue.row_weights);
+  for (const std::string_view bias : epilogue.group_bias) add(stage.inputs, bias);
   add(stage.inputs, epilogue.source);
   const QkvHeads& qkv = epilogue.qkv;
   for (const auto& vectors : {qkv.bias, qkv.norms})

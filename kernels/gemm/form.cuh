@@ -29,8 +29,16 @@ enum class grouping {
 };
 enum class group_source { mask, routed };  // routed: offsets and a permutation in memory
 
+// How one stacked tensor has both B operands (or K-concatenated pairs) of each group.
+enum class packing {
+  separate,     // it does not: each has a tensor of its own
+  halves,       // [groups, 2, rows, ...]: the rows of the first, then those of the second
+  interleaved,  // [groups, rows, 2, ...]: a row of the first, then one of the second
+};
+
 enum class epilogue_kind {
-  linear,               // C = accumulator (+ bias, or whatever row broadcasts there are) (+ source)
+  linear,               // C = act(accumulator (+ bias, or whatever row broadcasts there are)) (+
+                        // source), where there is an activation
   gated,                // dual_b: C = act(A·B0ᵀ) ⊙ (A·B1ᵀ); gate and up may be stored too
   activation_gradient,  // of dC = A·Bᵀ: C = d_gate = dC ⊙ up ⊙ act'(gate), d_up = dC ⊙ act(gate),
                         // and hidden = act(gate) ⊙ up where it is asked for; reads gate and up
@@ -38,11 +46,16 @@ enum class epilogue_kind {
 };
 enum class activation_kind : int;  // common/activation.cuh
 
+// What happens to rows of A before they are multiplied: a root mean square norm in one of its
+// conventions (common/rms_norm.cuh), rounded to A's type.
+enum class row_norm { none, llama, gemma, t5 };
+
 // fp8 e4m3 operands: a number is its element times its scale (f32).
 enum class scaling {
   none,
-  tensor,  // one scale for each tensor
-  block,   // one for each 128 elements of a row of A, and for each 128 x 128 block of B
+  tensor,   // one scale for each tensor
+  block,    // one for each 128 elements of a row of A, and for each 128 x 128 block of B
+  channel,  // one for each row of A, or 128 elements of it (a_scaled_by_block), and each row of B
 };
 
 struct gemm_form {
@@ -59,26 +72,40 @@ struct gemm_form {
   bool a_sorted = false, b_sorted = false, c_sorted = false;
 
   epilogue_kind epilogue = epilogue_kind::linear;
-  activation_kind activation = {};       // of an epilogue that is not linear
+  activation_kind activation = {};       // of an epilogue that is not linear, or activates
   bool broadcasts[row_broadcasts] = {};  // linear: which of row_broadcast
+  bool activates = false;                // linear: behind the row broadcasts
   bool adds_source = false;
   bool stores_preactivations = false;  // gated: gate and up, too
   bool stores_hidden = false;          // activation_gradient: hidden, too
 
   scaling scales = scaling::none;
+  bool a_scaled_by_block = false;  // scaling::channel
+  bool a_scales_sorted = false;    // grouped rows: scales of rows of A lie as sorted rows do
   bool c_quantised = false;
 
+  packing b_packing = packing::separate;
+  bool weighs_rows = false;  // grouped rows: accumulators times a factor of their row
+  bool group_bias = false;   // grouped rows: accumulators plus a bias of their group
+
   bool b_depends = false;  // an earlier launch of the plan writes B
-  qkv_form qkv = {};       // of the epilogue qkv
+  row_norm norm_of_a = row_norm::none;
+  qkv_form qkv = {};  // of the epilogue qkv
 
   constexpr int b_operands() const { return operands == gemm_operands::dual_b ? 2 : 1; }
   constexpr int k_pairs() const { return operands == gemm_operands::k_concatenated ? 2 : 1; }
   constexpr int outputs() const { return operands == gemm_operands::two_outputs ? 2 : 1; }
+  /// Whether the kernel finds the scales of C, one for each 128 columns of a row.
+  constexpr bool finds_scales() const {
+    return c_quantised && (scales == scaling::block || scales == scaling::channel);
+  }
   constexpr bool broadcasts_any() const {
     for (const bool one : broadcasts)
       if (one) return true;
     return false;
   }
+  /// Whether a linear epilogue changes the accumulators before the source is added.
+  constexpr bool changes_columns() const { return broadcasts_any() || activates; }
   constexpr bool is_qkv() const { return epilogue == epilogue_kind::qkv; }
   constexpr bool is_gradient() const { return epilogue == epilogue_kind::activation_gradient; }
   /// Values that are stored of one element of an output: C; gated: C, then gate and up;

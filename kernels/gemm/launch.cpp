@@ -3,39 +3,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <vector>
 
 #include "core/error.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/gemm/element.hpp"
 
 namespace fftune {
 namespace {
 
-constexpr std::string_view elements[] = {"f32", "bf16", "fp16", "fp8"};
 constexpr std::string_view operands[] = {"single", "dual_b", "k_concatenated", "two_outputs"};
 constexpr std::string_view majors[] = {"k", "mn"};
 constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
 constexpr std::string_view group_sources[] = {"mask", "routed"};
+constexpr std::string_view packings[] = {"separate", "halves", "interleaved"};
 constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient", "qkv"};
 constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
-constexpr std::string_view scalings[] = {"none", "tensor", "block"};
-
-element element_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return element::f32;
-    case DType::bf16:
-      return element::bf16;
-    case DType::fp16:
-      return element::fp16;
-    case DType::fp8:
-      return element::fp8;
-    default:
-      throw Error(ErrorKind::internal,
-                  fmt::format("no GEMM kernel has elements of {}", dtype_name(dtype)));
-  }
-}
+constexpr std::string_view row_norms[] = {"none", "llama", "gemma", "t5"};
+constexpr std::string_view scalings[] = {"none", "tensor", "block", "channel"};
 
 /// The device's enumeration has the host's order, and its enumerators the names of the types.
 std::string activation_enumerator(activation_kind kind) {
@@ -65,15 +52,22 @@ gemm_form form_of(const GemmProblem& gemm) {
   const Epilogue& epilogue = gemm.epilogue;
   form.epilogue = epilogue.kind;
   form.qkv = epilogue.qkv.form;
-  if (epilogue.kind != EpilogueKind::linear)
+  form.activates = epilogue.kind == EpilogueKind::linear && epilogue.activation != Activation::none;
+  if (epilogue.kind != EpilogueKind::linear || form.activates)
     form.activation = static_cast<activation_kind>(epilogue.activation);
   for (std::size_t i = 0; i < row_broadcasts; ++i) form.broadcasts[i] = !epilogue.rows[i].empty();
   form.adds_source = !epilogue.source.empty();
   form.stores_preactivations = epilogue.stores_preactivations();
   form.stores_hidden = form.is_gradient() && !epilogue.hidden.empty();
   form.scales = gemm.quantisation.scaling;
+  form.a_scaled_by_block = gemm.quantisation.a_scaled_by_block;
+  form.a_scales_sorted = form.scales != scaling::none && form.a_sorted;
   form.c_quantised = !gemm.quantisation.c_scale.empty();
+  form.b_packing = gemm.b_packing;
+  form.weighs_rows = !epilogue.row_weights.empty();
+  form.group_bias = !epilogue.group_bias.empty();
   form.b_depends = gemm.b_depends;
+  form.norm_of_a = gemm.norm_of_a.kind;
   return form;
 }
 
@@ -90,9 +84,9 @@ std::string template_argument(const gemm_form& form) {
     if (value) fields.push_back(fmt::format(".{} = true", field));
   };
   // In the order of the struct's members, as designated initialisers are.
-  name("ab", "element", form.ab, plain.ab, elements);
-  name("c", "element", form.c, plain.c, elements);
-  name("wide", "element", form.wide, plain.wide, elements);
+  name("ab", "element", form.ab, plain.ab, element_names);
+  name("c", "element", form.c, plain.c, element_names);
+  name("wide", "element", form.wide, plain.wide, element_names);
   name("operands", "gemm_operands", form.operands, plain.operands, operands);
   name("a_major", "major", form.a_major, plain.a_major, majors);
   name("b_major", "major", form.b_major, plain.b_major, majors);
@@ -103,17 +97,24 @@ std::string template_argument(const gemm_form& form) {
   flag("b_sorted", form.b_sorted);
   flag("c_sorted", form.c_sorted);
   name("epilogue", "epilogue_kind", form.epilogue, plain.epilogue, epilogues);
-  if (form.epilogue != epilogue_kind::linear)
+  if (form.epilogue != epilogue_kind::linear || form.activates)
     fields.push_back(fmt::format(".activation = fftune::activation_kind::{}",
                                  activation_enumerator(form.activation)));
   if (form.broadcasts_any())
     fields.push_back(fmt::format(".broadcasts = {{{}}}", fmt::join(form.broadcasts, ", ")));
+  flag("activates", form.activates);
   flag("adds_source", form.adds_source);
   flag("stores_preactivations", form.stores_preactivations);
   flag("stores_hidden", form.stores_hidden);
   name("scales", "scaling", form.scales, plain.scales, scalings);
+  flag("a_scaled_by_block", form.a_scaled_by_block);
+  flag("a_scales_sorted", form.a_scales_sorted);
   flag("c_quantised", form.c_quantised);
+  name("b_packing", "packing", form.b_packing, plain.b_packing, packings);
+  flag("weighs_rows", form.weighs_rows);
+  flag("group_bias", form.group_bias);
   flag("b_depends", form.b_depends);
+  name("norm_of_a", "row_norm", form.norm_of_a, plain.norm_of_a, row_norms);
   if (form.is_qkv())
     fields.push_back(fmt::format(
         ".qkv = {{{}, {}, fftune::head_rotation::{}, {}, {}, {}, {}, {}}}", form.qkv.dim,
@@ -146,6 +147,9 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   grouped(offsetof(gemm_params, source), gemm.epilogue.source);
   for (std::size_t i = 0; i < row_broadcasts; ++i)
     pointer(offsetof(gemm_params, broadcasts) + i * pointer_bytes, gemm.epilogue.rows[i]);
+  pointer(offsetof(gemm_params, row_weights), gemm.epilogue.row_weights);
+  for (std::size_t i = 0; i < gemm.epilogue.group_bias.size(); ++i)
+    pointer(offsetof(gemm_params, group_bias) + i * pointer_bytes, gemm.epilogue.group_bias[i]);
   pointer(offsetof(gemm_params, gate), gemm.epilogue.gate);
   pointer(offsetof(gemm_params, up), gemm.epilogue.up);
   pointer(offsetof(gemm_params, d_up), gemm.epilogue.d_up);
@@ -158,6 +162,9 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   pointer(offsetof(gemm_params, mask), gemm.groups.mask);
   pointer(offsetof(gemm_params, offsets), gemm.groups.offsets);
   pointer(offsetof(gemm_params, permutation), gemm.groups.permutation);
+  pointer(offsetof(gemm_params, norm_of_a), gemm.norm_of_a.weights);
+  if (gemm.norm_of_a.any())
+    add(offsetof(gemm_params, norm_epsilon), static_cast<float>(gemm.norm_of_a.epsilon));
   const auto size = [&](std::size_t at, std::int64_t value) {
     add(at, static_cast<std::int32_t>(value));
   };
@@ -168,6 +175,13 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   return parameters;
 }
 
+/// Zeros where angles come from a table.
+ArrayArgument frequencies_of(const QkvHeads& qkv) {
+  ArrayArgument array{qkv.frequencies};
+  array.values.resize(static_cast<std::size_t>(qkv.form.rotary / 2));
+  return array;
+}
+
 std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
                                     const TensorPlaces& places) {
   const QkvHeads& qkv = gemm.epilogue.qkv;
@@ -176,17 +190,14 @@ std::optional<Pointer> append_sines(Program& program, const GemmProblem& gemm,
   const ScratchArgument sines{program.scratch.size()};
   program.scratch.push_back({static_cast<std::size_t>(gemm.m * pairs) * 2 * sizeof(float), false});
   constexpr std::int64_t threads = 256;
-  auto frequencies = qkv.frequencies;
-  frequencies.resize(static_cast<std::size_t>(pairs));
-  KernelLaunch& launch =
-      append_kernel(program, "gemm/head_sines.cu",
-                    fmt::format("head_sines<{}, {}, {}, {}>", pairs, !qkv.angles.empty(),
-                                qkv.form.rotation == head_rotation::interleaved,
-                                gemm.dtype == DType::f32 ? "double" : "float"),
-                    {static_cast<std::uint32_t>(ceil_div(gemm.m * pairs, threads))}, threads,
-                    {tensor_of(places, qkv.positions), tensor_or_null(places, qkv.angles), sines,
-                     ArrayArgument{std::move(frequencies)}, gemm.m,
-                     static_cast<std::int32_t>(qkv.table_rows), qkv.scale});
+  KernelLaunch& launch = append_kernel(
+      program, "gemm/head_sines.cu",
+      fmt::format("head_sines<{}, fftune::head_rotation::{}, {}>", pairs,
+                  rotations[static_cast<std::size_t>(qkv.form.rotation)],
+                  gemm.dtype == DType::f32 ? "double" : "float"),
+      {static_cast<std::uint32_t>(ceil_div(gemm.m * pairs, threads))}, threads,
+      {tensor_of(places, qkv.positions), tensor_or_null(places, qkv.angles), sines,
+       frequencies_of(qkv), gemm.m, static_cast<std::int32_t>(qkv.table_rows), qkv.scale});
   launch.programmatic = gemm.follows;
   return sines;
 }
@@ -207,6 +218,27 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
   add(offsetof(qkv_params, q_columns), static_cast<std::int32_t>(qkv.columns(0)));
   add(offsetof(qkv_params, kv_columns), static_cast<std::int32_t>(qkv.columns(1)));
   add(offsetof(qkv_params, epsilon), static_cast<float>(qkv.epsilon));
+  add(offsetof(qkv_params, norm_offset), static_cast<float>(qkv.norm_offset));
+}
+
+ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& places) {
+  const QkvHeads& qkv = gemm.epilogue.qkv;
+  const std::size_t frequencies = sizeof(angle_params);
+  const bool rotates = qkv.form.rotates();
+  const std::size_t bytes = frequencies + static_cast<std::size_t>(qkv.form.rotary / 2) * 4;
+  ParameterStruct parameters =
+      gemm_parameters(gemm, places, rotates ? (bytes + 7) / 8 * 8 : sizeof(plain_params));
+  qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), std::nullopt);
+  if (!rotates) return parameters;
+  const auto add = [&](std::size_t at, Argument value) {
+    parameters.fields.push_back({sizeof(plain_params) + at, std::move(value)});
+  };
+  add(offsetof(head_angles, positions), tensor_of(places, qkv.positions));
+  add(offsetof(head_angles, table), tensor_or_null(places, qkv.angles));
+  add(offsetof(head_angles, table_rows), static_cast<std::int32_t>(qkv.table_rows));
+  add(offsetof(head_angles, scale), qkv.scale);
+  parameters.fields.push_back({frequencies, frequencies_of(qkv)});
+  return parameters;
 }
 
 KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,
@@ -216,6 +248,13 @@ KernelLaunch& append_gemm(Program& program, const std::string& file, const std::
                     static_cast<std::uint32_t>(threads), {});
   launch.parameters = std::move(parameters);
   return launch;
+}
+
+bool waits_for_dependencies(const KernelSource& kernel) {
+  constexpr std::string_view files[] = {"gemm/sm90/gemm.cu", "gemm/sm80/gemm.cu",
+                                        "gemm/decode/gemm.cu", "gemm/decode/fused.cu",
+                                        "gemm/head_sines.cu"};
+  return std::find(std::begin(files), std::end(files), kernel.file) != std::end(files);
 }
 
 bool splits_in_clusters(const DeviceFacts& facts) {
@@ -238,7 +277,7 @@ void split_launch(Program& program, KernelLaunch& launch, const DeviceFacts& fac
   }
   const auto tiles = static_cast<std::size_t>(launch.grid.x);
   set(offsetof(gemm_params, split_counters), ScratchArgument{program.scratch.size()});
-  program.scratch.push_back({tiles * 4, true});
+  program.scratch.push_back({tiles * 4, true, true});
   set(offsetof(gemm_params, split_partials), ScratchArgument{program.scratch.size()});
   program.scratch.push_back({tiles * split_k * static_cast<std::size_t>(share_bytes), false});
 }

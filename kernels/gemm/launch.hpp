@@ -38,10 +38,18 @@ void qkv_parameters(ParameterStruct& parameters, const GemmProblem& gemm,
                     const TensorPlaces& places, std::size_t offset,
                     const std::optional<Pointer>& sines);
 
+/// All fields of a plain_params of heads; of rotated ones those of a rotating_params, whose kernel
+/// needs no sines.
+ParameterStruct heads_parameters(const GemmProblem& gemm, const TensorPlaces& places);
+
 /// Appends a launch of the kernel `fftune::<expression>` of `file` with one struct of parameters.
 /// The reference that it returns is valid until the next step is appended.
 KernelLaunch& append_gemm(Program& program, const std::string& file, const std::string& expression,
                           std::int64_t grid, int threads, ParameterStruct parameters);
+
+/// Whether the kernel waits for the launches before it by itself, and so may be launched while they
+/// run (KernelLaunch::programmatic).
+bool waits_for_dependencies(const KernelSource& kernel);
 
 /// From sm_90 on the splits of a tile are a cluster, and need neither workspace nor counters.
 bool splits_in_clusters(const DeviceFacts& facts);

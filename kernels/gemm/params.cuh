@@ -16,7 +16,9 @@ struct gemm_params {
   void* c[2][2];             // [group][output]; groups: where the reduction is grouped; qkv: as b
   const void* source[2][2];  // as c: what is added to it
   const void* broadcasts[row_broadcasts];  // [n]
-  void* gate;  // [m, n], written (gated) or read (activation_gradient), as up
+  const float* row_weights;                // [m], by sorted rows
+  const void* group_bias[2];  // [groups, n], of each B operand; packed as B is: the first alone
+  void* gate;                 // [m, n], written (gated) or read (activation_gradient), as up
   void* up;
   void* d_up;
   void* hidden;
@@ -35,12 +37,24 @@ struct gemm_params {
   unsigned*
       split_counters;     // split-K through a workspace: [tiles], zero before and after; else null
   float* split_partials;  // [tiles, split_k, elements of a tile]
+
+  const void* norm_of_a;  // [k]: weights of the row norm
+  float norm_epsilon;
 };
 
 // Of engines that need no tensor maps.
 struct plain_params {
   gemm_params gemm;
   qkv_params qkv;  // epilogue qkv
+};
+
+// Of those that compute the sines of rotated heads themselves.
+struct angle_params : plain_params {
+  head_angles angles;
+};
+template <int pairs>
+struct rotating_params : angle_params {
+  pair_frequencies<pairs> frequencies;
 };
 
 }  // namespace fftune

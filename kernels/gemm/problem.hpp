@@ -31,6 +31,7 @@ using Major = major;
 using Grouping = grouping;
 using EpilogueKind = epilogue_kind;
 using Scaling = scaling;
+using Packing = packing;
 
 /// One matrix by the name of the op's tensor. With groups: one tensor for each group ("w_true",
 /// "w_false"), or a single tensor [groups, ...] that stacks those of all groups. Where rows are
@@ -84,6 +85,7 @@ struct QkvHeads {
   std::string_view slots = {};               // [m], of caches
   std::int64_t cache_rows = 0;               // of caches
   double epsilon = 0;
+  double norm_offset = 0;  // added to the norms' weights
   /// Rotation: the row's position, i32 [m], and either a table of angles, f32 [positions, rotary],
   /// of which the first of each pair counts, or the frequency of each pair.
   std::string_view positions = {};
@@ -97,15 +99,29 @@ struct QkvHeads {
   std::int64_t first_column(std::size_t part) const {
     return part == 0 ? 0 : columns(0) + (part == 1 ? 0 : columns(1));
   }
+  /// Whether tiles of `bn` columns have whole heads, each of one part.
+  bool fits_heads(std::int64_t bn) const {
+    return bn % form.dim == 0 && columns(0) % bn == 0 && columns(1) % bn == 0;
+  }
   std::size_t part_of(std::int64_t column) const {
     return column < columns(0) ? 0 : column < columns(0) + columns(1) ? 1 : 2;
   }
 };
 
+/// A root mean square norm of the rows of A, within the GEMM: A's rows are multiplied as that norm
+/// would have written them.
+struct NormOfA {
+  row_norm kind = row_norm::none;
+  std::string_view weights = {};  // [k]
+  double epsilon = 0;
+
+  bool any() const { return kind != row_norm::none; }
+};
+
 /// What becomes of the accumulators before their one rounding.
 struct Epilogue {
   EpilogueKind kind = EpilogueKind::linear;
-  Activation activation = Activation::none;
+  Activation activation = Activation::none;                // linear: behind the row broadcasts
   std::array<std::string_view, row_broadcasts> rows = {};  // linear: of each row broadcast, [n]
   std::vector<TensorNames> source = {};  // linear: what is added to each output; may be C itself
   std::string_view gate = {};            // [m,n]: gated stores it, activation_gradient reads it
@@ -113,12 +129,18 @@ struct Epilogue {
   std::string_view d_up = {};            // activation_gradient: [m,n]
   std::string_view hidden = {};          // activation_gradient: [m,n], or empty: not stored
   QkvHeads qkv = {};                     // qkv
+  /// Grouped rows in a sorted C, before all of the above: f32 [m], a factor of each sorted row; and
+  /// a bias [groups, n] of each B operand, packed as B is.
+  std::string_view row_weights = {};
+  std::vector<std::string_view> group_bias = {};
 
   bool stores_preactivations() const { return kind == EpilogueKind::gated && !gate.empty(); }
   std::string_view& row(row_broadcast which) { return rows[static_cast<std::size_t>(which)]; }
   bool broadcasts() const {
     return std::any_of(rows.begin(), rows.end(), [](const auto& row) { return !row.empty(); });
   }
+  /// Whether accumulators change before the epilogue.
+  bool has_group_terms() const { return !row_weights.empty() || !group_bias.empty(); }
   bool adds() const { return broadcasts() || !source.empty(); }
 };
 
@@ -127,15 +149,19 @@ constexpr std::int64_t scale_block = 128;
 
 struct Quantisation {
   Scaling scaling = Scaling::none;
-  std::string_view a_scale = {};  // [1], or [m, blocks of k]
-  /// One for each B operand: [1], or [blocks of n, blocks of k]. Grouped rows: [groups, ...], those
-  /// of all groups in one tensor.
+  std::string_view a_scale = {};  // [1], or [m, blocks of k], or [m]
+  /// One for each B operand: [1], or [blocks of n, blocks of k], or [n]. Grouped rows: [groups,
+  /// ...], those of all groups in one tensor.
   std::vector<std::string_view> b_scale = {};
-  /// C is fp8 too. Scaling::tensor: its scale [1] is given. Scaling::block: the kernel finds the
+  /// C is fp8 too. Scaling::tensor: its scale [1] is given. Else the kernel finds the
   /// scales [m, blocks of n] and writes them.
   std::string_view c_scale = {};
 
+  bool a_scaled_by_block = false;  // Scaling::channel: a_scale is [m, blocks of k]
+
   bool any() const { return scaling != Scaling::none; }
+  /// Whether the kernel finds the scales of C.
+  bool finds_scales() const { return !c_scale.empty() && scaling != Scaling::tensor; }
 };
 
 struct GemmProblem {
@@ -148,10 +174,13 @@ struct GemmProblem {
   std::vector<TensorNames> a = {};  // one; two if k_concatenated or two_outputs
   std::vector<TensorNames> b = {};  // one; two if dual_b or k_concatenated; qkv: one or three
   std::vector<TensorNames> c = {};  // one; two if two_outputs; qkv: three. gradient: d_gate
+  /// Other than separate: both of b name the same tensor.
+  Packing b_packing = Packing::separate;
   /// With groups: whether the rows (with a grouped reduction the tokens) of A, of B and of C with
   /// whatever else the epilogue reads and writes lie in the sorted order, rather than the tokens'.
   bool a_sorted = false, b_sorted = false, c_sorted = false;
   Groups groups = {};
+  NormOfA norm_of_a = {};
   Epilogue epilogue = {};
   Quantisation quantisation = {};
   /// Another launch of the plan comes before this one: programmatic dependent launch applies.

@@ -28,6 +28,20 @@ struct qkv_form {
   constexpr bool rotates() const { return rotation != head_rotation::none; }
 };
 
+// The angles of rotated heads: those of a row's position.
+struct head_angles {
+  const int* positions;  // [m]
+  const float* table;    // [table_rows, 2 pairs], of which the first of each pair counts, and of
+                         // which a position past the end reads the last row; null: position times
+                         // the pair's frequency
+  int table_rows;
+  float scale;  // of sines and cosines
+};
+template <int count>
+struct pair_frequencies {
+  float of[count];
+};
+
 // What a kernel takes beside gemm_params, whose b and c have the parts in their order, as arrays of
 // pointers one after the other.
 struct qkv_params {
@@ -38,6 +52,8 @@ struct qkv_params {
   int q_columns;         // of part 0
   int kv_columns;        // of each other part
   float epsilon;
+  float
+      norm_offset;  // added to the norms' elements: 1 where they are kept as their distance from 1
 
   constexpr int part_of(int column) const {
     return column < q_columns ? 0 : column < q_columns + kv_columns ? 1 : 2;

@@ -43,9 +43,10 @@ struct combined_columns {
   }
 };
 
-// rows [.., columns], places [tokens, choices], weights [tokens, choices] or null, y [tokens,
-// columns]. `aligned`: rows are whole vectors of 16 bytes.
-template <class T, int choices, bool aligned, int threads>
+// rows [.., columns], places [tokens, choices], weights [tokens, weighted] or null, y [tokens,
+// columns]. Choices from `weighted` on have the weight 1. `aligned`: rows are whole vectors of 16
+// bytes.
+template <class T, int choices, int weighted, bool aligned, int threads>
 __global__ void __launch_bounds__(threads)
     combine_rows(const T* rows, const int* places, const float* weights, T* y, int tokens,
                  i64 columns) {
@@ -68,7 +69,9 @@ __global__ void __launch_bounds__(threads)
         weight[i] = 1;
         if (begin + i >= choices) continue;
         place[i] = places[first + begin + i];
-        if (weights != nullptr) weight[i] = weights[first + begin + i];
+        if (weights != nullptr && begin + i < weighted) {
+          weight[i] = weights[static_cast<i64>(token) * weighted + begin + i];
+        }
       }
       if constexpr (aligned) {
         vector16 row[together];

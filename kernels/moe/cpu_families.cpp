@@ -35,6 +35,8 @@ Program cpu_route_program(const Problem& problem) {
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   const std::size_t ids = places.at("ids"), offsets = places.at("offsets"),
                     tokens = places.at("tokens"), of_choices = places.at("places");
+  const std::size_t weights = weighs_before(problem) ? places.at("weights") : absent,
+                    row_weights = weighs_before(problem) ? places.at("row_weights") : absent;
   Program program;
   program.host_tensors = places.count();
   program.steps.emplace_back(HostFunction([=](const HostCall& call) {
@@ -42,21 +44,29 @@ Program cpu_route_program(const Problem& problem) {
     auto* const first = data<std::int32_t>(call, offsets);
     auto* const token_of = data<std::int32_t>(call, tokens);
     auto* const place_of = data<std::int32_t>(call, of_choices);
-    const auto is_here = [&](std::int64_t choice) {
-      return given[choice] >= 0 && given[choice] < shape.experts;
-    };
-    std::vector<std::int32_t> next(static_cast<std::size_t>(shape.experts) + 1);
-    for (std::int64_t choice = 0; choice < shape.rows(); ++choice)
-      if (is_here(choice)) ++next[static_cast<std::size_t>(given[choice]) + 1];
+    const std::vector<std::int32_t> chosen =
+        all_choices(shape, {given, given + shape.m * shape.top_k});
+    auto* const weight_of_row = row_weights == absent ? nullptr : data<float>(call, row_weights);
+    std::vector<std::int32_t> next(static_cast<std::size_t>(shape.all_experts()) + 1);
+    for (const std::int32_t expert : chosen)
+      if (expert >= 0) ++next[static_cast<std::size_t>(expert) + 1];
     for (std::size_t expert = 0; expert < next.size(); ++expert)
       first[expert] = next[expert] += expert > 0 ? next[expert - 1] : 0;
-    for (std::int64_t row = first[shape.experts]; row < shape.rows(); ++row) token_of[row] = 0;
+    for (std::int64_t row = first[shape.all_experts()]; row < shape.rows(); ++row) {
+      token_of[row] = 0;
+      if (weight_of_row) weight_of_row[row] = 0;
+    }
     for (std::int64_t choice = 0; choice < shape.rows(); ++choice) {
+      const std::int32_t expert = chosen[static_cast<std::size_t>(choice)];
       place_of[choice] = -1;
-      if (!is_here(choice)) continue;
-      const std::int32_t place = next[static_cast<std::size_t>(given[choice])]++;
+      if (expert < 0) continue;
+      const std::int32_t place = next[static_cast<std::size_t>(expert)]++;
+      const std::int64_t token = choice / shape.choices(), own = choice % shape.choices();
       place_of[choice] = place;
-      token_of[place] = static_cast<std::int32_t>(choice / shape.choices);
+      token_of[place] = static_cast<std::int32_t>(token);
+      if (weight_of_row)
+        weight_of_row[place] =
+            own < shape.top_k ? data<const float>(call, weights)[token * shape.top_k + own] : 1;
     }
   }));
   return program;
@@ -66,23 +76,26 @@ Program cpu_combine_program(const Problem& problem) {
   const Shape shape = shape_of(problem);
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   const bool forward = problem.pass == "fwd";
-  const DType dtype = problem.dtype;
+  const DType dtype = wide_dtype(problem);
   const std::size_t rows = places.at(forward ? "expert_out" : "dx_rows"),
-                    weights = forward ? places.at("weights") : absent,
+                    weights = forward && !weighs_before(problem) ? places.at("weights") : absent,
                     of_choices = places.at("places"), sums = places.at(forward ? "y" : "dx");
   Program program;
   program.host_tensors = places.count();
   program.steps.emplace_back(HostFunction([=](const HostCall& call) {
     const auto* const place_of = data<const std::int32_t>(call, of_choices);
     const auto width = static_cast<std::size_t>(shape.d);
-    for_each_block(shape.m, shape.d * shape.choices, call.parallel, [&](const Block& block) {
+    for_each_block(shape.m, shape.d * shape.choices(), call.parallel, [&](const Block& block) {
       std::vector<float> row(width), sum(width);
       for (std::int64_t token = block.first_row; token < block.last_row; ++token) {
         std::fill(sum.begin(), sum.end(), 0.0f);
-        for (std::int64_t i = token * shape.choices; i < (token + 1) * shape.choices; ++i) {
-          if (place_of[i] < 0) continue;
-          const float weight = weights == absent ? 1 : data<const float>(call, weights)[i];
-          load_row(dtype, call.tensors[rows], static_cast<std::size_t>(place_of[i]), row);
+        for (std::int64_t i = 0; i < shape.choices(); ++i) {
+          const std::int32_t place = place_of[token * shape.choices() + i];
+          if (place < 0) continue;
+          const bool weighted = weights != absent && i < shape.top_k;
+          const float weight =
+              weighted ? data<const float>(call, weights)[token * shape.top_k + i] : 1;
+          load_row(dtype, call.tensors[rows], static_cast<std::size_t>(place), row);
           for (std::size_t column = 0; column < width; ++column)
             sum[column] += weight * row[column];
         }

@@ -24,6 +24,9 @@
 
 namespace fftune {
 
+// How the weights of gate and up lie: as `packing` of gemm/form.cuh.
+enum class weights_of_both { separate, halves, interleaved };
+
 // tokens: rows of an expert that a pass over its weights serves, 8 or 16.
 struct chosen_config {
   int tokens, rows, warps, unroll, k_parts;
@@ -40,22 +43,35 @@ struct chosen_experts {
     u32 marks[most_experts / 32];
   };
   storage& shared;
-  int choices;
+  int choices, top_k, shared_experts;
 
-  // All threads of the block.
+  // The token of a choice, and the place of its weight, negative where it has the weight 1.
+  __device__ __forceinline__ int token(int choice) const {
+    return choice / (top_k + shared_experts);
+  }
+  __device__ __forceinline__ int place_of_weight(int choice) const {
+    const int own = token(choice), rank = choice - own * (top_k + shared_experts);
+    return rank < top_k ? own * top_k + rank : -1;
+  }
+
+  // All threads of the block. Every token has chosen the shared experts, after its ids.
   template <int threads>
   static __device__ __forceinline__ chosen_experts build(storage& shared, const int* ids,
-                                                         int choices, int experts) {
+                                                         int choices, int top_k, int shared_experts,
+                                                         int experts) {
+    const chosen_experts self{shared, choices, top_k, shared_experts};
     if (threadIdx.x < most_experts / 32) shared.marks[threadIdx.x] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < choices; i += threads) {
-      const int id = ids[i];
-      const bool is_here = id >= 0 && id < experts;
+      const int place = self.place_of_weight(i);
+      const int rank = i - self.token(i) * (top_k + shared_experts);
+      const int id = place >= 0 ? ids[place] : experts + rank - top_k;
+      const bool is_here = id >= 0 && (place < 0 || id < experts);
       shared.ids[i] = is_here ? id : -1;
       if (is_here) atomicOr(&shared.marks[id / 32], 1u << id % 32);
     }
     __syncthreads();
-    return {shared, choices};
+    return self;
   }
 
   // How many experts there are. All lanes of a warp, as below.
@@ -168,8 +184,8 @@ struct chosen_mma {
 // The sorted order of the choices, as the stage route has it: a warp takes every `warps`-th expert.
 template <int warps>
 __device__ __forceinline__ void write_order(const chosen_experts& chosen, int experts,
-                                            int choices_of_token, int* offsets, int* tokens,
-                                            int* places) {
+                                            const float* weights, int* offsets, int* tokens,
+                                            int* places, float* row_weights) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int expert = warp; expert <= experts; expert += warps) {
     int first = 0;
@@ -181,7 +197,10 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
     if (lane == 0) offsets[expert] = first;
     // Rows that no expert has.
     if (expert == experts) {
-      for (int row = first + lane; row < chosen.choices; row += 32) tokens[row] = 0;
+      for (int row = first + lane; row < chosen.choices; row += 32) {
+        tokens[row] = 0;
+        if (row_weights != nullptr) row_weights[row] = 0;
+      }
       for (int choice = lane; choice < chosen.choices; choice += 32) {
         if (chosen.shared.ids[choice] < 0) places[choice] = -1;
       }
@@ -195,7 +214,11 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
       if (own) {
         const int row = place + __popc(found & ((1u << lane) - 1));
         places[choice] = row;
-        tokens[row] = choice / choices_of_token;
+        tokens[row] = chosen.token(choice);
+        if (row_weights != nullptr) {
+          const int of_weight = chosen.place_of_weight(choice);
+          row_weights[row] = of_weight < 0 ? 1.0f : weights[of_weight];
+        }
       }
       place += __popc(found);
     }
@@ -204,14 +227,17 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
 
 }  // namespace
 
-// x [tokens, d], ids [choices], w_gate and w_up [experts, h, d]; offsets, tokens and places as the
+// x [tokens, d], ids [tokens, top_k], w_gate and w_up [experts, h, d], or both the same tensor
+// [experts, 2 h, d]; b_gate and b_up [experts, h] the same way, or null; weights and row_weights as
+// in route.cu, where the rows of x are weighed, else null; offsets, tokens and places as the
 // stage route has them, hidden [choices, h] in the sorted order. Grid: (ceil(h / rows), experts
 // that may be chosen + 1). Block: 32 · warps.
-template <class T, class activation, chosen_config config>
+template <class T, class activation, chosen_config config, weights_of_both packed>
 __global__ void __launch_bounds__(config.warps * 32)
     chosen_gate_up(const T* x, const int* ids, const T* w_gate, const T* w_up, int* offsets,
-                   int* tokens, int* places, T* hidden, int choices, int choices_of_token,
-                   int experts, int d, int h) {
+                   int* tokens, int* places, T* hidden, const float* weights, float* row_weights,
+                   const T* b_gate, const T* b_up, int choices, int top_k, int shared, int experts,
+                   int d, int h) {
   constexpr int threads = config.warps * 32, n_fragments = config.rows / 8;
   constexpr int values = config.tokens / 4;
   static_assert(n_fragments <= config.warps && config.k_parts == 1);
@@ -220,10 +246,11 @@ __global__ void __launch_bounds__(config.warps * 32)
   __shared__ float partial[config.warps][2][n_fragments][32][values];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   launch_dependents();
-  const auto chosen = chosen_experts::build<threads>(storage, ids, choices, experts);
+  const auto chosen = chosen_experts::build<threads>(storage, ids, choices, top_k, shared, experts);
   if (blockIdx.y + 1 == gridDim.y) {
     if (blockIdx.x == 0) {
-      write_order<config.warps>(chosen, experts, choices_of_token, offsets, tokens, places);
+      write_order<config.warps>(chosen, experts + shared, weights, offsets, tokens, places,
+                                row_weights);
     }
     return;
   }
@@ -231,6 +258,16 @@ __global__ void __launch_bounds__(config.warps * 32)
   if (index >= chosen.count()) return;
   const int expert = chosen.expert(index), first_row = blockIdx.x * config.rows;
 
+  // Of gate and of up, a row of an expert among all rows.
+  struct row_of_both {
+    i64 gate, up;
+    __device__ __forceinline__ row_of_both(int expert, int row, int h) {
+      constexpr bool halves = packed == weights_of_both::halves;
+      gate = static_cast<i64>(expert) * h + row, up = gate;
+      if constexpr (halves) gate += static_cast<i64>(expert) * h, up = gate + h;
+      if constexpr (packed == weights_of_both::interleaved) gate *= 2, up = gate + 1;
+    }
+  };
   using mma = chosen_mma<T, config, 2>;
   for (int from = 0;; from += config.tokens) {
     const auto group = chosen.list(expert, from, config.tokens, lists[warp]);
@@ -239,15 +276,15 @@ __global__ void __launch_bounds__(config.warps * 32)
 #pragma unroll
     for (int fragment = 0; fragment < n_fragments; ++fragment) {
       const int row = smaller(first_row + fragment * 8 + lane / 4, h - 1);
-      const i64 at = (static_cast<i64>(expert) * h + row) * d;
-      own.weights[0][fragment] = w_gate + at;
-      own.weights[1][fragment] = w_up + at;
+      const row_of_both at(expert, row, h);
+      own.weights[0][fragment] = w_gate + at.gate * d;
+      own.weights[1][fragment] = w_up + at.up * d;
     }
 #pragma unroll
     for (int half = 0; half < config.tokens / 8; ++half) {
       const int rank = half * 8 + lane / 4;
       own.rows[half] = from + rank < group.count
-                           ? x + static_cast<i64>(lists[warp][rank] / choices_of_token) * d
+                           ? x + static_cast<i64>(chosen.token(lists[warp][rank])) * d
                            : nullptr;
     }
     own.run(warp * mma::k_group, d, config.warps * mma::k_group, [] {});
@@ -279,10 +316,24 @@ __global__ void __launch_bounds__(config.warps * 32)
       for (int half = 0; half < config.tokens / 8; ++half) {
         const int rank = from + half * 8 + lane / 4;
         if (rank < group.count && column < h) {
-          const float low = activation::value(total[0][half * 2]) * total[1][half * 2];
-          const float high = activation::value(total[0][half * 2 + 1]) * total[1][half * 2 + 1];
+          float product[2];
+          float weight = 1;
+          if (row_weights != nullptr) {
+            const int of_weight = chosen.place_of_weight(lists[warp][rank - from]);
+            weight = of_weight < 0 ? 1.0f : weights[of_weight];
+          }
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float gate = total[0][half * 2 + i] * weight, up = total[1][half * 2 + i] * weight;
+            if (b_gate != nullptr) {
+              const row_of_both at(expert, column + i, h);
+              gate += to_float(b_gate[at.gate]);
+              up += to_float(b_up[at.up]);
+            }
+            product[i] = gated_product<activation>(gate, up);
+          }
           *reinterpret_cast<u32*>(hidden + static_cast<i64>(group.first + rank) * h + column) =
-              pack<T>(low, high);
+              pack<T>(product[0], product[1]);
         }
       }
     }
@@ -291,20 +342,21 @@ __global__ void __launch_bounds__(config.warps * 32)
   }
 }
 
-// hidden [choices, h] in the sorted order, w_down [experts, d, h], weights [tokens, choices of a
-// token], y [tokens, d]. Grid: ceil(d / rows). Block: 32 · warps. Dynamic shared memory: rows in
-// f32.
+// hidden [choices, h] in the sorted order, w_down [experts, d, h], b_down [experts, d] or null,
+// weights [tokens, top_k] or null, y [tokens, d]. Grid: ceil(d / rows). Block: 32 · warps. Dynamic
+// shared memory: rows in f32.
 template <class T, chosen_config config>
 __global__ void __launch_bounds__(config.warps * 32)
-    chosen_down(const T* hidden, const int* ids, const float* weights, const T* w_down, T* y,
-                int tokens, int choices, int choices_of_token, int experts, int d, int h) {
+    chosen_down(const T* hidden, const int* ids, const float* weights, const T* w_down,
+                const T* b_down, T* y, int tokens, int choices, int top_k, int shared, int experts,
+                int d, int h) {
   constexpr int threads = config.warps * 32, n_fragments = config.rows / 8;
   __shared__ chosen_experts::storage storage;
   __shared__ int lists[config.warps][config.tokens];
   extern __shared__ float products[];  // [k_parts][choices][rows]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   launch_dependents();
-  const auto chosen = chosen_experts::build<threads>(storage, ids, choices, experts);
+  const auto chosen = chosen_experts::build<threads>(storage, ids, choices, top_k, shared, experts);
   const int units = chosen.count() * config.k_parts, first_row = blockIdx.x * config.rows;
   bool waited = false;
   const auto ready = [&waited] {
@@ -359,9 +411,15 @@ __global__ void __launch_bounds__(config.warps * 32)
     const int token = i / pairs, column = i % pairs * 2;
     if (first_row + column >= d) continue;
     float low = 0, high = 0;
+    const int choices_of_token = top_k + shared;
     for (int choice = token * choices_of_token; choice < (token + 1) * choices_of_token; ++choice) {
-      if (storage.ids[choice] < 0) continue;
+      const int expert = storage.ids[choice];
+      if (expert < 0) continue;
       float first = 0, second = 0;
+      if (b_down != nullptr) {
+        const T* const bias = b_down + static_cast<i64>(expert) * d + first_row + column;
+        first = to_float(bias[0]), second = to_float(bias[1]);
+      }
 #pragma unroll
       for (int part = 0; part < config.k_parts; ++part) {
         const float* const from =
@@ -369,7 +427,8 @@ __global__ void __launch_bounds__(config.warps * 32)
         first += from[0];
         second += from[1];
       }
-      const float weight = weights[choice];
+      const int of_weight = weights == nullptr ? -1 : chosen.place_of_weight(choice);
+      const float weight = of_weight < 0 ? 1.0f : weights[of_weight];
       low += weight * first;
       high += weight * second;
     }

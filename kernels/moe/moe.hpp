@@ -2,13 +2,18 @@
 // experts that it has chosen, and gets the weighted sum of what they give.
 //
 //   y_t = Σ_j weights[t, j] · ffn_ids[t, j](x_t)          over its `top-k` choices, in their order
+//   y_t = Σ_j ffn_ids[t, j](weights[t, j] · x_t)          weigh=before
+//
+// Shared experts are the last ones of the stacked weights. Every token has chosen them too, after
+// its ids, with weight 1.
 //
 // An id outside of [0, experts) names an expert that is not here, as with expert parallelism: the
 // choice adds nothing. The ids of a token differ. How many tokens an expert has is known on the
 // device alone: between none and all.
 //
 // Choices are sorted by expert (core/routing.hpp): row i of gate, up and hidden belongs to the i-th
-// choice in that order, so that the rows of an expert are neighbours. There are m · top-k rows.
+// choice in that order, so that the rows of an expert are neighbours. There are m · (top-k +
+// shared) rows.
 #pragma once
 
 #include <cstdint>
@@ -30,19 +35,48 @@ namespace moe {
 
 /// The sizes of a problem.
 struct Shape {
-  std::int64_t m = 0;  // tokens
-  std::int64_t d = 0;  // embedding
-  std::int64_t h = 0;  // intermediate, of one expert
-  std::int64_t experts = 0;
-  std::int64_t choices = 0;  // of a token: top-k
+  std::int64_t m = 0;        // tokens
+  std::int64_t d = 0;        // embedding
+  std::int64_t h = 0;        // intermediate, of one expert
+  std::int64_t experts = 0;  // to choose from
+  std::int64_t top_k = 0;    // of them that a token chooses
+  std::int64_t shared = 0;   // experts beside those: all tokens', with weight 1
 
-  std::int64_t rows() const { return m * choices; }
+  std::int64_t all_experts() const { return experts + shared; }
+  std::int64_t choices() const { return top_k + shared; }  // of a token
+  std::int64_t rows() const { return m * choices(); }
 };
 Shape shape_of(const Problem& problem);
 Routing routing_of(const Problem& problem);
 
 constexpr std::int64_t most_experts = 1024;
 constexpr std::int64_t most_choices = 32;
+constexpr std::int64_t most_shared = 8;
+
+/// The choices of all experts: each token's ids, then those of the shared experts.
+std::vector<std::int32_t> all_choices(const Shape& shape, const std::vector<std::int32_t>& ids);
+/// The rows that experts should have.
+std::vector<ExpertsAlike> expected_rows(const Problem& problem);
+
+/// Whether the tokens' rows are multiplied by the weights of their choices, rather than what the
+/// experts give: weigh=before.
+bool weighs_before(const Problem& problem);
+/// How w_gate_up has both weights: gate-up=halves or interleaved.
+Packing packing_of(const Problem& problem);
+/// In fp8, x, the weights and hidden are elements of fp8 with f32 scales, as in ffn; what is
+/// neither a product's operand nor a scale is bf16.
+///
+/// scales=tensor: one for x, one for hidden (both given), and one for each weight of each expert.
+/// scales=token: one for each token of x and for each row of a weight (a channel). Of hidden one
+/// for each 128 elements of a row, which the op finds: a tile of it has no whole rows.
+/// scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
+/// rows by 128 columns of a weight.
+enum class Scales { none, tensor, token, block };
+Scales scales_of(const Problem& problem);
+DType wide_dtype(const Problem& problem);
+
+/// Whether gate, up and what an expert gives have biases: bias=all.
+bool has_bias(const Problem& problem);
 
 /// Whether gate and up are stored: for a backward pass (save=preact), or in the pass that computes
 /// them again (save=input).
@@ -54,7 +88,8 @@ bool accumulates(const Problem& problem);
 
 // The stages. Forward:
 //
-//   route      offsets, tokens and places, of ids: the sorted order of the choices
+//   route      offsets, tokens and places, of ids: the sorted order of the choices; weigh=before:
+//              row_weights, the weight of each row
 //   gate_up    gate = x·w_gateᵀ, up = x·w_upᵀ, hidden = act(gate) ⊙ up, of the rows' experts
 //   down       expert_out = hidden·w_downᵀ
 //   combine    y = the sum over a token's choices of weight · expert_out

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <span>
 #include <string>
 #include <utility>
@@ -26,8 +27,7 @@ TensorSpec routed(const Problem& problem, std::string name, std::vector<std::int
   TensorSpec spec{std::move(name), DType::i32, std::move(shape), role};
   spec.draw = [shape = shape_of(problem), routing = routing_of(problem), part = std::move(part)](
                   std::uint64_t seed, std::span<double> values) {
-    const Numbers numbers =
-        part(draw_routing(routing, shape.m, shape.experts, shape.choices, seed));
+    const Numbers numbers = part(draw_routing(routing, shape.m, shape.experts, shape.top_k, seed));
     std::copy_n(numbers.begin(), values.size(), values.begin());
   };
   return spec;
@@ -35,14 +35,14 @@ TensorSpec routed(const Problem& problem, std::string name, std::vector<std::int
 
 TensorSpec ids_tensor(const Problem& problem) {
   const Shape shape = shape_of(problem);
-  return routed(problem, "ids", {shape.m, shape.choices}, Role::input,
+  return routed(problem, "ids", {shape.m, shape.top_k}, Role::input,
                 [](const Numbers& ids) { return ids; });
 }
 
 TensorSpec weights_tensor(const Problem& problem) {
   const Shape shape = shape_of(problem);
-  const double mean = 1 / static_cast<double>(shape.choices);
-  return {"weights", DType::f32, {shape.m, shape.choices}, Role::input, mean / 4, mean};
+  const double mean = 1 / static_cast<double>(shape.top_k);
+  return {"weights", DType::f32, {shape.m, shape.top_k}, Role::input, mean / 4, mean};
 }
 
 /// What the stage route finds.
@@ -50,25 +50,36 @@ void add_route(const Problem& problem, std::vector<TensorSpec>& tensors) {
   const Shape shape = shape_of(problem);
   const auto sorted = [shape](Numbers SortedRouting::*part) {
     return [shape, part](const Numbers& ids) {
-      return sorted_routing(ids, shape.experts, shape.choices).*part;
+      return sorted_routing(all_choices(shape, ids), shape.all_experts(), shape.choices()).*part;
     };
   };
-  tensors.push_back(routed(problem, "offsets", {shape.experts + 1}, Role::intermediate,
+  tensors.push_back(routed(problem, "offsets", {shape.all_experts() + 1}, Role::intermediate,
                            sorted(&SortedRouting::offsets)));
   tensors.push_back(routed(problem, "tokens", {shape.rows()}, Role::intermediate,
                            sorted(&SortedRouting::tokens)));
-  tensors.push_back(routed(problem, "places", {shape.m, shape.choices}, Role::intermediate,
+  tensors.push_back(routed(problem, "places", {shape.m, shape.choices()}, Role::intermediate,
                            sorted(&SortedRouting::places)));
+  if (weighs_before(problem)) {
+    const TensorSpec weights = weights_tensor(problem);
+    tensors.push_back({"row_weights",
+                       DType::f32,
+                       {shape.rows()},
+                       Role::intermediate,
+                       weights.scale,
+                       weights.mean});
+  }
 }
+
+// Elements of fp8 are drawn well above their subnormals, and below 448; the scales undo that.
+constexpr double elements_by = 16, hidden_by = 4;
 
 /// The experts that a token chooses at all, of all of them.
 double share_of_experts(const Problem& problem) {
   const Shape shape = shape_of(problem);
   double chosen = 0;
-  for (const ExpertsAlike& alike :
-       expected_tokens(routing_of(problem), shape.m, shape.experts, shape.choices))
+  for (const ExpertsAlike& alike : expected_rows(problem))
     chosen += alike.experts * (1 - std::exp(-alike.tokens));
-  return chosen / static_cast<double>(shape.experts);
+  return chosen / static_cast<double>(shape.all_experts());
 }
 
 /// The experts' weights or gradients, each of all experts in one tensor.
@@ -76,32 +87,104 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
                  Role role, bool are_sums, std::vector<TensorSpec>& tensors) {
   const Shape shape = shape_of(problem);
   // A sum of n products with weights of deviation 1/sqrt(n) keeps the deviation of its inputs.
-  const double by_d = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.d));
-  const double by_h = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.h));
+  double by_d = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.d));
+  double by_h = are_sums ? 1 : 1 / std::sqrt(static_cast<double>(shape.h));
+  if (scales_of(problem) != Scales::none) by_d = by_h = elements_by;
   const std::size_t first = tensors.size();
-  for (const char* name : {"gate", "up"})
+  const std::int64_t experts = shape.all_experts();
+  if (packing_of(problem) == Packing::separate)
+    for (const char* name : {"gate", "up"})
+      tensors.push_back(
+          {prefix + name + suffix, problem.dtype, {experts, shape.h, shape.d}, role, by_d});
+  else
     tensors.push_back(
-        {prefix + name + suffix, problem.dtype, {shape.experts, shape.h, shape.d}, role, by_d});
+        {prefix + "gate_up" + suffix, problem.dtype, {experts, 2 * shape.h, shape.d}, role, by_d});
   tensors.push_back(
-      {prefix + "down" + suffix, problem.dtype, {shape.experts, shape.d, shape.h}, role, by_h});
+      {prefix + "down" + suffix, problem.dtype, {experts, shape.d, shape.h}, role, by_h});
   for (std::size_t i = first; i < tensors.size() && !are_sums; ++i)
+    tensors[i].read_share = share_of_experts(problem);
+}
+
+/// Scales of fp8, which undo what elements are drawn larger by.
+void add_scales(const Problem& problem, std::vector<TensorSpec>& tensors) {
+  const Scales kind = scales_of(problem);
+  if (kind == Scales::none) return;
+  const Shape shape = shape_of(problem);
+  const std::int64_t experts = shape.all_experts();
+  const auto blocks = [](std::int64_t extent) { return ceil_div(extent, scale_block); };
+  const auto add = [&](const char* name, std::vector<std::int64_t> dims, double mean) {
+    tensors.push_back({name, DType::f32, std::move(dims), Role::input, mean / 10, mean});
+  };
+  const auto add_weight = [&](const char* name, std::int64_t n, std::int64_t k, int matrices) {
+    const double mean = 1 / std::sqrt(static_cast<double>(k)) / elements_by;
+    if (kind == Scales::tensor)
+      add(name,
+          matrices == 1 ? std::vector<std::int64_t>{experts}
+                        : std::vector<std::int64_t>{experts, matrices},
+          mean);
+    else if (kind == Scales::token)
+      add(name, {experts, matrices * n}, mean);
+    else
+      add(name, {experts, matrices * blocks(n), blocks(k)}, mean);
+    tensors.back().read_share = share_of_experts(problem);
+  };
+  if (kind == Scales::tensor)
+    add("x_scale", {1}, 1 / elements_by);
+  else
+    add("x_scale", {shape.m, kind == Scales::token ? 1 : blocks(shape.d)}, 1 / elements_by);
+  if (packing_of(problem) == Packing::separate) {
+    add_weight("w_gate_scale", shape.h, shape.d, 1);
+    add_weight("w_up_scale", shape.h, shape.d, 1);
+  } else {
+    add_weight("w_gate_up_scale", shape.h, shape.d, 2);
+  }
+  if (kind == Scales::tensor) add("hidden_scale", {1}, 1 / hidden_by);
+  add_weight("w_down_scale", shape.d, shape.h, 1);
+}
+
+void add_biases(const Problem& problem, std::vector<TensorSpec>& tensors) {
+  if (!has_bias(problem)) return;
+  const Shape shape = shape_of(problem);
+  const std::size_t first = tensors.size();
+  const auto add = [&](const char* name, std::int64_t width) {
+    tensors.push_back({name, wide_dtype(problem), {shape.all_experts(), width}, Role::input, 1});
+  };
+  if (packing_of(problem) == Packing::separate) {
+    add("b_gate", shape.h);
+    add("b_up", shape.h);
+  } else {
+    add("b_gate_up", 2 * shape.h);
+  }
+  add("b_down", shape.d);
+  for (std::size_t i = first; i < tensors.size(); ++i)
     tensors[i].read_share = share_of_experts(problem);
 }
 
 std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const Shape shape = shape_of(problem);
   const DType dtype = problem.dtype;
-  std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, 1},
+  const DType wide = wide_dtype(problem);
+  const Scales scales = scales_of(problem);
+  const double x_by = scales == Scales::none ? 1 : elements_by;
+  std::vector<TensorSpec> tensors{{"x", dtype, {shape.m, shape.d}, Role::input, x_by},
                                   ids_tensor(problem),
                                   weights_tensor(problem)};
   add_weights(problem, "w_", "", Role::input, false, tensors);
-  tensors.push_back({"y", dtype, {shape.m, shape.d}, Role::output, 1});
+  add_scales(problem, tensors);
+  add_biases(problem, tensors);
+  tensors.push_back({"y", wide, {shape.m, shape.d}, Role::output, 1});
   if (stores_gates(problem))
     for (const char* name : {"gate", "up"})
-      tensors.push_back({name, dtype, {shape.rows(), shape.h}, Role::output, 1});
+      tensors.push_back({name, wide, {shape.rows(), shape.h}, Role::output, 1});
   add_route(problem, tensors);
   tensors.push_back({"hidden", dtype, {shape.rows(), shape.h}, Role::intermediate, 1});
-  tensors.push_back({"expert_out", dtype, {shape.rows(), shape.d}, Role::intermediate, 1});
+  if (scales == Scales::token || scales == Scales::block)
+    tensors.push_back({"hidden_scale",
+                       DType::f32,
+                       {shape.rows(), ceil_div(shape.h, scale_block)},
+                       Role::intermediate,
+                       1});
+  tensors.push_back({"expert_out", wide, {shape.rows(), shape.d}, Role::intermediate, 1});
   return tensors;
 }
 
@@ -122,7 +205,7 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   add_weights(problem, "w_", "", Role::input, false, tensors);
   if (accumulates(problem)) add_weights(problem, "dw_", "_before", Role::input, true, tensors);
   tensors.push_back({"dx", dtype, {shape.m, shape.d}, Role::output, 1});
-  tensors.push_back({"d_weights", DType::f32, {shape.m, shape.choices}, Role::output, 1});
+  tensors.push_back({"d_weights", DType::f32, {shape.m, shape.top_k}, Role::output, 1});
   add_weights(problem, "dw_", "", Role::output, true, tensors);
   add_route(problem, tensors);
   if (again)
@@ -142,8 +225,13 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
   if (name == stage_route) {
     stage.inputs = {"ids"};
     stage.outputs = {"offsets", "tokens", "places"};
+    if (weighs_before(problem)) {
+      stage.inputs.emplace_back("weights");
+      stage.outputs.emplace_back("row_weights");
+    }
   } else if (name == stage_combine) {
-    stage.inputs = {"expert_out", "weights", "ids", "places"};
+    stage.inputs = {"expert_out", "ids", "places"};
+    if (!weighs_before(problem)) stage.inputs.emplace_back("weights");
     stage.outputs = {"y"};
   } else if (name == stage_combine_dx) {
     stage.inputs = {"dx_rows", "places"};
@@ -161,7 +249,7 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
         stage.flops += 2 * static_cast<double>(spec.elements());
     }
   if (name == stage_combine || name == stage_combine_dx)
-    stage.reduction_length = shape_of(problem).choices;
+    stage.reduction_length = shape_of(problem).choices();
   return stage;
 }
 
@@ -182,7 +270,14 @@ class MoeFfn final : public Op {
          .help = "experts that a token chooses",
          .max = most_choices,
          .example = 8},
-        {.name = "experts", .help = "experts to choose from", .max = most_experts, .example = 128}};
+        {.name = "experts", .help = "experts to choose from", .max = most_experts, .example = 128},
+        {.name = "shared",
+         .help =
+             "experts that every token goes through with weight 1, the last ones of the stacked "
+             "weights; left out: none",
+         .max = most_shared,
+         .example = 1,
+         .rare = true}};
   }
   /// The published configurations' hidden_size, moe_intermediate_size (or intermediate_size),
   /// experts and experts of a token.
@@ -203,26 +298,81 @@ class MoeFfn final : public Op {
   std::string_view sharded_size() const override { return "h"; }
   std::vector<OptionField> options() const override {
     std::vector<OptionField> options{
-        {"act", "activation of the gate", activation_names()},
+        {.name = "act",
+         .help = "activation of the gate; swiglu-oai limits gate and up and adds 1 to up",
+         .choices = gated_activation_names(),
+         .pass = "fwd"},
+        {.name = "act",
+         .help = "activation of the gate",
+         .choices = activation_names(),
+         .pass = "bwd"},
         {.name = "routing",
          .help = "how often experts are chosen: of test data, and to choose a preset by",
          .choices = {"uniform"},
          .routing = true}};
     for (OptionField& field : gated_save_options(", in the order of the experts"))
       options.push_back(std::move(field));
+    options.push_back({.name = "weigh",
+                       .help = "what the weights of a token's choices multiply: what its experts "
+                               "give, or its row before them",
+                       .choices = {"after", "before"},
+                       .rare = true,
+                       .pass = "fwd"});
+    options.push_back({.name = "gate-up",
+                       .help = "where the weights of gate and up are: separate; or packed in "
+                               "w_gate_up, whose rows are those of gate and then those of up, or "
+                               "one of each in turn",
+                       .choices = {"separate", "halves", "interleaved"},
+                       .rare = true,
+                       .pass = "fwd"});
+    options.push_back({.name = "bias",
+                       .help = "whether gate, up and what an expert gives have biases",
+                       .choices = {"none", "all"},
+                       .rare = true,
+                       .pass = "fwd"});
+    options.push_back({.name = "scales",
+                       .help = "what a scale of fp8 is for: a whole tensor, of an expert; a token, "
+                               "and a row of a weight; or blocks of 128 elements, in a weight of "
+                               "128 rows too",
+                       .choices = {"tensor", "token", "block"},
+                       .rare = true,
+                       .pass = "fwd"});
     options.push_back(accumulate_option("the weights"));
     return options;
   }
-  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::vector<DType> dtypes(DeviceKind kind) const override {
+    auto all = float_dtypes(kind);
+    all.push_back(DType::fp8);
+    return all;
+  }
+  std::vector<DType> dtypes_of_pass(DeviceKind kind, std::string_view pass) const override {
+    return pass == "bwd" ? float_dtypes(kind) : dtypes(kind);
+  }
   std::string_view token_size() const override { return "m"; }
   /// A token's rows lie where the other tokens' choices leave them.
   bool rows_are_alike(const Problem&) const override { return false; }
 
   std::string contradiction(const Problem& problem) const override {
     const Shape shape = shape_of(problem);
-    if (shape.choices > shape.experts)
-      return fmt::format("top-k={} exceeds experts={}: the experts of a token differ",
-                         shape.choices, shape.experts);
+    if (shape.top_k > shape.experts)
+      return fmt::format("top-k={} exceeds experts={}: the experts of a token differ", shape.top_k,
+                         shape.experts);
+    if (shape.all_experts() > most_experts)
+      return fmt::format("experts={} and shared={}: together up to {}", shape.experts, shape.shared,
+                         most_experts);
+    const bool quantised = problem.dtype == DType::fp8;
+    if (!quantised && (problem.has("scales", "token") || problem.has("scales", "block")))
+      return fmt::format("scales={} is for dtype fp8, not {}", problem.option("scales"),
+                         dtype_name(problem.dtype));
+    if (quantised && packing_of(problem) == Packing::interleaved)
+      return "gate-up=interleaved has no scales for fp8: use separate or halves";
+    if (scales_of(problem) == Scales::block && packing_of(problem) == Packing::halves &&
+        shape.h % scale_block != 0)
+      return fmt::format(
+          "h={} is no multiple of {}: a block of gate-up=halves would be of gate and of up",
+          shape.h, scale_block);
+    if (shape.shared > 0 && problem.pass == "bwd")
+      return "shared experts are for the pass fwd: give them to the pass bwd as chosen ones";
     return "";
   }
 
@@ -256,8 +406,56 @@ class MoeFfn final : public Op {
 }  // namespace
 
 Shape shape_of(const Problem& problem) {
-  return {problem.size("m"), problem.size("d"), problem.size("h"), problem.size("experts"),
-          problem.size("top-k")};
+  return {.m = problem.size("m"),
+          .d = problem.size("d"),
+          .h = problem.size("h"),
+          .experts = problem.size("experts"),
+          .top_k = problem.size("top-k"),
+          .shared = problem.sizes.contains("shared") ? problem.size("shared") : 0};
+}
+
+std::vector<std::int32_t> all_choices(const Shape& shape, const std::vector<std::int32_t>& ids) {
+  std::vector<std::int32_t> all;
+  for (std::size_t token = 0; token < static_cast<std::size_t>(shape.m); ++token) {
+    const auto own = ids.begin() + static_cast<std::ptrdiff_t>(token) * shape.top_k;
+    // What names no expert may not name a shared one either.
+    std::transform(own, own + shape.top_k, std::back_inserter(all),
+                   [&](std::int32_t id) { return id < shape.experts ? id : -1; });
+    for (std::int64_t expert = shape.experts; expert < shape.all_experts(); ++expert)
+      all.push_back(static_cast<std::int32_t>(expert));
+  }
+  return all;
+}
+
+std::vector<ExpertsAlike> expected_rows(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  auto rows = expected_tokens(routing_of(problem), shape.m, shape.experts, shape.top_k);
+  if (shape.shared > 0)
+    rows.push_back({static_cast<double>(shape.shared), static_cast<double>(shape.m)});
+  return rows;
+}
+
+bool weighs_before(const Problem& problem) {
+  return problem.has("weigh", "before");
+}
+
+Packing packing_of(const Problem& problem) {
+  if (problem.has("gate-up", "halves")) return Packing::halves;
+  return problem.has("gate-up", "interleaved") ? Packing::interleaved : Packing::separate;
+}
+
+Scales scales_of(const Problem& problem) {
+  if (problem.dtype != DType::fp8) return Scales::none;
+  if (problem.has("scales", "token")) return Scales::token;
+  return problem.has("scales", "block") ? Scales::block : Scales::tensor;
+}
+
+DType wide_dtype(const Problem& problem) {
+  return problem.dtype == DType::fp8 ? DType::bf16 : problem.dtype;
+}
+
+bool has_bias(const Problem& problem) {
+  return problem.has("bias", "all");
 }
 
 Routing routing_of(const Problem& problem) {

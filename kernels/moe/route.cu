@@ -1,6 +1,7 @@
 // The sorted order of a mixture's choices: a stable counting sort by expert, in one launch.
 //
-//   ids [choices of all tokens] -> offsets [experts + 1], tokens [..], places [..]
+//   ids [tokens, top_k] -> offsets [experts + shared + 1], tokens [..], places [tokens, top_k +
+//   shared], and the weights of the rows where row_weights is not null
 //
 // A warp has a run of consecutive choices, 32 at a time. It counts those of each expert, the counts
 // become first places, and a second pass gives each choice its place: that of its expert's first
@@ -9,7 +10,8 @@
 //   shared memory  counts [experts][warps + 1], then totals [experts + 1] and first [experts]
 //   a cluster      of `ctas` blocks shares the choices; each reads the totals of the others
 //
-// What names no expert has no place. Rows beyond offsets[experts] are not used: their tokens are 0.
+// Shared experts come last, each with all tokens. What names no expert has no place. Rows beyond
+// the last offset are not used: their tokens and weights are 0.
 //
 // Grid: ctas. Block: threads.
 #include "common/cluster.cuh"
@@ -24,8 +26,9 @@ struct route_config {
 
 template <route_config config>
 __global__ void __launch_bounds__(config.threads)
-    route_choices(const int* ids, int* offsets, int* tokens, int* places, int choices,
-                  int choices_of_token, int experts) {
+    route_choices(const int* ids, int* offsets, int* tokens, int* places, const float* weights,
+                  float* row_weights, int tokens_in_all, int top_k, int experts, int shared) {
+  const int choices = tokens_in_all * top_k;  // but for those of the shared experts
   constexpr int warps = config.threads / 32, stride = warps + 1;
   extern __shared__ u32 counts[];
   u32* const totals = counts + experts * stride;  // of this block's choices; [experts]: none
@@ -128,18 +131,34 @@ __global__ void __launch_bounds__(config.threads)
   for_each([&](int choice, bool is_here, int id, u32 peers) {
     if (is_here) {
       const u32 place = first[id] + counts[id * stride + warp] + __popc(peers & ((1u << lane) - 1));
-      places[choice] = static_cast<int>(place);
-      tokens[place] = static_cast<int>(static_cast<u32>(choice) / choices_of_token);
+      const u32 token = static_cast<u32>(choice) / top_k;
+      places[choice + token * shared] = static_cast<int>(place);
+      tokens[place] = static_cast<int>(token);
+      if (row_weights != nullptr) row_weights[place] = weights[choice];
     } else if (choice < end) {
-      places[choice] = -1;
+      places[choice + static_cast<u32>(choice) / top_k * shared] = -1;
     }
     __syncwarp();
     if (is_here && lane == __ffs(peers) - 1) counts[id * stride + warp] += __popc(peers);
     __syncwarp();
   });
-  for (i64 row = static_cast<i64>(before) + rank * config.threads + threadIdx.x; row < choices;
-       row += config.ctas * config.threads) {
-    tokens[row] = 0;
+  // Then all tokens of each shared expert, and what is left for nobody.
+  const i64 all = static_cast<i64>(tokens_in_all) * (top_k + shared);
+  const i64 of_shared = static_cast<i64>(tokens_in_all) * shared;
+  const int first_thread = static_cast<int>(rank * config.threads + threadIdx.x);
+  for (int expert = first_thread; expert < shared; expert += config.ctas * config.threads) {
+    offsets[experts + expert + 1] = static_cast<int>(before) + (expert + 1) * tokens_in_all;
+  }
+  for (i64 at = first_thread; before + at < all; at += config.ctas * config.threads) {
+    const u32 expert = static_cast<u32>(at) / tokens_in_all;
+    const u32 token = static_cast<u32>(at) - expert * tokens_in_all;
+    const bool is_shared = at < of_shared;
+    tokens[before + at] = is_shared ? static_cast<int>(token) : 0;
+    if (row_weights != nullptr) row_weights[before + at] = is_shared ? 1.0f : 0.0f;
+    if (is_shared) {
+      places[static_cast<i64>(token) * (top_k + shared) + top_k + expert] =
+          static_cast<int>(before + at);
+    }
   }
   // A block may not leave while others read its totals.
   if constexpr (config.ctas > 1) cluster_barrier();

@@ -21,7 +21,7 @@ double seconds_of(const Problem& problem, const DeviceFacts& facts, const char* 
 
 /// Whether rows of so many columns are whole vectors of 16 bytes.
 bool are_aligned(const Problem& problem, std::int64_t columns) {
-  return columns * static_cast<std::int64_t>(dtype_bytes(problem.dtype)) % 16 == 0;
+  return columns * static_cast<std::int64_t>(dtype_bytes(wide_dtype(problem))) % 16 == 0;
 }
 
 /// combine and combine_dx: the rows' tensor, whether they have weights, and the sum.
@@ -83,15 +83,16 @@ class Combine final : public StageFamily {
     const TensorPlaces places(moe_ffn_op().tensors(problem));
     const int threads = is_fallback() ? 256 : config.get("threads");
     const std::int64_t elements =
-        is_fallback() ? 1 : static_cast<std::int64_t>(16 / dtype_bytes(problem.dtype));
+        is_fallback() ? 1 : static_cast<std::int64_t>(16 / dtype_bytes(wide_dtype(problem)));
     Program program;
     KernelLaunch& launch = append_kernel(
         program, "moe/combine.cu",
-        fmt::format("combine_rows<{}, {}, {}, {}>", element_type(problem.dtype), shape.choices,
-                    !is_fallback(), threads),
+        fmt::format("combine_rows<{}, {}, {}, {}, {}>", element_type(wide_dtype(problem)),
+                    shape.choices(), shape.top_k, !is_fallback(), threads),
         grid_of_matrix(shape.m, shape.d, elements * threads), static_cast<std::uint32_t>(threads),
         {tensor_of(places, of_.rows), tensor_of(places, "places"),
-         of_.weighted ? Argument{tensor_of(places, "weights")} : Argument{std::int64_t{0}},
+         of_.weighted && !weighs_before(problem) ? Argument{tensor_of(places, "weights")}
+                                                 : Argument{std::int64_t{0}},
          tensor_of(places, of_.sums), static_cast<std::int32_t>(shape.m), shape.d});
     launch.programmatic = facts.compute_capability >= 90;
     return program;
@@ -100,7 +101,7 @@ class Combine final : public StageFamily {
  private:
   static std::int64_t vectors_of_row(const Problem& problem) {
     return quotient_up(problem.size("d"),
-                       static_cast<std::int64_t>(16 / dtype_bytes(problem.dtype)));
+                       static_cast<std::int64_t>(16 / dtype_bytes(wide_dtype(problem))));
   }
 
   Combination of_;

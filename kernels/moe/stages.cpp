@@ -34,13 +34,12 @@ GemmProblem grouped(const Problem& problem, GemmProblem gemm, const std::vector<
   const bool sums_rows = gemm.a_major == Major::mn;
   (sums_rows ? gemm.k : gemm.m) = shape.rows();
   gemm.groups = {.by = sums_rows ? Grouping::reduction : Grouping::rows,
-                 .count = shape.experts,
+                 .count = shape.all_experts(),
                  .offsets = "offsets",
                  .permutation = "tokens",
-                 .choices = shape.choices,
+                 .choices = shape.choices(),
                  .scattered = true};
-  for (const ExpertsAlike& alike :
-       expected_tokens(routing_of(problem), shape.m, shape.experts, shape.choices))
+  for (const ExpertsAlike& alike : expected_rows(problem))
     gemm.groups.expected_rows.push_back({alike.experts, alike.tokens});
   gemm.a_sorted = !has_token_rows(gemm.a.front().front());
   gemm.b_sorted = sums_rows && !has_token_rows(gemm.b.front().front());
@@ -50,10 +49,31 @@ GemmProblem grouped(const Problem& problem, GemmProblem gemm, const std::vector<
 }
 
 GemmProblem gate_up_gemm(const Problem& problem) {
-  return grouped(problem, ffn::gate_up_gemm(problem), {});
+  const Packing packed = packing_of(problem);
+  const bool separate = packed == Packing::separate;
+  GemmProblem gemm = grouped(problem, ffn::gate_up_gemm(problem), {});
+  gemm.b_packing = packed;
+  if (!separate) gemm.b = {{"w_gate_up"}, {"w_gate_up"}};
+  if (scales_of(problem) == Scales::token) gemm.quantisation.scaling = Scaling::channel;
+  if (scales_of(problem) != Scales::none && !separate)
+    gemm.quantisation.b_scale = {"w_gate_up_scale", "w_gate_up_scale"};
+  if (weighs_before(problem)) gemm.epilogue.row_weights = "row_weights";
+  if (has_bias(problem)) {
+    if (separate)
+      gemm.epilogue.group_bias = {"b_gate", "b_up"};
+    else
+      gemm.epilogue.group_bias = {"b_gate_up", "b_gate_up"};
+  }
+  return gemm;
 }
 GemmProblem down_gemm(const Problem& problem) {
-  return grouped(problem, ffn::down_gemm(problem), {{"y", "expert_out"}});
+  GemmProblem gemm = grouped(problem, ffn::down_gemm(problem), {{"y", "expert_out"}});
+  if (scales_of(problem) == Scales::token) {
+    gemm.quantisation.scaling = Scaling::channel;
+    gemm.quantisation.a_scaled_by_block = true;
+  }
+  if (has_bias(problem)) gemm.epilogue.group_bias = {"b_down"};
+  return gemm;
 }
 GemmProblem d_hidden_gemm(const Problem& problem) {
   return grouped(problem, ffn::d_hidden_gemm(problem), {});

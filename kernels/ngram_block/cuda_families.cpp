@@ -45,28 +45,66 @@ std::int64_t registers_needed(const Rows& rows, const Config& config) {
   return config.at("tile") * id_bytes(rows) / 4 + 4 * config.at("vector") / 4 + other_registers;
 }
 
-/// What the family `groups` does: one launch of groups.cu.
-Program groups_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
+/// What a block, or a cluster of them, reads together: `ids` ids that are called `name`.
+Space accesses(const Rows& rows, std::int64_t ids, const char* name, const DeviceFacts& facts) {
+  const std::int64_t most = widest_access(rows, ids);
+  return Space()
+      .parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
+      .parameter("cluster", fmt::format("blocks that share a {}", name), {1, 2, 4, 8})
+      .parameter("vector", "bytes of ids of an access", {4, 8, 16})
+      .constraint(fmt::format("an access is at least one id, and each {} is aligned to it", name),
+                  [least = id_bytes(rows), most](const Config& c) {
+                    return c.at("vector") >= least && c.at("vector") <= most;
+                  },
+                  {"vector"})
+      .constraint("clusters need compute capability 9.0",
+                  [capability = facts.compute_capability](const Config& c) {
+                    return c.at("cluster") == 1 || capability >= 90;
+                  },
+                  {"cluster"})
+      .constraint(fmt::format("every thread has ids of its {}, but in the smallest block", name),
+                  [rows, ids](const Config& c) {
+                    const std::int64_t threads = c.at("threads") * c.at("cluster");
+                    return threads == 64 || threads * (c.at("vector") / id_bytes(rows)) < 2 * ids;
+                  },
+                  {"threads", "cluster", "vector"});
+}
+
+/// A launch of clusters that go through `units` of work: rows, or sets of rows that share a prefix.
+Program launch_of(const Config& config, const DeviceFacts& facts, const char* source,
+                  const std::string& expression, std::int64_t units,
+                  std::vector<Argument> arguments) {
   constexpr std::int64_t most_clusters = std::int64_t{1} << 20;
+  const std::int64_t cluster = config.at("cluster");
+  Program program;
+  auto& launch =
+      append_kernel(program, source, expression,
+                    {static_cast<std::uint32_t>(std::min(units, most_clusters) * cluster)},
+                    static_cast<std::uint32_t>(config.at("threads")), std::move(arguments));
+  launch.cluster.x = static_cast<std::uint32_t>(cluster);
+  launch.programmatic = facts.compute_capability >= 90;
+  return program;
+}
+
+std::int32_t small(std::int64_t value) {
+  return static_cast<std::int32_t>(value);
+}
+
+/// What the family `groups` does.
+Program groups_program(const Problem& problem, const DeviceFacts& facts, const Config& config) {
   const Rows rows = rows_of(problem);
   const TensorPlaces at(ngram_block_op().tensors(problem));
-  const std::int64_t tile = config.at("tile"), cluster = config.at("cluster");
-  const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-  Program program;
-  auto& launch = append_kernel(
-      program, groups_file,
+  return launch_of(
+      config, facts, groups_file,
       fmt::format("block_groups<{}, {}, {}, {}, {}, {}, {}, {}, {}>", element_type(rows.dtype),
                   integer_type(rows.ids), rows.own_lengths, rows.own_n, config.at("threads"),
-                  cluster, tile, config.at("vector"), widest_access(rows, rows.len)),
-      {static_cast<std::uint32_t>(std::min(units(rows, tile), most_clusters) * cluster)},
-      static_cast<std::uint32_t>(config.at("threads")),
+                  config.at("cluster"), config.at("tile"), config.at("vector"),
+                  widest_access(rows, rows.len)),
+      units(rows, config.at("tile")),
       {tensor_or_null(at, "ids"), tensor_or_null(at, "prefix"), tensor_or_null(at, "logits"),
        tensor_or_null(at, "lengths"), tensor_or_null(at, "prefix_lengths"), tensor_or_null(at, "n"),
        tensor_or_null(at, "invalid"), rows.b, small(std::min(rows.beams, rows.b)), small(rows.len),
        small(rows.prefix), small(rows.vocab), small(rows.n), rows.padding});
-  launch.cluster.x = static_cast<std::uint32_t>(cluster);
-  launch.programmatic = facts.compute_capability >= 90;
-  return program;
 }
 
 class BlockGroups final : public StageFamily {
@@ -86,38 +124,17 @@ class BlockGroups final : public StageFamily {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const Rows rows = rows_of(problem);
-    return Space()
-        .parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
-        .parameter("cluster", "blocks that share a prefix", {1, 2, 4, 8})
+    return accesses(rows, rows.prefix, "prefix", facts)
         .parameter("tile", "rows that look at an id when it is read", {1, 2, 4, 8, 16})
-        .parameter("vector", "bytes of ids of an access to a prefix", {4, 8, 16})
-        .constraint(
-            "an access is at least one id, and prefixes are aligned to it",
-            [least = id_bytes(rows), most = widest_access(rows, rows.prefix)](const Config& c) {
-              return c.at("vector") >= least && c.at("vector") <= most;
-            },
-            {"vector"})
         .constraint("accesses narrower than half of what alignment allows only add instructions",
                     [most = widest_access(rows, rows.prefix)](const Config& c) {
                       return 2 * c.at("vector") >= most;
                     },
                     {"vector"})
-        .constraint("clusters need compute capability 9.0",
-                    [capability = facts.compute_capability](const Config& c) {
-                      return c.at("cluster") == 1 || capability >= 90;
-                    },
-                    {"cluster"})
         .constraint(
             "a group has more than half as many rows",
             [rows](const Config& c) { return c.at("tile") == 1 || c.at("tile") < 2 * rows.beams; },
             {"tile"})
-        .constraint("every thread has ids of its prefix, but in the smallest block",
-                    [rows](const Config& c) {
-                      const std::int64_t threads = c.at("threads") * c.at("cluster");
-                      return threads == 64 ||
-                             threads * (c.at("vector") / id_bytes(rows)) < 2 * rows.prefix;
-                    },
-                    {"threads", "cluster", "vector"})
         .constraint("last ids and accesses in flight fit in a thread's registers",
                     [rows, facts](const Config& c) {
                       return registers_needed(rows, c) <=
@@ -173,31 +190,10 @@ class BlockRows final : public StageFamily {
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     if (is_fallback()) return {};
     const Rows rows = rows_of(problem);
-    Space space;
-    space.parameter("threads", "threads of a block", {64, 128, 256, 512, 1024})
-        .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
-        .parameter("vector", "bytes of ids of an access", {4, 8, 16});
+    Space space = accesses(rows, rows.len, "row", facts);
     add_l2_prefetch(space, facts, can_prefetch_l2(facts, widest(rows)),
                     [rows](const Config& c) { return all_threads(rows, c); },
                     {"threads", "cluster"});
-    space
-        .constraint("an access is at least one id, and rows are aligned to it",
-                    [least = id_bytes(rows), most = widest(rows)](const Config& c) {
-                      return c.at("vector") >= least && c.at("vector") <= most;
-                    },
-                    {"vector"})
-        .constraint("clusters need compute capability 9.0",
-                    [capability = facts.compute_capability](const Config& c) {
-                      return c.at("cluster") == 1 || capability >= 90;
-                    },
-                    {"cluster"})
-        .constraint("every thread has ids of its row, but in the smallest block",
-                    [rows](const Config& c) {
-                      const std::int64_t threads = c.at("threads") * c.at("cluster");
-                      return threads == 64 ||
-                             threads * (c.at("vector") / id_bytes(rows)) < 2 * rows.len;
-                    },
-                    {"threads", "cluster", "vector"});
     return space;
   }
 
@@ -222,7 +218,6 @@ class BlockRows final : public StageFamily {
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& given) const override {
-    constexpr std::int64_t most_clusters = std::int64_t{1} << 20;
     const Rows rows = rows_of(problem);
     if (rows.prefix > 0)
       return groups_program(
@@ -234,21 +229,15 @@ class BlockRows final : public StageFamily {
                                                  {"vector", id_bytes(rows)},
                                                  {"l2_prefetch", 0}}
                                         : given;
-    const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-    Program program;
-    auto& launch = append_kernel(
-        program, file,
+    return launch_of(
+        config, facts, file,
         fmt::format("block_rows<{}, {}, {}, {}, {}, {}, {}, {}>", element_type(rows.dtype),
                     integer_type(rows.ids), rows.own_lengths, rows.own_n, config.at("threads"),
                     config.at("cluster"), config.at("vector"), config.at("l2_prefetch") != 0),
-        {static_cast<std::uint32_t>(std::min(rows.b, most_clusters) * config.at("cluster"))},
-        static_cast<std::uint32_t>(config.at("threads")),
+        rows.b,
         {tensor_or_null(at, "ids"), tensor_or_null(at, "logits"), tensor_or_null(at, "lengths"),
          tensor_or_null(at, "n"), tensor_or_null(at, "invalid"), rows.b, small(rows.len),
          small(rows.vocab), small(rows.n), rows.padding});
-    launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
-    launch.programmatic = facts.compute_capability >= 90;
-    return program;
   }
 };
 

@@ -143,6 +143,9 @@ class Qkv final : public Op {
         rare("bias", "whether q, k and v have a bias", {"no", "yes"}),
         rare("norm", "whether heads of q and k are RMS-normalised, with weights of their own",
              {"no", "yes"}),
+        rare("convention",
+             "of the norm: its weights are factors, or (gemma) kept as their distance from 1",
+             {"llama", "gemma"}),
         {.name = "eps",
          .help = "of the norm, added to the mean square",
          .choices = {"1e-06"},
@@ -223,6 +226,7 @@ Layer layer_of(const Problem& problem) {
   layer.positions = size_or(problem, "positions", usual_positions);
   layer.cache_rows = size_or(problem, "cache-slots", layer.m);
   layer.epsilon = number_or_default(qkv_op(), problem, "eps");
+  if (is(problem, "convention", "gemma")) layer.norm_offset = 1;
   layer.rotation = is(problem, "rotation", "halves")        ? head_rotation::halves
                    : is(problem, "rotation", "interleaved") ? head_rotation::interleaved
                                                             : head_rotation::none;

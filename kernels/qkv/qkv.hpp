@@ -35,6 +35,7 @@ struct Layer {
   std::int64_t positions = 0;   // rows of the table of angles
   std::int64_t cache_rows = 0;  // of the caches
   double epsilon = 0;
+  double norm_offset = 0;  // added to the norms' weights
   head_rotation rotation = head_rotation::none;
   bool packed = false;  // one weight and bias, not three
   bool bias = false;

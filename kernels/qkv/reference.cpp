@@ -12,11 +12,12 @@ namespace fftune::qkv {
 namespace {
 
 /// Multiplies a head by its norm's weights, over its root mean square.
-void normalise(double* head, std::size_t dim, const std::vector<double>& weights, double epsilon) {
+void normalise(double* head, std::size_t dim, const std::vector<double>& weights, double offset,
+               double epsilon) {
   double squares = 0;
   for (std::size_t i = 0; i < dim; ++i) squares += head[i] * head[i];
   const double deviation = std::sqrt(squares / static_cast<double>(dim) + epsilon);
-  for (std::size_t i = 0; i < dim; ++i) head[i] *= weights[i] / deviation;
+  for (std::size_t i = 0; i < dim; ++i) head[i] *= (offset + weights[i]) / deviation;
 }
 
 /// The angle of every pair at a token's position.
@@ -76,7 +77,8 @@ void reference(const Problem& problem, ReferenceTensors& tensors, Parallel& para
       std::vector<double> angles;
       if (layer.rotates()) angles = angles_of(layer, turns, tensors, token);
       for (std::size_t head = 0; head < width; head += dim) {
-        if (layer.norm) normalise(row + head, dim, tensors.at(part + "_norm"), layer.epsilon);
+        if (layer.norm)
+          normalise(row + head, dim, tensors.at(part + "_norm"), layer.norm_offset, layer.epsilon);
         rotate(row + head, layer, double{turns.scale}, angles);
       }
     });

@@ -56,6 +56,7 @@ GemmProblem product_gemm(const Problem& problem) {
   if (layer.norm) {
     qkv.norms = {"q_norm", "k_norm"};
     qkv.epsilon = layer.epsilon;
+    qkv.norm_offset = layer.norm_offset;
   }
   if (layer.cache) {
     gemm.c = {{"q"}, {"k_cache"}, {"v_cache"}};
@@ -79,8 +80,10 @@ std::vector<const Family*> families() {
       {decode_engine(),
        {product},
        "product_decode",
-       "up to 16 tokens, at the speed of reading the weights once; a head a block"},
+       "up to 16 tokens, at the speed of reading the weights once; a head, or part of one, a "
+       "block"},
       {sm90_engine(), {product}, "product_sm90", "TMA, wgmma and clusters; tiles of whole heads"},
+      {sm80_engine(), {product}, "product_sm80", "cp.async and mma.sync; tiles of whole heads"},
       {cpu_blas_engine(), {product}, "cpu_blas", "blocks of heads over OpenBLAS"},
       {simt_engine(),
        {product},

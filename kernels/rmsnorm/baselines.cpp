@@ -50,7 +50,7 @@ Baseline unfused_forward(const Layer& layer) {
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
   const Layer layer = layer_of(problem);
-  if (facts.kind == DeviceKind::cpu || layer.quantises()) return {};
+  if (facts.kind == DeviceKind::cpu || layer.quantises() || layer.adds_after) return {};
   if (!layer.backward) return {unfused_forward(layer)};
   Baseline baseline;
   baseline.name = "unfused";

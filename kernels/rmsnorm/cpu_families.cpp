@@ -96,6 +96,28 @@ void differentiate_one(const Layer& layer, const Gradient& of, float factor, flo
   encode(layer.dtype, std::span<const float>(&slope, 1), of.dx);
 }
 
+/// y of a row whose sum with the residual is rounded once.
+void add_to_row(const Layer& layer, const std::byte* x, const std::byte* residual,
+                const float* factors, float r, std::byte* y) {
+  constexpr std::int64_t part = 1024;
+  float values[part], others[part];
+  for (std::int64_t first = 0; first < layer.d; first += part) {
+    const auto count = static_cast<std::size_t>(std::min(part, layer.d - first));
+    const std::size_t at = static_cast<std::size_t>(first) * dtype_bytes(layer.dtype);
+    const std::span<float> piece(values, count);
+    decode(layer.dtype, x + at, piece);
+    for (float& value : piece) value *= r;
+    if (layer.convention == Convention::llama) {
+      encode(layer.dtype, std::span<const float>(piece), y + at);
+      decode(layer.dtype, y + at, piece);
+    }
+    decode(layer.dtype, residual + at, std::span<float>(others, count));
+    for (std::size_t i = 0; i < count; ++i)
+      piece[i] = piece[i] * factors[static_cast<std::size_t>(first) + i] + others[i];
+    encode(layer.dtype, std::span<const float>(piece), y + at);
+  }
+}
+
 class CpuForward final : public CpuRowFamily {
  public:
   CpuForward()
@@ -140,6 +162,8 @@ class CpuForward final : public CpuRowFamily {
               static_cast<float*>(call.tensors[scale])[row] =
                   quantise_row(layer, values, factors, r,
                                static_cast<std::byte*>(call.tensors[y]) + row * layer.d);
+            else if (layer.adds_after)
+              add_to_row(layer, values, row_in(residual, row), factors, r, row_in(y, row));
             else
               kernels.normalise(values, factors, r, layer.convention == Convention::llama,
                                 row_in(y, row), d, tasks.nontemporal);

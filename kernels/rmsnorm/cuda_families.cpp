@@ -307,11 +307,12 @@ class ForwardRows final : public StageFamily {
     Program program;
     auto& launch = append_kernel(
         program, "rmsnorm/forward_rows.cu",
-        fmt::format("forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
-                    template_arguments(layer), element_type(layer.out_dtype), config.at("vector"),
-                    vectors_of_thread(layer, config), config.at("group"), config.at("groups"),
-                    config.at("unroll"), config.at("cluster"), config.at("keep") != 0,
-                    config.at("evict_first") != 0, config.at("l2_prefetch") != 0),
+        fmt::format("forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
+                    template_arguments(layer), element_type(layer.out_dtype), layer.adds_after,
+                    config.at("vector"), vectors_of_thread(layer, config), config.at("group"),
+                    config.at("groups"), config.at("unroll"), config.at("cluster"),
+                    config.at("keep") != 0, config.at("evict_first") != 0,
+                    config.at("l2_prefetch") != 0),
         {static_cast<std::uint32_t>(forward_blocks(layer, facts, config) * config.at("cluster"))},
         static_cast<std::uint32_t>(block_threads(config)), forward_arguments(layer));
     launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
@@ -466,8 +467,8 @@ constexpr const char* backward_file = "rmsnorm/backward_fallback.cu";
 Program forward_program(const Layer& layer) {
   Program program;
   append_kernel(program, "rmsnorm/forward_fallback.cu",
-                fmt::format("forward_fallback<{}, {}>", template_arguments(layer),
-                            element_type(layer.out_dtype)),
+                fmt::format("forward_fallback<{}, {}, {}>", template_arguments(layer),
+                            element_type(layer.out_dtype), layer.adds_after),
                 {static_cast<std::uint32_t>(layer.m)}, fallback_threads, forward_arguments(layer));
   return program;
 }

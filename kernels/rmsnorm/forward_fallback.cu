@@ -9,7 +9,7 @@
 
 namespace fftune {
 
-template <class T, class W, class Convention, bool adds, bool saves, class Y>
+template <class T, class W, class Convention, bool adds, bool saves, class Y, bool adds_after>
 __global__ void __launch_bounds__(256)
     forward_fallback(const T* x, const T* residual, const W* w, Y* y, T* sum, float* rstd,
                      float* scales, i64 rows, int d, float eps) {
@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(256)
       if constexpr (quantises) {
         y[row * d + column].bits = static_cast<u8>(quantised<Y>(weighed(column) * factor));
       } else {
-        y[row * d + column] = from_float<T>(weighed(column));
+        const float other = adds_after ? to_float(residual[row * d + column]) : 0.0f;
+        y[row * d + column] = from_float<T>(weighed(column) + other);
       }
     }
   }

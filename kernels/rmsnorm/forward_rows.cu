@@ -16,9 +16,9 @@
 
 namespace fftune {
 
-template <class T, class W, class Convention, bool adds, bool saves, class Y, int vector,
-          int vectors, int group, int groups, int unroll, int cluster, bool keeps, bool evict_first,
-          bool l2_prefetch>
+template <class T, class W, class Convention, bool adds, bool saves, class Y, bool adds_after,
+          int vector, int vectors, int group, int groups, int unroll, int cluster, bool keeps,
+          bool evict_first, bool l2_prefetch>
 __global__ void __launch_bounds__(group* groups)
     forward_rows(const T* x, const T* residual, const W* w, Y* y, T* sum, float* rstd,
                  float* scales, i64 rows, int d, float eps) {
@@ -172,6 +172,12 @@ __global__ void __launch_bounds__(group* groups)
           for (int e = 0; e < count; ++e) value[e] *= factor;
           store_once(y + own * d + column, quantise<Y>(value), policy);
         } else {
+          if constexpr (adds_after) {
+            float other[count];
+            to_floats(load_once<T, count>(residual + own * d + column, true, policy), other);
+#pragma unroll
+            for (int e = 0; e < count; ++e) value[e] += other[e];
+          }
           store_once(y + own * d + column, from_floats<T>(value), policy);
         }
       }

@@ -58,6 +58,8 @@ void forward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) 
     rstd[row] = reciprocal_deviation(layer, x);
     for (std::size_t i = 0; i < d; ++i)
       y[row * d + i] = normalised(layer, x[i] * rstd[row]) * factor(layer, w[i]);
+    if (layer.adds_after)
+      for (std::size_t i = 0; i < d; ++i) y[row * d + i] += tensors.at("residual")[row * d + i];
     if (layer.quantises()) scale[row] = quantise(layer, y.data() + row * d);
   });
   tensors["y"] = std::move(y);

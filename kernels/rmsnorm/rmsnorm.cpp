@@ -22,7 +22,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
 
   std::vector<TensorSpec> tensors{matrix("x", Role::input)};
   if (!layer.backward) {
-    if (layer.adds) tensors.push_back(matrix("residual", Role::input));
+    if (layer.adds || layer.adds_after) tensors.push_back(matrix("residual", Role::input));
     tensors.push_back(w);
     tensors.push_back({"y", layer.out_dtype, rows, Role::output, 1});
     if (layer.adds) tensors.push_back(matrix("sum", Role::output));
@@ -56,7 +56,9 @@ class RmsNorm final : public Op {
     return {{"convention",
              "where it rounds, and whether w is kept as its distance from 1",
              {"llama", "gemma", "t5"}},
-            {"residual", "add a residual first, and write the sum too", {"no", "yes"}},
+            {"residual",
+             "add a residual first, and write the sum too; after: add it to y",
+             {"no", "yes", "after"}},
             {"save", "what the forward pass keeps for the backward pass", {"nothing", "rstd"}},
             {"weights", "element type of w and dw: the op's, or f32", {"same", "f32"}},
             {.name = "eps",
@@ -70,6 +72,16 @@ class RmsNorm final : public Op {
   }
   std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
   std::string_view token_size() const override { return "m"; }
+  std::string contradiction(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    if (layer.adds_after && layer.backward)
+      return "residual=after in pass bwd: its gradient is that of residual=no, and of the residual "
+             "dy itself";
+    if (layer.adds_after && layer.quantises())
+      return "residual=after with output=" + problem.option("output") +
+             ": a sum is of the op's element type";
+    return "";
+  }
 
   std::vector<TensorSpec> tensors(const Problem& problem) const override {
     return tensors_of(layer_of(problem));
@@ -82,7 +94,8 @@ class RmsNorm final : public Op {
     // Behind dw are sums over tokens of what sums over features are behind.
     stage.reduction_length = layer.backward ? layer.d + layer.m : layer.d;
     const double elements = static_cast<double>(layer.m) * static_cast<double>(layer.d);
-    stage.flops = elements * (layer.backward ? 12 : 4) + (layer.adds ? elements : 0);
+    stage.flops =
+        elements * (layer.backward ? 12 : 4) + (layer.adds || layer.adds_after ? elements : 0);
     return {stage};
   }
 
@@ -112,6 +125,7 @@ Layer layer_of(const Problem& problem) {
                                            : Convention::llama;
   layer.backward = problem.pass == "bwd";
   layer.adds = problem.option("residual") == "yes";
+  layer.adds_after = problem.option("residual") == "after";
   layer.saves = problem.option("save") == "rstd";
   layer.dtype = problem.dtype;
   layer.weight_dtype = problem.option("weights") == "f32" ? DType::f32 : problem.dtype;

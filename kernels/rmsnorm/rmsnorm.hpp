@@ -10,6 +10,10 @@
 // residual. dw = the sum over rows of dy ⊙ x̂. Rounding counts as the identity: where the forward
 // pass rounds x̂, its gradient is taken, and multiplied, as if it had not.
 //
+// residual=after adds the residual to what the norm gives instead, before the one rounding, as
+// Gemma 2's norms behind attention and the feed-forward network have it: y = residual + x̂ ⊙
+// factor(w). It is of the forward pass.
+//
 // Where the output is quantised, y = q scale with a scale for each token: q is y / scale rounded
 // once, from a y of which nothing was rounded, and scale the row's largest magnitude over that of
 // the type (448 of fp8, 127 of i8), or 1 for a row of nothing above 2^-100. To the backward pass
@@ -45,8 +49,9 @@ struct Layer {
   float eps = 0;
   Convention convention = Convention::llama;
   bool backward = false;
-  bool adds = false;   // the residual is added
-  bool saves = false;  // the forward pass writes rstd, and the backward pass reads it
+  bool adds = false;        // the residual is added to x
+  bool adds_after = false;  // the residual is added to y
+  bool saves = false;       // the forward pass writes rstd, and the backward pass reads it
   DType dtype = DType::f32;
   DType weight_dtype = DType::f32;
   DType out_dtype = DType::f32;  // of y

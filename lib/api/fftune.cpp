@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include "api/describe.hpp"
@@ -104,6 +105,9 @@ fftune_status check_run(const fftune_plan& handle, void* const* buffers, std::si
 }
 
 }  // namespace
+
+static_assert(std::string_view(FFTUNE_VERSION) == FFTUNE_VERSION_STRING,
+              "fftune.h and CMakeLists.txt name different versions");
 
 const char* fftune_version(void) {
   return FFTUNE_VERSION;

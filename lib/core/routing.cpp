@@ -4,14 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <numeric>
+#include <sstream>
 
+#include "core/error.hpp"
 #include "core/problem.hpp"
 
 namespace fftune {
 namespace {
 
 constexpr double most_skew = 4;
+constexpr std::string_view of_file = "file:";
 constexpr std::uint64_t golden = 0x9e3779b97f4a7c15u;
 
 /// SplitMix64's output function (Steele, Lea, Flood 2014).
@@ -31,6 +35,21 @@ class Random {
   std::uint64_t state_;
 };
 
+/// The ids of a file; nothing if it cannot be read or has something else in it.
+std::optional<std::vector<std::int32_t>> read_ids(const std::string& file) {
+  std::ifstream in(file);
+  if (!in) return std::nullopt;
+  std::stringstream text;
+  text << in.rdbuf();
+  std::string words = text.str();
+  std::replace(words.begin(), words.end(), ',', ' ');
+  std::istringstream numbers(words);
+  std::vector<std::int32_t> ids;
+  for (std::int32_t id = 0; numbers >> id;) ids.push_back(id);
+  if (!numbers.eof() || ids.empty()) return std::nullopt;
+  return ids;
+}
+
 /// The probability of each expert as a single draw, the most popular first.
 std::vector<double> popularity(const Routing& routing, std::int64_t experts) {
   std::vector<double> shares(static_cast<std::size_t>(experts));
@@ -45,6 +64,8 @@ std::vector<double> popularity(const Routing& routing, std::int64_t experts) {
 
 std::optional<Routing> parse_routing(std::string_view text) {
   constexpr std::string_view zipf = "zipf:";
+  if (text.substr(0, of_file.size()) == of_file && text.size() > of_file.size())
+    return Routing{0, std::string(text.substr(of_file.size()))};
   if (text == "uniform") return Routing{0};
   if (text.substr(0, zipf.size()) != zipf) return std::nullopt;
   const auto skew = parse_number(text.substr(zipf.size()));
@@ -53,12 +74,24 @@ std::optional<Routing> parse_routing(std::string_view text) {
 }
 
 std::string routing_text(const Routing& routing) {
+  if (!routing.file.empty()) return std::string(of_file) + routing.file;
   return routing.skew == 0 ? "uniform" : fmt::format("zipf:{}", routing.skew);
 }
 
 std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t tokens,
                                        std::int64_t experts, std::int64_t choices,
                                        std::uint64_t seed) {
+  if (!routing.file.empty()) {
+    const auto given = read_ids(routing.file);
+    if (!given || std::ssize(*given) % choices != 0)
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{}: no ids of tokens with {} choices each: write numbers separated "
+                              "by blanks",
+                              routing.file, choices));
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * choices));
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = (*given)[i % given->size()];
+    return ids;
+  }
   Random random(seed);
   std::vector<std::int32_t> by_rank(static_cast<std::size_t>(experts));
   std::iota(by_rank.begin(), by_rank.end(), 0);
@@ -89,6 +122,16 @@ std::vector<ExpertsAlike> expected_tokens(const Routing& routing, std::int64_t t
                                           std::int64_t experts, std::int64_t choices) {
   const auto all = static_cast<double>(tokens), wanted = static_cast<double>(choices);
   const auto count = static_cast<double>(experts);
+  if (const auto given = routing.file.empty() ? std::nullopt : read_ids(routing.file)) {
+    std::vector<double> rows(static_cast<std::size_t>(experts));
+    for (const std::int32_t id : *given)
+      if (id >= 0 && id < experts) ++rows[static_cast<std::size_t>(id)];
+    std::sort(rows.rbegin(), rows.rend());
+    std::vector<ExpertsAlike> alike;
+    for (const double row : rows)
+      alike.push_back({1, row * all * wanted / static_cast<double>(given->size())});
+    return alike;
+  }
   if (routing.skew == 0 || choices >= experts)
     return {{count, all * std::min(1.0, wanted / count)}};
   // Ranks [first, last) that are within a quarter of each other are taken as one.
@@ -123,6 +166,7 @@ std::vector<ExpertsAlike> expected_tokens(const Routing& routing, std::int64_t t
 }
 
 double routing_distance(const Routing& a, const Routing& b) {
+  if (a.file != b.file) return 0.5;
   return std::abs(a.skew - b.skew) / most_skew;
 }
 

@@ -14,23 +14,27 @@ namespace fftune {
 /// most popular is chosen in proportion to r^-skew (Zipf's law).
 struct Routing {
   double skew = 0;
+  /// Not empty: the ids are those of this text file instead, the choices of one token after the
+  /// other, separated by blanks or commas; over again where there are more tokens.
+  std::string file = {};
 
   auto operator<=>(const Routing&) const = default;
 };
 
-/// "uniform", "zipf:1" with a skew from 0 to 4; nothing for any other text.
+/// "uniform", "zipf:1" with a skew from 0 to 4, "file:ids.txt"; nothing for any other text.
 std::optional<Routing> parse_routing(std::string_view text);
 /// The inverse, with the skew in its shortest form.
 std::string routing_text(const Routing& routing);
 
 /// Expert ids [tokens, choices], `choices` <= `experts`: the same for the same arguments on every
-/// machine. Which experts are popular depends on the seed.
+/// machine. Which experts are popular depends on the seed. Throws Error(invalid_input) for a file
+/// that cannot be read, or has no ids of whole tokens.
 std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t tokens,
                                        std::int64_t experts, std::int64_t choices,
                                        std::uint64_t seed);
 
 /// About how many of the tokens experts should get, the most popular first: each number is that of
-/// so many experts, which are about as popular.
+/// so many experts, which are about as popular. Of a file that is not here: as if uniform.
 struct ExpertsAlike {
   double experts = 0;
   double tokens = 0;  // of each

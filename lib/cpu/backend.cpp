@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "core/error.hpp"
 #include "cpu/executable.hpp"
 #include "cpu/limits.hpp"
+#include "cpu/load.hpp"
 #include "cpu/machine.hpp"
 #include "cpu/open.hpp"
 
@@ -48,6 +51,43 @@ class CpuReplay final : public Replay {
  private:
   std::vector<RecordedCall> calls_;
   int passes_;
+};
+
+/// The last seconds of the machine: what is captured is measured next.
+class RecentLoad {
+ public:
+  /// Before a measurement.
+  void note() {
+    const std::lock_guard lock(mutex_);
+    const auto now = read_cpu("/", cores_);
+    if (!readings_.empty() && now.seconds - readings_.back().seconds < between_seconds) return;
+    readings_.push_back(now);
+    while (readings_.size() > 1 && now.seconds - readings_.front().seconds > remembered_seconds)
+      readings_.pop_front();
+  }
+
+  /// Since it was asked last, or over the last seconds if that is less.
+  std::vector<std::string> disturbances() {
+    const std::lock_guard lock(mutex_);
+    const auto now = read_cpu("/", cores_);
+    std::vector<std::string> found;
+    if (!readings_.empty()) {
+      found = fftune::disturbances(readings_.front(), now, full_clock_hz_);
+      if (is_working(readings_.front(), now))
+        full_clock_hz_ = std::max(full_clock_hz_, now.clock_hz);
+    }
+    readings_ = {now};
+    return found;
+  }
+
+ private:
+  static constexpr double between_seconds = 0.05;
+  static constexpr double remembered_seconds = 4;
+
+  std::vector<int> cores_ = own_cores();
+  std::mutex mutex_;
+  std::deque<CpuReading> readings_;
+  double full_clock_hz_ = 0;  // the most that was seen
 };
 
 class CpuBackend final : public Backend {
@@ -100,11 +140,14 @@ class CpuBackend final : public Backend {
 
   std::unique_ptr<Replay> capture(
       int passes, const std::function<void(int pass, void* stream)>& enqueue) override {
+    load_.note();
     auto calls = engine_->record([&] {
       for (int pass = 0; pass < passes; ++pass) enqueue(pass, nullptr);
     });
     return std::make_unique<CpuReplay>(std::move(calls), passes);
   }
+
+  std::vector<std::string> disturbances() override { return load_.disturbances(); }
 
   Limits limits(DType) override {
     const std::lock_guard lock(limits_mutex_);
@@ -117,6 +160,7 @@ class CpuBackend final : public Backend {
 
   DeviceFacts facts_;
   std::shared_ptr<CpuEngine> engine_;
+  RecentLoad load_;
   std::mutex limits_mutex_;
   std::optional<Limits> limits_;
 };

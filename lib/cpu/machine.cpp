@@ -133,6 +133,22 @@ std::optional<double> read_core_quota(const fs::path& root) {
   return cores;
 }
 
+double read_throttled_seconds(const fs::path& root) {
+  double seconds = 0;
+  const auto add = [&](const fs::path& path, const std::string& field, double unit) {
+    std::ifstream file(path);
+    std::string name;
+    double value = 0;
+    while (file >> name >> value)
+      if (name == field) seconds += unit * value;
+  };
+  for (const auto& folder : control_groups(root, ""))
+    add(folder / "cpu.stat", "throttled_usec", 1e-6);
+  for (const auto& folder : control_groups(root, "cpu"))
+    add(folder / "cpu.stat", "throttled_time", 1e-9);
+  return seconds;
+}
+
 std::optional<std::int64_t> read_memory_room(const fs::path& root) {
   std::optional<std::int64_t> room;
   const auto take = [&](const fs::path& limit_file, const fs::path& usage_file) {

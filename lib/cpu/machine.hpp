@@ -31,6 +31,10 @@ std::int64_t read_memory(const std::filesystem::path& root, const std::string& f
 /// The tightest quota of this process's control groups, in cores; nothing if there is none.
 std::optional<double> read_core_quota(const std::filesystem::path& root);
 
+/// How long that quota has held this process's control groups back so far, in seconds; 0 where
+/// there is none.
+double read_throttled_seconds(const std::filesystem::path& root);
+
 /// The bytes that this process's control groups leave it; nothing if they set no limit.
 std::optional<std::int64_t> read_memory_room(const std::filesystem::path& root);
 

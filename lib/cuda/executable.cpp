@@ -32,6 +32,7 @@ WorkspaceLayout::WorkspaceLayout(const Program& program) : offsets(program.scrat
       if (program.scratch[i].zeroed != zeroed) continue;
       offsets[i] = bytes;
       bytes += aligned(program.scratch[i].bytes);
+      if (zeroed) left_zero = left_zero && program.scratch[i].left_zero;
     }
     if (zeroed) zeroed_bytes = bytes;
   }
@@ -231,7 +232,8 @@ void CudaExecutable::enqueue_launch(const Launch& launch, void* const* tensors,
   if (result != CUDA_SUCCESS) driver.fail(result, fmt::format("launch of {}", launch.name).c_str());
 }
 
-void CudaExecutable::enqueue(void* const* tensors, void* workspace, void* stream) const {
+void CudaExecutable::enqueue_steps(void* const* tensors, void* workspace, void* stream,
+                                   bool clears) const {
   const Driver& driver = session_->driver();
   // A thread that has no context yet gets the primary one, as from the CUDA runtime; one that has a
   // context keeps it.
@@ -245,7 +247,7 @@ void CudaExecutable::enqueue(void* const* tensors, void* workspace, void* stream
     throw Error(ErrorKind::invalid_input,
                 fmt::format("the workspace at {} must be {} bytes, aligned to {}", workspace,
                             layout_.bytes, alignment));
-  if (layout_.zeroed_bytes != 0)
+  if (clears && layout_.zeroed_bytes != 0)
     driver.check(driver.memset_d32_async(base, 0, layout_.zeroed_bytes / 4, as_stream(stream)),
                  "cuMemsetD32Async of the scratch");
   for (const auto& step : steps_) {

@@ -25,6 +25,7 @@ struct WorkspaceLayout {
 
   std::vector<std::size_t> offsets;  // in the order of Program::scratch
   std::size_t zeroed_bytes = 0;
+  bool left_zero = true;  // all of the zeroed ones
   std::size_t library_offset = 0;
   std::size_t bytes = 0;
 };
@@ -39,7 +40,12 @@ class CudaExecutable final : public Executable {
 
   const CompileReport& report() const override { return report_; }
   std::size_t workspace_bytes() const override { return layout_.bytes; }
-  void enqueue(void* const* tensors, void* workspace, void* stream) const override;
+  void enqueue(void* const* tensors, void* workspace, void* stream) const override {
+    enqueue_steps(tensors, workspace, stream, true);
+  }
+  void enqueue_again(void* const* tensors, void* workspace, void* stream) const override {
+    enqueue_steps(tensors, workspace, stream, !layout_.left_zero);
+  }
 
  private:
   static constexpr std::size_t most_parameter_bytes = 4096, most_parameters = 48;
@@ -76,6 +82,7 @@ class CudaExecutable final : public Executable {
   void place(Launch& launch, std::size_t offset, const Argument& argument) const;
   static std::uint64_t resolve(const Value& value, void* const* tensors, std::uint64_t workspace);
   CUresult start(const Launch& launch, void** addresses, CUstream stream) const;
+  void enqueue_steps(void* const* tensors, void* workspace, void* stream, bool clears) const;
   void enqueue_launch(const Launch& launch, void* const* tensors, std::uint64_t workspace,
                       CUstream stream) const;
 

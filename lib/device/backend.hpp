@@ -42,6 +42,11 @@ class Executable {
   /// `tensors` are device addresses in the order of Op::tensors(). Allocates nothing and never
   /// synchronises. Throws Error(device_fault) if a launch is refused.
   virtual void enqueue(void* const* tensors, void* workspace, void* stream) const = 0;
+  /// The same, where the workspace is as an earlier run of this program has left it: nothing is
+  /// cleared that its kernels leave zero.
+  virtual void enqueue_again(void* const* tensors, void* workspace, void* stream) const {
+    enqueue(tensors, workspace, stream);
+  }
 };
 
 struct CompileResult {

@@ -90,6 +90,9 @@ inline Argument argument_of(const Pointer& pointer) {
 struct Scratch {
   std::size_t bytes = 0;
   bool zeroed = false;  // cleared at the start of every run, at the cost of one more launch
+  /// Of one that is zeroed: the kernels leave it zero, so that the program may run again in the
+  /// same workspace without that.
+  bool left_zero = false;
 };
 
 struct KernelLaunch {

@@ -18,7 +18,7 @@ class Cover {
  public:
   Cover(const Op& op, const Problem& problem, const DeviceFacts& facts, bool fallback_only)
       : op_(op), problem_(problem), facts_(facts), fallback_only_(fallback_only) {
-    for (const auto& stage : op.stages(problem)) stages_.push_back(stage.name);
+    for (const auto& stage : op.stages(unrepeated(op, problem))) stages_.push_back(stage.name);
   }
 
   Recipe recipe() {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/pattern.hpp"
@@ -107,6 +108,20 @@ void check_extents(const Op& op, const Problem& problem) {
 
 }  // namespace
 
+const std::string& OpPart::tensor(const std::string& own) const {
+  const auto renamed = names.find(own);
+  return renamed == names.end() ? own : renamed->second;
+}
+
+std::string OpPart::stage(std::string_view own) const {
+  return fmt::format("{}.{}", name, own);
+}
+
+Problem unrepeated(const Op& op, const Problem& problem) {
+  auto repetition = op.repetition(problem);
+  return repetition ? std::move(repetition->one) : problem;
+}
+
 std::vector<OptionField> options_of(const Op& op, std::string_view pass) {
   auto fields = op.options();
   std::erase_if(fields,
@@ -120,7 +135,8 @@ std::string choices_text(const OptionField& field) {
   if (field.pattern)
     return "all, none, or block:SHARE, tail:SHARE, even:SHARE, random:SHARE with a share from 0 "
            "to 1";
-  if (field.routing) return "uniform, or zipf:SKEW with a skew from 0 to 4";
+  if (field.routing)
+    return "uniform, or zipf:SKEW with a skew from 0 to 4, or file:IDS, a text file of ids";
   return fmt::format("{}", fmt::join(field.choices, ", "));
 }
 

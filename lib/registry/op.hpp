@@ -105,10 +105,11 @@ struct TensorSpec {
   std::size_t bytes() const;
 };
 
-/// The sizes that a layer of a known model has, but for the tokens.
+/// The sizes that a layer of a known model has, but for the tokens, and its options.
 struct KnownModel {
   std::string name;  // "mixtral-8x7b"
   std::map<std::string, std::int64_t> sizes;
+  std::map<std::string, std::string> options = {};
 };
 
 struct StageSpec {
@@ -134,6 +135,29 @@ struct Baseline {
   std::string summary;
   std::vector<TensorSpec> extra;
   Program program;
+};
+
+class Op;
+
+/// A problem of another op that serves some consecutive stages of an op made of parts.
+struct OpPart {
+  std::string name;  // "qkv": unique within the whole; its families are "qkv.product_sm90", ...
+  const Op* op = nullptr;
+  Problem problem;  // canonical
+  /// Tensors that have another name in the whole, by their names in the part.
+  std::map<std::string, std::string> names;
+
+  /// What the whole calls a tensor or a stage of the part.
+  const std::string& tensor(const std::string& own) const;
+  std::string stage(std::string_view own) const;
+};
+
+/// A problem that is another problem several times, one after the other, as the layers of a model
+/// are: each has tensors of its own, and reads what the one before wrote.
+struct Repetition {
+  Problem one;
+  /// For each time in order: where the tensors of `one` are among those of the whole.
+  std::vector<std::vector<std::size_t>> places;
 };
 
 class Op {
@@ -181,9 +205,21 @@ class Op {
   virtual void reference(const Problem&, std::size_t stage, ReferenceTensors& tensors,
                          Parallel& parallel) const = 0;
 
+  /// The problems of other ops that the stages are made of, in order; none: the op is no
+  /// composition. Where there is no record of the whole, records of the parts serve.
+  virtual std::vector<OpPart> parts(const Problem&) const { return {}; }
+
+  /// Nothing: the problem is not made of equal ones. Else variants, recipes, programs and records
+  /// are those of `Repetition::one`; tensors() and stages() are those of the whole, stages in the
+  /// order of the times.
+  virtual std::optional<Repetition> repetition(const Problem&) const { return std::nullopt; }
+
   virtual std::vector<const Family*> families() const = 0;
   virtual std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const = 0;
 };
+
+/// The problem that variants, recipes and records are of: Repetition::one, or the problem itself.
+Problem unrepeated(const Op& op, const Problem& problem);
 
 /// The options of a pass.
 std::vector<OptionField> options_of(const Op& op, std::string_view pass);

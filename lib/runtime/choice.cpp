@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
+
+#include "registry/part_family.hpp"
 
 namespace fftune {
 namespace {
@@ -16,7 +19,7 @@ const Family* family_if_any(const Op& op, const std::string& name) {
 
 std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
   std::vector<std::string> names;
-  for (const auto& stage : op.stages(problem)) names.push_back(stage.name);
+  for (const auto& stage : op.stages(unrepeated(op, problem))) names.push_back(stage.name);
   return names;
 }
 
@@ -86,8 +89,38 @@ std::vector<std::string> stale_families(const Catalog& catalog, const Op& op,
   return stale;
 }
 
-Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
-              const DeviceFacts& facts, const PresetLibrary& presets) {
+namespace {
+
+/// What serves an op that is made of parts.
+struct ChoiceOfParts {
+  Recipe recipe;
+  bool stale = false;
+  std::vector<std::string> recorded;  // parts that have a record
+};
+
+/// The recipe of what serves each part; empty where what serves a part cannot serve it within the
+/// whole.
+ChoiceOfParts choice_of_parts(const Catalog& catalog, const Op& op, const Problem& problem,
+                              const DeviceFacts& facts, const PresetLibrary& presets) {
+  ChoiceOfParts whole;
+  for (const OpPart& part : op.parts(problem)) {
+    Choice choice = choose(catalog, *part.op, part.problem, facts, presets);
+    if (choice.preset) whole.recorded.push_back(part.name);
+    whole.stale = whole.stale || choice.stale;
+    for (Variant& variant : choice.recipe) {
+      variant.family = part_family_name(part.name, variant.family);
+      if (!illegality(op, problem, facts, variant).empty()) return {};
+      whole.recipe.push_back(std::move(variant));
+    }
+  }
+  return whole;
+}
+
+}  // namespace
+
+Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const DeviceFacts& facts,
+              const PresetLibrary& presets) {
+  const Problem problem = unrepeated(op, given);
   const auto illegal = [&](const PresetRecord& record, const Problem& wanted) {
     return record_illegality(op, wanted, facts, record);
   };
@@ -95,8 +128,16 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
   const auto comparison = comparison_of(op);
   choice.preset = presets.find(problem, facts, illegal, comparison);
   if (!choice.preset) {
+    const std::string absence = presets.absence(problem, facts, illegal, comparison);
+    ChoiceOfParts of_parts = choice_of_parts(catalog, op, problem, facts, presets);
+    if (!of_parts.recorded.empty()) {
+      choice.recipe = std::move(of_parts.recipe);
+      choice.stale = of_parts.stale;
+      choice.reason = fmt::format("{}: records of {}", absence, fmt::join(of_parts.recorded, ", "));
+      return choice;
+    }
     choice.recipe = default_recipe(op, problem, facts);
-    choice.reason = presets.absence(problem, facts, illegal, comparison) + ": default of the op";
+    choice.reason = absence + ": default of the op";
     return choice;
   }
   const auto& record = *choice.preset->record;

@@ -130,10 +130,8 @@ Environment read_environment() {
     environment.cache_folder = xdg_folder("XDG_CACHE_HOME", ".cache") / "fftune";
   environment.state_folder = xdg_folder("XDG_STATE_HOME", ".local/state") / "fftune";
   for (const char* name : {"CUDA_HOME", "CUDA_PATH"})
-    if (const auto folder = variable(name)) {
-      environment.cuda_folders.emplace_back(*folder);
+    if (const auto folder = variable(name))
       environment.toolkit_folders.push_back(fs::path(*folder) / "lib64");
-    }
   environment.toolkit_folders.emplace_back("/usr/local/cuda/lib64");
   environment.dumb_terminal = dumb_terminal();
   environment.no_color = variable("NO_COLOR").has_value() || environment.dumb_terminal;

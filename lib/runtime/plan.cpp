@@ -5,14 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <variant>
 
 #include "core/error.hpp"
+#include "device/placed_executable.hpp"
 
 namespace fftune {
 namespace {
 
 /// run() keeps the tensors' addresses on its stack.
-constexpr std::size_t most_tensors = 32;
+constexpr std::size_t most_tensors = 4096;
 constexpr std::size_t alignment = 256;
 
 std::size_t align_up(std::size_t bytes) {
@@ -39,7 +41,7 @@ void check_memory(const Problem& problem, const std::vector<TensorSpec>& tensors
 /// Every stage is covered once, in order, by variants that are legal here.
 void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts,
                   const Recipe& recipe) {
-  const auto stages = op.stages(problem);
+  const auto stages = op.stages(unrepeated(op, problem));
   std::size_t covered = 0;
   for (const auto& variant : recipe) {
     if (const auto reason = illegality(op, problem, facts, variant); !reason.empty())
@@ -59,6 +61,32 @@ void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts
                             stages[covered].name, problem.text()));
 }
 
+/// Makes the program one that a plan can begin with: its first kernel, which may load weights
+/// before it waits, would overtake what wrote them.
+void launch_normally(Program& program) {
+  if (program.steps.empty()) return;
+  if (auto* launch = std::get_if<KernelLaunch>(&program.steps.front()))
+    launch->programmatic = false;
+}
+
+/// For each tensor the one whose memory it shares: an intermediate of a repetition that of the
+/// last but one, as those of two neighbours are in use at once.
+std::vector<std::size_t> twins_of(const Repetition& repetition,
+                                  const std::vector<TensorSpec>& tensors) {
+  std::vector<std::size_t> twins(tensors.size());
+  for (std::size_t i = 0; i < twins.size(); ++i) twins[i] = i;
+  const auto& places = repetition.places;
+  for (std::size_t time = 2; time < places.size(); ++time)
+    for (std::size_t i = 0; i < places[time].size(); ++i) {
+      const std::size_t own = places[time][i], before = places[time - 2][i];
+      const bool both =
+          tensors[own].role == Role::intermediate && tensors[before].role == Role::intermediate;
+      // What a repetition reads of the one before has its place from there.
+      if (both && twins[own] == own && before < own) twins[own] = twins[before];
+    }
+  return twins;
+}
+
 }  // namespace
 
 Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
@@ -73,25 +101,43 @@ Plan::Plan(Backend& backend, const Op& op, Problem problem, Recipe recipe)
   check_memory(problem_, tensors_, facts);
   check_recipe(op, problem_, facts, recipe_);
 
-  for (const auto& tensor : tensors_) {
-    if (tensor.role != Role::intermediate) {
+  const auto repetition = op.repetition(problem_);
+  const auto twins = repetition ? twins_of(*repetition, tensors_) : std::vector<std::size_t>();
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].role != Role::intermediate) {
       ++buffer_count_;
       continue;
     }
+    const std::size_t twin = twins.empty() ? i : twins[i];
+    if (twin != i) {
+      intermediate_offsets_.push_back(intermediate_offsets_[twin - buffer_count_]);
+      continue;
+    }
     intermediate_offsets_.push_back(scratch_offset_);
-    scratch_offset_ += align_up(tensor.bytes());
+    scratch_offset_ += align_up(tensors_[i].bytes());
   }
-  std::size_t scratch_bytes = 0;
-  for (const auto& variant : recipe_) {
-    const Family& family = family_of(op, variant.family);
-    auto compiled = backend.compile(family.program(problem_, facts, variant.config));
+  const auto compile = [&](const Variant& variant, bool first) {
+    Program program = family_of(op, variant.family).program(problem_, facts, variant.config);
+    if (first) launch_normally(program);
+    auto compiled = backend.compile(program);
     if (!compiled.executable)
       throw Error(ErrorKind::unavailable,
                   fmt::format("{} does not compile for {}: {}", variant.id(), facts.name,
                               compiled.report.failure));
-    scratch_bytes = std::max(scratch_bytes, compiled.executable->workspace_bytes());
-    executables_.push_back(std::move(compiled.executable));
+    return std::move(compiled.executable);
+  };
+  // Parts of an op do not know what comes first.
+  const bool composed = !op.parts(problem_).empty();
+  for (const auto& variant : recipe_)
+    executables_.push_back(compile(variant, composed && executables_.empty()));
+  if (repetition) {
+    const auto first = executables_.front();
+    if (composed) executables_.front() = compile(recipe_.front(), false);
+    executables_ = repeated(executables_, repetition->places, first);
   }
+  std::size_t scratch_bytes = 0;
+  for (const auto& executable : executables_)
+    scratch_bytes = std::max(scratch_bytes, executable->workspace_bytes());
   workspace_bytes_ = scratch_offset_ + align_up(scratch_bytes);
 }
 

@@ -38,20 +38,19 @@ void DeviceTensors::fit() {
   }
 }
 
-void DeviceTensors::provide(std::size_t tensor) {
+void DeviceTensors::provide(std::size_t tensor, std::size_t first_stage) {
   if (provided_[tensor]) return;
-  upload(tensor);
+  upload(tensor, first_stage);
   provided_[tensor] = true;
 }
 
-void DeviceTensors::provide_anew(std::size_t tensor) {
+void DeviceTensors::provide_anew(std::size_t tensor, std::size_t first_stage) {
   provided_[tensor] = false;
-  provide(tensor);
+  provide(tensor, first_stage);
 }
 
-void DeviceTensors::gather(std::size_t tensor, std::size_t begin, std::size_t size,
-                           std::vector<std::byte>& out) const {
-  const auto& rows = truth_->encoded(tensor);
+void DeviceTensors::gather(std::size_t tensor, const std::vector<std::byte>& rows,
+                           std::size_t begin, std::size_t size, std::vector<std::byte>& out) const {
   const std::int64_t* const sources = truth_->sources(tensor);
   const std::size_t row_bytes = static_cast<std::size_t>(truth_->columns(tensor)) *
                                 dtype_bytes(truth_->tensors()[tensor].dtype);
@@ -69,14 +68,14 @@ void DeviceTensors::gather(std::size_t tensor, std::size_t begin, std::size_t si
   });
 }
 
-void DeviceTensors::upload(std::size_t tensor) {
-  const auto& rows = truth_->encoded(tensor);
+void DeviceTensors::upload(std::size_t tensor, std::size_t first_stage) {
+  const auto& rows = truth_->encoded(tensor, first_stage);
   auto& buffer = buffers_[tensor];
   if (truth_->sources(tensor) != nullptr) {
     constexpr std::size_t part = std::size_t{64} << 20;
     std::vector<std::byte> bytes;
     for (std::size_t begin = 0; begin < buffer.bytes(); begin += part) {
-      gather(tensor, begin, std::min(part, buffer.bytes() - begin), bytes);
+      gather(tensor, rows, begin, std::min(part, buffer.bytes() - begin), bytes);
       backend_->write(buffer.data() + begin, bytes.data(), bytes.size());
     }
     return;
@@ -110,8 +109,8 @@ std::string DeviceTensors::damage() const {
   return what.empty() ? "" : fmt::format("workspace: {}", what);
 }
 
-std::string DeviceTensors::change(std::size_t tensor) {
-  const auto& rows = truth_->encoded(tensor);
+std::string DeviceTensors::change(std::size_t tensor, std::size_t first_stage) {
+  const auto& rows = truth_->encoded(tensor, first_stage);
   const auto& buffer = buffers_[tensor];
   const bool whole = buffer.bytes() <= windows * window_bytes;
   const std::size_t size = whole ? buffer.bytes() : window_bytes;
@@ -123,7 +122,7 @@ std::string DeviceTensors::change(std::size_t tensor) {
     backend_->read(staging_.data(), buffer.data() + begin, size);
     std::vector<std::byte> gathered;
     const bool sorted_out = truth_->sources(tensor) != nullptr;
-    if (sorted_out) gather(tensor, begin, size, gathered);
+    if (sorted_out) gather(tensor, rows, begin, size, gathered);
     // Else the content repeats with the distinct rows.
     for (std::size_t at = 0; at < size;) {
       const std::size_t place = sorted_out ? at : (begin + at) % rows.size();

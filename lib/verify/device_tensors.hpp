@@ -17,10 +17,11 @@ class DeviceTensors {
 
   /// Sizes the tensors for the truth's problem and uploads the inputs that it drew anew.
   void fit();
-  /// Makes a tensor hold its input values, or the reference rounded to its dtype.
-  void provide(std::size_t tensor);
+  /// Makes a tensor hold its input values, or the reference rounded to its dtype, as a run that
+  /// begins with `first_stage` finds it.
+  void provide(std::size_t tensor, std::size_t first_stage);
   /// The same of a tensor that a run may have updated since.
-  void provide_anew(std::size_t tensor);
+  void provide_anew(std::size_t tensor, std::size_t first_stage);
   /// Fills a tensor that is about to be written.
   void poison(std::size_t tensor, std::uint8_t byte);
   /// The workspace, filled with garbage.
@@ -33,15 +34,16 @@ class DeviceTensors {
   std::string damage() const;
   /// What a run changed in a tensor that it should only have read. Up to 32 MiB are compared whole;
   /// of more, 32 windows of 1 MiB, which move from call to call.
-  std::string change(std::size_t tensor);
+  std::string change(std::size_t tensor, std::size_t first_stage);
   /// After a run that broke something: guards anew, and every tensor to be provided again.
   void restore();
 
  private:
-  void upload(std::size_t tensor);
-  /// Bytes [begin, begin + size) of a tensor as they should be, of one whose rows have sources.
-  void gather(std::size_t tensor, std::size_t begin, std::size_t size,
-              std::vector<std::byte>& out) const;
+  void upload(std::size_t tensor, std::size_t first_stage);
+  /// Bytes [begin, begin + size) of a tensor of distinct `rows`, of a tensor whose rows have
+  /// sources.
+  void gather(std::size_t tensor, const std::vector<std::byte>& rows, std::size_t begin,
+              std::size_t size, std::vector<std::byte>& out) const;
 
   Backend* backend_;
   Truth* truth_;

@@ -13,8 +13,8 @@
 
 namespace fftune {
 
-DistinctRows::DistinctRows(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel)
-    : op_(&op), problem_(std::move(problem)), seed_(seed), parallel_(&parallel) {
+DistinctRows::DistinctRows(const Op& op, Problem problem, InputData data, Parallel& parallel)
+    : op_(&op), problem_(std::move(problem)), data_(data), parallel_(&parallel) {
   const std::string token_size(op.token_size());
   const std::int64_t tokens = problem_.size(token_size);
   tensors_ = op.tensors(problem_);
@@ -50,7 +50,7 @@ void DistinctRows::draw_marks() {
   if (!pattern)
     throw Error(ErrorKind::internal,
                 fmt::format("'{}' is no pattern", tensors_[*marking_].pattern));
-  auto of_tokens = draw_pattern(*pattern, rows(*marking_), seed_);
+  auto of_tokens = draw_pattern(*pattern, rows(*marking_), data_.seed);
   sources_.clear();
   sorted_sources_.clear();
   if (repeat_) {
@@ -81,21 +81,28 @@ void DistinctRows::draw_inputs() {
     if (!counts_tokens_[i] && !spec.draw && drawn_[i].size() == spec.bytes()) continue;
     drawn_[i] = {};
     drawn_[i] = large_vector<std::byte>(spec.bytes(), *parallel_);
-    if (spec.draw) {
-      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      spec.draw(seed_ ^ fnv1a(spec.name), values);
-      encode(spec.dtype, std::span<const double>(values), drawn_[i].data());
-      continue;
-    }
     // The same rows serve marked and unmarked.
-    const bool twice = marking_ && repeat_ && counts_tokens_[i];
-    const std::int64_t rows = twice ? spec.shape.at(0) / 2 : spec.shape.at(0);
-    random_rows(seed_, spec.name, spec.dtype, spec.scale, spec.mean, rows, columns(i),
-                drawn_[i].data(), *parallel_);
+    TensorSpec once = spec;
+    const bool twice = marking_ && repeat_ && counts_tokens_[i] && !spec.draw;
+    if (twice) once.shape.at(0) /= 2;
+    draw(once, std::span(drawn_[i]).first(once.bytes()));
     if (twice)
-      std::copy_n(drawn_[i].begin(), spec.bytes() / 2,
-                  drawn_[i].begin() + static_cast<std::ptrdiff_t>(spec.bytes() / 2));
+      std::copy_n(drawn_[i].begin(), once.bytes(),
+                  drawn_[i].begin() + static_cast<std::ptrdiff_t>(once.bytes()));
   }
+}
+
+void DistinctRows::draw(const TensorSpec& spec, std::span<std::byte> out) const {
+  if (data_.given != nullptr && data_.given->fill(spec, out, *parallel_)) return;
+  if (spec.draw) {
+    std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+    spec.draw(data_.seed ^ fnv1a(spec.name), values);
+    encode(spec.dtype, std::span<const double>(values), out.data());
+    return;
+  }
+  const std::int64_t rows = spec.shape.at(0);
+  random_rows(data_.seed, spec.name, spec.dtype, spec.scale, spec.mean, rows,
+              rows == 0 ? 0 : spec.elements() / rows, out.data(), *parallel_);
 }
 
 std::int64_t DistinctRows::columns(std::size_t tensor) const {

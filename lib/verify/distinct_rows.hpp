@@ -1,4 +1,4 @@
-// The test data of a verification: random inputs of a few distinct rows.
+// The test data of a verification: inputs of a few distinct rows.
 //
 // Row i of every tensor that has the tokens as its first dimension depends only on row i of the
 // others (Op::token_size). So 61 distinct rows, repeated, represent any number of tokens: row i is
@@ -14,9 +14,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
-#include "registry/op.hpp"
+#include "verify/input_data.hpp"
 
 namespace fftune {
 
@@ -24,7 +25,7 @@ class DistinctRows {
  public:
   static constexpr std::int64_t most_where_alike = 61;
 
-  DistinctRows(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel);
+  DistinctRows(const Op& op, Problem problem, InputData data, Parallel& parallel);
 
   /// The same layer at another number of tokens. Inputs that do not count tokens stay, and so do
   /// rows that are known already: of the same number a row is the same.
@@ -32,7 +33,7 @@ class DistinctRows {
 
   const Op& op() const { return *op_; }
   const Problem& problem() const { return problem_; }
-  std::uint64_t seed() const { return seed_; }
+  std::uint64_t seed() const { return data_.seed; }
   /// Of the whole problem, in the op's order.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   const std::vector<StageSpec>& stages() const { return stages_; }
@@ -61,11 +62,12 @@ class DistinctRows {
 
  private:
   void draw_inputs();
+  void draw(const TensorSpec& spec, std::span<std::byte> out) const;
   void draw_marks();
 
   const Op* op_;
   Problem problem_;
-  std::uint64_t seed_;
+  InputData data_;
   Parallel* parallel_;
   std::vector<TensorSpec> tensors_;
   std::vector<StageSpec> stages_;

@@ -149,8 +149,8 @@ const ReferenceTensors& References::outputs(Run run, std::size_t part) {
   for (const auto& name : stage.inputs) {
     const std::size_t tensor = tensor_index(rows_->tensors(), name);
     const std::size_t source = rows_->producer(tensor);
-    const bool updated = rows_->tensors()[tensor].role == Role::updated;
-    if (source == rows_->stages().size() || updated) {
+    // Before and while it is updated, what is updated is what was given.
+    if (source == rows_->stages().size() || source >= run.stage) {
       values[name] = given(tensor, part);
     } else if (source < run.first_stage) {
       values[name] =

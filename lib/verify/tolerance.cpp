@@ -13,6 +13,8 @@ constexpr double safety_factor = 1.4;
 
 /// What PyTorch's compiled bf16 pipeline reaches; no variant may be worse.
 constexpr double bf16_cap = 3.5e-3;
+/// Of that pipeline: gate, up and what is multiplied behind them.
+constexpr double roundings_of_cap = 3;
 
 /// The tensor cores' sums of fp8 products keep 13 bits below their largest addend, so that 128 of
 /// them are off by up to this part of their usual size.
@@ -21,7 +23,7 @@ constexpr double fp8_sum_error = 6e-4;
 }  // namespace
 
 double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,
-                 std::int64_t elements) {
+                 std::int64_t elements, std::int64_t stages) {
   // Rounding is to nearest, so an error e of the fp32 value before it adds at most 2e to the error
   // after it. A sum of n random terms in fp32 is off by less than sqrt(n) u of its own size; 8 u
   // more stand for the activation and the products of the epilogue. All that is relative to the
@@ -38,7 +40,10 @@ double tolerance(DType dtype, double rounding_error, std::int64_t reduction_leng
   const double error = rounding_error + 2 * sum_error + flips;
   const double bound = safety_factor * error;
   // The cap is exceeded only where rounding alone exceeds it: an output of a handful of elements.
-  return dtype == DType::bf16 ? std::min(bound, std::max(bf16_cap, error)) : bound;
+  // Roundings of more stages are independent: the squares of that pipeline's add up too.
+  const double cap =
+      bf16_cap * std::sqrt(std::max(1.0, static_cast<double>(stages) / roundings_of_cap));
+  return dtype == DType::bf16 ? std::min(bound, std::max(cap, error)) : bound;
 }
 
 }  // namespace fftune

@@ -48,10 +48,9 @@ Squares squares_of(DType dtype, std::span<const double> exact, const double* bef
 
 }  // namespace
 
-Truth::Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel,
-             ReferenceFile* kept)
+Truth::Truth(const Op& op, Problem problem, InputData data, Parallel& parallel, ReferenceFile* kept)
     : parallel_(&parallel),
-      rows_(op, std::move(problem), seed, parallel),
+      rows_(op, std::move(problem), data, parallel),
       references_(rows_, parallel, kept) {}
 
 void Truth::retoken(std::int64_t tokens) {
@@ -61,8 +60,10 @@ void Truth::retoken(std::int64_t tokens) {
   expected_.clear();
 }
 
-const std::vector<std::byte>& Truth::encoded(std::size_t tensor) {
-  if (const auto& drawn = rows_.drawn(tensor); !drawn.empty()) return drawn;
+const std::vector<std::byte>& Truth::encoded(std::size_t tensor, std::size_t first_stage) {
+  const auto& drawn = rows_.drawn(tensor);
+  if (!drawn.empty() && (producer(tensor) == stages().size() || producer(tensor) >= first_stage))
+    return drawn;
   const auto [entry, is_new] = encoded_.try_emplace(tensor);
   auto& bytes = entry->second;
   if (!is_new) return bytes;
@@ -112,9 +113,7 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   Expected expected;
   expected.rows = references_.rows(first_stage, tensor);
   if (sources(tensor) == nullptr) expected.rows.resize(static_cast<std::size_t>(period(tensor)));
-  // For a tensor that is updated in place the run with every stage rounded is the same run.
-  const bool updated = spec.role == Role::updated;
-  measure(tensor, updated ? expected.rows : references_.rows(stage, tensor), expected);
+  measure(tensor, references_.rows(stage, tensor), expected);
 
   // The roundings of what is summed are independent of each other and of that of the sum, and as
   // large relative to it: their squares add. Of few values some outweigh the others by far, and
@@ -147,8 +146,9 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
       const DType other = tensors()[tensor_index(tensors(), name)].dtype;
       if (dtype_unit_roundoff(other) > dtype_unit_roundoff(coarsest)) coarsest = other;
     }
-  expected.tolerance =
-      tolerance(coarsest, expected.rounding_error, expected.reduction_length, sample);
+  expected.tolerance = tolerance(
+      coarsest, expected.rounding_error, expected.reduction_length, sample,
+      rows_.op().parts(problem()).empty() ? 1 : static_cast<std::int64_t>(stage - first_stage + 1));
   return expected_[key] = std::move(expected);
 }
 

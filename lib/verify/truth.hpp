@@ -26,7 +26,7 @@ struct Expected {
 class Truth {
  public:
   /// What `kept` has of the references is not computed; null: all is.
-  Truth(const Op& op, Problem problem, std::uint64_t seed, Parallel& parallel,
+  Truth(const Op& op, Problem problem, InputData data, Parallel& parallel,
         ReferenceFile* kept = nullptr);
   Truth(const Truth&) = delete;
   Truth& operator=(const Truth&) = delete;
@@ -45,10 +45,10 @@ class Truth {
   const std::int64_t* sources(std::size_t tensor) const { return rows_.sources(tensor); }
   std::size_t producer(std::size_t tensor) const { return rows_.producer(tensor); }
 
-  /// The distinct rows in the tensor's dtype: an input's random values, also of one that is
-  /// updated, or the reference of a stage whose inputs were rounded, rounded. Valid until the next
-  /// retoken.
-  const std::vector<std::byte>& encoded(std::size_t tensor);
+  /// The distinct rows in the tensor's dtype, as a run that begins with `first_stage` finds them:
+  /// an input's values, also of one that the run updates, or the reference of a stage whose
+  /// inputs were rounded, rounded. Valid until the next retoken.
+  const std::vector<std::byte>& encoded(std::size_t tensor, std::size_t first_stage = 0);
 
   /// The reference of a tensor, in a run that begins with `first_stage`, the inputs of which are
   /// rounded to their dtype; nothing is rounded after that. Valid until the next retoken.

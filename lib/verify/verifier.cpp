@@ -33,10 +33,10 @@ constexpr double element_deviations = 16;
 }  // namespace
 
 struct Verifier::State {
-  State(Backend& device, const Op& op, Problem problem, std::uint64_t seed, ReferenceFile* kept)
+  State(Backend& device, const Op& op, Problem problem, InputData data, ReferenceFile* kept)
       : backend(&device),
         threads(device),
-        truth(op, std::move(problem), seed, threads, kept),
+        truth(op, std::move(problem), data, threads, kept),
         tensors(device, truth, threads) {
     tensors.fit();
   }
@@ -113,7 +113,13 @@ void Verifier::State::check_run(std::size_t first, std::size_t count,
 }
 
 void Verifier::State::provide_inputs(std::size_t first, std::size_t end) {
-  for_each_read(first, end, [&](std::size_t tensor) { tensors.provide(tensor); });
+  for_each_read(first, end, [&](std::size_t tensor) {
+    // Another run may have found it as it was before it is updated.
+    if (updates(tensor))
+      tensors.provide_anew(tensor, first);
+    else
+      tensors.provide(tensor, first);
+  });
 }
 
 bool Verifier::State::updates(std::size_t tensor) const {
@@ -124,7 +130,7 @@ void Verifier::State::execute(std::size_t first, std::size_t end, const Executab
                               std::uint8_t poison) {
   for_each_written(first, end, [&](std::size_t tensor) {
     if (updates(tensor))
-      tensors.provide_anew(tensor);
+      tensors.provide_anew(tensor, first);
     else
       tensors.poison(tensor, poison);
   });
@@ -227,7 +233,7 @@ bool Verifier::State::has_any_order(std::size_t first, std::size_t end) const {
 std::string Verifier::State::check_inputs(std::size_t first, std::size_t end) {
   std::string failure;
   for_each_read(first, end, [&](std::size_t tensor) {
-    if (failure.empty()) failure = tensors.change(tensor);
+    if (failure.empty()) failure = tensors.change(tensor, first);
   });
   return failure;
 }
@@ -243,9 +249,9 @@ std::string Verifier::State::bits(std::size_t first, std::size_t end) {
   return hex(state);
 }
 
-Verifier::Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed,
+Verifier::Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
                    ReferenceFile* kept)
-    : state_(std::make_unique<State>(backend, op, std::move(problem), seed, kept)) {}
+    : state_(std::make_unique<State>(backend, op, std::move(problem), data, kept)) {}
 
 Verifier::~Verifier() = default;
 

@@ -1,4 +1,4 @@
-// Verification: random inputs, poisoned outputs, guard regions, the float64 reference.
+// Verification: random or given inputs, poisoned outputs, guard regions, the float64 reference.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "device/backend.hpp"
 #include "registry/op.hpp"
+#include "verify/input_data.hpp"
 #include "verify/reference_file.hpp"
 
 namespace fftune {
@@ -28,10 +29,10 @@ class Verifier {
  public:
   using Executables = std::vector<std::shared_ptr<const Executable>>;
 
-  /// `backend`, `op` and `kept` must outlive it. References that `kept` has are not computed, and
-  /// others are kept there once something passed. Throws Error(unavailable) if the device is too
-  /// small.
-  Verifier(Backend& backend, const Op& op, Problem problem, std::uint64_t seed,
+  /// `backend`, `op` and `kept` must outlive it. What `kept` has is of the same data. References
+  /// that `kept` has are not computed, and others are kept there once something passed. Throws
+  /// Error(unavailable) if the device is too small.
+  Verifier(Backend& backend, const Op& op, Problem problem, InputData data,
            ReferenceFile* kept = nullptr);
   ~Verifier();
 
@@ -56,8 +57,9 @@ class Verifier {
 /// The tolerance for the relative error of an output with `elements` distinct elements. `dtype` is
 /// the coarsest that the run rounds to, `reduction_length` the number of terms summed for an
 /// element over all stages, `rounding_error` the error of a reference that rounds where the kernels
-/// do. Derived in docs/precision.md.
+/// do, `stages` how many round one after the other, of an op that is made of others. Derived in
+/// docs/precision.md.
 double tolerance(DType dtype, double rounding_error, std::int64_t reduction_length,
-                 std::int64_t elements);
+                 std::int64_t elements, std::int64_t stages = 1);
 
 }  // namespace fftune

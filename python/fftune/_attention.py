@@ -25,8 +25,9 @@ def register_attention() -> None:
     """Makes attn_implementation="fftune" known to transformers, 4.53 or newer.
 
     Then AutoModelForCausalLM.from_pretrained(name, attn_implementation="fftune"), or
-    model.set_attn_implementation("fftune"), runs attention by fftune.ops.attention; calls that
-    cannot be (dropout, or keys of a cache, which are laid out in another way) run PyTorch's.
+    model.set_attn_implementation("fftune"), runs attention by fftune.ops.attention, over the keys
+    of a static cache too. Calls that cannot be run PyTorch's: with dropout, with padding beside a
+    cache, and over a cache that grows.
     """
     if not is_available():
         raise Error("register_attention: this transformers cannot be told of another attention: "
@@ -38,47 +39,125 @@ def is_available() -> bool:
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.masking_utils import sdpa_mask
+        from transformers.masking_utils import causal_mask_function, sdpa_mask
     except ImportError:
         return False
+    tells_offset = "q_offset" in inspect.signature(sdpa_mask).parameters
 
     def by_pytorch(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                    attention_mask: Tensor | None, **options):
-        if attention_mask is not None and attention_mask.shape == _MARK:
-            attention_mask = None
+        attention_mask = _without_mark(attention_mask, options)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
     def by_fftune(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                   attention_mask: Tensor | None, **options):
-        if attention_mask is not None and attention_mask.shape == _MARK:
-            attention_mask = None
-        if not _serves(query, key, value, attention_mask, **options):
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        attention_mask = _without_mark(attention_mask, options)
+        lengths = None
+        if attention_mask is not None and attention_mask.dtype == torch.int32:
+            lengths = attention_mask
+            if _serves_cache(query, key, value, **options):
+                return _over_cache(query, key, value, lengths, options.get("scaling")), None
+            attention_mask = _mask_of(lengths, query.shape[2], key.shape[2])
         causal = options.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
+        causal = causal and attention_mask is None and query.shape[2] > 1
+        if causal and query.shape[2] != key.shape[2] or not _serves(
+                query, key, value, attention_mask, **options):
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         swapped = (t.transpose(1, 2) for t in (query, key, value))
-        y = ops.attention(*swapped, attention_mask,
-                          causal=causal and attention_mask is None and query.shape[2] > 1,
+        y = ops.attention(*swapped, attention_mask, causal=causal,
                           scale=options.get("scaling") or 0.0)
         return y, None
 
+    def mask_by_fftune(*arguments, **options):
+        if tells_offset and not arguments and options.get("mask_function") is causal_mask_function:
+            lengths = _lengths(**options)
+            if lengths is not None:
+                return lengths
+        return sdpa_mask(*arguments, **options)
+
     AttentionInterface.register(SDPA, by_pytorch)
     AttentionInterface.register(NAME, by_fftune)
-    for name in (SDPA, NAME):
-        AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(SDPA, sdpa_mask)
+    AttentionMaskInterface.register(NAME, mask_by_fftune)
     return True
 
 
-def _serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float = 0.0,
-            position_bias: Tensor | None = None, cache=None, **_) -> bool:
+def _without_mark(mask: Tensor | None, options: dict) -> Tensor | None:
+    """The mask; for the mark of a causal one none, and then attention is the module's own."""
+    if mask is None or mask.shape != _MARK:
+        return mask
+    options.pop("is_causal", None)
+    return None
+
+
+def _serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options) -> bool:
     """Whether ops.attention takes a call as it is, [batch, heads, tokens, features] each."""
-    dim = query.shape[-1]
-    return (not dropout and position_bias is None and cache is None
-            and query.dtype in _DTYPES and key.dtype == value.dtype == query.dtype
-            and (query.is_cuda or query.dtype != torch.float16)
-            and dim % 8 == 0 and dim <= 256 and value.shape[-1] == dim
+    return (_serves_values(query, key, value, **options)
             and all(row_of(t.transpose(1, 2)) is not None for t in (key, value))
             and (mask is None or mask.dtype == torch.bool and mask.shape[1] == 1))
+
+
+def _serves_values(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0,
+                   position_bias: Tensor | None = None, cache=None, softcap: float | None = None,
+                   s_aux: Tensor | None = None, **_) -> bool:
+    dim = query.shape[-1]
+    return (not dropout and position_bias is None and cache is None and softcap is None
+            and s_aux is None and query.dtype in _DTYPES
+            and key.dtype == value.dtype == query.dtype
+            and (query.is_cuda or query.dtype != torch.float16)
+            and dim % 8 == 0 and dim <= 256 and value.shape[-1] == dim)
+
+
+# A static cache keeps [batch, kv heads, tokens, features]. Of each head of a sequence the keys are
+# rows of their own: a sequence with one head for the kernels, whose queries are those of the group.
+# How many of its keys count comes in the place of the mask, int32 [batch, 1, 1, _MOST_HEADS].
+
+_MOST_HEADS = 256
+
+
+def _lengths(*, batch_size: int, q_length: int, kv_length: int, q_offset=0, kv_offset=0,
+             attention_mask: Tensor | None = None, device="cpu", **_) -> Tensor | None:
+    """Of keys of a static cache that count; None for other caches, and where more than the order
+    of the tokens masks any."""
+    if kv_offset != 0 or not isinstance(q_offset, Tensor) and q_offset + q_length == kv_length:
+        return None
+    if attention_mask is not None:
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if (attention_mask.dim() != 2 or torch.compiler.is_compiling() or capturing
+                or not attention_mask.all()):
+            return None
+    if isinstance(q_offset, Tensor):
+        length = (q_offset + q_length).to(device, torch.int32)
+        return length.expand(batch_size, 1, 1, _MOST_HEADS).contiguous()
+    return torch.full((batch_size, 1, 1, _MOST_HEADS), q_offset + q_length, dtype=torch.int32,
+                      device=device)
+
+
+def _mask_of(lengths: Tensor, queries: int, keys: int) -> Tensor:
+    """The boolean mask that they stand for."""
+    place = lengths[..., :1] + torch.arange(-queries, 0, device=lengths.device)[:, None]
+    return torch.arange(keys, device=lengths.device) <= place
+
+
+def _serves_cache(query: Tensor, key: Tensor, value: Tensor, **options) -> bool:
+    return (_serves_values(query, key, value, **options) and key.shape[1] <= _MOST_HEADS
+            and key.is_contiguous() and value.is_contiguous()
+            and not (torch.is_grad_enabled() and query.requires_grad))
+
+
+def _over_cache(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
+                scale: float | None) -> Tensor:
+    """-> [batch, tokens, heads, features]"""
+    batch, heads, tokens, dim = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    rows = query.reshape(batch * kv_heads, group, tokens, dim).transpose(1, 2)
+    keys, values = (t.view(batch * kv_heads, -1, 1, dim) for t in (key, value))
+    y = ops.attention(rows, keys, values, lengths=lengths.view(-1)[:batch * kv_heads],
+                      causal=tokens > 1, scale=scale or 0.0)
+    return y.view(batch, kv_heads, tokens, group, dim).transpose(1, 2).reshape(
+        batch, tokens, heads, dim)
 
 
 def without_mask(device: torch.device) -> Tensor:

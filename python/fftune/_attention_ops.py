@@ -202,8 +202,8 @@ def _(ctx, dy, *_unused):
         return (None,) * 17
     q, k, v, y, lse, *rules = ctx.saved_tensors
     if not ctx.has_lse:
-        y, lse = fftune_ops.attention(q, k, v, None, *rules, *ctx.options, True)
-    dq, dk, dv, d_sinks = fftune_ops.attention_backward(
+        y, lse = call(fftune_ops.attention.default, q, k, v, None, *rules, *ctx.options, True)
+    dq, dk, dv, d_sinks = call(fftune_ops.attention_backward.default, 
         dy, q, k, v, y, lse, *rules, *ctx.options, torch.are_deterministic_algorithms_enabled())
     sinks = rules[-1]
     own = d_sinks.to(sinks.dtype) if sinks is not None else None
@@ -346,7 +346,8 @@ def _save_softmax(ctx, inputs, output):
 @gradient("masked_softmax", _save_softmax)
 def _(ctx, dy):
     y, = ctx.saved_tensors
-    return fftune_ops.masked_softmax_backward(dy, y, ctx.causal, ctx.scale), None, None, None
+    return call(fftune_ops.masked_softmax_backward.default, dy, y, ctx.causal, ctx.scale), \
+        None, None, None
 
 
 def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = False,

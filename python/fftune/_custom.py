@@ -19,21 +19,22 @@ _DISABLED = os.environ.get("FFTUNE_DISABLE", "0") not in ("", "0")
 
 def _digest() -> str:
     folder = Path(__file__).parent
-    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in
-                                   ("_custom.py", "ops.py", "_attention_ops.py"))).hexdigest()
+    files = folder / "_custom.py", *sorted(folder.glob("*ops.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 # The keys of PyTorch's caches of compiled graphs hold the ops' names, not what their gradients do.
 torch.compiler.config.cache_key_tag += f" fftune {_digest()[:16]}"
 # Of every op its kernel, and whether autocast casts its tensors.
 _implementations: dict[torch._ops.OpOverload, tuple[Callable, bool]] = {}
+_functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}  # with gradients
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
-def define(schema: str, *, casts: bool = False):
+def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = ()):
     """Defines torch.ops.fftune.<name>, run by the decorated function on the CPU and CUDA, or with
     FFTUNE_DISABLE=1 by the function of that name in fftune.reference. `casts`: under autocast its
-    tensors of floating point take the type of autocast."""
+    tensors of floating point take the type of autocast, but those at the places `keeps`."""
     def decorate(kernel):
         name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -43,7 +44,7 @@ def define(schema: str, *, casts: bool = False):
             _library.impl(name, implementation, backend)
         if casts:
             for device, key in _AUTOCAST_KEYS.items():
-                _library.impl(name, _autocast(name, device, key), key)
+                _library.impl(name, _autocast(name, device, key, keeps), key)
         return kernel
     return decorate
 
@@ -59,13 +60,13 @@ def _by_reference(name: str):
     return implementation
 
 
-def _autocast(name: str, device: str, key: str):
+def _autocast(name: str, device: str, key: str, keeps: tuple[int, ...]):
     below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def implementation(*arguments):
         dtype = torch.get_autocast_dtype(device)
-        cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a
-                for a in arguments]
+        cast = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() and i not in keeps
+                else a for i, a in enumerate(arguments)]
         with torch._C._ExcludeDispatchKeyGuard(below):
             return getattr(fftune_ops, name).default(*cast)
     return implementation
@@ -90,14 +91,20 @@ def gradient(name: str, setup: Callable):
     def decorate(backward):
         op = getattr(fftune_ops, name).default
 
+        kernel, casts = _implementations[op]
+
         def forward(ctx, *inputs):
-            with torch._C._AutoDispatchBelowAutograd():
-                output = op(*inputs)
+            if _is_plain(inputs, casts):
+                output = kernel(*inputs)
+            else:
+                with torch._C._AutoDispatchBelowAutograd():
+                    output = op(*inputs)
             setup(ctx, inputs, output)
             return output
 
         function = type(f"{name}_function", (torch.autograd.Function,),
                         {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+        _functions[op] = function
 
         def implementation(*inputs):
             if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
@@ -130,23 +137,30 @@ def yes(tensor: Tensor | None) -> str | None:
 
 
 def call(op: torch._ops.OpOverload, *arguments):
-    """The op; where only its kernel would run, that, past the dispatcher, which costs a host more
-    than all the rest."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    """The op; where only its kernel and its gradient would run, those, past the dispatcher, which
+    costs a host more than all the rest."""
+    if torch.compiler.is_compiling():
         return op(*arguments)
     kernel, casts = _implementations[op]
-    if _only_the_kernel_would_run(arguments) and not (casts and torch.is_autocast_enabled(
-            arguments[0].device.type)):
-        return kernel(*arguments)
+    wanted = torch.is_grad_enabled() and _any_requires_grad(*arguments)
+    if _is_plain(arguments, casts):
+        if not wanted:
+            return kernel(*arguments)
+        function = _functions.get(op)
+        if function is not None:
+            return function.apply(*arguments)
+    if wanted:
+        return op(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return op(*arguments)
 
 
-def _only_the_kernel_would_run(arguments: tuple) -> bool:
-    """That there are plain tensors of the CPU or CUDA alone, and nobody else wants to see calls."""
-    if (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch._C._get_tracing_state() is not None or torch.autograd._profiler_enabled()):
+def _is_plain(arguments: tuple, casts: bool) -> bool:
+    """That there are plain tensors of the CPU or CUDA alone, nobody else wants to see calls, and
+    nothing is to be cast."""
+    if (_dispatch_modes() or _function_modes() or _functorch_level() is not None
+            or _tracing_state() is not None or _profiler_enabled()
+            or casts and torch.is_autocast_enabled(arguments[0].device.type)):
         return False
     for argument in arguments:
         kind = type(argument)
@@ -158,6 +172,11 @@ def _only_the_kernel_would_run(arguments: tuple) -> bool:
     return True
 
 
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+_profiler_enabled = torch.autograd._profiler_enabled
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _NO_TENSORS = frozenset((float, int, str, bool, list, type(None)))
 

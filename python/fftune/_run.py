@@ -29,11 +29,13 @@ class Form:
     values: Callable[..., Sequence | None]
     fixed: dict[str, str] = field(default_factory=dict)
     strided: bool = False  # inputs are as the kernels read them, which take their strides
+    typed_by: int = 0  # the first input whose element type may be the problem's
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
         # Of tensors that are all no numbers the device's first type is taken; nothing depends on it.
         nothing = torch.bfloat16 if inputs[0].is_cuda else torch.float32
-        dtype = next((t.dtype for t in inputs if t is not None and t.is_floating_point()), nothing)
+        dtype = next((t.dtype for t in inputs[self.typed_by:]
+                      if t is not None and t.is_floating_point()), nothing)
         if dtype not in _DTYPE_NAMES:
             raise Error(f"{self.op}: no kernel for {dtype}: use one of "
                         f"{', '.join(map(str, _DTYPE_NAMES))}")

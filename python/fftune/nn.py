@@ -7,7 +7,7 @@ from ._library import Error
 from .reference import ACTIVATIONS, quantise, quantise_weight
 
 __all__ = ["GatedMLP", "GatedMLPFp8", "RMSNorm", "BiasGELU", "RotaryEmbedding", "MaskedLinear",
-           "MaskedMLP"]
+           "MaskedMLP", "MoE"]
 
 
 class GatedMLP(nn.Module):
@@ -154,3 +154,43 @@ class MaskedMLP(nn.Module):
         return ops.masked_ffn(x, mask, self.w1.weight, self.w3.weight, self.w2.weight,
                               self.u1.weight, self.u3.weight, self.u2.weight, act=self.act,
                               pattern=self.pattern)
+
+
+class _Experts(nn.Module):
+    """The weights of all experts, as transformers 5 keeps them."""
+
+    def __init__(self, experts: int, hidden: int, intermediate: int, **options):
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * intermediate, hidden, **options))
+        self.down_proj = nn.Parameter(torch.empty(experts, hidden, intermediate, **options))
+        for weight in (self.gate_up_proj, self.down_proj):
+            bound = weight.shape[-1] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+
+
+class MoE(nn.Module):
+    """A mixture of experts with its router, with the names of Mixtral and Qwen3-MoE in transformers
+    5: gate.weight [experts, hidden], experts.gate_up_proj [experts, 2 * intermediate, hidden],
+    experts.down_proj [experts, hidden, intermediate].
+
+    x [..., hidden] -> [..., hidden]. top_k: experts that a token chooses. Further options are those
+    of ops.moe_route: score, order, renormalise, groups, top_groups, group_score, scale. act and
+    recompute: as of GatedMLP.
+    """
+
+    def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int, act: str = "silu",
+                 recompute: bool = False, device=None, dtype=None, **router):
+        super().__init__()
+        if act not in ACTIVATIONS:
+            raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+        self.gate = nn.Linear(hidden, experts, bias=False, device=device, dtype=dtype)
+        self.experts = _Experts(experts, hidden, intermediate, device=device, dtype=dtype)
+        self.top_k = top_k
+        self.act = act
+        self.recompute = recompute
+        self.router = router
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids, weights = ops.moe_route(self.gate(x), self.top_k, **self.router)
+        return ops.moe_ffn(x, ids, weights, self.experts.gate_up_proj, None,
+                           self.experts.down_proj, act=self.act, recompute=self.recompute)

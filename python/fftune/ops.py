@@ -16,13 +16,17 @@ from torch import Tensor
 from ._attention_ops import attention, masked_softmax, pack_mask
 from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, rows, wants_gradient,
                       yes)
+from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
+from ._moe_ops import moe_ffn, moe_ffn_backward, moe_route
+from ._qkv_ops import qkv
 from ._run import Form, ready, run
 
 __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "linear", "linear_backward", "masked_ffn",
            "masked_ffn_backward", "masked_linear", "masked_linear_backward", "rmsnorm",
            "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
-           "attention", "masked_softmax", "pack_mask"]
+           "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
+           "qkv", "layernorm", "add_layernorm"]
 
 def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for weight, tensor in zip(weights, into):
@@ -203,7 +207,7 @@ def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
     """dx alone, for weights that are frozen."""
     if gate is None:
         gate, up = x @ w_gate.T, x @ w_up.T
-    d_gate, d_up = fftune_ops.act_mul_backward(dy @ w_down, gate, up, act)
+    d_gate, d_up = call(fftune_ops.act_mul_backward.default, dy @ w_down, gate, up, act)
     return d_gate @ w_gate + d_up @ w_up
 
 
@@ -214,7 +218,8 @@ def _(ctx, dy, *_unused):
     x, w_gate, w_up, w_down, gate, up = ctx.saved_tensors
     needs = ctx.needs_input_grad
     if any(needs[1:4]) or ctx.act == "none":
-        grads = fftune_ops.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, ctx.act)
+        grads = call(fftune_ops.ffn_backward.default, dy, x, gate, up, w_gate, w_up, w_down,
+                     ctx.act)
     elif needs[0]:
         grads = (_input_gradient(dy, x, gate, up, w_gate, w_up, w_down, ctx.act), None, None, None)
     else:
@@ -234,10 +239,11 @@ def _save_block(ctx, inputs, output):
 def _(ctx, dy):
     x, residual, w_norm, *weights = ctx.saved_tensors
     total = x if residual is None else x + residual
-    normed = fftune_ops.rmsnorm(total, w_norm, ctx.eps, ctx.convention)
-    d_normed, *d_weights = fftune_ops.ffn_backward(dy, normed, None, None, *weights, ctx.act)
-    dx, d_norm = fftune_ops.rmsnorm_backward(d_normed, total, w_norm, dy, None, ctx.eps,
-                                          ctx.convention)
+    normed = call(fftune_ops.rmsnorm.default, total, w_norm, ctx.eps, ctx.convention)
+    d_normed, *d_weights = call(fftune_ops.ffn_backward.default, dy, normed, None, None, *weights,
+                                ctx.act)
+    dx, d_norm = call(fftune_ops.rmsnorm_backward.default, d_normed, total, w_norm, dy, None,
+                      ctx.eps, ctx.convention)
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
 
 
@@ -264,7 +270,7 @@ def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, 
     place, and given as those: what gradient accumulation over several batches needs.
     """
     if into is None:
-        return fftune_ops.ffn_backward(dy, x, gate, up, w_gate, w_up, w_down, act)
+        return call(fftune_ops.ffn_backward.default, dy, x, gate, up, w_gate, w_up, w_down, act)
     return fftune_ops.ffn_backward_into(dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
 
 
@@ -371,7 +377,7 @@ def _(ctx, dy):
     needs = ctx.needs_input_grad
     dx = dw = dbias = None
     if needs[0] and needs[1]:
-        dx, dw, dbias = fftune_ops.linear_backward(dy, x, w, needs[2])
+        dx, dw, dbias = call(fftune_ops.linear_backward.default, dy, x, w, needs[2])
     else:
         if needs[0]:
             dx = dy @ w
@@ -396,7 +402,7 @@ def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
     those in place, and given as those.
     """
     if into is None:
-        dx, dw, dbias = fftune_ops.linear_backward(dy, x, w, bias)
+        dx, dw, dbias = call(fftune_ops.linear_backward.default, dy, x, w, bias)
         return (dx, dw, dbias) if bias else (dx, dw)
     if len(into) != 1 + bias:
         raise Error(f"linear: into holds {len(into)} tensors, not {1 + bias}: dw, and with bias "
@@ -556,7 +562,8 @@ def _save_masked_linear(ctx, inputs, output):
 
 @gradient("masked_linear", _save_masked_linear)
 def _(ctx, dy):
-    dx, d_true, d_false = fftune_ops.masked_linear_backward(dy, *ctx.saved_tensors, ctx.pattern)
+    dx, d_true, d_false = call(fftune_ops.masked_linear_backward.default, dy, *ctx.saved_tensors,
+                               ctx.pattern)
     return dx, None, d_true, d_false, None
 
 
@@ -575,8 +582,8 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 10
     x, mask, *weights, gate, up = ctx.saved_tensors
-    dx, *d_weights = fftune_ops.masked_ffn_backward(dy, x, mask, gate, up, *weights, ctx.act,
-                                                 ctx.pattern)
+    dx, *d_weights = call(fftune_ops.masked_ffn_backward.default, dy, x, mask, gate, up, *weights,
+                          ctx.act, ctx.pattern)
     return dx, None, *d_weights, None, None
 
 
@@ -624,7 +631,7 @@ def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, 
     gradients of the weights are added to those, and given as those."""
     arguments = dy, x, mask, w_true, w_false
     if into is None:
-        return fftune_ops.masked_linear_backward(*arguments, pattern or "")
+        return call(fftune_ops.masked_linear_backward.default, *arguments, pattern or "")
     return fftune_ops.masked_linear_backward_into(*arguments, *into, pattern or ""), *into
 
 
@@ -639,7 +646,8 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
     """
     arguments = dy, x, mask, gate, up
     if into is None:
-        return fftune_ops.masked_ffn_backward(*arguments, *weights, act, pattern or "")
+        return call(fftune_ops.masked_ffn_backward.default, *arguments, *weights, act,
+                    pattern or "")
     return fftune_ops.masked_ffn_backward_into(*arguments, *into, *weights, act, pattern or ""), *into
 
 
@@ -777,7 +785,8 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 4
     x, w, rstd = ctx.saved_tensors
-    return *fftune_ops.rmsnorm_backward(dy, x, w, None, rstd, ctx.eps, ctx.convention), None, None
+    return *call(fftune_ops.rmsnorm_backward.default, dy, x, w, None, rstd, ctx.eps,
+                 ctx.convention), None, None
 
 
 gradient("rmsnorm_rstd", _save_norm)(_)
@@ -798,7 +807,8 @@ def _(ctx, dy, dsum, *_unused):
     total, w, rstd = ctx.saved_tensors
     if dy is None:
         return dsum, dsum, None, None, None
-    dx, dw = fftune_ops.rmsnorm_backward(dy, total, w, dsum, rstd, ctx.eps, ctx.convention)
+    dx, dw = call(fftune_ops.rmsnorm_backward.default, dy, total, w, dsum, rstd, ctx.eps,
+                  ctx.convention)
     return dx, dx, dw, None, None
 
 
@@ -951,17 +961,17 @@ def _save_inputs(ctx, inputs, output):
 
 @gradient("bias_gelu", _save_inputs)
 def _(ctx, dy):
-    return *fftune_ops.bias_gelu_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return *call(fftune_ops.bias_gelu_backward.default, dy, *ctx.saved_tensors, ctx.act), None
 
 
 @gradient("act_mul", _save_inputs)
 def _(ctx, dy):
-    return *fftune_ops.act_mul_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return *call(fftune_ops.act_mul_backward.default, dy, *ctx.saved_tensors, ctx.act), None
 
 
 @gradient("act_mul_packed", _save_inputs)
 def _(ctx, dy):
-    return fftune_ops.act_mul_packed_backward(dy, *ctx.saved_tensors, ctx.act), None
+    return call(fftune_ops.act_mul_packed_backward.default, dy, *ctx.saved_tensors, ctx.act), None
 
 
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
@@ -1093,12 +1103,12 @@ def _save_rope(ctx, inputs, output):
 
 @gradient("rope", _save_rope)
 def _(ctx, dq):
-    return fftune_ops.rope_backward(dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
+    return call(fftune_ops.rope_backward.default, dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
 
 
 @gradient("rope_qk", _save_rope)
 def _(ctx, dq, dk):
-    return *fftune_ops.rope_qk_backward(dq, dk, *ctx.saved_tensors, *ctx.others), \
+    return *call(fftune_ops.rope_qk_backward.default, dq, dk, *ctx.saved_tensors, *ctx.others), \
         *(None,) * 7
 
 

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, ops, reference
+from ._experts import patch_experts, patch_router, restore_experts
+from ._graphs import patch_steps, restore_steps
 from ._library import Error
-
-_CPU_TYPES = (torch.float32, torch.bfloat16)
-_CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
+                         expect_plain, is_close, is_patched, original, probing, random_rows,
+                         reason_of, remembered, replace_forward, undoable)
 
 
 @dataclass
@@ -38,21 +40,9 @@ class PatchReport:
         return "\n".join(lines) or "nothing to replace"
 
 
-class _Unfit(Exception):
-    """Why a module is left alone."""
-
-
-@dataclass(frozen=True)
-class _Options:
-    """What patch() was asked for."""
-
-    recompute: bool
-    projections: bool | str
-    attention: bool
-
-
 def patch(model: nn.Module, *, recompute: bool = False,
-          projections: bool | str = "auto", attention: bool = False) -> PatchReport:
+          projections: bool | str = "auto", attention: bool = False, graphs: bool = False
+          ) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
     Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
@@ -61,31 +51,36 @@ def patch(model: nn.Module, *, recompute: bool = False,
     `projections`: those of attention by `linear` too, the last with the residual: with "auto" in
     calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
     by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
+    `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
     A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
     """
     if projections not in (True, False, "auto"):
         raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
-    options = _Options(recompute, projections, attention)
+    options = Options(recompute, projections, attention)
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
-    for kind, recognise in (("norm", _patch_norm), ("MLP", _patch_gated_mlp),
-                            ("MLP", _patch_gelu_mlp), ("layer", _patch_layer)):
+    for recognise in (_patch_norm, _patch_gated_mlp, _patch_gelu_mlp, patch_experts, patch_router,
+                      _patch_layer):
         for name, module in model.named_modules():
             _try(report, name, lambda: recognise(module, known, options))
     _patch_rotary(model, report, options)
     _patch_masks(model, report, options)
     _patch_generation(model, report)
+    if graphs:
+        _try(report, "generate", lambda: patch_steps(model))
     return report
 
 
 def unpatch(model: nn.Module) -> nn.Module:
     """Takes back what patch() did. -> the model"""
     for module in model.modules():
+        restore_experts(module)
         for name in ("forward", "_get_logits_processor"):
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
         module.__dict__.pop("_fftune", None)
+        restore_steps(module)
     _attention.restore(model)
     return model
 
@@ -96,99 +91,7 @@ def _try(report: PatchReport, name: str, recognise) -> None:
         if words:
             report.replaced.append((name, words))
     except Exception as error:
-        report.left.append((name, _reason(error)))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, _Unfit):
-        return str(error)
-    # A module that does not run as it is tried here.
-    line = (str(error).splitlines() or [""])[0]
-    return f"it could not be tried: {type(error).__name__}: {line}"
-
-
-def _replace(module: nn.Module, forward, settings: tuple) -> None:
-    """`forward` becomes a method of this instance; its settings are module._fftune."""
-    module._fftune = settings
-    method = types.MethodType(forward, module)
-    module.__dict__["forward"] = method
-
-
-def _ours(function):
-    """Marks what unpatch() takes back; seen through bound methods too."""
-    function._fftune = True
-    return function
-
-
-def _is_patched(module: nn.Module | None, forward) -> bool:
-    method = getattr(module, "__dict__", {}).get("forward")
-    return getattr(method, "__func__", None) is forward
-
-
-def _original(module: nn.Module, *arguments, **options):
-    return type(module).forward(module, *arguments, **options)
-
-
-def _expect_plain(module: nn.Module) -> None:
-    """That its parameters are such as the kernels take."""
-    for name, parameter in module.named_parameters():
-        if type(parameter) is not nn.Parameter or parameter.is_meta:
-            raise _Unfit(f"{name} is no plain parameter: {type(parameter).__name__}")
-        types = _CUDA_TYPES if parameter.is_cuda else _CPU_TYPES
-        if parameter.device.type not in ("cpu", "cuda") or parameter.dtype not in types:
-            raise _Unfit(f"no kernels for {parameter.dtype} on {parameter.device.type}")
-    if "forward" in module.__dict__:
-        raise _Unfit("its forward was replaced already")
-
-
-def _expect_no_hooks(*modules: nn.Module) -> None:
-    for module in modules:
-        forward = module.__dict__.get("forward")
-        foreign = forward is not None and not hasattr(forward, "_fftune")
-        if foreign or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            raise _Unfit(f"{type(module).__name__} has hooks, which would not be called")
-
-
-@contextmanager
-def _probing(*modules: nn.Module):
-    """Inference without dropout."""
-    training = [(m, m.training) for module in modules for m in module.modules()]
-    for module, _ in training:
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, was in training:
-            module.training = was
-
-
-def _random(*shape: int, like: Tensor) -> Tensor:
-    """Normally distributed, the same each time, without a trace in the global generators."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
-
-
-def _close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bool:
-    """Within some roundings of the type."""
-    if ours.shape != theirs.shape:
-        return False
-    if tolerance is None:
-        tolerance = 8 * torch.finfo(theirs.dtype).eps
-    ours, theirs = ours.double(), theirs.double()
-    return bool((ours - theirs).norm() <= tolerance * theirs.norm())
-
-
-def _remembered(known: dict, key, find):
-    """find()'s result or _Unfit, found once for all modules of a kind."""
-    if key not in known:
-        try:
-            known[key] = find()
-        except _Unfit as reason:
-            known[key] = reason
-    if isinstance(known[key], _Unfit):
-        raise _Unfit(str(known[key]))
-    return known[key]
+        report.left.append((name, reason_of(error)))
 
 
 # norms
@@ -201,9 +104,9 @@ def _norm_eps(module: nn.Module) -> float | None:
     return None
 
 
-def _patch_norm(module: nn.Module, known: dict, options: _Options) -> str | None:
+def _patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if isinstance(module, nn.LayerNorm):
-        raise _Unfit("LayerNorm: there is no kernel for it")
+        raise Unfit("LayerNorm: by itself it is left to PyTorch")
     parameters = dict(module.named_parameters())
     if next(module.children(), None) is not None or list(parameters) != ["weight"] \
             or parameters["weight"].dim() != 1 or not hasattr(type(module), "forward"):
@@ -211,22 +114,22 @@ def _patch_norm(module: nn.Module, known: dict, options: _Options) -> str | None
     eps = _norm_eps(module)
     if eps is None:
         return None
-    _expect_plain(module)
+    expect_plain(module)
     key = type(module), module.weight.dtype
-    convention = _remembered(known, key, lambda: _convention(module, eps))
-    _replace(module, _norm_forward, (convention, eps))
+    convention = remembered(known, key, lambda: _convention(module, eps))
+    replace_forward(module, _norm_forward, (convention, eps))
     return f"{type(module).__name__} by rmsnorm ({convention})"
 
 
 def _convention(module: nn.Module, eps: float) -> str:
     """Of those that compute what the module does, the one that rounds as it does."""
     w = module.weight.detach()
-    with _probing(module):
+    with probing(module):
         # Weights that are still all alike would hide a rounding.
-        odd = _random(w.numel(), like=w) * 0.2 + 1
+        odd = random_rows(w.numel(), like=w) * 0.2 + 1
         kept, module.weight.data = module.weight.data, odd
         try:
-            x = _random(16, w.numel(), like=w) * 3
+            x = random_rows(16, w.numel(), like=w) * 3
             theirs = module(x)
         finally:
             module.weight.data = kept
@@ -237,45 +140,20 @@ def _convention(module: nn.Module, eps: float) -> str:
             best = min(errors, key=errors.get)
             if errors[best] <= 4 * torch.finfo(x.dtype).eps * theirs.double().norm().item():
                 return best
-    raise _Unfit(f"{type(module).__name__} is no root mean square norm that is known")
+    raise Unfit(f"{type(module).__name__} is no root mean square norm that is known")
 
 
-@_ours
+@undoable
 def _norm_forward(self, hidden_states: Tensor) -> Tensor:
     if hidden_states.dtype != self.weight.dtype:  # the result would take the wider type
-        return _original(self, hidden_states)
+        return original(self, hidden_states)
     convention, eps = self._fftune
     return ops.rmsnorm(hidden_states, self.weight, eps=eps, convention=convention)
 
 
 # gated MLPs
 
-def _activation_name(module) -> str:
-    """Of those that the kernels have, the one that the callable computes."""
-    x = torch.linspace(-6, 6, 4001)
-    try:
-        with torch.no_grad():
-            y = module(x)
-    except Exception:
-        y = None
-    if isinstance(y, Tensor):
-        for name, function in reference.ACTIVATIONS.items():
-            if _close(function(x), y, 2e-6):
-                return name
-    raise _Unfit(f"there is no kernel for the activation {type(module).__name__}")
-
-
-def _activation_of(module: nn.Module):
-    """The attribute that holds it: a module without parameters, or a function, but no dropout."""
-    found = [child for name, child in {**vars(module), **module._modules}.items()
-             if callable(child) and not isinstance(child, (nn.Linear, nn.Dropout, type))
-             and name.startswith("act")]
-    if len(found) != 1:
-        raise _Unfit(f"{type(module).__name__} has no activation of its own")
-    return found[0]
-
-
-def _patch_gated_mlp(module: nn.Module, known: dict, options: _Options) -> str | None:
+def _patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
     linears = {name: child for name, child in module.named_children()
                if getattr(child, "weight", None) is not None
                and getattr(child.weight, "dim", lambda: 0)() == 2}
@@ -283,22 +161,22 @@ def _patch_gated_mlp(module: nn.Module, known: dict, options: _Options) -> str |
         return None
     for name, child in linears.items():
         if type(child) is not nn.Linear:
-            raise _Unfit(f"{name} is {type(child).__name__}, not Linear")
+            raise Unfit(f"{name} is {type(child).__name__}, not Linear")
     down = [name for name, c in linears.items()
             if all(c.in_features == o.out_features and c.out_features == o.in_features
                    for other, o in linears.items() if other != name)]
     if not down:
         return None
-    _expect_plain(module)
+    expect_plain(module)
     if len({c.weight.dtype for c in linears.values()}) > 1:
-        raise _Unfit("its weights are of several types")
-    act = _activation_name(_activation_of(module))
+        raise Unfit("its weights are of several types")
+    act = activation_name(activation_of(module))
     key = type(module), next(module.parameters()).dtype, act
-    names = _remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
+    names = remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
     if any(linears[name].bias is not None for name in names[:2]):
-        raise _Unfit("gate and up have biases, for which there is no kernel")
-    _expect_no_hooks(*linears.values())
-    _replace(module, _gated_mlp_forward, (*names, act, options.recompute))
+        raise Unfit("gate and up have biases, for which there is no kernel")
+    expect_no_hooks(*linears.values())
+    replace_forward(module, _gated_mlp_forward, (*names, act, options.recompute))
     return f"{type(module).__name__} by ffn ({act})"
 
 
@@ -306,18 +184,18 @@ def _gate_up_down(module: nn.Module, linears: dict, down: list[str], act: str):
     """The names in their roles."""
     weight = next(iter(linears.values())).weight
     if any(c.bias is not None for name, c in linears.items() if name not in down):
-        raise _Unfit("gate and up have biases, for which there is no kernel")
-    with _probing(module):
+        raise Unfit("gate and up have biases, for which there is no kernel")
+    with probing(module):
         for d in down:
-            x = _random(4, linears[d].out_features, like=weight)
+            x = random_rows(4, linears[d].out_features, like=weight)
             theirs = module(x)
             others = [name for name in linears if name != d]
             for gate, up in (others, others[::-1]):
                 ours = reference.ffn(x, linears[gate].weight, linears[up].weight,
                                      linears[d].weight, linears[d].bias, None, act)
-                if _close(ours, theirs):
+                if is_close(ours, theirs):
                     return gate, up, d
-    raise _Unfit(f"{type(module).__name__} is no down(act(gate(x)) * up(x))")
+    raise Unfit(f"{type(module).__name__} is no down(act(gate(x)) * up(x))")
 
 
 def _drops(module: nn.Module) -> bool:
@@ -334,11 +212,11 @@ def _linears(mlp: nn.Module) -> list[nn.Module] | None:
     return found if all(type(layer) is nn.Linear for layer in found) else None
 
 
-@_ours
+@undoable
 def _gated_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     linears = _linears(self)
     if linears is None or _drops(self):
-        return _original(self, hidden_states)
+        return original(self, hidden_states)
     gate, up, down = linears
     *_, act, recompute = self._fftune
     return ops.ffn(hidden_states, gate.weight, up.weight, down.weight, down.bias, act=act,
@@ -352,7 +230,7 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def _patch_gelu_mlp(module: nn.Module, known: dict, options: _Options) -> str | None:
+def _patch_gelu_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
     layers = [(name, child) for name, child in module.named_children()
               if type(child) is nn.Linear or _is_conv1d(child)]
     others = [child for child in module.children() if all(child is not layer for _, layer in layers)]
@@ -360,16 +238,16 @@ def _patch_gelu_mlp(module: nn.Module, known: dict, options: _Options) -> str | 
             or not any(name.startswith("act") for name in {**vars(module), **module._modules}):
         return None
     (first_name, first), (second_name, second) = layers
-    act = _activation_name(_activation_of(module))
+    act = activation_name(activation_of(module))
     if act not in ("gelu", "gelu-tanh"):
-        raise _Unfit(f"an MLP of two layers with {act}: there is a kernel for a gelu only")
+        raise Unfit(f"an MLP of two layers with {act}: there is a kernel for a gelu only")
     if first.bias is None:
-        raise _Unfit("an MLP whose first layer has no bias: there is nothing to fuse")
-    _expect_plain(module)
-    _expect_no_hooks(first)
+        raise Unfit("an MLP whose first layer has no bias: there is nothing to fuse")
+    expect_plain(module)
+    expect_no_hooks(first)
     key = type(module), first.weight.dtype, act
-    _remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
-    _replace(module, _gelu_mlp_forward, (first_name, second_name, _is_conv1d(first), act))
+    remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
+    replace_forward(module, _gelu_mlp_forward, (first_name, second_name, _is_conv1d(first), act))
     return f"bias and gelu of {type(module).__name__} by bias-gelu"
 
 
@@ -378,20 +256,20 @@ def _without_bias(layer: nn.Module, x: Tensor, transposed: bool) -> Tensor:
 
 
 def _expect_two_layers(module, first, second, act) -> bool:
-    with _probing(module):
+    with probing(module):
         width = first.weight.shape[0] if _is_conv1d(first) else first.in_features
-        x = _random(1, 4, width, like=first.weight)
-        if _close(second(reference.ACTIVATIONS[act](first(x))), module(x)):
+        x = random_rows(1, 4, width, like=first.weight)
+        if is_close(second(reference.ACTIVATIONS[act](first(x))), module(x)):
             return True
-    raise _Unfit(f"{type(module).__name__} is no second(gelu(first(x)))")
+    raise Unfit(f"{type(module).__name__} is no second(gelu(first(x)))")
 
 
-@_ours
+@undoable
 def _gelu_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     first, second, transposed, act = self._fftune
     layer = getattr(self, first)
     if type(layer) is not nn.Linear and not _is_conv1d(layer):
-        return _original(self, hidden_states)
+        return original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
     hidden = ops.bias_gelu(hidden, layer.bias,
                            approximate="tanh" if act == "gelu-tanh" else "none")
@@ -429,7 +307,7 @@ def _standing_in(module: nn.Module, **parts: nn.Module):
         module._modules.update(kept)
 
 
-def _patch_layer(module: nn.Module, known: dict, options: _Options) -> str | None:
+def _patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
     children = {name for name, _ in module.named_children()}
     if children == _LAYER:
         norm, mlp, forward = module.post_attention_layernorm, module.mlp, _layer_forward
@@ -437,44 +315,56 @@ def _patch_layer(module: nn.Module, known: dict, options: _Options) -> str | Non
         norm, mlp, forward = module.layer_norm, module.DenseReluDense, _feed_forward
     else:
         return None
-    if not _is_patched(norm, _norm_forward) or not _is_patched(mlp, _gated_mlp_forward):
+    if not is_patched(norm, _norm_forward):
         return None
+    expect_no_hooks(norm, mlp)
+    if not is_patched(mlp, _gated_mlp_forward):
+        if forward is _feed_forward:
+            return None
+        pair = remembered(known, (type(module), type(mlp)), lambda: _expect_layer(module))
+        replace_forward(module, _layer_around_forward, (pair,))
+        return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
     *_, down, act, _ = mlp._fftune
     if getattr(mlp, down).bias is not None:
-        raise _Unfit("down has a bias, with which the norm is not fused")
+        raise Unfit("down has a bias, with which the norm is not fused")
     if norm.weight.dtype != getattr(mlp, down).weight.dtype:
-        raise _Unfit("the norm's weight and the MLP's differ in type")
-    _expect_plain(module)
-    _expect_no_hooks(norm, mlp)
+        raise Unfit("the norm's weight and the MLP's differ in type")
+    expect_plain(module)
     find = _expect_layer if forward is _layer_forward else _expect_feed_forward
-    _remembered(known, type(module), lambda: find(module))
-    _replace(module, forward, ())
+    remembered(known, type(module), lambda: find(module))
+    replace_forward(module, forward, ())
     return f"norm, MLP and residual of {type(module).__name__} by ffn with a norm"
 
 
 def _expect_layer(module: nn.Module) -> bool:
+    """That it is the pre-norm layer; whether its MLP gives a pair, of which the first counts."""
     x = torch.ones(1, 2, 3)
-    with _probing(module), _standing_in(module, input_layernorm=_Times(2),
-                                        self_attn=_Times(3, returns_pair=True),
-                                        post_attention_layernorm=_Times(5), mlp=_Times(7)):
-        try:
-            y = type(module).forward(module, x)
-        except Exception as error:
-            raise _Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
-                         f"{error}") from None
-    # s = x + 3 * 2 x, and s + 7 * 5 s.
-    if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
-        return True
-    raise _Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
+    for pair in (False, True):
+        with probing(module), _standing_in(module, input_layernorm=_Times(2),
+                                           self_attn=_Times(3, returns_pair=True),
+                                           post_attention_layernorm=_Times(5),
+                                           mlp=_Times(7, returns_pair=pair)):
+            try:
+                y = type(module).forward(module, x)
+            except Exception as error:
+                if not pair:
+                    continue
+                raise Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
+                            f"{error}") from None
+        # s = x + 3 * 2 x, and s + 7 * 5 s.
+        if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
+            return pair
+        break
+    raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
 
 
 def _expect_feed_forward(module: nn.Module) -> bool:
     x = torch.ones(1, 2, 3)
-    with _probing(module), _standing_in(module, layer_norm=_Times(5), DenseReluDense=_Times(7)):
+    with probing(module), _standing_in(module, layer_norm=_Times(5), DenseReluDense=_Times(7)):
         y = type(module).forward(module, x)
     if isinstance(y, Tensor) and torch.equal(y, x * 36):
         return True
-    raise _Unfit(f"{type(module).__name__} is no x + mlp(norm(x))")
+    raise Unfit(f"{type(module).__name__} is no x + mlp(norm(x))")
 
 
 def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -492,12 +382,12 @@ def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bo
             and not torch.is_autocast_enabled(hidden_states.device.type))
 
 
-@_ours
+@undoable
 def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
     norm, mlp = self.post_attention_layernorm, self.mlp
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if arguments or checkpoints or not _is_as_patched(norm, mlp, hidden_states):
-        return _original(self, hidden_states, *arguments, **options)
+        return original(self, hidden_states, *arguments, **options)
     normed = self.input_layernorm(hidden_states)
     if _projects(self.self_attn, normed):
         return _block(norm, mlp, _attend(self.self_attn, normed, hidden_states, **options), None)
@@ -505,11 +395,34 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     return _block(norm, mlp, attention, hidden_states)
 
 
-@_ours
+@undoable
+def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
+    """The layer whose MLP is a module of its own, a mixture of experts say."""
+    norm = self.post_attention_layernorm
+    checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
+    if (arguments or checkpoints or not is_patched(norm, _norm_forward)
+            or hidden_states.dtype != norm.weight.dtype
+            or torch.is_autocast_enabled(hidden_states.device.type)):
+        return original(self, hidden_states, *arguments, **options)
+    pair, = self._fftune
+    convention, eps = norm._fftune
+    normed = self.input_layernorm(hidden_states)
+    if _projects(self.self_attn, normed):
+        total = _attend(self.self_attn, normed, hidden_states, **options)
+        normed = norm(total)
+    else:
+        attention = self.self_attn(hidden_states=normed, **options)[0]
+        normed, total = ops.add_rmsnorm(attention, hidden_states, norm.weight, eps=eps,
+                                        convention=convention)
+    y = self.mlp(normed)
+    return total + (y[0] if pair else y)
+
+
+@undoable
 def _feed_forward(self, hidden_states: Tensor) -> Tensor:
     norm, mlp = self.layer_norm, self.DenseReluDense
     if _drops(self) or _drops(mlp) or not _is_as_patched(norm, mlp, hidden_states):
-        return _original(self, hidden_states)
+        return original(self, hidden_states)
     return _block(norm, mlp, hidden_states, None)
 
 
@@ -518,7 +431,7 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
 
-def _patch_rotary(model: nn.Module, report: PatchReport, options: _Options) -> None:
+def _patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> None:
     """The rotary module gives angles in the place of cosines and sines, and the attentions' own
     apply_rotary_pos_emb takes them: so all of them are replaced, or none."""
     rotaries = [(name, m) for name, m in model.named_modules()
@@ -528,11 +441,11 @@ def _patch_rotary(model: nn.Module, report: PatchReport, options: _Options) -> N
     name, rotary = rotaries[0]
     try:
         if len(rotaries) > 1:
-            raise _Unfit("several rotary embeddings, each for some layers")
+            raise Unfit("several rotary embeddings, each for some layers")
         if getattr(rotary, "rope_type", None) not in _STATIC_ROPES:
-            raise _Unfit(f"its frequencies change with the length: {rotary.rope_type}")
+            raise Unfit(f"its frequencies change with the length: {rotary.rope_type}")
         if "forward" in rotary.__dict__:
-            raise _Unfit("its forward was replaced already")
+            raise Unfit("its forward was replaced already")
         attentions = [(n, m) for n, m in model.named_modules() if _applies_rotary(m)]
         users = [n for n, m in model.named_modules()
                  if "position_embeddings" in inspect.signature(type(m).forward).parameters
@@ -540,19 +453,19 @@ def _patch_rotary(model: nn.Module, report: PatchReport, options: _Options) -> N
                              for _, other in attentions)
                  and all(m is not other for _, other in attentions)]
         if not attentions or users:
-            raise _Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
+            raise Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
         functions = {type(m): _attention_function(m, rotary) for _, m in attentions}
         _expect_rotary(rotary)
         scale = float(rotary.attention_scaling)
         for _, module in attentions:
-            _replace(module, functions[type(module)], (scale, False))
-        _replace(rotary, _rotary_forward, ())
+            replace_forward(module, functions[type(module)], (scale, False))
+        replace_forward(rotary, _rotary_forward, ())
         report.replaced.append((name, f"{type(rotary).__name__} by rope"))
         if options.projections:
             known: dict = {}
             for other, module in attentions:
                 _try(report, other, lambda: _patch_projections(module, known, options))
-    except _Unfit as reason:
+    except Unfit as reason:
         report.left.append((name, str(reason)))
 
 
@@ -565,21 +478,25 @@ def _attention_function(module: nn.Module, rotary: nn.Module):
     """The class's forward, with another apply_rotary_pos_emb among its globals."""
     forward = inspect.unwrap(type(module).forward)
     if "forward" in module.__dict__:
-        raise _Unfit(f"the forward of {type(module).__name__} was replaced already")
+        raise Unfit(f"the forward of {type(module).__name__} was replaced already")
+    others = [name for name in forward.__code__.co_names
+              if name.startswith("apply_rotary") and name != "apply_rotary_pos_emb"]
+    if others:
+        raise Unfit(f"{type(module).__name__} rotates by {others[0]} too, which is not known")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
     with torch.no_grad():
         like = torch.zeros(())
-        q, k = _random(2, 3, 5, 8, like=like), _random(2, 1, 5, 8, like=like)
-        angles = _random(1, 5, 4, like=like).repeat(1, 1, 2)
+        q, k = random_rows(2, 3, 5, 8, like=like), random_rows(2, 1, 5, 8, like=like)
+        angles = random_rows(1, 5, 4, like=like).repeat(1, 1, 2)
         try:
             results = theirs(q, k, angles.cos(), angles.sin())
         except Exception as error:
-            raise _Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
+            raise Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
         swap = lambda t: t.transpose(1, 2)
         ours = reference.rope_qk(swap(q), swap(k), angles[0], None, None, "halves", 0, "table",
                                  [1.0] * 8)
-    if not all(_close(swap(mine), other) for mine, other in zip(ours, results)):
-        raise _Unfit("its apply_rotary_pos_emb does not rotate halves")
+    if not all(is_close(swap(mine), other) for mine, other in zip(ours, results)):
+        raise Unfit("its apply_rotary_pos_emb does not rotate halves")
     scale = float(rotary.attention_scaling)
 
     def apply_rotary_pos_emb(q, k, cos, sin, *_, **__):
@@ -591,18 +508,18 @@ def _attention_function(module: nn.Module, rotary: nn.Module):
     function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__,
                                   forward.__closure__)
     function.__kwdefaults__ = forward.__kwdefaults__
-    return _ours(function)
+    return undoable(function)
 
 
 def _expect_rotary(rotary: nn.Module) -> None:
     """That it gives the cosines and sines of what _angles gives."""
-    with _probing(rotary):
+    with probing(rotary):
         position_ids = torch.tensor([[0, 3, 50]], device=rotary.inv_freq.device)
         x = torch.zeros(1, device=rotary.inv_freq.device)
         cosines, sines = type(rotary).forward(rotary, x, position_ids)
         angles, scale = _angles(rotary, position_ids), rotary.attention_scaling
-        if not _close(angles.cos() * scale, cosines) or not _close(angles.sin() * scale, sines):
-            raise _Unfit(f"{type(rotary).__name__} computes its angles in a way that is not known")
+        if not is_close(angles.cos() * scale, cosines) or not is_close(angles.sin() * scale, sines):
+            raise Unfit(f"{type(rotary).__name__} computes its angles in a way that is not known")
 
 
 def _angles(rotary: nn.Module, position_ids: Tensor) -> Tensor:
@@ -611,11 +528,13 @@ def _angles(rotary: nn.Module, position_ids: Tensor) -> Tensor:
     return torch.cat((pairs, pairs), -1)
 
 
-@_ours
+@undoable
 def _rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]."""
     with torch.no_grad():
         angles = _angles(self, position_ids)
-    return angles, angles
+        rows = torch.arange(angles.shape[:-1].numel(), dtype=torch.int32, device=angles.device)
+        return angles, rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous()
 
 
 def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -636,16 +555,16 @@ def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor,
 _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
 
 
-def _patch_projections(module: nn.Module, known: dict, options: _Options) -> str | None:
+def _patch_projections(module: nn.Module, known: dict, options: Options) -> str | None:
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
         if type(layer) is not nn.Linear:
-            raise _Unfit(f"projections: {name} is no Linear")
-        _expect_plain(layer)
-        _expect_no_hooks(layer)
-    _expect_no_hooks(module)
+            raise Unfit(f"projections: {name} is no Linear")
+        expect_plain(layer)
+        expect_no_hooks(layer)
+    expect_no_hooks(module)
     scale, _ = module._fftune
-    _remembered(known, (type(module), module.q_proj.weight.dtype),
+    remembered(known, (type(module), module.q_proj.weight.dtype),
                 lambda: _expect_attention(module))
     module._fftune = scale, options.projections
     return f"projections of {type(module).__name__} by linear" + (
@@ -654,17 +573,18 @@ def _patch_projections(module: nn.Module, known: dict, options: _Options) -> str
 
 def _expect_attention(module: nn.Module) -> bool:
     """That _attend computes what it does."""
-    with _probing(module):
+    with probing(module):
         like = module.q_proj.weight
-        x = _random(2, 3, module.q_proj.in_features, like=like)
-        residual = _random(2, 3, module.o_proj.out_features, like=like)
-        angles = _random(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
-        theirs = module(hidden_states=x, position_embeddings=(angles, angles),
+        x = random_rows(2, 3, module.q_proj.in_features, like=like)
+        residual = random_rows(2, 3, module.o_proj.out_features, like=like)
+        angles = random_rows(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
+        rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
+        theirs = module(hidden_states=x, position_embeddings=(angles, rows),
                         attention_mask=None)[0]
-        ours = _attend(module, x, residual, (angles, angles))
-        if _close(ours, theirs + residual):
+        ours = _attend(module, x, residual, (angles, rows))
+        if is_close(ours, theirs + residual):
             return True
-    raise _Unfit(f"projections: {type(module).__name__} does not compute what is known")
+    raise Unfit(f"projections: {type(module).__name__} does not compute what is known")
 
 
 def _projects(attention: nn.Module, x: Tensor) -> bool:
@@ -680,23 +600,62 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
                  and statically_known_true(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
 
+def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, float] | None:
+    """Weights and eps of the norms of heads that the op qkv has; None if it has not."""
+    norms = [attention._modules.get(name) for name in ("q_norm", "k_norm")]
+    if "v_norm" in attention._modules:
+        return None
+    if norms == [None, None]:
+        return None, 1e-6
+    if not all(is_patched(norm, _norm_forward) for norm in norms):
+        return None
+    (convention, eps), other = (norm._fftune for norm in norms)
+    weights = tuple(norm.weight for norm in norms)
+    if (convention, eps) != other or convention == "gemma" or any(
+            w.shape != (attention.head_dim,) or w.dtype != attention.q_proj.weight.dtype
+            for w in weights):
+        return None
+    return weights, eps
+
+
+def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
+           ) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [batch, heads, tokens, features], normalised and rotated."""
+    layers = attention.q_proj, attention.k_proj, attention.v_proj
+    scale, _ = attention._fftune
+    norms = _head_norms(attention)
+    biases = [layer.bias for layer in layers]
+    if norms is not None and not torch.is_grad_enabled() and rows.dtype == torch.int32 \
+            and len({b is None for b in biases}) == 1:
+        weights, eps = norms
+        heads, kv_heads = (layer.out_features // attention.head_dim for layer in layers[:2])
+        parts = ops.qkv(x, tuple(layer.weight for layer in layers), heads, kv_heads,
+                        bias=None if biases[0] is None else tuple(biases), norms=weights, eps=eps,
+                        positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
+                        scale=scale)
+        return tuple(t.transpose(1, 2) for t in parts)
+
+    def project(layer: nn.Linear, norm: str) -> Tensor:
+        heads = ops.linear(x, layer.weight, layer.bias).unflatten(-1, (-1, attention.head_dim))
+        return attention._modules[norm](heads) if norm in attention._modules else heads
+
+    q, k, v = (project(layer, f"{name}_norm").transpose(1, 2)
+               for name, layer in zip("qkv", layers))
+    return *_rotate(q, k, angles, scale), v
+
+
 def _attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
             position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
             past_key_values=None, **options) -> Tensor:
     """o_proj(attention) + residual."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    shape = *hidden_states.shape[:-1], -1, self.head_dim
-
-    def project(layer: nn.Linear, norm: str) -> Tensor:
-        heads = ops.linear(hidden_states, layer.weight, layer.bias).view(shape)
-        return self._modules[norm](heads) if norm in self._modules else heads
-
-    q, k = project(self.q_proj, "q_norm"), project(self.k_proj, "k_norm")
-    v = project(self.v_proj, "v_norm").transpose(1, 2)
-    q, k = _rotate(q.transpose(1, 2), k.transpose(1, 2), position_embeddings[0], self._fftune[0])
+    q, k, v = _heads(self, hidden_states, *position_embeddings)
     if past_key_values is not None:
-        k, v = past_key_values.update(k, v, self.layer_idx)
+        # Before 5.0 a static cache is told where the tokens stand.
+        place = options.get("cache_position")
+        k, v = past_key_values.update(k, v, self.layer_idx,
+                                      *(() if place is None else ({"cache_position": place},)))
     attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
     y, _ = attention(self, q, k, v, attention_mask, scaling=self.scaling,
                      dropout=self.attention_dropout if self.training else 0.0,
@@ -707,7 +666,7 @@ def _attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
 
 # masks
 
-def _patch_masks(model: nn.Module, report: PatchReport, options: _Options) -> None:
+def _patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None:
     """Leaves the causal mask out where nothing but the order of the tokens masks any."""
     decoders = [(name, m) for name, m in model.named_modules()
                 if _attention.makes_causal_mask(m)
@@ -717,24 +676,24 @@ def _patch_masks(model: nn.Module, report: PatchReport, options: _Options) -> No
     name, first = decoders[0]
     try:
         if not _attention.is_available():
-            raise _Unfit("attention: this transformers cannot be told of another one")
+            raise Unfit("attention: this transformers cannot be told of another one")
         if any(not _attention.uses_interface(m) for _, decoder in decoders
                for m in decoder.modules() if hasattr(m, "is_causal")):
-            raise _Unfit(f"the attention of {type(first).__name__} is not known")
+            raise Unfit(f"the attention of {type(first).__name__} is not known")
         if any("forward" in decoder.__dict__ for _, decoder in decoders):
-            raise _Unfit(f"the forward of {type(first).__name__} was replaced already")
+            raise Unfit(f"the forward of {type(first).__name__} was replaced already")
         _attention.choose(model, _attention.NAME if options.attention else _attention.SDPA)
         for _, decoder in decoders:
             _expect_mask_to_be_left_out(decoder)
         for name, decoder in decoders:
-            _replace(decoder, _decoder_forward, (_attention.window_of(decoder.config),))
+            replace_forward(decoder, _decoder_forward, (_attention.window_of(decoder.config),))
             report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
             if options.attention:
                 words = f"attention of {type(decoder).__name__} by attention"
                 report.replaced.append((name, words))
     except Exception as error:
         _attention.restore(model)
-        report.left.append((name, _reason(error)))
+        report.left.append((name, reason_of(error)))
 
 
 def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
@@ -742,11 +701,11 @@ def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
     name, layers = next(((name, child) for name, child in decoder.named_children()
                          if isinstance(child, nn.ModuleList) and len(child)), (None, None))
     if layers is None:
-        raise _Unfit(f"{type(decoder).__name__} has no list of layers")
+        raise Unfit(f"{type(decoder).__name__} has no list of layers")
     like = next(layers.parameters())
     width = decoder.get_input_embeddings().weight.shape[-1]
-    with _probing(decoder), _standing_in(decoder, **{name: nn.ModuleList([layers[0]])}):
-        x = _random(2, 3, width, like=like)
+    with probing(decoder), _standing_in(decoder, **{name: nn.ModuleList([layers[0]])}):
+        x = random_rows(2, 3, width, like=like)
         depth = decoder.config.num_hidden_layers
         decoder.config.num_hidden_layers = 1
         try:
@@ -755,11 +714,11 @@ def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
                             for mask in (None, _attention.without_mask(like.device)))
         finally:
             decoder.config.num_hidden_layers = depth
-    if not _close(ours, theirs):
-        raise _Unfit(f"{type(decoder).__name__} uses its mask in a way that is not known")
+    if not is_close(ours, theirs):
+        raise Unfit(f"{type(decoder).__name__} uses its mask in a way that is not known")
 
 
-@_ours
+@undoable
 def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **options):
     given = input_ids if input_ids is not None else options.get("inputs_embeds")
     window, = self._fftune
@@ -770,7 +729,7 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
              and (window is None or given.shape[1] <= window))
     if plain:
         options["attention_mask"] = _attention.without_mask(given.device)
-    return _original(self, input_ids, *arguments, **options)
+    return original(self, input_ids, *arguments, **options)
 
 
 # generation
@@ -782,7 +741,7 @@ def _patch_generation(model: nn.Module, report: PatchReport) -> None:
     report.replaced.append(("generate", "no_repeat_ngram_size by ngram-block"))
 
 
-@_ours
+@undoable
 def _logits_processor(self, *arguments, **options):
     from transformers import NoRepeatNGramLogitsProcessor
 

@@ -191,6 +191,134 @@ def masked_ffn_backward_into(dy, x, mask, gate, up, *others):
     return dx
 
 
+# mixtures of experts
+
+def _rows_by_expert(ids, experts):
+    """Of every expert that was chosen: its number, the tokens, and which choice of theirs it is."""
+    for expert in range(experts):
+        tokens, choices = torch.where(ids == expert)
+        if tokens.numel():
+            yield expert, tokens, choices
+
+
+def moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, act, routing):
+    rows, ids, shares = _rows(x), _rows(ids), _rows(weights)
+    y = torch.zeros(rows.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    gates, ups = [], []
+    for expert, tokens, choices in _rows_by_expert(ids, w_gate.shape[0]):
+        gate, up = (F.linear(rows[tokens], w[expert]) for w in (w_gate, w_up))
+        out = F.linear(ACTIVATIONS[act](gate) * up, w_down[expert])
+        y = y.index_add(0, tokens, shares[tokens, choices, None].to(y.dtype) * out.to(y.dtype))
+        gates.append(gate)
+        ups.append(up)
+    missing = x.new_zeros(ids.numel() - sum(map(len, gates)), w_gate.shape[1])
+    return y.to(x.dtype).view(x.shape), torch.cat((*gates, missing)), torch.cat((*ups, missing))
+
+
+def _swiglu_oai(gate, up):
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
+def moe_ffn_packed(x, ids, weights, w_gate_up, w_down, b_gate_up, b_down, act, packing, weigh,
+                   routing):
+    rows, ids, shares = _rows(x), _rows(ids), _rows(weights)
+    y = torch.zeros(rows.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    for expert, tokens, choices in _rows_by_expert(ids, w_gate_up.shape[0]):
+        share = shares[tokens, choices, None]
+        own = rows[tokens] if weigh == "after" else (rows[tokens] * share).to(x.dtype)
+        both = F.linear(own, w_gate_up[expert], None if b_gate_up is None else b_gate_up[expert])
+        gate, up = both.chunk(2, -1) if packing == "halves" else (both[:, 0::2], both[:, 1::2])
+        hidden = _swiglu_oai(gate, up) if act == "swiglu-oai" else ACTIVATIONS[act](gate) * up
+        out = F.linear(hidden, w_down[expert], None if b_down is None else b_down[expert])
+        out = out.to(y.dtype)
+        y = y.index_add(0, tokens, out * share.to(y.dtype) if weigh == "after" else out)
+    return y.to(x.dtype).view(x.shape)
+
+
+def moe_ffn(x, ids, weights, w_gate, w_up, w_down, act, routing):
+    return moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, act, routing)[0]
+
+
+def moe_ffn_backward(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, act, routing):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows, grads, ids, shares = (_rows(t) for t in (x, dy, ids, weights))
+    dx, d_shares = torch.zeros_like(rows, dtype=wide), torch.zeros_like(shares, dtype=wide)
+    d_weights = [torch.zeros_like(w) for w in (w_gate, w_up, w_down)]
+    for expert, tokens, choices in _rows_by_expert(ids, w_gate.shape[0]):
+        own, grad = rows[tokens], grads[tokens]
+        gate, up = (F.linear(own, w[expert]) for w in (w_gate, w_up))
+        hidden = ACTIVATIONS[act](gate) * up
+        d_hidden = grad @ w_down[expert]
+        d_shares[tokens, choices] = (hidden * d_hidden).sum(-1).to(wide)
+        share = shares[tokens, choices, None].to(x.dtype)
+        d_hidden = d_hidden * share
+        d_gate = activation_backward(act, d_hidden * up, gate)
+        d_up = d_hidden * ACTIVATIONS[act](gate)
+        dx.index_add_(0, tokens, (d_gate @ w_gate[expert] + d_up @ w_up[expert]).to(wide))
+        for total, a, b in zip(d_weights, (d_gate, d_up, grad * share), (own, own, hidden)):
+            total[expert] = a.T @ b
+    return dx.to(x.dtype).view(x.shape), d_shares.view(weights.shape), *d_weights
+
+
+def moe_ffn_backward_into(dy, x, ids, weights, gate, up, *others):
+    experts, into, options = others[:3], others[3:6], others[6:]
+    dx, d_weights, *grads = moe_ffn_backward(dy, x, ids, weights, gate, up, *experts, *options)
+    for total, own in zip(into, grads):
+        total += own
+    return dx, d_weights
+
+
+def _router_scores(logits, score):
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    logits = logits.to(wide)
+    return logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
+
+
+def _router_weights(logits, ids, score, order, renormalise, scale):
+    """Of the chosen experts."""
+    if order == "after":
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return scale * logits.to(wide).gather(-1, ids).softmax(-1)
+    weights = _router_scores(logits, score).gather(-1, ids)
+    return scale * (weights / weights.sum(-1, keepdim=True) if renormalise else weights)
+
+
+def moe_route(logits, bias, top_k, score, order, groups, top_groups, group_score, renormalise,
+              scale):
+    by = logits.detach() if order == "after" else _router_scores(logits.detach(), score)
+    if bias is not None:
+        by = by + bias
+    if groups:
+        grouped = by.unflatten(-1, (groups, -1))
+        counted = min(2 if group_score == "top2" else 1, grouped.shape[-1])
+        best = grouped.topk(counted, -1)[0].sum(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool).scatter(
+            -1, best.topk(top_groups or groups, -1)[1], True)
+        by = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
+    ids = by.sort(stable=True, dim=-1, descending=True)[1][..., :top_k]
+    return _router_weights(logits, ids, score, order, renormalise, scale), ids.to(torch.int32)
+
+
+def moe_route_backward(d_weights, logits, ids, score, order, renormalise, scale):
+    ids = ids.long()
+    if order == "after":
+        weights = _router_weights(logits, ids, score, order, renormalise, scale)
+        d_chosen = weights * (d_weights - (d_weights * weights / scale).sum(-1, keepdim=True))
+        return torch.zeros_like(d_chosen[..., :1]).expand(logits.shape).scatter(
+            -1, ids, d_chosen).to(logits.dtype)
+    scores = _router_scores(logits, score)
+    chosen = scores.gather(-1, ids)
+    d_chosen = scale * d_weights.to(scores.dtype)
+    if renormalise:
+        total = chosen.sum(-1, keepdim=True)
+        d_chosen = (d_chosen - (d_chosen * chosen / total).sum(-1, keepdim=True)) / total
+    d_scores = torch.zeros_like(scores).scatter(-1, ids, d_chosen)
+    if score == "sigmoid":
+        return (d_scores * scores * (1 - scores)).to(logits.dtype)
+    return (scores * (d_scores - (d_scores * scores).sum(-1, keepdim=True))).to(logits.dtype)
+
+
 # rmsnorm
 
 def _normalised(x: Tensor, eps: float) -> Tensor:
@@ -244,6 +372,31 @@ def rmsnorm_quantised(x, residual, w, eps, convention, int8):
     y = y / scale.unsqueeze(-1)
     q = y.round().to(torch.int8) if int8 else y.to(torch.float8_e4m3fn)
     return q, scale, total.new_empty(0) if residual is None else total
+
+
+# layernorm
+
+def layernorm(x, w, b, eps):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.layer_norm(x.to(wide), x.shape[-1:], w.to(wide), b.to(wide), eps).to(x.dtype)
+
+
+def add_layernorm(x, residual, w, b, eps):
+    total = x + residual
+    return layernorm(total, w, b, eps), total
+
+
+def layernorm_backward(dy, x, w, dsum, eps):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows, grad = x.to(wide), dy.to(wide)
+    centred = rows - rows.mean(-1, keepdim=True)
+    rstd = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    normed, scaled = centred * rstd, grad * w.to(wide)
+    dx = rstd * (scaled - scaled.mean(-1, keepdim=True)
+                 - normed * (scaled * normed).mean(-1, keepdim=True))
+    if dsum is not None:
+        dx = dx + dsum.to(wide)
+    return dx.to(x.dtype), _rows(grad * normed).sum(0).to(w.dtype), _rows(grad).sum(0).to(w.dtype)
 
 
 # elementwise
@@ -313,13 +466,18 @@ def _rope_angles(q, angles, starts, offsets, rotation, rotary, rule, numbers):
         position = torch.arange(q.shape[1], device=q.device).expand(q.shape[0], -1)
         if starts is not None:
             position = position + starts[:, None]
+    angle, factor = angles_at(position, angles, rotation, rotary, rule, numbers)
+    return angle.unsqueeze(-2), factor
+
+
+def angles_at(position, angles, rotation, rotary, rule, numbers):
+    """The angle of every rotated feature at positions [...], [..., rotary], and the factor."""
     if rule == "table":
-        return angles[position.clamp(0, angles.shape[0] - 1)].unsqueeze(-2), numbers[7] or 1.0
+        return angles[position.long().clamp(0, angles.shape[0] - 1)], numbers[7] or 1.0
     values, factor = _frequencies(rotary, rule, numbers)
-    pairs = position[..., None].float() * values.to(q.device)
-    pairs = (torch.cat((pairs, pairs), -1) if rotation == "halves"
-             else pairs.repeat_interleave(2, -1))
-    return pairs.unsqueeze(-2), factor
+    pairs = position[..., None].float() * values.to(position.device)
+    return (torch.cat((pairs, pairs), -1) if rotation == "halves"
+            else pairs.repeat_interleave(2, -1)), factor
 
 
 def _partners(x: Tensor, rotation: str) -> Tensor:
@@ -359,6 +517,35 @@ def rope_qk(q, k, *arguments, back=False):
 
 def rope_qk_backward(dq, dk, *arguments):
     return rope_qk(dq, dk, *arguments, back=True)
+
+
+# qkv
+
+def qkv(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, heads, kv_heads, eps,
+        rotation, rotary, rule, numbers):
+    if w_k is None:
+        dim = w_q.shape[0] // (heads + 2 * kv_heads)
+        sizes = [n * dim for n in (heads, kv_heads, kv_heads)]
+        parts = F.linear(x, w_q, b_q).split(sizes, -1)
+    else:
+        dim = w_q.shape[0] // heads
+        parts = (F.linear(x, w, b) for w, b in ((w_q, b_q), (w_k, b_k), (w_v, b_v)))
+    q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
+    if q_norm is not None:
+        q, k = (rmsnorm(t, w, eps, "t5") for t, w in ((q, q_norm), (k, k_norm)))
+    if positions is not None:
+        angle, factor = angles_at(positions, angles, rotation, rotary or dim, rule, numbers)
+        q, k = (_rotated(t, angle.unsqueeze(-2), factor, rotation, False) for t in (q, k))
+    return q, k, v
+
+
+def qkv_cached(*arguments):
+    k_cache, v_cache, slots = arguments[11:14]
+    q, k, v = qkv(*arguments[:11], *arguments[14:])
+    for cache, rows in ((k_cache, k), (v_cache, v)):
+        there = slots.flatten() >= 0
+        cache.flatten(0, -3)[slots.flatten()[there].long()] = rows.flatten(0, -3)[there]
+    return q
 
 
 # ngram-block

@@ -1,49 +1,14 @@
 #!/bin/sh
-# bare_root.sh WHEEL SUITE FOLDER: installs the wheel into an empty environment in a root of nothing
+# bare_root.sh SUITE FOLDER WHEEL: installs the wheel into an empty environment in a root of nothing
 # but the distribution's base and Python, below FOLDER, and runs the tool and an op there. SUITE is
-# bookworm (Debian 12) or noble (Ubuntu 24.04). Needs root, debootstrap and the archive; a root that
-# FOLDER holds already is used again. The archive's keyring must be installed; UNCHECKED=1 does
-# without.
+# bookworm (Debian 12) or noble (Ubuntu 24.04). Needs root; make_root.sh says what else.
 set -eu
 
-wheel=$1
-suite=$2
-root=$3/$suite
+suite=$1
+folder=$2
+wheel=$3
 tests=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-
-case $suite in
-  bookworm)
-    set --
-    keyring=debian
-    mirror=http://deb.debian.org/debian
-    script=sid
-    ;;
-  noble)
-    set -- --components=main,universe
-    keyring=ubuntu
-    mirror=http://archive.ubuntu.com/ubuntu
-    script=gutsy
-    ;;
-  *)
-    echo "bare_root.sh: no suite '$suite': give bookworm or noble" >&2
-    exit 2
-    ;;
-esac
-if [ -n "${UNCHECKED:-}" ]; then
-  set -- "$@" --no-check-gpg
-else
-  set -- "$@" "--keyring=/usr/share/keyrings/$keyring-archive-keyring.gpg"
-fi
-if [ ! -e "$root/.complete" ]; then
-  rm -rf "$root"
-  mkdir -p "$root"
-  debootstrap --variant=minbase --include=python3,python3-venv "$@" "$suite" "$root" "$mirror" $script \
-    >"$root.log" 2>&1 || {
-    tail -n 5 "$root.log" >&2
-    exit 3
-  }
-  touch "$root/.complete"
-fi
+root=$("$tests/../../tests/support/make_root.sh" "$suite" "$folder" python3,python3-venv)
 
 rm -rf "$root/fftune"
 mkdir "$root/fftune"

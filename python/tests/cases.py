@@ -61,6 +61,60 @@ def _attention_backward(r, **options) -> tuple:
     return r(*q.shape), q, k, v, y, lse, *rules[:-1], False
 
 
+def _moe(r, tokens=(7,), experts=6, top_k=3, d=24, h=40, missing=True) -> tuple:
+    """An expert has no tokens, and one choice may be of an expert that is not here."""
+    ids = torch.rand(*tokens, experts - 1).argsort(-1)[..., :top_k] + 1
+    if missing:
+        ids[..., 0, 1] = -1
+    weights = [r(experts, *s, scale=s[1]**-0.5) for s in ((h, d), (h, d), (d, h))]
+    return r(*tokens, d), ids.to(torch.int32), torch.rand(*tokens, top_k), *weights
+
+
+def _moe_packed(r, *options, bias=False) -> tuple:
+    x, ids, shares, w_gate, w_up, w_down = _moe(r)
+    biases = (r(6, 80), r(6, 24)) if bias else (None, None)
+    return x, ids, shares, torch.cat((w_gate, w_up), 1), w_down, *biases, *options, ""
+
+
+def _moe_backward(r, gates=False) -> tuple:
+    x, ids, shares, *weights = _moe(r)
+    gate_up = (None, None)
+    if gates:
+        _, *gate_up = reference.moe_ffn_preact(x, ids, shares, *weights, "silu", "")
+    return r(*x.shape), x, ids, shares, *gate_up, *weights
+
+
+def _route(r, *options, bias=False) -> tuple:
+    # Far enough from one another that a small step changes no choice.
+    logits = torch.rand(5, 12).argsort(-1) * 0.4 + torch.rand(5, 12) * 0.1
+    return r(5, 12) * 0 + logits, torch.rand(12) * 0.01 if bias else None, *options
+
+
+def _qkv(r, tokens=(2, 5), *, packed=False, bias=False, norm=False, rule=None, cache=False,
+         rotation="halves", rotary=0, d=24, heads=4, kv_heads=2, dim=16) -> tuple:
+    rows = [n * dim for n in (heads, kv_heads, kv_heads)]
+    weights = [r(n, d, scale=d**-0.5) for n in rows]
+    biases = [r(n) for n in rows] if bias else [None] * 3
+    if packed:
+        weights = [torch.cat(weights), None, None]
+        biases = [torch.cat(biases) if bias else None, None, None]
+    norms = [r(dim), r(dim)] if norm else [None, None]
+    pairs = torch.rand(9, (rotary or dim) // 2)  # of a pair the kernels read the first one's
+    angles = None
+    if rule == "table":
+        angles = torch.cat((pairs, pairs), -1) if rotation == "halves" else \
+            pairs.repeat_interleave(2, -1)
+    positions = torch.randint(0, 12, tokens) if rule else None
+    caches = ()
+    if cache:
+        count = positions.numel() if rule else torch.Size(tokens).numel()
+        slots = torch.randperm(14)[:count].view(tokens)
+        slots[0] = -1
+        caches = r(2, 7, kv_heads, dim), r(2, 7, kv_heads, dim), slots
+    return (r(*tokens, d), *weights, *biases, *norms, positions, angles, *caches, heads, kv_heads,
+            1e-6, rotation, rotary, rule or "base", NUMBERS)
+
+
 CASES = [
     Case("ffn", "ffn", lambda r: (r(2, 3, 24), *_weights(r), None, None, "silu")),
     Case("ffn-added", "ffn", lambda r: (r(5, 24), *_weights(r), r(24), r(5, 24), "gelu")),
@@ -130,6 +184,35 @@ CASES = [
     Case("masked_softmax", "masked_softmax",
          lambda r: (r(2, 3, 5, 7), _mask(2, 1, 5, 7) | (torch.arange(7) == 2), False, 0.5)),
     Case("masked_softmax-causal", "masked_softmax", lambda r: (r(1, 2, 5, 7), None, True, 1.0)),
+    Case("layernorm", "layernorm", lambda r: (r(2, 3, 24), r(24), r(24), 1e-5)),
+    Case("add_layernorm", "add_layernorm", lambda r: (r(6, 24), r(6, 24), r(24), r(24), 1e-5)),
+    Case("moe_ffn", "moe_ffn", lambda r: (*_moe(r), "silu", "")),
+    Case("moe_ffn-batches", "moe_ffn", lambda r: (*_moe(r, (2, 5)), "gelu-tanh", "zipf:1")),
+    Case("moe_ffn_preact", "moe_ffn_preact", lambda r: (*_moe(r, missing=False), "silu", ""),
+         outputs=1),
+    Case("moe_ffn_packed", "moe_ffn_packed", lambda r: _moe_packed(r, "silu", "halves", "after"),
+         differentiable=False),
+    Case("moe_ffn_packed-oai", "moe_ffn_packed",
+         lambda r: _moe_packed(r, "swiglu-oai", "interleaved", "after", bias=True),
+         differentiable=False),
+    Case("moe_ffn_packed-before", "moe_ffn_packed",
+         lambda r: _moe_packed(r, "gelu", "interleaved", "before"), differentiable=False),
+    Case("moe_route", "moe_route",
+         lambda r: _route(r, 3, "softmax", "before", 0, 0, "max", False, 1.0), outputs=1),
+    Case("moe_route-after", "moe_route",
+         lambda r: _route(r, 3, "softmax", "after", 0, 0, "max", False, 1.0), outputs=1),
+    Case("moe_route-groups", "moe_route",
+         lambda r: _route(r, 3, "sigmoid", "before", 4, 2, "top2", True, 2.5, bias=True),
+         outputs=1, constants=(1,)),
+    Case("qkv", "qkv", lambda r: _qkv(r), differentiable=False),
+    Case("qkv-packed", "qkv",
+         lambda r: _qkv(r, (7,), packed=True, bias=True, norm=True, rule="llama3"),
+         differentiable=False),
+    Case("qkv-table", "qkv",
+         lambda r: _qkv(r, bias=True, rule="table", rotation="interleaved", rotary=8),
+         differentiable=False),
+    Case("qkv_cached", "qkv_cached", lambda r: _qkv(r, (6,), norm=True, rule="base", cache=True),
+         differentiable=False, updated=(11, 12)),
     Case("ngram_block", "ngram_block",
          lambda r: (_ids(4, 30), r(4, 7), 3, -1, None, None, None, None), differentiable=False,
          updated=(1,)),
@@ -174,6 +257,19 @@ BACKWARDS = [
                                        window=3)),
     Case("masked_softmax_backward", "masked_softmax_backward",
          lambda r: (r(2, 3, 5, 7), r(2, 3, 5, 7).softmax(-1), False, 0.5)),
+    Case("layernorm_backward", "layernorm_backward",
+         lambda r: (r(6, 24), r(6, 24), r(24), r(6, 24), 1e-5)),
+    Case("moe_ffn_backward", "moe_ffn_backward", lambda r: (*_moe_backward(r, True), "silu", "")),
+    Case("moe_ffn_backward-input", "moe_ffn_backward", lambda r: (*_moe_backward(r), "gelu", "")),
+    Case("moe_ffn_backward_into", "moe_ffn_backward_into",
+         lambda r: (*_moe_backward(r), r(6, 40, 24), r(6, 40, 24), r(6, 24, 40), "silu", ""),
+         updated=(9, 10, 11)),
+    Case("moe_route_backward", "moe_route_backward",
+         lambda r: (torch.randn(5, 3), r(5, 12), torch.rand(5, 12).argsort(-1)[:, :3].int(),
+                    "softmax", "before", True, 2.0)),
+    Case("moe_route_backward-sigmoid", "moe_route_backward",
+         lambda r: (torch.randn(5, 3), r(5, 12), torch.rand(5, 12).argsort(-1)[:, :3].int(),
+                    "sigmoid", "before", False, 1.0)),
     Case("bias_gelu_backward", "bias_gelu_backward", lambda r: (r(6, 24), r(6, 24), r(24), "gelu")),
     Case("act_mul_backward", "act_mul_backward",
          lambda r: (r(6, 24), r(6, 24), r(6, 24), "silu")),

@@ -30,9 +30,26 @@ MODELS = {
     "t5-gated": lambda: transformers.T5Config(**_T5, feed_forward_proj="gated-gelu"),
 }
 
+_EXPERTS = dict(_SIZES, num_experts_per_tok=2)
+# Mixtures of experts: transformers 5 has their experts' weights in one tensor each.
+MIXTURES = {
+    "mixtral": lambda: transformers.MixtralConfig(**_EXPERTS, num_local_experts=6,
+                                                  sliding_window=None),
+    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(
+        **_EXPERTS, num_experts=6, moe_intermediate_size=24, shared_expert_intermediate_size=40,
+        decoder_sparse_step=1),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+        **_EXPERTS, num_experts=6, moe_intermediate_size=24, head_dim=8, norm_topk_prob=True),
+    "deepseek": lambda: transformers.DeepseekV3Config(
+        **dict(_EXPERTS, num_key_value_heads=4), n_routed_experts=8, n_shared_experts=1, n_group=4,
+        topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1, q_lora_rank=16,
+        kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8),
+    "gpt-oss": lambda: transformers.GptOssConfig(**_EXPERTS, num_local_experts=6, head_dim=8),
+}
+
 
 def make(name: str, dtype=torch.float32, device="cpu"):
-    config = MODELS[name]()
+    config = {**MODELS, **MIXTURES}[name]()
     for dropout in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate"):
         if hasattr(config, dropout):
             setattr(config, dropout, 0.0)

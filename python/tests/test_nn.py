@@ -113,3 +113,20 @@ def test_rotary_embedding_counts_from_starts():
     q = torch.randn(1, 6, 2, 16)
     whole = rotary(q)
     assert close(rotary(q[:, 4:], starts=torch.tensor([4])), whole[:, 4:])
+
+
+def test_moe_has_the_names_and_the_values_of_mixtrals():
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.MixtralConfig(hidden_size=24, intermediate_size=40, num_local_experts=6,
+                                        num_experts_per_tok=2)
+    config._experts_implementation = "eager"
+    block = transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock(config)
+    ours = fftune.nn.MoE(24, 40, 6, 2, renormalise=True)
+    block.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 5, 24)
+    assert close(ours(x), block(x))
+    seed = torch.randn(2, 5, 24)
+    for mine, other in zip(torch.autograd.grad(ours(x), list(ours.parameters()), seed),
+                           torch.autograd.grad(block(x), [block.get_parameter(name) for name, _ in
+                                                          ours.named_parameters()], seed)):
+        assert close(mine, other)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fftune
-from cases import BACKWARDS, CASES, NUMBERS, fp8_arguments
+from cases import BACKWARDS, CASES, fp8_arguments
 from fftune import _attention_ops, ops, reference
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
@@ -59,7 +59,7 @@ def test_values(case, dtype):
     theirs = listed(getattr(reference, case.op)(*(wide if "quantised" not in case.op else arguments)))
     ours, theirs = ([*results, *(given[i] for i in case.updated)]
                     for results, given in ((ours, own), (theirs, wide)))
-    if case.op == "masked_ffn_preact":  # gate and up are in an order of their own
+    if case.op in ("masked_ffn_preact", "moe_ffn_preact"):  # whose gate and up are in other orders
         ours, theirs = ours[:1], theirs[:1]
     for got, right in zip(ours, theirs, strict=True):
         assert got.shape == right.shape and got.is_contiguous()
@@ -425,3 +425,53 @@ def test_import_of_the_package_leaves_pytorch_alone(run_python):
         assert "torch" not in sys.modules
         print(fftune.__version__.count("."))
     """) == "2"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_qkv_has_gradients_by_parts(packed):
+    x, *weights = torch.randn(2, 5, 24), *(torch.randn(n, 24) for n in (64, 32, 32))
+    norms, positions = (torch.rand(16), torch.rand(16)), torch.randint(0, 9, (2, 5))
+    options = dict(norms=norms, positions=positions, rule="llama3", context=64.0, factor=4.0)
+    w = torch.cat(weights) if packed else tuple(weights)
+    right = ops.qkv(x, w, 4, 2, **options)
+    x.requires_grad_()
+    ours = ops.qkv(x, w, 4, 2, **options)
+    for mine, other in zip(ours, right):
+        assert mine.requires_grad and error(mine, other) < 2e-6
+    wide = [t.detach().double() for t in (x, *weights)]
+    wide[0].requires_grad_()
+    parts = (F.linear(wide[0], weight).unflatten(-1, (-1, 16)) for weight in wide[1:])
+    exact = [reference.rmsnorm(t, n.double(), 1e-6, "t5") for t, n in zip(parts, norms)]
+    angle, _ = reference.angles_at(positions, None, "halves", 16, "llama3",
+                                   [10000.0, 4.0, 64.0, 1.0, 4.0, 32.0, 1.0, 0.0])
+    exact = [reference._rotated(t, angle.unsqueeze(-2), 1.0, "halves", False) for t in exact]
+    seeds = [torch.randn(t.shape) for t in exact]
+    mine, = torch.autograd.grad(ours[:2], x, seeds)
+    other, = torch.autograd.grad(exact, wide[0], [s.double() for s in seeds])
+    assert error(mine, other) < 2e-5
+    with pytest.raises(fftune.Error, match="no gradient"):
+        ops.qkv(x, w, 4, 2, caches=(torch.zeros(10, 2, 16), torch.zeros(10, 2, 16)),
+                slots=torch.arange(10).view(2, 5))
+
+
+def test_a_choice_of_experts_has_gradients_to_the_router():
+    x, router = torch.randn(5, 24, requires_grad=True), torch.randn(6, 24, requires_grad=True)
+    experts = [torch.randn(6, *shape) / 5 for shape in ((80, 24), (24, 40))]
+
+    def mixture(route, experts_of, dtype):
+        own_x, own_router, gate_up, down = (t.to(dtype) for t in (x, router, *experts))
+        ids, weights = route(own_x @ own_router.T)
+        return experts_of(own_x, ids, weights, gate_up, down)
+
+    ours = mixture(lambda t: ops.moe_route(t, 2, renormalise=True),
+                   lambda x, ids, weights, gate_up, down:
+                   ops.moe_ffn(x, ids, weights, gate_up, None, down), torch.float32)
+    exact = mixture(lambda t: reference.moe_route(t, None, 2, "softmax", "before", 0, 0, "max",
+                                                  True, 1.0)[::-1],
+                    lambda x, ids, weights, gate_up, down: reference.moe_ffn(
+                        x, ids, weights, *gate_up.chunk(2, 1), down, "silu", ""), torch.float64)
+    assert error(ours, exact) < 1e-6
+    seed = torch.randn(5, 24)
+    for mine, other in zip(torch.autograd.grad(ours, (x, router), seed),
+                           torch.autograd.grad(exact, (x, router), seed.double())):
+        assert error(mine, other) < 2e-5

@@ -8,9 +8,12 @@ from torch import nn
 
 import fftune
 from fftune import tuning
-from models import MODELS, inputs, make
+from models import MIXTURES, MODELS, inputs, make
 
 EACH = pytest.mark.parametrize("name", MODELS)
+# Before, masks are made from positions, from which a static cache's length cannot be told.
+needs_transformers_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
+                                          reason="transformers is older than 5")
 EXPECTED = {
     "llama": {"LlamaRMSNorm by rmsnorm (llama)": 5, "LlamaMLP by ffn (silu)": 2,
               "norm, MLP and residual of LlamaDecoderLayer by ffn with a norm": 2,
@@ -74,7 +77,7 @@ def test_logits(name):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma"])
 @pytest.mark.parametrize("projections", [True, "auto"])
-def test_projections(name, projections):
+def test_projections(name, projections, monkeypatch):
     model = make(name)
     with torch.no_grad():
         for layer in model.model.layers:  # qwen2's biases start as zeros
@@ -85,17 +88,20 @@ def test_projections(name, projections):
     report = fftune.patch(model, projections=projections)
     assert sum("projections" in words for _, words in report.replaced) == 2
     seen = []
-    linear = fftune.ops.linear
-    fftune.ops.linear = lambda x, *rest: seen.append(x.shape[:-1].numel()) or linear(x, *rest)
-    try:
-        with torch.no_grad():
-            assert close(logits(model, name), before, 1e-5)
-            assert seen == [18] * 8
-            model(torch.randint(3, 96, (1, 65)), use_cache=False)
-        logits(model, name)
-        assert seen[8:] == ([] if projections == "auto" else [65] * 8 + [18] * 8)
-    finally:
-        fftune.ops.linear = linear
+
+    def spy(name):
+        function = getattr(fftune.ops, name)
+        monkeypatch.setattr(fftune.ops, name, lambda x, *rest, **options: seen.append(
+            (name, x.shape[:-1].numel())) or function(x, *rest, **options))
+
+    spy("linear"), spy("qkv")
+    with torch.no_grad():
+        assert close(logits(model, name), before, 1e-5)
+        assert seen == [("qkv", 18), ("linear", 18)] * 2
+        model(torch.randint(3, 96, (1, 65)), use_cache=False)
+    logits(model, name)
+    assert seen[4:] == ([] if projections == "auto" else
+                        [("qkv", 65), ("linear", 65)] * 2 + [("linear", 18)] * 8)
     ids, options = inputs(name)["input_ids"], dict(max_new_tokens=8, do_sample=False)
     ours = model.generate(ids, **options)
     assert torch.equal(fftune.unpatch(model).generate(ids, **options), ours)
@@ -204,6 +210,72 @@ def test_attention_of_that_name():
     assert torch.equal(model.generate(ids, **options), ours)
 
 
+@needs_transformers_5
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("padding", [False, True])
+def test_attention_over_a_static_cache(name, padding):
+    """Prefill and every step by attention, without a copy of the cache; with padding right too."""
+    model = make(name)
+    ids = inputs(name)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = not padding
+    options = dict(attention_mask=mask, max_new_tokens=8, min_new_tokens=8, do_sample=False,
+                   cache_implementation="static", disable_compile=True)
+    before = model.generate(ids, **options)
+    fftune.patch(model, attention=True)
+    found = {}
+    with tuning._listening(found):
+        assert torch.equal(model.generate(ids, **options), before)
+    ran = [problem for _, problem in found.values() if problem["op"] == "attention"]
+    assert [problem["s"] for problem in ran] == ([] if padding else [9, 1])
+    assert padding or all(problem["lengths"] == "yes" and problem["kv-heads"] == 1
+                          for problem in ran)
+
+
+@needs_transformers_5
+def test_a_compiled_step_over_a_static_cache_has_no_graph_break():
+    model = make("llama")
+    fftune.patch(model, attention=True)
+    ids = inputs("llama")["input_ids"]
+
+    def steps(model):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        with torch.no_grad():
+            first = fftune_model(input_ids=ids, past_key_values=cache)
+            return [first.logits, *(model(input_ids=ids[:, i:i + 1], past_key_values=cache).logits
+                                    for i in range(3))]
+
+    fftune_model = model
+    right = steps(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = {}
+    with tuning._listening(found):
+        for mine, other in zip(steps(compiled), right):
+            assert close(mine, other, 1e-5)
+    assert any(problem["op"] == "attention" and problem["s"] == 1 for _, problem in found.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
+def test_attention_is_compiled_without_graph_breaks(name):
+    model = make(name).train()
+    before = logits(model, name)
+    right = torch.autograd.grad(before.square().mean(), list(model.parameters()),
+                                allow_unused=True)
+    fftune.patch(model, attention=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = {}
+    with tuning._listening(found):
+        after = logits(compiled, name)
+        grads = torch.autograd.grad(after.square().mean(), list(model.parameters()),
+                                    allow_unused=True)
+    assert close(after, before, 1e-5)
+    assert sum(problem["op"] == "attention" for _, problem in found.values()) == 2
+    for mine, other in zip(grads, right):
+        assert other is None or close(mine, other, 2e-4)
+
+
 def test_models_may_share_their_configuration():
     first = make("llama")
     second = type(first)(first.config)
@@ -277,6 +349,29 @@ def test_generate_with_left_padding_and_a_static_cache():
     before = model.generate(ids, **options)
     fftune.patch(model)
     assert torch.equal(model.generate(ids, **options), before)
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "mixtral"])
+@pytest.mark.parametrize("attention", [False, True])
+def test_generate_with_graphs(name, attention):
+    """Where there is no GPU the steps run with the inputs and the cache that a graph would read."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    compile_config = transformers.CompileConfig()
+    compile_config._compile_all_devices = True
+    model = make(name, device=device)
+    texts = [inputs(name, device=device)["input_ids"] for _ in range(3)]
+    options = dict(max_new_tokens=8, min_new_tokens=8, do_sample=False, no_repeat_ngram_size=2)
+    before = [model.generate(ids, **options) for ids in texts]
+    fftune.patch(model, graphs=True, attention=attention)
+    runner = model.__dict__["get_compiled_call"].__self__
+    for ids, right in zip(texts, before):
+        assert torch.equal(model.generate(ids, **options, compile_config=compile_config), right)
+    step, = runner._steps.values()
+    assert step.graph is not None and not runner._failed
+    fftune.unpatch(model)
+    assert model.generation_config.cache_implementation is None
+    assert torch.equal(model.generate(texts[0], **options), before[0])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
@@ -418,3 +513,82 @@ def test_patching_twice_is_patching_once():
     model = make("llama")
     first, second = fftune.patch(model), fftune.patch(model)
     assert words_of(first) == words_of(second)
+
+
+MIXTURE = pytest.mark.parametrize("name", MIXTURES)
+EXPERTS = {"mixtral": 2, "qwen2-moe": 2, "qwen3-moe": 2, "deepseek": 1, "gpt-oss": 2}
+
+
+def problems_of(run):
+    found = {}
+    with tuning._listening(found):
+        result = run()
+    return result, [problem for _, problem in found.values()]
+
+
+@needs_transformers_5
+@MIXTURE
+def test_mixtures_of_experts(name):
+    model = make(name).train()
+    before = logits(model, name)
+    right = torch.autograd.grad(before.square().mean(), list(model.parameters()), allow_unused=True)
+    report = fftune.patch(model)
+    for op in ("moe-ffn", "moe-route"):
+        assert sum(op in words for _, words in report.replaced) == EXPERTS[name]
+    after, problems = problems_of(lambda: logits(model, name))
+    assert {"moe-ffn", "moe-route"} - {p["op"] for p in problems} == (
+        {"moe-ffn"} if name == "gpt-oss" else set())  # which has no gradients yet
+    with torch.no_grad():
+        inferred, problems = problems_of(lambda: logits(model, name))
+    assert close(inferred, before, 1e-5)
+    assert all(p["gate-up"] for p in problems if p["op"] == "moe-ffn")
+    assert close(after, before, 1e-5)
+    grads = torch.autograd.grad(after.square().mean(), list(model.parameters()), allow_unused=True)
+    for (n, _), mine, other in zip(model.named_parameters(), grads, right):
+        assert other is None or close(mine, other, 2e-4), n
+    ids, options = inputs(name)["input_ids"], dict(max_new_tokens=8, do_sample=False)
+    model.eval()
+    ours = model.generate(ids, **options)
+    assert torch.equal(fftune.unpatch(model).generate(ids, **options), ours)
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_mixtures_are_compiled_without_graph_breaks(name):
+    model = make(name)
+    before = logits(model, name)
+    fftune.patch(model)
+    torch._dynamo.reset()
+    assert close(logits(torch.compile(model, fullgraph=True, backend="aot_eager"), name), before,
+                 1e-5)
+
+
+@needs_transformers_5
+def test_mixtures_in_bf16_and_under_autocast():
+    model = make("qwen3-moe", torch.bfloat16)
+    exact = logits(copy.deepcopy(model).float(), "qwen3-moe")
+    before = (logits(model, "qwen3-moe").double() - exact).norm()
+    fftune.patch(model)
+    assert (logits(model, "qwen3-moe").double() - exact).norm() <= 1.3 * before
+    model = make("qwen3-moe").train()
+    fftune.patch(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = logits(model, "qwen3-moe").square().mean()
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@needs_transformers_5
+def test_transposed_experts_are_laid_out_anew_and_back(tmp_path):
+    model = make("gpt-oss")
+    weight = model.model.layers[0].mlp.experts.gate_up_proj
+    before, strides = weight.detach().clone(), weight.stride()
+    fftune.patch(model)
+    assert model.model.layers[0].mlp.experts.gate_up_proj is weight
+    assert weight.stride() != strides and torch.equal(weight, before)
+    with torch.no_grad():
+        right = logits(model, "gpt-oss")
+        model.save_pretrained(tmp_path)
+        assert close(logits(type(model).from_pretrained(tmp_path).eval(), "gpt-oss"), right, 1e-5)
+    fftune.unpatch(model)
+    assert weight.stride() == strides and torch.equal(weight, before)

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -168,4 +169,18 @@ TEST_CASE("100 random masks are packed right on the GPU", "[gpu]") {
 
 TEST_CASE("every CUDA family of pack-mask has a space with its default in it, and legal launches") {
   check_cuda_spaces(pack_mask_op(), random_mask, 100);
+}
+
+TEST_CASE("weights whose rounding errors average count by their sizes") {
+  const auto alike = [](const Sizes& sizes, const char* mask) {
+    const Problem problem = problem_of("fwd", sizes, {{"mask", mask}});
+    return attention_op().stages(problem).front().inner_values;
+  };
+  CHECK(alike({{"s", 65}, {"kv", 63}}, "none") == Approx(8 * 65 * 63));
+  // Rows of 1, 2 and 3 keys: their weights are 1, 1/2 and 1/3.
+  CHECK(alike({{"s", 3}}, "causal") ==
+        Approx(8 * std::pow(1 + 1 / 2.0 + 1 / 3.0, 2) / (1 + 1 / 8.0 + 1 / 27.0)));
+  const Problem with_bias = problem_of("fwd", {{"s", 65}, {"kv", 63}}, {{"bias", "yes"}});
+  CHECK(attention_op().stages(with_bias).front().inner_values ==
+        Approx(8 * 65 * 63 * std::exp(-4.0)));
 }

@@ -45,9 +45,10 @@ inline std::vector<double> rounded(DType dtype, const std::vector<double>& value
   return result;
 }
 
-/// Adds the outputs of a family, whose buffers begin as NaN, to the inputs.
-inline ReferenceTensors run_family(Backend& backend, const Family& family, const Config& config,
-                                   const Problem& problem, ReferenceTensors tensors) {
+/// Adds the outputs of a compiled family, whose buffers begin as NaN, to the inputs.
+inline ReferenceTensors run_compiled(Backend& backend, const Executable& executable,
+                                     const Problem& problem, ReferenceTensors tensors,
+                                     void* workspace) {
   const auto specs = attention_op().tensors(problem);
   std::vector<std::unique_ptr<Buffer>> buffers;
   std::vector<void*> addresses;
@@ -59,11 +60,7 @@ inline ReferenceTensors run_family(Backend& backend, const Family& family, const
     backend.write(buffers.back()->data(), bytes.data(), bytes.size());
     addresses.push_back(buffers.back()->data());
   }
-  const auto compiled = backend.compile(family.program(problem, backend.facts(), config));
-  REQUIRE(compiled.report.failure == "");
-  const auto workspace =
-      backend.allocate(std::max<std::size_t>(256, compiled.executable->workspace_bytes()));
-  compiled.executable->enqueue(addresses.data(), workspace->data(), backend.stream());
+  executable.enqueue(addresses.data(), workspace, backend.stream());
   backend.synchronize();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].role != Role::output) continue;
@@ -74,6 +71,21 @@ inline ReferenceTensors run_family(Backend& backend, const Family& family, const
     decode(specs[i].dtype, bytes.data(), std::span<double>(values));
   }
   return tensors;
+}
+
+/// Memory for one run at a time.
+inline std::unique_ptr<Buffer> workspace_of(Backend& backend, const Executable& executable) {
+  return backend.allocate(std::max<std::size_t>(256, executable.workspace_bytes()));
+}
+
+/// Compiles and runs a family.
+inline ReferenceTensors run_family(Backend& backend, const Family& family, const Config& config,
+                                   const Problem& problem, ReferenceTensors tensors) {
+  const auto compiled = backend.compile(family.program(problem, backend.facts(), config));
+  REQUIRE(compiled.report.failure == "");
+  const auto workspace = workspace_of(backend, *compiled.executable);
+  return run_compiled(backend, *compiled.executable, problem, std::move(tensors),
+                      workspace->data());
 }
 
 /// Calls visit(family, default configuration) for each family that serves the problem.

@@ -1,6 +1,8 @@
 // Values that random data do not have, on every family: extreme scores, keys that nobody may look
 // at, and gradients of what a forward pass wrote.
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "attention/run.hpp"
 
@@ -155,7 +157,7 @@ TEST_CASE("gradients follow from what the forward pass wrote on the CPU") {
   check_chains(*open_cpu(), DType::f32);
 }
 
-TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu]") {
+TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu][values]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   for (const DType dtype : {DType::bf16, DType::fp16, DType::f32}) {
@@ -165,7 +167,51 @@ TEST_CASE("extreme scores, foreign keys and saved values on the GPU", "[gpu]") {
   }
 }
 
-TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu]") {
+TEST_CASE("what a run leaves in its workspace is nothing to the next", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(9);
+  // Decode cuts sequences of other lengths in other places; tiles of unlike sequences are taken
+  // from a counter.
+  constexpr std::int64_t sequences = 7;
+  for (const auto& [s, kv] :
+       {std::pair<std::int64_t, std::int64_t>{1, 2000}, {3, 2000}, {200, 600}}) {
+    const Problem problem = attention_problem(
+        DeviceKind::cuda, "fwd", DType::bf16,
+        {{"s", s}, {"kv", kv}, {"b", sequences}, {"heads", 16}, {"kv-heads", 2}, {"dim", 64}},
+        {{"mask", "causal"}, {"lengths", "yes"}});
+    for (const Family* family : attention_op().families()) {
+      if (family->device_kind() != DeviceKind::cuda || family->is_fallback() ||
+          family->refusal(problem, backend->facts()))
+        continue;
+      auto configs = family->space(problem, backend->facts()).feasible();
+      std::shuffle(configs.begin(), configs.end(), random);
+      configs.resize(std::min<std::size_t>(configs.size(), 3));
+      configs.push_back(family->default_config(problem, backend->facts()));
+      for (const Config& config : configs) {
+        CAPTURE(problem.text(), family->name(), config.text());
+        const auto compiled = backend->compile(family->program(problem, backend->facts(), config));
+        REQUIRE(compiled.report.failure == "");
+        const auto workspace = workspace_of(*backend, *compiled.executable);
+        for (int run = 0; run < 4; ++run) {
+          ReferenceTensors inputs;
+          auto& lengths = inputs["lengths"];
+          for (std::int64_t i = 0; i < sequences; ++i)
+            lengths.push_back(static_cast<double>(random() % static_cast<std::uint64_t>(kv + 1)));
+          draw_inputs(problem, random, inputs);
+          round_inputs(problem, inputs);
+          CAPTURE(run);
+          check_outputs(
+              problem,
+              run_compiled(*backend, *compiled.executable, problem, inputs, workspace->data()),
+              run_reference(problem, inputs));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu][lengths]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(8);

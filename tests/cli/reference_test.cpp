@@ -1,4 +1,9 @@
-// docs/cli.md is what --help says.
+// docs/cli.md is what --help says, and fftune/ops.h what the registry does.
+#include <nlohmann/json.hpp>
+
+#include <sstream>
+#include <string>
+
 #include "sandbox.hpp"
 #include "support/catch.hpp"
 
@@ -9,6 +14,45 @@ TEST_CASE("docs/cli.md is current: the target cli_reference writes it") {
   const Finished done = Sandbox().fftune("--reference");
   REQUIRE(done.code == 0);
   CHECK(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/docs/cli.md") == done.out);
+}
+
+TEST_CASE("fftune/ops.h is current: the target ops_header writes it") {
+  const Finished done = Sandbox().fftune("--ops-header");
+  REQUIRE(done.code == 0);
+  CHECK(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/lib/include/fftune/ops.h") == done.out);
+}
+
+TEST_CASE("fftune/ops.h tells every extent but those of views") {
+  std::istringstream lines(fftune::testing::text_of(FFTUNE_SOURCE_DIR "/lib/include/fftune/ops.h"));
+  std::string line, form;
+  int extents = 0;
+  while (std::getline(lines, line)) {
+    if (line.find("with ") != std::string::npos) form = line;
+    if (line.find("Pass ") != std::string::npos) form.clear();
+    extents += line.find('[') != std::string::npos;
+    const bool of_view = form.find("-row:") != std::string::npos ||
+                         form.find("-outer:") != std::string::npos ||
+                         form.find("-head:") != std::string::npos;
+    INFO(form << " " << line);
+    CHECK((of_view || line.find("[?") == std::string::npos));
+    CHECK(line.find(", ?") == std::string::npos);
+    CHECK(line.size() <= 100);
+  }
+  CHECK(extents > 200);
+}
+
+TEST_CASE("fftune/ops.h has what the registry says of ops with unusual extents") {
+  const std::string header =
+      fftune::testing::text_of(FFTUNE_SOURCE_DIR "/lib/include/fftune/ops.h");
+  // By hand, from the documentation of the ops.
+  for (const char* row :
+       {"3  w_down  input   T  [d, h]", "x_scale       input   f32   [1]", "[experts, h, d]",
+        "3  pages  input  i32  [b, ceil(s / page)]", "[m * top-k, h]", "updated  T    [b, vocab]",
+        "mask_bits   output  i32  [b, 1, s, 4 * ceil(kv / 128)]", "offsets  input   i32  [b + 1]",
+        "gate_up  input  T  [m, 2 * h]"}) {
+    INFO(row);
+    CHECK(header.find(row) != std::string::npos);
+  }
 }
 
 TEST_CASE("help is good at every level, and documents the exit codes") {
@@ -29,4 +73,19 @@ TEST_CASE("the version page names fftune and its libraries") {
   CHECK(done.out.rfind("fftune " FFTUNE_VERSION "\n", 0) == 0);
   for (const char* library : {"CLI11", "fmt", "nlohmann-json", "spdlog"})
     CHECK(done.out.find(library) != std::string::npos);
+}
+
+TEST_CASE("--version --json is the same as one object") {
+  const Finished done = Sandbox().fftune("--version --json");
+  CHECK(done.code == 0);
+  const auto document = nlohmann::json::parse(done.out);
+  CHECK(document.at("fftune") == FFTUNE_VERSION);
+  std::string lines;
+  const auto ordered = nlohmann::ordered_json::parse(done.out);
+  for (const auto& [name, version] : ordered.items())
+    lines += name + " " + version.get<std::string>() + "\n";
+  CHECK(lines == Sandbox().fftune("--version").out);
+  const Finished alone = Sandbox().fftune("--json");
+  CHECK(alone.code == 2);
+  CHECK(alone.err.find("--version") != std::string::npos);
 }

@@ -43,6 +43,8 @@ const std::vector<Layer>& layers() {
       {"lib/registry/", "registry/", {"core/", "device/"}},
       // A record names variants, so the store sits above the registry.
       {"lib/store/", "store/", {"core/", "device/", "registry/"}},
+      // The header of a saved model is JSON too.
+      {"lib/safetensors/", "safetensors/", {"core/", "store/"}},
       {"lib/runtime/", "runtime/", {"core/", "device/", "cuda/", "cpu/", "registry/", "store/"}},
       {"lib/verify/", "verify/", {"core/", "device/", "registry/"}},
       {"lib/include/", "fftune/", {}},
@@ -72,7 +74,7 @@ const std::vector<Layer>& layers() {
       {"apps/",
        "apps/",
        {"fftune/", "core/", "device/", "cuda/open.hpp", "registry/", "store/", "runtime/",
-        "verify/", "tuning/"}},
+        "verify/", "safetensors/", "tuning/"}},
   };
   return layers;
 }

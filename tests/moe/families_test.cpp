@@ -76,6 +76,17 @@ std::vector<Problem> router_problems(DeviceKind kind, DType dtype) {
   return problems;
 }
 
+/// Each option of the forward pass at least once, and those that meet in one kernel together.
+std::vector<Options> forward_forms() {
+  return {{{"weigh", "before"}},
+          {{"gate-up", "halves"}},
+          {{"gate-up", "interleaved"}},
+          {{"bias", "all"}},
+          {{"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "interleaved"}},
+          {{"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "halves"}, {"weigh", "before"}},
+          {{"weigh", "before"}, {"save", "preact"}, {"act", "gelu"}}};
+}
+
 /// Of one expert, of none that is here, of the last, all different, and some that are not here.
 std::map<std::string, std::vector<float>> routings_of(const MoeSizes& sizes) {
   const auto rows = static_cast<std::size_t>(sizes.m * sizes.choices);
@@ -143,6 +154,36 @@ TEST_CASE("the mixture on the CPU") {
                2);
 }
 
+TEST_CASE("weights before, packed weights, biases and shared experts on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(8);
+  for (const Options& options : forward_forms())
+    for (const MoeSizes& sizes : {MoeSizes{5, 24, 40, 6, 3}, MoeSizes{21, 7, 5, 3, 2, 2}})
+      verify(*backend, moe_problem(sizes, DType::f32, DeviceKind::cpu, options), random, 1);
+  verify(*backend, moe_problem({9, 24, 16, 4, 2, 1}, DType::bf16, DeviceKind::cpu), random, 1);
+}
+
+std::vector<Options> fp8_forms() {
+  return {{},
+          {{"scales", "token"}},
+          {{"scales", "block"}},
+          {{"scales", "tensor"}, {"gate-up", "halves"}, {"save", "preact"}},
+          {{"scales", "token"}, {"gate-up", "halves"}, {"bias", "all"}, {"act", "swiglu-oai"}},
+          {{"scales", "block"}, {"weigh", "before"}, {"save", "preact"}}};
+}
+
+TEST_CASE("the mixture in fp8 on the CPU") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(10);
+  for (const Options& options : fp8_forms())
+    for (const MoeSizes& sizes : {MoeSizes{5, 136, 264, 6, 3, 1}, MoeSizes{19, 40, 24, 3, 2}})
+      verify(*backend, moe_problem(sizes, DType::fp8, DeviceKind::cpu, options), random, 0);
+  verify(*backend,
+         moe_problem({7, 200, 256, 4, 2}, DType::fp8, DeviceKind::cpu,
+                     {{"scales", "block"}, {"gate-up", "halves"}}),
+         random, 0);
+}
+
 TEST_CASE("the mixture's backward pass on the CPU") {
   const auto backend = open_cpu();
   std::mt19937_64 random(2);
@@ -163,6 +204,11 @@ TEST_CASE("the router on the CPU") {
 TEST_CASE("routings to one expert, to none, and to the same one twice on the CPU") {
   const auto backend = open_cpu();
   const MoeSizes sizes{11, 24, 16, 5, 3};
+  const MoeSizes with_shared{11, 24, 16, 5, 3, 2};
+  const Problem before =
+      moe_problem(with_shared, DType::f32, DeviceKind::cpu, {{"weigh", "before"}});
+  compare_recipes(*backend, before, with_shared,
+                  {default_recipe(moe_ffn_op(), before, backend->facts())});
   for (const char* pass : {"fwd", "bwd"}) {
     const Problem problem = moe_problem(sizes, DType::f32, DeviceKind::cpu, {}, pass);
     compare_recipes(*backend, problem, sizes,
@@ -184,6 +230,36 @@ TEST_CASE("the mixture on a GPU", "[gpu]") {
            random, 2);
   for (const MoeSizes& sizes : {MoeSizes{9, 7, 5, 3, 2}, MoeSizes{130, 33, 65, 6, 3}})
     verify(*backend, moe_problem(sizes, DType::f32, DeviceKind::cuda), random, 1);
+}
+
+TEST_CASE("weights before, packed weights, biases and shared experts on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(9);
+  for (const Options& options : forward_forms()) {
+    // Few tokens, where the decode families and swap-AB are; many; and sizes for the fallback
+    // alone.
+    for (const MoeSizes& sizes : {MoeSizes{6, 128, 72, 16, 4, 1}, MoeSizes{150, 192, 136, 9, 3, 2}})
+      verify(*backend, moe_problem(sizes, DType::bf16, DeviceKind::cuda, options), random, 1);
+    verify(*backend, moe_problem({20, 7, 5, 3, 2, 1}, DType::f32, DeviceKind::cuda, options),
+           random, 0);
+  }
+  verify(*backend, moe_problem({700, 256, 320, 12, 4, 1}, DType::fp16, DeviceKind::cuda), random,
+         1);
+}
+
+TEST_CASE("the mixture in fp8 on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(11);
+  for (const Options& options : fp8_forms())
+    for (const MoeSizes& sizes : {MoeSizes{6, 128, 272, 16, 4, 1}, MoeSizes{150, 208, 384, 9, 3},
+                                  MoeSizes{700, 512, 128, 12, 4}})
+      verify(*backend, moe_problem(sizes, DType::fp8, DeviceKind::cuda, options), random, 2);
+  for (const char* scales : {"tensor", "token", "block"})
+    verify(*backend,
+           moe_problem({20, 7, 5, 3, 2, 1}, DType::fp8, DeviceKind::cuda, {{"scales", scales}}),
+           random, 0);
 }
 
 TEST_CASE("many choices are sorted on a GPU", "[gpu]") {
@@ -241,8 +317,10 @@ TEST_CASE("routings to one expert, to none, and to the same one twice on a GPU",
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
-  for (const MoeSizes& sizes : {MoeSizes{11, 128, 64, 16, 3}, MoeSizes{300, 128, 192, 8, 2}})
+  for (const MoeSizes& sizes : {MoeSizes{11, 128, 64, 16, 3}, MoeSizes{300, 128, 192, 8, 2},
+                                MoeSizes{70, 64, 128, 16, 3, 2}})
     for (const char* pass : {"fwd", "bwd"}) {
+      if (sizes.shared > 0 && std::string(pass) == "bwd") continue;
       const Problem problem = moe_problem(sizes, DType::bf16, DeviceKind::cuda, {}, pass);
       const Op& op = moe_ffn_op();
       // Each GEMM family in the place of the fallback.

@@ -1,5 +1,8 @@
 // The op's description, its routings and its reference, by hand.
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
@@ -55,6 +58,24 @@ TEST_CASE("buffers are in the order that the C API promises") {
   CHECK(names(backward, Role::output) == Names{"dx", "d_weights", "dw_gate", "dw_up", "dw_down"});
 }
 
+TEST_CASE("options add buffers behind the weights") {
+  const MoeSizes sizes{3, 4, 5, 6, 2, 1};
+  const auto inputs = [&](std::map<std::string, std::string> options) {
+    return names(moe_problem(sizes, DType::f32, DeviceKind::cpu, std::move(options)), Role::input);
+  };
+  CHECK(inputs({{"bias", "all"}}) ==
+        Names{"x", "ids", "weights", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down"});
+  CHECK(inputs({{"bias", "all"}, {"gate-up", "halves"}}) ==
+        Names{"x", "ids", "weights", "w_gate_up", "w_down", "b_gate_up", "b_down"});
+  const Problem problem = moe_problem(sizes, DType::f32, DeviceKind::cpu);
+  CHECK(problem.text() ==
+        "moe-ffn/fwd f32 act=silu routing=uniform d=4 experts=6 h=5 m=3 shared=1 top-k=2");
+  for (const TensorSpec& tensor : moe_ffn_op().tensors(problem)) {
+    if (tensor.name == "w_gate") CHECK(tensor.shape == std::vector<std::int64_t>{7, 5, 4});
+    if (tensor.name == "ids") CHECK(tensor.shape == std::vector<std::int64_t>{3, 2});
+  }
+}
+
 TEST_CASE("sizes and routings that make no mixture are refused") {
   CHECK_THROWS_WITH(moe_problem({3, 4, 5, 2, 3}, DType::f32, DeviceKind::cpu),
                     ContainsSubstring("top-k=3 exceeds experts=2"));
@@ -91,6 +112,24 @@ TEST_CASE("drawn tokens choose different experts, about as often as expected") {
     }
 }
 
+TEST_CASE("the ids of a routing may be those of a file") {
+  const auto path = std::filesystem::temp_directory_path() / "fftune_moe_ids.txt";
+  std::ofstream(path) << "2 0\n1, 2\n";
+  const auto routing = parse_routing("file:" + path.string());
+  REQUIRE(routing);
+  CHECK(routing_text(*routing) == "file:" + path.string());
+  CHECK(draw_routing(*routing, 3, 4, 2, 7) == Ids{2, 0, 1, 2, 2, 0});
+  const auto alike = expected_tokens(*routing, 4, 4, 2);
+  REQUIRE(alike.size() == 4);
+  CHECK(alike.front().tokens == Approx(4));
+  CHECK(alike.back().tokens == 0);
+  CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 3, 7), ContainsSubstring("3 choices each"));
+  std::filesystem::remove(path);
+  CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 2, 7), ContainsSubstring("no ids"));
+  CHECK(expected_tokens(*routing, 4, 4, 2).front().tokens == Approx(2));
+  CHECK(!parse_routing("file:"));
+}
+
 TEST_CASE("choices are sorted by expert, those that are not here left out") {
   const auto sorted = sorted_routing({2, 0, -1, 2, 0, 7}, 3, 2);
   CHECK(sorted.offsets == Ids{0, 2, 2, 4});
@@ -121,4 +160,48 @@ TEST_CASE("the reference is the weighted sum of the chosen experts' networks") {
   REQUIRE(y.size() == 2);
   CHECK(y[0] == Approx(0.5 * network(2, 2) + 0.25 * network(0, 2)));
   CHECK(y[1] == Approx(2 * network(1, 3)));
+}
+
+TEST_CASE("the reference of packed weights, biases, limits and weights before is as written down") {
+  // d = 1, h = 2, two experts to choose from and a shared one, one token with one choice.
+  const double x = 3, weight = 0.5, gates[2] = {1, 20}, ups[2] = {-1, -9}, downs[2] = {2, 3};
+  const double gate_bias[2] = {0.25, 1}, up_bias[2] = {-0.5, 2}, down_bias = 7;
+  const auto expected = [&](double factor) {
+    double y = down_bias;
+    for (int i = 0; i < 2; ++i) {
+      const double gate = std::min(gates[i] * x * factor + gate_bias[i], 7.0);
+      const double up = std::clamp(ups[i] * x * factor + up_bias[i], -7.0, 7.0);
+      y += gate / (1 + std::exp(-1.702 * gate)) * (up + 1) * downs[i];
+    }
+    return y;
+  };
+  Pool pool(1);
+  for (const bool interleaved : {false, true}) {
+    // The other expert, which nobody has chosen, is of NaN. Of the shared one all weights are 0.
+    const double nan = std::nan("");
+    std::vector<double> w(4, nan), b(4, nan), d(2, nan), c{nan};
+    for (const double* pair : {gates, ups}) w.insert(w.end(), pair, pair + 2);
+    for (const double* pair : {gate_bias, up_bias}) b.insert(b.end(), pair, pair + 2);
+    if (interleaved) {
+      std::swap(w[5], w[6]);
+      std::swap(b[5], b[6]);
+    }
+    d.insert(d.end(), downs, downs + 2);
+    c.push_back(down_bias);
+    w.resize(12), b.resize(12), d.resize(6), c.push_back(0.125);
+    for (const bool before : {false, true}) {
+      const Problem problem = moe_problem({1, 1, 2, 2, 1, 1}, DType::f32, DeviceKind::cpu,
+                                          {{"act", "swiglu-oai"},
+                                           {"bias", "all"},
+                                           {"gate-up", interleaved ? "interleaved" : "halves"},
+                                           {"weigh", before ? "before" : "after"}});
+      ReferenceTensors tensors{{"x", {x}},       {"ids", {1}},  {"weights", {weight}},
+                               {"w_gate_up", w}, {"w_down", d}, {"b_gate_up", b},
+                               {"b_down", c}};
+      for (std::size_t stage = 0; stage < 4; ++stage)
+        moe_ffn_op().reference(problem, stage, tensors, pool);
+      CHECK(tensors.at("y")[0] ==
+            Approx(0.125 + (before ? expected(weight) : weight * expected(1))));
+    }
+  }
 }

@@ -66,22 +66,34 @@ TEST_CASE("qkv is right on a GPU with heads of every size that tiles take", "[gp
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(3);
-  bool even = false;
-  for (const std::int64_t dim : {16, 32, 48, 64, 96, 128, 192, 256}) {
-    even = !even;
-    auto of = sizes(even ? 1001 : 1, 264, 16, 4, dim);
-    if (dim % 32 == 0) of["rotary"] = dim / 2;
-    of["cache-slots"] = 1500;
-    const Problem problem = qkv_problem(DeviceKind::cuda, even ? DType::fp16 : DType::bf16, of,
-                                        {{"weights", even ? "packed" : "separate"},
-                                         {"bias", "yes"},
-                                         {"norm", "yes"},
-                                         {"rotation", "halves"},
-                                         {"angles", "yarn"},
-                                         {"factor", "8"},
-                                         {"cache", "yes"}});
-    REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) >= 2);
-  }
+  int at = 0;
+  for (const std::int64_t dim : {16, 32, 48, 64, 80, 96, 128, 192, 256})
+    for (const std::int64_t m : {at % 2 == 0 ? 13 : 1, at % 2 == 0 ? 1001 : 40}) {
+      ++at;
+      auto of = sizes(m, 264, 16, 4, dim);
+      if (dim % 32 == 0 && at % 3 != 0) of["rotary"] = dim / 2;
+      of["cache-slots"] = 1500;
+      const bool even = at % 4 < 2;
+      const Problem problem = qkv_problem(DeviceKind::cuda, even ? DType::fp16 : DType::bf16, of,
+                                          {{"weights", even ? "packed" : "separate"},
+                                           {"bias", "yes"},
+                                           {"norm", at % 5 < 3 ? "yes" : "no"},
+                                           {"rotation", at % 3 < 2 ? "halves" : "interleaved"},
+                                           {"angles", "yarn"},
+                                           {"factor", "8"},
+                                           {"cache", "yes"}});
+      REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 2) >= 2);
+    }
+}
+
+TEST_CASE("a cluster of which a part is past the last head writes nothing there", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(4);
+  const Problem problem = qkv_problem(
+      DeviceKind::cuda, DType::fp16, sizes(13, 16, 2, 2, 96),
+      {{"rotation", "halves"}, {"angles", "base"}, {"cache", "yes"}, {"weights", "packed"}});
+  REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 12) >= 12);
 }
 
 TEST_CASE("qkv's baselines write the same") {

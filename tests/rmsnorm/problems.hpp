@@ -20,13 +20,16 @@ inline Problem rmsnorm_problem(DeviceKind kind, const std::string& pass, DType d
 /// A problem with every field drawn.
 inline Problem random_rmsnorm(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
   const auto [m, d] = draw.matrix(most_elements, rmsnorm::most_features);
-  return rmsnorm_problem(kind, draw.of({"fwd", "bwd"}), draw.of(rmsnorm_op().dtypes(kind)), m, d,
-                         {{"convention", draw.of({"llama", "gemma", "t5"})},
-                          {"residual", draw.of({"no", "yes"})},
-                          {"save", draw.of({"nothing", "rstd"})},
-                          {"weights", draw.of({"same", "f32"})},
-                          {"eps", draw.of({"1e-6", "1e-5", "0.1"})},
-                          {"output", draw.of({"same", "fp8", "i8"})}});
+  const std::string pass = draw.of({"fwd", "bwd"}), output = draw.of({"same", "fp8", "i8"});
+  const bool any_residual = pass == "fwd" && output == "same";
+  return rmsnorm_problem(
+      kind, pass, draw.of(rmsnorm_op().dtypes(kind)), m, d,
+      {{"convention", draw.of({"llama", "gemma", "t5"})},
+       {"residual", any_residual ? draw.of({"no", "yes", "after"}) : draw.of({"no", "yes"})},
+       {"save", draw.of({"nothing", "rstd"})},
+       {"weights", draw.of({"same", "f32"})},
+       {"eps", draw.of({"1e-6", "1e-5", "0.1"})},
+       {"output", output}});
 }
 
 }  // namespace fftune::test

@@ -69,11 +69,12 @@ inline void verify_larger_on_cpu(const Op& op, DrawProblem problem, int count = 
 }
 
 /// Every tenth problem has up to 2^`most_bits` elements, the others 2^6 times fewer.
-inline void verify_on_gpu(const Op& op, DrawProblem problem, int count = 500, int most_bits = 20) {
+inline void verify_on_gpu(const Op& op, DrawProblem problem, int count = 500, int most_bits = 20,
+                          std::uint64_t seed = 3) {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
-  Draw draw(3);
+  Draw draw(seed);
   struct Case {
     Problem problem;
     DrawnVariant variant;

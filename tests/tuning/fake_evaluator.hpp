@@ -108,6 +108,8 @@ class FakeEvaluator : public Evaluator {
     TuneOptions options;
     options.now = [this] { return clock; };
     options.sleep = [this](double seconds) { clock += seconds; };
+    // One burst, as on a GPU: what a test counts is then what it asks for.
+    options.bursts = [](DeviceKind, double) { return BurstPlan{}; };
     return options;
   }
 

@@ -31,6 +31,7 @@ std::vector<Problem> problems() {
   std::vector<Problem> problems{
       problem_of("rmsnorm", {{"m", 1}, {"d", 40}}, {}),
       problem_of("rmsnorm", {{"m", 1}, {"d", 40}}, {{"save", "rstd"}, {"residual", "yes"}}),
+      problem_of("layernorm", {{"m", 1}, {"d", 40}}, {{"residual", "yes"}}),
       problem_of("bias-gelu", {{"m", 1}, {"h", 40}}, {}),
       problem_of("bias-gelu", {{"m", 1}, {"h", 40}}, {{"save", "input"}})};
   for (const std::string accumulate : {"no", "yes"}) {

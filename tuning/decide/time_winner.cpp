@@ -35,15 +35,16 @@ std::string drift_text(const Summary& before, const Summary& now) {
   return fmt::format("the winner's own time drifts by {:+.1f}%", 100 * drift);
 }
 
-void take_baselines(const std::vector<Candidate>& candidates, const std::vector<Timing>& timings,
-                    Verdict& verdict, TuneResult& result) {
+void take_baselines(const std::vector<Candidate>& candidates,
+                    const std::vector<BurstTiming>& timings, Verdict& verdict, TuneResult& result) {
+  result.baselines.clear();
   for (std::size_t i = 1; i < candidates.size(); ++i) {
-    if (!timings[i].failure.empty() || timings[i].samples_us.empty()) {
+    if (!timings[i].last.failure.empty() || timings[i].bursts.empty()) {
       result.notes.push_back(fmt::format("the baseline '{}' could not be timed: {}",
-                                         candidates[i].baseline, timings[i].failure));
+                                         candidates[i].baseline, timings[i].last.failure));
       continue;
     }
-    result.baselines.push_back({candidates[i].baseline, median(timings[i].samples_us)});
+    result.baselines.push_back({candidates[i].baseline, median(timings[i].samples_us())});
   }
   // "unfused" by name: what verdict.unfused_ratio speaks of.
   for (const auto& baseline : result.baselines)
@@ -60,30 +61,35 @@ void add_new(std::vector<std::string>& all, const std::vector<std::string>& more
 bool time_winner(Session& session, const EndToEnd& winner, Summary before, Verdict& verdict,
                  TuneResult& result) {
   const auto candidates = winner_and_baselines(session, winner);
-  std::vector<Timing> timings;
+  std::vector<BurstTiming> timings;
   for (int attempt = 1;; ++attempt) {
     verdict.disturbances = session.settle();
+    // It was there for as long as patience lasted: measuring again would not help.
+    const bool stays = !verdict.disturbances.empty();
     TimeRequest request;
     request.samples = verdict_samples;
     request.seconds =
         session.cancelled() ? 0.3 : std::clamp(session.seconds_left() * 0.5, 0.3, 3.0);
     session.launch(candidates);
-    timings = session.evaluator().time(candidates, request);
+    auto plan = session.options().bursts(session.evaluator().facts().kind, request.seconds);
+    plan.sleep = session.options().sleep;
+    timings = time_in_bursts(session.evaluator(), candidates, request, plan);
     const auto& own = timings.front();
-    if (!own.failure.empty() || own.samples_us.empty()) {
-      result.notes.push_back(fmt::format("{} could not be timed: {}", winner.candidate.id(),
-                                         own.failure.empty() ? "no samples" : own.failure));
+    if (!own.last.failure.empty() || own.bursts.empty()) {
+      result.notes.push_back(
+          fmt::format("{} could not be timed: {}", winner.candidate.id(),
+                      own.last.failure.empty() ? "no samples" : own.last.failure));
       return false;
     }
-    const auto now = summarise(own.samples_us);
+    const auto now = summarise_bursts(own.bursts);
     add_new(verdict.disturbances, session.evaluator().disturbances());
     if (const auto drift = drift_text(before, now); !drift.empty())
       add_new(verdict.disturbances, {drift});
     verdict.median_us = now.median;
     verdict.interval_low_us = now.low;
     verdict.interval_high_us = now.high;
-    verdict.noise = noise_floor(own.samples_us);
-    if (verdict.disturbances.empty() || attempt == most_attempts) break;
+    verdict.noise = noise_floor_of_bursts(own.bursts);
+    if (verdict.disturbances.empty() || attempt == most_attempts || stays) break;
     if (!session.stop_reason().empty()) break;
     before = now;
   }

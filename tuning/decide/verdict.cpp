@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "tuning/decide/combine.hpp"
+#include "tuning/decide/contradictions.hpp"
 #include "tuning/decide/end_to_end.hpp"
 #include "tuning/decide/same_bits.hpp"
 #include "tuning/decide/stage_record.hpp"
@@ -23,6 +24,10 @@ namespace {
 /// dependent launches; both together are less than this.
 constexpr double combination_band = 1.25;
 constexpr std::size_t most_combinations = 16;
+
+/// Of what contradicts itself.
+constexpr std::size_t most_measured_again = 8;
+constexpr int samples_again = 21;
 
 /// Adds the fastest variant of every family that has no choice yet: how stages affect each other
 /// shows only when they are timed together.
@@ -99,11 +104,34 @@ Summary last_timing(const std::vector<Searched>& groups, const EndToEnd& contend
   return {outcome.samples, outcome.median_us, outcome.low_us, outcome.high_us};
 }
 
+void take_stages(const Session& session, const std::vector<Searched>& groups,
+                 const EndToEnd& winner, PresetRecord& record) {
+  record.stages.clear();
+  for (const auto& part : winner.combination.parts)
+    record.stages.push_back(stage_record(session, groups[part.group], part.variant));
+}
+
+/// The winner's parts, each beside the others that decided about it.
+void measure_stages_again(Session& session, const std::vector<Searched>& groups,
+                          const EndToEnd& winner) {
+  session.settle();
+  for (const auto& part : winner.combination.parts) {
+    Group& group = *groups[part.group].group;
+    auto indices = deciders(groups[part.group]);
+    indices.resize(std::min(indices.size(), most_measured_again));
+    if (std::find(indices.begin(), indices.end(), part.variant) == indices.end())
+      indices.push_back(part.variant);
+    group.forget(indices);
+    group.measure(indices, samples_again, std::clamp(session.seconds_left() * 0.2, 0.1, 2.0));
+  }
+}
+
 /// Whether the confidence intervals separate the best of every group, and the best end-to-end
 /// candidate, from everything outside of the tie band; where they do not, a note says so.
 bool is_decided(const Session& session, const std::vector<Searched>& groups,
-                const std::vector<EndToEnd>& contenders, const Verdict& verdict,
+                const std::vector<EndToEnd>& contenders, const PresetRecord& record,
                 TuneResult& result) {
+  const Verdict& verdict = record.verdict;
   const double band = session.options().tie_band;
   bool decided = true;
   const auto doubt = [&](const std::string& why) {
@@ -124,6 +152,7 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
       look("variants of " + searched.group->name(),
            tied(finalists_of(*searched.group, deciders(searched)), band));
   look("end-to-end candidates", tied(finalists_of(contenders), band));
+  for (const auto& contradiction : contradictions(record)) doubt(contradiction);
   if (verdict.noise > band)
     doubt(fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%",
                       100 * verdict.noise, 100 * band));
@@ -139,8 +168,9 @@ bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count) {
   return covers(spans, stage_count);
 }
 
-void conclude(Session& session, const std::vector<Searched>& groups, TuneResult& result) {
+void conclude(Session& session, std::vector<Searched> groups, TuneResult& result) {
   if (!session.evaluator().lost().empty()) return;
+  repeat_contradicted_finals(session, groups);
   const std::size_t stage_count = session.op().stages(session.problem()).size();
   std::vector<GroupChoices> choices;
   for (std::size_t i = 0; i < groups.size(); ++i)
@@ -170,14 +200,26 @@ void conclude(Session& session, const std::vector<Searched>& groups, TuneResult&
 
   PresetRecord record;
   record.problem = session.problem();
+  const std::size_t notes = result.notes.size();
   if (!time_winner(session, winner, last_timing(groups, winner), record.verdict, result)) return;
-  for (const auto& part : winner.combination.parts)
-    record.stages.push_back(stage_record(session, groups[part.group], part.variant));
+  take_stages(session, groups, winner, record);
+  // What is still disturbed after all attempts would not be better the next time.
+  const bool quiet = record.verdict.disturbances.empty() && session.stop_reason().empty();
+  if (quiet && !contradictions(record).empty()) {
+    measure_stages_again(session, groups, winner);
+    result.notes.resize(notes);
+    const Summary before{.samples = 0,
+                         .median = record.verdict.median_us,
+                         .low = record.verdict.interval_low_us,
+                         .high = record.verdict.interval_high_us};
+    if (!time_winner(session, winner, before, record.verdict, result)) return;
+    take_stages(session, groups, winner, record);
+  }
   const double floor = session.floor_us(0, stage_count);
   record.verdict.roofline_fraction = floor / record.verdict.median_us;
   record.verdict.limit = session.compute_bound() ? "compute" : "memory";
   record.verdict.strategy = session.options().strategy;
-  record.verdict.decided = is_decided(session, groups, contenders, record.verdict, result);
+  record.verdict.decided = is_decided(session, groups, contenders, record, result);
   record.error = winner.verified.error;
   record.tolerance = winner.verified.tolerance;
   record.provenance = provenance(session, session.evaluator().facts());

@@ -32,9 +32,9 @@ Compiled summary_of(const std::vector<CompileResult>& results) {
 
 }  // namespace
 
-LocalEvaluator::LocalEvaluator(Backend& backend, const Catalog& catalog, std::uint64_t seed,
+LocalEvaluator::LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data,
                                int references)
-    : state_(std::make_unique<State>(backend, catalog, seed)) {
+    : state_(std::make_unique<State>(backend, catalog, data)) {
   if (references >= 0) state_->references.emplace(references);
 }
 
@@ -90,7 +90,7 @@ Setup LocalEvaluator::begin(const Problem& problem) {
                   fmt::format("it needs {} bytes of memory on {} beside what its verification "
                               "takes, {} are free: choose smaller sizes",
                               setup.bytes_per_set, facts().name, left));
-    state.sets.emplace(state.backend, state.tensors, setup.buffer_sets, state.seed);
+    state.sets.emplace(state.backend, state.tensors, setup.buffer_sets, state.data);
     state.compute_intermediates();
     state.sets->replicate();
     state.backend.synchronize();

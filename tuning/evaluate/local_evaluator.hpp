@@ -10,14 +10,15 @@
 
 #include "registry/catalog.hpp"
 #include "tuning/evaluate/evaluator.hpp"
+#include "verify/input_data.hpp"
 
 namespace fftune {
 
 class LocalEvaluator : public Evaluator {
  public:
-  /// Both must outlive it. `seed` draws the data that is multiplied. `references` is the descriptor
+  /// Both must outlive it. `data` is what the tensors hold. `references` is the descriptor
   /// of a ReferenceFile that goes from one process to the next; -1: there is none.
-  LocalEvaluator(Backend& backend, const Catalog& catalog, std::uint64_t seed, int references = -1);
+  LocalEvaluator(Backend& backend, const Catalog& catalog, InputData data, int references = -1);
   ~LocalEvaluator() override;
 
   const DeviceFacts& facts() const override;

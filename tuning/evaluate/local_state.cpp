@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "device/placed_executable.hpp"
 #include "tuning/evaluate/compile_pool.hpp"
 
 namespace fftune {
@@ -21,13 +22,15 @@ void LocalEvaluator::State::release() {
 void LocalEvaluator::State::make_verifier(const Problem& before) {
   const auto token = op->token_size();
   const auto tokens = problem.size(token);
-  if (verifier && before.op == problem.op && before.with_size(token, tokens) == problem) {
+  const Problem one = unrepeated(*op, problem);
+  if (verifier && before.op == problem.op &&
+      unrepeated(*op, before).with_size(token, tokens) == one) {
     verifier->retoken(tokens);
     return;
   }
   verifier.reset();
   verifier =
-      std::make_unique<Verifier>(backend, *op, problem, seed, references ? &*references : nullptr);
+      std::make_unique<Verifier>(backend, *op, one, data, references ? &*references : nullptr);
 }
 
 void LocalEvaluator::State::find_if_lost() {
@@ -101,6 +104,15 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
   return all;
 }
 
+Executables LocalEvaluator::State::timed_executables(const Candidate& candidate) {
+  Executables all = executables(candidate);
+  const auto repetition = op->repetition(problem);
+  if (!repetition || !candidate.baseline.empty()) return all;
+  const auto first = all.front();
+  all.front() = compile_variant(candidate.recipe.front(), false).executable;
+  return repeated(all, repetition->places, first);
+}
+
 std::size_t LocalEvaluator::State::stage_count(const Candidate& candidate) const {
   std::size_t count = 0;
   for (const auto& variant : candidate.recipe)
@@ -123,6 +135,7 @@ bool LocalEvaluator::State::is_avoided(const Candidate& candidate) const {
 }
 
 void LocalEvaluator::State::compute_intermediates() {
+  if (op->repetition(problem)) return;  // the whole is timed alone, and computes them itself
   for (const bool fallback : {false, true}) {
     const auto failure = attempt([&] {
       Candidate untuned;
@@ -150,7 +163,7 @@ std::vector<std::vector<void*>> LocalEvaluator::State::tensors_of(const Candidat
   if (candidate.baseline.empty()) return all;
   auto& extra = extras[candidate.baseline];
   if (!extra) {
-    extra.emplace(backend, baseline(candidate.baseline).extra, sets->count(), seed + 1);
+    extra.emplace(backend, baseline(candidate.baseline).extra, sets->count(), data.seed + 1);
     extra->replicate();
   }
   for (int set = 0; set < sets->count(); ++set) {

@@ -26,8 +26,8 @@ struct LocalEvaluator::State {
     bool device_fault = false;
   };
 
-  State(Backend& device, const Catalog& all, std::uint64_t random)
-      : backend(device), catalog(all), seed(random) {}
+  State(Backend& device, const Catalog& all, InputData inputs)
+      : backend(device), catalog(all), data(inputs) {}
 
   void release();
   /// A verifier for the problem; reuses the previous one if only the number of tokens differs.
@@ -64,6 +64,8 @@ struct LocalEvaluator::State {
   std::vector<CompileResult> compile_all(const Candidate& candidate);
   /// Throws Error(unavailable) for what does not compile.
   Executables executables(const Candidate& candidate);
+  /// What a timing runs: where the problem is another several times, those of each time.
+  Executables timed_executables(const Candidate& candidate);
   std::size_t stage_count(const Candidate& candidate) const;
   void reserve_workspace(const Executables& all);
   /// Realistic values for the intermediates: what the untuned recipe computes, if it is right.
@@ -73,7 +75,7 @@ struct LocalEvaluator::State {
 
   Backend& backend;
   const Catalog& catalog;
-  std::uint64_t seed;
+  InputData data;
   std::optional<ReferenceFile> references;
   std::string lost;
   LaunchObserver launching;

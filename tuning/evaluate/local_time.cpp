@@ -53,7 +53,7 @@ std::vector<Timing> LocalEvaluator::time(const std::vector<Candidate>& candidate
   std::vector<Executables> all(candidates.size());
   for (std::size_t i = 0; i < candidates.size(); ++i)
     try_for(i, [&] {
-      all[i] = state.executables(candidates[i]);
+      all[i] = state.timed_executables(candidates[i]);
       state.reserve_workspace(all[i]);
       runners[i].emplace(state.backend, Pass{}, state.rotation);
     });

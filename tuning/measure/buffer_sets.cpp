@@ -6,6 +6,8 @@
 #include <span>
 
 #include "core/pattern.hpp"
+#include "device/large_vector.hpp"
+#include "verify/host_threads.hpp"
 
 namespace fftune {
 namespace {
@@ -74,6 +76,17 @@ void fill_random(Backend& backend, const TensorSpec& tensor, void* address, Norm
   }
 }
 
+/// Whether it was given.
+bool fill_given(Backend& backend, const TensorSpec& tensor, void* address,
+                const GivenTensors* given) {
+  if (given == nullptr || tensor.role == Role::intermediate) return false;
+  HostThreads threads;
+  auto values = large_vector<std::byte>(tensor.bytes(), threads);
+  if (!given->fill(tensor, values, threads)) return false;
+  backend.write(address, values.data(), values.size());
+  return true;
+}
+
 }  // namespace
 
 SetLayout layout_of(const std::vector<TensorSpec>& tensors) {
@@ -103,7 +116,7 @@ int set_count(const std::vector<StageSpec>& stages, std::size_t bytes_per_set,
 }
 
 BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors, int count,
-                       std::uint64_t seed)
+                       InputData data)
     : backend_(backend), layout_(layout_of(tensors)) {
   // Thousands of small sets are one allocation: a device takes long over each.
   buffer_ = backend.allocate(static_cast<std::size_t>(count) * layout_.bytes);
@@ -114,10 +127,12 @@ BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors,
     for (const auto offset : layout_.offsets) addresses.push_back(base + offset);
     addresses_.push_back(std::move(addresses));
   }
-  NormalSource source(seed);
-  for (std::size_t i = 0; i < tensors.size() && count > 0; ++i)
-    if (tensors[i].role != Role::output)
-      fill_random(backend, tensors[i], addresses_.front()[i], source, seed);
+  NormalSource source(data.seed);
+  for (std::size_t i = 0; i < tensors.size() && count > 0; ++i) {
+    void* const address = addresses_.front()[i];
+    if (tensors[i].role != Role::output && !fill_given(backend, tensors[i], address, data.given))
+      fill_random(backend, tensors[i], address, source, data.seed);
+  }
 }
 
 void BufferSets::replicate() {

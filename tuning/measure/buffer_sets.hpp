@@ -9,6 +9,7 @@
 
 #include "device/backend.hpp"
 #include "registry/op.hpp"
+#include "verify/input_data.hpp"
 
 namespace fftune {
 
@@ -29,10 +30,9 @@ int set_count(const std::vector<StageSpec>& stages, std::size_t bytes_per_set,
 
 class BufferSets {
  public:
-  /// Allocates, and fills the first set's inputs and intermediates with normal values of their
-  /// tensors' scale. Throws Error(unavailable).
-  BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors, int count,
-             std::uint64_t seed);
+  /// Allocates, and fills the first set's inputs with `data` and its intermediates with normal
+  /// values of their tensors' scale. Throws Error(unavailable).
+  BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors, int count, InputData data);
 
   /// Copies the first set to the others.
   void replicate();

@@ -28,6 +28,19 @@ std::size_t interval_rank(std::size_t n) {
   return 0;
 }
 
+std::vector<double> joined(const std::vector<std::vector<double>>& bursts) {
+  std::vector<double> all;
+  for (const auto& burst : bursts) all.insert(all.end(), burst.begin(), burst.end());
+  return all;
+}
+
+std::vector<double> medians_of(const std::vector<std::vector<double>>& bursts) {
+  std::vector<double> medians;
+  for (const auto& burst : bursts)
+    if (!burst.empty()) medians.push_back(median(burst));
+  return medians;
+}
+
 /// Below this the resamples of a few blocks say less than the order statistics.
 constexpr std::size_t least_for_bootstrap = 16;
 constexpr std::size_t resamples = 400;
@@ -54,6 +67,37 @@ Summary summarise(const std::vector<double>& samples) {
   summary.low = std::min(summary.low, resampled.low);
   summary.high = std::max(summary.high, resampled.high);
   return summary;
+}
+
+Summary summarise_bursts(const std::vector<std::vector<double>>& bursts) {
+  auto summary = summarise(joined(bursts));
+  const auto medians = medians_of(bursts);
+  if (medians.size() < 2) return summary;
+  const auto between = summarise(medians);
+  summary.low = std::min(summary.low, between.low);
+  summary.high = std::max(summary.high, between.high);
+  return summary;
+}
+
+double noise_floor_of_bursts(const std::vector<std::vector<double>>& bursts) {
+  const auto medians = medians_of(bursts);
+  if (medians.size() < 2) return noise_floor(joined(bursts));
+  const auto [least, most] = std::minmax_element(medians.begin(), medians.end());
+  return (*most - *least) / median(joined(bursts));
+}
+
+Ratio ratio_of(const std::vector<std::vector<double>>& one,
+               const std::vector<std::vector<double>>& other) {
+  const auto a = summarise_bursts(one), b = summarise_bursts(other);
+  if (!(a.median > 0) || !(b.median > 0)) return {};
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(one.size(), other.size()); ++i)
+    if (!one[i].empty() && !other[i].empty()) ratios.push_back(median(one[i]) / median(other[i]));
+  // Of a single burst only the samples' own spread is known.
+  if (ratios.size() < 2)
+    return {.median = a.median / b.median, .low = a.low / b.high, .high = a.high / b.low};
+  const auto summary = summarise(ratios);
+  return {.median = summary.median, .low = summary.low, .high = summary.high};
 }
 
 Interval block_bootstrap(const std::vector<double>& samples) {

@@ -23,6 +23,11 @@ double median(std::vector<double> samples);
 /// of a clock that drifts do, so from sixteen on the interval takes in block_bootstrap() as well.
 Summary summarise(const std::vector<double>& samples);
 
+/// Of samples in bursts that lie apart in time. What lasts longer than a burst moves all of its
+/// samples alike, so the interval takes in that of the bursts' medians too: of five bursts or fewer
+/// the whole range.
+Summary summarise_bursts(const std::vector<std::vector<double>>& bursts);
+
 /// The middle 95% of the medians of resamples, which are put together from runs of consecutive
 /// samples, so that what lasts for several samples widens it (circular block bootstrap: Politis,
 /// Romano 1992). The same samples give the same interval. At least one sample.
@@ -35,6 +40,22 @@ Interval block_bootstrap(const std::vector<double>& samples);
 /// The noise floor: samples taken one after the other are cut into `blocks` runs, and this is the
 /// range of the runs' medians over the median of all. 0 with fewer than two samples a block.
 double noise_floor(const std::vector<double>& samples, int blocks = 4);
+/// The same of bursts: the range of their medians over the median of all.
+double noise_floor_of_bursts(const std::vector<std::vector<double>>& bursts);
+
+/// How long one takes in relation to another that was sampled in the same bursts, with the interval
+/// of that. What slows down a whole burst slows down both.
+struct Ratio {
+  double median = 0;
+  double low = 0;
+  double high = 0;
+
+  /// Whether it may be either.
+  bool is_in_noise() const { return low <= 1 && high >= 1; }
+};
+/// 0 where either has no samples.
+Ratio ratio_of(const std::vector<std::vector<double>>& one,
+               const std::vector<std::vector<double>>& other);
 
 /// The next of a sequence of random numbers; `state` is its seed, then its place (SplitMix64:
 /// Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195).

@@ -12,6 +12,7 @@
 
 #include "registry/variant.hpp"
 #include "store/record.hpp"
+#include "tuning/evaluate/bursts.hpp"
 #include "tuning/journal/outcome.hpp"
 #include "tuning/journal/progress.hpp"
 
@@ -39,7 +40,9 @@ struct TuneOptions {
   Quarantine* quarantine = nullptr;  // gets variants that crash; those in it are not run,
   bool retry_quarantined = false;    // unless this is set
   double patience_seconds = 10;      // longest wait for disturbances of the device to end
-  std::function<double()> now;       // monotonic seconds; the steady clock if empty
+  /// How the record's own times are taken, on a device of a kind within so many seconds.
+  std::function<BurstPlan(DeviceKind, double seconds)> bursts = bursts_for;
+  std::function<double()> now;  // monotonic seconds; the steady clock if empty
   std::function<void(double)>
       sleep;  // sleeps for the given seconds; the thread's own sleep if empty
 };

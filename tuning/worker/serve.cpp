@@ -74,7 +74,7 @@ json hello(const Backend& backend) {
 
 }  // namespace
 
-int serve_worker(const Catalog& catalog, std::uint64_t seed,
+int serve_worker(const Catalog& catalog, InputData data,
                  const std::function<std::unique_ptr<Backend>()>& open) {
   InFlightRecord in_flight(worker_in_flight_descriptor);
   LineChannel channel(worker_channel_descriptor);
@@ -90,7 +90,7 @@ int serve_worker(const Catalog& catalog, std::uint64_t seed,
     return 0;
   }
   channel.send(line_of(hello(*backend)));
-  LocalEvaluator evaluator(*backend, catalog, seed, worker_reference_descriptor);
+  LocalEvaluator evaluator(*backend, catalog, data, worker_reference_descriptor);
   Service service(channel, in_flight, evaluator);
   while (!channel.closed()) {
     const auto line = channel.receive(forever);

@@ -6,19 +6,19 @@
 // The first message is the worker's: done, with the device's facts and warnings.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 
 #include "registry/catalog.hpp"
 #include "tuning/evaluate/evaluator.hpp"
+#include "verify/input_data.hpp"
 
 namespace fftune {
 
 /// Serves on the descriptors that the supervisor left open, until it closes the channel; returns
 /// the exit code of the process. `open` opens the device; an Error that it throws goes to the
 /// supervisor.
-int serve_worker(const Catalog& catalog, std::uint64_t seed,
+int serve_worker(const Catalog& catalog, InputData data,
                  const std::function<std::unique_ptr<Backend>()>& open);
 
 }  // namespace fftune

@@ -6,18 +6,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "apps/fftune/against.hpp"
 #include "apps/fftune/bench_run.hpp"
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/all.hpp"
-#include "apps/fftune/comparison.hpp"
 #include "apps/fftune/device_option.hpp"
-#include "apps/fftune/earlier_times.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/interrupt.hpp"
 #include "apps/fftune/json.hpp"
@@ -25,6 +24,7 @@
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
 #include "apps/fftune/progress_bar.hpp"
+#include "apps/fftune/saved_inputs.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
@@ -36,46 +36,87 @@ namespace {
 
 struct Options {
   ProblemOptions problem;
+  WeightOptions weights;
   std::string device;
   std::string presets;
   std::string samples = "50";
   std::string budget = "5s";
   std::string seed = "0";
+  bool stages = false;
   std::string against;
   std::string progress;
 };
 
-void add_rows(TextTable& table, const std::string& token_size, const BenchResult& result) {
+/// How it compares with fftune's plan, unless that is within the noise.
+Cell verdict_cell(const BenchEntry& entry, double own) {
+  if (entry.name == "fftune") return ratio_cell(own > 0 ? 1 : 0);
+  if (!(entry.ratio.median > 0)) return "-";
+  if (entry.ratio.is_in_noise()) return "in the noise";
+  constexpr double known_to = 1.1;
+  if (entry.ratio.high <= known_to * entry.ratio.low) return ratio_cell(entry.ratio.median);
+  return {ratio_range_text(entry.ratio.low, entry.ratio.high),
+          entry.ratio.high < 0.995 ? Style::caution : Style::plain};
+}
+
+/// One problem on one kind of values, which are named where there are several kinds.
+struct OnValues {
+  std::string values;
+  BenchResult result;
+};
+
+TextTable table_for(const std::string& token_size, bool has_saved) {
+  std::vector<Column> columns{{token_size, Align::right}, {"dtype"}};
+  if (has_saved) columns.insert(columns.end(), {{"values"}, {"error", Align::right}});
+  columns.insert(columns.end(), {{"what"},
+                                 {"median µs", Align::right},
+                                 {"95% interval", Align::right},
+                                 {"roofline", Align::right},
+                                 {"of fftune's", Align::right},
+                                 {"how"}});
+  return TextTable(std::move(columns));
+}
+
+void add_rows(TextTable& table, const std::string& token_size, const OnValues& measured) {
+  const BenchResult& result = measured.result;
   std::string tokens = fmt::format("{}", result.problem.size(token_size));
   std::string dtype(dtype_name(result.problem.dtype));
+  std::string values = measured.values;
+  const auto add = [&](std::vector<Cell> cells, const std::string& error = "") {
+    if (!measured.values.empty()) cells.insert(cells.begin() + 2, {values, error});
+    table.row(std::move(cells));
+  };
   if (!result.refusal.empty()) {
-    table.row({tokens, dtype, "-", "-", "-", "-", "-", {result.refusal, Style::bad}});
+    add({tokens, dtype, "-", "-", "-", "-", "-", {result.refusal, Style::bad}});
     return;
   }
   const double own = result.entries.front().microseconds.median;
   for (const BenchEntry& entry : result.entries) {
     const double time = entry.microseconds.median;
+    const std::string error = entry.tolerance > 0 ? error_text(entry.error) : "-";
     if (!entry.failure.empty())
-      table.row({tokens, dtype, entry.name, "-", "-", "-", "-", {entry.failure, Style::bad}});
+      add({tokens, dtype, entry.name, "-", "-", "-", "-", {entry.failure, Style::bad}}, error);
     else
-      table.row({tokens, dtype, entry.name, microseconds_text(time),
-                 fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
-                             microseconds_text(entry.microseconds.high)),
-                 limit_share_text(time > 0 ? result.floor_us / time : 0),
-                 ratio_cell(own > 0 ? time / own : 0), entry.summary});
-    tokens.clear();
-    dtype.clear();
+      add({tokens, dtype, entry.name, microseconds_text(time),
+           fmt::format("{}-{}", microseconds_text(entry.microseconds.low),
+                       microseconds_text(entry.microseconds.high)),
+           limit_share_text(
+               time > 0 ? (entry.floor_us > 0 ? entry.floor_us : result.floor_us) / time : 0),
+           verdict_cell(entry, own), entry.summary},
+          error);
+    for (std::string* const shown_once : {&tokens, &dtype, &values}) shown_once->clear();
   }
-  table.row({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
-             ratio_cell(own > 0 ? result.floor_us / own : 0),
-             "roofline: " + result.limit + " bound"});
+  add({"", "", "floor", microseconds_text(result.floor_us), "", "100.0%",
+       own > 0 ? ratio_text(result.floor_us / own) : "-", "roofline: " + result.limit + " bound"});
+  for (const std::string& disturbance : result.disturbances)
+    add({"", "", "disturbed", "-", "", "-", "-", {disturbance, Style::bad}});
   if (result.kept_bytes > 0)
-    table.row({"", "", "kept", "-", "", "-", "-",
-               bytes_text(static_cast<double>(result.kept_bytes)) +
-                   " of the forward pass are kept for this one"});
+    add({"", "", "kept", "-", "", "-", "-",
+         bytes_text(static_cast<double>(result.kept_bytes)) +
+             " of the forward pass are kept for this one"});
 }
 
-Json result_json(const BenchResult& result) {
+Json result_json(const OnValues& measured) {
+  const BenchResult& result = measured.result;
   Json entries = Json::array();
   for (const BenchEntry& entry : result.entries)
     entries.push_back({{"name", entry.name},
@@ -84,68 +125,23 @@ Json result_json(const BenchResult& result) {
                        {"low_us", entry.microseconds.low},
                        {"high_us", entry.microseconds.high},
                        {"samples", entry.microseconds.samples},
+                       {"ratio", entry.ratio.median},
+                       {"ratio_low", entry.ratio.low},
+                       {"ratio_high", entry.ratio.high},
+                       {"error", entry.error},
+                       {"tolerance", entry.tolerance},
+                       {"floor_us", entry.floor_us > 0 ? entry.floor_us : result.floor_us},
                        {"failure", entry.failure}});
-  return {
-      {"problem", to_json(result.problem)}, {"rule", result.rule},   {"refusal", result.refusal},
-      {"floor_us", result.floor_us},        {"limit", result.limit}, {"entries", entries},
-      {"kept_bytes", result.kept_bytes}};
+  return {{"problem", to_json(result.problem)},
+          {"values", measured.values.empty() ? "random" : measured.values},
+          {"rule", result.rule},
+          {"refusal", result.refusal},
+          {"floor_us", result.floor_us},
+          {"limit", result.limit},
+          {"entries", entries},
+          {"kept_bytes", result.kept_bytes},
+          {"disturbances", result.disturbances}};
 }
-
-/// fftune's times beside earlier ones.
-class Against {
- public:
-  Against(const std::string& path, const DeviceFacts& facts) {
-    if (!path.empty()) times_ = earlier_times(path, facts);
-  }
-
-  bool knows(const Problem& problem) const { return times_.contains(problem); }
-
-  /// The part of --json; null where there is no earlier time, or none now.
-  Json add(const std::string& token_size, const BenchResult& result) {
-    const auto before = times_.find(result.problem);
-    if (before == times_.end() || result.entries.empty()) return nullptr;
-    const Summary& now = result.entries.front().microseconds;
-    const Comparison verdict = compare(before->second, {now.median, now.low, now.high});
-    counts_.add(verdict);
-    const auto interval = [](double low, double high) {
-      return fmt::format("{}-{}", microseconds_text(low), microseconds_text(high));
-    };
-    table_.row({fmt::format("{}={}", token_size, result.problem.size(token_size)),
-                std::string(dtype_name(result.problem.dtype)),
-                microseconds_text(before->second.median_us),
-                interval(before->second.low_us, before->second.high_us),
-                microseconds_text(now.median),
-                interval(now.low, now.high),
-                ratio_cell(now.median > 0 ? before->second.median_us / now.median : 0),
-                {std::string(comparison_name(verdict)), comparison_style(verdict)}});
-    return {{"median_us", before->second.median_us},
-            {"low_us", before->second.low_us},
-            {"high_us", before->second.high_us},
-            {"verdict", comparison_name(verdict)}};
-  }
-
-  void print(const std::string& path, const Output& output) const {
-    if (table_.empty()) return;
-    output.line("");
-    output.heading("against " + path);
-    output.table(table_);
-    output.line(counts_.text());
-  }
-
-  bool any_slower() const { return counts_.slower > 0; }
-
- private:
-  std::map<Problem, Measured> times_;
-  ComparisonCounts counts_;
-  TextTable table_{{{""},
-                    {"dtype"},
-                    {"before µs", Align::right},
-                    {"95% interval", Align::right},
-                    {"now µs", Align::right},
-                    {"95% interval", Align::right},
-                    {"before / now", Align::right},
-                    {"verdict"}}};
-};
 
 /// Whether anything of it failed to run: the machine lacks memory, or a candidate is wrong.
 int code_of(const BenchResult& result) {
@@ -172,19 +168,9 @@ double weight_of(const Op& op, const Problem& problem) {
   return 1 + cost.flops / 1e11 + cost.bytes / 1e9;
 }
 
-int run(const Op& op, const Options& options, const Session& session) {
-  const std::string device = device_named(options.device, session.environment);
-  TimeRequest request;
-  request.samples = static_cast<int>(parse_whole(options.samples, "--samples", 1, 1'000'000));
-  request.seconds = parse_duration(options.budget, "--budget");
-  const std::uint64_t seed = parse_seed(options.seed, "--seed");
-  StatusLine status(progress_mode(options.progress, session.output));
-  const auto problems = problems_of(op, options.problem, Sizes::required, kind_of_device(device));
-  const PresetLibrary presets = load_presets(options.presets, session);
-  const auto backend = open_named(device, session);
-  LocalEvaluator evaluator(*backend, session.catalog, seed);
-
-  Against against(options.against, backend->facts());
+Against against_of(const Options& options, const std::vector<Problem>& problems,
+                   const DeviceFacts& facts) {
+  Against against(options.against, facts);
   if (!options.against.empty() &&
       std::none_of(problems.begin(), problems.end(),
                    [&](const Problem& problem) { return against.knows(problem); }))
@@ -192,48 +178,77 @@ int run(const Op& op, const Options& options, const Session& session) {
                 fmt::format("--against {} has no time of {}{}: give the same sizes as then",
                             options.against, problems.front().text(),
                             problems.size() > 1 ? " or the others" : ""));
+  return against;
+}
+
+int run(const Op& op, const Options& options, const Session& session) {
+  const std::string device = device_named(options.device, session.environment);
+  TimeRequest request;
+  request.samples = static_cast<int>(parse_whole(options.samples, "--samples", 1, 1'000'000));
+  request.seconds = parse_duration(options.budget, "--budget");
+  const std::uint64_t seed = parse_seed(options.seed, "--seed");
+  StatusLine status(progress_mode(options.progress, session.output));
+  check_weight_options(options.weights);
+  std::optional<SavedInputs> saved;
+  if (options.weights.given()) saved.emplace(op, options.weights);
+  const auto problems =
+      saved_problems(op, options.problem, saved ? &*saved : nullptr, kind_of_device(device));
+  const PresetLibrary presets = load_presets(options.presets, session);
+  const auto backend = open_named(device, session);
+  Against against = against_of(options, problems, backend->facts());
 
   const std::string token_size(op.token_size());
-  TextTable table({{token_size, Align::right},
-                   {"dtype"},
-                   {"what"},
-                   {"median µs", Align::right},
-                   {"95% interval", Align::right},
-                   {"roofline", Align::right},
-                   {"of fftune's", Align::right},
-                   {"how"}});
-  Json document = {{"device", to_json(backend->facts())}, {"problems", Json::array()}};
+  const Interrupt interrupt;
+  std::vector<std::vector<OnValues>> all(problems.size());
+  std::string lost;
+  std::vector<const SavedInputs*> kinds{nullptr};
+  if (saved) kinds.push_back(&*saved);
   double weight = 0;
   for (const Problem& problem : problems) weight += weight_of(op, problem);
-  ProgressBar progress(status, "bench", problems.size(), weight);
-  const Interrupt interrupt;
-  int code = exit_good;
-  for (const Problem& problem : problems) {
-    if (interrupt.requested() || !evaluator.lost().empty()) break;
-    progress.show(problem.text(), true);
-    announce(op, problem);
-    const BenchResult result = bench(session.catalog, op, problem, presets, evaluator, request);
-    add_rows(table, token_size, result);
-    document["problems"].push_back(result_json(result));
-    if (!options.against.empty())
-      document["problems"].back()["against"] = against.add(token_size, result);
-    progress.step(weight_of(op, problem), "");
-    code = std::max(code, code_of(result));
+  const auto kind_count = static_cast<double>(kinds.size());
+  ProgressBar progress(status, "bench", problems.size() * kinds.size(), weight * kind_count);
+  for (const SavedInputs* const kind : kinds) {
+    LocalEvaluator evaluator(*backend, session.catalog, {seed, kind});
+    const std::string values = !saved ? "" : kind ? "saved" : "random";
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      if (interrupt.requested() || !lost.empty()) break;
+      progress.show(fmt::format("{}{}{}", problems[i].text(), saved ? ", values: " : "", values),
+                    true);
+      announce(op, problems[i]);
+      all[i].push_back({values, bench(session.catalog, op, problems[i], presets, evaluator, request,
+                                      bursts_for(evaluator.facts().kind, request.seconds),
+                                      options.stages && !op.repetition(problems[i]))});
+      lost = evaluator.lost();
+      progress.step(weight_of(op, problems[i]), "");
+    }
   }
+  TextTable table = table_for(token_size, saved.has_value());
+  Json document = {{"device", to_json(backend->facts())}, {"problems", Json::array()}};
+  int code = exit_good;
+  for (const auto& of_problem : all)
+    for (const OnValues& measured : of_problem) {
+      add_rows(table, token_size, measured);
+      document["problems"].push_back(result_json(measured));
+      // Earlier times are of random values.
+      if (!options.against.empty() && measured.values != "saved")
+        document["problems"].back()["against"] = against.add(token_size, measured.result);
+      code = std::max(code, code_of(measured.result));
+    }
   status.clear();
 
   session.output.heading(fmt::format("{} on {} ({})", op.name(), device, backend->facts().name));
   session.output.table(table);
+  if (saved) session.output.line("saved: " + saved->text());
   const Limits limits = backend->limits(problems.front().dtype);
   session.output.line("floor by: " + limits.method);
-  against.print(options.against, session.output);
+  against.print(session.output);
   if (against.any_slower()) code = std::max<int>(code, exit_check_failed);
   document["limits"] = {{"bytes_per_second", limits.bytes_per_second},
                         {"flops_per_second", limits.flops_per_second},
                         {"method", limits.method}};
   session.output.document(document);
-  if (!evaluator.lost().empty()) {
-    spdlog::error("{}", evaluator.lost());
+  if (!lost.empty()) {
+    spdlog::error("{}", lost);
     return exit_lacking;
   }
   return interrupt.requested() ? exit_interrupted : code;
@@ -250,14 +265,19 @@ void add_bench(CommandLine& line) {
         line.add(group, std::string(op->name()), std::string(op->summary()),
                  [op, options](const Session& session) { return run(*op, *options, session); });
     add_problem_options(command, *op, Sizes::required, options->problem);
+    add_weight_options(command, options->weights);
     add_device_option(command, options->device, false);
     add_presets_option(command, options->presets);
-    command.add_option("--samples", options->samples, "of each, interleaved (default: 50)")
+    command
+        .add_option("--samples", options->samples,
+                    "of each, interleaved; on the CPU in bursts apart in time (default: 50)")
         ->type_name("N");
     command
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
     command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
+    command.add_flag("--stages", options->stages,
+                     "time each kernel of the plan by itself too: where the time goes");
     command
         .add_option("--against", options->against,
                     "compare with earlier times, what bench --json printed or presets, by their "

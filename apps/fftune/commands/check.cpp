@@ -10,6 +10,7 @@
 
 #include "apps/fftune/check_report.hpp"
 #include "apps/fftune/check_run.hpp"
+#include "apps/fftune/check_saved.hpp"
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/all.hpp"
 #include "apps/fftune/device_option.hpp"
@@ -18,6 +19,7 @@
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/saved_inputs.hpp"
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
@@ -36,6 +38,7 @@ constexpr double quick_seconds = 45;
 
 struct Options {
   ProblemFilter filter;
+  WeightOptions weights;
   std::string device;
   std::string presets;
   std::string seeds;
@@ -74,6 +77,98 @@ std::string announcement(const std::vector<CheckedRecord>& records, const Catalo
       bounded ? fmt::format(", of which {} are given", seconds_text(settings.budget_seconds)) : "");
 }
 
+/// The problems of a saved layer, and where their values are.
+struct SavedLayer {
+  std::vector<SavedInputs> inputs;  // one for each op
+  std::vector<Problem> problems;
+};
+
+/// The tokens that are checked where none are given, as far as they are affordable.
+constexpr const char* usual_tokens = "1,16";
+
+void add_op(const Op& op, const Options& options, DeviceKind kind, double max_flops,
+            SavedLayer& layer) {
+  SavedInputs saved(op, options.weights);
+  const bool is_named = !options.filter.ops.empty();
+  if (!is_named && !saved.has_weights()) return;
+  ProblemOptions given;
+  given.dtypes = options.filter.dtypes;
+  for (const SizeField& field : op.sizes())
+    if (const auto size = options.filter.sizes.find(field.name); size != options.filter.sizes.end())
+      given.sizes[field.name] = size->second;
+  const std::string token_size(op.token_size());
+  // What no model tells is of the test: how many keys a cache has.
+  for (const SizeField& field : op.sizes())
+    if (std::string& text = given.sizes[field.name]; text.empty() && !field.rare &&
+                                                     field.name != token_size &&
+                                                     !saved.tells(field.name) && !is_named)
+      text = fmt::format("{}", field.example);
+  const bool capped = given.sizes[token_size].empty();
+  if (capped) given.sizes[token_size] = usual_tokens;
+  for (const Problem& problem : saved_problems(op, given, &saved, kind))
+    if (!capped || max_flops <= 0 || problem.size(token_size) == 1 ||
+        cost_of(op, problem).flops <= max_flops)
+      layer.problems.push_back(problem);
+  layer.inputs.push_back(std::move(saved));
+}
+
+SavedLayer saved_layer(const Options& options, const Catalog& catalog, DeviceKind kind,
+                       double max_flops) {
+  SavedLayer layer;
+  std::vector<std::string> names;
+  if (!options.filter.ops.empty()) names = parse_words(options.filter.ops, "--op");
+  if ((!options.weights.map.empty() || options.weights.weights.empty()) && names.size() != 1)
+    throw Error(ErrorKind::invalid_input,
+                "--map and --input name the inputs of one op: give it by --op");
+  std::vector<std::string> known;
+  for (const Op* op : catalog.ops) known.emplace_back(op->name());
+  for (const std::string& name : names) check_choice(name, "--op", known);
+  for (const Op* op : catalog.ops) {
+    const bool wanted = names.empty()
+                            ? find_saved_op(op->name()) != nullptr
+                            : std::find(names.begin(), names.end(), op->name()) != names.end();
+    if (wanted) add_op(*op, options, kind, max_flops, layer);
+  }
+  if (layer.inputs.empty())
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("{} has weights of no op by names that are known: give --op, and --map "
+                            "for each of its weights",
+                            options.weights.weights));
+  return layer;
+}
+
+int run_saved(const Options& options, const std::string& device, double max_flops,
+              CheckSettings settings, const Session& session) {
+  const SavedLayer layer = saved_layer(options, session.catalog, kind_of_device(device), max_flops);
+  const PresetLibrary presets = load_presets(options.presets, session);
+  const auto backend = open_named(device, session);
+  const Interrupt interrupt;
+  settings.cancel = &interrupt.requested();
+  const auto checks =
+      check_saved(layer.problems, layer.inputs, session.catalog, *backend, presets, settings);
+  const CheckOutcomes outcomes = outcomes_of(checks);
+  if (!options.report.empty()) {
+    std::vector<CheckedRecord> records;
+    for (const Problem& problem : layer.problems)
+      records.push_back({.problem = problem,
+                         .tokens = {problem.size(session.catalog.op(problem.op).token_size())}});
+    replace_file(options.report, junit_text(backend->facts().name, records, outcomes));
+  }
+  session.output.heading(fmt::format("check of {} on {} ({})", layer.inputs.front().text(), device,
+                                     backend->facts().name));
+  print_saved(checks, session.output);
+  Json document = saved_json(checks);
+  document["device"] = to_json(backend->facts());
+  session.output.document(document);
+  if (interrupt.requested()) return exit_interrupted;
+  const bool bounded = settings.budget_seconds > 0;
+  const bool good = std::all_of(outcomes.begin(), outcomes.end(), [&](const auto& entry) {
+    return entry.second.state == CheckState::passed || entry.second.state == CheckState::skipped ||
+           (bounded && entry.second.state == CheckState::not_run);
+  });
+  return good ? exit_good : exit_check_failed;
+}
+
 int run(const Options& options, const Session& session) {
   const std::string device = device_named(options.device, session.environment);
   const DeviceKind kind = kind_of_device(device);
@@ -91,6 +186,8 @@ int run(const Options& options, const Session& session) {
   StatusLine status(progress_mode(options.progress, session.output));
   settings.status = &status;
   if (!options.report.empty()) require_writable_file(options.report, "--report");
+  check_weight_options(options.weights);
+  if (options.weights.given()) return run_saved(options, device, max_flops, settings, session);
 
   const PresetLibrary presets = load_presets(options.presets, session);
   const auto& ops = session.catalog.ops;
@@ -138,7 +235,8 @@ void add_check(CommandLine& line) {
   CLI::App& command = line.add(
       line.root(), "check",
       "validate on this device, against the float64 reference, what the library would load for "
-      "every problem that any preset names; exit 1 on any failure",
+      "every problem that any preset names, or with --weights for the ops of a saved layer; exit 1 "
+      "on any failure",
       [options](const Session& session) { return run(*options, session); });
   add_device_option(command, options->device, false);
   add_presets_option(command, options->presets);
@@ -163,6 +261,7 @@ void add_check(CommandLine& line) {
   command.add_option("--report", options->report, "write the outcomes as JUnit's XML too")
       ->type_name("FILE");
   add_progress_option(command, options->progress);
+  add_weight_options(command, options->weights);
   add_problem_filter(command, line.catalog().ops, options->filter);
 }
 

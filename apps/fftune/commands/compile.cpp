@@ -147,7 +147,7 @@ int run(const Options& options, const Session& session) {
   StatusLine status(progress_mode(options.progress, session.output));
 
   const Interrupt interrupt;
-  const CudaOptions cuda{session.environment.cache_folder, session.environment.cuda_folders};
+  const CudaOptions cuda{session.environment.cache_folder, session.environment.toolkit_folders};
   CompileSummary summary;
   for (const std::string& arch : archs) {
     const DeviceFacts facts = facts_of_architecture(arch);

@@ -99,9 +99,15 @@ Json section_json(const Section& section) {
   return json;
 }
 
+/// Whether it is for a stage of the problem: an op's families are those of all its passes.
+bool is_for(const Family& family, const std::vector<StageSpec>& stages) {
+  return std::any_of(stages.begin(), stages.end(),
+                     [&](const StageSpec& stage) { return stage.name == family.stages().front(); });
+}
+
 /// What can run; --explain tells of the others.
-void print_families(const std::vector<Section>& sections, const std::string& tokens,
-                    const Output& output) {
+void print_families(const Op& op, const std::vector<Section>& sections, const Output& output) {
+  const std::string tokens(op.token_size());
   std::set<std::string_view> refused, served;
   TextTable table({{"dtype"},
                    {tokens, Align::right},
@@ -110,10 +116,11 @@ void print_families(const std::vector<Section>& sections, const std::string& tok
                    {"feasible", Align::right},
                    {"of", Align::right},
                    {"untuned"}});
-  for (const Section& section : sections)
+  for (const Section& section : sections) {
+    const auto stages = op.stages(section.problem);
     for (const FamilyView& view : section.families) {
       if (!view.refusal.empty()) {
-        refused.insert(view.family->name());
+        if (is_for(*view.family, stages)) refused.insert(view.family->name());
         continue;
       }
       served.insert(view.family->name());
@@ -123,6 +130,7 @@ void print_families(const std::vector<Section>& sections, const std::string& tok
                  fmt::format("{}", view.feasible.size()), fmt::format("{}", view.size),
                  view.untuned.text()});
     }
+  }
   if (!table.empty()) output.table(table);
   for (const std::string_view name : served) refused.erase(name);
   if (!refused.empty())
@@ -196,7 +204,7 @@ int run(const Op& op, const Options& options, const Session& session) {
 
   const Output& output = session.output;
   output.heading(fmt::format("{} on {} ({})", op.name(), facts.name, facts.arch));
-  print_families(sections, std::string(op.token_size()), output);
+  print_families(op, sections, output);
   print_parameters(sections, output);
   Json document = {{"op", op.name()}, {"device", to_json(facts)}, {"problems", Json::array()}};
   for (const Section& section : sections) {
@@ -232,8 +240,9 @@ void add_list(CommandLine& line) {
                                 fmt::join(known_architectures(), ", ")))
         ->type_name("NAME");
     command.add_flag("--explain", options->explain,
-                     "for each constraint its reason, and how many configurations it alone rules "
-                     "out; and which variants are quarantined on the device, and why");
+                     "why families are refused; for each constraint its reason, and how many "
+                     "configurations it alone rules out; and which variants are quarantined on the "
+                     "device, and why");
     command.add_flag("--variants", options->variants, "the id of every feasible variant");
   }
 }

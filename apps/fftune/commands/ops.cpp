@@ -12,36 +12,12 @@
 #include "apps/fftune/commands/all.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/json.hpp"
+#include "apps/fftune/op_forms.hpp"
 #include "apps/fftune/problem_options.hpp"
 
 namespace fftune::tool {
 
 namespace {
-
-// Sizes that no two fields share and that are no product of others, so that a dimension of a
-// tensor tells which field it is.
-constexpr std::int64_t probe_sizes[] = {1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049};
-
-Problem probe(const Op& op, const std::string& pass, DType dtype) {
-  Problem problem{std::string(op.name()), pass, dtype, {}, {}};
-  std::size_t next = 0;
-  for (const SizeField& field : op.sizes())
-    if (!field.rare) problem.sizes[field.name] = probe_sizes[next++ % std::size(probe_sizes)];
-  for (const OptionField& field : options_of(op, pass))
-    problem.options[field.name] = field.choices.at(0);
-  return problem;
-}
-
-std::vector<std::string> symbols(const Problem& problem, const TensorSpec& tensor) {
-  std::vector<std::string> dimensions;
-  for (const std::int64_t extent : tensor.shape) {
-    std::string symbol = fmt::format("{}", extent);
-    for (const auto& [name, size] : problem.sizes)
-      if (size == extent) symbol = name;
-    dimensions.push_back(symbol);
-  }
-  return dimensions;
-}
 
 std::vector<std::string> dtype_names(const Op& op, DeviceKind kind) {
   std::vector<std::string> names;
@@ -49,55 +25,14 @@ std::vector<std::string> dtype_names(const Op& op, DeviceKind kind) {
   return names;
 }
 
-DType any_dtype(const Op& op) {
-  const auto on_cuda = op.dtypes(DeviceKind::cuda);
-  return on_cuda.empty() ? op.dtypes(DeviceKind::cpu).at(0) : on_cuda.front();
-}
-
-/// A problem with other buffers than the usual one: "dtype=fp8", "save=preact", "kv-heads".
-struct Form {
-  std::string text;
-  Problem problem;
-};
-
-std::vector<std::string> buffer_names(const Op& op, const Problem& problem) {
-  std::vector<std::string> names;
-  for (const TensorSpec& tensor : op.tensors(problem))
-    if (tensor.role != Role::intermediate) names.push_back(tensor.name);
-  return names;
-}
-
-/// What single dtypes, sizes and options do to the buffers of a pass, those that change them.
-std::vector<Form> other_forms(const Op& op, const std::string& pass) {
-  const Problem usual = probe(op, pass, any_dtype(op));
-  std::vector<Form> forms;
-  const auto add = [&](std::string text, Problem problem) {
-    if (buffer_names(op, problem) != buffer_names(op, usual))
-      forms.push_back({std::move(text), std::move(problem)});
-  };
-  for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
-    add(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
-  for (const SizeField& field : op.sizes()) {
-    Problem problem = usual;
-    if (field.rare) problem.sizes[field.name] = field.example;
-    add(field.name, std::move(problem));
-  }
-  for (const OptionField& field : options_of(op, pass))
-    for (const std::string& choice : field.choices) {
-      Problem problem = usual;
-      problem.options[field.name] = choice;
-      add(fmt::format("{}={}", field.name, choice), std::move(problem));
-    }
-  return forms;
-}
-
 Json buffers_json(const Op& op, const Problem& problem) {
   Json buffers = Json::array();
+  auto extents = symbols(op, problem);
   for (const TensorSpec& tensor : op.tensors(problem)) {
     if (tensor.role == Role::intermediate) continue;
     Json json = to_json(tensor);
     json.erase("dtype");
-    json["shape"] = symbols(problem, tensor);
+    json["shape"] = extents[tensor.name];
     buffers.push_back(json);
   }
   return buffers;
@@ -130,10 +65,10 @@ Json op_json(const Op& op) {
   for (const OptionField& field : op.options()) json["options"].push_back(option_json(field));
   for (const std::string& pass : op.passes()) {
     Json forms = Json::object();
-    for (const Form& form : other_forms(op, pass))
+    for (const Form& form : other_forms(op, pass, Compared::names))
       forms[form.text] = buffers_json(op, form.problem);
     json["passes"].push_back({{"pass", pass},
-                              {"buffers", buffers_json(op, probe(op, pass, any_dtype(op)))},
+                              {"buffers", buffers_json(op, usual_form(op, pass))},
                               {"buffers_with", forms}});
   }
   for (const Family* family : op.families()) json["families"].push_back(family->name());
@@ -156,16 +91,17 @@ void print_op(const Op& op, const Output& output) {
               "element type on the CPU"});
   output.table(fields);
   for (const std::string& pass : op.passes()) {
-    const Problem problem = probe(op, pass, any_dtype(op));
+    const Problem problem = usual_form(op, pass);
+    auto extents = symbols(op, problem);
     output.line("");
     output.line(fmt::format("buffers of pass {}, in order:", pass));
     TextTable buffers({{"buffer"}, {"role"}, {"shape"}});
     for (const TensorSpec& tensor : op.tensors(problem))
       if (tensor.role != Role::intermediate)
         buffers.row({tensor.name, std::string(role_name(tensor.role)),
-                     fmt::format("[{}]", fmt::join(symbols(problem, tensor), ", "))});
+                     fmt::format("[{}]", fmt::join(extents[tensor.name], ", "))});
     output.table(buffers);
-    for (const Form& form : other_forms(op, pass))
+    for (const Form& form : other_forms(op, pass, Compared::names))
       output.line(
           fmt::format("with {}: {}", form.text, fmt::join(buffer_names(op, form.problem), ", ")));
   }

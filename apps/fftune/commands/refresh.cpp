@@ -140,7 +140,7 @@ int run(const Options& options, const Session& session) {
                             options.out));
   const std::string name = device_named(options.device, session.environment);
   StatusLine status(progress_mode(options.progress, session.output));
-  SweepDevice device({name}, tuning.seed, options.in_process, session);
+  SweepDevice device({name}, {.seed = tuning.seed}, options.in_process, session);
   const DeviceFacts& facts = device.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   Quarantine quarantine(session.environment.state_folder, facts);

@@ -22,6 +22,7 @@
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
 #include "apps/fftune/recorder.hpp"
+#include "apps/fftune/saved_inputs.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/sweep_device.hpp"
 #include "apps/fftune/sweep_progress.hpp"
@@ -41,6 +42,7 @@ namespace {
 
 struct Options {
   ProblemOptions problem;
+  WeightOptions weights;
   std::string device;
   std::string strategy;
   std::string budget;
@@ -91,9 +93,10 @@ TuneOptions tune_options(const Options& options) {
 /// there.
 Sweep sweep(const Op& op, const std::vector<std::string>& devices,
             const std::vector<Problem>& problems, const Options& options, TuneOptions tuning,
-            StatusLine& status, const Session& session,
+            const SavedInputs* saved, StatusLine& status, const Session& session,
             std::vector<MultiDeviceEvaluator::Device> others) {
-  SweepDevice opened(devices, tuning.seed, options.in_process, session, std::move(others));
+  SweepDevice opened(devices, {.seed = tuning.seed, .saved = saved}, options.in_process, session,
+                     std::move(others));
   const DeviceFacts& facts = opened.evaluator().facts();
   const PresetDevice preset = preset_device(facts);
   const std::string op_name(op.name());
@@ -152,12 +155,12 @@ int code_of(const std::vector<TuneResult>& results) {
 /// What the other ranks give, on rank 0, which keeps its own part of `devices`; nothing on those,
 /// once rank 0 has ended.
 std::optional<std::vector<MultiDeviceEvaluator::Device>> other_devices(
-    std::vector<std::string>& devices, std::uint64_t seed) {
+    std::vector<std::string>& devices, const SweepData& data) {
   std::optional<Listener> listener;
   const Place place = join_by_mpi([&] { return listener.emplace().invitation(); });
   devices = part_of_host(place, devices);
   if (place.rank == 0) return gather_devices(*listener, place.count);
-  serve_devices(place, devices, seed);
+  serve_devices(place, devices, data);
   return {};
 }
 
@@ -168,6 +171,9 @@ int run(const Op& op, const Options& options, const Session& session) {
   if (!options.launcher.empty()) check_choice(options.launcher, "--launcher", {"mpi"});
   if (!options.launcher.empty() && options.in_process)
     throw Error(ErrorKind::invalid_input, "--in-process and --launcher exclude each other");
+  std::optional<SavedInputs> saved;
+  check_weight_options(options.weights);
+  if (options.weights.given()) saved.emplace(op, options.weights);
   const std::string named =
       options.device.empty() && !options.launcher.empty() ? "all" : options.device;
   for (const auto& devices : devices_by_model(named, session.environment)) {
@@ -176,8 +182,8 @@ int run(const Op& op, const Options& options, const Session& session) {
                   fmt::format("--in-process takes one device at a time, not {}: leave it out, or "
                               "give one",
                               fmt::join(devices, ",")));
-    plans.emplace_back(devices, problems_of(op, options.problem, Sizes::required,
-                                            kind_of_device(devices.front())));
+    plans.emplace_back(devices, saved_problems(op, options.problem, saved ? &*saved : nullptr,
+                                               kind_of_device(devices.front())));
   }
 
   std::vector<MultiDeviceEvaluator::Device> others;
@@ -185,7 +191,8 @@ int run(const Op& op, const Options& options, const Session& session) {
     if (plans.size() != 1)
       throw Error(ErrorKind::invalid_input,
                   "--launcher needs devices of one model: name them by --device");
-    auto gathered = other_devices(plans.front().first, tuning.seed);
+    auto gathered = other_devices(plans.front().first,
+                                  {.seed = tuning.seed, .saved = saved ? &*saved : nullptr});
     if (!gathered) return exit_good;
     others = std::move(*gathered);
   }
@@ -196,7 +203,8 @@ int run(const Op& op, const Options& options, const Session& session) {
   int code = exit_good;
   for (const auto& [devices, problems] : plans) {
     if (interrupt.requested()) break;
-    const Sweep done = sweep(op, devices, problems, options, tuning, status, session, others);
+    const Sweep done = sweep(op, devices, problems, options, tuning, saved ? &*saved : nullptr,
+                             status, session, others);
     print(done, op, session.output);
     if (!done.files.empty() && !session.output.quiet())
       if (const auto hint = how_to_install(options.out, session.environment); !hint.empty())
@@ -302,6 +310,7 @@ void add_tune(CommandLine& line) {
                  fmt::format("search this device and write presets: {}", op->summary()),
                  [op, options](const Session& session) { return run(*op, *options, session); });
     add_problem_options(command, *op, Sizes::required, options->problem);
+    add_weight_options(command, options->weights);
     add_search_options(command, *options);
   }
 }

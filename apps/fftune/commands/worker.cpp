@@ -2,10 +2,12 @@
 #include <CLI/CLI.hpp>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/saved_inputs.hpp"
 #include "apps/fftune/values.hpp"
 #include "runtime/devices.hpp"
 #include "tuning/worker/serve.hpp"
@@ -17,10 +19,15 @@ namespace {
 struct Options {
   std::string device;
   std::string seed = "0";
+  std::string op;  // of the saved values
+  WeightOptions weights;
 };
 
 int run(const Options& options, const Session& session) {
-  return serve_worker(session.catalog, parse_seed(options.seed, "--seed"), [&] {
+  std::optional<SavedInputs> saved;
+  if (options.weights.given()) saved.emplace(session.catalog.op(options.op), options.weights);
+  const InputData data(parse_seed(options.seed, "--seed"), saved ? &*saved : nullptr);
+  return serve_worker(session.catalog, data, [&] {
     return open_device(options.device, *session.catalog.sources, session.environment);
   });
 }
@@ -35,6 +42,8 @@ void add_worker(CommandLine& line) {
   command.group("");  // hidden
   command.add_option("--device", options->device, "the device to open")->required();
   command.add_option("--seed", options->seed, "of the data");
+  command.add_option("--op", options->op, "of the saved values");
+  add_weight_options(command, options->weights);
 }
 
 }  // namespace fftune::tool

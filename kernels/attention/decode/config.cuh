@@ -8,18 +8,21 @@
 namespace fftune {
 
 struct attention_decode_config {
-  int warps = 4;         // of a CTA; each takes a slice of the keys
-  int slice = 16;        // keys of a warp in a stage: 16 or 32
-  int stages = 3;        // slices of K and V of each warp in shared memory
-  int m_tiles = 1;       // 16-row tiles of queries of a CTA
-  int ctas_per_sm = 2;   // that shared memory and registers must allow
-  bool prefetch = true;  // the first keys to L2 while the kernel before still runs, where the host
-                         // knows which they are (contiguous, and all sequences of one length)
+  int warps = 4;        // of a CTA; each takes a slice of the keys
+  int slice = 16;       // keys of a warp in a stage: 16 or 32
+  int stages = 3;       // slices of K and V of each warp in shared memory
+  int m_tiles = 1;      // 16-row tiles of queries of a CTA
+  int ctas_per_sm = 2;  // that shared memory and registers must allow
+  // KiB of keys and values of a CTA that go to L2 while the kernel before still runs, where the
+  // host knows which they are (contiguous, and all sequences of one length).
+  int prefetch = 64;
 
   constexpr int threads() const { return warps * 32; }
   constexpr int rows() const { return m_tiles * 16; }
   /// Keys of a CTA in a stage: the unit in which work is divided.
   constexpr int tile() const { return warps * slice; }
+  /// Words of 16 bytes of a row's partial results: two columns each, then the softmax.
+  constexpr int partial_words(int dim) const { return dim / 2 + 1; }
 };
 
 struct attention_decode_plan {
@@ -29,14 +32,8 @@ struct attention_decode_plan {
 
   // Shared memory: the rings, which the warps' accumulators reuse at the end of a sequence; then
   // queries; then the softmax statistics of the warps.
-  int q_at, statistics_at, flag_at;
+  int q_at, statistics_at;
   int shared_bytes;
-
-  constexpr bool fits(int shared_bytes_per_sm, int shared_bytes_per_cta, int ctas) const {
-    constexpr int reserved = 1024;  // of each CTA, by the driver
-    return shared_bytes <= shared_bytes_per_cta &&
-           ctas * (shared_bytes + reserved) <= shared_bytes_per_sm;
-  }
 };
 
 constexpr attention_decode_plan attention_decode_plan_of(const attention_form& form,
@@ -49,8 +46,7 @@ constexpr attention_decode_plan attention_decode_plan_of(const attention_form& f
   plan.ring_bytes = config.stages * 2 * plan.slice_bytes;
   plan.q_at = config.warps * plan.ring_bytes;
   plan.statistics_at = plan.q_at + config.rows() * pitch;
-  plan.flag_at = plan.statistics_at + config.warps * config.rows() * 8;
-  plan.shared_bytes = plan.flag_at + 16;
+  plan.shared_bytes = plan.statistics_at + config.warps * config.rows() * 8;
   return plan;
 }
 
@@ -72,17 +68,11 @@ struct attention_decode_grid {
   int heads;   // CTAs of a group: kv heads times blocks of query rows
   int groups;  // grid: (heads, groups)
 
-  /// Of the workspace: partial accumulators [groups][2][heads][rows][dim], then the highest score
-  /// and the sum of each row [groups][2][heads][rows][2], in f32.
-  constexpr long long partial_floats(const attention_form& form,
-                                     const attention_decode_config& config) const {
-    return 2ll * groups * heads * config.rows() * form.dim;
+  /// Of the workspace: partial results [groups][2][heads][rows][partial_words].
+  constexpr long long partial_bytes(const attention_form& form,
+                                    const attention_decode_config& config) const {
+    return 32ll * groups * heads * config.rows() * config.partial_words(form.dim);
   }
-  constexpr long long statistics_floats(const attention_decode_config& config) const {
-    return 4ll * groups * heads * config.rows();
-  }
-  /// Zero before the first launch; every launch leaves them zero.
-  constexpr long long counters(int batch) const { return static_cast<long long>(batch) * heads; }
 };
 
 constexpr int attention_decode_row_blocks(const attention_decode_config& config, int group,

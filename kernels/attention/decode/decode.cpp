@@ -2,10 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
-#include <cstdlib>
 #include <string>
-#include <tuple>
 
 #include "core/error.hpp"
 #include "kernels/attention/decode/config.cuh"
@@ -25,7 +24,7 @@ attention_decode_config config_of(const Config& config) {
           .stages = config.get("stages"),
           .m_tiles = config.get("m_tiles"),
           .ctas_per_sm = config.get("ctas_per_sm"),
-          .prefetch = config.at("l2_prefetch") != 0};
+          .prefetch = config.get("l2_prefetch")};
 }
 
 std::string template_argument(const attention_decode_config& config) {
@@ -40,16 +39,64 @@ bool same_lengths(const Layer& layer) {
   return !layer.lengths;
 }
 
+/// Keys of a sequence that are read: none before the window.
+std::int64_t keys_read(const Layer& layer) {
+  return layer.window > 0 ? std::min(layer.kv, layer.window + layer.s) : layer.kv;
+}
+
 attention_decode_grid grid_of(const Layer& layer, const DeviceFacts& facts,
                               const attention_decode_config& config) {
   const auto small = [](std::int64_t value) { return static_cast<int>(value); };
-  // Keys before the window are not read.
-  const std::int64_t keys =
-      layer.window > 0 ? std::min(layer.kv, layer.window + layer.s) : layer.kv;
   return attention_decode_grid_of(
       config, facts.multiprocessors, small(layer.b), small(layer.kv_heads),
-      attention_decode_row_blocks(config, small(layer.group()), small(layer.s)), small(keys),
-      same_lengths(layer));
+      attention_decode_row_blocks(config, small(layer.group()), small(layer.s)),
+      small(keys_read(layer)), same_lengths(layer));
+}
+
+/// Whether several groups share a sequence.
+bool cuts_sequences(const Layer& layer, const attention_decode_grid& grid) {
+  return !same_lengths(layer) || layer.b % grid.groups != 0;
+}
+
+/// Seconds of a launch: the cache at the speed of the memory, and what comes before and after it.
+double seconds(const Layer& layer, const DeviceFacts& facts, const Config& values) {
+  const attention_decode_config config = config_of(values);
+  const attention_form form = form_of(layer);
+  const attention_decode_plan plan = attention_decode_plan_of(form, config);
+  const attention_decode_grid grid = grid_of(layer, facts, config);
+  const std::int64_t keys = keys_read(layer);
+  const int row_blocks = attention_decode_row_blocks(config, static_cast<int>(layer.group()),
+                                                     static_cast<int>(layer.s));
+  const auto bytes = static_cast<double>(4 * layer.b * layer.kv_heads * keys * layer.dim);
+  // Memory delivers at full speed with some 32 KiB of each SM in flight; warps wait for each
+  // other's arithmetic if there are few; several CTAs of an SM read from more places at once.
+  const double in_flight =
+      2.0 * config.ctas_per_sm * config.warps * (config.stages - 1) * plan.slice_bytes;
+  const double warps = std::log2(8.0 / std::min(8, config.warps * config.ctas_per_sm));
+  const double speed = facts.memory_bandwidth * std::min(1.0, in_flight / (32 * 1024)) /
+                       (1 + 0.04 * warps) / (1 + 0.03 * (config.ctas_per_sm - 1));
+  // Another block of rows finds most in L2.
+  const double reads = 1 + 0.3 * (row_blocks - 1);
+  // The group with most tiles.
+  const double tiles = std::ceil(static_cast<double>(keys) / config.tile()) *
+                       static_cast<double>(layer.b) / grid.groups;
+  const double uneven = std::ceil(tiles) / tiles;
+  const auto ctas = static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
+  const double idle = std::max(1.0, 0.95 * ctas / (grid.heads * grid.groups));
+  // Filling the stages, adding up, and the next launch, which begins beneath this one if an SM has
+  // room for the CTAs of both.
+  const double cut =
+      cuts_sequences(layer, grid) ? 0.03e-6 * grid.groups / static_cast<double>(layer.b) : 0;
+  const double fixed = 4e-6 + cut;
+  constexpr std::int64_t registers = 208;
+  const bool overlaps =
+      fits_shared_memory(facts, plan.shared_bytes, 2 * config.ctas_per_sm) &&
+      2 * config.ctas_per_sm * config.threads() * registers <= facts.registers_per_multiprocessor;
+  const double prefetched = config.prefetch * 1024.0 * ctas;
+  const double gained = overlaps ? std::min(prefetched / speed, 2e-6) : 0;
+  const double asked_twice = 0.05 * prefetched / speed;
+  return reads * bytes / speed * uneven * idle + 0.1 * in_flight * facts.multiprocessors / speed +
+         fixed - gained + asked_twice;
 }
 
 class Decode final : public StageFamily {
@@ -81,6 +128,13 @@ class Decode final : public StageFamily {
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override;
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.memory_bandwidth <= 0) return std::nullopt;
+    return seconds(layer_of(problem), facts, config);
+  }
+
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override;
 };
@@ -98,10 +152,10 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
       .parameter("m_tiles", "tiles of 16 rows, queries times the heads that share keys, of a CTA",
                  {1, 2})
       .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2, 3, 4})
-      .parameter(
-          "l2_prefetch",
-          "1: the first keys are prefetched to L2 before griddepcontrol.wait; 0: no prefetch",
-          {0, 1})
+      .parameter("l2_prefetch",
+                 "KiB of a CTA's first keys and values that are prefetched to L2 before "
+                 "griddepcontrol.wait",
+                 {0, 32, 64, 128, 256})
       .constraint("rows, slices and accumulators fit each other",
                   [form](const Config& c) {
                     return attention_decode_refusal(form, config_of(c)) == nullptr;
@@ -121,9 +175,9 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
       .constraint("the stages of an SM's CTAs fit in its shared memory",
                   [form, facts](const Config& c) {
                     const auto config = config_of(c);
-                    return attention_decode_plan_of(form, config)
-                        .fits(static_cast<int>(facts.shared_bytes_per_multiprocessor),
-                              static_cast<int>(facts.shared_bytes_per_block), config.ctas_per_sm);
+                    return fits_shared_memory(facts,
+                                              attention_decode_plan_of(form, config).shared_bytes,
+                                              config.ctas_per_sm);
                   },
                   {"warps", "slice", "stages", "m_tiles", "ctas_per_sm", "l2_prefetch"})
       .constraint(
@@ -134,29 +188,20 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
 }
 
 Config Decode::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  // Memory delivers at full speed with some 40 KiB of each SM in flight; more stages only take
-  // longer to fill. One CTA for each block of rows reads the cache once.
-  constexpr std::int64_t wanted_bytes = 64 * 1024;
-  const Layer layer = layer_of(problem);
-  const attention_form form = form_of(layer);
   const auto feasible = space(problem, facts).feasible();
   if (feasible.empty())
     return {{"warps", 2},   {"slice", 16},      {"stages", 2},
             {"m_tiles", 1}, {"ctas_per_sm", 1}, {"l2_prefetch", 0}};
-  return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
-    const auto rank = [&](const Config& c) {
-      const auto config = config_of(c);
-      const int row_blocks = attention_decode_row_blocks(config, static_cast<int>(layer.group()),
-                                                         static_cast<int>(layer.s));
-      const std::int64_t in_flight = std::int64_t{config.ctas_per_sm} * config.warps *
-                                     (config.stages - 1) * 2 *
-                                     attention_decode_plan_of(form, config).slice_bytes;
-      return std::tuple(row_blocks, std::max<std::int64_t>(wanted_bytes - in_flight, 0),
-                        c.at("l2_prefetch"), config.ctas_per_sm, -config.warps, config.slice,
-                        config.stages);
-    };
-    return rank(a) < rank(b);
-  });
+  const Layer layer = layer_of(problem);
+  const Config* best = nullptr;
+  double least = 0;
+  for (const Config& config : feasible) {
+    const double own = seconds(layer, facts, config);
+    if (best != nullptr && own >= least) continue;
+    best = &config;
+    least = own;
+  }
+  return *best;
 }
 
 Program Decode::program(const Problem& problem, const DeviceFacts& facts,
@@ -167,15 +212,9 @@ Program Decode::program(const Problem& problem, const DeviceFacts& facts,
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   const attention_decode_grid grid = grid_of(layer, facts, config);
-  // Counters are not looked at where no sequence is cut.
-  const bool cuts = !same_lengths(layer) || layer.b % grid.groups != 0;
-  launch.set_attention(
-      offsetof(attention_params, counters),
-      launch.scratch(cuts ? grid.counters(static_cast<int>(layer.b)) * 4 : 4, cuts));
+  const bool cuts = cuts_sequences(layer, grid);
   launch.set_attention(offsetof(attention_params, partials),
-                       launch.scratch(cuts ? grid.partial_floats(form, config) * 4 : 4));
-  launch.set_attention(offsetof(attention_params, statistics),
-                       launch.scratch(cuts ? grid.statistics_floats(config) * 4 : 4));
+                       launch.scratch(cuts ? grid.partial_bytes(form, config) : 0));
   launch.append(
       file,
       fmt::format("attention_decode<{}, {}>", attention::template_argument(form),

@@ -4,9 +4,17 @@
 // The query heads that share a kv head, times the queries of a sequence, are the rows of one
 // mma.sync tile: m16n8k16 with most rows unused is still faster than memory. The keys of all
 // sequences are divided evenly among groups of CTAs (decode/config.cuh), so that any mix of lengths
-// keeps every SM busy to the end; where a sequence is cut, the CTAs that share it leave partial
-// results in the workspace, and the last of them to arrive combines these in the order of the keys:
+// keeps every SM busy to the end. Where a sequence is cut, the CTAs that share it leave partial
+// results in the workspace for the one that has its last keys, which adds them up in a fixed order:
 // the same bits every time.
+//
+// Partial results are words with a flag beside the data (common/flagged_word.cuh), so that one
+// round trip to L2 tells that they are there and brings them. The flag is a constant, and the CTA
+// that has read the words clears them: nothing of a run is left that another could take for its
+// own, and the contents of the workspace before a run do not matter. A CTA waits for others of its
+// sequence with lower numbers alone, which began before it; and seldom long, as CTAs go through
+// their sequences from the last to the first: what others wait for comes first, what it waits for
+// last.
 //
 //   group of CTAs   tiles [begin, end) of the keys of all sequences, one after the other
 //   CTA             one kv head (and block of query rows) of its group's tiles
@@ -21,15 +29,18 @@
 //   barriers        __syncthreads at the beginning of a sequence (Q) and at its end, where the
 //                   accumulators of the warps pass through the stage of the ring that each has read
 //                   last, and are added up in order
+//   workspace       [group][first, last sequence of its share][head] rows of flagged words
 //   dependencies    the first keys are prefetched to L2 before griddepcontrol.wait
 //
 // Grid: (kv heads x row blocks, groups). Block: config.threads().
 #include "attention/decode/config.cuh"
 #include "attention/mask.cuh"
 #include "attention/mma_tile.cuh"
+#include "common/cluster.cuh"
 #include "common/dependency.cuh"
+#include "common/flagged_word.cuh"
+#include "common/vector.cuh"
 #include "gemm/element_type.cuh"
-#include "gemm/split_k.cuh"
 
 namespace fftune {
 
@@ -76,7 +87,7 @@ class decode_kernel {
     }
   };
 
-  // Where a group's share begins: in sequence `index`, which has `before` tiles before it.
+  // Where a tile is: in sequence `index`, which has `before` tiles before it.
   struct position {
     int index, before;
   };
@@ -132,20 +143,30 @@ class decode_kernel {
     const attention_params& p_;
     const T* const k_;  // of the kv head
     const T* const v_;
+    const int begin_;  // of the share
     attention_sequence sequence_;
-    int tile_, last_;  // the next tile, and the one after the sequence's last
+    int before_;       // tiles of the batch before the sequence
+    int tile_, last_;  // the next tile, and the one after the last of the sequence's part
     int left_;         // tiles of the share
     int slot_ = 0;
     // Paged: lane i has the pages of the slices of tile listed_ + i. A slice's 16 keys are in one.
     int page_[slice / 16];
     int listed_ = 0, list_end_ = 0;
 
-    __device__ __forceinline__ void begin(int index, int skipped) {
-      sequence_ = sequence_of<form>(p_, index);
-      const tile_range tiles = tiles_of(p_, sequence_);
-      tile_ = tiles.first + skipped;
-      last_ = tiles.last;
+    // The sequence's part of the share, up to tile `end` of the batch.
+    __device__ __forceinline__ void enter(const attention_sequence& sequence, tile_range tiles,
+                                          int end) {
+      sequence_ = sequence;
+      tile_ = tiles.first + larger(begin_ - before_, 0);
+      last_ = tiles.first + end - before_;
       list_end_ = 0;
+    }
+    __device__ __forceinline__ void enter_previous() {
+      const attention_sequence sequence = sequence_of<form>(p_, sequence_.index - 1);
+      const tile_range tiles = tiles_of(p_, sequence);
+      const int end = before_;
+      before_ -= tiles.last - tiles.first;
+      enter(sequence, tiles, end);
     }
 
     static __device__ __forceinline__ int first_key(int tile) {
@@ -192,13 +213,17 @@ class decode_kernel {
     }
 
    public:
+    // Of the tiles [begin, end), the last of which is in the sequence of `from`.
     __device__ __forceinline__ loader(const attention_params& p, int kv_head, position from,
-                                      int begin_tile, int tiles)
+                                      int begin, int end)
         : p_(p),
           k_(static_cast<const T*>(p.k) + kv_head * dim),
           v_(static_cast<const T*>(p.v) + kv_head * dim),
-          left_(tiles) {
-      begin(from.index, begin_tile - from.before);
+          begin_(begin),
+          before_(from.before),
+          left_(end - begin) {
+      const attention_sequence sequence = sequence_of<form>(p, from.index);
+      enter(sequence, tiles_of(p, sequence), end);
     }
 
     // Starts to load the next slice into `ring`. There is a group of copies also where no slice is
@@ -228,24 +253,26 @@ class decode_kernel {
                     sequence_.kv_len - key);
         }
         --left_;
-        if (++tile_ == last_ && left_ > 0) begin(sequence_.index + 1, 0);
+        if (++tile_ == last_ && left_ > 0) enter_previous();
       }
       copy_async_commit();
       slot_ = slot_ + 1 == stages ? 0 : slot_ + 1;
     }
   };
 
-  // Before the kernels before this one are complete, the keys that the rings take first.
+  // Before the kernels before this one are complete, the first keys of the first sequence.
   static __device__ __forceinline__ void prefetch(const attention_params& p, int kv_head) {
-    if constexpr (config.prefetch && !form.lengths && !form.paged) {
+    if constexpr (config.prefetch > 0 && !form.lengths && !form.paged) {
       const division shares = divide(p);
       const int group = blockIdx.y;
       if (group >= shares.groups) return;
-      const int begin = shares.begin(group);
-      const position from = find(p, begin);
+      const int begin = shares.begin(group), end = shares.begin(group + 1);
+      const position from = find(p, end - 1);
+      const int at = larger(begin, from.before);
       const attention_sequence sequence = sequence_of<form>(p, from.index);
-      const int first = (tiles_of(p, sequence).first + begin - from.before) * config.tile();
-      const int keys = smaller(stages * config.tile(), sequence.kv_len - first);
+      const int first = (tiles_of(p, sequence).first + at - from.before) * config.tile();
+      constexpr int most = config.prefetch * 1024 / (4 * dim);
+      const int keys = smaller(smaller(most, (end - at) * config.tile()), sequence.kv_len - first);
       const T* const k = static_cast<const T*>(p.k) + kv_head * dim + from.index * p.k_batch;
       const T* const v = static_cast<const T*>(p.v) + kv_head * dim + from.index * p.v_batch;
       for (int key = threadIdx.x; key < keys; key += threads) {
@@ -327,9 +354,79 @@ class decode_kernel {
     }
   }
 
-  // Number `part` (0, or 1 of a group's last sequence) of a group's partial results.
-  static __device__ __forceinline__ i64 partial_index(int group, int part) {
-    return ((static_cast<i64>(group) * 2 + part) * gridDim.x + blockIdx.x) * rows;
+  // --- Partial results in the workspace: for each row dim / 2 words of two columns, then one with
+  // the reference and the sum ---
+
+  static constexpr int words_of_row = config.partial_words(dim);
+  static constexpr u64 is_written = 0x9b1d5c37e6f2a84bull;
+
+  // Of number `part` (0, or 1 of a group's last sequence) of a group's partial results.
+  static __device__ __forceinline__ unsigned char* partial_words(const attention_params& p,
+                                                                 int group, int part) {
+    const i64 number = (static_cast<i64>(group) * 2 + part) * gridDim.x + blockIdx.x;
+    return p.partials + number * (rows * words_of_row * 16);
+  }
+  static __device__ __forceinline__ void store_partial(unsigned char* to, float first,
+                                                       float second) {
+    store_flagged(to, __float_as_uint(first), __float_as_uint(second), is_written);
+  }
+
+  // The groups before the last one that share a sequence with it: `count` from `first` on.
+  struct other_groups {
+    int first, count;
+    int first_part;  // of the first of them; the sequence is the first of all others
+
+    __device__ __forceinline__ unsigned char* words(const attention_params& p, int i) const {
+      return partial_words(p, first + i, i == 0 ? first_part : 0);
+    }
+  };
+
+  // Adds the other groups' results of four columns of a row to this one's.
+  static __device__ __forceinline__ void add_others(const attention_params& p,
+                                                    const other_groups& others, int row, int column,
+                                                    partial_row& value) {
+    // As many as registers allow are asked for at once.
+    constexpr int batch = threads * config.ctas_per_sm > 256 ? 4 : 8;
+    for (int base = 0; base < others.count; base += batch) {
+      softmax_row statistic[batch];
+      float4 o[batch];
+      bool ready;
+      do {
+        flagged_word word[batch][3];
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+          // Past the end the last one again.
+          const unsigned char* const words =
+              others.words(p, smaller(base + i, others.count - 1)) + row * words_of_row * 16;
+          word[i][0] = load_flagged(words + column / 2 * 16);
+          word[i][1] = load_flagged(words + column / 2 * 16 + 16);
+          word[i][2] = load_flagged(words + dim / 2 * 16);
+        }
+        ready = true;
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+#pragma unroll
+          for (int part = 0; part < 3; ++part) ready &= word[i][part].flag == is_written;
+          const bool exists = base + i < others.count;
+          const auto value_of = [&](int part, int at) {
+            return __uint_as_float(word[i][part].data[at]);
+          };
+          o[i] = {value_of(0, 0), value_of(0, 1), value_of(1, 0), value_of(1, 1)};
+          statistic[i] = {exists ? value_of(2, 0) : minus_infinity(),
+                          exists ? value_of(2, 1) : 0.0f};
+        }
+      } while (!ready);
+      value.add(statistic, o);
+    }
+  }
+
+  // All threads, when all have read the words: no run may find them written.
+  static __device__ __forceinline__ void clear_others(const attention_params& p,
+                                                      const other_groups& others, int used_rows) {
+    const int words = used_rows * words_of_row;
+    for (int i = threadIdx.x; i < others.count * words; i += threads) {
+      store_flagged(others.words(p, i / words) + i % words * 16, 0, 0, 0);
+    }
   }
 
   // Where the warps leave 8 columns of a row: bank conflicts between rows are avoided.
@@ -338,8 +435,7 @@ class decode_kernel {
   }
 
  public:
-  static __device__ __forceinline__ void run(const attention_params& p, u32 shared,
-                                             bool* shared_flag) {
+  static __device__ __forceinline__ void run(const attention_params& p, u32 shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     rows_of_queries queries;
     queries.heads = p.heads / p.kv_heads;
@@ -354,10 +450,10 @@ class decode_kernel {
     const int group = blockIdx.y;
     if (group >= shares.groups) return;
     const int begin = shares.begin(group), end = shares.begin(group + 1);
-    const position from = find(p, begin);
+    const position from = find(p, end - 1);
 
     const u32 ring = shared + warp * plan.ring_bytes;
-    loader slices(p, queries.kv_head, from, begin, end - begin);
+    loader slices(p, queries.kv_head, from, begin, end);
 #pragma unroll
     for (int stage = 0; stage < stages - 1; ++stage) slices.load(ring);
 
@@ -368,11 +464,13 @@ class decode_kernel {
     const score_scaling<form> scaling(p);
     int slot = 0, free_slot = stages - 1;  // to read next, and read last
 
+    // From the last sequence to the first, for whose end others may be waited.
     int before = from.before;  // tiles of the batch before the sequence
-    for (int index = from.index, at = begin; at < end; ++index) {
+    for (int index = from.index;; --index) {
       const attention_sequence sequence = sequence_of<form>(p, index);
       const tile_range tiles = tiles_of(p, sequence);
       const int after = before + tiles.last - tiles.first;
+      int at = larger(begin, before);
       const int stop = smaller(after, end);
 
       load_q(p, sequence, queries, shared_q);
@@ -457,9 +555,11 @@ class decode_kernel {
       __syncthreads();
 
       const int first_group = shares.group_of(before), last_group = shares.group_of(after - 1);
-      const bool is_whole = first_group == last_group;
+      const bool finishes = group == last_group;
+      const other_groups others{first_group, last_group - first_group,
+                                shares.begin(first_group) < before ? 1 : 0};
       // Of a group's sequences only the first and the last can be cut.
-      const i64 partial = partial_index(group, before > begin ? 1 : 0);
+      unsigned char* const words = partial_words(p, group, before > begin ? 1 : 0);
       for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
         const int row = item / (dim / 4), column = item % (dim / 4) * 4;
         softmax_row softmax_of[warps];
@@ -473,45 +573,22 @@ class decode_kernel {
         }
         partial_row value;
         value.add(softmax_of, o_of);
-        if (is_whole) {
+        if (finishes) {
+          add_others(p, others, row, column, value);
           finish(p, sequence, queries, row, column, value);
         } else {
-          store_coherent(p.partials + (partial + row) * dim + column, value.o);
+          unsigned char* const to = words + row * words_of_row * 16;
+          store_partial(to + column / 2 * 16, value.o.x, value.o.y);
+          store_partial(to + column / 2 * 16 + 16, value.o.z, value.o.w);
           if (column == 0) {
-            store_coherent(p.statistics + (partial + row) * 2,
-                           float2{value.softmax.reference, value.softmax.sum});
+            store_partial(to + dim / 2 * 16, value.softmax.reference, value.softmax.sum);
           }
         }
       }
-
-      if (!is_whole && arrive_last(p.counters + static_cast<i64>(index) * gridDim.x + blockIdx.x,
-                                   last_group - first_group + 1, shared_flag)) {
-        const int first_part = shares.begin(first_group) < before ? 1 : 0;
-        for (int item = threadIdx.x; item < queries.count * (dim / 4); item += threads) {
-          const int row = item / (dim / 4), column = item % (dim / 4) * 4;
-          partial_row value;
-          constexpr int batch = 16;  // loads in flight
-          for (int base = first_group; base <= last_group; base += batch) {
-            float4 o[batch];
-            softmax_row statistic[batch];
-#pragma unroll
-            for (int i = 0; i < batch; ++i) {
-              o[i] = {};
-              statistic[i] = {};
-              if (base + i > last_group) continue;
-              const i64 at_row =
-                  partial_index(base + i, base + i == first_group ? first_part : 0) + row;
-              o[i] = load_coherent(p.partials + at_row * dim + column);
-              const float2 pair = load_coherent_pair(p.statistics + at_row * 2);
-              statistic[i] = {pair.x, pair.y};
-            }
-            value.add(statistic, o);
-          }
-          finish(p, sequence, queries, row, column, value);
-        }
-      }
-      __syncthreads();  // the exchange, Q and the flag are read
-      before = after;
+      __syncthreads();  // the exchange, Q and the partial results are read
+      if (finishes) clear_others(p, others, queries.count);
+      if (before <= begin) return;
+      before -= tile_count(p, index - 1);
     }
   }
 };
@@ -520,9 +597,7 @@ template <attention_form form, attention_decode_config config>
 __global__ void __launch_bounds__(config.threads(), config.ctas_per_sm)
     attention_decode(const __grid_constant__ attention_params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  constexpr attention_decode_plan plan = attention_decode_plan_of(form, config);
-  decode_kernel<form, config>::run(p, shared_address(shared_memory),
-                                   reinterpret_cast<bool*>(shared_memory + plan.flag_at));
+  decode_kernel<form, config>::run(p, shared_address(shared_memory));
 }
 
 }  // namespace fftune

@@ -29,16 +29,10 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
   __shared__ float shared_d_out[attention_simt_config::warps][form.dim];
   wait_and_launch_dependents();
 
-  const i64 item = rows::warp_of_grid();
-  const int tokens = form.packed_sequences() ? p.q_len : p.batch * p.q_len;
-  if (item >= static_cast<i64>(tokens) * p.heads) return;
-  const int head = static_cast<int>(item % p.heads);
-  const auto query = rows::find(p, static_cast<int>(item / p.heads), false);
+  const auto query = rows::own_query(p);
   if (!query.is_valid) return;
   const attention_sequence& sequence = query.sequence;
-  const int kv_head = head / (p.heads / p.kv_heads);
-  const T* const k = static_cast<const T*>(p.k) + kv_head * form.dim;
-  const T* const v = static_cast<const T*>(p.v) + kv_head * form.dim;
+  const int head = query.head;
 
   float(&q)[form.dim] = shared_q[threadIdx.x / 32];
   float(&d_out)[form.dim] = shared_d_out[threadIdx.x / 32];
@@ -66,17 +60,17 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     float d_product = 0;
     if (key < keys.last && rows::allowed(p, sequence, head, query.place, key)) {
       const float product =
-          rows::product(q, k + rows::key_at(p, sequence, key, p.k_batch, p.k_row));
+          rows::product(q, query.k + rows::key_at(p, sequence, key, p.k_batch, p.k_row));
       const auto score = rows::scale(p, scaling, sequence, head, query.place, key, product);
       const float d_probability =
-          rows::product(d_out, v + rows::key_at(p, sequence, key, p.v_batch, p.v_row));
+          rows::product(d_out, query.v + rows::key_at(p, sequence, key, p.v_batch, p.v_row));
       d_product =
           probability_of(score.power, lse_power) * (d_probability - delta) * score.slope * p.scale;
     }
     for (int i = 0; i < smaller(32, keys.last - first); ++i) {
       const float of_key = __shfl_sync(~0u, d_product, i);
       if (of_key == 0) continue;
-      rows::add_row(dq, of_key, k + rows::key_at(p, sequence, first + i, p.k_batch, p.k_row));
+      rows::add_row(dq, of_key, query.k + rows::key_at(p, sequence, first + i, p.k_batch, p.k_row));
     }
   }
   rows::store_row(static_cast<T*>(p.dq) +

@@ -20,16 +20,10 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
   __shared__ float shared_q[attention_simt_config::warps][form.dim];
   wait_and_launch_dependents();
 
-  const i64 item = rows::warp_of_grid();
-  const int tokens = form.packed_sequences() ? p.q_len : p.batch * p.q_len;
-  if (item >= static_cast<i64>(tokens) * p.heads) return;
-  const int head = static_cast<int>(item % p.heads);
-  const auto query = rows::find(p, static_cast<int>(item / p.heads), false);
+  const auto query = rows::own_query(p);
   if (!query.is_valid) return;
   const attention_sequence& sequence = query.sequence;
-  const int kv_head = head / (p.heads / p.kv_heads);
-  const T* const k = static_cast<const T*>(p.k) + kv_head * form.dim;
-  const T* const v = static_cast<const T*>(p.v) + kv_head * form.dim;
+  const int head = query.head;
 
   float(&q)[form.dim] = shared_q[threadIdx.x / 32];
   rows::stage(q, static_cast<const T*>(p.q) +
@@ -43,7 +37,7 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     float power = minus_infinity();
     if (key < keys.last && rows::allowed(p, sequence, head, query.place, key)) {
       const float product =
-          rows::product(q, k + rows::key_at(p, sequence, key, p.k_batch, p.k_row));
+          rows::product(q, query.k + rows::key_at(p, sequence, key, p.k_batch, p.k_row));
       power = rows::scale(p, scaling, sequence, head, query.place, key, product).power;
     }
     const float rescale = softmax.rescale(rows::warp_max(power));
@@ -54,7 +48,8 @@ __global__ void __launch_bounds__(attention_simt_config::threads)
     for (int i = 0; i < smaller(32, keys.last - first); ++i) {
       const float of_key = __shfl_sync(~0u, probability, i);
       if (of_key == 0) continue;  // not allowed, so that its values may be anything
-      rows::add_row(out, of_key, v + rows::key_at(p, sequence, first + i, p.v_batch, p.v_row));
+      rows::add_row(out, of_key,
+                    query.v + rows::key_at(p, sequence, first + i, p.v_batch, p.v_row));
     }
   }
   const softmax_result result =

@@ -50,6 +50,30 @@ struct simt_rows {
     }
   }
 
+  // What a warp of a kernel of queries has: a query of a head, and the keys and values of the head.
+  struct query_of_head {
+    bool is_valid = false;
+    int head;
+    attention_sequence sequence;
+    int place;  // in the sequence
+    const T* k;
+    const T* v;
+  };
+  static __device__ __forceinline__ query_of_head own_query(const attention_params& p) {
+    const i64 item = warp_of_grid();
+    const int tokens = form.packed_sequences() ? p.q_len : p.batch * p.q_len;
+    if (item >= static_cast<i64>(tokens) * p.heads) return {};
+    const token query = find(p, static_cast<int>(item / p.heads), false);
+    const int head = static_cast<int>(item % p.heads);
+    const int of_kv_head = head / (p.heads / p.kv_heads) * dim;
+    return {query.is_valid,
+            head,
+            query.sequence,
+            query.place,
+            static_cast<const T*>(p.k) + of_kv_head,
+            static_cast<const T*>(p.v) + of_kv_head};
+  }
+
   // Element offset of a query's row of heads.
   static __device__ __forceinline__ i64 query_at(const attention_sequence& sequence, int query,
                                                  i64 batch_stride, int row_stride) {

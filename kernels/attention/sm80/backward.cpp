@@ -124,7 +124,7 @@ Program Sm80Backward::program(const Problem& problem, const DeviceFacts& facts,
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   const attention_sm80_backward_plan plan = attention_sm80_backward_plan_of(form, config);
-  launch.set_group();
+  launch.set_group(heads_in_l2(layer, facts));
   const std::string form_argument = attention::template_argument(form);
   const std::string arguments = form_argument + ", " + template_argument(config);
   launch.append(file, "attention_sm80_dq<" + arguments + ">",

@@ -136,7 +136,7 @@ Program Sm80Forward::program(const Problem& problem, const DeviceFacts& facts,
   Launch launch(program, problem, facts, sizeof(attention_params));
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
-  launch.set_group();
+  launch.set_group(heads_in_l2(layer, facts));
   launch.append(file,
                 fmt::format("attention_sm80_forward<{}, {}>", attention::template_argument(form),
                             template_argument(config)),

@@ -38,6 +38,47 @@ std::string template_argument(const sm90_backward_config& config) {
       config.ds_stages, config.dq == dq_path::bulk ? "bulk" : "direct", config.ahead);
 }
 
+/// Cycles of the launch: key blocks, of which each SM has its share, and the query blocks that see
+/// them: the MMAs, the softmax that they do not hide, and what the barriers of a block cost
+/// whatever its size.
+double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
+  const sm90_backward_config config = config_of(values);
+  const sm90_backward_plan plan = sm90_backward_plan_of(form_of(layer), config);
+  const auto queries = static_cast<double>(usual_queries(layer));
+  const auto keys = static_cast<double>(usual_keys(layer));
+  // Queries that see a key block, on average.
+  double seen = queries;
+  if (layer.mask == Mask::causal)
+    seen = std::min(queries, queries - std::min(queries, keys) / 2 + config.bn / 2.0);
+  if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + config.bn));
+  const double blocks_seen =
+      seen < queries ? seen / config.bm + 0.5 : std::ceil(queries / config.bm);
+  const double visits = blocks_seen * static_cast<double>(layer.group());
+  constexpr double flops_of_cycle = 4096, elements_of_cycle = 16;  // of an SM
+  const double pairs = static_cast<double>(config.bm) * config.bn;
+  const double mma = pairs * 10 * static_cast<double>(layer.dim) / flops_of_cycle;
+  // A second stage of q and of d_out lets their loads run beneath a block.
+  constexpr double of_load = 600;
+  const double loads = (config.q_stages > 1 ? 0 : of_load) + (config.do_stages > 1 ? 0 : of_load);
+  const double softmax = 0.6 * pairs / elements_of_cycle;
+  const double barriers = 250 + (config.ds_stages == 1 ? 60 : 0) + (config.ahead ? 60 : 0) +
+                          (plan.splits_dim ? 200 : 0);
+  // Reductions from registers keep the warps that issue them waiting.
+  const double dq = config.dq == dq_path::direct ? plan.dq_words / 64.0 : 0;
+  constexpr double of_block = 4000;  // its keys and values, and the stores of their gradients
+  const double block = visits * (mma + softmax + barriers + loads + dq) + of_block;
+  const double blocks = std::ceil(keys / config.bn) * static_cast<double>(layer.kv_heads * layer.b);
+  const double share = blocks / static_cast<double>(facts.multiprocessors);
+  const bool evens_out = layer.mask == Mask::causal;
+  const double rounds = std::max(1.0, evens_out ? share + 0.4 : std::ceil(share));
+  // As many heads together as the SMs have blocks of: more, and their queries and dq leave L2;
+  // fewer, and less is read by several at once.
+  const double together = static_cast<double>(facts.multiprocessors) / std::ceil(keys / config.bn);
+  const double distance = std::abs(std::log2(static_cast<double>(values.at("group")) / together));
+  constexpr double of_launches = 12000;
+  return rounds * block * (1 + 0.005 * distance) + of_launches;
+}
+
 class Sm90Backward final : public StageFamily {
  public:
   Sm90Backward()
@@ -54,7 +95,8 @@ class Sm90Backward final : public StageFamily {
   }
 
   Space space(const Problem& problem, const DeviceFacts&) const override {
-    const attention_form form = form_of(layer_of(problem));
+    const Layer layer = layer_of(problem);
+    const attention_form form = form_of(layer);
     return Space()
         .parameter("bm", "queries of a tile", {48, 64, 80, 96, 112, 128})
         .parameter("bn", "keys of a tile, and of a CTA", {64, 128, 192})
@@ -70,40 +112,47 @@ class Sm90Backward final : public StageFamily {
             {"bulk", "direct"})
         .parameter("ahead", "1: the next scores are computed under the end of a block; 0: after it",
                    {0, 1})
+        .parameter("group", "heads of k and v whose blocks of keys are scheduled together",
+                   {1, 2, 4, 8, 16, 32, 64, 128})
         .constraint(
             "tiles split evenly among the MMA warpgroups, and fit in registers and shared "
             "memory",
             [form](const Config& c) { return sm90_backward_misfit(form, config_of(c)) == nullptr; },
-            {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead"});
+            {"bm", "bn", "mma_warpgroups", "q_stages", "do_stages", "ds_stages", "dq", "ahead"})
+        .constraint("no more heads together than there are",
+                    [heads = kv_matrices(layer)](const Config& c) {
+                      return c.at("group") == 1 || c.at("group") < 2 * heads;
+                    },
+                    {"group"});
   }
 
-  // The largest tiles, as each block of queries is loaded once for every block of keys and the
-  // other way around, two stages of q, and dq by TMA. Scores ahead of time take registers that wide
-  // heads, masks in memory and the like need.
-  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto feasible = space(problem, facts).feasible();
-    if (feasible.empty())
-      throw Error(ErrorKind::internal, "the space of attention_bwd_sm90 is empty");
-    const Layer layer = layer_of(problem);
-    return *std::max_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
-      const auto rank = [&](const Config& c) {
-        const std::int64_t bn = c.at("bn");
-        const auto two = [&](const char* stages) {
-          return std::min<std::int64_t>(c.at(stages), 2);
-        };
-        const std::int64_t bm = std::min<std::int64_t>(c.at("bm"), layer.dim > 64 ? 64 : 128);
-        return std::tuple(std::min<std::int64_t>(bn, 128), c.at("ahead") == 0, two("q_stages"),
-                          c.word("dq") == "bulk", bm, two("do_stages"), c.at("ds_stages"), -bn,
-                          -c.at("bm"), -c.at("q_stages"), -c.at("do_stages"),
-                          -c.at("mma_warpgroups"));
-      };
-      return rank(a) < rank(b);
-    });
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override;
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    if (facts.clock_hz <= 0) return std::nullopt;
+    return cycles(layer_of(problem), facts, config) / facts.clock_hz;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override;
 };
+
+Config Sm90Backward::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  const Layer layer = layer_of(problem);
+  const auto feasible = space(problem, facts).feasible();
+  if (feasible.empty())
+    throw Error(ErrorKind::internal, "the space of attention_bwd_sm90 is empty");
+  const Config* best = nullptr;
+  double least = 0;
+  for (const Config& config : feasible) {
+    const double own = cycles(layer, facts, config);
+    if (best != nullptr && own >= least) continue;
+    best = &config;
+    least = own;
+  }
+  return *best;
+}
 
 Program Sm90Backward::program(const Problem& problem, const DeviceFacts& facts,
                               const Config& values) const {
@@ -116,12 +165,10 @@ Program Sm90Backward::program(const Problem& problem, const DeviceFacts& facts,
   const attention_form form = form_of(layer);
   const sm90_backward_plan plan = sm90_backward_plan_of(form, config);
   const auto small = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-  const bool packed = form.packed_sequences();
   const int batch = small(layer.b);
   const std::int64_t padded = sm90_backward_padded_rows(form, batch, small(layer.s), config.bm);
   const std::int64_t query_blocks = padded / config.bm;
   const std::int64_t key_blocks = sm90_backward_key_blocks(form, batch, small(layer.kv), config.bn);
-  const std::int64_t kv_matrices = layer.kv_heads * (packed ? 1 : layer.b);
 
   constexpr int box_columns = 64;
   const std::int64_t row = layer.heads * layer.dim, kv_row = layer.kv_heads * layer.dim;
@@ -142,11 +189,7 @@ Program Sm90Backward::program(const Problem& problem, const DeviceFacts& facts,
   launch.set(offsetof(sm90_backward_params, dk_row), small(kv_row));
   launch.set(offsetof(sm90_backward_params, dv_row), small(kv_row));
   launch.set(offsetof(sm90_backward_params, padded_rows), small(padded));
-  // Heads of k and v whose heads of q have their rows in L2 together.
-  launch.set_attention(
-      offsetof(attention_params, group),
-      small(heads_in_l2(layer, facts, kv_matrices,
-                        (packed ? layer.s : usual_queries(layer)) * layer.group())));
+  launch.set_attention(offsetof(attention_params, group), values.get("group"));
   launch.set_attention(offsetof(attention_params, delta), launch.scratch(layer.heads * padded * 4));
   launch.set_attention(offsetof(attention_params, dq_partials),
                        launch.scratch(layer.heads * query_blocks * plan.dq_words * 4));
@@ -164,7 +207,7 @@ Program Sm90Backward::program(const Problem& problem, const DeviceFacts& facts,
   const Dim3 by_queries{static_cast<std::uint32_t>(query_blocks),
                         static_cast<std::uint32_t>(layer.heads), 1};
   append("prepare", by_queries, row_threads);
-  append("sm90", {static_cast<std::uint32_t>(key_blocks * kv_matrices), 1, 1}, plan.threads,
+  append("sm90", {static_cast<std::uint32_t>(key_blocks * kv_matrices(layer)), 1, 1}, plan.threads,
          plan.shared_bytes);
   append("convert", by_queries, row_threads);
   if (layer.sinks) append("sinks", {static_cast<std::uint32_t>(layer.heads), 1, 1}, row_threads);

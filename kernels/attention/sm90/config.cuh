@@ -15,9 +15,6 @@ struct attention_sm90_config {
   bool ordered = true;
   /// Two where one MMA warpgroup and its shared memory leave room.
   int ctas_per_sm = 1;
-  /// Of 8 powers of two, those that are computed by a polynomial instead of the special function
-  /// unit, which is what heads of 64 wait for.
-  int polynomial_of_8 = 0;
   /// CTAs take their tiles from a counter in memory, the longest first, rather than in fixed turns.
   bool dynamic = false;
 };
@@ -57,8 +54,10 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   // these alone on an SM every thread has enough at the start.
   plan.reallocates_registers = config.mma_warpgroups > 1 || config.ctas_per_sm > 1;
   if (config.mma_warpgroups == 3) {
-    plan.producer_registers = 32;
-    plan.mma_registers = 160;
+    // Flags of a packed mask are looked up, as pages are.
+    const bool looks_up = form.paged || form.mask == attention_mask::packed;
+    plan.producer_registers = looks_up ? 56 : 32;
+    plan.mma_registers = looks_up ? 152 : 160;
   } else if (config.mma_warpgroups == 2) {
     plan.producer_registers = form.paged ? 56 : 40;  // pages are looked up
     plan.mma_registers = form.paged ? 224 : 232;

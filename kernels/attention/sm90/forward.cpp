@@ -23,21 +23,29 @@ attention_sm90_config config_of(const Config& config) {
           .stages = config.get("stages"),
           .ordered = config.at("ordered") != 0,
           .ctas_per_sm = config.get("ctas_per_sm"),
-          .polynomial_of_8 = config.get("polynomial_of_8"),
           .dynamic = config.word("scheduler") == "dynamic"};
 }
 
 std::string template_argument(const attention_sm90_config& config) {
   return fmt::format(
       "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
-      ".ctas_per_sm = {}, .polynomial_of_8 = {}, .dynamic = {}}}",
+      ".ctas_per_sm = {}, .dynamic = {}}}",
       config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
-      config.polynomial_of_8, config.dynamic);
+      config.dynamic);
 }
 
 /// Whether some tiles see more keys than others.
 bool has_unlike_tiles(const Layer& layer) {
   return layer.mask != Mask::none || layer.lengths || layer.layout == Layout::thd;
+}
+
+/// Heads of k and v that are scheduled together by default: as many, in powers of two up to 128, as
+/// there are or as L2 has room for.
+std::int64_t usual_group(const Layer& layer, const DeviceFacts& facts) {
+  const std::int64_t matrices = kv_matrices(layer), fit = heads_in_l2(layer, facts);
+  std::int64_t group = 1;
+  while (group < 128 && (fit >= matrices ? group < matrices : 2 * group <= fit)) group *= 2;
+  return group;
 }
 
 /// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
@@ -50,11 +58,12 @@ int registers_needed(const attention_form& form, const attention_sm90_config& co
   return plan.score_registers + plan.out_registers + probabilities + mask + others;
 }
 
-/// Cycles of the launch: tiles, of which each SM has its share, and their blocks of keys: the MMAs,
-/// the exponentials that no other warpgroup's MMAs hide, and what a block costs whatever its size.
+/// Cycles of the launch: tiles, of which each SM has its share, and their blocks of keys: the MMAs
+/// and exponentials of the warpgroups of an SM, and what a block costs whatever its size.
 double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
   const attention_sm90_config config = config_of(values);
-  const attention_sm90_plan plan = attention_sm90_plan_of(form_of(layer), config);
+  const attention_form form = form_of(layer);
+  const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   const auto queries = static_cast<double>(usual_queries(layer));
   const auto keys = static_cast<double>(usual_keys(layer));
   // A tile computes the blocks up to its last query's key, the last of them whole.
@@ -63,26 +72,40 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
     seen = std::min(keys, keys - std::min(queries, keys) / 2 + plan.bm / 2.0);
   if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + plan.bm));
   const double blocks = seen < keys ? seen / config.bn + 0.5 : std::ceil(keys / config.bn);
+  // Measured: wide heads hide exponentials beneath their MMAs, heads of 64 do not.
   constexpr double flops_of_cycle = 4096, exponentials_of_cycle = 16;  // of an SM
-  const double pairs = static_cast<double>(plan.bm) * config.bn;
-  const double mma = pairs * 4 * static_cast<double>(layer.dim) / flops_of_cycle;
-  const double softmax = pairs / exponentials_of_cycle;
-  // The share of a softmax beneath the MMAs, its own and others'.
-  const double hidden = config.mma_warpgroups == 3   ? 0.9
-                        : config.mma_warpgroups == 2 ? 0.77
-                        : config.ctas_per_sm > 1     ? 0.7
-                                                     : 0.5;
-  const double fixed = 200 + (config.ordered ? 0 : 20) + (config.stages > 2 ? 0 : 20);
-  constexpr double of_tile = 1500;  // its queries, its last product, and the store
-  const double tile_cycles = blocks * (mma + (1 - hidden) * softmax + fixed) + of_tile;
+  const auto dim = static_cast<double>(layer.dim);
+  const double pairs = 64.0 * config.bn * config.mma_warpgroups * config.ctas_per_sm;
+  const double mma = pairs * 4 * dim / flops_of_cycle;
+  const double softmax = pairs / exponentials_of_cycle * std::min(1.0, 64 / dim);
+  const int warpgroups = config.mma_warpgroups * config.ctas_per_sm;
+  const double fixed = (warpgroups == 1 ? 1300 : 600) + (config.ordered ? 0 : 40) +
+                       (config.stages > 2 ? 0 : 30) +
+                       (warpgroups == 2 && layer.dim <= 64 ? 300 : 0) +
+                       // Registers are short.
+                       std::max(0, config.bn - 128) * dim / 16 +
+                       (config.mma_warpgroups == 3 && layer.dim > 64 ? 300 : 0);
   const auto tiles =
       static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b * layer.heads);
-  const double share = tiles / static_cast<double>(facts.multiprocessors);
-  // Unlike tiles, the longest first, and tiles of CTAs that share an SM, even out but for the last.
+  const double share = tiles / static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
+  // Its queries, its last product, and the store: CTAs that stay overlap them with the next tile.
+  const std::string& scheduler = values.word("scheduler");
+  const double of_tile = share > 1 && scheduler == "single" ? 2500 : 1500;
+  const double tile_cycles = blocks * (mma + softmax + fixed) + of_tile;
+  // In one round the longest tile counts. Unlike tiles, the longest first, even out in several but
+  // for the last, as do those of CTAs that share an SM.
   const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
-  constexpr double of_launch = 3000;
-  const double sharing = config.ctas_per_sm > 1 ? 1.1 : 1;  // of one SM's shared memory
-  return sharing * std::max(1.0, evens_out ? share + 0.4 : std::ceil(share)) * tile_cycles +
+  const double rounds = evens_out ? share + 0.4 : std::ceil(share);
+  const double longest = std::ceil(std::min(keys, seen * 2) / config.bn) * (mma + softmax + fixed);
+  constexpr double of_launch = 6000;
+  const double sharing = config.ctas_per_sm > 1 ? 1.15 : 1;  // of one SM's shared memory
+  // Fixed turns that pass from heads to others do not even out unlike tiles: up to 1.6 times.
+  const bool unbalanced = has_unlike_tiles(layer) && scheduler == "static";
+  const double balance = !unbalanced ? 1 : values.at("group") < kv_matrices(layer) ? 1.2 : 1.03;
+  const double group =
+      static_cast<double>(values.at("group")) / static_cast<double>(usual_group(layer, facts));
+  const double locality = 1 + 0.001 * std::abs(std::log2(group));
+  return locality * balance * sharing * std::max(rounds * tile_cycles, longest + of_tile) +
          of_launch;
 }
 
@@ -127,13 +150,18 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                  "MMAs; 0: as they come",
                  {0, 1})
       .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2})
-      .parameter("polynomial_of_8",
-                 "of 8 exponentials, those by a polynomial instead of the special function unit",
-                 {0, 1, 2, 3})
       .parameter("scheduler",
                  "single: a CTA for each tile; static: CTAs stay, with tiles in fixed turns; "
                  "dynamic: they take tiles from a counter",
                  {"single", "static", "dynamic"})
+      .parameter("group", "heads of k and v whose tiles are scheduled together",
+                 {1, 2, 4, 8, 16, 32, 64, 128})
+      .constraint("the keys and values of heads together fit in L2, and where all do, all are",
+                  [usual = usual_group(layer, facts),
+                   all = heads_in_l2(layer, facts) >= kv_matrices(layer)](const Config& c) {
+                    return all ? c.at("group") == usual : c.at("group") <= 2 * usual;
+                  },
+                  {"group"})
       .constraint(
           "one MMA warpgroup has none to take turns with",
           [](const Config& c) { return c.at("mma_warpgroups") > 1 || c.at("ordered") == 0; },
@@ -171,8 +199,7 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                     return (config.bn == 64 && config.mma_warpgroups < 3) ||
                            registers_needed(form, config) <= have;
                   },
-                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "polynomial_of_8",
-                   "scheduler"})
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler"})
       .constraint("queries, and the stages of keys and values, fit in shared memory",
                   [form, facts, whole](const Config& c) {
                     const auto config = whole(c);
@@ -180,15 +207,16 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                                               attention_sm90_plan_of(form, config).shared_bytes,
                                               config.ctas_per_sm);
                   },
-                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "polynomial_of_8",
-                   "scheduler"})
-      .constraint(
-          "exponentials take longer than the products up to 96 features of a head",
-          [layer](const Config& c) { return c.at("polynomial_of_8") == 0 || layer.dim <= 96; },
-          {"polynomial_of_8"})
+                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler"})
       .constraint("a counter balances tiles that are unlike",
                   [layer](const Config& c) {
                     return c.word("scheduler") != "dynamic" || has_unlike_tiles(layer);
+                  },
+                  {"scheduler"})
+      .constraint("the counter of tiles has 24 bits",
+                  [layer](const Config& c) {
+                    return c.word("scheduler") != "dynamic" ||
+                           query_tiles(layer, 64) < attention_tile_counter::most_tiles;
                   },
                   {"scheduler"})
       .constraint("CTAs that stay have more than one tile each",
@@ -208,10 +236,7 @@ Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& fa
   const Config* best = nullptr;
   double least = 0;
   for (const Config& config : feasible) {
-    const char* const scheduler = has_unlike_tiles(layer) ? "dynamic" : "static";
-    const double own = cycles(layer, facts, config) *
-                       (config.word("scheduler") == scheduler ? 1 : 1.01) *
-                       (config.at("polynomial_of_8") == 0 ? 1 : 1.02);
+    const double own = cycles(layer, facts, config);
     if (best != nullptr && own >= least) continue;
     best = &config;
     least = own;
@@ -228,15 +253,14 @@ Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
   const Layer& layer = launch.layer();
   const attention_form form = form_of(layer);
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
-  launch.set_group();
+  launch.set_group(values.at("group"));
   launch.set(offsetof(attention_sm90_params, q),
              rows_map(layer, launch.places().q, layer.q_row, false, 64, plan.slab_columns));
   launch.set(offsetof(attention_sm90_params, k),
              rows_map(layer, launch.places().k, layer.k_row, true, config.bn, plan.slab_columns));
   launch.set(offsetof(attention_sm90_params, v),
              rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
-  if (config.dynamic)
-    launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(4, true));
+  if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
   std::int64_t ctas = query_tiles(layer, plan.bm);
   if (values.word("scheduler") != "single")
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});

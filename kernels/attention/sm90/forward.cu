@@ -24,7 +24,8 @@
 // the next block, then the product of this block's probabilities with v, and computes the softmax
 // of the first while the second runs. And the MMA warpgroups issue in turn (order), so that one's
 // softmax runs beside the others' MMAs. At the end of a tile its last product with v is issued
-// together with the next tile's first scores, beneath which the tile is stored.
+// together with the next tile's first scores, beneath which the tile is stored. Under a causal mask
+// a warpgroup passes over the blocks at a tile's beginning that only later rows see.
 //
 // The accumulators of scores have the layout of A in registers, so probabilities never leave them.
 #include "attention/key_walk.cuh"
@@ -66,7 +67,6 @@ struct attention_forward {
   static_assert(!plan.reallocates_registers ||
                 128 * (warpgroups * plan.mma_registers + plan.producer_registers) <=
                     65536 / config.ctas_per_sm / plan.threads / 8 * 8 * plan.threads);
-  static_assert(config.polynomial_of_8 >= 0 && config.polynomial_of_8 <= 8);
 
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
@@ -176,15 +176,18 @@ struct attention_forward {
     __syncwarp();
   }
 
-  // The number of a tile that no CTA has, in lane 0: asked for before a tile's loads, needed after
-  // them.
-  __device__ __forceinline__ int claim() const {
-    if constexpr (config.dynamic) {
-      if (threadIdx.x % 32 == 0) {
-        return static_cast<int>(gridDim.x + atomicAdd(maps.next_tile, 1u));
-      }
+  // Asks for a tile that no CTA has, in lane 0: before a tile's loads, for after them.
+  __device__ __forceinline__ u64 ask() const {
+    return threadIdx.x % 32 == 0 ? atomicAdd(maps.next_tile, u64{1}) : 0;
+  }
+  // The number of the tile. Who asked before the counter counted asks again.
+  __device__ __forceinline__ int number_of(u64 answer) const {
+    using counter = attention_tile_counter;
+    if (threadIdx.x % 32 == 0) {
+      while (!counter::counts(answer)) answer = ask();
     }
-    return 0;
+    return static_cast<int>(gridDim.x) +
+           __shfl_sync(~0u, static_cast<int>(answer - counter::mark), 0);
   }
   // One thread: tells the MMA warpgroups their next tile, or that there is none.
   __device__ __forceinline__ void publish(const tile_slots& to, const scheduler& work) const {
@@ -214,14 +217,18 @@ struct attention_forward {
     scheduler work(params);
     int column = kv_column(work.tile());
     if constexpr (!reads) wait_for_dependencies();
+    if constexpr (config.dynamic) {
+      if (blockIdx.x == 0 && first_lane) atomicExch(maps.next_tile, attention_tile_counter::mark);
+    }
     for (;;) {
       if (first_lane) publish(tiles, work);
       tiles.advance();
       if (!work.is_valid()) return;
-      const int claimed = claim();
+      u64 answer = 0;
+      if constexpr (config.dynamic) answer = ask();
       load_tile(work.tile(), column, k, v, q_phase);
       if constexpr (config.dynamic) {
-        const int index = __shfl_sync(~0u, claimed, 0);
+        const int index = number_of(answer);
         work.take(index);
         // Each tile lets one CTA ask: the last to ask has the last number.
         const bool was_last = index - static_cast<int>(gridDim.x) == work.count() - 1;
@@ -431,23 +438,28 @@ struct attention_forward {
       }
       largest[i] = fmaxf(most[0], most[1]);
     }
+    const auto of_row = [&] {
 #pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
+      for (int step = 1; step < 4; step *= 2) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], step));
+        for (int i = 0; i < 2; ++i) {
+          largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], step));
+        }
       }
-    }
+    };
 #pragma unroll
     for (int i = 0; i < 2; ++i) largest[i] *= factor;
     bool rescales = false;
     if constexpr (is_first) {
+      of_row();
 #pragma unroll
       for (int i = 0; i < 2; ++i) rows.softmax[i] = {largest[i], 0};
     } else {
+      // If no thread's own scores exceed the references, those of rows do not.
       rescales = __any_sync(
           ~0u, rows.softmax[0].exceeded_by(largest[0]) || rows.softmax[1].exceeded_by(largest[1]));
       if (rescales) {
+        of_row();
 #pragma unroll
         for (int i = 0; i < 2; ++i) rescale[i] = rows.softmax[i].rescale(largest[i]);
       }
@@ -461,10 +473,7 @@ struct attention_forward {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores[j * 4 + i * 2 + e];
-          const float power = __fmaf_rn(score, factor, -offset);
-          constexpr int share = config.polynomial_of_8;
-          const bool by_polynomial = (j * 2 + e) * share % 8 < share;
-          score = by_polynomial ? exp2_polynomial(power) : exp2_approximate(power);
+          score = exp2_approximate(__fmaf_rn(score, factor, -offset));
           sums[e] += score;
         }
       }
@@ -622,11 +631,29 @@ struct attention_forward {
     };
     // The product with the values of block `before`, whose probabilities are there.
     int before = 0, accumulate = 0;
-    const auto multiply_values = [&](const attention_tile& of) {
-      const stages v = values(1);
+    const auto multiply_values = [&](const attention_tile& of, int blocks_behind) {
+      const stages v = values(blocks_behind);
       v.wait_full();
       zero_foreign(of, v.buffer(), before);
       issue_values(out, from, v.buffer(), accumulate);
+    };
+    // Passes over the first blocks of a tile if this warpgroup sees nothing of them: as many as
+    // stages allow while the values of the tile before are in use. Their stages are released when
+    // they are full, so that phases stay in step.
+    const auto pass_over = [&] {
+      int count = 0;
+      if constexpr (warpgroups > 1) {
+        for (const int unseen = smaller(keys.unseen(), config.stages - 1); count < unseen;
+             ++count) {
+          k.wait_full();
+          values(0).wait_full();
+          release(k.empty_barrier());
+          release(values(0).empty_barrier());
+          k.advance();
+          keys.next(params, tile, warpgroup * 64);
+        }
+      }
+      return count;
     };
     // One block of keys, and the values of the one before.
     const auto block_step = [&]<bool masked>() {
@@ -636,7 +663,7 @@ struct attention_forward {
       k.wait_full();
       wait_turn();
       issue_scores(scores, k.buffer());
-      multiply_values(tile);
+      multiply_values(tile, 1);
       pass_turn(warpgroup);
       wgmma_wait<1>();
       release_k(!keys.is_valid());
@@ -656,6 +683,7 @@ struct attention_forward {
       accumulate = 1;
     };
 
+    int passed_over = pass_over();
     barrier_wait(q_full(warpgroup), q_phase);
     k.wait_full();
     issue_scores(scores, k.buffer());
@@ -666,14 +694,20 @@ struct attention_forward {
       {
         before = keys.block();
         accumulate = 0;
+        const bool masked = keys.masked();
         keys.next(params, tile, warpgroup * 64);
         release_k(!keys.is_valid());
         q_phase ^= 1;
         transform(scores, tile, before, scaling);
-        apply_mask(scores, tile, before, words);
+        if (masked) apply_mask(scores, tile, before, words);
         float unused[2];
         exponentiate<true>(scores, rows, scaling.factor(), unused);
         convert(scores, from);
+      }
+      // The turns of the blocks passed over, as every warpgroup has the same number.
+      for (; passed_over > 0; --passed_over) {
+        wait_turn();
+        pass_turn(warpgroup);
       }
       while (keys.is_valid()) {
         if (keys.masked()) {
@@ -685,22 +719,23 @@ struct attention_forward {
       const attention_tile done = tile;
       if (!next_tile(tiles, tile, keys)) {
         wait_turn();
-        multiply_values(done);
+        multiply_values(done, 1);
         pass_turn(warpgroup);
         wgmma_wait<0>();
         release(values(1).empty_barrier());
         store(out, done, rows);
         return;
       }
+      passed_over = pass_over();
       wait_turn();
-      multiply_values(done);
+      multiply_values(done, 1 + passed_over);
       pass_turn(warpgroup);
       barrier_wait(q_full(warpgroup), q_phase);
       k.wait_full();
       issue_scores(scores, k.buffer());
       load_mask(tile, keys.block(), words);
       wgmma_wait<1>();
-      release(values(1).empty_barrier());
+      release(values(1 + passed_over).empty_barrier());
       store(out, done, rows);
       wgmma_wait<0>();
     }

@@ -14,7 +14,17 @@ struct attention_sm90_params {
   tensor_map q;  // boxes of 64 tokens
   tensor_map k;  // boxes of bn tokens; paged: of a page, if that has fewer
   tensor_map v;
-  unsigned* next_tile;  // dynamic: 0 before and after the kernel
+  unsigned long long* next_tile;  // dynamic: attention_tile_counter
+};
+
+/// A counter of tiles in memory that nobody clears: it counts from the moment on when it holds
+/// this, which the first CTA stores, and holds something else after the kernel.
+struct attention_tile_counter {
+  static constexpr int bits = 24;  // of the number of tiles; above them the mark
+  static constexpr unsigned long long mark = 0x9d3c6ae571ull << bits;
+  static constexpr long long most_tiles = 1ll << bits;
+
+  static constexpr bool counts(unsigned long long value) { return value >> bits == mark >> bits; }
 };
 
 }  // namespace fftune

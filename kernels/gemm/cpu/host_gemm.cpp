@@ -80,14 +80,34 @@ HostGemm::HostGemm(const GemmProblem& problem, const TensorPlaces& places, const
   up = matrix_of(places, epilogue.up, gemm.wide_dtype);
   d_up = matrix_of(places, epilogue.d_up, gemm.c_dtype);
   hidden = matrix_of(places, epilogue.hidden, gemm.c_dtype);
+  const bool packed = gemm.b_packing != Packing::separate;
+  const bool interleaved = gemm.b_packing == Packing::interleaved;
+  const std::int64_t width = gemm.b_major == Major::k ? gemm.k : gemm.n;
+  for (std::size_t i = 0; packed && i < b.size(); ++i) {
+    b[i].stacked = 2 * of_b;
+    b[i].offset = static_cast<std::int64_t>(i) * (interleaved ? width : of_b);
+  }
+  row_weights = matrix_of(places, epilogue.row_weights, DType::f32);
+  for (const std::string_view name : epilogue.group_bias) {
+    Matrix bias = matrix_of(places, name, gemm.wide_dtype);
+    const auto i = static_cast<std::int64_t>(group_bias.size());
+    bias.stacked = gemm.n * (packed ? 2 : 1);
+    bias.offset = packed ? i * (interleaved ? 1 : gemm.n) : 0;
+    group_bias.push_back(std::move(bias));
+  }
   a_scale = matrix_of(places, gemm.quantisation.a_scale, DType::f32);
   c_scale = matrix_of(places, gemm.quantisation.c_scale, DType::f32);
   const bool in_blocks = gemm.quantisation.scaling == Scaling::block;
   for (const std::string_view name : gemm.quantisation.b_scale) {
     b_scale.push_back(matrix_of(places, name, DType::f32));
-    if (rows_grouped)
-      b_scale.back().stacked =
-          in_blocks ? ceil_div(gemm.n, scale_block) * ceil_div(gemm.k, scale_block) : 1;
+    if (!rows_grouped) continue;
+    const bool by_channel = gemm.quantisation.scaling == Scaling::channel;
+    const std::int64_t scales =
+        by_channel
+            ? gemm.n
+            : (in_blocks ? ceil_div(gemm.n, scale_block) * ceil_div(gemm.k, scale_block) : 1);
+    b_scale.back().stacked = scales * (packed ? 2 : 1);
+    if (packed) b_scale.back().offset = scales * (std::ssize(b_scale) - 1);
   }
   for (const std::string_view name : epilogue.qkv.bias)
     bias_of_parts.push_back(matrix_of(places, name, gemm.wide_dtype));
@@ -188,9 +208,10 @@ MatrixView HostGemm::b_view(const HostCall& call, int index, std::int64_t group,
     of_columns.first -= gemm.epilogue.qkv.first_column(part);
     return view(call, b[part], 0, gemm.k, false, of_columns, of_k, room);
   }
+  const std::int64_t beside = gemm.b_packing == Packing::interleaved ? 2 : 1;
   if (gemm.b_major == Major::k)
-    return view(call, matrix, own, gemm.k, false, of_columns, of_k, room);
-  return view(call, matrix, own, gemm.n, true, of_k, of_columns, room);
+    return view(call, matrix, own, gemm.k * beside, false, of_columns, of_k, room);
+  return view(call, matrix, own, gemm.n * beside, true, of_k, of_columns, room);
 }
 
 void HostGemm::add(const HostCall& call, std::int64_t group, int output, std::int64_t row,
@@ -208,6 +229,12 @@ void HostGemm::add(const HostCall& call, std::int64_t group, int output, std::in
       apply_row(broadcasts[i], column, [i](float value, float element) {
         return apply(static_cast<row_broadcast>(i), value, element);
       });
+  if (gemm.epilogue.activation != Activation::none) {
+    std::fill_n(more, std::min(chunk, count), 1.0f);
+    for (std::int64_t i = 0; i < count; i += chunk)
+      vector->gated(gemm.epilogue.activation, sums + i, more, sums + i,
+                    elements(std::min(chunk, count - i)));
+  }
   if (!source.empty())
     apply_row(source[static_cast<std::size_t>(output)], row * gemm.n + column, std::plus<>());
 }
@@ -224,6 +251,10 @@ void HostGemm::store_preactivations(const HostCall& call, std::int64_t row, std:
 void HostGemm::finish(const HostCall& call, std::int64_t group, int output, std::int64_t row,
                       std::int64_t column, float* first, float* second, std::int64_t count) const {
   const std::int64_t own = gemm.groups.by == Grouping::reduction ? group : 0;
+  if (row_weights.exists() || !group_bias.empty()) {
+    apply_terms(call, group, 0, row, column, first, count);
+    if (gemm.b_operands() == 2) apply_terms(call, group, 1, row, column, second, count);
+  }
   switch (gemm.epilogue.kind) {
     case EpilogueKind::qkv:
       return finish_heads(call, row, column, first, count);
@@ -238,6 +269,24 @@ void HostGemm::finish(const HostCall& call, std::int64_t group, int output, std:
       break;
   }
   store_c(call, own, output, row, column, first, count);
+}
+
+/// The row's factor and the group's bias, into accumulators of one B operand.
+void HostGemm::apply_terms(const HostCall& call, std::int64_t group, int operand, std::int64_t row,
+                           std::int64_t column, float* sums, std::int64_t count) const {
+  if (row_weights.exists()) {
+    const float factor = *reinterpret_cast<const float*>(row_weights.at(call, 0, row));
+    for (std::int64_t i = 0; i < count; ++i) sums[i] *= factor;
+  }
+  if (group_bias.empty()) return;
+  const Matrix& bias = group_bias[static_cast<std::size_t>(operand)];
+  const std::int64_t step =
+      gemm.b_operands() == 2 && gemm.b_packing == Packing::interleaved ? 2 : 1;
+  for (std::int64_t i = 0; i < count; ++i) {
+    float value;
+    converter.load(bias.dtype, bias.at(call, group, (column + i) * step), &value, 1);
+    sums[i] += value;
+  }
 }
 
 void HostGemm::finish_heads(const HostCall& call, std::int64_t row, std::int64_t column,
@@ -278,7 +327,8 @@ void HostGemm::finish_heads(const HostCall& call, std::int64_t row, std::int64_t
       const float factor =
           1 / std::sqrt(squares / static_cast<float>(dim) + static_cast<float>(qkv.epsilon));
       converter.load(norms[part].dtype, norms[part].at(call, 0, 0), more, dim);
-      for (std::int64_t i = 0; i < dim; ++i) head[i] *= factor * more[i];
+      const auto offset = static_cast<float>(qkv.norm_offset);
+      for (std::int64_t i = 0; i < dim; ++i) head[i] *= factor * (offset + more[i]);
     }
     if (part < 2 && qkv.form.rotates()) {
       const bool halves = qkv.form.rotation == head_rotation::halves;

@@ -34,13 +34,14 @@ struct Matrix {
   std::vector<std::size_t> places = {};  // empty: there is no such matrix
   DType dtype = DType::f32;
   std::int64_t stacked = 0;  // elements from one group to the next of a tensor that stacks them
+  std::int64_t offset = 0;   // elements before the first, of what is packed with another
 
   bool exists() const { return !places.empty(); }
   /// The address of an element of a group's matrix.
   std::byte* at(const HostCall& call, std::int64_t group, std::int64_t element) const {
     const std::size_t place = places.size() == 1 ? 0 : static_cast<std::size_t>(group);
     return static_cast<std::byte*>(call.tensors[places[place]]) +
-           static_cast<std::size_t>(group * stacked + element) * dtype_bytes(dtype);
+           static_cast<std::size_t>(group * stacked + offset + element) * dtype_bytes(dtype);
   }
 };
 
@@ -80,6 +81,8 @@ class HostGemm {
   std::vector<Matrix> a, b, c, source;
   std::array<Matrix, row_broadcasts> broadcasts;
   Matrix gate, up, d_up, hidden;
+  Matrix row_weights;
+  std::vector<Matrix> group_bias;  // of each B operand
   Matrix a_scale, c_scale;
   std::vector<Matrix> b_scale;
   std::vector<Matrix> bias_of_parts, norms;  // qkv
@@ -123,6 +126,8 @@ class HostGemm {
                   float* room) const;
   void finish_heads(const HostCall& call, std::int64_t row, std::int64_t column, float* sums,
                     std::int64_t count) const;
+  void apply_terms(const HostCall& call, std::int64_t group, int operand, std::int64_t row,
+                   std::int64_t column, float* sums, std::int64_t count) const;
   void finish_gradient(const HostCall& call, std::int64_t at, float* sums,
                        std::int64_t count) const;
   void store_c(const HostCall& call, std::int64_t group, int output, std::int64_t row,

@@ -63,7 +63,9 @@ float scale_at(const HostCall& call, const Matrix& scales, std::int64_t group, s
 void multiply(const HostGemm& host, const HostCall& call, const Part& part, int operand,
               float* sums) {
   const GemmProblem& gemm = host.gemm;
-  const bool in_blocks = gemm.quantisation.scaling == Scaling::block;
+  const bool by_channel = gemm.quantisation.scaling == Scaling::channel;
+  const bool in_blocks = gemm.quantisation.scaling == Scaling::block || by_channel;
+  const bool a_by_block = !by_channel || gemm.quantisation.a_scaled_by_block;
   const bool by_k = gemm.groups.by == Grouping::reduction;
   const std::int64_t group = by_k ? 0 : part.group;  // of B's scales
   const std::int64_t columns = part.columns.size();
@@ -82,9 +84,12 @@ void multiply(const HostGemm& host, const HostCall& call, const Part& part, int 
         float scale = 1;
         if (in_blocks) {
           const std::int64_t row = (part.columns.first + j) / scale_block;
-          scale = scale_at(call, host.a_scale, 0, part.a_row * blocks + part.a_k[k] / scale_block) *
-                  scale_at(call, host.b_scale[static_cast<std::size_t>(index)], group,
-                           row * blocks + part.b_k[k] / scale_block);
+          scale =
+              scale_at(call, host.a_scale, 0,
+                       a_by_block ? part.a_row * blocks + part.a_k[k] / scale_block : part.a_row) *
+              scale_at(
+                  call, host.b_scale[static_cast<std::size_t>(index)], group,
+                  by_channel ? part.columns.first + j : row * blocks + part.b_k[k] / scale_block);
         }
         sums[j] += products[j] * scale;
       }

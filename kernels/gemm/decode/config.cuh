@@ -14,13 +14,42 @@ struct decode_config {
 
   constexpr int threads() const { return warps * 32; }
   constexpr int n_fragments() const { return rows / 8; }  // of 8 rows of B
-  constexpr int k_group() const { return 32 * unroll; }   // elements of k that a warp takes at once
+  /// Blocks that have a head of the epilogue qkv; with a norm of heads they are a cluster.
+  constexpr int blocks_of_head(const gemm_form& form) const {
+    return form.is_qkv() ? form.qkv.dim / rows : 1;
+  }
+  /// Which feature of its head row `i` of block `part` of them is. Of heads that are rotated by
+  /// halves a block that has no whole one has as many features of the first half as of the second:
+  /// those of the same pairs.
+  constexpr bool has_pairs(const gemm_form& form, int part) const {
+    return form.qkv.rotation == head_rotation::halves && blocks_of_head(form) > 1 &&
+           part * rows < form.qkv.rotary;
+  }
+  /// Which pair of its head the block's pair `i`, of rows / 2, is.
+  constexpr int pair_of(const gemm_form& form, int part, int i) const {
+    return blocks_of_head(form) > 1 ? part * (rows / 2) + i : i;
+  }
+  /// Which of the block's pairs row `i` belongs to.
+  constexpr int own_pair(const gemm_form& form, int i) const {
+    if (form.qkv.rotation == head_rotation::interleaved) return i / 2;
+    return i % (blocks_of_head(form) > 1 ? rows / 2 : form.qkv.rotary / 2);
+  }
+  constexpr int feature_of(const gemm_form& form, int part, int i) const {
+    if (!has_pairs(form, part)) return part * rows + i;
+    const int half = rows / 2;
+    return part * half + (i < half ? i : form.qkv.rotary / 2 + i - half);
+  }
+  constexpr int k_group() const { return 32 * unroll; }  // elements of k that a warp takes at once
   /// Accumulators that a thread of the MMA fragment has for one of them.
   constexpr int values() const { return tokens / 4; }
   /// The warps' accumulators, or the split-K reduction of a cluster.
+  constexpr int reduction_bytes(const gemm_form& form) const {
+    const int of_fragment = warps * values() * 128;
+    return form.b_operands() * n_fragments() * (of_fragment > 512 ? of_fragment : 512);
+  }
+  /// Of rotated heads also a cosine and a sine of each token and pair.
   constexpr int shared_bytes(const gemm_form& form) const {
-    const int reduction = warps * values() * 128;
-    return form.b_operands() * n_fragments() * (reduction > 512 ? reduction : 512);
+    return reduction_bytes(form) + (form.qkv.rotates() ? tokens * rows * 4 : 0);
   }
 };
 

@@ -39,39 +39,52 @@ struct Block : decode_config {
   }
 };
 
-/// Warps that a block needs where it has a head.
-std::int64_t warps_of_head(std::int64_t dim) {
-  return std::max<std::int64_t>(2, power_of_two(dim / 8));
+bool is_qkv(const GemmProblem& gemm) {
+  return gemm.epilogue.kind == EpilogueKind::qkv;
 }
 
-std::optional<std::string> refuse_heads(const GemmProblem& gemm) {
-  if (gemm.epilogue.kind != EpilogueKind::qkv) return std::nullopt;
-  const std::int64_t dim = gemm.epilogue.qkv.form.dim;
-  if (dim % 8 != 0 || dim > 64)
-    return fmt::format("heads of {} features: a block has one, of a multiple of 8 up to 64", dim);
-  const std::int64_t least = 32 * (warps_of_head(dim) - 1);
-  if (dim > 16 && gemm.k <= least)
-    return fmt::format("the {} warps that a head of {} features takes share a k of more than {}",
-                       warps_of_head(dim), dim, least);
-  return std::nullopt;
+/// Rows of each weight that a block may take: of a product of heads a whole one, or a part of one
+/// in which both features of every pair are.
+std::vector<std::int64_t> row_choices(const GemmProblem& gemm, const DeviceFacts& facts) {
+  if (!is_qkv(gemm)) return {8, 16, 32};
+  const qkv_form& heads = gemm.epilogue.qkv.form;
+  std::vector<std::int64_t> choices;
+  for (const int rows : {8, 16, 32, 48, 64}) {
+    const int blocks = heads.dim / rows;
+    if (heads.dim % rows != 0) continue;
+    if (blocks > 1) {
+      if (rows > 32) continue;
+      if (heads.rotation == head_rotation::halves && heads.rotary % rows != 0) continue;
+      if (heads.normalises && (!splits_in_clusters(facts) || blocks > max_split_k)) continue;
+    }
+    // Every eight rows take a warp in the reduction, and every warp a share of k.
+    const std::int64_t warps = std::max<std::int64_t>(2, power_of_two(rows / 8));
+    if (warps == 2 || gemm.k > 32 * (warps - 1)) choices.push_back(rows);
+  }
+  return choices;
 }
 
-std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts&) {
+std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem& gemm = chain.front();
   if (auto reason = no_decode(gemm)) return reason;
   if (gemm.epilogue.kind == EpilogueKind::activation_gradient)
     return "it reads no gate and up: a linear or a gated epilogue";
-  if (auto reason = refuse_heads(gemm)) return reason;
+  if (is_qkv(gemm) && row_choices(gemm, facts).empty())
+    return fmt::format(
+        "heads of {} features: a block has 8 to 64 of them, a whole head or both of every pair, "
+        "and "
+        "a k to share among its warps; several that normalise one are a cluster (sm_90) of up to "
+        "{}",
+        gemm.epilogue.qkv.form.dim, max_split_k);
   return misaligned_rows(gemm);
 }
 
 Space space(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem gemm = chain.front();
   Space space;
-  const auto rows = gemm.epilogue.kind == EpilogueKind::qkv
-                        ? std::vector<std::int64_t>{gemm.epilogue.qkv.form.dim}
-                        : std::vector<std::int64_t>{8, 16, 32};
-  space.parameter("rows", "rows of each weight that a block takes; of heads one", rows)
+  space
+      .parameter("rows", "rows of each weight that a block takes: of a head all or some",
+                 row_choices(gemm, facts))
       .parameter("warps", "warps of a block, which share k", {2, 4, 8, 16})
       .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
       .parameter("split_k", "blocks that share k", {1, 2, 4, max_split_k});
@@ -92,6 +105,10 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
   });
   add("more than half of the rows would be padding",
       [=](const Block& b) { return b.rows == 8 || b.rows < 2 * gemm.n; });
+  add("the blocks of a head that is normalised are a cluster, and those that share k another",
+      [=, form = form_of(gemm)](const Block& b) {
+        return b.split_k == 1 || !form.qkv.normalises || b.blocks_of_head(form) == 1;
+      });
   add("splitting k pays only while there are fewer blocks of rows than SMs", [=](const Block& b) {
     return b.split_k == 1 || b.blocks(gemm) / b.split_k < facts.multiprocessors;
   });
@@ -135,18 +152,19 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const GemmProblem& gemm = chain.front();
   const Block block(gemm, config);
   const gemm_form form = form_of(gemm);
-  ParameterStruct parameters = gemm_parameters(gemm, places, sizeof(plain_params));
-  const auto sines = append_sines(program, gemm, places);
-  if (form.is_qkv()) qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), sines);
+  ParameterStruct parameters = form.is_qkv() ? heads_parameters(gemm, places)
+                                             : gemm_parameters(gemm, places, sizeof(plain_params));
   KernelLaunch& launch = append_gemm(
       program, "gemm/decode/gemm.cu",
       fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}}}>",
                   template_argument(form), block.tokens, block.rows, block.warps, block.unroll),
       ceil_div(gemm.n, block.rows), block.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(form));
-  launch.programmatic = (gemm.follows || sines) && facts.compute_capability >= 90;
+  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   split_launch(program, launch, facts, block.split_k,
                std::int64_t{64} * gemm.b_operands() * block.rows);
+  if (form.qkv.normalises && block.blocks_of_head(form) > 1)
+    launch.cluster.x = static_cast<std::uint32_t>(block.blocks_of_head(form));
 }
 
 }  // namespace
@@ -180,7 +198,7 @@ const Engine& decode_engine() {
                              .space = space,
                              .default_config = default_config,
                              .append = append,
-                             .sources = {"gemm/decode/gemm.cu", "gemm/head_sines.cu"}};
+                             .sources = {"gemm/decode/gemm.cu"}};
   return engine;
 }
 

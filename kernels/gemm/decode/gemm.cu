@@ -19,14 +19,35 @@
 //                  finishes fragment i
 //   dependencies   B is complete before the launch and is loaded first; the launch before may
 //                  still write A, so the first load of A waits (griddepcontrol)
+//
+// A norm of A's rows (norm_of_a): every block finds the deviations of all rows, which are few and
+// in L2, and multiplies what it loads of them.
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
+#include "common/rms_norm.cuh"
 #include "common/vector.cuh"
 #include "gemm/decode/config.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/head_row.cuh"
 #include "gemm/split_k.cuh"
 
 namespace fftune {
+
+// The type of common/rms_norm.cuh.
+template <row_norm kind>
+struct row_norm_of {
+  using type = t5_norm;
+};
+template <>
+struct row_norm_of<row_norm::llama> {
+  using type = llama_norm;
+};
+template <>
+struct row_norm_of<row_norm::gemma> {
+  using type = gemma_norm;
+};
+template <row_norm kind>
+using row_norm_type = typename row_norm_of<kind>::type;
 
 template <gemm_form form, decode_config config>
 class decode_kernel {
@@ -36,12 +57,18 @@ class decode_kernel {
   static constexpr int tokens = config.tokens, rows = config.rows, warps = config.warps;
   static constexpr int unroll = config.unroll, n_fragments = config.n_fragments();
   static constexpr int k_group = config.k_group(), values = config.values();
+  static constexpr int head_blocks = config.blocks_of_head(form);
   static_assert(form.c == form.ab && form.wide == form.ab);
   static_assert(tokens == 8 || tokens == 16);
   static_assert(rows % 8 == 0 && n_fragments <= warps, "one fragment a warp in the reduction");
 
   using accumulators = float[b_operands][n_fragments][4];
 
+ public:
+  using params = typename choose_type<form.qkv.rotates(), rotating_params<form.qkv.rotary / 2>,
+                                      plain_params>::type;
+
+ private:
   // One warp's operands for one group of k.
   struct operands {
     vector16 b[b_operands][n_fragments][unroll];
@@ -53,8 +80,55 @@ class decode_kernel {
     const T* b[b_operands][n_fragments];
     const T* a[tokens / 8];
     bool token_is_valid[tokens / 8];
+    const T* norm;
     u32 k_left;  // elements from this lane's place to the end of k
   };
+
+  static constexpr bool normalises = form.norm_of_a != row_norm::none;
+  using a_norm = row_norm_type<form.norm_of_a>;
+
+  // 1 / the root mean square of each token.
+  static __device__ __forceinline__ float* deviations() {
+    __shared__ float of_tokens[tokens];
+    return of_tokens;
+  }
+  // A warp finds those of every `warps`-th token.
+  static __device__ __forceinline__ void find_deviations(const gemm_params& p) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int token = warp; token < tokens; token += warps) {
+      float squares = 0;
+      if (token < p.m) {
+        const T* const row = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k;
+        for (int at = lane * 8; at < p.k; at += 256) {
+          const vector16 values = load_dependent(row + at);
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            float first, next;
+            unpack<T>(values.word[word], first, next);
+            squares += first * first;
+            squares += next * next;
+          }
+        }
+      }
+#pragma unroll
+      for (int other = 1; other < 32; other *= 2) squares += __shfl_xor_sync(~0u, squares, other);
+      if (lane == 0) deviations()[token] = reciprocal_deviation(squares, p.k, p.norm_epsilon);
+    }
+    __syncthreads();
+  }
+  // Eight elements of a token as the norm would have written them.
+  static __device__ __forceinline__ void normalise(vector16& values, const vector16& weights,
+                                                   float deviation) {
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      float first, next, weight, next_weight;
+      unpack<T>(values.word[word], first, next);
+      unpack<T>(weights.word[word], weight, next_weight);
+      first = a_norm::template normalised<T>(first * deviation) * a_norm::factor(weight);
+      next = a_norm::template normalised<T>(next * deviation) * a_norm::factor(next_weight);
+      values.word[word] = pack<T>(first, next);
+    }
+  }
 
   template <bool ragged>
   static __device__ __forceinline__ void load_weights(operands& to, const pointers& from, u32 k) {
@@ -83,6 +157,13 @@ class decode_kernel {
         to.a[step][half] =
             valid && from.token_is_valid[half] ? load_dependent(from.a[half] + at) : vector16{};
       }
+      if constexpr (normalises) {
+        const vector16 weights = valid ? load_cached(from.norm + at) : vector16{};
+#pragma unroll
+        for (int half = 0; half < tokens / 8; ++half) {
+          normalise(to.a[step][half], weights, deviations()[threadIdx.x % 32 / 4 + half * 8]);
+        }
+      }
     }
   }
 
@@ -110,18 +191,43 @@ class decode_kernel {
     }
   }
 
-  // `matrix`: of B, where q, k and v have weights of their own, and `first_row` is a row of that.
-  static __device__ __forceinline__ pointers make_pointers(const gemm_params& p, int first_row,
-                                                           int lane, int matrix = 0) {
+  // Which rows of B the block has; of a product of heads those of one head, or of a part of one.
+  struct block_rows {
+    int first;       // row of B; of the head if there is one
+    int matrix = 0;  // of B, where q, k and v have weights of their own
+    int part = 0;    // q, k or v
+    int column = 0;  // of the part: the head's first
+    int part_of_head = 0;
+
+    static __device__ __forceinline__ block_rows own(const params& all) {
+      const int block = static_cast<int>(blockIdx.x);
+      if constexpr (!form.is_qkv()) {
+        return {block * rows};
+      } else {
+        constexpr int dim = form.qkv.dim;
+        const int first = block / head_blocks * dim, part = all.qkv.part_of(first);
+        const int column = first - all.qkv.first_column(part);
+        if (form.qkv.separate) return {column, part, part, column, block % head_blocks};
+        return {first, 0, part, column, block % head_blocks};
+      }
+    }
+    // Row `i` of the block's, as one of B.
+    __device__ __forceinline__ int row(int i) const {
+      return first + (form.is_qkv() ? config.feature_of(form, part_of_head, i) : i);
+    }
+  };
+
+  static __device__ __forceinline__ pointers make_pointers(const gemm_params& p,
+                                                           const block_rows& own, int lane) {
     pointers result;
     const int lane_k = lane % 4 * 8;
 #pragma unroll
     for (int j = 0; j < n_fragments; ++j) {
-      const int row = first_row + j * 8 + lane / 4;
+      const int row = own.row(j * 8 + lane / 4);
       const i64 place = static_cast<i64>(smaller(row, p.n - 1)) * p.k + lane_k;
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
-        const void* const b = form.is_qkv() ? p.b[matrix / 2][matrix % 2] : p.b[0][operand];
+        const void* const b = form.is_qkv() ? p.b[own.matrix / 2][own.matrix % 2] : p.b[0][operand];
         result.b[operand][j] =
             static_cast<const T*>(b) + place;  // rows past n are read again, never stored
       }
@@ -132,6 +238,7 @@ class decode_kernel {
       result.token_is_valid[half] = token < p.m;
       result.a[half] = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k + lane_k;
     }
+    result.norm = static_cast<const T*>(p.norm_of_a) + lane_k;
     result.k_left = larger(p.k - lane_k, 0);
     return result;
   }
@@ -181,7 +288,7 @@ class decode_kernel {
       const i64 at = static_cast<i64>(token) * p.n + column;
       float value = ops::template stored<index>(first);
       float next = ops::template stored<index>(second);
-      if constexpr (form.broadcasts_any()) {
+      if constexpr (form.changes_columns()) {
         ops::apply_broadcasts(ops::columns_from(p.broadcasts, column), value, next);
       }
       if constexpr (form.adds_source) {
@@ -193,80 +300,89 @@ class decode_kernel {
     if constexpr (index + 1 < stored_values) store_pair<index + 1>(p, token, column, first, second);
   }
 
-  // The head whose rows of the weight this block has: through shared memory, a token a warp.
-  static __device__ __forceinline__ void store_head(const plain_params& all, const float4& total,
-                                                    float* shared, int part, int first_of_part,
-                                                    int first_row) {
-    constexpr int dim = rows, rotary = form.qkv.rotary;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    __syncthreads();  // what shared memory holds is read
-    if (warp < n_fragments) {
-      float* const to = shared + lane / 4 * dim + warp * 8 + lane % 4 * 2;
-      to[0] = total.x, to[1] = total.y;
-      if constexpr (tokens == 16) to[8 * dim] = total.z, to[8 * dim + 1] = total.w;
-    }
-    __syncthreads();
-    const T* const bias = static_cast<const T*>(all.qkv.bias[form.qkv.separate ? part : 0]) +
-                          (form.qkv.separate ? first_of_part : first_row);
-    for (int token = warp; token < all.gemm.m; token += warps) {
-      float* const head = shared + token * dim;
-      float squares = 0;
-      for (int i = lane; i < dim; i += 32) {
-        if constexpr (form.qkv.bias) head[i] += to_float(bias[i]);
-        squares += head[i] * head[i];
-      }
-      if (form.qkv.normalises && part < 2) {
-#pragma unroll
-        for (int other = 1; other < 32; other *= 2) {
-          squares += __shfl_xor_sync(~0u, squares, other);
-        }
-        const float factor = rsqrtf(squares / dim + all.qkv.epsilon);
-        for (int i = lane; i < dim; i += 32) {
-          head[i] *= factor * to_float(static_cast<const T*>(all.qkv.norms[part])[i]);
-        }
-      }
-      __syncwarp();
-      i64 to_row = token;
-      if constexpr (form.qkv.caches) {
-        if (part > 0) {
-          to_row = form.qkv.wide_slots ? static_cast<const i64*>(all.qkv.slots)[token]
-                                       : static_cast<const int*>(all.qkv.slots)[token];
-        }
-      }
-      if (to_row < 0) continue;
-      T* const to = static_cast<T*>(all.gemm.c[part / 2][part % 2]) +
-                    to_row * all.qkv.columns(part) + first_of_part;
-      for (int i = lane; i < dim; i += 32) {
-        float value = head[i];
-        if constexpr (form.qkv.rotates()) {
-          if (part < 2 && i < rotary) {
-            constexpr bool halves = form.qkv.rotation == head_rotation::halves;
-            constexpr int distance = halves ? rotary / 2 : 1;
-            const bool is_first = halves ? i < distance : i % 2 == 0;
-            const int pair = halves ? i % distance : i / 2;
-            const float* const turn = all.qkv.sines + token * rotary + pair * 2;
-            const float partner = head[is_first ? i + distance : i - distance];
-            value = value * turn[0] + (is_first ? -partner : partner) * turn[1];
-          }
-        }
-        to[i] = from_float<T>(value);
+  static __device__ __forceinline__ float2* turns_of(float* shared) {
+    return reinterpret_cast<float2*>(shared + config.reduction_bytes(form) / 4);
+  }
+  // The cosines and sines of the block's pairs, of every token.
+  static __device__ __forceinline__ void find_turns(const params& all, float* shared,
+                                                    const block_rows& own) {
+    if constexpr (form.qkv.rotates()) {
+      constexpr int pairs = form.qkv.rotary / 2;
+      if (own.part == 2) return;
+      for (int at = threadIdx.x; at < all.gemm.m * (rows / 2); at += config.threads()) {
+        const int pair = config.pair_of(form, own.part_of_head, at % (rows / 2));
+        if (pair >= pairs) continue;
+        turns_of(shared)[at] = turn_of<form.qkv.rotation, float>(all.angles, all.frequencies.of,
+                                                                 at / (rows / 2), pair, pairs);
       }
     }
   }
 
+  // The features of a head that this block has: through shared memory, a token a warp. Where a head
+  // is normalised and has several blocks, they are a cluster, and add up their squares in its
+  // order.
+  static __device__ __forceinline__ void store_head(const params& all, const float4& total,
+                                                    float* shared, const block_rows& own) {
+    constexpr bool halves = form.qkv.rotation == head_rotation::halves;
+    constexpr int distance = !halves ? 1 : head_blocks > 1 ? rows / 2 : form.qkv.rotary / 2;
+    constexpr bool in_cluster = form.qkv.normalises && head_blocks > 1;
+    static_assert((tokens * rows + tokens) * 4 <= config.reduction_bytes(form));
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* const squares = shared + tokens * rows;  // of each token
+    __syncthreads();                                // what shared memory holds is read
+    if (warp < n_fragments) {
+      float* const to = shared + lane / 4 * rows + warp * 8 + lane % 4 * 2;
+      to[0] = total.x, to[1] = total.y;
+      if constexpr (tokens == 16) to[8 * rows] = total.z, to[8 * rows + 1] = total.w;
+    }
+    __syncthreads();
+    using row = head_row<form, rows, distance>;
+    const auto feature_of = [&](int i) { return config.feature_of(form, own.part_of_head, i); };
+    if constexpr (form.qkv.bias || form.qkv.normalises) {
+      const void* const bias = all.qkv.bias[form.qkv.separate ? own.part : 0];
+      for (int token = warp; token < all.gemm.m; token += warps) {
+        const float sum = row{shared + token * rows}.add_bias(
+            static_cast<const T*>(bias) + own.first, feature_of);
+        if (lane == 0) squares[token] = sum;
+      }
+      if constexpr (in_cluster) {
+        cluster_barrier();
+      } else {
+        __syncwarp();
+      }
+    }
+    for (int token = warp; token < all.gemm.m; token += warps) {
+      const row head{shared + token * rows};
+      if (form.qkv.normalises && own.part < 2) {
+        float sum = squares[token];
+        if constexpr (in_cluster) {
+          sum = 0;
+#pragma unroll
+          for (int block = 0; block < head_blocks; ++block) {
+            sum += __uint_as_float(
+                load_cluster_word(cluster_address(shared_address(squares + token), block)));
+          }
+        }
+        head.normalise(static_cast<const T*>(all.qkv.norms[own.part]), sum, all.qkv.epsilon,
+                       all.qkv.norm_offset, feature_of);
+      }
+      const i64 to_row = row_of_part<form>(all.qkv, own.part, token);
+      if (to_row < 0) continue;
+      T* const to = static_cast<T*>(all.gemm.c[own.part / 2][own.part % 2]) +
+                    to_row * all.qkv.columns(own.part);
+      const float2* const turns = turns_of(shared) + token * (rows / 2);
+      head.store(to + own.column, own.part == 2, feature_of,
+                 [&](int i) { return turns[config.own_pair(form, i)]; });
+    }
+    if constexpr (in_cluster) cluster_barrier();  // shared memory must outlive the reads
+  }
+
  public:
-  static __device__ __forceinline__ void run(const plain_params& all, unsigned char* shared) {
+  static __device__ __forceinline__ void run(const params& all, unsigned char* shared) {
     const gemm_params& p = all.gemm;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first_row = static_cast<int>(blockIdx.x) * rows;
-    int part = 0, first_of_part = 0;
-    if constexpr (form.is_qkv()) {
-      part = all.qkv.part_of(first_row);
-      first_of_part = first_row - all.qkv.first_column(part);
-    }
-    const bool separate = form.is_qkv() && form.qkv.separate;
-    const pointers from =
-        make_pointers(p, separate ? first_of_part : first_row, lane, separate ? part : 0);
+    const block_rows own = block_rows::own(all);
+    const pointers from = make_pointers(p, own, lane);
 
     // In 32 bits: k < 2^31, k_group >= 32 and fewer than 32 splits.
     const u32 groups = ceil_div(static_cast<u32>(p.k), static_cast<u32>(k_group));
@@ -277,10 +393,13 @@ class decode_kernel {
     launch_dependents();
     accumulators sum = {};
     operands loaded;
-    // Weights are complete before the launch; the kernel before may still write the tokens.
+    // Weights are complete before the launch; the kernel before may still write the tokens. Every
+    // warp comes here once, and while they find the norm's deviations their weights are on the way.
     bool waited = false;
-    const auto tokens_ready = [&waited] {
-      if (!waited) wait_for_dependencies();
+    const auto tokens_ready = [&] {
+      if (waited) return;
+      wait_for_dependencies();
+      if constexpr (normalises) find_deviations(p);
       waited = true;
     };
     u32 group = first_group + warp;
@@ -298,6 +417,7 @@ class decode_kernel {
     }
     tokens_ready();  // a warp without a group must not store before the kernels before are done
 
+    if constexpr (form.is_qkv()) find_turns(all, reinterpret_cast<float*>(shared), own);
     float4 total[b_operands] = {};
     add_warps(total, sum, reinterpret_cast<float*>(shared), warp, lane);
     if (p.split_k > 1) {
@@ -308,11 +428,11 @@ class decode_kernel {
       }
     }
     if constexpr (form.is_qkv()) {
-      store_head(all, total[0], reinterpret_cast<float*>(shared), part, first_of_part, first_row);
+      store_head(all, total[0], reinterpret_cast<float*>(shared), own);
       return;
     }
     if (warp < n_fragments) {
-      const int column = first_row + warp * 8 + lane % 4 * 2;
+      const int column = own.first + warp * 8 + lane % 4 * 2;
       float value[4][b_operands];
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
@@ -329,11 +449,12 @@ class decode_kernel {
   }
 };
 
-// Grid: (ceil(n / rows), split_k), with clusters of (1, split_k) where there are no split_counters.
+// Grid: (ceil(n / rows), split_k), with clusters of (1, split_k) where there are no split_counters,
+// or of (blocks_of_head, 1) where these normalise a head.
 // Block: config.threads(). Shared memory: config.shared_bytes(form).
 template <gemm_form form, decode_config config>
 __global__ void __launch_bounds__(config.threads())
-    decode_gemm(const __grid_constant__ plain_params p) {
+    decode_gemm(const __grid_constant__ typename decode_kernel<form, config>::params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   decode_kernel<form, config>::run(p, shared_memory);
 }

@@ -12,10 +12,7 @@ struct simt_config {
   /// Columns of a work tile: all that share a scale, where the kernel finds those of C; a head.
   static constexpr int bn(const gemm_form& form) {
     if (form.is_qkv()) return form.qkv.dim;
-    return half_columns * (finds_scales(form) ? 2 : 1);
-  }
-  static constexpr bool finds_scales(const gemm_form& form) {
-    return form.scales == scaling::block && form.c_quantised;
+    return half_columns * (form.finds_scales() ? 2 : 1);
   }
 };
 

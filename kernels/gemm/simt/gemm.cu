@@ -19,6 +19,7 @@
 // scales of blocks, each 128 of k are summed by themselves and then join the sum by their scales.
 #include "common/quantise.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/group_terms.cuh"
 #include "gemm/scales.cuh"
 #include "gemm/simt/config.cuh"
 #include "gemm/tile_scheduler.cuh"
@@ -39,8 +40,11 @@ class simt_kernel {
   static constexpr int padded = bm + 1;  // the transposing stores then hit different banks
   static constexpr bool groups_rows = form.groups == grouping::rows;
   static constexpr bool groups_tokens = form.groups == grouping::reduction;
-  static constexpr bool scales_in_blocks = form.scales == scaling::block;
-  static constexpr bool finds_scales = simt_config::finds_scales(form);
+  static constexpr bool scales_in_blocks =
+      form.scales == scaling::block || form.scales == scaling::channel;
+  static constexpr bool a_by_block = form.scales == scaling::block || form.a_scaled_by_block;
+  static constexpr bool by_channel = form.scales == scaling::channel;
+  static constexpr bool finds_scales = form.finds_scales();
 
   using scheduler = tile_scheduler<form, bm, simt_config::bn(form)>;
   template <bool in_memory, class Then, class Else>
@@ -142,21 +146,32 @@ class simt_kernel {
     }
     if constexpr (groups_rows) {
       if constexpr (form.stacked) {
-        b.matrix += static_cast<i64>(group) * p.n * p.k;
+        const i64 matrix = static_cast<i64>(p.n) * p.k;
+        if constexpr (form.b_packing == packing::halves) {
+          b.matrix += (2 * group + index) * matrix;
+        } else if constexpr (form.b_packing == packing::interleaved) {
+          b.matrix += 2 * group * matrix + index * (form.b_major == major::mn ? p.n : p.k);
+        } else {
+          b.matrix += group * matrix;
+        }
       } else if (group != 0) {
         b.matrix = static_cast<const ab*>(p.b[1][index]);
       }
-      b.scale += group * (scales_in_blocks ? static_cast<i64>(blocks_of(p.n)) * blocks_of(p.k) : 1);
+      const i64 scales = by_channel         ? p.n
+                         : scales_in_blocks ? static_cast<i64>(blocks_of(p.n)) * blocks_of(p.k)
+                                            : 1;
+      b.scale += scales * (form.b_packing == packing::halves ? 2 * group + index : group);
     }
     return b;
   }
 
   // An element as a number; of a grouped reduction, whose tokens may share no block, with its
   // scale.
-  template <major layout, int scale_rows>
+  template <major layout, int scale_rows, bool interleaved = false>
   static __device__ __forceinline__ float element_at(const operand& from, i64 row, i64 k) {
-    const float value =
-        to_float(from.matrix[layout == major::mn ? k * from.rows + row : row * from.k + k]);
+    constexpr int rows_beside = interleaved ? 2 : 1;
+    const float value = to_float(from.matrix[layout == major::mn ? k * from.rows * rows_beside + row
+                                                                 : row * from.k * rows_beside + k]);
     if constexpr (groups_tokens && scales_in_blocks) {
       return value *
              from.scale[row / scale_rows * blocks_of(static_cast<int>(from.k)) + k / scale_block];
@@ -234,7 +249,8 @@ class simt_kernel {
         value = 0;
         if (first_n + column < b[index].rows && first_k + b_k < tile.k) {
           const i64 at_k = groups_tokens ? shared.tokens_of_b[b_k] : first_k + b_k;
-          value = element_at<form.b_major, scale_block>(b[index], first_n + column, at_k);
+          value = element_at<form.b_major, scale_block, form.b_packing == packing::interleaved>(
+              b[index], first_n + column, at_k);
         }
         shared.b[index][b_k][column] = value;
       }
@@ -274,10 +290,11 @@ class simt_kernel {
         const i64 at_n = first_n + column + j * side;
         if (line < tile.rows && at_n < b[0].rows) {
           const i64 at_m = groups_rows ? shared.rows_of_a[line] : tile.first_m + line;
-          const float a_scale = a.scale[at_m * blocks + block];
+          const float a_scale = a.scale[a_by_block ? at_m * blocks + block : at_m];
 #pragma unroll
           for (int index = 0; index < b_operands; ++index) {
-            const float b_scale = b[index].scale[at_n / scale_block * blocks + block];
+            const float b_scale =
+                b[index].scale[by_channel ? at_n : at_n / scale_block * blocks + block];
             part[i][j][index] *= a_scale * b_scale;
             sum[i][j][index] += part[i][j][index];
           }
@@ -370,7 +387,8 @@ class simt_kernel {
         const float factor = 1 / sqrtf(squares / dim + all.qkv.epsilon);
         for (int feature = lane; feature < dim; feature += side) {
           head[feature] *=
-              factor * to_float(static_cast<const wide*>(all.qkv.norms[part])[feature]);
+              factor * (all.qkv.norm_offset +
+                        to_float(static_cast<const wide*>(all.qkv.norms[part])[feature]));
         }
       }
       __syncwarp();
@@ -424,6 +442,14 @@ class simt_kernel {
       for (int index = 0; index < b_operands; ++index) {
         const operand b = operand_b(p, tile.group, index);
         sum[index] *= *p.a_scale * *b.scale;
+      }
+    }
+    if constexpr (group_terms<form>::present) {
+      const float factor = group_terms<form>::factor(p, at_m);
+#pragma unroll
+      for (int index = 0; index < b_operands; ++index) {
+        sum[index] = sum[index] * factor +
+                     group_terms<form>::bias(p, tile.group, index, static_cast<int>(at_n));
       }
     }
     if constexpr (form.is_gradient()) {

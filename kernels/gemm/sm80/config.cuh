@@ -32,11 +32,15 @@ struct sm80_config {
   constexpr int stage_bytes(int b_operands) const { return (bm + b_operands * bn) * bk * 2; }
   /// 16 bytes of padding shift each row by four banks.
   constexpr int output_row_bytes() const { return bn * 2 + 16; }
+  /// The tile of the epilogue qkv, in float32: 8 of padding keep the banks of a row's neighbours
+  /// apart.
+  constexpr int heads_pitch() const { return bn + 8; }
   /// The accumulators of a block, which split-K sends through a cluster's shared memory.
   constexpr int exchange_bytes(int b_operands) const { return 4 * b_operands * bm * bn; }
   constexpr int shared_bytes(const gemm_form& form, bool exchanges = false) const {
     int bytes = stages * stage_bytes(form.b_operands());
-    if (bytes < bm * output_row_bytes()) bytes = bm * output_row_bytes();
+    const int row_bytes = form.is_qkv() ? heads_pitch() * 4 : output_row_bytes();
+    if (bytes < bm * row_bytes) bytes = bm * row_bytes;
     if (exchanges && bytes < exchange_bytes(form.b_operands()))
       bytes = exchange_bytes(form.b_operands());
     return table_bytes(form) + epilogue_tile_bytes + bytes;

@@ -23,7 +23,6 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   if (gemm.dtype != DType::bf16 && gemm.dtype != DType::fp16)
     return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
                        dtype_name(gemm.dtype));
-  if (gemm.epilogue.kind == EpilogueKind::qkv) return "its tiles do not have whole heads";
   if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
     return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
   if (facts.compute_capability == 90 && gemm.tokens() > most_tokens_beside_wgmma)
@@ -36,6 +35,10 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
       (gemm.a_major == Major::k || gemm.b_major == Major::k ||
        (gemm.form != GemmForm::single && gemm.form != GemmForm::two_outputs)))
     return "cp.async gathers tokens of 16 bytes or more: a grouped reduction of MN-major operands";
+  if (gemm.epilogue.kind == EpilogueKind::qkv && sm80::space(gemm, facts).feasible().empty())
+    return fmt::format(
+        "no tile of 32 to 256 columns has whole heads of {} features, of q alone or of k",
+        gemm.epilogue.qkv.form.dim);
   return misaligned_rows(gemm);
 }
 
@@ -70,7 +73,10 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const sm80::Tile tile(config);
   gemm_form form = form_of(gemm);
   form.b_depends = false;  // it waits for all of the launches before it, whatever B is
-  ParameterStruct parameters = gemm_parameters(gemm, places);
+  const auto sines = append_sines(program, gemm, places);
+  ParameterStruct parameters =
+      gemm_parameters(gemm, places, form.is_qkv() ? sizeof(plain_params) : sizeof(gemm_params));
+  if (form.is_qkv()) qkv_parameters(parameters, gemm, places, offsetof(plain_params, qkv), sines);
   auto& fields = parameters.fields;
   fields.push_back({offsetof(gemm_params, group_m), std::int32_t{tile.group_m}});
   if (gemm.groups.by == Grouping::reduction && form.source == group_source::mask) {
@@ -84,7 +90,7 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
       program, "gemm/sm80/gemm.cu",
       fmt::format("sm80_gemm<{}, {}>", template_argument(form), template_argument(tile)),
       work_tiles(gemm, tile.bm, tile.bn), tile.threads(), std::move(parameters));
-  launch.programmatic = gemm.follows && facts.compute_capability >= 90;
+  launch.programmatic = (gemm.follows || sines) && facts.compute_capability >= 90;
   launch.shared_bytes = static_cast<std::uint32_t>(tile.shared_bytes(form));
   split_launch(program, launch, facts, tile.split_k, tile.exchange_bytes(gemm.b_operands()),
                tile.table_bytes(form) + sm80_config::epilogue_tile_bytes);
@@ -93,13 +99,14 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
 }  // namespace
 
 const Engine& sm80_engine() {
-  static const Engine engine{.name = "sm80",
-                             .can_implement = can_implement,
-                             .space = space,
-                             .default_config = default_config,
-                             .estimate = estimate,
-                             .append = append,
-                             .sources = {"gemm/sm80/gemm.cu", "gemm/sort_tokens.cu"}};
+  static const Engine engine{
+      .name = "sm80",
+      .can_implement = can_implement,
+      .space = space,
+      .default_config = default_config,
+      .estimate = estimate,
+      .append = append,
+      .sources = {"gemm/sm80/gemm.cu", "gemm/sort_tokens.cu", "gemm/head_sines.cu"}};
   return engine;
 }
 

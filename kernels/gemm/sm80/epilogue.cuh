@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/vector.cuh"
+#include "gemm/group_terms.cuh"
 #include "gemm/sm80/mainloop.cuh"
 
 namespace fftune {
@@ -29,6 +30,7 @@ class sm80_epilogue {
     const T *source, *gate, *up;
     int rows, columns, pitch;
     const u32* rows_of_c;  // grouped rows: of each row of the tile
+    int sorted, group, first_n;
   };
   static_assert(sizeof(tile_addresses) <= sm80_config::epilogue_tile_bytes);
 
@@ -60,6 +62,41 @@ class sm80_epilogue {
     to.columns = tile.columns;
     to.pitch = p.n;
     to.rows_of_c = rows_of_c;
+    to.sorted = static_cast<int>(tile.sorted);
+    to.group = tile.group;
+    to.first_n = static_cast<int>(tile.first_n);
+  }
+
+  // The factors of rows and the biases of groups, into the accumulators.
+  static __device__ __forceinline__ void apply_terms(accumulators& sum, const gemm_params& p,
+                                                     const tile_addresses& tile) {
+    using terms = group_terms<form>;
+    const position here;
+    const int group = tile.group, first_n = tile.first_n + here.warp_column + here.lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < m_fragments; ++i) {
+      float factor[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = here.warp_row + i * 16 + here.lane / 4 + half * 8;
+        factor[half] = row < tile.rows ? terms::factor(p, tile.sorted + row) : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < n_fragments; ++j) {
+#pragma unroll
+        for (int operand = 0; operand < b_operands; ++operand) {
+#pragma unroll
+          for (int next = 0; next < 2; ++next) {
+            const float bias = terms::bias(p, group, operand, first_n + j * 8 + next);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              float& value = sum[operand][i][j][half * 2 + next];
+              value = value * factor[half] + bias;
+            }
+          }
+        }
+      }
+    }
   }
 
   // Stores value number `index` of each element, then those after it. All threads, after a barrier;

@@ -26,9 +26,11 @@
 //                  their accumulators up through its shared memory; elsewhere through a workspace
 //
 // load.cuh: what the copies read. mainloop.cuh: the loop over K blocks. epilogue.cuh: what becomes
-// of the accumulators. tile_scheduler.cuh: which tile a block has.
+// of the accumulators, heads_epilogue.cuh: of those of heads. tile_scheduler.cuh: which tile a
+// block has.
 #include "common/dependency.cuh"
 #include "gemm/sm80/epilogue.cuh"
+#include "gemm/sm80/heads_epilogue.cuh"
 #include "gemm/split_k.cuh"
 
 namespace fftune {
@@ -42,11 +44,17 @@ class sm80_kernel {
   using tiles = group_tiles<groups, config.bm, 1>;
   using loader = operand_loader<form, config>;
   using mainloop = sm80_mainloop<form, config>;
-  using epilogue = sm80_epilogue<form, config>;
+  using epilogue = typename choose_type<form.is_qkv(), sm80_heads_epilogue<form, config>,
+                                        sm80_epilogue<form, config>>::type;
   static constexpr int threads = config.threads();
   static constexpr int group_words = groups::shared_words + tiles::shared_words;
   static_assert(form.groups != grouping::rows ||
                 group_words == sm80_config::group_words(form.source));
+
+  static __device__ __forceinline__ const gemm_params& gemm_of(const gemm_params& p) { return p; }
+  static __device__ __forceinline__ const gemm_params& gemm_of(const plain_params& p) {
+    return p.gemm;
+  }
 
   // Of grouped rows: the tile's rows of A and of C.
   static __device__ __forceinline__ void list_rows(const groups& from, const work_tile& tile,
@@ -62,7 +70,11 @@ class sm80_kernel {
   }
 
  public:
-  static __device__ __forceinline__ void run(const gemm_params& p, unsigned char* memory) {
+  // Those of heads, or of a GEMM without any.
+  using params = typename choose_type<form.is_qkv(), plain_params, gemm_params>::type;
+
+  static __device__ __forceinline__ void run(const params& all, unsigned char* memory) {
+    const gemm_params& p = gemm_of(all);
     u32* const words = reinterpret_cast<u32*>(memory);
     u32* const rows_of_a = words + group_words;
     u32* const rows_of_c = rows_of_a + config.bm;
@@ -84,7 +96,11 @@ class sm80_kernel {
       } else {
         tile = scheduler::dense(p);
       }
-      if (threadIdx.x == 0) epilogue::locate(output, p, tile, rows_of_c);
+      if constexpr (form.is_qkv()) {
+        epilogue::locate(output, all.qkv, tile);
+      } else {
+        if (threadIdx.x == 0) epilogue::locate(output, p, tile, rows_of_c);
+      }
       if constexpr (form.groups == grouping::rows) __syncthreads();  // the tile's rows are listed
       const k_block_range range(tile.k, config.bk, form.k_pairs(), p.split_k);
       loader load(p, tile, range, rows_of_a, threadIdx.x);
@@ -97,7 +113,12 @@ class sm80_kernel {
       }
       __syncthreads();  // the split-K reduction has been read
     }
-    epilogue::store(sum, output, pipeline);
+    if constexpr (form.is_qkv()) {
+      epilogue::store(sum, output, all, pipeline);
+    } else {
+      if constexpr (group_terms<form>::present) epilogue::apply_terms(sum, p, output);
+      epilogue::store(sum, output, pipeline);
+    }
   }
 };
 
@@ -105,7 +126,7 @@ class sm80_kernel {
 // Block: config.threads(). Shared memory: config.shared_bytes(form).
 template <gemm_form form, sm80_config config>
 __global__ void __launch_bounds__(config.threads())
-    sm80_gemm(const __grid_constant__ gemm_params p) {
+    sm80_gemm(const __grid_constant__ typename sm80_kernel<form, config>::params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   launch_dependents();
   wait_for_dependencies();

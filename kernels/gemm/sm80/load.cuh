@@ -287,7 +287,9 @@ class operand_loader {
       a_ = a_copy(a, permutation, begin, tile.first_m, tile.rows, p.m, thread);
       b_[0] = b_copy(b0, permutation, begin, tile.first_n, tile.columns, p.n, thread);
     } else {
-      const i64 a_pitch = a_mn_major ? p.m : p.k, b_pitch = b_mn_major ? p.n : p.k;
+      const i64 a_pitch = a_mn_major ? p.m : p.k,
+                b_pitch =
+                    i64{b_mn_major ? p.n : p.k} * (form.b_packing == packing::interleaved ? 2 : 1);
       const int k = static_cast<int>(first_k);
       if constexpr (gathers_rows) {
         a_ = a_copy(a, rows_of_a, tile.rows, p.k, k, thread);
@@ -339,12 +341,21 @@ class operand_loader {
  private:
   // Operand number `index` of B: of grouped rows the group's.
   static __device__ __forceinline__ const T* operand_b(const gemm_params& p, int group, int index) {
-    const void* own = index == 0 ? p.b[0][0] : p.b[0][1];
+    constexpr bool packed = form.b_packing != packing::separate;
+    const void* own = index == 0 || packed ? p.b[0][0] : p.b[0][1];
+    if constexpr (form.is_qkv()) own = p.b[group / 2][group % 2];  // of q, k or v
     if constexpr (gathers_rows && !form.stacked) {
       if (group != 0) own = index == 0 ? p.b[1][0] : p.b[1][1];
     }
     const T* const b = static_cast<const T*>(own);
-    if constexpr (gathers_rows && form.stacked) return b + static_cast<i64>(group) * p.n * p.k;
+    if constexpr (gathers_rows && form.stacked) {
+      const i64 matrix = static_cast<i64>(p.n) * p.k;
+      if constexpr (form.b_packing == packing::halves) return b + (2 * group + index) * matrix;
+      if constexpr (form.b_packing == packing::interleaved) {
+        return b + 2 * group * matrix + index * (b_mn_major ? p.n : p.k);
+      }
+      return b + group * matrix;
+    }
     return b;
   }
 

@@ -156,6 +156,14 @@ void add_problem_constraints(Space& space, const Shape& shape, const DeviceFacts
         });
 }
 
+void add_heads(Space& space, const QkvHeads& qkv) {
+  limit(space, "a tile has whole heads, all of q, of k or of v", {"bn"},
+        [qkv](const Tile& t) { return qkv.fits_heads(t.bn); });
+  limit(space, "every thread copies as many 16 bytes of a K block as any other",
+        {"bn", "bk", "warps_m", "warps_n"},
+        [](const Tile& t) { return t.bn * t.bk / 8 % t.threads() == 0; });
+}
+
 Config make_config(const std::array<int, 6>& tile, int split_k, int group_m) {
   return {{"bm", tile[0]},      {"bn", tile[1]},     {"bk", tile[2]},      {"warps_m", tile[3]},
           {"warps_n", tile[4]}, {"stages", tile[5]}, {"split_k", split_k}, {"group_m", group_m}};
@@ -182,7 +190,9 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
   const Shape shape(gemm);
   Space space;
   space.parameter("bm", "rows of the output tile of a block", {16, 32, 64, 128, 256})
-      .parameter("bn", "columns of the output tile of a block", {32, 64, 128, 256})
+      .parameter("bn", "columns of the output tile of a block",
+                 shape.form.is_qkv() ? std::vector<std::int64_t>{32, 64, 96, 128, 160, 192, 256}
+                                     : std::vector<std::int64_t>{32, 64, 128, 256})
       .parameter("bk", "elements of k in a stage", {32, 64, 128})
       .parameter("warps_m", "warps along the rows of the tile", {1, 2, 4})
       .parameter("warps_n", "warps along the columns of the tile", {1, 2, 4})
@@ -191,6 +201,7 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
       .parameter("group_m", "tile rows in a band of the raster order", {1, 8});
   add_tile_constraints(space, shape, facts);
   add_problem_constraints(space, shape, facts);
+  if (shape.form.is_qkv()) add_heads(space, gemm.epilogue.qkv);
   return space;
 }
 
@@ -229,7 +240,10 @@ Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
     // A handful of tiles cannot suit every GEMM; the space itself has the last word.
     const auto feasible = all.feasible();
     if (feasible.empty()) throw Error(ErrorKind::internal, "the space of sm80 is empty");
-    best = feasible.front();
+    best = *std::min_element(feasible.begin(), feasible.end(),
+                             [&](const Config& one, const Config& other) {
+                               return cycles(gemm, facts, one) < cycles(gemm, facts, other);
+                             });
   }
   return best;
 }

@@ -58,7 +58,8 @@ struct sm90_plan {
   int cluster_ctas;
 
   // DSMEM split-K reduction: each CTA finishes a share of the columns if these are whole subtiles,
-  // else one does all; of grouped reductions always one.
+  // else one does all; of grouped reductions and of heads, whose features stay together, always
+  // one.
   int reducers;
   int reduced_columns;
   int reduction_bytes;
@@ -148,7 +149,7 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
   plan.cluster_ctas = config.cluster_ctas();
 
   const int granule = swap ? 8 : 32;
-  const bool single_cta_reduction = form.groups == grouping::reduction;
+  const bool single_cta_reduction = form.groups == grouping::reduction || form.is_qkv();
   plan.reducers =
       !single_cta_reduction && plan.columns % (granule * config.split_k) == 0 ? config.split_k : 1;
   plan.reduced_columns = plan.columns / plan.reducers;

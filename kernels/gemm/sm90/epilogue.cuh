@@ -72,19 +72,20 @@ __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
 }
 
 // From a subtile to rows of C [rows, n], 16 bytes a thread: neighbours take one row.
-template <class Traits>
+template <class Traits, int element_bytes = 2>
 __device__ __forceinline__ void scatter_rows(const output_tile& to, void* c, u32 buffer, int column,
                                              int n, int thread) {
-  constexpr int subtile_n = Traits::plan.subtile_n, row_chunks = subtile_n / 8;
-  const int chunk = thread % row_chunks, first = column + chunk * 8;
+  constexpr int pairs = Traits::plan.subtile_n * element_bytes / 2, row_chunks = pairs / 8;
+  const int chunk = thread % row_chunks, first = column + chunk * (16 / element_bytes);
   if (first >= n) return;
 #pragma unroll 4
   for (int row = thread / row_chunks; row < Traits::plan.subtile_m; row += 128 / row_chunks) {
     if (row >= to.count) return;
-    const float4 value = load_shared(buffer + chunk_offset<subtile_n>(row, chunk));
+    const float4 value = load_shared(buffer + chunk_offset<pairs>(row, chunk));
     const u32 target = to.table != nullptr ? to.table[row] : to.row + row;
-    *reinterpret_cast<float4*>(static_cast<u16*>(c) +
-                               (static_cast<u64>(target) * static_cast<u32>(n) + first)) = value;
+    *reinterpret_cast<float4*>(static_cast<u8*>(c) +
+                               (static_cast<u64>(target) * static_cast<u32>(n) + first) *
+                                   element_bytes) = value;
   }
 }
 
@@ -113,7 +114,7 @@ struct value_epilogue {
   static constexpr bool swap_ab = config.swap_ab();
   static constexpr bool scatters = form.groups == grouping::rows;
   static constexpr bool stacked = form.groups == grouping::reduction && form.stacked;
-  static constexpr bool quantises_by_block = form.c_quantised && form.scales == scaling::block;
+  static constexpr bool quantises_by_block = form.finds_scales();
   static_assert(!scatters || (!form.adds_source && !form.broadcasts_any()));
   static_assert(!quantises_by_block || (swap_ab ? plan.warpgroup_rows % scale_block == 0
                                                 : config.bn == scale_block && config.split_k == 1));
@@ -211,7 +212,7 @@ struct value_epilogue {
       write_bytes(buffer, subtile, thread, [&](int m64, int at) {
         float first, next;
         visit<value>(acc, m64, at, first, next);
-        if constexpr (form.stored_values() > 1) first *= factor, next *= factor;
+        if constexpr (ops::scales_c_late) first *= factor, next *= factor;
         return pack_fp8(first, next);
       });
     } else if constexpr (swap_ab) {
@@ -223,8 +224,8 @@ struct value_epilogue {
       if (to.whole) async_proxy_fence();
       sync_warpgroup();
       if (!to.whole) {
-        scatter_rows<Traits>(to, ops::destination(gemm, value, 0), buffer, column_of(to, subtile),
-                             gemm.n, thread);
+        scatter_rows<Traits, sizeof(stored_type<value>)>(
+            to, ops::destination(gemm, value, 0), buffer, column_of(to, subtile), gemm.n, thread);
       }
       if (thread == 0) {
         if (to.whole) store_subtile<value>(buffer, to, subtile);
@@ -249,7 +250,7 @@ struct value_epilogue {
 
   // Of fp8 beside which its accumulators are stored: what makes C an element.
   __device__ __forceinline__ float stored_factor() const {
-    if constexpr (form.c_quantised && form.stored_values() > 1) return 1 / *gemm.c_scale;
+    if constexpr (form.c_quantised && ops::scales_c_late) return 1 / *gemm.c_scale;
     return 1;
   }
 
@@ -432,7 +433,7 @@ struct value_epilogue {
           value[m64][i / 2 * 4 + half * 2 + i % 2] *= factor;
         }
         const int row = to.row + m64 * 64 + warp * 16 + lane / 4 + half * 8;
-        if (lane % 4 == 0) store_scale(scale, row, to.column);
+        if (lane % 4 == 0) store_scale(scale, to, row, to.column);
       }
     }
   }
@@ -476,14 +477,15 @@ struct value_epilogue {
         value[m64][i / 2 * 4 + 2 + i % 2] *= factor;
       }
       if (warp == 0 && lane < 4) {
-        store_scale(scale, to.row + column_of(i), to.column + block * scale_block);
+        store_scale(scale, to, to.row + column_of(i), to.column + block * scale_block);
       }
     }
   }
 
-  __device__ __forceinline__ void store_scale(float scale, int row, int column) const {
+  __device__ __forceinline__ void store_scale(float scale, const output_tile& to, int row,
+                                              int column) const {
     const gemm_params& p = gemm;
-    if (row < p.m && column < p.n) {
+    if ((scatters ? row - to.row < to.count : row < p.m) && column < p.n) {
       p.c_scale[static_cast<i64>(row) * blocks_of(p.n) + column / scale_block] = scale;
     }
   }
@@ -498,9 +500,15 @@ struct value_epilogue {
                 [&](int m64, int at) { return pack_fp8(value[m64][at], value[m64][at + 1]); });
     async_proxy_fence();
     sync_warpgroup();
+    if constexpr (scatters) {
+      if (!to.whole) {
+        scatter_rows<Traits, 1>(to, ops::destination(gemm, 0, 0), buffer, column_of(to, subtile),
+                                gemm.n, thread);
+      }
+    }
     if (thread == 0) {
-      store_subtile<0>(buffer, to, subtile);
-      tma_store_commit();
+      if (!scatters || to.whole) store_subtile<0>(buffer, to, subtile);
+      tma_store_commit();  // an empty group too: the wait above counts them
     }
   }
 };

@@ -53,6 +53,7 @@
 // B is a weight, which no kernel before this one writes: its first K blocks are loaded without a
 // wait for those (programmatic dependent launch), unless the form says that it depends on them.
 #include "common/dependency.cuh"
+#include "gemm/group_terms.cuh"
 #include "gemm/sm90/load.cuh"
 #include "gemm/sm90/mainloop.cuh"
 #include "gemm/sm90/qkv_epilogue.cuh"
@@ -79,7 +80,8 @@ struct gemm_kernel {
   static constexpr bool reuses_a = config.a_reuse > 1;
   static constexpr bool promotes = form.scales != scaling::none;
   static constexpr int mma_threads = config.mma_warpgroups * 128;
-  static_assert(dense || (sm90_registers_fit(plan, config) && form.scales == scaling::none));
+  static_assert(dense || sm90_registers_fit(plan, config));
+  static_assert(dense || !promotes || (grouped_rows && routed && form.c_sorted && !reuses_a));
   static_assert(!grouped_rows || (form.a_major == major::k && form.outputs() == 1));
   static_assert(!grouped_rows || form.a_sorted || (config.cluster_n == 1 && form.k_pairs() == 1));
   static_assert(!reuses_a || (gathers && !form.is_gradient()));
@@ -130,7 +132,7 @@ struct gemm_kernel {
   // which A's thread may well have begun to load.
   __device__ __forceinline__ void load_b(const walked& groups, stages pipe) const {
     constexpr u32 bytes = gathers ? plan.stage_bytes - plan.a_bytes : plan.stage_bytes;
-    const loader load(params, gemm.k, rank);
+    const loader load(params, gemm, rank);
     if constexpr (form.b_depends) wait_for_dependencies();
     for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
       const work_tile tile = work.tile();
@@ -146,7 +148,7 @@ struct gemm_kernel {
 
   // One thread: A of every tile.
   __device__ __forceinline__ void load_a(const walked& groups, stages pipe) const {
-    const loader load(params, gemm.k, rank);
+    const loader load(params, gemm, rank);
     wait_for_dependencies();
     for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
       const work_tile tile = work.tile();
@@ -214,7 +216,7 @@ struct gemm_kernel {
   __device__ __forceinline__ void gather_tokens(const groups_type& groups, stages pipe,
                                                 row_indices indices, int thread) const {
     const bool has_a = thread == 0, has_b = thread == 32;
-    const loader load(params, gemm.k, rank);
+    const loader load(params, gemm, rank);
     for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
       const work_tile tile = work.tile();
       const tensor_map& a = form.outputs() == 2 && tile.output == 1 ? params.a[1] : params.a[0];
@@ -335,11 +337,17 @@ struct gemm_kernel {
     return false;
   }();
 
-  __device__ __forceinline__ auto main_loop(const work_tile& tile, int first_row) const {
-    if constexpr (promotes) {
+  __device__ __forceinline__ auto main_loop(const scheduler& work, const work_tile& tile,
+                                            int first_row) const {
+    if constexpr (promotes && grouped_rows) {
+      const group_tile own = work.rows(tile);
+      const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
+      return promoting_mainloop<Traits>(first_row, rank, gemm, config.swap_ab() ? 0 : first_row,
+                                        column, own);
+    } else if constexpr (promotes) {
       const int row = tile.row + (config.swap_ab() ? 0 : first_row);
       const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
-      return promoting_mainloop<Traits>(first_row, rank, gemm, row, column);
+      return promoting_mainloop<Traits>(first_row, rank, gemm, row, column, {0, 0, 0, gemm.m});
     } else {
       return mma{static_cast<u32>(first_row), rank};
     }
@@ -384,6 +392,59 @@ struct gemm_kernel {
       const bool last = first + own.count == gemm.m;  // what follows is no row of C
       return {
           first + m, column, 0, 0, nullptr, count, count > 0 && (count >= plan.subtile_m || last)};
+    }
+  }
+
+  using terms = group_terms<form>;
+  static_assert(!terms::present || (grouped_rows && form.c_sorted && !splits_k));
+  // The factors of rows and the biases of groups, into the accumulators.
+  __device__ __forceinline__ void apply_terms(accumulators& acc, const group_tile& own,
+                                              const work_tile& tile, int first_row) const {
+    constexpr int b_operands = form.b_operands(), m64_tiles = plan.m64_tiles;
+    constexpr int eights = plan.accumulators / 4;  // of the columns of the MMAs
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int first_of_64 = first_row + warp * 16 + lane / 4, first_of_8 = lane % 4 * 2;
+    const int column = static_cast<int>(tile.n) * config.bn;
+    const auto factor = [&](int row) {
+      return row < own.count ? terms::factor(gemm, own.first + row) : 0.0f;
+    };
+    // Of the side that has 64 of each m64 tile, a thread has two: C's rows, or with swap-AB its
+    // columns.
+    float factors[m64_tiles][2], biases[m64_tiles][2][b_operands];
+#pragma unroll
+    for (int i = 0; i < 2 * m64_tiles; ++i) {
+      const int at = first_of_64 + i / 2 * 64 + i % 2 * 8;
+      if constexpr (config.swap_ab()) {
+#pragma unroll
+        for (int operand = 0; operand < b_operands; ++operand) {
+          biases[i / 2][i % 2][operand] = terms::bias(gemm, own.group, operand, column + at);
+        }
+      } else {
+        factors[i / 2][i % 2] = factor(at);
+      }
+    }
+#pragma unroll
+    for (int eight = 0; eight < eights; ++eight) {
+#pragma unroll
+      for (int next = 0; next < 2; ++next) {
+        const int at = eight * 8 + first_of_8 + next;
+        asm volatile("" ::: "memory");  // else all biases are loaded at once, into registers
+        const float of_row = config.swap_ab() ? factor(at) : 0.0f;
+#pragma unroll
+        for (int operand = 0; operand < b_operands; ++operand) {
+          const float of_column =
+              config.swap_ab() ? 0.0f : terms::bias(gemm, own.group, operand, column + at);
+#pragma unroll
+          for (int i = 0; i < 2 * m64_tiles; ++i) {
+            float& value = acc[i / 2][operand][eight * 4 + i % 2 * 2 + next];
+            if constexpr (config.swap_ab()) {
+              value = value * of_row + biases[i / 2][i % 2][operand];
+            } else {
+              value = value * factors[i / 2][i % 2] + of_column;
+            }
+          }
+        }
+      }
     }
   }
 
@@ -463,9 +524,9 @@ struct gemm_kernel {
         if (reduction ? rank == tile.reducer : !splits_k || rank < plan.reducers) prefetch_source();
       }
       if constexpr (config.pingpong()) sync(named_barrier::mma_order, 256, warpgroup);
-      const auto loop = main_loop(tile, first_row);
+      const auto loop = main_loop(work, tile, first_row);
       if constexpr (promotes) {
-        loop.run(acc, pipe, tile.k);
+        loop.run(acc, pipe, tile.k, gathered);
       } else {
         int tokens = 0, prefetch_at = 0;
         if constexpr (reduction) tokens = groups.count(tile.group) - tile.k.first * plan.bk;
@@ -485,6 +546,7 @@ struct gemm_kernel {
         skip_tile(other, pipe);
       }
       if constexpr (promotes) loop.scale(acc);
+      if constexpr (terms::present) apply_terms(acc, work.rows(tile), tile, first_row);
 
       const u32 buffers = base + plan.reduction_at, arrived = base + plan.reduction_barrier_at;
       if constexpr (reduction) {
@@ -561,7 +623,7 @@ struct gemm_kernel {
     constexpr bool two_groups = grouped_rows && !form.stacked;
     tma_prefetch(params.b[0][0]);
     if constexpr (two_groups) tma_prefetch(params.b[1][0]);
-    if constexpr (form.b_operands() * form.k_pairs() == 2) {
+    if constexpr (form.b_operands() * form.k_pairs() == 2 && form.b_packing == packing::separate) {
       tma_prefetch(params.b[0][1]);
       if constexpr (two_groups) tma_prefetch(params.b[1][1]);
     }

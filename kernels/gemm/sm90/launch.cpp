@@ -38,9 +38,13 @@ std::optional<std::string> refuse_elements(const GemmProblem& gemm) {
     return fmt::format("scales are for fp8, not {}", dtype_name(gemm.dtype));
   if (gemm.a_major == Major::mn || gemm.b_major == Major::mn)
     return "wgmma takes K-major operands of fp8";
-  if (gemm.groups.any() || gemm.k_pairs() == 2 || gemm.outputs() == 2 ||
+  const bool sorted_rows =
+      gemm.groups.by == Grouping::rows && gemm.groups.mask.empty() && gemm.c_sorted;
+  if (quantisation.scaling == Scaling::channel && !sorted_rows)
+    return "scales of channels are for sorted groups of rows";
+  if ((gemm.groups.any() && !sorted_rows) || gemm.k_pairs() == 2 || gemm.outputs() == 2 ||
       gemm.epilogue.kind == EpilogueKind::activation_gradient)
-    return "fp8 is for forward passes: dense, of one A";
+    return "fp8 is for forward passes: dense or of sorted groups, of one A";
   if (!quantisation.c_scale.empty() && gemm.epilogue.adds())
     return "what is added to C is added in 16 bits, and C is fp8";
   return std::nullopt;
@@ -66,7 +70,7 @@ std::optional<std::string> refuse_heads(const GemmProblem& gemm) {
         "{} features are rotated: a thread has both of each pair where they are a multiple of {}",
         qkv.form.rotary, step);
   for (const std::int64_t bn : {64, 96, 128, 192, 256})
-    if (sm90::fits_heads(qkv, bn)) return std::nullopt;
+    if (qkv.fits_heads(bn)) return std::nullopt;
   return fmt::format("no tile has whole heads of {} features, {} of q or {} of k at a time",
                      qkv.form.dim, qkv.heads, qkv.kv_heads);
 }
@@ -87,6 +91,10 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
     return "tokens of several groups have several rows of C: these are sorted";
   if (gemm.epilogue.kind == EpilogueKind::linear && gemm.epilogue.broadcasts())
     return "grouped GEMMs add no bias, nor any other vector";
+  if (gemm.b_packing == Packing::interleaved && gemm.b_major == Major::k && gemm.k % 64 != 0)
+    return fmt::format(
+        "k={} is no multiple of 64: a K block would reach into the other operand's interleaved row",
+        gemm.k);
   if (groups.by == Grouping::rows) {
     if (gemm.a_major != Major::k || gemm.outputs() == 2)
       return "rows of A are gathered where k is contiguous, to one C";
@@ -238,6 +246,16 @@ class Launch {
     map(offsetof(sm90_params, a), 0, a_map(a_));
     if (gemm_.a.size() == 2) map(offsetof(sm90_params, a), 1, a_map(tensor(gemm_.a[1].front())));
     const bool stacked = form_.groups == grouping::rows && form_.stacked;
+    if (form_.b_packing != packing::separate) {
+      // Twice as many matrices, or each of their rows beside the other operand's.
+      const bool side_by_side = form_.b_packing == packing::interleaved;
+      const bool k_major = gemm_.b_major == Major::k;
+      map(offsetof(sm90_params, b), 0,
+          operand(b_, gemm_.b_major, gemm_.n * (side_by_side && !k_major ? 2 : 1),
+                  gemm_.k * (side_by_side && k_major ? 2 : 1), tile_.bn / tile_.cluster_m,
+                  gemm_.groups.count * (side_by_side ? 1 : 2)));
+      return;
+    }
     for (std::size_t i = 0; i < gemm_.b.size(); ++i)
       for (std::size_t group = 0; group < gemm_.b[i].size(); ++group)
         map(offsetof(sm90_params, b), group * 2 + i,

@@ -27,11 +27,18 @@ struct tma_loader {
       config.swap_ab() && config.bm <= 64 ? l2_policy::evict_first : l2_policy::evict_normal;
   const sm90_params& params;
   int pair_blocks;  // K blocks of one K-concatenated pair
+  int row_extent;   // of B: elements of a row
   u32 i, j;
   u16 row_ctas, column_ctas;
 
-  __device__ __forceinline__ tma_loader(const sm90_params& all, int k, u32 rank)
-      : params(all), pair_blocks(ceil_div(k, bk)), i(0), j(0), row_ctas(1), column_ctas(1) {
+  __device__ __forceinline__ tma_loader(const sm90_params& all, const gemm_params& gemm, u32 rank)
+      : params(all),
+        pair_blocks(ceil_div(gemm.k, bk)),
+        row_extent(form.b_major == major::k ? gemm.k : gemm.n),
+        i(0),
+        j(0),
+        row_ctas(1),
+        column_ctas(1) {
     if constexpr (config.split_k == 1) {
       i = rank / config.cluster_n, j = rank % config.cluster_n;
       row_ctas = static_cast<u16>(((1 << config.cluster_n) - 1) << i * config.cluster_n);
@@ -105,11 +112,19 @@ struct tma_loader {
 #pragma unroll
       for (int operand = 0; operand < form.b_operands(); ++operand) {
         const int index = operand == 0 && !of_second_pair(k_block) ? 0 : 1;
-        const tensor_map& map = stacked_b || group == 0 ? params.b[0][index] : params.b[1][index];
+        constexpr bool packed = form.b_packing != packing::separate;
+        const tensor_map& map = packed                    ? params.b[0][0]
+                                : stacked_b || group == 0 ? params.b[0][index]
+                                                          : params.b[1][index];
+        int k = k_of(k_block), row = column + i * b_share, matrix = group;
+        if constexpr (form.b_packing == packing::halves) matrix = 2 * group + index;
+        if constexpr (form.b_packing == packing::interleaved) {  // rows of both, side by side
+          (form.b_major == major::k ? k : row) += index * row_extent;
+        }
         load_share<config.cluster_m, form.b_major, b_share, stacked_b>(
             buffer + Traits::plan.a_bytes + operand * Traits::plan.b_bytes +
                 i * b_share * row_bytes,
-            map, full, k_of(k_block), column + i * b_share, column_ctas, b_policy, group);
+            map, full, k, row, column_ctas, b_policy, matrix);
       }
     }
   }

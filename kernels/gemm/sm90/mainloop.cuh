@@ -5,6 +5,7 @@
 #include "common/cluster.cuh"
 #include "common/wgmma.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/groups.cuh"
 #include "gemm/scales.cuh"
 #include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
@@ -124,22 +125,31 @@ struct promoting_mainloop : mma_mainloop<Traits> {
   static constexpr int b_operands = base::b_operands, m64_tiles = base::m64_tiles;
   static constexpr int values = base::values;
   static constexpr bool by_block = form.scales == scaling::block;
+  static constexpr bool by_channel = form.scales == scaling::channel;
+  static constexpr bool a_by_block = by_block || form.a_scaled_by_block;
+  static constexpr bool dense = form.groups == grouping::none;
 
   const gemm_params& params;
-  int row, column;  // of C: the first of this warpgroup's outputs
+  int row, column;  // of C, or of a group's tile: the first of this warpgroup's outputs
+  group_tile tile;  // of grouped rows; dense: all rows
 
   __device__ __forceinline__ promoting_mainloop(u32 first, u32 cta, const gemm_params& all,
-                                                int first_m, int first_n)
-      : base{first, cta}, params(all), row(first_m), column(first_n) {}
+                                                int first_m, int first_n, const group_tile& own)
+      : base{first, cta}, params(all), row(first_m), column(first_n), tile(own) {}
 
-  __device__ __forceinline__ void run(accumulators& acc, stages& pipe, const k_range& k) const {
+  // `generic_writes`: cp.async filled the stages, which wgmma does not see without a fence.
+  __device__ __forceinline__ void run(accumulators& acc, stages& pipe, const k_range& k,
+                                      bool generic_writes = false) const {
+    a_places places;
+    if constexpr (a_by_block) places = a_places_of();
 #pragma unroll
     for (int i = 0; i < m64_tiles * b_operands * values; ++i) {
       reinterpret_cast<float*>(acc)[i] = 0;
     }
     for (int k_block = k.first; k_block < k.last; ++k_block, pipe.advance()) {
-      const factors scale = factors_of(k_block);
+      const factors scale = factors_of(places, k_block);
       pipe.wait_full();
+      if (!dense && generic_writes) async_proxy_fence();
       promote(acc, pipe.buffer(), scale);
       base::release(pipe.empty_barrier());
     }
@@ -148,11 +158,13 @@ struct promoting_mainloop : mma_mainloop<Traits> {
   // With a scale for each tensor: accumulators of elements become those of numbers. Where C alone
   // is stored, its own scale joins that of the last operand, which every epilogue is linear in.
   __device__ __forceinline__ void scale(accumulators& acc) const {
-    if constexpr (!by_block) {
+    if constexpr (by_channel) {
+      scale_channels(acc);
+    } else if constexpr (!by_block) {
 #pragma unroll
       for (int operand = 0; operand < b_operands; ++operand) {
-        float factor = *params.a_scale * *params.b_scale[operand];
-        if (form.c_quantised && form.stored_values() == 1 && operand == b_operands - 1) {
+        float factor = *params.a_scale * *b_scales(operand, 1);
+        if (form.c_quantised && !epilogue_ops<form>::scales_c_late && operand == b_operands - 1) {
           factor *= 1.0f / *params.c_scale;
         }
 #pragma unroll
@@ -174,27 +186,109 @@ struct promoting_mainloop : mma_mainloop<Traits> {
     float b[b_factors][b_operands];
   };
   struct no_factors {};
-  using factors = typename choose_type<by_block, block_factors, no_factors>::type;
+  using factors = typename choose_type<a_by_block, block_factors, no_factors>::type;
+  // The rows of A's scales that a thread needs.
+  struct a_places {
+    int row[a_factors];
+  };
+
+  // The scales of a B operand, of `each` numbers for a group.
+  __device__ __forceinline__ const float* b_scales(int operand, i64 each) const {
+    const float* const all = operand == 0 ? params.b_scale[0] : params.b_scale[1];
+    if constexpr (dense) return all;
+    const int matrix = form.b_packing == packing::halves ? 2 * tile.group + operand : tile.group;
+    return all + matrix * each;
+  }
+  // Of a row of this warpgroup's outputs the row of A's scales; padding takes the last row's.
+  __device__ __forceinline__ int a_place(int own) const {
+    if constexpr (dense) {
+      return smaller(row + own, params.m - 1);
+    } else {
+      const int rank = larger(smaller(row + own, tile.count - 1), 0);
+      const int sorted = smaller(tile.first + rank, params.m - 1);
+      return form.a_scales_sorted ? sorted : params.permutation[sorted];
+    }
+  }
+  static __device__ __forceinline__ int own_row(int i) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    return config.swap_ab() ? i / 2 * 8 + lane % 4 * 2 + i % 2
+                            : i / 2 * 64 + warp * 16 + lane / 4 + i % 2 * 8;
+  }
+  __device__ __forceinline__ a_places a_places_of() const {
+    a_places result;
+#pragma unroll
+    for (int i = 0; i < a_factors; ++i) result.row[i] = a_place(own_row(i));
+    return result;
+  }
+
+  // Scales of channels: those of B's rows, and those of A's unless they are of blocks.
+  __device__ __forceinline__ void scale_channels(accumulators& acc) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const auto of_a = [&](int i) {
+      return form.a_scaled_by_block ? 1.0f : params.a_scale[a_place(own_row(i))];
+    };
+    const auto of_b = [&](int operand, int own) {
+      const int at = smaller(column + own, params.n - 1);
+      return b_scales(operand, params.n)[at];
+    };
+    if constexpr (config.swap_ab()) {
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+        float b[m64_tiles][2];
+#pragma unroll
+        for (int i = 0; i < 2 * m64_tiles; ++i) {
+          b[i / 2][i % 2] = of_b(operand, i / 2 * 64 + warp * 16 + lane / 4 + i % 2 * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < a_factors; ++i) {
+          const float a = of_a(i);
+#pragma unroll
+          for (int j = 0; j < 2 * m64_tiles; ++j) {
+            acc[j / 2][operand][i / 2 * 4 + j % 2 * 2 + i % 2] *= a * b[j / 2][j % 2];
+          }
+        }
+      }
+    } else {
+      float a[a_factors];
+#pragma unroll
+      for (int i = 0; i < a_factors; ++i) a[i] = of_a(i);
+#pragma unroll
+      for (int operand = 0; operand < b_operands; ++operand) {
+#pragma unroll
+        for (int j = 0; j < values / 2; ++j) {
+          if (j % 2 == 0) asm volatile("" ::: "memory");  // else all scales are loaded at once
+          const float b = of_b(operand, j / 2 * 8 + lane % 4 * 2 + j % 2);
+#pragma unroll
+          for (int i = 0; i < a_factors; ++i) {
+            acc[i / 2][operand][j / 2 * 4 + i % 2 * 2 + j % 2] *= a[i] * b;
+          }
+        }
+      }
+    }
+  }
 
   // Of a K block, which is a block of scales. The loads are under way while the TMA loads are.
-  __device__ __forceinline__ factors factors_of(int k_block) const {
-    if constexpr (!by_block) {
+  __device__ __forceinline__ factors factors_of(const a_places& places, int k_block) const {
+    if constexpr (!a_by_block) {
       return {};
     } else {
-      const block_scales scales{params.a_scale, {params.b_scale[0], params.b_scale[1]}};
+      const i64 blocks = blocks_of(params.k);
       factors result;
-      const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
       for (int i = 0; i < a_factors; ++i) {
-        const int own = config.swap_ab() ? i / 2 * 8 + lane % 4 * 2 + i % 2
-                                         : i / 2 * 64 + warp * 16 + lane / 4 + i % 2 * 8;
-        result.a[i] = scales.of_a(row + own, params.m, k_block, params.k);
+        result.a[i] = params.a_scale[places.row[i] * blocks + k_block];
       }
 #pragma unroll
       for (int i = 0; i < b_factors; ++i) {
 #pragma unroll
         for (int operand = 0; operand < b_operands; ++operand) {
-          result.b[i][operand] = scales.of_b(operand, column + i * 64, params.n, k_block, params.k);
+          if constexpr (by_channel) {
+            result.b[i][operand] = 1;
+          } else {
+            const int at = smaller(column + i * 64, params.n - 1) / scale_block;
+            result.b[i][operand] =
+                b_scales(operand, blocks_of(params.n) * blocks)[at * blocks + k_block];
+          }
         }
       }
       return result;
@@ -233,7 +327,7 @@ struct promoting_mainloop : mma_mainloop<Traits> {
 
   static __device__ __forceinline__ void add(float (&acc)[values], const float (&partial)[values],
                                              const factors& scale, int m64, int operand) {
-    if constexpr (!by_block) {
+    if constexpr (!a_by_block) {
 #pragma unroll
       for (int i = 0; i < values; ++i) acc[i] += partial[i];
     } else if constexpr (config.swap_ab()) {

@@ -19,7 +19,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
   static constexpr qkv_form of_heads = form.qkv;
   static constexpr int dim = of_heads.dim, rotary = of_heads.rotary;
   static constexpr int heads = config.bn / dim;  // of a tile
-  static_assert(config.bn % dim == 0 && dim % 16 == 0 && !config.swap_ab() && config.split_k == 1);
+  static_assert(config.bn % dim == 0 && dim % 16 == 0 && !config.swap_ab() && plan.reducers == 1);
   static_assert(of_heads.rotation != head_rotation::halves || rotary % 16 == 0);
   static_assert(of_heads.rotation != head_rotation::interleaved || rotary % 8 == 0);
   using T = element_type<form.c>;
@@ -35,6 +35,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
   }
 
   __device__ __forceinline__ void store(fragment& acc, const output_tile& to) {
+    if (to.column >= this->gemm.n) return;  // of a cluster that C's last columns do not fill
     const int part = qkv.part_of(to.column);
     const int column = to.column - qkv.first_column(part);
     if constexpr (of_heads.bias) {
@@ -112,6 +113,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
     for (int eight = 0; eight < dim / 8; ++eight) {
       float first, next;
       load_pair(norm + eight * 8, first, next);
+      first += qkv.norm_offset, next += qkv.norm_offset;
       float* const at = own + eight * 4;
       at[0] *= squares[0] * first, at[1] *= squares[0] * next;
       at[2] *= squares[1] * first, at[3] *= squares[1] * next;

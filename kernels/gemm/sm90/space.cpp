@@ -219,7 +219,7 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
         return busiest(work, sms, t.bm, t.bn, t.split_k) < usual;
       });
   // Where C gets a scale for each 128 columns, a tile has all of them.
-  const bool scales_c = work.form.c_quantised && work.form.scales == scaling::block;
+  const bool scales_c = work.form.finds_scales();
   limit("more than half of a tile would be padding", {"bm", "bn"},
         [=, least_bm = may_swap(work) ? 8 : 64,
          least_bn = scales_c ? scale_block : 64](const Tile& t) {
@@ -248,7 +248,7 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
         });
 }
 
-void add_fp8_constraints(Space& space, const Workload& work) {
+void add_fp8_constraints(Space& space, const Workload& work, bool gathers_a) {
   const gemm_form form = work.form;
   const auto limit = limits_of(space, work);
   limit(
@@ -260,12 +260,17 @@ void add_fp8_constraints(Space& space, const Workload& work) {
       });
   limit("a row of a subtile to store has 32 bytes or more", {"bm", "bn", "schedule", "split_k"},
         [](const Tile&, const sm90_plan& plan) { return plan.subtile_n >= 32; });
-  if (form.scales != scaling::block) return;
-  limit("all columns of a tile share one scale of B: 128 is a multiple of them", {"bn", "schedule"},
-        [](const Tile& t) { return t.swap_ab() || scale_block % t.bn == 0; });
+  if (form.groups == grouping::rows)
+    limit("rows of fp8 are gathered for each tile: no A reuse",
+          gathers_a ? std::vector<std::string>{"a_reuse"} : std::vector<std::string>{},
+          [](const Tile& t) { return t.a_reuse == 1; });
+  if (form.scales == scaling::tensor) return;
+  if (form.scales == scaling::block)
+    limit("all columns of a tile share one scale of B: 128 is a multiple of them",
+          {"bn", "schedule"}, [](const Tile& t) { return t.swap_ab() || scale_block % t.bn == 0; });
   limit("a thread holds the scale of each of its rows, and where the next one is: 64 rows at most",
         {"bm", "schedule"}, [](const Tile& t) { return !t.swap_ab() || t.bm <= 64; });
-  if (!form.c_quantised) return;
+  if (!form.finds_scales()) return;
   limit("a warpgroup has all 128 columns of a row that share a scale of C",
         {"bn", "schedule", "mma_warpgroups", "split_k"}, [](const Tile& t, const sm90_plan& plan) {
           if (t.swap_ab()) return plan.warpgroup_rows % scale_block == 0;
@@ -276,13 +281,14 @@ void add_fp8_constraints(Space& space, const Workload& work) {
 void add_heads(Space& space, const GemmProblem& gemm, const Workload& work) {
   const auto limit = limits_of(space, work);
   limit("a tile has whole heads, all of q, of k or of v", {"bn"},
-        [qkv = gemm.epilogue.qkv](const Tile& t) { return fits_heads(qkv, t.bn); });
-  limit("a warpgroup has all features of a head", {"split_k"},
-        [](const Tile& t) { return t.split_k == 1; });
+        [qkv = gemm.epilogue.qkv](const Tile& t) { return qkv.fits_heads(t.bn); });
 }
 
 void add_grouped_rows(Space& space, const GemmProblem& gemm, const Workload& work) {
   const auto limit = limits_of(space, work);
+  if (gemm.epilogue.has_group_terms())
+    limit("a CTA has the whole sums that a bias is added to", {"split_k"},
+          [](const Tile& t) { return t.split_k == 1; });
   const bool permutes = gathers(gemm) && work.form.source == group_source::routed;
   if (permutes) {
     space.parameter("pre_permute",
@@ -368,10 +374,6 @@ std::string template_argument(const sm90_config& config) {
       config.bm, config.bn, schedules[static_cast<std::size_t>(config.schedule)],
       config.mma_warpgroups, config.cluster_m, config.cluster_n, config.split_k, config.stages,
       config.epilogue_stages, config.a_reuse, config.gather_warps);
-}
-
-bool fits_heads(const QkvHeads& heads, std::int64_t bn) {
-  return bn % heads.form.dim == 0 && heads.columns(0) % bn == 0 && heads.columns(1) % bn == 0;
 }
 
 bool gathers(const GemmProblem& gemm) {
@@ -490,8 +492,8 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
   add_tile_constraints(space, work, facts);
   add_problem_constraints(space, work, facts);
   if (work.form.is_qkv()) add_heads(space, gemm, work);
-  if (work.promotes()) add_fp8_constraints(space, work);
   if (work.grouped_rows()) add_grouped_rows(space, gemm, work);
+  if (work.promotes()) add_fp8_constraints(space, work, work.grouped_rows() && gathers(gemm));
   if (work.grouped_reduction()) add_grouped_reduction(space, gemm, work);
   return space;
 }

@@ -75,9 +75,6 @@ struct Workload {
   std::vector<double> expected_tiles_ = {};
 };
 
-/// Whether tiles of bn columns have whole heads of one part each.
-bool fits_heads(const QkvHeads& heads, std::int64_t bn);
-
 /// Whether most tiles of grouped rows, or K blocks of a grouped reduction, are gathered.
 bool gathers(const GemmProblem& gemm);
 

@@ -1,4 +1,5 @@
-// fftune in C++: the C API with owners and exceptions. Header-only, C++17.
+// fftune in C++: the C API with owners and exceptions. Header-only, C++17. What fftune.h says of
+// threads, alignment and buffers holds here too; fftune/ops.h lists the buffers of every op.
 //
 //   fftune::library::Context context(0);
 //   auto plan = context.plan(R"({"op":"ffn","dtype":"bf16","m":4096,"d":1024,"h":2048})");
@@ -44,6 +45,19 @@ class Plan {
     check(fftune_plan_run(plan_.get(), buffers, count, workspace, stream));
   }
 
+  /// The same with inputs that may be const. For ops that update none of them in place. Throws if
+  /// the two do not add up to buffer_count().
+  void run_io(std::initializer_list<const void*> inputs, std::initializer_list<void*> outputs,
+              void* workspace, void* stream = nullptr) const {
+    void* all[most_buffers];
+    std::size_t count = 0;
+    for (const void* input : inputs)
+      if (count < most_buffers) all[count++] = const_cast<void*>(input);
+    for (void* output : outputs)
+      if (count < most_buffers) all[count++] = output;
+    run(all, count, workspace, stream);
+  }
+
   std::size_t buffer_count() const { return fftune_plan_buffer_count(plan_.get()); }
   std::size_t buffer_bytes(std::size_t index) const {
     return fftune_plan_buffer_bytes(plan_.get(), index);
@@ -54,6 +68,8 @@ class Plan {
   const fftune_plan* get() const { return plan_.get(); }
 
  private:
+  static constexpr std::size_t most_buffers = 64;  // no op has half as many
+
   std::unique_ptr<fftune_plan, decltype(&fftune_plan_destroy)> plan_;
 };
 

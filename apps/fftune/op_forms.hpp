@@ -1,0 +1,36 @@
+// What the buffers of an op look like for any sizes: by what the registry says of a few.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "registry/op.hpp"
+
+namespace fftune::tool {
+
+/// A problem of the pass with every option at its default, rare sizes left out, and sizes of no
+/// meaning.
+Problem usual_form(const Op& op, const std::string& pass);
+
+/// A problem with other buffers than the usual one: "dtype=fp8", "save=preact", "kv-heads".
+struct Form {
+  std::string text;
+  Problem problem;
+};
+
+/// What single dtypes, sizes and options do to the names of the buffers of a pass, or to their
+/// shapes and element types too; those that change them.
+enum class Compared { names, everything };
+std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared compared);
+
+std::vector<std::string> buffer_names(const Op& op, const Problem& problem);
+
+/// The extents of each tensor of a form, by its name, in terms of the problem's sizes: "m",
+/// "h * experts", "ceil(m / 128)". "?" where none is found.
+std::map<std::string, std::vector<std::string>> symbols(const Op& op, const Problem& form);
+
+/// "T" where the element type is the problem's dtype whichever that is, else its name.
+std::string dtype_symbol(const Op& op, const Problem& form, const std::string& tensor);
+
+}  // namespace fftune::tool

@@ -1,0 +1,66 @@
+// How saved models name the inputs of ops: one table, in which a model or an op is a few lines.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+namespace fftune::tool {
+
+/// Which rows of a saved tensor an input is: all, one of two halves (gate and up in one tensor), or
+/// those of q, k or v in a tensor that has them in this order.
+enum class SavedRows { all, first_half, second_half, q, k, v };
+
+struct SavedName {
+  /// Behind what comes ahead of every name of a layer. Several are stacked, row behind row; a '*'
+  /// stands for each expert in turn, one matrix behind the other.
+  std::vector<std::string_view> names;
+  SavedRows rows = SavedRows::all;
+};
+
+struct SavedInput {
+  std::string_view tensor;  // of the op
+  /// What its extents are: a size of the op, a product of sizes ("heads*dim"), or unknown ("").
+  std::vector<std::string_view> extents;
+  std::vector<SavedName> names;  // the first that the model has counts
+  /// Of a bias: the weight whose name it has, with .bias instead of .weight.
+  std::string_view bias_of = {};
+};
+
+/// An option that has this value where the model has this input.
+struct SavedOption {
+  std::string_view option;
+  std::string_view value;
+  std::string_view tensor;
+};
+
+/// An option or a size that config.json beside the model tells, by the first key that it has.
+struct ConfigField {
+  std::string_view field;
+  std::vector<std::string_view> keys;
+  /// An option without which this one means nothing.
+  std::string_view needs = {};
+};
+
+struct SavedOp {
+  std::string_view op;
+  std::vector<SavedInput> inputs;
+  std::vector<SavedOption> options;
+  std::vector<ConfigField> sizes;  // those that the tensors' extents leave open
+  std::vector<ConfigField> settings;
+};
+
+const std::vector<SavedOp>& saved_ops();
+/// Null where nothing is known of the op.
+const SavedOp* find_saved_op(std::string_view op);
+const SavedInput* find_saved_input(const SavedOp& op, std::string_view tensor);
+
+/// What a word of config.json is called here: "gelu_pytorch_tanh" is gelu-tanh. Any other stays.
+std::string_view our_word(std::string_view word);
+
+/// What may come ahead of the names of layer N, with N as "#".
+const std::vector<std::string_view>& layer_prefixes();
+
+/// Whether a tensor of this name is of GPT-2's Conv1D, which keeps [in, out] instead of [out, in].
+bool is_conv1d(std::string_view name);
+
+}  // namespace fftune::tool

@@ -1,0 +1,18 @@
+// Element types of device code, by the dtypes of the host.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "core/dtype.hpp"
+#include "kernels/gemm/form.cuh"
+
+namespace fftune {
+
+/// Names of the enumerators of `element`, in their order.
+inline constexpr std::array<std::string_view, 4> element_names{"f32", "bf16", "fp16", "fp8"};
+
+/// Throws Error(internal) for a dtype that no kernel multiplies.
+element element_of(DType dtype);
+
+}  // namespace fftune

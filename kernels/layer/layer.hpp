@@ -1,0 +1,56 @@
+// One transformer layer, or `layers` of them: new tokens of each sequence against its cache, in
+// decoding one, in prefill many.
+//
+//   n   = norm(x)
+//   q   = rotated heads of n·w_qᵀ;  rows of k and v, likewise, go to the caches
+//   a   = attention of q over the first `lengths` keys of each sequence's cache
+//   mid = x + a·w_oᵀ                                   post-norms: x + norm(a·w_oᵀ)
+//   y   = mid + ffn(norm(mid))                         post-norms: mid + norm(ffn(norm(mid)))
+//                                                      block=parallel: mid + ffn(n)
+//
+// A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, qkv,
+// attention, linear, ffn. It has no kernels of its own, and no definition but theirs.
+//
+// Token j of sequence i is row i·s + j of x, has the position positions[i·s + j] for RoPE, and its
+// k and v go to row slots[i·s + j] of the caches, i·cache + position where it is usual. The last of
+// the new tokens is at the last of the sequence's lengths[i] keys.
+//
+// With the size `layers`, tensors of layer i are called "layers.i.w_q" and so on, and lie one layer
+// after the other among the buffers, which so are the table of their addresses. What is the same
+// for all layers (x, positions, angles, slots, lengths) comes first, and y last.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+/// Defined in layer/op.cpp; listed in kernels/catalog.cpp.
+const Op& layer_op();
+
+namespace layer {
+
+/// The problems of other ops that one layer is made of, in order. Throws Error(invalid_input) where
+/// one of them refuses its fields.
+std::vector<OpPart> parts_of(const Problem& problem);
+
+/// The ops of all parts that there may be, by the names of the parts, with the stages that parts
+/// have.
+struct PartKind {
+  std::string name;
+  const Op& (*op)();
+  std::vector<std::string> stages;
+};
+std::vector<PartKind> part_kinds();
+
+/// Families of a norm together with the product behind it.
+std::vector<const Family*> normed_products();
+
+/// Sizes and options of the layers of published models.
+std::vector<KnownModel> known_models();
+
+}  // namespace layer
+}  // namespace fftune

@@ -1,0 +1,69 @@
+// The layers of published models: the fields of their configurations.
+#include <map>
+#include <string>
+#include <utility>
+
+#include "kernels/layer/layer.hpp"
+
+namespace fftune::layer {
+namespace {
+
+using Options = std::map<std::string, std::string>;
+
+struct Heads {
+  std::int64_t q, kv, dim;
+};
+
+KnownModel model(const char* name, std::int64_t d, std::int64_t h, Heads heads, Options options) {
+  return {name,
+          {{"d", d}, {"h", h}, {"heads", heads.q}, {"kv-heads", heads.kv}, {"dim", heads.dim}},
+          std::move(options)};
+}
+
+Options llama3(const char* factor) {
+  return {{"eps", "1e-05"}, {"angles", "llama3"}, {"base", "500000"}, {"factor", factor}};
+}
+
+/// Scores are multiplied by 1 / sqrt(256).
+Options gemma() {
+  return {
+      {"convention", "gemma"}, {"post-norms", "yes"}, {"act", "gelu-tanh"}, {"scale", "0.0625"}};
+}
+
+Options gpt() {
+  return {{"norm", "layer"},   {"eps", "1e-05"},    {"ffn", "plain"},   {"act", "gelu-tanh"},
+          {"qkv-bias", "yes"}, {"out-bias", "yes"}, {"ffn-bias", "yes"}};
+}
+
+Options with(Options options, const Options& more) {
+  options.insert(more.begin(), more.end());
+  return options;
+}
+
+}  // namespace
+
+std::vector<KnownModel> known_models() {
+  std::vector<KnownModel> models{
+      model("llama-3.2-1b", 2048, 8192, {32, 8, 64}, llama3("32")),
+      model("llama-3.1-8b", 4096, 14336, {32, 8, 128}, llama3("8")),
+      model("qwen2.5-7b", 3584, 18944, {28, 4, 128}, {{"qkv-bias", "yes"}, {"base", "1000000"}}),
+      model("qwen3-8b", 4096, 12288, {32, 8, 128}, {{"qk-norm", "yes"}, {"base", "1000000"}}),
+      model("mistral-7b", 4096, 14336, {32, 8, 128}, {{"eps", "1e-05"}, {"base", "1000000"}}),
+      // The layers with a window: those without have none, and Gemma 3's another base.
+      model("gemma-2-9b", 3584, 14336, {16, 8, 256}, with(gemma(), {{"softcap", "50"}})),
+      model("gemma-3-4b", 2560, 10240, {8, 4, 256}, with(gemma(), {{"qk-norm", "yes"}})),
+      model("phi-2", 2560, 10240, {32, 32, 80}, with(gpt(), {{"block", "parallel"}})),
+      model("phi-3-mini", 3072, 8192, {32, 32, 96}, {{"eps", "1e-05"}}),
+      model("gpt2", 768, 3072, {12, 12, 64}, with(gpt(), {{"rotation", "none"}}))};
+  const auto add = [&](const char* name, const char* size, std::int64_t value) {
+    for (KnownModel& known : models)
+      if (known.name == name) known.sizes[size] = value;
+  };
+  add("gemma-2-9b", "window", 4096);
+  add("gemma-3-4b", "window", 1024);
+  add("phi-2", "rotary", 32);
+  add("phi-3-mini", "window", 2047);
+  return models;
+}
+
+}  // namespace fftune::layer

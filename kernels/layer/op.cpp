@@ -1,0 +1,450 @@
+// layer: its fields, and what follows from its parts: tensors, stages, families, the definition.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "core/error.hpp"
+#include "kernels/common/activation.hpp"
+#include "kernels/common/op_parts.hpp"
+#include "kernels/gemm/launch.hpp"
+#include "kernels/layer/layer.hpp"
+#include "kernels/rope/rope.hpp"
+#include "registry/part_family.hpp"
+
+namespace fftune {
+namespace layer {
+namespace {
+
+constexpr std::int64_t most_layers = 256;
+
+/// What all layers of a plan share.
+constexpr const char* shared_inputs[] = {"x", "positions", "angles", "slots", "lengths"};
+
+/// The tensors of a layer of its own, in the order of the buffers.
+constexpr const char* own_inputs[] = {"attn_norm",
+                                      "attn_norm_bias",
+                                      "w_q",
+                                      "w_k",
+                                      "w_v",
+                                      "b_q",
+                                      "b_k",
+                                      "b_v",
+                                      "q_norm",
+                                      "k_norm",
+                                      "k_cache",
+                                      "v_cache",
+                                      "w_o",
+                                      "b_o",
+                                      "attn_post_norm",
+                                      "ffn_norm",
+                                      "ffn_norm_bias",
+                                      "w_gate",
+                                      "w_up",
+                                      "w_down",
+                                      "b_up",
+                                      "b_down",
+                                      "ffn_post_norm"};
+
+bool is_shared(const std::string& name) {
+  return std::find(std::begin(shared_inputs), std::end(shared_inputs), name) !=
+         std::end(shared_inputs);
+}
+
+/// Where the tensor stands among the inputs.
+std::ptrdiff_t rank_of(const std::string& name) {
+  const auto shared = std::find(std::begin(shared_inputs), std::end(shared_inputs), name);
+  if (shared != std::end(shared_inputs)) return shared - std::begin(shared_inputs);
+  return std::size(shared_inputs) +
+         (std::find(std::begin(own_inputs), std::end(own_inputs), name) - std::begin(own_inputs));
+}
+
+std::int64_t size_or(const Problem& problem, const char* name, std::int64_t otherwise) {
+  const auto entry = problem.sizes.find(name);
+  return entry == problem.sizes.end() ? otherwise : entry->second;
+}
+
+Problem one_layer(const Problem& problem) {
+  Problem one = problem;
+  one.sizes.erase("layers");
+  return one;
+}
+
+/// How many keys the sequences have: what the tensors positions, slots and lengths agree on.
+class Sequences {
+ public:
+  explicit Sequences(const Problem& problem)
+      : s_(size_or(problem, "s", 1)), cache_(problem.size("cache")) {
+    const auto count = static_cast<std::size_t>(problem.size("batch"));
+    lengths_.assign(count, cache_);
+    if (!problem.has("lengths", "ragged")) return;
+    std::mt19937_64 random(count);
+    for (std::size_t i = 1; i < count; ++i)
+      lengths_[i] =
+          s_ + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(cache_ - s_ + 1));
+  }
+
+  void draw_lengths(std::span<double> values) const {
+    std::copy(lengths_.begin(), lengths_.end(), values.begin());
+  }
+  void draw_positions(std::span<double> values) const { draw(values, 0); }
+  void draw_slots(std::span<double> values) const { draw(values, cache_); }
+
+ private:
+  void draw(std::span<double> values, std::int64_t per_sequence) const {
+    for (std::size_t row = 0; row < values.size(); ++row) {
+      const auto sequence = row / static_cast<std::size_t>(s_);
+      const auto token = static_cast<std::int64_t>(row) % s_;
+      values[row] = static_cast<double>(static_cast<std::int64_t>(sequence) * per_sequence +
+                                        lengths_[sequence] - s_ + token);
+    }
+  }
+
+  std::int64_t s_, cache_;
+  std::vector<std::int64_t> lengths_;
+};
+
+/// Test data of what says where the sequences' tokens are.
+void set_draw(const Problem& problem, TensorSpec& tensor) {
+  const auto by = [&](void (Sequences::*draw)(std::span<double>) const) {
+    tensor.draw = [sequences = Sequences(problem), draw](std::uint64_t, std::span<double> values) {
+      (sequences.*draw)(values);
+    };
+  };
+  if (tensor.name == "positions") by(&Sequences::draw_positions);
+  if (tensor.name == "slots") by(&Sequences::draw_slots);
+  if (tensor.name == "lengths") by(&Sequences::draw_lengths);
+}
+
+/// Those of the parts, each once: what one part writes for another is an intermediate.
+std::vector<TensorSpec> tensors_of_one(const Problem& problem) {
+  std::vector<TensorSpec> inputs, outputs, intermediates;
+  for (const OpPart& part : parts_of(problem))
+    for (TensorSpec tensor : part.op->tensors(part.problem)) {
+      tensor.name = part.tensor(tensor.name);
+      const auto is_known = [&](const std::vector<TensorSpec>& tensors) {
+        return find_tensor(tensors, tensor.name).has_value();
+      };
+      if (is_known(inputs) || is_known(outputs) || is_known(intermediates)) continue;
+      if (tensor.role == Role::output && tensor.name != "y") tensor.role = Role::intermediate;
+      set_draw(problem, tensor);
+      (tensor.role == Role::output         ? outputs
+       : tensor.role == Role::intermediate ? intermediates
+                                           : inputs)
+          .push_back(std::move(tensor));
+    }
+  std::stable_sort(inputs.begin(), inputs.end(), [](const TensorSpec& a, const TensorSpec& b) {
+    return rank_of(a.name) < rank_of(b.name);
+  });
+  inputs.insert(inputs.end(), std::make_move_iterator(outputs.begin()),
+                std::make_move_iterator(outputs.end()));
+  inputs.insert(inputs.end(), std::make_move_iterator(intermediates.begin()),
+                std::make_move_iterator(intermediates.end()));
+  return inputs;
+}
+
+/// What a tensor of layer `at` of `layers` is called among those of all.
+std::string name_in_all(const std::string& name, std::int64_t at, std::int64_t layers) {
+  if (name == "x" && at > 0) return fmt::format("layers.{}.y", at - 1);
+  if (is_shared(name) || (name == "y" && at == layers - 1)) return name;
+  return fmt::format("layers.{}.{}", at, name);
+}
+
+std::vector<TensorSpec> tensors_of(const Problem& problem) {
+  const auto one = tensors_of_one(one_layer(problem));
+  if (!problem.sizes.contains("layers")) return one;
+  const std::int64_t layers = problem.size("layers");
+  std::vector<TensorSpec> inputs, intermediates;
+  for (const TensorSpec& tensor : one)
+    if (is_shared(tensor.name)) inputs.push_back(tensor);
+  TensorSpec y;
+  for (std::int64_t at = 0; at < layers; ++at)
+    for (TensorSpec tensor : one) {
+      if (is_shared(tensor.name)) continue;
+      tensor.name = name_in_all(tensor.name, at, layers);
+      if (tensor.name == "y") {
+        y = std::move(tensor);
+        continue;
+      }
+      if (tensor.role == Role::output) tensor.role = Role::intermediate;
+      (tensor.role == Role::intermediate ? intermediates : inputs).push_back(std::move(tensor));
+    }
+  inputs.push_back(std::move(y));
+  inputs.insert(inputs.end(), std::make_move_iterator(intermediates.begin()),
+                std::make_move_iterator(intermediates.end()));
+  return inputs;
+}
+
+std::vector<StageSpec> stages_of_one(const Problem& problem) {
+  std::vector<StageSpec> stages;
+  for (const OpPart& part : parts_of(problem))
+    for (StageSpec& stage : part.op->stages(part.problem)) {
+      stage.name = part.stage(stage.name);
+      for (auto* names : {&stage.inputs, &stage.outputs})
+        for (std::string& name : *names) name = part.tensor(name);
+      stages.push_back(std::move(stage));
+    }
+  return stages;
+}
+
+/// Computes a stage of a part: `name_of` says what its tensors are called in `tensors`.
+template <typename NameOf>
+void reference_of_part(const OpPart& part, std::size_t stage, ReferenceTensors& tensors,
+                       Parallel& parallel, const NameOf& name_of) {
+  const StageSpec spec = part.op->stages(part.problem).at(stage);
+  ReferenceTensors own;
+  std::map<std::string, std::string> lent;  // by the name in `tensors`: they may be large
+  for (const std::string& name : spec.inputs) {
+    const std::string all = name_of(name);
+    const auto known = lent.find(all);
+    if (known != lent.end()) {
+      own[name] = own.at(known->second);
+      continue;
+    }
+    own[name] = std::move(tensors.at(all));
+    lent[all] = name;
+  }
+  part.op->reference(part.problem, stage, own, parallel);
+  for (const auto& [all, name] : lent) tensors[all] = std::move(own.at(name));
+  for (const std::string& name : spec.outputs) {
+    // What is updated was lent, and is back.
+    if (const auto known = lent.find(name_of(name)); known != lent.end()) continue;
+    tensors[name_of(name)] = std::move(own.at(name));
+  }
+}
+
+SizeField rare_size(const char* name, const char* help, std::int64_t most, std::int64_t example) {
+  return {.name = name, .help = help, .max = most, .example = example, .rare = true};
+}
+
+OptionField rare_option(const char* name, const char* help, std::vector<std::string> choices) {
+  return {.name = name, .help = help, .choices = std::move(choices), .rare = true};
+}
+
+OptionField rare_number(const char* name, const char* help, const char* usual, double most) {
+  return {
+      .name = name, .help = help, .choices = {usual}, .rare = true, .number = NumberRange{0, most}};
+}
+
+/// Those of rope that say how angles come about, as in qkv.
+std::vector<OptionField> angle_options() {
+  std::vector<OptionField> fields;
+  for (OptionField field : rope_op().options()) {
+    if (field.name == "angles")
+      field.choices = {"base", "table", "llama3", "yarn"};
+    else if (!field.number)
+      continue;
+    if (field.name == "scale") field.name = "rope-scale";
+    field.rare = true;
+    fields.push_back(std::move(field));
+  }
+  return fields;
+}
+
+/// Whether the part may have the stages that the family covers: it does not compute another pass.
+bool has_stages(const PartKind& kind, const Family& family) {
+  const auto own = family.stages();
+  return std::all_of(own.begin(), own.end(), [&](const std::string& stage) {
+    return std::find(kind.stages.begin(), kind.stages.end(), stage) != kind.stages.end();
+  });
+}
+
+/// A family of a part, whose kernels follow others of the plan: each starts while the one before
+/// drains, as far as it can.
+class LayerFamily final : public PartFamily {
+ public:
+  using PartFamily::PartFamily;
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    Program program = PartFamily::program(problem, facts, config);
+    if (facts.compute_capability < 90) return program;
+    for (Step& step : program.steps)
+      if (auto* launch = std::get_if<KernelLaunch>(&step))
+        if (waits_for_dependencies(program.kernels[launch->kernel])) launch->programmatic = true;
+    return program;
+  }
+};
+
+class Layer final : public Op {
+ public:
+  std::string_view name() const override { return "layer"; }
+  std::string_view summary() const override {
+    return "transformer layers: norm, qkv into the cache, attention over it, output product, norm, "
+           "feed-forward network";
+  }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+
+  std::vector<SizeField> sizes() const override {
+    return {
+        {.name = "batch",
+         .help = "sequences",
+         .max = 65536,
+         .default_on_cuda = {1, 16, 64},
+         .default_on_cpu = {1, 4},
+         .example = 4},
+        {.name = "d", .help = "features of a token", .example = 1024},
+        {.name = "h", .help = "intermediate size of the feed-forward network", .example = 2048},
+        {.name = "heads", .help = "heads of q", .max = 1024, .example = 16},
+        {.name = "dim", .help = "features of a head", .max = 256, .example = 64},
+        {.name = "cache",
+         .help = "keys that the cache has room for, of a sequence",
+         .max = 1 << 24,
+         .example = 2048},
+        rare_size("kv-heads", "heads of k, and of v; heads if left out", 1024, 4),
+        rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
+        rare_size("layers", "how many layers, each with weights and caches of its own", most_layers,
+                  16),
+        rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30, 4096),
+        rare_size("rotary", "features of a head to rotate; all if left out", 256, 32),
+        rare_size("positions", "rows of the table of angles; 4096 if left out", 1 << 30, 4096)};
+  }
+
+  std::vector<OptionField> options() const override {
+    std::vector<OptionField> fields{
+        {"act", "activation of the feed-forward network", activation_names()},
+        rare_option("norm", "of rows: by the root mean square, or layer normalisation with biases",
+                    {"rms", "layer"}),
+        rare_option("post-norms",
+                    "whether what attention and the feed-forward network give is normalised before "
+                    "it is added",
+                    {"no", "yes"}),
+        rare_option("block",
+                    "whether the feed-forward network follows attention, or takes the same "
+                    "normalised x beside it",
+                    {"serial", "parallel"}),
+        rare_option("ffn", "the feed-forward network: with a gate, or plain without",
+                    {"gated", "plain"}),
+        rare_option("convention",
+                    "of the norms: where they round, and whether weights are kept as their "
+                    "distance from 1",
+                    {"llama", "gemma", "t5"}),
+        rare_number("eps", "of the norms: added to the mean square", "1e-06", 1),
+        rare_option("qkv-bias", "whether q, k and v have a bias", {"no", "yes"}),
+        rare_option("qk-norm", "whether heads of q and k are normalised, with weights of their own",
+                    {"no", "yes"}),
+        rare_option("out-bias", "whether the output product has a bias", {"no", "yes"}),
+        rare_option("ffn-bias", "whether the feed-forward network has biases", {"no", "yes"}),
+        rare_option("rotation", "RoPE of q and k: pairs rotary/2 apart, neighbours, or none",
+                    {"halves", "interleaved", "none"}),
+        rare_number("softcap", "of attention's scores: c in c tanh(x / c); 0: none", "0", 1e6),
+        rare_number("scale", "of attention's scores; 0: 1 / sqrt(dim)", "0", 1e6),
+        rare_option("lengths",
+                    "how many keys the sequences have in tests and measurements: all that the "
+                    "cache has room for, or some",
+                    {"full", "ragged"})};
+    for (OptionField& field : angle_options()) fields.push_back(std::move(field));
+    return fields;
+  }
+
+  std::vector<DType> dtypes(DeviceKind kind) const override { return float_dtypes(kind); }
+  std::string_view token_size() const override { return "batch"; }
+  bool rows_are_alike(const Problem&) const override { return false; }
+  std::vector<KnownModel> known_models() const override { return layer::known_models(); }
+
+  std::string contradiction(const Problem& problem) const override {
+    if (const auto s = size_or(problem, "s", 1); s > problem.size("cache"))
+      return fmt::format("s={} exceeds cache={}: new tokens go to the cache too", s,
+                         problem.size("cache"));
+    const bool layer_norm = problem.has("norm", "layer");
+    if (layer_norm && problem.options.contains("convention"))
+      return "convention=" + problem.option("convention") + " is of norm=rms";
+    if (layer_norm && problem.has("post-norms", "yes"))
+      return "post-norms=yes is of norm=rms: there is no layer normalisation with a residual "
+             "behind "
+             "it";
+    if (problem.has("block", "parallel") && problem.has("post-norms", "yes"))
+      return "block=parallel with post-norms=yes: both add to one residual";
+    try {
+      parts_of(problem);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return tensors_of(problem);
+  }
+
+  std::vector<StageSpec> stages(const Problem& problem) const override {
+    const auto one = stages_of_one(one_layer(problem));
+    if (!problem.sizes.contains("layers")) return one;
+    const std::int64_t layers = problem.size("layers");
+    std::vector<StageSpec> stages;
+    for (std::int64_t at = 0; at < layers; ++at)
+      for (StageSpec stage : one) {
+        stage.name = fmt::format("layers.{}.{}", at, stage.name);
+        for (auto* names : {&stage.inputs, &stage.outputs})
+          for (std::string& name : *names) name = name_in_all(name, at, layers);
+        stages.push_back(std::move(stage));
+      }
+    return stages;
+  }
+
+  void reference(const Problem& problem, std::size_t stage, ReferenceTensors& tensors,
+                 Parallel& parallel) const override {
+    const auto parts = parts_of(problem);
+    std::vector<std::pair<const OpPart*, std::size_t>> stages;
+    for (const OpPart& part : parts)
+      for (std::size_t i = 0; i < part.op->stages(part.problem).size(); ++i)
+        stages.emplace_back(&part, i);
+    const auto [part, own] = stages.at(stage % stages.size());
+    const std::int64_t layers = size_or(problem, "layers", 0);
+    const auto at = static_cast<std::int64_t>(stage / stages.size());
+    reference_of_part(*part, own, tensors, parallel, [&, part = part](const std::string& name) {
+      const std::string& whole = part->tensor(name);
+      return layers == 0 ? whole : name_in_all(whole, at, layers);
+    });
+  }
+
+  std::vector<OpPart> parts(const Problem& problem) const override { return parts_of(problem); }
+
+  std::optional<Repetition> repetition(const Problem& problem) const override {
+    if (!problem.sizes.contains("layers")) return std::nullopt;
+    const std::int64_t layers = problem.size("layers");
+    Repetition repetition{one_layer(problem), {}};
+    std::map<std::string, std::size_t> all;
+    for (const TensorSpec& tensor : tensors_of(problem)) all.emplace(tensor.name, all.size());
+    const auto one = tensors_of_one(repetition.one);
+    for (std::int64_t at = 0; at < layers; ++at) {
+      std::vector<std::size_t> places;
+      for (const TensorSpec& tensor : one)
+        places.push_back(all.at(name_in_all(tensor.name, at, layers)));
+      repetition.places.push_back(std::move(places));
+    }
+    return repetition;
+  }
+
+  std::vector<const Family*> families() const override {
+    static const auto families = [] {
+      std::vector<std::unique_ptr<const LayerFamily>> all;
+      for (const PartKind& kind : part_kinds())
+        for (const Family* family : kind.op().families())
+          if (has_stages(kind, *family))
+            all.push_back(std::make_unique<LayerFamily>(layer_op, kind.name, *family));
+      return all;
+    }();
+    // Fewer launches come first.
+    std::vector<const Family*> list = normed_products();
+    for (const auto& family : families) list.push_back(family.get());
+    return list;
+  }
+
+  /// What a user would write is another library's kernels: bench/ compares with PyTorch's.
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+};
+
+}  // namespace
+}  // namespace layer
+
+const Op& layer_op() {
+  static const layer::Layer op;
+  return op;
+}
+
+}  // namespace fftune

@@ -1,0 +1,198 @@
+// What a layer is made of: problems of other ops, and what their tensors are called here.
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/attention.hpp"
+#include "kernels/ffn/ffn.hpp"
+#include "kernels/layer/layer.hpp"
+#include "kernels/layernorm/layernorm.hpp"
+#include "kernels/linear/linear.hpp"
+#include "kernels/qkv/qkv.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
+
+namespace fftune::layer {
+namespace {
+
+using Names = std::map<std::string, std::string>;
+
+constexpr const char* usual_eps = "1e-06";
+
+std::int64_t size_or(const Problem& problem, const char* name, std::int64_t otherwise) {
+  const auto entry = problem.sizes.find(name);
+  return entry == problem.sizes.end() ? otherwise : entry->second;
+}
+
+std::string option_or(const Problem& problem, const char* name, const char* otherwise) {
+  const auto entry = problem.options.find(name);
+  return entry == problem.options.end() ? otherwise : entry->second;
+}
+
+class Parts {
+ public:
+  explicit Parts(const Problem& problem)
+      : problem_(problem),
+        tokens_(problem.size("batch") * size_or(problem, "s", 1)),
+        post_norms_(problem.has("post-norms", "yes")),
+        parallel_(problem.has("block", "parallel")) {}
+
+  std::vector<OpPart> all() {
+    add_norm("attn_norm", "x", "normalised");
+    add_qkv();
+    add_attention();
+    add_product("out", "attended", "w_o", "x", "mid");
+    if (post_norms_) add_post_norm("attn_post_norm", "attn_out", "x", "mid");
+    if (!parallel_) add_norm("ffn_norm", "mid", "ffn_normalised");
+    add_ffn();
+    if (post_norms_) add_post_norm("ffn_post_norm", "ffn_out", "mid", "y");
+    return std::move(parts_);
+  }
+
+ private:
+  void add(const char* name, const Op& op, std::map<std::string, std::int64_t> sizes,
+           std::map<std::string, std::string> options, Names names) {
+    // The kind of device decides about dtypes alone: those that CUDA has not, no op has.
+    parts_.push_back({name, &op,
+                      canonical(op,
+                                {std::string(op.name()), "fwd", problem_.dtype, std::move(sizes),
+                                 std::move(options)},
+                                DeviceKind::cuda),
+                      std::move(names)});
+  }
+
+  std::map<std::string, std::int64_t> row_sizes() const {
+    return {{"m", tokens_}, {"d", problem_.size("d")}};
+  }
+
+  std::map<std::string, std::string> rms_options(const char* residual) const {
+    return {{"convention", option_or(problem_, "convention", "llama")},
+            {"residual", residual},
+            {"eps", option_or(problem_, "eps", usual_eps)}};
+  }
+
+  /// The weights have the part's name.
+  void add_norm(const std::string& name, const char* x, const char* y) {
+    Names names{{"x", x}, {"w", name}, {"b", name + "_bias"}, {"y", y}};
+    if (problem_.has("norm", "layer"))
+      add(name == "attn_norm" ? "attn_layernorm" : "ffn_layernorm", layernorm_op(), row_sizes(),
+          {{"eps", option_or(problem_, "eps", usual_eps)}}, std::move(names));
+    else
+      add(name.c_str(), rmsnorm_op(), row_sizes(), rms_options("no"), std::move(names));
+  }
+
+  /// A norm of a sublayer's output, which is added to the residual.
+  void add_post_norm(const char* name, const char* x, const char* residual, const char* y) {
+    add(name, rmsnorm_op(), row_sizes(), rms_options("after"),
+        {{"x", x}, {"w", name}, {"residual", residual}, {"y", y}});
+  }
+
+  void add_qkv() {
+    std::map<std::string, std::int64_t> sizes{
+        {"m", tokens_},
+        {"d", problem_.size("d")},
+        {"heads", problem_.size("heads")},
+        {"dim", problem_.size("dim")},
+        {"cache-slots", problem_.size("batch") * problem_.size("cache")}};
+    for (const char* name : {"kv-heads", "rotary", "positions"})
+      if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
+    const std::string rotation = option_or(problem_, "rotation", "halves");
+    // Norms of heads round nothing on the way, in either convention.
+    const bool from_one = problem_.has("convention", "gemma");
+    std::map<std::string, std::string> options{{"bias", option_or(problem_, "qkv-bias", "no")},
+                                               {"norm", option_or(problem_, "qk-norm", "no")},
+                                               {"eps", option_or(problem_, "eps", usual_eps)},
+                                               {"convention", from_one ? "gemma" : "llama"},
+                                               {"rotation", rotation},
+                                               {"cache", "yes"}};
+    if (rotation != "none") {
+      options["angles"] = option_or(problem_, "angles", "base");
+      for (const char* name :
+           {"base", "factor", "context", "low", "high", "beta-fast", "beta-slow"})
+        if (problem_.options.contains(name)) options[name] = problem_.option(name);
+      if (problem_.options.contains("rope-scale")) options["scale"] = problem_.option("rope-scale");
+    }
+    add("qkv", qkv_op(), std::move(sizes), std::move(options), {{"x", "normalised"}});
+  }
+
+  void add_attention() {
+    const std::int64_t s = size_or(problem_, "s", 1);
+    std::map<std::string, std::int64_t> sizes{{"b", problem_.size("batch")},
+                                              {"s", s},
+                                              {"kv", problem_.size("cache")},
+                                              {"heads", problem_.size("heads")},
+                                              {"dim", problem_.size("dim")}};
+    for (const char* name : {"kv-heads", "window"})
+      if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
+    // A single query stands at the last key: all that there are come before it.
+    std::map<std::string, std::string> options{{"lengths", "yes"},
+                                               {"mask", s > 1 ? "causal" : "none"}};
+    for (const char* name : {"softcap", "scale"})
+      if (problem_.options.contains(name)) options[name] = problem_.option(name);
+    add("attention", attention_op(), std::move(sizes), std::move(options),
+        {{"k", "k_cache"}, {"v", "v_cache"}, {"out", "attended"}});
+  }
+
+  /// The product behind attention.
+  void add_product(const char* name, const char* x, const char* w, const char* residual,
+                   const char* y) {
+    add(name, linear_op(),
+        {{"m", tokens_},
+         {"k", problem_.size("heads") * problem_.size("dim")},
+         {"n", problem_.size("d")}},
+        {{"bias", option_or(problem_, "out-bias", "no")}, {"residual", post_norms_ ? "no" : "yes"}},
+        {{"x", x},
+         {"w", w},
+         {"bias", "b_o"},
+         {"residual", residual},
+         {"y", post_norms_ ? "attn_out" : y}});
+  }
+
+  void add_ffn() {
+    const bool gated = !problem_.has("ffn", "plain");
+    const bool bias = problem_.has("ffn-bias", "yes");
+    add("ffn", ffn_op(), {{"m", tokens_}, {"d", problem_.size("d")}, {"h", problem_.size("h")}},
+        {{"act", option_or(problem_, "act", "silu")},
+         {"gate", gated ? "yes" : "no"},
+         {"bias", !bias   ? "none"
+                  : gated ? "down"
+                          : "both"},
+         {"residual", post_norms_ ? "no" : "yes"}},
+        {{"x", parallel_ ? "normalised" : "ffn_normalised"},
+         {"residual", "mid"},
+         {"y", post_norms_ ? "ffn_out" : "y"}});
+  }
+
+  const Problem& problem_;
+  std::int64_t tokens_;
+  bool post_norms_, parallel_;
+  std::vector<OpPart> parts_;
+};
+
+}  // namespace
+
+std::vector<OpPart> parts_of(const Problem& problem) {
+  return Parts(problem).all();
+}
+
+std::vector<PartKind> part_kinds() {
+  const auto rms = [](const char* name) {
+    return PartKind{name, rmsnorm_op, {rmsnorm::stage_forward}};
+  };
+  const auto with_mean = [](const char* name) {
+    return PartKind{name, layernorm_op, {layernorm::stage_forward}};
+  };
+  return {rms("attn_norm"),
+          with_mean("attn_layernorm"),
+          {"qkv", qkv_op, {qkv::stage_product}},
+          {"attention", attention_op, {attention::stage_forward}},
+          {"out", linear_op, {linear::stage_product}},
+          rms("attn_post_norm"),
+          rms("ffn_norm"),
+          with_mean("ffn_layernorm"),
+          {"ffn", ffn_op, {ffn::stage_gate_up, ffn::stage_up, ffn::stage_down}},
+          rms("ffn_post_norm")};
+}
+
+}  // namespace fftune::layer

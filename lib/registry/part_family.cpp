@@ -1,0 +1,146 @@
+#include "registry/part_family.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "core/error.hpp"
+
+namespace fftune {
+namespace {
+
+/// The places of everything that a step names, moved.
+class Move {
+ public:
+  Move(const std::vector<std::size_t>& places, std::size_t first_kernel, std::size_t first_scratch)
+      : places_(places), first_kernel_(first_kernel), first_scratch_(first_scratch) {}
+
+  void operator()(KernelLaunch& launch) const {
+    launch.kernel += first_kernel_;
+    for (Argument& argument : launch.arguments) move(argument);
+    if (launch.parameters)
+      for (auto& field : launch.parameters->fields) move(field.value);
+  }
+  void operator()(LibraryGemm& gemm) const {
+    for (Pointer* pointer : {&gemm.a, &gemm.b, &gemm.c}) move(*pointer);
+    for (auto* scale : {&gemm.a_scale, &gemm.b_scale})
+      if (*scale) move(**scale);
+  }
+  void operator()(HostFunction& function) const {
+    function = [own = std::move(function), places = places_,
+                first = first_scratch_](const HostCall& call) {
+      std::vector<void*> tensors;
+      for (const std::size_t place : places) tensors.push_back(call.tensors[place]);
+      own({tensors.data(),
+           {call.scratch.begin() + static_cast<std::ptrdiff_t>(first), call.scratch.end()},
+           call.parallel});
+    };
+  }
+
+ private:
+  void move(TensorArgument& tensor) const { tensor.tensor = places_.at(tensor.tensor); }
+  void move(ScratchArgument& scratch) const { scratch.scratch += first_scratch_; }
+  void move(Pointer& pointer) const {
+    std::visit([&](auto& place) { move(place); }, pointer);
+  }
+  void move(Argument& argument) const {
+    if (auto* tensor = std::get_if<TensorArgument>(&argument))
+      move(*tensor);
+    else if (auto* scratch = std::get_if<ScratchArgument>(&argument))
+      move(*scratch);
+    else if (auto* map = std::get_if<TensorMapArgument>(&argument))
+      move(map->matrix);
+  }
+
+  const std::vector<std::size_t>& places_;
+  std::size_t first_kernel_, first_scratch_;
+};
+
+}  // namespace
+
+std::string part_family_name(std::string_view part, std::string_view family) {
+  return fmt::format("{}.{}", part, family);
+}
+
+void append_moved(Program& program, Program from, const std::vector<std::size_t>& places,
+                  std::size_t tensors) {
+  const Move move(places, program.kernels.size(), program.scratch.size());
+  program.kernels.insert(program.kernels.end(), from.kernels.begin(), from.kernels.end());
+  program.scratch.insert(program.scratch.end(), from.scratch.begin(), from.scratch.end());
+  for (Step& step : from.steps) {
+    if (std::holds_alternative<HostFunction>(step)) program.host_tensors = tensors;
+    std::visit(move, step);
+    program.steps.push_back(std::move(step));
+  }
+}
+
+PartFamily::PartFamily(const Op& (*whole)(), std::string part, const Family& family)
+    : whole_(whole),
+      part_(std::move(part)),
+      name_(part_family_name(part_, family.name())),
+      family_(family) {}
+
+std::vector<std::string> PartFamily::stages() const {
+  std::vector<std::string> names;
+  for (const std::string& stage : family_.stages())
+    names.push_back(fmt::format("{}.{}", part_, stage));
+  return names;
+}
+
+std::optional<OpPart> PartFamily::part_of(const Problem& problem) const {
+  auto parts = whole_().parts(problem);
+  const auto own = std::find_if(parts.begin(), parts.end(),
+                                [&](const OpPart& part) { return part.name == part_; });
+  if (own == parts.end()) return std::nullopt;
+  return std::move(*own);
+}
+
+Problem PartFamily::problem_of(const Problem& problem) const {
+  auto part = part_of(problem);
+  if (!part)
+    throw Error(ErrorKind::internal, fmt::format("{} has no part '{}'", problem.text(), part_));
+  return std::move(part->problem);
+}
+
+std::optional<std::string> PartFamily::refusal(const Problem& problem,
+                                               const DeviceFacts& facts) const {
+  const auto part = part_of(problem);
+  if (!part) return fmt::format("the problem has no {}", part_);
+  const auto stages = part->op->stages(part->problem);
+  for (const std::string& stage : family_.stages())
+    if (std::none_of(stages.begin(), stages.end(),
+                     [&](const StageSpec& spec) { return spec.name == stage; }))
+      return fmt::format("the problem has no stage {}", part->stage(stage));
+  return family_.refusal(part->problem, facts);
+}
+
+Space PartFamily::space(const Problem& problem, const DeviceFacts& facts) const {
+  return family_.space(problem_of(problem), facts);
+}
+
+Config PartFamily::default_config(const Problem& problem, const DeviceFacts& facts) const {
+  return family_.default_config(problem_of(problem), facts);
+}
+
+std::optional<double> PartFamily::estimate(const Problem& problem, const DeviceFacts& facts,
+                                           const Config& config) const {
+  return family_.estimate(problem_of(problem), facts, config);
+}
+
+Program PartFamily::program(const Problem& problem, const DeviceFacts& facts,
+                            const Config& config) const {
+  const auto part = part_of(problem);
+  if (!part)
+    throw Error(ErrorKind::internal, fmt::format("{} has no part '{}'", problem.text(), part_));
+  const auto tensors = whole_().tensors(unrepeated(whole_(), problem));
+  std::vector<std::size_t> places;
+  for (const TensorSpec& tensor : part->op->tensors(part->problem))
+    places.push_back(tensor_index(tensors, part->tensor(tensor.name)));
+  Program program;
+  append_moved(program, family_.program(part->problem, facts, config), places, tensors.size());
+  return program;
+}
+
+}  // namespace fftune

@@ -1,0 +1,50 @@
+// A family of one op that serves stages of another, which has the former as a part.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "registry/family.hpp"
+#include "registry/op.hpp"
+
+namespace fftune {
+
+class PartFamily : public Family {
+ public:
+  /// `part`: the name of the part of `whole`. Both have to outlive this.
+  PartFamily(const Op& (*whole)(), std::string part, const Family& family);
+
+  std::string_view name() const override { return name_; }
+  std::string_view summary() const override { return family_.summary(); }
+  DeviceKind device_kind() const override { return family_.device_kind(); }
+  std::vector<std::string> stages() const override;
+  bool is_fallback() const override { return family_.is_fallback(); }
+  std::vector<std::string> sources() const override { return family_.sources(); }
+
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override;
+  Space space(const Problem&, const DeviceFacts&) const override;
+  Config default_config(const Problem&, const DeviceFacts&) const override;
+  std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const override;
+  Program program(const Problem&, const DeviceFacts&, const Config&) const override;
+
+ private:
+  std::optional<OpPart> part_of(const Problem&) const;
+  Problem problem_of(const Problem&) const;
+
+  const Op& (*whole_)();
+  std::string part_;
+  std::string name_;
+  const Family& family_;
+};
+
+/// What a family of a part is called in the whole: "qkv.product_sm90".
+std::string part_family_name(std::string_view part, std::string_view family);
+
+/// Appends `from` to `program`: its tensor number i is number places[i] there. `tensors` is how
+/// many the host functions of `program` may look at.
+void append_moved(Program& program, Program from, const std::vector<std::size_t>& places,
+                  std::size_t tensors);
+
+}  // namespace fftune

@@ -1,0 +1,167 @@
+#include "safetensors/model.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/nearest.hpp"
+#include "store/file_access.hpp"
+#include "store/json_value.hpp"
+
+namespace fftune {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* index_name = "model.safetensors.index.json";
+
+[[noreturn]] void fail(const fs::path& file, const std::string& why) {
+  throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", file.string(), why));
+}
+
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos &&
+         name.find('\0') == name.npos;
+}
+
+std::vector<fs::path> safetensors_in(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error))
+    if (entry->path().extension() == ".safetensors") files.push_back(entry->path());
+  if (error)
+    throw Error(ErrorKind::io,
+                fmt::format("{}: cannot be read: {}", folder.string(), error.message()));
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const fs::path& path) {
+  const auto fail_io = [&](int error) {
+    throw Error(ErrorKind::io,
+                fmt::format("{}: cannot be read: {}", path.string(), std::strerror(error)));
+  };
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) fail_io(errno);
+  struct stat status {};
+  void* memory = nullptr;
+  int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+  if (error == 0 && !S_ISREG(status.st_mode)) error = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+  if (error == 0 && status.st_size > 0) {
+    memory = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE,
+                    descriptor, 0);
+    if (memory == MAP_FAILED) error = errno;
+  }
+  ::close(descriptor);
+  if (error != 0) fail_io(error);
+  if (memory == nullptr) return;
+  data_ = static_cast<const std::byte*>(memory);
+  size_ = static_cast<std::size_t>(status.st_size);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+SavedModel::SavedModel(const fs::path& path) : path_(path) {
+  std::error_code error;
+  if (path.extension() == ".json") {
+    add_index(path);
+  } else if (!fs::is_directory(path, error)) {
+    add(path);
+  } else if (fs::exists(path / index_name, error)) {
+    add_index(path / index_name);
+  } else {
+    const auto files = safetensors_in(path);
+    if (files.empty())
+      fail(path,
+           fmt::format("it has no .safetensors file and no {}: give a saved model", index_name));
+    for (const fs::path& file : files) add(file);
+  }
+}
+
+fs::path SavedModel::folder() const {
+  std::error_code error;
+  return fs::is_directory(path_, error) ? path_ : path_.parent_path();
+}
+
+void SavedModel::add(const fs::path& path) {
+  const MappedFile& file = *files_.emplace_back(std::make_unique<MappedFile>(path));
+  std::vector<SavedTensor> tensors;
+  try {
+    tensors = read_safetensors_header(file.bytes());
+  } catch (const Error& error) {
+    fail(path, error.what());
+  }
+  for (SavedTensor& tensor : tensors) {
+    if (find(tensor.name) != nullptr)
+      fail(path, fmt::format("'{}' is in another file of the model too", printable(tensor.name)));
+    const std::string name = tensor.name;
+    const std::byte* const data = file.bytes().data() + tensor.begin;
+    tensors_.emplace(name, Tensor{std::move(tensor), data});
+  }
+}
+
+void SavedModel::add_index(const fs::path& index) {
+  JsonValue root;
+  try {
+    root = parse_json(read_whole_file(index));
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("{}: {}", index.string(), error.what()));
+  }
+  const JsonValue* map = root.find("weight_map");
+  const auto* names = map ? map->get_if<JsonValue::Object>() : nullptr;
+  if (names == nullptr || names->empty())
+    fail(index, "it has no weight_map: it is no index of a saved model");
+  std::set<std::string> shards;
+  for (const auto& [name, value] : *names) {
+    const auto* file = value.get_if<std::string>();
+    if (file == nullptr || !is_plain_file_name(*file))
+      fail(index, fmt::format("'{}' is said to be in {}: it should be the name of a file here",
+                              printable(name), json_brief(value)));
+    shards.insert(*file);
+  }
+  for (const std::string& shard : shards) {
+    std::error_code error;
+    if (!fs::exists(index.parent_path() / shard, error))
+      fail(index, fmt::format("it names {}, which is missing", printable(shard)));
+    add(index.parent_path() / shard);
+  }
+  std::set<std::string_view> seen;
+  for (const auto& [name, value] : *names) {
+    if (!seen.insert(name).second)
+      fail(index, fmt::format("'{}' is in weight_map twice", printable(name)));
+    if (find(name) == nullptr)
+      fail(index, fmt::format("'{}' is not in {}, as it says", printable(name),
+                              printable(*value.get_if<std::string>())));
+  }
+}
+
+const SavedModel::Tensor* SavedModel::find(std::string_view name) const {
+  const auto entry = tensors_.find(name);
+  return entry == tensors_.end() ? nullptr : &entry->second;
+}
+
+const SavedModel::Tensor& SavedModel::at(std::string_view name) const {
+  if (const Tensor* tensor = find(name)) return *tensor;
+  std::vector<std::string> names;
+  for (const auto& entry : tensors_) names.push_back(entry.first);
+  const std::string near = nearest(name, names);
+  fail(path_, fmt::format("there is no tensor '{}'{}", printable(name),
+                          near.empty() ? "" : fmt::format(": did you mean {}?", printable(near))));
+}
+
+}  // namespace fftune

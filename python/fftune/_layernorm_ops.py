@@ -1,0 +1,100 @@
+"""Layer normalisation, with and without a residual."""
+import torch
+from torch import Tensor
+
+from ._custom import call, define, empty, expect, fake, fftune_ops, gradient, yes
+from ._run import Form, ready, run
+
+
+def _values(options, x, residual, w, b, dy=None):
+    m, d = x.shape[:-1].numel(), x.shape[-1]
+    expect("layernorm", "residual", residual, x.shape, x.dtype)
+    expect("layernorm", "w", w, (d,), x.dtype)
+    expect("layernorm", "b", b, (d,), x.dtype)
+    expect("layernorm", "dy", dy, x.shape, x.dtype)
+    return (m, d, *options, yes(residual)) if m else None
+
+
+def _backward_values(options, x, w, dy, dsum):
+    return _values(options, x, dsum, w, None, dy)
+
+
+_FORWARD = Form("layernorm", False, ("m", "d", "eps", "residual"), _values)
+_BACKWARD = Form("layernorm", True, ("m", "d", "eps", "residual"), _backward_values)
+
+
+@define("layernorm(Tensor x, Tensor w, Tensor b, float eps) -> Tensor")
+def _(x, w, b, eps):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_FORWARD, (eps,), (x, None, w, b), (y,))
+    return y
+
+
+@define("add_layernorm(Tensor x, Tensor residual, Tensor w, Tensor b, float eps) "
+        "-> (Tensor, Tensor)")
+def _(x, residual, w, b, eps):
+    x = ready(x)
+    y, total = torch.empty_like(x), torch.empty_like(x)
+    run(_FORWARD, (eps,), (x, residual, w, b), (y, total))
+    return y, total
+
+
+@define("layernorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, float eps) "
+        "-> (Tensor, Tensor, Tensor)")
+def _(dy, x, w, dsum, eps):
+    x, w = ready(x), ready(w)
+    dx, dw, db = torch.empty_like(x), torch.empty_like(w), empty(w, *w.shape)
+    run(_BACKWARD, (eps,), (x, w, dy, dsum), (dx, dw, db))
+    return dx, dw, db
+
+
+@fake("layernorm")
+def _(x, w, b, eps):
+    return x.new_empty(x.shape)
+
+
+@fake("add_layernorm")
+def _(x, residual, w, b, eps):
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+@fake("layernorm_backward")
+def _(dy, x, w, dsum, eps):
+    return x.new_empty(x.shape), w.new_empty(w.shape), w.new_empty(w.shape)
+
+
+def _save(ctx, inputs, output):
+    x, w, _, ctx.eps = inputs
+    ctx.save_for_backward(x, w)
+
+
+@gradient("layernorm", _save)
+def _(ctx, dy):
+    return *call(fftune_ops.layernorm_backward.default, dy, *ctx.saved_tensors, None, ctx.eps), None
+
+
+def _save_sum(ctx, inputs, output):
+    _, _, w, _, ctx.eps = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], w)
+
+
+@gradient("add_layernorm", _save_sum)
+def _(ctx, dy, dsum):
+    if dy is None:
+        return dsum, dsum, None, None, None
+    dx, dw, db = call(fftune_ops.layernorm_backward.default, dy, *ctx.saved_tensors, dsum, ctx.eps)
+    return dx, dx, dw, db, None
+
+
+def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over the last dimension. x [..., d]; w, b [d]. ->
+    [..., d]"""
+    return call(fftune_ops.layernorm.default, x, w, b, eps)
+
+
+def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5
+                  ) -> tuple[Tensor, Tensor]:
+    """(layernorm(s), s) of s = x + residual. x, residual [..., d]; w, b [d]. -> two of [..., d]"""
+    return call(fftune_ops.add_layernorm.default, x, residual, w, b, eps)

@@ -1,0 +1,342 @@
+"""Mixtures of experts: the router's choice, and the experts' gated MLPs."""
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, wants_gradient, yes)
+from ._library import Error
+from ._run import Form, ready, run
+
+# Weights of a token's choices are float32 whatever the activations are.
+_KEEPS = (2,)
+_INPUTS = "Tensor x, Tensor ids, Tensor weights"
+_WEIGHTS = "Tensor w_gate, Tensor w_up, Tensor w_down"
+_OPTIONS = "str act, str routing"
+
+
+def _expect_experts(x, ids, weights, w_gate, w_up, w_down) -> tuple:
+    """The sizes of tensors that fit together."""
+    d, k = x.shape[-1], ids.shape[-1]
+    if w_gate.dim() != 3:
+        raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}: give [experts, h, d]")
+    experts, h = w_gate.shape[:2]
+    expect("moe-ffn", "w_gate", w_gate, (experts, h, d), x.dtype)
+    expect("moe-ffn", "w_up", w_up, (experts, h, d), x.dtype)
+    expect("moe-ffn", "w_down", w_down, (experts, d, h), x.dtype)
+    expect("moe-ffn", "ids", ids, (*x.shape[:-1], k))
+    expect("moe-ffn", "weights", weights, (*x.shape[:-1], k))
+    return x.shape[:-1].numel(), d, h, k, experts
+
+
+def _forward_values(options, x, ids, weights, *experts):
+    sizes = _expect_experts(x, ids, weights, *experts)
+    return (*sizes, *options) if sizes[0] else None
+
+
+def _backward_values(options, dy, x, ids, weights, gate, up, *experts_and_into):
+    experts, into = experts_and_into[:3], experts_and_into[3:]
+    sizes = _expect_experts(x, ids, weights, *experts)
+    m, _, h, k, _ = sizes
+    expect("moe-ffn", "dy", dy, x.shape, x.dtype)
+    for name, tensor in (("gate", gate), ("up", up)):
+        expect("moe-ffn", name, tensor, (m * k, h), x.dtype)
+    for weight, tensor in zip(experts, into):
+        expect("moe-ffn", "a gradient to add to", tensor, weight.shape, weight.dtype)
+    save = "input" if gate is None else "preact"
+    return (*sizes, *options, save, "yes" if into else None) if m else None
+
+
+_NAMES = ("m", "d", "h", "top-k", "experts", "act", "routing", "save")
+_FORWARD = Form("moe-ffn", False, _NAMES, _forward_values)
+_BACKWARD = Form("moe-ffn", True, (*_NAMES, "accumulate"), _backward_values)
+
+
+def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """As the kernels read them."""
+    return ready(ids.to(torch.int32)), ready(weights.float())
+
+
+@define(f"moe_ffn({_INPUTS}, {_WEIGHTS}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS)
+def _(x, ids, weights, w_gate, w_up, w_down, act, routing):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_FORWARD, (act, routing or None, None),
+        (x, *_choices(ids, weights), w_gate, w_up, w_down), (y,))
+    return y
+
+
+@define(f"moe_ffn_preact({_INPUTS}, {_WEIGHTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+        casts=True, keeps=_KEEPS)
+def _(x, ids, weights, w_gate, w_up, w_down, act, routing):
+    x = ready(x)
+    y, gate = torch.empty_like(x), empty(x, ids.numel(), w_gate.shape[1])
+    up = torch.empty_like(gate)
+    run(_FORWARD, (act, routing or None, "preact"),
+        (x, *_choices(ids, weights), w_gate, w_up, w_down), (y, gate, up))
+    return y, gate, up
+
+
+@define(f"moe_ffn_backward(Tensor dy, {_INPUTS}, Tensor? gate, Tensor? up, {_WEIGHTS}, {_OPTIONS}) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, act, routing):
+    x, *experts = map(ready, (x, w_gate, w_up, w_down))
+    ids, weights = _choices(ids, weights)
+    results = tuple(map(torch.empty_like, (x, weights, *experts)))
+    run(_BACKWARD, (act, routing or None), (dy, x, ids, weights, gate, up, *experts), results)
+    return results
+
+
+@define(f"moe_ffn_backward_into(Tensor dy, {_INPUTS}, Tensor? gate, Tensor? up, {_WEIGHTS}, "
+        "Tensor(a!) d_gate, Tensor(b!) d_up, Tensor(c!) d_down, "
+        f"{_OPTIONS}) -> (Tensor, Tensor)")
+def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act, routing):
+    into = d_gate, d_up, d_down
+    for tensor in into:
+        if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
+            raise Error("moe-ffn: a gradient to add to is not contiguous, or not at an address of "
+                        "16 bytes")
+    ids, weights = _choices(ids, weights)
+    dx, d_weights = empty(x, *x.shape), torch.empty_like(weights)
+    if dx.numel():
+        run(_BACKWARD, (act, routing or None),
+            (dy, x, ids, weights, gate, up, w_gate, w_up, w_down, *into), (dx, d_weights, *into))
+    return dx, d_weights
+
+
+@fake("moe_ffn")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
+@fake("moe_ffn_preact")
+def _(x, ids, weights, w_gate, *others):
+    hidden = ids.numel(), w_gate.shape[1]
+    return x.new_empty(x.shape), x.new_empty(hidden), x.new_empty(hidden)
+
+
+@fake("moe_ffn_backward")
+def _(dy, x, ids, weights, gate, up, *others):
+    return (x.new_empty(x.shape), weights.new_empty(weights.shape, dtype=torch.float32),
+            *(w.new_empty(w.shape) for w in others[:3]))
+
+
+@fake("moe_ffn_backward_into")
+def _(dy, x, ids, weights, *others):
+    return x.new_empty(x.shape), weights.new_empty(weights.shape, dtype=torch.float32)
+
+
+def _save(ctx, inputs, output):
+    *tensors, ctx.act, ctx.routing = inputs
+    gate = up = None
+    if isinstance(output, tuple):
+        _, gate, up = output
+        ctx.mark_non_differentiable(gate, up)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, gate, up)
+
+
+@gradient("moe_ffn", _save)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 8
+    x, ids, weights, *experts, gate, up = ctx.saved_tensors
+    dx, d_weights, *d_experts = call(fftune_ops.moe_ffn_backward.default, 
+        dy, x, ids, weights, gate, up, *experts, ctx.act, ctx.routing)
+    return dx, None, d_weights.to(weights.dtype), *d_experts, None, None
+
+
+gradient("moe_ffn_preact", _save)(_)
+
+
+# gate and up in one tensor, with biases and gpt-oss' activation: for inference
+
+def _packed_values(options, x, ids, weights, w_gate_up, w_down, b_gate_up, b_down):
+    act, routing, packing, weigh = options
+    d, k = x.shape[-1], ids.shape[-1]
+    if w_gate_up.dim() != 3:
+        raise Error(f"moe-ffn: w_gate_up is {list(w_gate_up.shape)}: give [experts, 2h, d]")
+    experts, h = w_gate_up.shape[0], w_gate_up.shape[1] // 2
+    expect("moe-ffn", "w_gate_up", w_gate_up, (experts, 2 * h, d), x.dtype)
+    expect("moe-ffn", "w_down", w_down, (experts, d, h), x.dtype)
+    expect("moe-ffn", "b_gate_up", b_gate_up, (experts, 2 * h), x.dtype)
+    expect("moe-ffn", "b_down", b_down, (experts, d), x.dtype)
+    expect("moe-ffn", "ids", ids, (*x.shape[:-1], k))
+    expect("moe-ffn", "weights", weights, (*x.shape[:-1], k))
+    if (b_gate_up is None) != (b_down is None):
+        raise Error("moe-ffn: give biases of both products, or of none")
+    m = x.shape[:-1].numel()
+    return (m, d, h, k, experts, act, routing, packing, weigh,
+            None if b_down is None else "all") if m else None
+
+
+_PACKED = Form("moe-ffn", False, ("m", "d", "h", "top-k", "experts", "act", "routing", "gate-up",
+                                  "weigh", "bias"), _packed_values)
+
+
+@define(f"moe_ffn_packed({_INPUTS}, Tensor w_gate_up, Tensor w_down, Tensor? b_gate_up, "
+        "Tensor? b_down, str act, str packing, str weigh, str routing) -> Tensor", casts=True,
+        keeps=_KEEPS)
+def _(x, ids, weights, w_gate_up, w_down, b_gate_up, b_down, act, packing, weigh, routing):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_PACKED, (act, routing or None, packing, weigh if weigh != "after" else None),
+        (x, *_choices(ids, weights), w_gate_up, w_down, b_gate_up, b_down), (y,))
+    return y
+
+
+@fake("moe_ffn_packed")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
+def gate_and_up(gate_up: Tensor, packing: str) -> tuple[Tensor, Tensor]:
+    """Views of both, of a weight [experts, 2h, d], or a bias [experts, 2h], that holds them."""
+    if packing not in ("halves", "interleaved"):
+        raise Error(f"moe-ffn: there is no packing '{packing}': give halves or interleaved")
+    if packing == "halves":
+        return tuple(gate_up.chunk(2, 1))
+    return gate_up[:, 0::2], gate_up[:, 1::2]
+
+
+def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+            w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None = None, act: str = "silu",
+            packing: str = "halves", weigh: str = "after", recompute: bool = False,
+            routing: str | None = None) -> Tensor:
+    """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
+
+    x [..., d]; ids [..., k] of integers: the experts that a token chose, each once; one outside of
+    [0, experts) is not here and adds nothing. weights [..., k] of any floating type, float32 in the
+    kernels. w_gate, w_up [experts, h, d]; w_down [experts, d, h]. -> [..., d]. Without w_up, w_gate
+    [experts, 2h, d] holds both, of each expert first all of gate, or with packing="interleaved" a
+    row of each in turn; then there may be biases [experts, 2h], in the same order, and [experts, d],
+    and weigh="before": a token is multiplied by its weights before the experts' first product.
+
+    x, weights (for the router) and the experts have gradients, but with biases, with weigh="before"
+    and with act="swiglu-oai", gpt-oss' clamped activation. Without w_up gate and up are copied for
+    them. act and recompute: as of `ffn`. routing: how tokens are expected to choose, to choose
+    kernels by: "uniform" (the default) or "zipf:1"; any choice is right.
+    """
+    wanted = wants_gradient(x, weights, w_gate, w_up, w_down, *(biases or ()))
+    special = biases is not None or weigh != "after" or act == "swiglu-oai"
+    if w_up is None:
+        gate, up = gate_and_up(w_gate, packing)
+        if not wanted:
+            return call(fftune_ops.moe_ffn_packed.default, x, ids, weights, w_gate, w_down,
+                        *(biases or (None, None)), act, packing, weigh, routing or "")
+        w_gate, w_up = gate, up
+    if special:
+        raise Error("moe-ffn: biases, weigh=\"before\" and act=\"swiglu-oai\" " + (
+            "have no gradients: use torch.no_grad()" if wanted else
+            "are for gate and up in one tensor: leave w_up out"))
+    arguments = x, ids, weights, w_gate, w_up, w_down
+    if not recompute and wanted:
+        return call(fftune_ops.moe_ffn_preact.default, *arguments, act, routing or "")[0]
+    return call(fftune_ops.moe_ffn.default, *arguments, act, routing or "")
+
+
+def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor | None,
+                     up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,
+                     act: str = "silu", into: Sequence[Tensor] | None = None,
+                     routing: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn`; d_weights is float32. dy [..., d];
+    gate, up [tokens * k, h]: what torch.ops.fftune.moe_ffn_preact gave, or None to compute them
+    again. into: three tensors like the experts' weights, to which their gradients are added."""
+    arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
+    if into is None:
+        return call(fftune_ops.moe_ffn_backward.default, *arguments, act, routing or "")
+    return *fftune_ops.moe_ffn_backward_into(*arguments, *into, act, routing or ""), *into
+
+
+# moe-route
+
+_ROUTER = ("int top_k, str score, str order, int groups, int top_groups, str group_score, "
+           "bool renormalise, float scale")
+
+
+def _route_values(options, logits, bias):
+    top_k, score, order, groups, top_groups, group_score, renormalise, scale = options
+    m, experts = logits.shape[:-1].numel(), logits.shape[-1]
+    expect("moe-route", "bias", bias, (experts,))
+    return (m, top_k, experts, groups or None, top_groups or None, score, order,
+            "yes" if renormalise else "no", float(scale), group_score if groups else None,
+            yes(bias)) if m else None
+
+
+def _route_backward_values(options, d_weights, logits, ids):
+    top_k, score, order, renormalise, scale = options
+    m, experts = logits.shape[:-1].numel(), logits.shape[-1]
+    expect("moe-route", "ids", ids, (*logits.shape[:-1], top_k))
+    expect("moe-route", "d_weights", d_weights, ids.shape)
+    return (m, top_k, experts, None, None, score, order, "yes" if renormalise else "no",
+            float(scale)) if m else None
+
+
+_ROUTE_NAMES = ("m", "top-k", "experts", "groups", "top-groups", "score", "order", "renormalise",
+                "scale")
+_ROUTE = Form("moe-route", False, (*_ROUTE_NAMES, "group-score", "bias"), _route_values)
+_ROUTE_BACKWARD = Form("moe-route", True, _ROUTE_NAMES, _route_backward_values, typed_by=1)
+
+
+@define(f"moe_route(Tensor logits, Tensor? bias, {_ROUTER}) -> (Tensor, Tensor)")
+def _(logits, bias, top_k, *options):
+    shape = *logits.shape[:-1], top_k
+    weights = empty(logits, *shape, dtype=torch.float32)
+    ids = torch.empty_like(weights, dtype=torch.int32)
+    run(_ROUTE, (top_k, *options), (logits, None if bias is None else bias.float()),
+        (ids, weights))
+    return weights, ids
+
+
+@define("moe_route_backward(Tensor d_weights, Tensor logits, Tensor ids, str score, str order, "
+        "bool renormalise, float scale) -> Tensor")
+def _(d_weights, logits, ids, *options):
+    logits = ready(logits)
+    d_logits = torch.empty_like(logits)
+    run(_ROUTE_BACKWARD, (ids.shape[-1], *options), (d_weights.float(), logits, ids), (d_logits,))
+    return d_logits
+
+
+@fake("moe_route")
+def _(logits, bias, top_k, *options):
+    shape = *logits.shape[:-1], top_k
+    return (logits.new_empty(shape, dtype=torch.float32),
+            logits.new_empty(shape, dtype=torch.int32))
+
+
+@fake("moe_route_backward")
+def _(d_weights, logits, *others):
+    return logits.new_empty(logits.shape)
+
+
+def _save_route(ctx, inputs, output):
+    logits, _, _, score, order, _, _, _, renormalise, scale = inputs
+    _, ids = output
+    ctx.mark_non_differentiable(ids)
+    ctx.options = score, order, renormalise, scale
+    ctx.save_for_backward(logits, ids)
+
+
+@gradient("moe_route", _save_route)
+def _(ctx, d_weights, _):
+    return call(fftune_ops.moe_route_backward.default, d_weights, *ctx.saved_tensors,
+                *ctx.options), *(None,) * 9
+
+
+def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: str = "softmax",
+              order: str = "before", groups: int = 0, top_groups: int = 0,
+              group_score: str = "max", renormalise: bool = False, scale: float = 1.0
+              ) -> tuple[Tensor, Tensor]:
+    """(ids, weights): the `top_k` experts that each token chooses, the best first, and their
+    weights, as `moe_ffn` takes them.
+
+    logits [..., experts]. -> int32 [..., top_k] and float32 [..., top_k]; the weights have
+    gradients to the logits. score: "softmax" of all logits, or with order="after" of those chosen
+    alone; or "sigmoid". bias [experts]: is added to the scores for the choice alone (DeepSeek). Of
+    `groups` groups of neighbours only the best `top_groups` take part, by their best expert or with
+    group_score="top2" by the sum of their best two. renormalise: a token's weights add up to
+    `scale`, which otherwise only multiplies them.
+    """
+    weights, ids = call(fftune_ops.moe_route.default, logits, bias, top_k, score, order, groups,
+                        top_groups, group_score, renormalise, scale)
+    return ids, weights

@@ -1,0 +1,186 @@
+"""The product in front of attention: queries, keys and values of all heads in one op."""
+import torch
+from torch import Tensor
+
+from . import reference
+from ._custom import call, define, empty, expect, fake, fftune_ops, wants_gradient, yes
+from ._library import Error
+from ._run import Form, run
+
+_WEIGHTS = ("Tensor x, Tensor w_q, Tensor? w_k, Tensor? w_v, Tensor? b_q, Tensor? b_k, "
+            "Tensor? b_v, Tensor? q_norm, Tensor? k_norm, Tensor? positions, Tensor? angles")
+_ANGLES = 10  # the place of angles, which are float32 whatever x is
+_OPTIONS = ("int heads, int kv_heads, float eps, str rotation, int rotary, str rule, "
+            "float[] numbers")
+_NUMBERS = ("base", "factor", "context", "low", "high", "beta-fast", "beta-slow", "scale")
+_USED = {"table": (7,), "base": (0, 1, 7), "llama3": (0, 1, 2, 3, 4, 7),
+         "yarn": (0, 1, 2, 5, 6, 7)}
+
+
+def _dim(w_q: Tensor, w_k: Tensor | None, heads: int, kv_heads: int) -> int:
+    """Features of a head."""
+    count = heads if w_k is not None else heads + 2 * kv_heads
+    if w_q.dim() != 2 or w_q.shape[0] % count:
+        raise Error(f"qkv: {'w_q' if w_k is not None else 'w'} is {list(w_q.shape)}: give rows of "
+                    f"{count} heads")
+    return w_q.shape[0] // count
+
+
+def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles,
+            k_cache=None, v_cache=None, slots=None):
+    heads, kv_heads, eps, rotation, rotary, rule, numbers = options
+    d, m = x.shape[-1], x.shape[:-1].numel()
+    dim = _dim(w_q, w_k, heads, kv_heads)
+    packed = w_k is None
+    expect("qkv", "x", x, (*x.shape[:-1], w_q.shape[1]), w_q.dtype)
+    for name, tensor in (("w_k", w_k), ("w_v", w_v)):
+        expect("qkv", name, tensor, (kv_heads * dim, d), x.dtype)
+    expect("qkv", "the bias of q", b_q, (w_q.shape[0],), x.dtype)
+    for name, tensor in (("k", b_k), ("v", b_v)):
+        expect("qkv", f"the bias of {name}", tensor, (kv_heads * dim,), x.dtype)
+    if (w_k is None) != (w_v is None) or not packed and len(
+            {t is None for t in (b_q, b_k, b_v)}) > 1 or (q_norm is None) != (k_norm is None):
+        raise Error("qkv: give weights, biases and norms of all parts, or of none")
+    for name, tensor in (("q_norm", q_norm), ("k_norm", k_norm)):
+        expect("qkv", name, tensor, (dim,), x.dtype)
+    rotates = positions is not None
+    if rotates and rule not in _USED:
+        raise Error(f"qkv: there is no rule '{rule}': give {', '.join(_USED)}")
+    if angles is not None and not rotates:
+        raise Error("qkv: angles without positions")
+    if rotates:
+        expect("qkv", "positions", positions, x.shape[:-1])
+        if (rule == "table") != (angles is not None):
+            raise Error("qkv: angles are given with rule='table', and only with it")
+    if angles is not None:
+        expect("qkv", "angles", angles, (angles.shape[0], rotary or dim), torch.float32)
+    rows = None
+    if k_cache is not None:
+        rows = k_cache.shape[:-2].numel()
+        for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
+            expect("qkv", name, tensor, (*k_cache.shape[:-2], kv_heads, dim), x.dtype)
+        expect("qkv", "slots", slots, x.shape[:-1])
+    if not m:
+        return None
+    return (m, d, heads, dim, kv_heads, rotary or None if rotates else None,
+            None if angles is None else angles.shape[0], rows, "packed" if packed else "separate",
+            yes(b_q), yes(q_norm), float(eps) if q_norm is not None else None,
+            rotation if rotates else None, rule if rotates else None,
+            *(n if rotates and i in _USED[rule] else None for i, n in enumerate(numbers)),
+            yes(slots), None if slots is None else "i64" if slots.dtype == torch.int64 else "i32")
+
+
+_QKV = Form("qkv", False,
+            ("m", "d", "heads", "dim", "kv-heads", "rotary", "positions", "cache-slots", "weights",
+             "bias", "norm", "eps", "rotation", "angles", *_NUMBERS, "cache", "slots"), _values)
+
+
+def _heads(x: Tensor, count: int, dim: int) -> Tensor:
+    return empty(x, *x.shape[:-1], count, dim)
+
+
+@define(f"qkv({_WEIGHTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)", casts=True, keeps=(_ANGLES,))
+def _(*arguments):
+    x, w_q, w_k, *others, positions, angles = arguments[:11]
+    heads, kv_heads, *options, numbers = arguments[11:]
+    dim = _dim(w_q, w_k, heads, kv_heads)
+    results = [_heads(x, count, dim) for count in (heads, kv_heads, kv_heads)]
+    positions = None if positions is None else positions.to(torch.int32)
+    run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
+        (x, w_q, w_k, *others, positions, angles), results)
+    return tuple(results)
+
+
+@define(f"qkv_cached({_WEIGHTS}, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, {_OPTIONS}) "
+        "-> Tensor")
+def _(*arguments):
+    x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots = arguments[:14]
+    heads, kv_heads, *options, numbers = arguments[14:]
+    for cache in (k_cache, v_cache):
+        if not cache.is_contiguous() or cache.is_cuda and cache.data_ptr() & 15:
+            raise Error("qkv: a cache is not contiguous, or not at an address of 16 bytes")
+    q = _heads(x, heads, _dim(w_q, w_k, heads, kv_heads))
+    positions = None if positions is None else positions.to(torch.int32)
+    if slots.dtype not in (torch.int32, torch.int64):
+        raise Error(f"qkv: slots are {slots.dtype}: give int32 or int64")
+    run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
+        (x, w_q, w_k, *others, positions, angles, k_cache, v_cache, slots), (q,))
+    return q
+
+
+@fake("qkv")
+def _(*arguments):
+    x, w_q, w_k, (heads, kv_heads) = *arguments[:3], arguments[11:13]
+    dim = w_q.shape[0] // (heads if w_k is not None else heads + 2 * kv_heads)
+    return tuple(x.new_empty(*x.shape[:-1], count, dim) for count in (heads, kv_heads, kv_heads))
+
+
+@fake("qkv_cached")
+def _(*arguments):
+    x, w_q, w_k, (heads, kv_heads) = *arguments[:3], arguments[14:16]
+    dim = w_q.shape[0] // (heads if w_k is not None else heads + 2 * kv_heads)
+    return x.new_empty(*x.shape[:-1], heads, dim)
+
+
+def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
+        kv_heads: int | None = None, *, bias: Tensor | tuple[Tensor, Tensor, Tensor] | None = None,
+        norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+        positions: Tensor | None = None, angles: Tensor | None = None, rotation: str = "halves",
+        rotary: int = 0, rule: str | None = None, base: float = 10000.0, factor: float = 1.0,
+        context: float = 8192.0, low: float = 1.0, high: float = 4.0, beta_fast: float = 32.0,
+        beta_slow: float = 1.0, scale: float = 0.0, caches: tuple[Tensor, Tensor] | None = None,
+        slots: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor] | Tensor:
+    """Queries, keys and values of attention: x wᵀ (+ bias), heads of q, k normalised and rotated.
+
+    x [..., d]; w [(heads + 2 kv_heads) * dim, d], all of q, of k and of v, or the three weights;
+    bias the same without d. norms: weights [dim] of the RMS norms of the heads of q and of k.
+    positions [...] of integers: where each token stands, for the rotation, whose options are those
+    of `rope`; angles [rows, rotary], the same for both of a pair, are found by position. -> q
+    [..., heads, dim] and k, v [..., kv_heads, dim], as `attention` takes them.
+
+    caches: k and v [..., kv_heads, dim] with any leading dimensions, contiguous, to which keys and
+    values are written in place, those of a token to row slots [...] of all rows, or nowhere if that
+    is negative; then -> q alone. With gradients it is `linear`, `rmsnorm` and `rope`; writing to
+    caches has none.
+    """
+    kv_heads = heads if kv_heads is None else kv_heads
+    weights = (w, None, None) if isinstance(w, Tensor) else tuple(w)
+    biases = (bias, None, None) if bias is None or isinstance(bias, Tensor) else tuple(bias)
+    q_norm, k_norm = norms or (None, None)
+    rule = rule or ("base" if angles is None else "table")
+    numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
+    options = heads, kv_heads, eps, rotation, rotary, rule, numbers
+    tensors = x, *weights, *biases, q_norm, k_norm, positions, angles
+    wanted = wants_gradient(*tensors)
+    if caches is not None:
+        if wanted:
+            raise Error("qkv: writing to caches has no gradient: use torch.no_grad()")
+        if slots is None:
+            raise Error("qkv: caches without slots: give the row of each token")
+        return call(fftune_ops.qkv_cached.default, *tensors, *caches, slots, *options)
+    if wanted:
+        return _by_parts(*tensors, *options)
+    return call(fftune_ops.qkv.default, *tensors, *options)
+
+
+def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, heads, kv_heads,
+              eps, rotation, rotary, rule, numbers) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by ops that have gradients."""
+    from . import ops
+
+    dim = _dim(w_q, w_k, heads, kv_heads)
+    if w_k is None:
+        parts = ops.linear(x, w_q, b_q).split([n * dim for n in (heads, kv_heads, kv_heads)], -1)
+    else:
+        parts = (ops.linear(x, w, b) for w, b in ((w_q, b_q), (w_k, b_k), (w_v, b_v)))
+    q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
+    if q_norm is not None:
+        q, k = (ops.rmsnorm(t, w, eps=eps, convention="t5") for t, w in ((q, q_norm), (k, k_norm)))
+    if positions is not None:
+        # A sequence of all tokens, each with its row of angles.
+        angle, factor = reference.angles_at(positions.flatten(), angles, rotation, rotary or dim,
+                                            rule, numbers)
+        flat = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k))
+        q, k = (t.view(*x.shape[:-1], -1, dim) for t in ops.rope(
+            *flat, angles=angle, rotation=rotation, rotary=rotary, scale=factor))
+    return q, k, v

@@ -1,0 +1,143 @@
+"""How patch() recognises a module: by its parts, and by what it computes on a few random rows. And
+how it replaces the forward of an instance, so that it can be taken back."""
+import types
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from . import reference
+
+_CPU_TYPES = (torch.float32, torch.bfloat16)
+_CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Unfit(Exception):
+    """Why a module is left alone."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What patch() was asked for."""
+
+    recompute: bool
+    projections: bool | str
+    attention: bool
+
+
+def reason_of(error: Exception) -> str:
+    if isinstance(error, Unfit):
+        return str(error)
+    # A module that does not run as it is tried here.
+    line = (str(error).splitlines() or [""])[0]
+    return f"it could not be tried: {type(error).__name__}: {line}"
+
+
+def replace_forward(module: nn.Module, forward, settings: tuple) -> None:
+    """`forward` becomes a method of this instance; its settings are module._fftune."""
+    module._fftune = settings
+    method = types.MethodType(forward, module)
+    module.__dict__["forward"] = method
+
+
+def undoable(function):
+    """Marks what unpatch() takes back; seen through bound methods too."""
+    function._fftune = True
+    return function
+
+
+def is_patched(module: nn.Module | None, forward) -> bool:
+    method = getattr(module, "__dict__", {}).get("forward")
+    return getattr(method, "__func__", None) is forward
+
+
+def original(module: nn.Module, *arguments, **options):
+    return type(module).forward(module, *arguments, **options)
+
+
+def expect_plain(module: nn.Module) -> None:
+    """That its parameters are such as the kernels take."""
+    for name, parameter in module.named_parameters():
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
+            raise Unfit(f"{name} is no plain parameter: {type(parameter).__name__}")
+        types = _CUDA_TYPES if parameter.is_cuda else _CPU_TYPES
+        if parameter.device.type not in ("cpu", "cuda") or parameter.dtype not in types:
+            raise Unfit(f"no kernels for {parameter.dtype} on {parameter.device.type}")
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced already")
+
+
+def expect_no_hooks(*modules: nn.Module) -> None:
+    for module in modules:
+        forward = module.__dict__.get("forward")
+        foreign = forward is not None and not hasattr(forward, "_fftune")
+        if foreign or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            raise Unfit(f"{type(module).__name__} has hooks, which would not be called")
+
+
+@contextmanager
+def probing(*modules: nn.Module):
+    """Inference without dropout."""
+    training = [(m, m.training) for module in modules for m in module.modules()]
+    for module, _ in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, was in training:
+            module.training = was
+
+
+def random_rows(*shape: int, like: Tensor) -> Tensor:
+    """Normally distributed, the same each time, without a trace in the global generators."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
+
+
+def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bool:
+    """Within some roundings of the type."""
+    if ours.shape != theirs.shape:
+        return False
+    if tolerance is None:
+        tolerance = 8 * torch.finfo(theirs.dtype).eps
+    ours, theirs = ours.double(), theirs.double()
+    return bool((ours - theirs).norm() <= tolerance * theirs.norm())
+
+
+def remembered(known: dict, key, find):
+    """find()'s result or Unfit, found once for all modules of a kind."""
+    if key not in known:
+        try:
+            known[key] = find()
+        except Unfit as reason:
+            known[key] = reason
+    if isinstance(known[key], Unfit):
+        raise Unfit(str(known[key]))
+    return known[key]
+
+
+def activation_name(module) -> str:
+    """Of those that the kernels have, the one that the callable computes."""
+    x = torch.linspace(-6, 6, 4001)
+    try:
+        with torch.no_grad():
+            y = module(x)
+    except Exception:
+        y = None
+    if isinstance(y, Tensor):
+        for name, function in reference.ACTIVATIONS.items():
+            if is_close(function(x), y, 2e-6):
+                return name
+    raise Unfit(f"there is no kernel for the activation {type(module).__name__}")
+
+
+def activation_of(module: nn.Module):
+    """The attribute that holds it: a module without parameters, or a function, but no dropout."""
+    found = [child for name, child in {**vars(module), **module._modules}.items()
+             if callable(child) and not isinstance(child, (nn.Linear, nn.Dropout, type))
+             and name.startswith("act")]
+    if len(found) != 1:
+        raise Unfit(f"{type(module).__name__} has no activation of its own")
+    return found[0]

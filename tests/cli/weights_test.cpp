@@ -1,0 +1,130 @@
+// check, bench and a search on the weights of a saved model.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+#include "support/safetensors.hpp"
+
+using namespace fftune::testing;
+using nlohmann::json;
+
+namespace {
+
+std::vector<float> noise(std::size_t count, float scale) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i)
+    values[i] = scale * std::sin(static_cast<float>(i) * 1.7f + static_cast<float>(i % 13));
+  return values;
+}
+
+/// Two layers with d = 16 and h = 24, the second with weights that are `scale` times as large.
+void write_model(const std::filesystem::path& folder, float scale = 1) {
+  std::filesystem::create_directory(folder);
+  SafetensorsWriter writer;
+  for (const std::string layer : {"0", "1"}) {
+    const std::string start = "model.layers." + layer + ".";
+    const float size = 0.25f * (layer == "1" ? scale : 1);
+    writer.add(start + "mlp.gate_proj.weight", "F32", {24, 16}, noise(24 * 16, size));
+    writer.add(start + "mlp.up_proj.weight", "F32", {24, 16}, noise(24 * 16, size));
+    writer.add(start + "mlp.down_proj.weight", "F32", {16, 24}, noise(24 * 16, size));
+    writer.add(start + "input_layernorm.weight", "F32", {16}, noise(16, 1));
+  }
+  writer.write(folder / "model.safetensors");
+}
+
+}  // namespace
+
+TEST_CASE("check runs the ops of a saved layer beside random values") {
+  const Sandbox sandbox;
+  write_model(sandbox.folder() / "model");
+  const Finished done =
+      sandbox.fftune("check --weights model --layer 1 --device cpu --m 5 --json --seeds 1");
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  const json checks = json::parse(done.out).at("checks");
+  REQUIRE(checks.size() == 4);  // ffn and rmsnorm, each twice
+  for (const json& check : checks) {
+    CHECK(check.at("state") == "passed");
+    CHECK(check.at("median_us") > 0);
+    CHECK(check.at("error") <= check.at("tolerance"));
+  }
+  CHECK(checks[0].at("values") == "random");
+  CHECK(checks[1].at("values") == "layer 1 of model");
+  CHECK(checks[0].at("error") != checks[1].at("error"));
+}
+
+TEST_CASE("a plan is wrong on values that overflow it, and check says so") {
+  const Sandbox sandbox;
+  write_model(sandbox.folder() / "model", 1e20f);
+  const Finished done = sandbox.fftune(
+      "check --weights model --layer 1 --op ffn --device cpu --m 1 --report report.xml");
+  CHECK(done.code == 1);
+  CHECK(done.out.find("leaves the range of f32") != std::string::npos);
+  CHECK(text_of(sandbox.folder() / "report.xml").find("leaves the range") != std::string::npos);
+}
+
+TEST_CASE("bench times both kinds of values") {
+  const Sandbox sandbox;
+  write_model(sandbox.folder() / "model");
+  const Finished done = sandbox.fftune(
+      "bench ffn --weights model --device cpu --m 3 --samples 3 --budget 100ms --json");
+  INFO(done.err);
+  REQUIRE(done.code == 0);
+  const json problems = json::parse(done.out).at("problems");
+  REQUIRE(problems.size() == 2);
+  CHECK(problems[0].at("values") == "random");
+  CHECK(problems[1].at("values") == "saved");
+  CHECK(problems[1].at("problem") == problems[0].at("problem"));
+  CHECK(problems[1].at("entries").at(0).at("error") > 0);
+}
+
+TEST_CASE("a search takes its data from a saved model, in its own process or a worker") {
+  for (const std::string process : {"", " --in-process"}) {
+    const Sandbox sandbox;
+    write_model(sandbox.folder() / "model");
+    const Finished done = sandbox.fftune(
+        "ffn --saved-weights model --device cpu --m 4 --budget 2s --max-variants 3" + process);
+    INFO(done.err);
+    CHECK(done.code == 0);
+    CHECK_FALSE(sandbox.preset_file().empty());
+  }
+  // Values that overflow are refused, so the worker has them.
+  const Sandbox sandbox;
+  write_model(sandbox.folder() / "model", 1e20f);
+  const Finished done = sandbox.fftune(
+      "ffn --weights model --layer 1 --device cpu --m 4 --budget 2s --max-variants 3");
+  CHECK(done.code != 0);
+  CHECK(sandbox.preset_file().empty());
+}
+
+TEST_CASE("wrong saved values are one line") {
+  const Sandbox sandbox;
+  write_model(sandbox.folder() / "model");
+  write_text(sandbox.folder() / "cut.safetensors",
+             text_of(sandbox.folder() / "model/model.safetensors").substr(0, 1000));
+  struct Wrong {
+    std::string words;
+    std::string named;
+  };
+  for (const auto& [words, named] :
+       {Wrong{"check --weights none --device cpu", "none: cannot be read"},
+        {"check --weights cut.safetensors --device cpu", "the file is cut short"},
+        {"check --weights model --layer 2 --device cpu", "give --layer from 0 to 1"},
+        {"check --layer 2 --device cpu", "give --saved-weights too"},
+        {"check --weights model --map w=x --device cpu", "give it by --op"},
+        {"check --weights model --op qkv --device cpu", "has no model.layers.0.self_attn.q_proj"},
+        {"bench ffn --weights model --d 17 --device cpu", "[24, 16]"},
+        {"bench qkv --saved-weights cut.safetensors --device cpu", "the file is cut short"},
+        {"ffn --map w=x --d 8 --h 8 --device cpu", "give --saved-weights or --input too"},
+        {"ffn --weights model --layer -1 --device cpu", "--layer -1 is out of range"}}) {
+    const Finished done = sandbox.fftune(words);
+    INFO("fftune " << words << "\n" << done.err);
+    CHECK(done.code >= 2);
+    CHECK(lines_in(done.err) == 1);
+    CHECK(done.err.find(named) != std::string::npos);
+    CHECK(done.out.empty());
+  }
+}

@@ -1,0 +1,100 @@
+# cpack -G DEB, and what a distribution's user does with the packages: they are unpacked into one tree,
+# and programs in C and C++ are built with what pkg-config says there, and run. The library and the
+# program are also linked into one.
+cmake_policy(VERSION 3.25)
+
+function(step)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output
+                  ERROR_VARIABLE errors)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${ARGV}\nfailed (${status}):\n${output}${errors}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+function(expect where what)
+  string(FIND "${where}" "${what}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "'${what}' is missing in:\n${where}")
+  endif()
+endfunction()
+
+function(expect_not where pattern)
+  if("${where}" MATCHES "${pattern}")
+    message(FATAL_ERROR "'${pattern}' should not be in:\n${where}")
+  endif()
+endfunction()
+
+foreach(program dpkg-deb dpkg-shlibdeps pkg-config)
+  find_program(found_${program} ${program})
+  if(NOT found_${program})
+    message(STATUS "skipped: there is no ${program}")
+    return()
+  endif()
+endforeach()
+
+file(REMOVE_RECURSE ${FOLDER})
+# The name of a package is known without its architecture.
+step(cpack -G DEB --config ${BUILD}/CPackConfig.cmake -B ${FOLDER})
+set(root ${FOLDER}/root)
+foreach(package fftune libfftune${API_VERSION} libfftune-dev)
+  file(GLOB file ${FOLDER}/${package}_${VERSION}_*.deb)
+  list(LENGTH file count)
+  if(NOT count EQUAL 1)
+    message(FATAL_ERROR "no package ${package}, or several: ${file}")
+  endif()
+  step(dpkg-deb --info ${file})
+  set(about_${package} "${output}")
+  step(dpkg-deb --contents ${file})
+  set(files_${package} "${output}")
+  step(dpkg-deb --extract ${file} ${root})
+  expect("${output}${files_${package}}" "./usr/share/doc/${package}/copyright")
+  expect("${files_${package}}" "./usr/share/doc/${package}/CHANGELOG.md")
+endforeach()
+
+expect("${files_fftune}" "./usr/bin/fftune")
+expect_not("${files_fftune}" "libfftune|include/|presets")
+expect("${about_fftune}" "libfftune${API_VERSION} (= ${VERSION})")
+expect("${files_libfftune${API_VERSION}}" "/libfftune.so.${API_VERSION} -> libfftune.so.${VERSION}")
+expect("${files_libfftune${API_VERSION}}" "/presets/nvidia-h200/ffn.json")
+expect_not("${files_libfftune${API_VERSION}}" "libfftune.so\n|libfftune.so ->|include/|/bin/")
+expect("${files_libfftune-dev}" "/libfftune.so -> libfftune.so.${API_VERSION}")
+expect("${files_libfftune-dev}" "./usr/include/fftune/ops.h")
+expect("${about_libfftune-dev}" "libfftune${API_VERSION} (= ${VERSION})")
+# The C library and the compiler's, and fmt where it is not compiled in; all else is opened at run
+# time.
+expect_not("${about_libfftune${API_VERSION}}" "Depends:[^\n]*(openblas|cuda|nvrtc|spdlog|mpi)")
+if(PACKAGING)
+  expect_not("${about_libfftune${API_VERSION}}${about_fftune}" "libfmt|libspdlog")
+endif()
+
+set(flags "")
+if(SANITIZE)
+  set(flags -fsanitize=address,undefined)
+endif()
+set(lib ${root}/usr/${LIBDIR})
+set(ENV{PKG_CONFIG_PATH} ${lib}/pkgconfig)
+step(pkg-config --modversion fftune)
+string(STRIP "${output}" found)
+if(NOT found STREQUAL VERSION)
+  message(FATAL_ERROR "pkg-config has version ${found}")
+endif()
+step(pkg-config --cflags --libs fftune)
+separate_arguments(dynamic UNIX_COMMAND "${output}")
+set(ENV{LD_LIBRARY_PATH} ${lib})
+step(${C_COMPILER} -std=c99 -pedantic -Wall -Wextra -Werror ${flags}
+     ${SOURCE}/consumer.c -o ${FOLDER}/from_c ${dynamic})
+step(${FOLDER}/from_c)
+message(STATUS "${output}")
+step(${CXX_COMPILER} -std=c++17 -pedantic -Wall -Wextra -Werror ${flags}
+     ${SOURCE}/consumer.cpp -o ${FOLDER}/from_cpp ${dynamic})
+step(${FOLDER}/from_cpp)
+step(${root}/usr/bin/fftune --version --json)
+expect("${output}" "\"fftune\": \"${VERSION}\"")
+
+# A program needs the library by the name of its API.
+step(${READELF} -d ${FOLDER}/from_c)
+expect("${output}" "[libfftune.so.${API_VERSION}]")
+# Nothing but the C API is to be seen.
+step(${NM} --dynamic --defined-only --format=posix ${lib}/libfftune.so.${VERSION})
+expect_not("\n${output}" "\n[^f\n]|\nf[^f\n]|\nff[^t\n]")

@@ -1,0 +1,174 @@
+// Layers of every small model against the float64 reference: families one by one, recipes, and
+// several layers in one plan.
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "layer/problems.hpp"
+#include "runtime/plan.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+/// A model's problem in decode or prefill.
+Problem problem_of(const SmallModel& model, DeviceKind kind, DType dtype, Sizes more,
+                   Options options = {}) {
+  Sizes sizes = model.sizes;
+  for (const auto& [name, value] : more) sizes[name] = value;
+  for (const auto& [name, value] : model.options) options[name] = value;
+  return layer_problem(kind, dtype, std::move(sizes), std::move(options));
+}
+
+/// Decoding and prefill, with sequences of one length and of several.
+struct Use {
+  Sizes sizes;
+  const char* lengths;
+};
+std::vector<Use> uses() {
+  return {{{{"batch", 1}, {"cache", 33}}, "full"},
+          {{{"batch", 5}, {"cache", 40}}, "ragged"},
+          {{{"batch", 2}, {"s", 13}, {"cache", 13}}, "full"},
+          {{{"batch", 3}, {"s", 7}, {"cache", 29}}, "ragged"}};
+}
+
+void verify_plan(Backend& backend, const Problem& problem, std::uint64_t seed) {
+  const Recipe recipe = default_recipe(layer_op(), problem, backend.facts());
+  const Plan plan(backend, layer_op(), problem, recipe);
+  CAPTURE(problem.text(), recipe_text(recipe));
+  Verifier verifier(backend, layer_op(), problem, seed);
+  const auto result = verifier.verify(0, layer_op().stages(problem).size(), plan.executables());
+  CAPTURE(result.failure, result.error, result.tolerance);
+  CHECK(result.passed);
+}
+
+void verify_model(Backend& backend, const SmallModel& model, DType dtype, int more) {
+  const DeviceKind kind = backend.facts().kind;
+  std::mt19937_64 random(1);
+  for (const Use& use : uses()) {
+    const Problem problem = problem_of(model, kind, dtype, use.sizes, {{"lengths", use.lengths}});
+    CHECK(verify_variants(backend, layer_op(), problem, random, more) > 0);
+    verify_plan(backend, problem, 1);
+    Sizes several = use.sizes;
+    several["layers"] = 3;
+    verify_plan(backend, problem_of(model, kind, dtype, several, {{"lengths", use.lengths}}), 2);
+  }
+}
+
+/// Device memory for the first `count` of the tensors, with the test data of each.
+class Buffers {
+ public:
+  Buffers(Backend& backend, const std::vector<TensorSpec>& tensors, std::size_t count)
+      : backend_(backend) {
+    std::mt19937_64 random(3);
+    for (std::size_t i = 0; i < count; ++i) {
+      const TensorSpec& spec = tensors[i];
+      std::normal_distribution<double> normal(spec.mean, spec.scale);
+      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+      if (spec.draw)
+        spec.draw(1, values);
+      else
+        for (double& value : values) value = normal(random);
+      std::vector<std::byte> bytes(spec.bytes());
+      encode(spec.dtype, std::span<const double>(values), bytes.data());
+      buffers_.push_back(backend.allocate(bytes.size()));
+      backend.write(buffers_.back()->data(), bytes.data(), bytes.size());
+      addresses_.push_back(buffers_.back()->data());
+    }
+  }
+
+  std::vector<void*> addresses() const { return addresses_; }
+  void* at(std::size_t i) const { return addresses_[i]; }
+  std::vector<std::byte> bytes(std::size_t i) const {
+    std::vector<std::byte> bytes(buffers_[i]->bytes());
+    backend_.read(bytes.data(), buffers_[i]->data(), bytes.size());
+    return bytes;
+  }
+
+ private:
+  Backend& backend_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<void*> addresses_;
+};
+
+void run(Backend& backend, const Plan& plan, const std::vector<void*>& buffers) {
+  const auto workspace = backend.allocate(std::max<std::size_t>(plan.workspace_bytes(), 256));
+  backend.fill(workspace->data(), 0xff, workspace->bytes());
+  plan.run(buffers.data(), workspace->data(), backend.stream());
+  backend.synchronize();
+}
+
+/// A plan of several layers writes, bit by bit, what as many plans of one layer do.
+void compare_with_single_layers(Backend& backend, const Problem& problem) {
+  CAPTURE(problem.text());
+  const Recipe recipe = default_recipe(layer_op(), problem, backend.facts());
+  const Plan all(backend, layer_op(), problem, recipe);
+  const auto repetition = layer_op().repetition(problem);
+  REQUIRE(repetition);
+  const Plan one(backend, layer_op(), repetition->one, recipe);
+  const Buffers together(backend, all.tensors(), all.buffer_count());
+  const Buffers apart(backend, all.tensors(), all.buffer_count());
+  run(backend, all, together.addresses());
+
+  const std::size_t x = tensor_index(one.tensors(), "x"), y = tensor_index(one.tensors(), "y");
+  const std::size_t last = all.buffer_count() - 1;
+  const std::size_t bytes = all.tensors()[last].bytes();
+  const auto input = backend.allocate(bytes), output = backend.allocate(bytes);
+  backend.copy(input->data(), apart.at(0), bytes);
+  for (const auto& places : repetition->places) {
+    std::vector<void*> buffers;
+    for (std::size_t i = 0; i < one.buffer_count(); ++i)
+      buffers.push_back(i == x ? input->data() : i == y ? output->data() : apart.at(places[i]));
+    run(backend, one, buffers);
+    backend.copy(input->data(), output->data(), bytes);
+  }
+  std::vector<std::byte> expected(bytes);
+  backend.read(expected.data(), output->data(), bytes);
+  CHECK(together.bytes(last) == expected);
+  for (std::size_t i = 0; i < last; ++i) CHECK(together.bytes(i) == apart.bytes(i));
+}
+
+}  // namespace
+
+TEST_CASE("a plan of several layers is as many plans of one") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const SmallModel& model : small_models())
+    for (const std::int64_t layers : {1, 2, 5})
+      compare_with_single_layers(
+          *backend, problem_of(model, DeviceKind::cpu, DType::bf16,
+                               {{"batch", 3}, {"s", 2}, {"cache", 17}, {"layers", layers}},
+                               {{"lengths", "ragged"}}));
+}
+
+TEST_CASE("on a GPU too, a plan of several layers is as many plans of one", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const auto models = small_models();
+  for (const std::int64_t s : {1, 40})
+    for (const std::int64_t layers : {1, 6})
+      compare_with_single_layers(
+          *backend, problem_of(models.front(), DeviceKind::cuda, DType::bf16,
+                               {{"batch", 3}, {"s", s}, {"cache", 70}, {"layers", layers}},
+                               {{"lengths", "ragged"}}));
+}
+
+TEST_CASE("layers of every model are right on the CPU, in decode and prefill") {
+  const auto backend = open_device("cpu", *builtin_catalog().sources, read_environment());
+  for (const SmallModel& model : small_models()) DYNAMIC_SECTION(model.name) {
+      for (const DType dtype : layer_op().dtypes(DeviceKind::cpu))
+        verify_model(*backend, model, dtype, 1);
+    }
+}
+
+TEST_CASE("layers of every model are right on the GPU, in decode and prefill", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const SmallModel& model : small_models()) DYNAMIC_SECTION(model.name) {
+      for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
+        verify_model(*backend, model, dtype, dtype == DType::bf16 ? 1 : 0);
+    }
+}

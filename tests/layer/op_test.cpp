@@ -1,0 +1,168 @@
+// What layer is asked: its buffers, what it refuses, its models, and that its parts' records serve.
+#include <algorithm>
+#include <set>
+#include <variant>
+
+#include "core/error.hpp"
+#include "device/facts.hpp"
+#include "layer/problems.hpp"
+#include "registry/catalog.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+Sizes small(Sizes more = {}) {
+  more.insert({{"batch", 2},
+               {"d", 32},
+               {"h", 64},
+               {"heads", 4},
+               {"kv-heads", 2},
+               {"dim", 16},
+               {"cache", 24}});
+  return more;
+}
+
+/// The buffers: all but the intermediates.
+Names names_of(const Sizes& sizes, const Options& options = {}) {
+  Names names;
+  for (const auto& tensor :
+       layer_op().tensors(layer_problem(DeviceKind::cuda, DType::bf16, sizes, options)))
+    if (tensor.role != Role::intermediate) names.push_back(tensor.name);
+  return names;
+}
+
+std::string complaint(const Sizes& sizes, const Options& options = {}) {
+  try {
+    layer_problem(DeviceKind::cuda, DType::bf16, sizes, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("layer's buffers are in the order that the API promises") {
+  const Names shared{"x", "positions", "slots", "lengths"};
+  const Names own{"attn_norm", "w_q",      "w_k",    "w_v",  "k_cache", "v_cache",
+                  "w_o",       "ffn_norm", "w_gate", "w_up", "w_down"};
+  Names one = shared;
+  one.insert(one.end(), own.begin(), own.end());
+  one.emplace_back("y");
+  CHECK(names_of(small()) == one);
+
+  Names three = shared;
+  for (const char* layer : {"layers.0.", "layers.1.", "layers.2."})
+    for (const std::string& name : own) three.push_back(layer + name);
+  three.emplace_back("y");
+  CHECK(names_of(small({{"layers", 3}})) == three);
+
+  CHECK(
+      names_of(small(), {{"norm", "layer"},
+                         {"ffn", "plain"},
+                         {"qkv-bias", "yes"},
+                         {"out-bias", "yes"},
+                         {"ffn-bias", "yes"},
+                         {"rotation", "none"}}) ==
+      Names{"x",   "slots",    "lengths",       "attn_norm", "attn_norm_bias", "w_q",     "w_k",
+            "w_v", "b_q",      "b_k",           "b_v",       "k_cache",        "v_cache", "w_o",
+            "b_o", "ffn_norm", "ffn_norm_bias", "w_up",      "w_down",         "b_up",    "b_down",
+            "y"});
+  CHECK(names_of(small(), {{"post-norms", "yes"}, {"qk-norm", "yes"}, {"convention", "gemma"}}) ==
+        Names{"x",       "positions", "slots",  "lengths",        "attn_norm",
+              "w_q",     "w_k",       "w_v",    "q_norm",         "k_norm",
+              "k_cache", "v_cache",   "w_o",    "attn_post_norm", "ffn_norm",
+              "w_gate",  "w_up",      "w_down", "ffn_post_norm",  "y"});
+}
+
+TEST_CASE("layers of one plan are the one layer, each with its own tensors") {
+  const Problem problem =
+      layer_problem(DeviceKind::cuda, DType::bf16, small({{"layers", 4}, {"s", 3}}));
+  const auto repetition = layer_op().repetition(problem);
+  REQUIRE(repetition);
+  CHECK_FALSE(repetition->one.sizes.contains("layers"));
+  const auto all = layer_op().tensors(problem), one = layer_op().tensors(repetition->one);
+  REQUIRE(repetition->places.size() == 4);
+  std::set<std::size_t> weights;
+  for (std::size_t layer = 0; layer < 4; ++layer) {
+    const auto& places = repetition->places[layer];
+    REQUIRE(places.size() == one.size());
+    for (std::size_t i = 0; i < one.size(); ++i) CHECK(all[places[i]].shape == one[i].shape);
+    weights.insert(places[tensor_index(one, "w_q")]);
+    // What a layer reads is what the one before wrote.
+    if (layer > 0)
+      CHECK(places[tensor_index(one, "x")] ==
+            repetition->places[layer - 1][tensor_index(one, "y")]);
+  }
+  CHECK(weights.size() == 4);
+  CHECK(layer_op().stages(problem).size() == 4 * layer_op().stages(repetition->one).size());
+  CHECK(unrepeated(layer_op(), problem) == repetition->one);
+}
+
+TEST_CASE("layer refuses fields that do not go together") {
+  CHECK(complaint(small()) == "");
+  CHECK(contains(complaint(small({{"s", 25}})), "s=25 exceeds cache=24"));
+  CHECK(contains(complaint(small({{"rotary", 7}})), "rotary=7 is odd"));
+  CHECK(contains(complaint(small({{"rotary", 64}})), "rotary=64 exceeds dim=16"));
+  CHECK(
+      contains(complaint(small(), {{"norm", "layer"}, {"convention", "gemma"}}), "is of norm=rms"));
+  CHECK(contains(complaint(small(), {{"block", "parallel"}, {"post-norms", "yes"}}),
+                 "both add to one residual"));
+  Sizes heads = small();
+  heads["kv-heads"] = 3;
+  CHECK(contains(complaint(heads), "kv-heads=3 do not divide heads=4"));
+}
+
+TEST_CASE("every model that layer knows is a problem of it") {
+  for (const KnownModel& model : layer_op().known_models()) {
+    CAPTURE(model.name);
+    Sizes sizes = model.sizes;
+    sizes.insert({{"batch", 1}, {"cache", 128}});
+    CHECK(complaint(sizes, model.options) == "");
+  }
+}
+
+TEST_CASE("a decode step of a Llama is five kernels a layer, each behind the one before") {
+  const auto facts = facts_of_architecture("sm_90a");
+  for (const KnownModel& model : layer_op().known_models()) {
+    if (model.name != "llama-3.2-1b" && model.name != "llama-3.1-8b") continue;
+    for (const std::int64_t batch : {1, 16}) {
+      Sizes sizes = model.sizes;
+      sizes.insert({{"batch", batch}, {"cache", 2048}});
+      const Problem problem = layer_problem(DeviceKind::cuda, DType::bf16, sizes, model.options);
+      const Recipe recipe = default_recipe(layer_op(), problem, facts);
+      CAPTURE(problem.text(), recipe_text(recipe));
+      std::size_t kernels = 0;
+      for (const Variant& variant : recipe) {
+        const Program program =
+            family_of(layer_op(), variant.family).program(problem, facts, variant.config);
+        for (const Step& step : program.steps) {
+          CHECK(std::get<KernelLaunch>(step).programmatic);
+          ++kernels;
+        }
+      }
+      CHECK(kernels == 5);
+    }
+  }
+}
+
+TEST_CASE("layer counts what its parts count") {
+  const Problem problem = layer_problem(DeviceKind::cuda, DType::bf16, small());
+  double flops = 0;
+  for (const OpPart& part : layer_op().parts(problem))
+    for (const StageSpec& stage : part.op->stages(part.problem)) flops += stage.flops;
+  CHECK(cost_of(layer_op(), problem).flops == flops);
+  // x and y, both caches, positions and slots of the tokens, lengths of the sequences, weights.
+  const double weights = 32 * (64 + 2 * 32) + 64 * 32 + 3 * 32 * 64 + 2 * 32;
+  CHECK(cost_of(layer_op(), problem).bytes ==
+        2 * (weights + 2 * 2 * 32 + 2 * 2 * 24 * 32) + 4 * (2 + 2 + 2));
+}

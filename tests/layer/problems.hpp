@@ -1,0 +1,73 @@
+// Problems of layer for tests.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/layer/layer.hpp"
+
+namespace fftune::test {
+
+using Sizes = std::map<std::string, std::int64_t>;
+using Options = std::map<std::string, std::string>;
+
+inline Problem layer_problem(DeviceKind kind, DType dtype, Sizes sizes, Options options = {}) {
+  return canonical(layer_op(), {"layer", "fwd", dtype, std::move(sizes), std::move(options)}, kind);
+}
+
+/// A model's layer, in the form that it has, with sizes of its own.
+struct SmallModel {
+  const char* name;
+  Sizes sizes;
+  Options options;
+};
+
+inline std::vector<SmallModel> small_models() {
+  const auto sizes = [](std::int64_t d, std::int64_t h, std::int64_t heads, std::int64_t kv_heads,
+                        std::int64_t dim) {
+    return Sizes{{"d", d}, {"h", h}, {"heads", heads}, {"kv-heads", kv_heads}, {"dim", dim}};
+  };
+  const auto with = [](Sizes of, const char* name, std::int64_t value) {
+    of[name] = value;
+    return of;
+  };
+  return {
+      {"llama", sizes(72, 136, 4, 2, 16), {{"angles", "llama3"}, {"eps", "1e-5"}}},
+      {"qwen2", sizes(56, 104, 4, 1, 24), {{"qkv-bias", "yes"}, {"base", "1000000"}}},
+      {"qwen3", sizes(64, 120, 8, 2, 16), {{"qk-norm", "yes"}}},
+      {"gemma2",
+       with(sizes(48, 104, 4, 2, 32), "window", 12),
+       {{"convention", "gemma"},
+        {"post-norms", "yes"},
+        {"act", "gelu-tanh"},
+        {"softcap", "50"},
+        {"scale", "0.0625"}}},
+      {"gemma3",
+       sizes(64, 96, 4, 1, 16),
+       {{"convention", "gemma"}, {"post-norms", "yes"}, {"act", "gelu-tanh"}, {"qk-norm", "yes"}}},
+      {"phi2",
+       with(sizes(64, 136, 4, 4, 24), "rotary", 8),
+       {{"norm", "layer"},
+        {"block", "parallel"},
+        {"ffn", "plain"},
+        {"act", "gelu-tanh"},
+        {"qkv-bias", "yes"},
+        {"out-bias", "yes"},
+        {"ffn-bias", "yes"}}},
+      {"gpt2",
+       sizes(48, 192, 3, 3, 16),
+       {{"norm", "layer"},
+        {"ffn", "plain"},
+        {"act", "gelu-tanh"},
+        {"qkv-bias", "yes"},
+        {"out-bias", "yes"},
+        {"ffn-bias", "yes"},
+        {"rotation", "none"}}},
+      {"mistral", with(sizes(72, 136, 4, 2, 16), "window", 9), {{"eps", "1e-5"}}},
+  };
+}
+
+}  // namespace fftune::test

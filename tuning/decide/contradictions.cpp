@@ -1,0 +1,81 @@
+#include "tuning/decide/contradictions.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tuning/decide/stage_record.hpp"
+
+namespace fftune {
+namespace {
+
+/// A clock that settles, and the luck of few samples, make less than this.
+constexpr double clearly = 1.1;
+/// Stages leave each other their results in the caches, and overlap: both together make less.
+constexpr double whole_over_stages = 1.25;
+constexpr double stages_over_whole = 2;
+
+constexpr std::size_t most_outsiders = 8;
+constexpr int samples = 21;
+
+double fastest_us(const Group& group, const std::vector<std::size_t>& indices) {
+  double fastest = std::numeric_limits<double>::infinity();
+  for (const auto index : indices) fastest = std::min(fastest, group.median_us(index));
+  return fastest;
+}
+
+/// The fastest variants that are no finalists but were timed as clearly faster than each of them.
+std::vector<std::size_t> faster_outsiders(const Group& group,
+                                          const std::vector<std::size_t>& finalists) {
+  const double limit = fastest_us(group, finalists) / clearly;
+  auto indices = group.timed();
+  std::erase_if(indices, [&](std::size_t index) { return group.median_us(index) > limit; });
+  std::stable_sort(indices.begin(), indices.end(), [&](std::size_t a, std::size_t b) {
+    return group.median_us(a) < group.median_us(b);
+  });
+  indices.resize(std::min(indices.size(), most_outsiders));
+  return indices;
+}
+
+}  // namespace
+
+void repeat_contradicted_finals(Session& session, std::vector<Searched>& groups) {
+  for (auto& searched : groups) {
+    if (searched.finalists.empty() || !session.stop_reason().empty()) continue;
+    Group& group = *searched.group;
+    const auto outsiders = faster_outsiders(group, deciders(searched));
+    if (outsiders.empty()) continue;
+    searched.finalists.insert(searched.finalists.end(), outsiders.begin(), outsiders.end());
+    group.forget(searched.finalists);
+    group.measure(searched.finalists, samples, std::clamp(session.seconds_left() * 0.3, 0.3, 3.0));
+    group.record_finalists(searched.finalists);
+  }
+}
+
+std::vector<std::string> contradictions(const PresetRecord& record) {
+  std::vector<std::string> found;
+  double stages_us = 0;
+  for (const auto& stage : record.stages) {
+    stages_us += stage.median_us;
+    auto others = stage.ties;
+    others.insert(others.end(), stage.runners_up.begin(), stage.runners_up.end());
+    const auto fastest =
+        std::min_element(others.begin(), others.end(),
+                         [](const Timed& a, const Timed& b) { return a.median_us < b.median_us; });
+    if (fastest != others.end() && fastest->median_us * clearly < stage.median_us)
+      found.push_back(fmt::format("{} took {:.4g} µs at {}, where the winner takes {:.4g}",
+                                  fastest->id, fastest->median_us, fmt::join(stage.stages, "+"),
+                                  stage.median_us));
+  }
+  const double whole_us = record.verdict.median_us;
+  const double most = record.stages.size() == 1 ? clearly : whole_over_stages;
+  const bool longer = whole_us > most * stages_us;
+  if (stages_us > 0 && (longer || whole_us * stages_over_whole < stages_us))
+    found.push_back(fmt::format("the whole took {:.4g} µs, and its stages {:.4g} together",
+                                whole_us, stages_us));
+  return found;
+}
+
+}  // namespace fftune
