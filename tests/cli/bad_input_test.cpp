@@ -118,7 +118,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"compile --dtype fp9", 2, {"--dtype 'fp9'", "fp8"}},
       {"compile --option save", 2, {"--option save", "NAME=VALUE"}},
       {"compile --op ffn --option keep=all", 2, {"keep", "save"}},
-      {"compile --option scales=block", 2, {"--option scales is of ffn alone", "--op"}},
+      {"compile --option scales=block", 2, {"--option scales is of ffn, moe-ffn alone", "--op"}},
       {"compile --op ffn --option act=", 2, {"--option act=", "NAME=VALUE"}},
       {"compile --op ffn --option =silu", 2, {"--option =silu", "NAME=VALUE"}},
       {"compile --op ffn --option act=silu,act=gelu", 2, {"--option act=gelu", "already"}},
