@@ -44,7 +44,7 @@ int run(const Options& options, const Session& session) {
   replace_file(options.out, page);
   session.output.line(fmt::format(
       "wrote {}: {}, {}, {} compared, {}", options.out, counted(data["records"].size(), "record"),
-      counted(data["searches"].size(), "search journal"), data["comparisons"].size(),
+      counted(data["searches"].size(), "searched problem"), data["comparisons"].size(),
       bytes_text(static_cast<double>(page.size()))));
   session.output.document({{"file", options.out},
                            {"bytes", page.size()},
