@@ -16,6 +16,7 @@ const std::vector<AddCommand>& commands() {
       add_bundle,   //
       add_refresh,  //
       add_presets,  //
+      add_report,   //
       add_worker,   // hidden
   };
   return table;

@@ -121,6 +121,13 @@ void read_threads(Environment& environment) {
 
 }  // namespace
 
+std::size_t columns_asked_for() {
+  const std::string text = variable("COLUMNS").value_or("");
+  std::size_t columns = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), columns);
+  return error == std::errc() && end == text.data() + text.size() ? columns : 0;
+}
+
 bool dumb_terminal() {
   const char* const name = std::getenv("TERM");
   return name && std::string_view(name) == "dumb";
@@ -136,10 +143,8 @@ Environment read_environment() {
     environment.cache_folder = xdg_folder("XDG_CACHE_HOME", ".cache") / "fftune";
   environment.state_folder = xdg_folder("XDG_STATE_HOME", ".local/state") / "fftune";
   for (const char* name : {"CUDA_HOME", "CUDA_PATH"})
-    if (const auto folder = variable(name)) {
-      environment.cuda_folders.emplace_back(*folder);
+    if (const auto folder = variable(name))
       environment.toolkit_folders.push_back(fs::path(*folder) / "lib64");
-    }
   environment.toolkit_folders.emplace_back("/usr/local/cuda/lib64");
   if (const auto bundle = variable("FFTUNE_BUNDLE")) environment.bundle = *bundle;
   environment.no_jit = variable("FFTUNE_NO_JIT").value_or("0") != "0";

@@ -1,6 +1,7 @@
 // The process's environment, read here and nowhere else.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -13,7 +14,6 @@ struct Environment {
   std::filesystem::path user_presets;                 // the user's: XDG data/fftune/presets
   std::filesystem::path cache_folder;                 // $FFTUNE_CACHE, or XDG cache/fftune
   std::filesystem::path state_folder;                 // XDG state/fftune: journals
-  std::vector<std::filesystem::path> cuda_folders;    // $CUDA_HOME, $CUDA_PATH, where set
   /// Where a CUDA toolkit's libraries may be, after the loader's own folders: lib64 of $CUDA_HOME
   /// and $CUDA_PATH, then of /usr/local/cuda.
   std::vector<std::filesystem::path> toolkit_folders;
@@ -26,6 +26,9 @@ struct Environment {
 };
 
 Environment read_environment();
+
+/// $COLUMNS, how wide a page may be; 0 where it is not set or is no number.
+std::size_t columns_asked_for();
 
 /// Environment::dumb_terminal alone, for a fault's last words: it needs no memory.
 bool dumb_terminal();

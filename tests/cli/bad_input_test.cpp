@@ -33,7 +33,6 @@ void require_one_line(const Sandbox& sandbox, const Wrong& wrong) {
 TEST_CASE("a wrong command or option is named with what was meant") {
   const Sandbox sandbox;
   const std::vector<Wrong> all{
-      {"", 2, {"needs a command", "ffn"}},
       {"ffm --d 32", 2, {"'ffm'", "did you mean ffn?"}},
       {"zzzzzz", 2, {"'zzzzzz'", "give one of ffn"}},
       {"ffn --dd 32 --h 64", 2, {"--dd", "did you mean --d?"}},

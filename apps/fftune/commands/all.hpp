@@ -15,6 +15,7 @@ void add_compile(CommandLine& line);
 void add_bundle(CommandLine& line);
 void add_refresh(CommandLine& line);
 void add_presets(CommandLine& line);
+void add_report(CommandLine& line);
 void add_worker(CommandLine& line);
 
 }  // namespace fftune::tool
