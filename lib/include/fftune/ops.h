@@ -526,9 +526,9 @@
  *   10  w_down_scale  input   f32   [experts]
  *   11  y             output  bf16  [m, d]
  * with shared: x, ids, weights, w_gate, w_up, w_down, y
- *   3  w_gate  input  T  [?, h, d]
- *   4  w_up    input  T  [?, h, d]
- *   5  w_down  input  T  [?, d, h]
+ *   3  w_gate  input  T  [experts + shared, h, d]
+ *   4  w_up    input  T  [experts + shared, h, d]
+ *   5  w_down  input  T  [experts + shared, d, h]
  * with save=preact: x, ids, weights, w_gate, w_up, w_down, y, gate, up
  *   7  gate  output  T  [m * top-k, h]
  *   8  up    output  T  [m * top-k, h]
@@ -560,14 +560,14 @@
  *   13  dw_down    output  T    [experts, d, h]
  * with shared: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dx, d_weights, dw_gate,
  *   dw_up, dw_down
- *   4   gate     input   T  [?, h], kept
- *   5   up       input   T  [?, h], kept
- *   6   w_gate   input   T  [?, h, d]
- *   7   w_up     input   T  [?, h, d]
- *   8   w_down   input   T  [?, d, h]
- *   11  dw_gate  output  T  [?, h, d]
- *   12  dw_up    output  T  [?, h, d]
- *   13  dw_down  output  T  [?, d, h]
+ *   4   gate     input   T  [m * (shared + top-k), h], kept
+ *   5   up       input   T  [m * (shared + top-k), h], kept
+ *   6   w_gate   input   T  [experts + shared, h, d]
+ *   7   w_up     input   T  [experts + shared, h, d]
+ *   8   w_down   input   T  [experts + shared, d, h]
+ *   11  dw_gate  output  T  [experts + shared, h, d]
+ *   12  dw_up    output  T  [experts + shared, h, d]
+ *   13  dw_down  output  T  [experts + shared, d, h]
  * with save=input: dy, x, ids, weights, w_gate, w_up, w_down, dx, d_weights, dw_gate, dw_up,
  *   dw_down
  * with accumulate=yes: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dw_gate_before,
