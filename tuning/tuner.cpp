@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "core/error.hpp"
@@ -169,6 +170,27 @@ class Tuning {
   double for_in_place_ = 0;  // seconds that no group takes, where there is a search in place
 };
 
+/// The groups of which something has not been tried yet: where a fallback serves alone, it is
+/// searched in the first place.
+std::vector<GroupSpec> not_tried(std::vector<GroupSpec> groups, const Tuning& tuning) {
+  std::set<std::string> tried;
+  for (const auto& searched : tuning.searched())
+    for (const Variant& variant : searched.group->variants()) tried.insert(variant.id());
+  std::erase_if(groups, [&](const GroupSpec& group) {
+    return std::all_of(group.variants.begin(), group.variants.end(),
+                       [&](const Variant& variant) { return tried.contains(variant.id()); });
+  });
+  return groups;
+}
+
+std::vector<Outcome> outcomes_of(const Tuning& tuning) {
+  std::vector<Outcome> outcomes;
+  for (const auto& searched : tuning.searched())
+    for (std::size_t i = 0; i < searched.group->variants().size(); ++i)
+      outcomes.push_back(searched.group->outcome(i));
+  return outcomes;
+}
+
 /// Why the search is not complete; empty if it is.
 std::string stopped_by(const Session& session, const Tuning& tuning) {
   const auto reason = session.stop_reason();
@@ -253,13 +275,16 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
     for (const auto& searched : tuning.searched())
       if (!searched.group->timed().empty()) working.push_back(searched.group->span());
     auto slow = enumerate(op, problem, evaluator.facts(), options.try_first, true);
-    result.notes.push_back(
-        "no variant of a stage works: its fallback family is tried, which is slow");
-    tuning.search(fallbacks_needed(working, std::move(slow.groups), stage_count));
+    auto needed = not_tried(fallbacks_needed(working, std::move(slow.groups), stage_count), tuning);
+    if (!needed.empty()) {
+      const auto failure = first_failure(outcomes_of(tuning));
+      result.notes.push_back(
+          fmt::format("no variant of a stage works{}: its fallback family is tried, which is slow",
+                      failure ? fmt::format(" ({})", failure_text(*failure)) : ""));
+      tuning.search(std::move(needed));
+    }
   }
-  for (const auto& searched : tuning.searched())
-    for (std::size_t i = 0; i < searched.group->variants().size(); ++i)
-      result.outcomes.push_back(searched.group->outcome(i));
+  result.outcomes = outcomes_of(tuning);
   for (const auto& searched : tuning.searched())
     if (auto outlook = searched.group->outlook(); !outlook.empty())
       result.notes.push_back(std::move(outlook));

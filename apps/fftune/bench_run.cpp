@@ -44,6 +44,7 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
   const DeviceFacts& facts = evaluator.facts();
   const Choice choice = choose(catalog, op, problem, facts, presets);
   result.rule = choice.reason;
+  result.far = choice.far;
   result.refusal = evaluator.begin(problem).refusal;
   if (!result.refusal.empty()) return result;
 

@@ -27,6 +27,7 @@ struct BenchEntry {
 struct BenchResult {
   Problem problem;
   std::string rule;                 // why this recipe
+  std::string far;                  // Choice::far
   std::string refusal;              // why nothing was run; empty if it was
   std::vector<BenchEntry> entries;  // fftune first
   double floor_us = 0;              // by the measured limits

@@ -117,9 +117,17 @@ struct attention_backward {
                  "r"(visit.head * 2 + visit.full)
                  : "memory");
   }
+  // All lanes of a warp. The first one reads: it also tells the producer that the place is free.
   static __device__ __forceinline__ visit load_visit(u32 at) {
-    int block, rest;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(block), "=r"(rest) : "r"(at) : "memory");
+    int block = 0, rest = 0;
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                   : "=r"(block), "=r"(rest)
+                   : "r"(at)
+                   : "memory");
+    }
+    block = __shfl_sync(~0u, block, 0);
+    rest = __shfl_sync(~0u, rest, 0);
     return {block, rest >> 1, (rest & 1) != 0};
   }
   __device__ __forceinline__ u32 visit_at(const q_ring& q) const {
