@@ -16,6 +16,7 @@ from torch import Tensor
 from ._attention_ops import attention, masked_softmax, pack_mask
 from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, rows, wants_gradient,
                       yes)
+from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
 from ._moe_ops import moe_ffn, moe_ffn_backward, moe_route
@@ -26,7 +27,7 @@ __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "linear", "linear_back
            "masked_ffn_backward", "masked_linear", "masked_linear_backward", "rmsnorm",
            "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
            "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
-           "qkv", "layernorm", "add_layernorm"]
+           "qkv", "layernorm", "add_layernorm", "layer"]
 
 def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for weight, tensor in zip(weights, into):

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from . import _attention, ops, reference
 from ._experts import patch_experts, patch_router, restore_experts
 from ._graphs import patch_steps, restore_steps
+from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
                          expect_plain, is_close, is_patched, original, probing, random_rows,
@@ -41,8 +42,8 @@ class PatchReport:
 
 
 def patch(model: nn.Module, *, recompute: bool = False,
-          projections: bool | str = "auto", attention: bool = False, graphs: bool = False
-          ) -> PatchReport:
+          projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
+          whole_layers: bool = False) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
     Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
@@ -52,6 +53,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
     calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
     by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
     `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
+    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op.
     A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
     """
     if projections not in (True, False, "auto"):
@@ -66,6 +68,8 @@ def patch(model: nn.Module, *, recompute: bool = False,
             _try(report, name, lambda: recognise(module, known, options))
     _patch_rotary(model, report, options)
     _patch_masks(model, report, options)
+    if whole_layers:
+        _patch_whole_layers(model, report)
     _patch_generation(model, report)
     if graphs:
         _try(report, "generate", lambda: patch_steps(model))
@@ -76,6 +80,7 @@ def unpatch(model: nn.Module) -> nn.Module:
     """Takes back what patch() did. -> the model"""
     for module in model.modules():
         restore_experts(module)
+        restore_layers(module)
         for name in ("forward", "_get_logits_processor"):
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
@@ -595,7 +600,7 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
-            and attention.config._attn_implementation in ("sdpa", _attention.NAME, _attention.SDPA)
+            and attention.config._attn_implementation in ("sdpa", *_attention.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and statically_known_true(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
@@ -725,11 +730,27 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
     plain = (not arguments and given is not None
              and all(options.get(name) is None
                      for name in ("attention_mask", "position_ids", "past_key_values"))
-             and self.config._attn_implementation in (_attention.NAME, _attention.SDPA)
+             and self.config._attn_implementation in _attention.OURS
              and (window is None or given.shape[1] <= window))
     if plain:
         options["attention_mask"] = _attention.without_mask(given.device)
     return original(self, input_ids, *arguments, **options)
+
+
+# whole layers
+
+def _patch_whole_layers(model: nn.Module, report: PatchReport) -> None:
+    decoders = [(name, m) for name, m in model.named_modules() if _attention.makes_causal_mask(m)]
+    if not decoders:
+        report.left.append(("", "layers: there is no decoder that is known"))
+    if not decoders or not _attention.is_available():
+        return
+    _attention.choose_lengths(model)
+    known: dict = {}
+    for name, decoder in decoders:
+        _try(report, name, lambda: patch_layers(decoder, known, _norm_forward,
+                                                (_gated_mlp_forward, _gelu_mlp_forward),
+                                                _rotary_forward))
 
 
 # generation
