@@ -24,8 +24,9 @@ class Case:
 
     def arguments(self, dtype=torch.float32, device="cpu") -> tuple:
         def random(*shape, scale=1.0):
-            return (torch.randn(*shape) * scale).to(device, dtype)
+            return (torch.randn(*shape) * scale).to(dtype)
 
+        # All are made on the CPU, where references of other arguments can run.
         return tuple(a.to(device) if isinstance(a, Tensor) else a for a in self.make(random))
 
     def __str__(self):
