@@ -484,7 +484,7 @@ class _Recogniser:
                 parts.linear(("mlp", name), (ours,))
             return dict(act=act)
         if is_patched(mlp, self.plain_forward):
-            first, second, _, act = mlp._fftune
+            first, second, _, act, _ = mlp._fftune
             parts.linear(("mlp", first), ("up",))
             parts.linear(("mlp", second), ("down",))
             return dict(act=act)

@@ -77,6 +77,10 @@ def ffn_block(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     return ffn(normed, w_gate, w_up, w_down, None, total, act)
 
 
+def mlp(x, w_up, w_down, b_up, b_down, residual, act):
+    return _added(F.linear(ACTIVATIONS[act](F.linear(x, w_up, b_up)), w_down, b_down), None, residual)
+
+
 def _dequantised(q: Tensor, scale: Tensor, rows: int) -> Tensor:
     """Elements times scales: one in all, or one for each `rows` x 128 of them."""
     if scale.numel() == 1:
