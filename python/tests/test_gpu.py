@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import fftune
-from cases import BACKWARDS, CASES, fp8_arguments
+from cases import BACKWARDS, CASES, fp8_arguments, moe_fp8_arguments
 from fftune import ops, reference
 from models import inputs, make
 from test_ops import DIFFERENTIABLE, each, error, leaves, listed, op_of, with_gradients
@@ -55,6 +55,14 @@ def test_fp8(block):
     arguments = fp8_arguments(block, DEVICE)
     got = torch.ops.fftune.ffn_fp8(*arguments)
     assert error(got, reference.ffn_fp8(*arguments)) < 2e-2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["tensor", "token", "block"])
+def test_experts_in_fp8(kind, packed):
+    arguments = moe_fp8_arguments(kind, packed, DEVICE)
+    got = torch.ops.fftune.moe_ffn_fp8(*arguments)
+    assert error(got, reference.moe_ffn_fp8(*arguments)) < 2e-2
 
 
 @each(DIFFERENTIABLE)
