@@ -204,7 +204,7 @@ int run(const Options& options, const Session& session) {
 
   const auto backend = open_named(device, session);
   const std::string name = backend->facts().name;
-  put_own_first(presets, backend->facts(), records);
+  put_own_first(presets.files(), backend->facts(), records);
   if (options.quick)
     keep_quick(session.catalog, kind == DeviceKind::cpu ? quick_bytes_on_cpu : 0, records);
   skip_too_large(session.catalog, backend->free_bytes(),
