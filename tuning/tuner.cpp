@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "tuning/decide/in_place.hpp"
 #include "tuning/decide/same_bits.hpp"
 #include "tuning/decide/verdict.hpp"
 #include "tuning/search/enumerate.hpp"
@@ -102,6 +103,7 @@ class Tuning {
     // The warm starts of every group before any group is searched in depth: from then on there is a
     // result to write, however early the search ends.
     for (std::size_t i = begin; i < groups_.size(); ++i) try_first(*groups_[i]);
+    for_in_place_ = session_.seconds_left() * in_place_share;
     for (std::size_t i = begin; i < groups_.size(); ++i) {
       if (!session_.stop_reason().empty()) return cut_rest(i);
       groups_[i]->set_share(share(i));
@@ -150,7 +152,10 @@ class Tuning {
   double share(std::size_t place) const {
     double rest = 0;
     for (std::size_t i = place; i < groups_.size(); ++i) rest += weight(i);
-    return session_.seconds_left() * (1 - conclusion_share) * weight(place) / rest;
+    const double left = is_tuned_in_place(session_)
+                            ? session_.seconds_left() - for_in_place_
+                            : session_.seconds_left() * (1 - conclusion_share);
+    return left * weight(place) / rest;
   }
 
   double weight(std::size_t place) const {
@@ -162,6 +167,7 @@ class Tuning {
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<Searched> searched_;
   std::size_t variants_ = 0;
+  double for_in_place_ = 0;  // seconds that no group takes, where there is a search in place
 };
 
 /// The groups of which something has not been tried yet: where a fallback serves alone, it is
@@ -237,10 +243,11 @@ TuneResult tune(const Catalog& catalog, Evaluator& evaluator, const Problem& pro
   return tune_in_place(catalog, evaluator, problem, options, {}, options.budget_seconds);
 }
 
-TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Problem& problem,
+TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Problem& repeated,
                          const TuneOptions& options, Place place, double budget_seconds) {
   const Strategy& strategy = strategy_named(options.strategy);
-  const Op& op = catalog.op(problem.op);
+  const Op& op = catalog.op(repeated.op);
+  const Problem problem = unrepeated(op, repeated);  // what records are of
   const std::size_t stage_count = op.stages(problem).size();
   TuneResult result;
   result.problem = problem;

@@ -13,6 +13,7 @@ const std::vector<AddCommand>& commands() {
       add_check,    //
       add_bench,    //
       add_compile,  //
+      add_bundle,   //
       add_refresh,  //
       add_presets,  //
       add_report,   //

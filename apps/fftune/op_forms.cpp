@@ -135,6 +135,16 @@ std::vector<Formula> formulas(const Problem& form) {
           {fmt::format("4 * ceil({} / {})", one.text, part),
            [part, a = one.value](const Problem& at) { return 4 * quotient(a(at), part); }});
     }
+  // Of an op with two counts of the same kind: routed and shared experts.
+  for (const auto& [a, size] : form.sizes)
+    for (const auto& [b, other] : form.sizes) {
+      if (a >= b) continue;
+      const auto both = [a = a, b = b](const Problem& at) { return at.size(a) + at.size(b); };
+      all.push_back({fmt::format("{} + {}", a, b), both});
+      for (const auto& [c, third] : form.sizes)
+        all.push_back({fmt::format("{} * ({} + {})", c, a, b),
+                       [both, c = c](const Problem& at) { return at.size(c) * both(at); }});
+    }
   for (const auto& [a, size] : form.sizes)
     for (const auto& [b, other] : form.sizes) {
       if (a == b) continue;

@@ -17,8 +17,12 @@ struct Environment {
   /// Where a CUDA toolkit's libraries may be, after the loader's own folders: lib64 of $CUDA_HOME
   /// and $CUDA_PATH, then of /usr/local/cuda.
   std::vector<std::filesystem::path> toolkit_folders;
-  bool no_color = false;       // NO_COLOR, or a terminal without escapes
-  bool dumb_terminal = false;  // TERM=dumb: no escapes at all
+  std::filesystem::path bundle;   // $FFTUNE_BUNDLE: compiled kernels; empty: none
+  bool no_jit = false;            // $FFTUNE_NO_JIT: anything but 0
+  std::optional<int> threads;     // $FFTUNE_THREADS: of the CPU backend, at most
+  std::string threads_complaint;  // why FFTUNE_THREADS is no number; empty: it is one, or not set
+  bool no_color = false;          // NO_COLOR, or a terminal without escapes
+  bool dumb_terminal = false;     // TERM=dumb: no escapes at all
 };
 
 Environment read_environment();

@@ -77,6 +77,10 @@ def ffn_block(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     return ffn(normed, w_gate, w_up, w_down, None, total, act)
 
 
+def mlp(x, w_up, w_down, b_up, b_down, residual, act):
+    return _added(F.linear(ACTIVATIONS[act](F.linear(x, w_up, b_up)), w_down, b_down), None, residual)
+
+
 def _dequantised(q: Tensor, scale: Tensor, rows: int) -> Tensor:
     """Elements times scales: one in all, or one for each `rows` x 128 of them."""
     if scale.numel() == 1:
@@ -546,6 +550,65 @@ def qkv_cached(*arguments):
         there = slots.flatten() >= 0
         cache.flatten(0, -3)[slots.flatten()[there].long()] = rows.flatten(0, -3)[there]
     return q
+
+
+# layer
+
+def layer(x, positions, angles, slots, lengths, weights, caches, form):
+    from ._layer_ops import parse
+
+    found = parse(form)
+    count = len(found.weights)
+    for at in range(len(caches) // 2):
+        own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
+        x = _one_layer(x, positions, angles, slots, lengths, own, caches[2 * at:2 * at + 2], found)
+    return x
+
+
+def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
+    eps = form.get("eps")
+
+    def norm(t, name):
+        if form.get("norm") == "layer":
+            return layernorm(t, w[name], w[f"{name}_bias"], eps)
+        return rmsnorm(t, w[name], eps, form.get("convention"))
+
+    def added(y, name, residual):
+        return residual + (norm(y, name) if form.get("post-norms") else y)
+
+    normed = norm(x, "attn_norm")
+    q, k, v = (F.linear(normed, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(
+        -1, (-1, form.get("dim"))) for part in "qkv")
+    if "q_norm" in w:
+        gemma = form.get("convention") == "gemma"
+        q, k = (rmsnorm(t, w[f"{part}_norm"], eps, "gemma" if gemma else "t5")
+                for t, part in ((q, "q"), (k, "k")))
+    if form.get("rotation") != "none":
+        angle, factor = angles_at(positions, angles, "halves", None, "table",
+                                  [0.0] * 7 + [form.get("rope-scale", 0.0)])
+        q, k = (_rotated(t, angle.unsqueeze(-2), factor, "halves", False) for t in (q, k))
+    keys, values = (cache.transpose(1, 2) for cache in caches)
+    for cache, rows in ((keys, k), (values, v)):
+        cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
+    # For every sequence at once: in a CUDA graph the lengths cannot be looked at.
+    places = torch.arange(keys.shape[1], device=x.device)
+    last = lengths[:, None] - x.shape[1] + torch.arange(x.shape[1], device=x.device)
+    allowed = (places <= last[..., None])[:, None]
+    group = q.shape[2] // keys.shape[2]
+    q, keys, values = (_wide(t).transpose(1, 2) for t in (q, keys, values))
+    keys, values = (t.repeat_interleave(group, 1) for t in (keys, values))
+    scores = (form.get("scale") or q.shape[-1] ** -0.5) * (q @ keys.transpose(2, 3))
+    if softcap := form.get("softcap"):
+        scores = softcap * torch.tanh(scores / softcap)
+    attended = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values
+    attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
+    mid = added(F.linear(attended, w["w_o"], w.get("b_o")), "attn_post_norm", x)
+    inner = norm(mid, "ffn_norm") if "ffn_norm" in w else normed
+    hidden = ACTIVATIONS[form.get("act")](
+        F.linear(inner, w["w_gate" if "w_gate" in w else "w_up"], w.get("b_up")))
+    if "w_gate" in w:
+        hidden = hidden * F.linear(inner, w["w_up"])
+    return added(F.linear(hidden, w["w_down"], w.get("b_down")), "ffn_post_norm", mid)
 
 
 # ngram-block

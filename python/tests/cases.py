@@ -24,8 +24,9 @@ class Case:
 
     def arguments(self, dtype=torch.float32, device="cpu") -> tuple:
         def random(*shape, scale=1.0):
-            return (torch.randn(*shape) * scale).to(device, dtype)
+            return (torch.randn(*shape) * scale).to(dtype)
 
+        # All are made on the CPU, where references of other arguments can run.
         return tuple(a.to(device) if isinstance(a, Tensor) else a for a in self.make(random))
 
     def __str__(self):
@@ -120,6 +121,9 @@ CASES = [
     Case("ffn-added", "ffn", lambda r: (r(5, 24), *_weights(r), r(24), r(5, 24), "gelu")),
     Case("ffn_preact", "ffn_preact", lambda r: (r(7, 24), *_weights(r), None, r(7, 24), "gelu-tanh"),
          outputs=1),
+    Case("mlp", "mlp", lambda r: (r(2, 3, 24), *_weights(r)[1:], None, None, None, "relu")),
+    Case("mlp-added", "mlp",
+         lambda r: (r(5, 24), *_weights(r)[1:], r(40), r(24), r(5, 24), "gelu-tanh")),
     Case("ffn_block", "ffn_block",
          lambda r: (r(2, 3, 24), r(2, 3, 24), r(24), *_weights(r), "silu", "llama", 1e-6)),
     Case("ffn_block-plain", "ffn_block",

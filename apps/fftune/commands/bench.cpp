@@ -135,6 +135,7 @@ Json result_json(const OnValues& measured) {
   return {{"problem", to_json(result.problem)},
           {"values", measured.values.empty() ? "random" : measured.values},
           {"rule", result.rule},
+          {"far", !result.far.empty()},
           {"refusal", result.refusal},
           {"floor_us", result.floor_us},
           {"limit", result.limit},
@@ -219,6 +220,9 @@ int run(const Op& op, const Options& options, const Session& session) {
                                       bursts_for(evaluator.facts().kind, request.seconds),
                                       options.stages && !op.repetition(problems[i]))});
       lost = evaluator.lost();
+      if (const auto& far = all[i].back().result.far; !far.empty() && !kind)
+        spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problems[i].text(),
+                     far);
       progress.step(weight_of(op, problems[i]), "");
     }
   }
@@ -276,8 +280,10 @@ void add_bench(CommandLine& line) {
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
     command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
-    command.add_flag("--stages", options->stages,
-                     "time each kernel of the plan by itself too: where the time goes");
+    command.add_flag(
+        "--stages", options->stages,
+        "time each kernel of the plan by itself too, and the first ones in a row: where the "
+        "time goes");
     command
         .add_option("--against", options->against,
                     "compare with earlier times, what bench --json printed or presets, by their "
