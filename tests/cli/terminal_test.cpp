@@ -130,7 +130,7 @@ TEST_CASE("bench and check show a bar; what is left is known after the first ste
   const Finished check = sandbox.fftune("check --device cpu --presets presets --progress plain");
   INFO(check.err);
   CHECK(check.err.find("check [----------------] 0/") != std::string::npos);
-  CHECK(check.out.find("checking 1 record, 1 of them this device's: about ") != std::string::npos);
+  CHECK(check.err.find("checking 1 record, 1 of them this device's: about ") != std::string::npos);
 }
 
 TEST_CASE("check --quick takes one problem of a form, and --budget leaves the rest") {
