@@ -107,10 +107,10 @@ std::vector<CheckedRecord> checked_records(const PresetLibrary& presets, const C
   return records;
 }
 
-void put_own_first(const PresetLibrary& presets, const DeviceFacts& facts,
+void put_own_first(const std::vector<PresetFile>& presets, const DeviceFacts& facts,
                    std::vector<CheckedRecord>& records) {
   std::set<Problem> own;
-  for (const PresetFile& file : presets.files())
+  for (const PresetFile& file : presets)
     if (device_match(file.device, facts) == DeviceMatch::exact)
       for (const PresetRecord& record : file.records) own.insert(record.problem);
   for (CheckedRecord& record : records) record.own = own.contains(record.problem);

@@ -31,7 +31,7 @@ std::vector<CheckedRecord> checked_records(const PresetLibrary& presets, const C
                                            const std::function<bool(const Problem&)>& admit);
 
 /// Those of this very device first: what the library loads here most often.
-void put_own_first(const PresetLibrary& presets, const DeviceFacts& facts,
+void put_own_first(const std::vector<PresetFile>& presets, const DeviceFacts& facts,
                    std::vector<CheckedRecord>& records);
 
 /// Of each op, pass and dtype the record of least work (this device's, if it has one) at its own

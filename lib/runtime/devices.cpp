@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/error.hpp"
+#include "cpu/machine.hpp"
 #include "cuda/open.hpp"
 
 namespace fftune {
@@ -79,6 +80,10 @@ std::unique_ptr<Backend> open_device(const std::string& spec, const SourceSet& s
     throw Error(ErrorKind::unavailable,
                 fmt::format("device '{}' is not here: there is {}", spec, what_is_here(devices)));
   return open_cuda(*ordinal, sources, cuda_options(environment));
+}
+
+std::size_t free_host_bytes() {
+  return static_cast<std::size_t>(available_bytes());
 }
 
 }  // namespace fftune

@@ -1,6 +1,7 @@
 // Finding and opening devices by name: "cpu", "cuda:0".
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,5 +33,8 @@ std::string default_device(const Environment& environment);
 /// CPU; its threads are the environment's where it does not say.
 std::unique_ptr<Backend> open_device(const std::string& spec, const SourceSet& sources,
                                      const Environment& environment, const CpuOptions& cpu = {});
+
+/// What can be allocated on the host without swapping, within the control groups' limits.
+std::size_t free_host_bytes();
 
 }  // namespace fftune

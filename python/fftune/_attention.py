@@ -7,6 +7,7 @@ elements, which transformers hands through to the attention as it is.
 """
 import copy
 import inspect
+import sys
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,11 @@ from ._library import Error
 
 NAME = "fftune"
 SDPA = "fftune_sdpa"  # PyTorch's attention, which patch() chooses where it was that already
+# The same, and the module's own attention where it was "eager", with lengths in the place of masks.
+LAYERS = "fftune_layers"
+EAGER = "fftune_eager"
+OURS = (NAME, SDPA, LAYERS)
+STATIC_LAYERS = ("StaticLayer", "StaticSlidingWindowLayer")  # of transformers' caches
 _MARK = (1, 1, 0, 0)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -39,7 +45,7 @@ def is_available() -> bool:
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.masking_utils import causal_mask_function, sdpa_mask
+        from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
     except ImportError:
         return False
     tells_offset = "q_offset" in inspect.signature(sdpa_mask).parameters
@@ -47,13 +53,24 @@ def is_available() -> bool:
     def by_pytorch(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                    attention_mask: Tensor | None, **options):
         attention_mask = _without_mark(attention_mask, options)
+        if _are_lengths(attention_mask):
+            attention_mask = _mask_of(attention_mask, query.shape[2], key.shape[2])
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    def by_module(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+                  attention_mask: Tensor | None, **options):
+        if _are_lengths(attention_mask):
+            allowed = _mask_of(attention_mask, query.shape[2], key.shape[2])
+            attention_mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(
+                ~allowed, torch.finfo(query.dtype).min)
+        own = sys.modules[type(module).__module__].eager_attention_forward
+        return own(module, query, key, value, attention_mask, **options)
 
     def by_fftune(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                   attention_mask: Tensor | None, **options):
         attention_mask = _without_mark(attention_mask, options)
         lengths = None
-        if attention_mask is not None and attention_mask.dtype == torch.int32:
+        if _are_lengths(attention_mask):
             lengths = attention_mask
             if _serves_cache(query, key, value, **options):
                 return _over_cache(query, key, value, lengths, options.get("scaling")), None
@@ -69,17 +86,35 @@ def is_available() -> bool:
                           scale=options.get("scaling") or 0.0)
         return y, None
 
-    def mask_by_fftune(*arguments, **options):
-        if tells_offset and not arguments and options.get("mask_function") is causal_mask_function:
-            lengths = _lengths(**options)
-            if lengths is not None:
-                return lengths
-        return sdpa_mask(*arguments, **options)
+    def is_causal(function, kv_length: int = 0, local_size: int | None = None, **_) -> bool:
+        """Whether it masks nothing but later keys, of kv_length keys from the first on."""
+        if function is causal_mask_function:
+            return True
+        if torch.compiler.is_compiling() or local_size is None or kv_length > local_size:
+            return False
+        cells = getattr(function, "__closure__", None) or ()
+        parts = cells[0].cell_contents if len(cells) == 1 else None
+        return (isinstance(parts, tuple) and len(parts) == 2 and parts[1] is causal_mask_function
+                and getattr(parts[0], "__qualname__", "").startswith("sliding_window_overlay."))
+
+    def with_lengths(mask):
+        """The function that makes lengths where it can, and else that mask."""
+        def make(*arguments, **options):
+            if tells_offset and not arguments and is_causal(options.get("mask_function"), **options):
+                lengths = _lengths(**options)
+                if lengths is not None:
+                    return lengths
+            return mask(*arguments, **options)
+        return make
 
     AttentionInterface.register(SDPA, by_pytorch)
     AttentionInterface.register(NAME, by_fftune)
     AttentionMaskInterface.register(SDPA, sdpa_mask)
-    AttentionMaskInterface.register(NAME, mask_by_fftune)
+    AttentionInterface.register(LAYERS, by_pytorch)
+    AttentionInterface.register(EAGER, by_module)
+    AttentionMaskInterface.register(NAME, with_lengths(sdpa_mask))
+    AttentionMaskInterface.register(LAYERS, with_lengths(sdpa_mask))
+    AttentionMaskInterface.register(EAGER, with_lengths(eager_mask))
     return True
 
 
@@ -134,6 +169,25 @@ def _lengths(*, batch_size: int, q_length: int, kv_length: int, q_offset=0, kv_o
                       device=device)
 
 
+def _are_lengths(mask: Tensor | None) -> bool:
+    return (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4
+            and mask.shape[3] == _MOST_HEADS)
+
+
+def masks_nothing_else(mask) -> bool:
+    """Whether a mask, or the masks of the kinds of layers, mask nothing but later keys of a static
+    cache."""
+    if isinstance(mask, dict):
+        # They come from the same padding.
+        return any(_are_lengths(own) for own in mask.values())
+    if mask is None or _are_lengths(mask):
+        return True
+    if mask.dim() != 2 or torch.compiler.is_compiling() or mask.is_cuda \
+            and torch.cuda.is_current_stream_capturing():
+        return False
+    return bool(mask.all())
+
+
 def _mask_of(lengths: Tensor, queries: int, keys: int) -> Tensor:
     """The boolean mask that they stand for."""
     place = lengths[..., :1] + torch.arange(-queries, 0, device=lengths.device)[:, None]
@@ -142,14 +196,23 @@ def _mask_of(lengths: Tensor, queries: int, keys: int) -> Tensor:
 
 def _serves_cache(query: Tensor, key: Tensor, value: Tensor, **options) -> bool:
     return (_serves_values(query, key, value, **options) and key.shape[1] <= _MOST_HEADS
-            and key.is_contiguous() and value.is_contiguous()
+            and (key.is_contiguous() and value.is_contiguous() or _heads_together(key, value))
             and not (torch.is_grad_enabled() and query.requires_grad))
+
+
+def _heads_together(key: Tensor, value: Tensor) -> bool:
+    """Whether the heads of a token lie next to each other, as patch(whole_layers=True) has it."""
+    return all(t.transpose(1, 2).is_contiguous() for t in (key, value))
 
 
 def _over_cache(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
                 scale: float | None) -> Tensor:
     """-> [batch, tokens, heads, features]"""
     batch, heads, tokens, dim = query.shape
+    if _heads_together(key, value):
+        return ops.attention(*(t.transpose(1, 2) for t in (query, key, value)),
+                             lengths=lengths.view(-1)[:batch], causal=tokens > 1,
+                             scale=scale or 0.0)
     kv_heads = key.shape[1]
     group = heads // kv_heads
     rows = query.reshape(batch * kv_heads, group, tokens, dim).transpose(1, 2)
@@ -194,10 +257,20 @@ def window_of(config) -> int | None:
 def choose(model: nn.Module, name: str) -> bool:
     """Gives the model configurations of its own that name this attention where they said "sdpa".
     Others may share those that it had."""
+    return _choose(model, {"sdpa": name})
+
+
+def choose_lengths(model: nn.Module) -> bool:
+    """Likewise, of what masks by lengths where it can, the one that attends as before."""
+    return _choose(model, {"sdpa": LAYERS, SDPA: LAYERS, "eager": EAGER})
+
+
+def _choose(model: nn.Module, names: dict[str, str]) -> bool:
     own: dict = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        if getattr(config, "_attn_implementation", None) != "sdpa":
+        name = names.get(getattr(config, "_attn_implementation", None))
+        if name is None:
             continue
         if id(config) not in own:
             own[id(config)] = copy.deepcopy(config)
@@ -209,5 +282,6 @@ def choose(model: nn.Module, name: str) -> bool:
 def restore(model: nn.Module) -> None:
     for module in model.modules():
         config = getattr(module, "config", None)
-        if getattr(config, "_attn_implementation", None) in (NAME, SDPA):
-            config._attn_implementation = "sdpa"
+        name = getattr(config, "_attn_implementation", None)
+        if name in OURS or name == EAGER:
+            config._attn_implementation = "eager" if name == EAGER else "sdpa"

@@ -57,15 +57,19 @@ def original(module: nn.Module, *arguments, **options):
 
 
 def expect_plain(module: nn.Module) -> None:
-    """That its parameters are such as the kernels take."""
+    """That its parameters are such as the kernels take, and its forward its class's."""
+    expect_plain_parameters(module)
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced already")
+
+
+def expect_plain_parameters(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter or parameter.is_meta:
             raise Unfit(f"{name} is no plain parameter: {type(parameter).__name__}")
         types = _CUDA_TYPES if parameter.is_cuda else _CPU_TYPES
         if parameter.device.type not in ("cpu", "cuda") or parameter.dtype not in types:
             raise Unfit(f"no kernels for {parameter.dtype} on {parameter.device.type}")
-    if "forward" in module.__dict__:
-        raise Unfit("its forward was replaced already")
 
 
 def expect_no_hooks(*modules: nn.Module) -> None:

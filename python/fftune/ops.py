@@ -13,20 +13,22 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
+from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
 from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, rows, wants_gradient,
                       yes)
+from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
-from ._moe_ops import moe_ffn, moe_ffn_backward, moe_route
+from ._moe_ops import moe_ffn, moe_ffn_backward, moe_ffn_fp8, moe_route
 from ._qkv_ops import qkv
 from ._run import Form, ready, run
 
-__all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "linear", "linear_backward", "masked_ffn",
-           "masked_ffn_backward", "masked_linear", "masked_linear_backward", "rmsnorm",
-           "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
+__all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "linear_backward",
+           "masked_ffn", "masked_ffn_backward", "masked_linear", "masked_linear_backward",
+           "rmsnorm", "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
            "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
-           "qkv", "layernorm", "add_layernorm"]
+           "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer"]
 
 def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for weight, tensor in zip(weights, into):
@@ -305,6 +307,68 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
     """
     return call(fftune_ops.ffn_fp8.default, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
                  w_up_scale, hidden_scale, w_down_scale, act)
+
+
+# mlp: ffn without a gate
+
+def _mlp_values(options, x, w_up, w_down, b_up, b_down, residual):
+    d, h = x.shape[-1], w_up.shape[0]
+    expect("mlp", "w_up", w_up, (h, d), x.dtype)
+    expect("mlp", "w_down", w_down, (d, h), x.dtype)
+    expect("mlp", "b_up", b_up, (h,), x.dtype)
+    expect("mlp", "b_down", b_down, (d,), x.dtype)
+    expect("mlp", "residual", residual, x.shape, x.dtype)
+    if b_up is not None and b_down is None:
+        raise Error("mlp: b_up without b_down: give zeros as b_down")
+    m = x.shape[:-1].numel()
+    bias = "both" if b_up is not None else "down" if b_down is not None else None
+    return (m, d, h, *options, bias, yes(residual)) if m else None
+
+
+_MLP = Form("ffn", False, ("m", "d", "h", "act", "bias", "residual"), _mlp_values, {"gate": "no"})
+
+
+@define("mlp(Tensor x, Tensor w_up, Tensor w_down, Tensor? b_up, Tensor? b_down, Tensor? residual, "
+        "str act) -> Tensor", casts=True)
+def _(x, w_up, w_down, b_up, b_down, residual, act):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_MLP, (act,), (x, w_up, w_down, b_up, b_down, residual), (y,))
+    return y
+
+
+@fake("mlp")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
+def _save_mlp(ctx, inputs, output):
+    *tensors, _, ctx.act = inputs
+    ctx.save_for_backward(*tensors)
+
+
+@gradient("mlp", _save_mlp)
+def _(ctx, dy):
+    x, w_up, w_down, b_up, b_down = ctx.saved_tensors
+    hidden = call(fftune_ops.linear.default, x, w_up, b_up, None)
+    back = fftune_ops.linear_backward.default
+    d_hidden, dw_down, db_down = call(back, dy, reference.ACTIVATIONS[ctx.act](hidden), w_down,
+                                      b_down is not None)
+    d_up = reference.activation_backward(ctx.act, d_hidden, hidden)
+    dx, dw_up, db_up = call(back, d_up, x, w_up, b_up is not None)
+    return (dx, dw_up, dw_down, None if b_up is None else db_up, None if b_down is None else db_down,
+            dy if ctx.needs_input_grad[5] else None, None)
+
+
+def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
+        b_down: Tensor | None = None, residual: Tensor | None = None, *, act: str = "gelu"
+        ) -> Tensor:
+    """act(x w_upᵀ (+ b_up)) w_downᵀ (+ b_down) (+ residual): the network without a gate.
+
+    x [..., d]; w_up [h, d]; w_down [d, h]; b_up [h]; b_down [d]; residual [..., d]. -> [..., d].
+    act: silu, gelu, gelu-tanh, relu or none. For the backward pass the inputs alone are kept.
+    """
+    return call(fftune_ops.mlp.default, x, w_up, w_down, b_up, b_down, residual, act)
 
 
 # linear

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from . import _attention, ops, reference
 from ._experts import patch_experts, patch_router, restore_experts
 from ._graphs import patch_steps, restore_steps
+from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
                          expect_plain, is_close, is_patched, original, probing, random_rows,
@@ -41,8 +42,8 @@ class PatchReport:
 
 
 def patch(model: nn.Module, *, recompute: bool = False,
-          projections: bool | str = "auto", attention: bool = False, graphs: bool = False
-          ) -> PatchReport:
+          projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
+          whole_layers: bool = False) -> PatchReport:
     """Replaces what is known in a transformers model with fused ops, in place.
 
     Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
@@ -52,6 +53,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
     calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
     by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
     `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
+    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op.
     A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
     """
     if projections not in (True, False, "auto"):
@@ -60,12 +62,14 @@ def patch(model: nn.Module, *, recompute: bool = False,
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
-    for recognise in (_patch_norm, _patch_gated_mlp, _patch_gelu_mlp, patch_experts, patch_router,
-                      _patch_layer):
+    for recognise in (_patch_norm, _patch_gated_mlp, _patch_plain_mlp, patch_experts, patch_router,
+                      _patch_layer, _patch_block):
         for name, module in model.named_modules():
             _try(report, name, lambda: recognise(module, known, options))
     _patch_rotary(model, report, options)
     _patch_masks(model, report, options)
+    if whole_layers:
+        _patch_whole_layers(model, report)
     _patch_generation(model, report)
     if graphs:
         _try(report, "generate", lambda: patch_steps(model))
@@ -76,6 +80,7 @@ def unpatch(model: nn.Module) -> nn.Module:
     """Takes back what patch() did. -> the model"""
     for module in model.modules():
         restore_experts(module)
+        restore_layers(module)
         for name in ("forward", "_get_logits_processor"):
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
@@ -106,7 +111,7 @@ def _norm_eps(module: nn.Module) -> float | None:
 
 def _patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if isinstance(module, nn.LayerNorm):
-        raise Unfit("LayerNorm: by itself it is left to PyTorch")
+        return _patch_layernorm(module)
     parameters = dict(module.named_parameters())
     if next(module.children(), None) is not None or list(parameters) != ["weight"] \
             or parameters["weight"].dim() != 1 or not hasattr(type(module), "forward"):
@@ -149,6 +154,29 @@ def _norm_forward(self, hidden_states: Tensor) -> Tensor:
         return original(self, hidden_states)
     convention, eps = self._fftune
     return ops.rmsnorm(hidden_states, self.weight, eps=eps, convention=convention)
+
+
+def _patch_layernorm(module: nn.LayerNorm) -> str:
+    if type(module) is not nn.LayerNorm or len(module.normalized_shape) != 1 \
+            or module.weight is None or module.bias is None:
+        raise Unfit("LayerNorm without a weight and a bias of one dimension")
+    expect_plain(module)
+    replace_forward(module, _layernorm_forward, ())
+    return "LayerNorm by layernorm, without gradients"
+
+
+def _normalises(norm: nn.LayerNorm, x: Tensor) -> bool:
+    """Whether layernorm is run. PyTorch's has the faster backward pass, and a compiler fuses it."""
+    return (not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+            and x.dtype == norm.weight.dtype == norm.bias.dtype
+            and not torch.is_autocast_enabled(x.device.type))
+
+
+@undoable
+def _layernorm_forward(self, x: Tensor) -> Tensor:
+    if not _normalises(self, x):
+        return original(self, x)
+    return ops.layernorm(x, self.weight, self.bias, eps=self.eps)
 
 
 # gated MLPs
@@ -223,14 +251,14 @@ def _gated_mlp_forward(self, hidden_states: Tensor) -> Tensor:
                    recompute=recompute)
 
 
-# MLPs of two layers with a gelu between them
+# MLPs of two layers with an activation between them
 
 def _is_conv1d(module: nn.Module) -> bool:
     """transformers' Conv1D: a linear layer whose weight is transposed."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def _patch_gelu_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
+def _patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | None:
     layers = [(name, child) for name, child in module.named_children()
               if type(child) is nn.Linear or _is_conv1d(child)]
     others = [child for child in module.children() if all(child is not layer for _, layer in layers)]
@@ -239,16 +267,26 @@ def _patch_gelu_mlp(module: nn.Module, known: dict, options: Options) -> str | N
         return None
     (first_name, first), (second_name, second) = layers
     act = activation_name(activation_of(module))
-    if act not in ("gelu", "gelu-tanh"):
-        raise Unfit(f"an MLP of two layers with {act}: there is a kernel for a gelu only")
-    if first.bias is None:
-        raise Unfit("an MLP whose first layer has no bias: there is nothing to fuse")
+    transposed = _is_conv1d(first)
+    gelu = act in ("gelu", "gelu-tanh") and first.bias is not None
+    # The op has the first bias only beside the second.
+    plain = not transposed and (first.bias is None or second.bias is not None)
+    width = second.weight.shape[0] if _is_conv1d(second) else second.in_features
+    if width != (first.weight.shape[1] if transposed else first.out_features):
+        raise Unfit("an MLP of two layers that is gated, or another product stands between them")
+    if not gelu and not plain:
+        raise Unfit(f"an MLP of two layers with {act}: weights that are transposed, or a first bias "
+                    "without a second")
     expect_plain(module)
-    expect_no_hooks(first)
+    expect_no_hooks(first, second)
     key = type(module), first.weight.dtype, act
     remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
-    replace_forward(module, _gelu_mlp_forward, (first_name, second_name, _is_conv1d(first), act))
-    return f"bias and gelu of {type(module).__name__} by bias-gelu"
+    replace_forward(module, _plain_mlp_forward, (first_name, second_name, transposed, act, gelu))
+    name = type(module).__name__
+    if not plain:
+        return f"bias and gelu of {name} by bias-gelu"
+    return (f"{name} by ffn without a gate ({act})"
+            + (", with gradients by bias-gelu" if gelu else ", without gradients"))
 
 
 def _without_bias(layer: nn.Module, x: Tensor, transposed: bool) -> Tensor:
@@ -261,14 +299,30 @@ def _expect_two_layers(module, first, second, act) -> bool:
         x = random_rows(1, 4, width, like=first.weight)
         if is_close(second(reference.ACTIVATIONS[act](first(x))), module(x)):
             return True
-    raise Unfit(f"{type(module).__name__} is no second(gelu(first(x)))")
+    raise Unfit(f"{type(module).__name__} is no second({act}(first(x)))")
+
+
+def _plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | None:
+    """The layers, if the op without a gate runs them in this call."""
+    first, second, transposed, *_ = mlp._fftune
+    first, second = getattr(mlp, first), getattr(mlp, second)
+    if transposed or torch.is_grad_enabled() or mlp.training \
+            or type(first) is not nn.Linear or type(second) is not nn.Linear \
+            or first.bias is not None and second.bias is None \
+            or not x.dtype == first.weight.dtype == second.weight.dtype:
+        return None
+    return first, second
 
 
 @undoable
-def _gelu_mlp_forward(self, hidden_states: Tensor) -> Tensor:
-    first, second, transposed, act = self._fftune
+def _plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
+    layers = _plain_layers(self, hidden_states)
+    first, second, transposed, act, gelu = self._fftune
+    if layers is not None:
+        return _plain(layers, hidden_states, act)
     layer = getattr(self, first)
-    if type(layer) is not nn.Linear and not _is_conv1d(layer):
+    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) \
+            or not transposed and _drops(self):
         return original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
     hidden = ops.bias_gelu(hidden, layer.bias,
@@ -276,6 +330,12 @@ def _gelu_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     hidden = getattr(self, second)(hidden)
     dropout = getattr(self, "dropout", None)
     return hidden if dropout is None else dropout(hidden)
+
+
+def _plain(layers: tuple[nn.Linear, nn.Linear], x: Tensor, act: str,
+           residual: Tensor | None = None) -> Tensor:
+    first, second = layers
+    return ops.mlp(x, first.weight, second.weight, first.bias, second.bias, residual, act=act)
 
 
 # layers: the MLP with its norm and residual
@@ -320,7 +380,11 @@ def _patch_layer(module: nn.Module, known: dict, options: Options) -> str | None
     expect_no_hooks(norm, mlp)
     if not is_patched(mlp, _gated_mlp_forward):
         if forward is _feed_forward:
-            return None
+            if not is_patched(mlp, _plain_mlp_forward) or mlp._fftune[2]:
+                return None
+            remembered(known, type(module), lambda: _expect_feed_forward(module))
+            replace_forward(module, _plain_feed_forward, ())
+            return f"MLP and residual of {type(module).__name__} by ffn without a gate"
         pair = remembered(known, (type(module), type(mlp)), lambda: _expect_layer(module))
         replace_forward(module, _layer_around_forward, (pair,))
         return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
@@ -424,6 +488,58 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
     if _drops(self) or _drops(mlp) or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states)
     return _block(norm, mlp, hidden_states, None)
+
+
+@undoable
+def _plain_feed_forward(self, hidden_states: Tensor) -> Tensor:
+    mlp = self.DenseReluDense
+    layers = _plain_layers(mlp, hidden_states) if is_patched(mlp, _plain_mlp_forward) else None
+    if layers is None or _drops(self) or mlp._forward_hooks \
+            or torch.is_autocast_enabled(hidden_states.device.type):
+        return original(self, hidden_states)
+    return _plain(layers, self.layer_norm(hidden_states), mlp._fftune[3], hidden_states)
+
+
+_BLOCK = {"ln_1", "attn", "ln_2", "mlp"}
+
+
+def _patch_block(module: nn.Module, known: dict, options: Options) -> str | None:
+    """A layer as GPT-2 has it."""
+    if {name for name, _ in module.named_children()} != _BLOCK \
+            or not is_patched(module.ln_2, _layernorm_forward):
+        return None
+    expect_no_hooks(module.ln_2, module.mlp)
+    expect_plain(module)
+    remembered(known, type(module), lambda: _expect_block(module))
+    replace_forward(module, _block_forward, ())
+    return f"residual and norm before the MLP of {type(module).__name__} by layernorm"
+
+
+def _expect_block(module: nn.Module) -> bool:
+    x = torch.ones(1, 2, 3)
+    with probing(module), _standing_in(module, ln_1=_Times(2), attn=_Times(3, returns_pair=True),
+                                       ln_2=_Times(5), mlp=_Times(7)):
+        y = type(module).forward(module, x)
+    if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
+        return True
+    raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
+
+
+@undoable
+def _block_forward(self, hidden_states: Tensor, past_key_values=None,
+                   attention_mask: Tensor | None = None,
+                   encoder_hidden_states: Tensor | None = None,
+                   encoder_attention_mask: Tensor | None = None, **options) -> Tensor:
+    norm = self.ln_2
+    if encoder_hidden_states is not None or not is_patched(norm, _layernorm_forward) \
+            or norm._forward_hooks or not _normalises(norm, hidden_states):
+        return original(self, hidden_states, past_key_values, attention_mask,
+                        encoder_hidden_states, encoder_attention_mask=encoder_attention_mask,
+                        **options)
+    attended = self.attn(self.ln_1(hidden_states), past_key_values=past_key_values,
+                         attention_mask=attention_mask, **options)[0]
+    normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)
+    return total + self.mlp(normed)
 
 
 # rotary embeddings
@@ -595,7 +711,7 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
-            and attention.config._attn_implementation in ("sdpa", _attention.NAME, _attention.SDPA)
+            and attention.config._attn_implementation in ("sdpa", *_attention.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and statically_known_true(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
@@ -725,11 +841,27 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
     plain = (not arguments and given is not None
              and all(options.get(name) is None
                      for name in ("attention_mask", "position_ids", "past_key_values"))
-             and self.config._attn_implementation in (_attention.NAME, _attention.SDPA)
+             and self.config._attn_implementation in _attention.OURS
              and (window is None or given.shape[1] <= window))
     if plain:
         options["attention_mask"] = _attention.without_mask(given.device)
     return original(self, input_ids, *arguments, **options)
+
+
+# whole layers
+
+def _patch_whole_layers(model: nn.Module, report: PatchReport) -> None:
+    decoders = [(name, m) for name, m in model.named_modules() if _attention.makes_causal_mask(m)]
+    if not decoders:
+        report.left.append(("", "layers: there is no decoder that is known"))
+    if not decoders or not _attention.is_available():
+        return
+    _attention.choose_lengths(model)
+    known: dict = {}
+    for name, decoder in decoders:
+        _try(report, name, lambda: patch_layers(decoder, known, _norm_forward,
+                                                (_gated_mlp_forward, _plain_mlp_forward),
+                                                _rotary_forward))
 
 
 # generation

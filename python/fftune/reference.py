@@ -77,6 +77,10 @@ def ffn_block(x, residual, w_norm, w_gate, w_up, w_down, act, convention, eps):
     return ffn(normed, w_gate, w_up, w_down, None, total, act)
 
 
+def mlp(x, w_up, w_down, b_up, b_down, residual, act):
+    return _added(F.linear(ACTIVATIONS[act](F.linear(x, w_up, b_up)), w_down, b_down), None, residual)
+
+
 def _dequantised(q: Tensor, scale: Tensor, rows: int) -> Tensor:
     """Elements times scales: one in all, or one for each `rows` x 128 of them."""
     if scale.numel() == 1:
@@ -238,6 +242,56 @@ def moe_ffn_packed(x, ids, weights, w_gate_up, w_down, b_gate_up, b_down, act, p
 
 def moe_ffn(x, ids, weights, w_gate, w_up, w_down, act, routing):
     return moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, act, routing)[0]
+
+
+def _with_shared(ids, weights, experts, shared):
+    """Choices of every token beside its own: the last experts, with weight 1."""
+    more = torch.arange(experts - shared, experts, device=ids.device, dtype=ids.dtype)
+    more = more.expand(*ids.shape[:-1], shared)
+    return (torch.cat((torch.where(ids < experts - shared, ids, -1), more), -1),
+            torch.cat((weights, torch.ones_like(more, dtype=weights.dtype)), -1))
+
+
+def moe_ffn_shared(x, ids, weights, w_gate, w_up, w_down, act, packing, shared, routing):
+    ids, weights = _with_shared(ids, weights, w_gate.shape[0], shared)
+    if w_up is None:
+        return moe_ffn_packed(x, ids, weights, w_gate, w_down, None, None, act, packing, "after", "")
+    return moe_ffn(x, ids, weights, w_gate, w_up, w_down, act, "")
+
+
+def _expert_of_fp8(w, scale):
+    """Weights [experts, n, k] times their scales, of each expert, of rows or of blocks."""
+    if scale.dim() == 3:
+        return _dequantised(w, scale, 128)
+    rows = scale.view(len(w), -1, 1)
+    return w.float() * rows.repeat_interleave(w.shape[1] // rows.shape[1], 1)
+
+
+def moe_ffn_fp8(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+                hidden_scale, w_down_scale, act, packing, shared, routing):
+    ids, weights = _with_shared(ids, weights, w_gate.shape[0], shared)
+    rows, ids, shares = (_rows(t) for t in (x, ids, weights))
+    by_token = w_gate_scale.dim() == 2 and hidden_scale is None
+    rows = rows.float() * (x_scale if hidden_scale is not None else
+                           _rows(x_scale).repeat_interleave(x.shape[-1] if by_token else 128, -1)
+                           [:, :x.shape[-1]])
+    both = _expert_of_fp8(w_gate, w_gate_scale)
+    gate, up = both.chunk(2, 1) if w_up is None else (both, _expert_of_fp8(w_up, w_up_scale))
+    if w_up is None and packing == "interleaved":
+        gate, up = both[:, 0::2], both[:, 1::2]
+    down = _expert_of_fp8(w_down, w_down_scale)
+    y = torch.zeros_like(rows)
+    for expert, tokens, choices in _rows_by_expert(ids, len(down)):
+        own = rows[tokens]
+        hidden = ACTIVATIONS[act](F.linear(own, gate[expert])) * F.linear(own, up[expert])
+        if by_token:
+            scale = hidden.abs().amax(-1, keepdim=True) / 448
+            scale = torch.where(scale > 0, scale, 1.0)
+            hidden = quantise(hidden, scale)[0].float() * scale
+        else:
+            hidden = _dequantised(*quantise(hidden, hidden_scale), 1)
+        y = y.index_add(0, tokens, shares[tokens, choices, None] * F.linear(hidden, down[expert]))
+    return y.bfloat16().view(x.shape)
 
 
 def moe_ffn_backward(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, act, routing):
@@ -546,6 +600,65 @@ def qkv_cached(*arguments):
         there = slots.flatten() >= 0
         cache.flatten(0, -3)[slots.flatten()[there].long()] = rows.flatten(0, -3)[there]
     return q
+
+
+# layer
+
+def layer(x, positions, angles, slots, lengths, weights, caches, form):
+    from ._layer_ops import parse
+
+    found = parse(form)
+    count = len(found.weights)
+    for at in range(len(caches) // 2):
+        own = dict(zip(found.weights, weights[at * count:(at + 1) * count]))
+        x = _one_layer(x, positions, angles, slots, lengths, own, caches[2 * at:2 * at + 2], found)
+    return x
+
+
+def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
+    eps = form.get("eps")
+
+    def norm(t, name):
+        if form.get("norm") == "layer":
+            return layernorm(t, w[name], w[f"{name}_bias"], eps)
+        return rmsnorm(t, w[name], eps, form.get("convention"))
+
+    def added(y, name, residual):
+        return residual + (norm(y, name) if form.get("post-norms") else y)
+
+    normed = norm(x, "attn_norm")
+    q, k, v = (F.linear(normed, w[f"w_{part}"], w.get(f"b_{part}")).unflatten(
+        -1, (-1, form.get("dim"))) for part in "qkv")
+    if "q_norm" in w:
+        gemma = form.get("convention") == "gemma"
+        q, k = (rmsnorm(t, w[f"{part}_norm"], eps, "gemma" if gemma else "t5")
+                for t, part in ((q, "q"), (k, "k")))
+    if form.get("rotation") != "none":
+        angle, factor = angles_at(positions, angles, "halves", None, "table",
+                                  [0.0] * 7 + [form.get("rope-scale", 0.0)])
+        q, k = (_rotated(t, angle.unsqueeze(-2), factor, "halves", False) for t in (q, k))
+    keys, values = (cache.transpose(1, 2) for cache in caches)
+    for cache, rows in ((keys, k), (values, v)):
+        cache.view(-1, *cache.shape[2:])[slots.flatten().long()] = rows.flatten(0, 1)
+    # For every sequence at once: in a CUDA graph the lengths cannot be looked at.
+    places = torch.arange(keys.shape[1], device=x.device)
+    last = lengths[:, None] - x.shape[1] + torch.arange(x.shape[1], device=x.device)
+    allowed = (places <= last[..., None])[:, None]
+    group = q.shape[2] // keys.shape[2]
+    q, keys, values = (_wide(t).transpose(1, 2) for t in (q, keys, values))
+    keys, values = (t.repeat_interleave(group, 1) for t in (keys, values))
+    scores = (form.get("scale") or q.shape[-1] ** -0.5) * (q @ keys.transpose(2, 3))
+    if softcap := form.get("softcap"):
+        scores = softcap * torch.tanh(scores / softcap)
+    attended = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values
+    attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
+    mid = added(F.linear(attended, w["w_o"], w.get("b_o")), "attn_post_norm", x)
+    inner = norm(mid, "ffn_norm") if "ffn_norm" in w else normed
+    hidden = ACTIVATIONS[form.get("act")](
+        F.linear(inner, w["w_gate" if "w_gate" in w else "w_up"], w.get("b_up")))
+    if "w_gate" in w:
+        hidden = hidden * F.linear(inner, w["w_up"])
+    return added(F.linear(hidden, w["w_down"], w.get("b_down")), "ffn_post_norm", mid)
 
 
 # ngram-block

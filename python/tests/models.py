@@ -30,6 +30,16 @@ MODELS = {
     "t5-gated": lambda: transformers.T5Config(**_T5, feed_forward_proj="gated-gelu"),
 }
 
+# Those that patch(whole_layers=True) knows beside them.
+LAYERED = {
+    "mistral-window": lambda: transformers.MistralConfig(**_SIZES, sliding_window=14),
+    "gemma2": lambda: transformers.Gemma2Config(**_SIZES, head_dim=8, sliding_window=64),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **{**_SIZES, "num_hidden_layers": 3}, head_dim=8, sliding_window=64,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
+    "phi3": lambda: transformers.Phi3Config(**_SIZES),
+}
+
 _EXPERTS = dict(_SIZES, num_experts_per_tok=2)
 # Mixtures of experts: transformers 5 has their experts' weights in one tensor each.
 MIXTURES = {
@@ -49,7 +59,7 @@ MIXTURES = {
 
 
 def make(name: str, dtype=torch.float32, device="cpu"):
-    config = {**MODELS, **MIXTURES}[name]()
+    config = {**MODELS, **LAYERED, **MIXTURES}[name]()
     for dropout in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate"):
         if hasattr(config, dropout):
             setattr(config, dropout, 0.0)

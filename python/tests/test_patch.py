@@ -30,11 +30,16 @@ EXPECTED = {
               "GemmaRotaryEmbedding by rope": 1,
               "projections of GemmaAttention by linear up to 64 tokens": 2,
               "GemmaModel without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
-    "phi": {"bias and gelu of PhiMLP by bias-gelu": 2, "PhiRotaryEmbedding by rope": 1,
+    "phi": {"PhiMLP by ffn without a gate (gelu-tanh), with gradients by bias-gelu": 2,
+            "LayerNorm by layernorm, without gradients": 3, "PhiRotaryEmbedding by rope": 1,
             "PhiModel without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
     "gpt2": {"bias and gelu of GPT2MLP by bias-gelu": 2,
+             "LayerNorm by layernorm, without gradients": 5,
+             "residual and norm before the MLP of GPT2Block by layernorm": 2,
              "GPT2Model without the causal mask": 1, "no_repeat_ngram_size by ngram-block": 1},
-    "t5": {"T5LayerNorm by rmsnorm (llama)": 12, "no_repeat_ngram_size by ngram-block": 1},
+    "t5": {"T5LayerNorm by rmsnorm (llama)": 12,
+           "T5DenseActDense by ffn without a gate (relu), without gradients": 4,
+           "MLP and residual of T5LayerFF by ffn without a gate": 4, "no_repeat_ngram_size by ngram-block": 1},
 }
 
 
@@ -73,6 +78,30 @@ def test_logits(name):
     fftune.unpatch(model)
     assert torch.equal(logits(model, name), before)
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("name, expected", [
+    ("phi", {"mlp": 2, "layernorm": 3}), ("gpt2", {"layernorm": 3, "add_layernorm": 2}),
+    ("t5", {"mlp": 4}), ("t5-gated", {})])
+def test_without_gradients(name, expected, monkeypatch):
+    model = make(name)
+    with torch.no_grad():
+        before = logits(model, name)
+        fftune.patch(model)
+        seen = {}
+        for op in ("mlp", "layernorm", "add_layernorm"):
+            def spy(*given, op=op, function=getattr(fftune.ops, op), **options):
+                seen[op] = seen.get(op, 0) + 1
+                return function(*given, **options)
+            monkeypatch.setattr(fftune.ops, op, spy)
+        assert close(logits(model, name), before, 1e-5)
+        assert seen == expected
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True)
+        assert close(logits(compiled, name), before, 1e-5)
+    seen.clear()
+    logits(model, name)  # with gradients
+    assert seen == {}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma"])

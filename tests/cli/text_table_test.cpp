@@ -54,12 +54,12 @@ TEST_CASE("a table that is too wide is broken between words") {
   table.row({"1", "a-long-name-of-a-device", "12.5", "nothing worked at all"});
   table.row({"16", "cpu", "7.25", {"tiles/bm=64,bn=128", Style::bad}});
   const std::string narrow =
-      " m  device            median  winner\n"
-      "                          µs\n"
-      " 1  a-long-name-        12.5  nothing worked at\n"
-      "    of-a-device               all\n"
-      "16  cpu                 7.25  tiles/\n"
-      "                              bm=64,bn=128\n";
+      " m  device             median  winner\n"
+      "                           µs\n"
+      " 1  a-long-name-of-      12.5  nothing worked\n"
+      "    a-device                   at all\n"
+      "16  cpu                  7.25  tiles/bm=64,\n"
+      "                               bn=128\n";
   CHECK(table.text(false, 47) == narrow);
   CHECK(table.text(false, 80) == table.text(false));
 }

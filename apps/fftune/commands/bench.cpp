@@ -280,8 +280,10 @@ void add_bench(CommandLine& line) {
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
     command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
-    command.add_flag("--stages", options->stages,
-                     "time each kernel of the plan by itself too: where the time goes");
+    command.add_flag(
+        "--stages", options->stages,
+        "time each kernel of the plan by itself too, and the first ones in a row: where the "
+        "time goes");
     command
         .add_option("--against", options->against,
                     "compare with earlier times, what bench --json printed or presets, by their "

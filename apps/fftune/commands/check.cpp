@@ -1,5 +1,6 @@
 // fftune check: validates on a device what the library would load for every preset's problem.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -23,7 +24,7 @@
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
-#include "cpu/machine.hpp"
+#include "runtime/devices.hpp"
 
 namespace fftune::tool {
 
@@ -183,7 +184,8 @@ int run(const Options& options, const Session& session) {
                            : kind != DeviceKind::cpu ? 0
                            : options.quick           ? quick_flops_on_cpu
                                                      : max_flops_on_cpu;
-  StatusLine status(progress_mode(options.progress, session.output));
+  const ProgressMode mode = progress_mode(options.progress, session.output);
+  StatusLine status(mode);
   settings.status = &status;
   if (!options.report.empty()) require_writable_file(options.report, "--report");
   check_weight_options(options.weights);
@@ -204,13 +206,13 @@ int run(const Options& options, const Session& session) {
 
   const auto backend = open_named(device, session);
   const std::string name = backend->facts().name;
-  put_own_first(presets, backend->facts(), records);
+  put_own_first(presets.files(), backend->facts(), records);
   if (options.quick)
     keep_quick(session.catalog, kind == DeviceKind::cpu ? quick_bytes_on_cpu : 0, records);
-  skip_too_large(session.catalog, backend->free_bytes(),
-                 static_cast<std::size_t>(available_bytes()), records);
-  if (!session.output.quiet())
-    session.output.line(announcement(records, session.catalog, kind, settings));
+  skip_too_large(session.catalog, backend->free_bytes(), free_host_bytes(), records);
+  // To stderr, as progress is: the report is written before anything is printed.
+  if (mode != ProgressMode::none)
+    spdlog::info("{}", announcement(records, session.catalog, kind, settings));
   const Interrupt interrupt;
   settings.cancel = &interrupt.requested();
   const CheckOutcomes outcomes = run_checks(records, session.catalog, *backend, presets, settings);

@@ -151,6 +151,7 @@ void print_parameters(const std::vector<Section>& sections, const Output& output
         table.row({std::string(view.family->name()), parameter.name, parameter.values_text(","),
                    parameter.help});
     }
+  if (table.empty()) return;
   output.line("");
   output.table(table);
 }

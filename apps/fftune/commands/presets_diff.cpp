@@ -103,14 +103,16 @@ int run(const Options& options, const Session& session) {
     const bool both = change.before_us > 0 && change.after_us > 0;
     if (change.verdict) counts.add(*change.verdict);
     worse = worse || change.kind == "removed" || change.verdict == Comparison::slower;
-    table.row(
-        {change.device, change.problem, change.kind, microseconds_text(change.before_us),
-         microseconds_text(change.after_us),
-         ratio_cell(both ? change.before_us / change.after_us : 0),
-         change.verdict ? Cell(std::string(comparison_name(*change.verdict)),
-                               comparison_style(*change.verdict))
-                        : Cell("-"),
-         change.before == change.after ? change.after : change.before + " -> " + change.after});
+    table.row({change.device, change.problem, change.kind, microseconds_text(change.before_us),
+               microseconds_text(change.after_us),
+               ratio_cell(both ? change.before_us / change.after_us : 0),
+               change.verdict ? Cell(std::string(comparison_name(*change.verdict)),
+                                     comparison_style(*change.verdict))
+                              : Cell("-"),
+               change.before == change.after
+                   ? change.after
+                   : (change.before.empty() ? "none" : change.before) + " -> " +
+                         (change.after.empty() ? "none" : change.after)});
     document.push_back(
         {{"device", change.device},
          {"problem", change.problem},

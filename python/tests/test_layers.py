@@ -1,0 +1,390 @@
+"""Whole layers: the op, and patch(model, whole_layers=True) on tiny models of transformers."""
+import copy
+import inspect
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch._dynamo.utils import counters
+
+import fftune
+from fftune import _layers, ops, reference
+from models import LAYERED, inputs, make
+from test_ops import OPCHECK, error
+
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
+FORMS = {
+    "llama": dict(),
+    "qwen3": dict(norms_of_heads=True),
+    "gemma3": dict(norms_of_heads=True, post_norms=True, convention="gemma", act="gelu-tanh",
+                   scale=0.2, softcap=5.0),
+    "biased": dict(bias=True),
+    "phi": dict(bias=True, layer_norm=True, gated=False, parallel=True, act="gelu-tanh", rotary=4),
+    "gpt2": dict(bias=True, layer_norm=True, gated=False, act="relu", rotary=0),
+}
+needs_transformers_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
+                                          reason="transformers is older than 5")
+
+
+def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=False, layer_norm=False,
+                gated=True, norms_of_heads=False, post_norms=False, parallel=False, **options):
+    """Arguments of ops.layer."""
+    d, h, heads, kv_heads, dim, cache = 32, 48, 4, 2, 8, 24
+
+    def random(*shape, about=0.0):
+        return (torch.randn(*shape) * 0.3 + about).to(dtype)
+
+    def weights():
+        yield "attn_norm", random(d, about=1)
+        for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            yield f"w_{name}", random(rows * dim, d)
+            if bias:
+                yield f"b_{name}", random(rows * dim)
+        yield from (("w_o", random(d, heads * dim)), ("w_up", random(h, d)),
+                    ("w_down", random(d, h)))
+        if gated:
+            yield "w_gate", random(h, d)
+        if not parallel:
+            yield "ffn_norm", random(d, about=1)
+        if layer_norm:
+            yield "attn_norm_bias", random(d)
+            if not parallel:
+                yield "ffn_norm_bias", random(d)
+        if bias:
+            yield from (("b_o", random(d)), ("b_down", random(d)))
+            if not gated:
+                yield "b_up", random(h)
+        if norms_of_heads:
+            yield from (("q_norm", random(dim, about=1)), ("k_norm", random(dim, about=1)))
+        if post_norms:
+            yield from (("attn_post_norm", random(d, about=1)),
+                        ("ffn_post_norm", random(d, about=1)))
+
+    caches = [tuple(random(batch, cache, kv_heads, dim).transpose(1, 2) for _ in "kv")
+              for _ in range(layers)]
+    lengths = torch.randint(s, cache + 1, (batch,), dtype=torch.int32)
+    if rotary:
+        options["angles"] = torch.rand(cache, rotary // 2).repeat(1, 2)
+    return (random(batch, s, d), [dict(weights()) for _ in range(layers)], caches, lengths, heads,
+            kv_heads), options
+
+
+def by_reference(monkeypatch, arguments, options):
+    """(y, caches) of the reference in float64."""
+    x, weights, caches, *others = arguments
+    caches = [tuple(t.double().transpose(1, 2).contiguous().transpose(1, 2) for t in pair)
+              for pair in caches]
+    weights = [{name: t.double() for name, t in one.items()} for one in weights]
+    with monkeypatch.context() as context:
+        context.setattr("fftune._layer_ops.call", lambda _, *given: reference.layer(*given))
+        return ops.layer(x.double(), weights, caches, *others, **options), caches
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("s", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_values(form, s, dtype, monkeypatch):
+    arguments, options = make_layers(dtype, s=s, **FORMS[form])
+    right, right_caches = by_reference(monkeypatch, arguments, options)
+    y = ops.layer(*arguments, **options)
+    assert y.shape == right.shape and error(y, right) < TOLERANCE[dtype]
+    for pair, others in zip(arguments[2], right_caches):
+        for cache, other in zip(pair, others):
+            assert error(cache, other) < TOLERANCE[dtype]
+
+
+def test_slots_and_positions_that_are_given(monkeypatch):
+    arguments, options = make_layers()
+    options |= dict(slots=torch.tensor([[23], [30]], dtype=torch.int32),
+                    positions=torch.tensor([[0], [5]], dtype=torch.int32))
+    arguments = (*arguments[:3], torch.tensor([24, 9], dtype=torch.int32), *arguments[4:])
+    right, _ = by_reference(monkeypatch, arguments, options)
+    assert error(ops.layer(*arguments, **options), right) < 3e-6
+
+
+def test_opcheck(monkeypatch):
+    arguments, options = make_layers()
+    seen = []
+    with monkeypatch.context() as context:
+        context.setattr("fftune._layer_ops.call", lambda _, *given: seen.append(given))
+        ops.layer(*arguments, **options)
+    torch.library.opcheck(torch.ops.fftune.layer.default, seen[0], **OPCHECK)
+
+
+def _left_out(name):
+    arguments, options = make_layers()
+    del arguments[1][0][name]
+    return arguments, options
+
+
+def _other(at, change):
+    arguments, options = make_layers()
+    arguments = list(arguments)
+    arguments[at] = change(arguments[at])
+    return arguments, options
+
+
+@pytest.mark.parametrize("make_call, words", [
+    (lambda: _left_out("w_o"), "a layer has no w_o"),
+    (lambda: _left_out("w_gate"), "w_gate is a weight of some layers"),
+    (lambda: _other(1, lambda w: [{**one, "w_off": one["w_o"]} for one in w]), "w_off"),
+    (lambda: _other(1, lambda w: [{**one, "w_o": one["w_o"].T[:8]} for one in w]),
+     "w_o of layer 0 is [8, 32], not [32, 32]"),
+    (lambda: _other(1, lambda w: [{**one, "q_norm": one["ffn_norm"]} for one in w]),
+     "give all of q_norm, k_norm, or none"),
+    (lambda: _other(2, lambda c: [tuple(t.contiguous() for t in pair) for pair in c]),
+     "does not lie in memory"),
+    (lambda: _other(2, lambda c: c[:1]), "caches of 1"),
+    (lambda: _other(3, lambda t: t.long()), "lengths is torch.int64"),
+    (lambda: _other(0, lambda x: x.requires_grad_()), "no gradient"),
+    (lambda: _other(0, lambda x: x[0]), "give [batch, tokens, features]"),
+])
+def test_errors(make_call, words):
+    arguments, options = make_call()
+    with pytest.raises(fftune.Error) as caught:
+        ops.layer(*arguments, **options)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+# patch
+
+SERVED = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gemma", "phi", "gpt2", *LAYERED]
+GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static",
+                disable_compile=True, eos_token_id=None)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Of every run of the op: the tokens of a sequence, and the layers."""
+    seen = []
+
+    def call(op, *arguments):
+        seen.append((arguments[0].shape[1], len(arguments[6]) // 2))
+        return op(*arguments)
+
+    monkeypatch.setattr(_layers, "call", call)
+    return seen
+
+
+def patched(name, **options):
+    """A model and its copy that is patched."""
+    model = make(name)
+    own = copy.deepcopy(model)
+    report = fftune.patch(own, whole_layers=True, **options)
+    assert any("by layer" in words for _, words in report.replaced), str(report)
+    return model, own
+
+
+def cache_of(model, size=24):
+    return transformers.StaticCache(config=model.config, max_cache_len=size)
+
+
+@torch.no_grad()
+def decode(model, step=None, batch=2, size=24, cache=None, **options):
+    """Logits of a few steps."""
+    torch.manual_seed(5)
+    cache = cache_of(model, size) if cache is None else cache
+    ids = torch.randint(3, 96, (batch, 7))
+    step = model if step is None else step
+    logits = [model(ids, past_key_values=cache, use_cache=True, **options).logits[:, -1]]
+    for _ in range(4):
+        ids = torch.randint(3, 96, (batch, 1))
+        logits.append(step(ids, past_key_values=cache, use_cache=True, **options).logits[:, -1])
+    return torch.stack(logits)
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("name", SERVED)
+def test_generate(name, runs):
+    model, own = patched(name)
+    ids = inputs(name)["input_ids"]
+    right = model.generate(ids, **GENERATE)
+    assert torch.equal(own.generate(ids, **GENERATE), right)
+    layers = model.config.num_hidden_layers
+    if name == "mistral-window":  # until its cache is full
+        assert runs == [(9, 2)] + [(1, 2)] * 4
+    else:
+        # The masks of a last token in a cache that is full do not say that nothing is padded.
+        assert sum(count for s, count in runs if s == 1) == 9 * layers
+        assert max(count for _, count in runs) == (layers if name not in ("gemma2", "gemma3")
+                                                   else 2)
+    before = dict(own.state_dict())
+    fftune.unpatch(own)
+    assert torch.equal(own.generate(ids, **GENERATE), right)
+    for key, tensor in own.state_dict().items():
+        assert torch.equal(tensor, before[key]) and tensor.is_contiguous()
+    assert not any("forward" in m.__dict__ or "_fftune_layers" in m.__dict__
+                   for m in own.modules())
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("options", [dict(attention=True), dict(graphs=True),
+                                     dict(projections=False)], ids=str)
+def test_generate_beside_other_options(options, runs):
+    model, own = patched("llama", **options)
+    ids = inputs("llama")["input_ids"]
+    assert torch.equal(own.generate(ids, **GENERATE), model.generate(ids, **GENERATE))
+    assert runs.count((1, 2)) == 9
+    long = torch.randint(3, 96, (2, 40))  # more tokens than the op is given at once
+    assert torch.equal(own.generate(long, **GENERATE), model.generate(long, **GENERATE))
+    assert runs.count((1, 2)) == 18 and max(s for s, _ in runs) == 9
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_decode_is_compiled_as_one_graph(name):
+    model, own = patched(name)
+    right = decode(model)
+    torch._dynamo.reset()
+    counters.clear()
+    step = torch.compile(own, fullgraph=True)
+    assert error(decode(own, step), right) < 2e-6
+    # A sliding cache counts in Python too: of that a second graph takes any number.
+    assert counters["stats"]["unique_graphs"] == (2 if name == "gemma3" else 1)
+    assert error(decode(own, step), right) < 2e-6  # with another cache
+    torch._dynamo.reset()
+    compiled = torch.compile(own, fullgraph=True)
+    assert error(decode(compiled), right) < 2e-6  # the first call too
+
+
+@needs_transformers_5
+def test_weights_and_caches_are_read_where_they_are(monkeypatch):
+    _, own = patched("llama")
+    seen = []
+    monkeypatch.setattr(_layers, "call",
+                        lambda op, *given: seen.append(given) or op(*given))
+    cache = cache_of(own)
+    decode(own, cache=cache)
+    own_pointers = {p.data_ptr() for p in own.parameters()}
+    assert all(w.data_ptr() in own_pointers for given in seen for w in given[5])
+    assert {t.data_ptr() for t in seen[-1][6]} == {t.data_ptr() for layer in cache.layers
+                                                  for t in (layer.keys, layer.values)}
+    assert [int(layer.cumulative_length) for layer in cache.layers] == [11, 11]
+
+
+def padded(own):
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[0, :3] = 0
+    return own.generate(torch.randint(3, 96, (2, 7)), attention_mask=mask, **GENERATE)
+
+
+def exchanged(own):
+    layer = own.model.layers[1].self_attn.q_proj
+    own.model.layers[1].self_attn.q_proj = nn.Sequential(layer)
+    return decode(own)
+
+
+def watched(own):
+    seen = []
+    own.model.layers[0].register_forward_hook(lambda *given: seen.append(given[2]))
+    decode(own)
+    return torch.stack(seen[1:])
+
+
+def in_other_words(own):
+    cache = cache_of(own)
+    decode(own, cache=cache)
+    ids = torch.randint(3, 96, (2, 1))
+    with torch.no_grad():
+        result = own(ids, past_key_values=cache, output_hidden_states=True)
+    return torch.stack(result.hidden_states)
+
+
+def watched_inside(own):
+    own.model.layers[1].self_attn.register_forward_hook(lambda *given: None)
+    return decode(own)
+
+
+def shortened(own):
+    own.config.num_hidden_layers = own.model.config.num_hidden_layers = 1
+    return decode(own)
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("use, served", [
+    (padded, 0), (exchanged, 0), (watched, 0), (watched_inside, 0), (in_other_words, 5), (shortened, 0),
+    (lambda own: decode(own, cache=transformers.DynamicCache()), 0),
+    (lambda own: decode(own, batch=65), 0),
+    (lambda own: own(torch.randint(3, 96, (1, 5)), past_key_values=cache_of(own)).logits, 0),
+    (lambda own: decode(own.train()), 0),
+], ids=["padding", "exchanged", "hooks", "hooks-inside", "hidden-states", "early-exit",
+        "growing-cache", "many-rows", "gradients", "training"])
+def test_other_calls_run_as_before(use, served, runs):
+    model, own = patched("llama")
+    torch.manual_seed(3)
+    right = use(model)
+    torch.manual_seed(3)
+    ours = use(own)
+    assert ours.shape == right.shape and error(ours, right) < 2e-6
+    assert len(runs) == served
+
+
+@needs_transformers_5
+def test_hooks_of_hidden_states_do_not_stay_in_the_way(runs):
+    model, own = patched("llama")
+    in_other_words(own)
+    runs.clear()
+    assert error(decode(own), decode(model)) < 2e-6 and len(runs) == 5
+
+
+@needs_transformers_5
+def test_a_cache_that_was_there_keeps_what_it_holds(runs):
+    model, own = patched("qwen2")
+    right = decode(model)
+    cache = cache_of(model)
+    torch.manual_seed(5)
+    ids = torch.randint(3, 96, (2, 7))
+    with torch.no_grad():
+        model(ids, past_key_values=cache)  # makes it, in its own layout
+        ours = []
+        for _ in range(4):
+            ids = torch.randint(3, 96, (2, 1))
+            ours.append(own(ids, past_key_values=cache).logits[:, -1])
+    assert error(torch.stack(ours), right[1:]) < 2e-6 and len(runs) == 4
+
+
+@needs_transformers_5
+def test_behind_the_end_of_a_cache_nothing_is_written():
+    _, own = patched("llama")
+    cache = cache_of(own, 11)
+    decode(own, cache=cache)
+    with pytest.raises(IndexError), torch.no_grad():
+        own(torch.randint(3, 96, (2, 1)), past_key_values=cache)
+
+
+@needs_transformers_5
+def test_copies_and_casts(runs):
+    model, own = patched("llama")
+    again = copy.deepcopy(own)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.zero_()
+    assert error(decode(again), decode(model)) < 2e-6 and len(runs) == 5
+    wide = decode(model)
+    assert error(decode(again.bfloat16()), wide) < 5e-2 and len(runs) == 10
+
+
+@needs_transformers_5
+@pytest.mark.parametrize("name, words", [("mixtral", "no MLP that is known"),
+                                         ("t5", "T5Block has other parts"),
+                                         ("deepseek", "layers: ")])
+def test_report_says_what_is_left(name, words):
+    report = fftune.patch(make(name), whole_layers=True)
+    assert any(words in reason for _, reason in report.left), str(report)
+    assert not any("by layer" in own for _, own in report.replaced)
+
+
+def test_another_layer_is_left_alone(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    model = make("llama")
+    forward = modeling_llama.LlamaDecoderLayer.forward
+
+    def doubled(self, hidden_states, **options):
+        return forward(self, hidden_states * 2, **options)
+
+    doubled.__signature__ = inspect.signature(forward)
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", doubled)
+    report = fftune.patch(model, whole_layers=True)
+    assert any("does not compute what is known" in words for _, words in report.left), str(report)
