@@ -67,6 +67,14 @@ Problem resized(const Op& op, Problem form, std::size_t row) {
   return form;
 }
 
+/// What the op has against the form whatever its sizes are: the same for each row of them.
+std::string refusal(const Op& op, const Problem& form) {
+  const std::string reason = op.contradiction(form);
+  for (std::size_t row = 0; row < probe_rows; ++row)
+    if (op.contradiction(resized(op, form, row)) != reason) return "";
+  return reason;
+}
+
 /// The form with a rare size too.
 Problem with_rare(const Op& op, Problem form, const std::string& name) {
   form.sizes[name] = 2;
