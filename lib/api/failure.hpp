@@ -60,8 +60,9 @@ fftune_status guarded(const char* function, const Body& body) noexcept {
   } catch (const std::bad_alloc&) {
     return fail(FFTUNE_UNAVAILABLE, "{}: out of host memory", function);
   } catch (const std::filesystem::filesystem_error& error) {
-    return fail(FFTUNE_IO_ERROR, "{}: cannot use '{}': {}", function, error.path1().string(),
-                error.code().message());
+    // A path may be longer than what is kept of a message.
+    return fail(FFTUNE_IO_ERROR, "{}: {}: '{}'", function, error.code().message(),
+                error.path1().string());
   } catch (const std::system_error& error) {
     const bool limit = error.code() == std::errc::resource_unavailable_try_again;
     return fail(FFTUNE_UNAVAILABLE, "{}: {}{}", function, error.what(),

@@ -7,12 +7,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -52,20 +55,42 @@ const std::filesystem::path& found_file() {
 /// What OpenBLAS takes of the address space for a thread: a buffer, a stack, and an arena.
 constexpr std::uint64_t bytes_of_thread = std::uint64_t{128} << 20;
 
-/// Why the file should not be opened; empty if it may. OpenBLAS tries again for ever where memory
-/// for its threads is refused.
-std::string refusal_of(const std::filesystem::path& file) {
-  if (file.empty()) return fmt::format("{} is not in the loader's folders", soname);
+/// Why the address space has no room for so many threads of OpenBLAS; empty if it has.
+std::string memory_refusal(std::uint64_t threads) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
   std::uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   const std::uint64_t used = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const auto threads = static_cast<std::uint64_t>(std::max(1, usable_cores()));
   const std::uint64_t needed = used + (threads + 1) * bytes_of_thread;
   if (needed <= limit.rlim_cur) return "";
   return fmt::format("its threads need an address space of {} MiB, and ulimit -v is {} MiB",
                      needed >> 20, limit.rlim_cur >> 20);
+}
+
+/// Whether so many threads can be started, tried by starting them: limits of a user, a control
+/// group and the kernel all count.
+bool can_start(std::uint64_t count) {
+  std::atomic<bool> tried{false};
+  std::vector<std::jthread> threads;
+  bool all = true;
+  try {
+    for (std::uint64_t i = 0; i < count; ++i) threads.emplace_back([&tried] { tried.wait(false); });
+  } catch (const std::exception&) {
+    all = false;
+  }
+  tried = true;
+  tried.notify_all();
+  return all;
+}
+
+/// Why the file should not be opened; empty if it may. OpenBLAS tries again for ever where memory
+/// for its threads is refused, and waits for ever for a thread that it could not start.
+std::string refusal_of(const std::filesystem::path& file) {
+  if (file.empty()) return fmt::format("{} is not in the loader's folders", soname);
+  const auto threads = static_cast<std::uint64_t>(std::max(1, usable_cores()));
+  if (auto refusal = memory_refusal(threads); !refusal.empty()) return refusal;
+  return can_start(threads - 1) ? "" : "its threads cannot be started: raise ulimit -u";
 }
 
 struct Library {

@@ -47,6 +47,10 @@ std::map<std::string, std::string> words(const Problem& problem, const Compariso
   return options;
 }
 
+/// Illegal records of other shapes that are passed over: whether one is legal takes microseconds,
+/// and where so many are not, a file is of another version of fftune.
+constexpr std::size_t most_refused = 16;
+
 /// Calls visit(place) for those of files that `admits` admits. Places are in the order of files, so
 /// a file that is not admitted is stepped over as a whole, however many records it has.
 template <typename Place, typename Admits, typename Visit>
@@ -175,6 +179,12 @@ std::shared_ptr<const PresetLibrary::Index> PresetLibrary::index_of(
 std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const DeviceFacts& device,
                                                const Legality& illegal,
                                                const Comparison& comparison) const {
+  return search(problem, device, illegal, comparison).match;
+}
+
+PresetLibrary::Search PresetLibrary::search(const Problem& problem, const DeviceFacts& device,
+                                            const Legality& illegal,
+                                            const Comparison& comparison) const {
   const auto index = index_of(comparison);
   const auto places_of = [](const Places& places, const std::string& key) {
     static const std::vector<Place> none;
@@ -192,8 +202,7 @@ std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const Dev
   for (const auto& file : files_) matches.push_back(device_match(file.device, device));
 
   const auto folders = folders_.empty() ? 0 : folders_.back() + 1;
-  std::string first_refusal;
-  int refused = 0;
+  Search result;
   const auto candidates_of = [&](DeviceMatch match, std::size_t folder, bool exactly) {
     std::vector<Candidate> candidates;
     const auto admits = [&](std::size_t file) {
@@ -219,53 +228,49 @@ std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const Dev
         auto candidates = candidates_of(match, folder, exactly);
         // Equally near records keep the order of paths and problems.
         for (auto first = candidates.begin(); first != candidates.end(); ++first) {
+          if (!exactly && result.refused >= most_refused) {
+            result.untried += static_cast<std::size_t>(candidates.end() - first);
+            break;
+          }
           const auto nearest = std::min_element(first, candidates.end(), nearer);
           std::rotate(first, nearest, nearest + 1);
           const auto& record = *first->record;
           if (const auto refusal = illegal(record, problem); !refusal.empty()) {
-            if (refused++ == 0)
-              first_refusal = fmt::format("{}: {}: {}", first->file->path.string(),
-                                          record.problem.text(), refusal);
+            if (result.refused++ == 0)
+              result.first_refusal = fmt::format("{}: {}: {}", first->file->path.string(),
+                                                 record.problem.text(), refusal);
             continue;
           }
           auto reason = fmt::format("{}: {}, {}", first->file->path.string(),
                                     device_words(match, first->file->device, device),
                                     shape_words(record.problem, problem, comparison));
-          if (refused > 0)
-            reason += fmt::format("; {} nearer {} illegal here, the first {}", refused,
-                                  refused == 1 ? "record is" : "records are", first_refusal);
-          return PresetMatch{&record,         first->file->path,
-                             match,           record.problem.sizes == problem.sizes,
-                             first->distance, std::move(reason)};
+          if (result.refused > 0)
+            reason += fmt::format("; {} nearer {} illegal here, the first {}", result.refused,
+                                  result.refused == 1 ? "record is" : "records are",
+                                  result.first_refusal);
+          result.match = PresetMatch{&record,         first->file->path,
+                                     match,           record.problem.sizes == problem.sizes,
+                                     first->distance, std::move(reason)};
+          return result;
         }
       }
-  return std::nullopt;
+  return result;
 }
 
 std::string PresetLibrary::absence(const Problem& problem, const DeviceFacts& device,
                                    const Legality& illegal, const Comparison& comparison) const {
-  bool any_device = false;
-  int refused = 0;
-  std::string first_refusal;
-  for (const auto& file : files_) any_device = any_device || device_match(file.device, device);
-  const auto index = index_of(comparison);
-  const auto alike = index->alike.find(alike_key(problem, comparison));
-  const auto matches = [&](std::size_t file) {
-    return device_match(files_[file].device, device).has_value();
-  };
-  if (alike != index->alike.end())
-    for_each_place(alike->second, matches, [&](const Place& place) {
-      const auto& file = files_[place.file];
-      const auto& record = file.records[place.record];
-      if (const auto refusal = illegal(record, problem); !refusal.empty() && refused++ == 0)
-        first_refusal =
-            fmt::format("{}: {}: {}", file.path.string(), record.problem.text(), refusal);
-    });
-  if (refused > 0)
-    return fmt::format("{} illegal here, the first {}",
-                       refused == 1 ? "the only preset for this is"
-                                    : fmt::format("all {} presets for this are", refused),
-                       first_refusal);
+  const Search result = search(problem, device, illegal, comparison);
+  if (result.refused > 0) {
+    const std::string which =
+        result.untried > 0    ? fmt::format("the nearest {} of {} presets for this are",
+                                            result.refused, result.refused + result.untried)
+        : result.refused == 1 ? "the only preset for this is"
+                              : fmt::format("all {} presets for this are", result.refused);
+    return fmt::format("{} illegal here, the first {}", which, result.first_refusal);
+  }
+  const bool any_device = std::any_of(files_.begin(), files_.end(), [&](const PresetFile& file) {
+    return device_match(file.device, device).has_value();
+  });
   std::string kind = fmt::format("{}/{} {}", problem.op, problem.pass, dtype_name(problem.dtype));
   for (const auto& [name, value] : problem.options) kind += fmt::format(" {}={}", name, value);
   if (any_device) return fmt::format("no preset of {} for this device or its like", kind);

@@ -52,7 +52,8 @@ class PresetLibrary {
 
   /// The best legal record, or none. Device matches are tried in order; within one, folders in
   /// order of precedence; within a folder the exact shape, then the nearest by distance(), then
-  /// the device nearest in size. Records of another op, pass, dtype or options never match.
+  /// the device nearest in size. After 16 illegal records those of other shapes are not looked at.
+  /// Records of another op, pass, dtype or options never match.
   std::optional<PresetMatch> find(const Problem& problem, const DeviceFacts& device,
                                   const Legality& illegal, const Comparison& comparison) const;
 
@@ -79,7 +80,15 @@ class PresetLibrary {
     Places exact;  // by the shape too
   };
   struct Indexes;
+  struct Search {
+    std::optional<PresetMatch> match;
+    std::size_t refused = 0;  // illegal records that were nearer
+    std::size_t untried = 0;  // records of which nobody asked whether they are legal
+    std::string first_refusal;
+  };
 
+  Search search(const Problem& problem, const DeviceFacts& device, const Legality& illegal,
+                const Comparison& comparison) const;
   std::shared_ptr<const Index> index_of(const Comparison& comparison) const;
 
   std::vector<PresetFile> files_;

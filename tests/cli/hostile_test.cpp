@@ -244,6 +244,26 @@ TEST_CASE("a small address space hangs nothing, and is room enough for what need
   }
 }
 
+TEST_CASE("too few processes and threads are named, and hang nobody") {
+  const Sandbox sandbox;
+  if (geteuid() != 0 || !std::filesystem::exists("/usr/bin/setpriv"))
+    FFTUNE_SKIP("only root can become a user without other processes");
+  std::filesystem::permissions(sandbox.folder(), std::filesystem::perms::all);
+  for (const int most : {1, 2, 3, 4, 5}) {
+    const Finished done =
+        by_shell(sandbox,
+                 "ulimit -u " + std::to_string(most) +
+                     "; exec setpriv --reuid=54322 --regid=54322 --clear-groups timeout 60 \"$@\"",
+                 sweep + " -q --out found");
+    CAPTURE(most, done.err);
+    CHECK((done.code == 0 || done.code == 3));
+    if (done.code == 3) {
+      CHECK(lines_in(done.err) == 1);
+      CHECK(done.err.find("ulimit -u") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("a budget that cannot be kept is told before the search") {
   const Sandbox sandbox;
   auto running = sandbox.start(

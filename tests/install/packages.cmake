@@ -95,6 +95,8 @@ expect("${output}" "\"fftune\": \"${VERSION}\"")
 # A program needs the library by the name of its API.
 step(${READELF} -d ${FOLDER}/from_c)
 expect("${output}" "[libfftune.so.${API_VERSION}]")
-# Nothing but the C API is to be seen.
+# Nothing but the C API is to be seen, and the version that its symbols are of.
 step(${NM} --dynamic --defined-only --format=posix ${lib}/libfftune.so.${VERSION})
+expect("${output}" "fftune_plan_launch@@FFTUNE_${API_VERSION} T")
+string(REPLACE "FFTUNE_${API_VERSION} A" "fftune_version_node A" output "${output}")
 expect_not("\n${output}" "\n[^f\n]|\nf[^f\n]|\nff[^t\n]")

@@ -233,6 +233,35 @@ TEST_CASE("a record that is illegal here is passed over, and the reason says so"
   REQUIRE(contains(absence, "all 2 presets for this are illegal here, the first "));
 }
 
+TEST_CASE("of many records few are asked whether they are legal") {
+  const testing::TemporaryFolder folder;
+  std::vector<PresetRecord> records;
+  for (std::int64_t m = 1; m <= 300; ++m) records.push_back(example::record(example::ffn(m)));
+  merge_preset_records(folder.path(), example::device(), "ffn", records);
+  const auto library = PresetLibrary::load({folder.path()});
+  int asked = 0;
+  const auto none = [&](const PresetRecord&, const Problem&) {
+    ++asked;
+    return std::string("no");
+  };
+  REQUIRE_FALSE(find(library, example::ffn(200), h200, none));
+  CHECK(asked <= 17);  // the exact one, then the nearest
+  asked = 0;
+  const auto absence = library.absence(example::ffn(200), h200, none, comparison);
+  CHECK(asked <= 17);
+  CHECK(contains(absence, "the nearest 16 of 300 presets for this are illegal here, the first "));
+  CHECK(contains(absence, "m=200: no"));
+  // One that serves is found at once.
+  asked = 0;
+  const auto all = [&](const PresetRecord&, const Problem&) {
+    ++asked;
+    return std::string();
+  };
+  for (std::int64_t m = 1; m <= 300; ++m)
+    REQUIRE(find(library, example::ffn(m), h200, all)->exact_shape);
+  CHECK(asked == 300);
+}
+
 TEST_CASE("a library of damaged files serves the good ones and keeps the complaints") {
   const testing::TemporaryFolder folder;
   merge_preset_records(folder.path(), example::device(), "ffn",
