@@ -12,6 +12,7 @@ Parts, each in as much of the budget as is left:
   forward   one pass without the head, a CUDA graph each, replayed round-robin: median of the rounds
   moe       the same of mixtures of experts, some layers of Mixtral-8x7B and of Qwen3-30B-A3B
   decode    the same of one token of each sequence over a static cache that is half full
+  whole     the same over a full cache, with patch(whole_layers=True) beside it
   liger     Liger-Kernel's patch beside eager and fftune's: a forward pass, and a training step
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
   programs  a layer of Llama and its MLP by fftune.check; two experts behind a mask
@@ -60,6 +61,9 @@ CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch
 MIXTURES = {"mixtral-8x7b/16": (4096, 14336, 8, 2, 2), "qwen3-30b-a3b/12": (2048, 768, 128, 8, 4)}
 MOE_CASES = ["qwen3-30b-a3b/12 16x1", "qwen3-30b-a3b/12 4x1024", "mixtral-8x7b/16 16x1",
              "mixtral-8x7b/16 4x1024"]
+WHOLE_CASES = ["llama-1b 1x128", "llama-1b 1x2048", "llama-1b 16x2048", "llama-8b/4 1x2048"]
+WHOLE_CONTENDERS = ("eager", "eager+whole", "compile", "compile+whole", "compile+patch",
+                    "eager+patch")
 DECODE_CASES = ["llama-1b 1x8192", "llama-1b 16x4096", "llama-8b/4 16x4096"]  # batch, cache's keys
 FEW_TOKENS = 64  # up to which a patched model has projections by fftune anyway
 
@@ -298,14 +302,14 @@ def mixture(name: str):
 
 def variant(model, label: str):
     """The model as the label says, but not compiled; with the same weights."""
-    if "patch" not in label and "liger" not in label:
+    if label in ("eager", "compile"):
         return model
     patched = copy_sharing_weights(model)
     if "liger" in label:
         return patched
     report = fftune.patch(patched, projections="projections" in label or "auto",
-                          attention="attention" in label)
-    if label == "eager+patch":
+                          attention="attention" in label, whole_layers="whole" in label)
+    if label in ("eager+patch", "eager+whole"):
         print(report, flush=True)
     return patched
 
@@ -340,45 +344,52 @@ def forward(report: Report, case: str, part: str = "forward", labels=None) -> No
         report.add(part, case, {**interleaved(runs), "seconds of compiling": seconds})
 
 
-def decode(report: Report, case: str) -> None:
-    """A step over a cache with room for all that is timed: each has its own, half full."""
+def decode(report: Report, case: str, part: str = "decode", labels=(
+        "eager", "eager+patch", "eager+patch+attention", "compile", "compile+patch",
+        "compile+patch+attention")) -> None:
+    """A step over a cache of its own, which is half full, or in the part "whole" full."""
     name, shape = case.rsplit(" ", 1)
     batch, keys = map(int, shape.split("x"))
-    keys = keys if FULL else 1024
+    keys = keys if FULL else 128
     model = build(transformers.LlamaModel, llama(name)).eval()
     ids = torch.randint(0, model.config.vocab_size, (batch, 1), device=DEVICE)
     runs, outputs = {}, {}
 
-    def step_of(module, config):
-        cache = transformers.StaticCache(config=config, max_cache_len=keys)
-        heads, dim = config.num_key_value_heads, config.head_dim
-        cache.early_initialization(batch_size=batch, num_heads=heads, head_dim=dim,
-                                   dtype=torch.bfloat16, device=DEVICE)
+    def step_of(module, run):
+        cache = transformers.StaticCache(config=module.config, max_cache_len=keys)
+        module(input_ids=ids, past_key_values=cache)  # makes it, in the layout that it wants
         generator = torch.Generator(DEVICE).manual_seed(1)
         for layer in cache.layers:
-            layer.keys.normal_(generator=generator)
-            layer.values.normal_(generator=generator)
-            layer.cumulative_length.fill_(keys // 2)
-        return lambda: module(input_ids=ids, past_key_values=cache).last_hidden_state
+            for tensor in (layer.keys, layer.values):
+                tensor.copy_(torch.randn(tensor.shape, generator=generator, device=DEVICE))
+            layer.cumulative_length.fill_(keys - 1 if part == "whole" else keys // 2)
+        lengths = [layer.cumulative_length for layer in cache.layers]
+
+        def step():
+            result = run(input_ids=ids, past_key_values=cache).last_hidden_state
+            torch._foreach_add_(lengths, -1)  # the next step is the same one
+            return result
+        return step
 
     with torch.no_grad():
-        for label in ("eager", "eager+patch", "eager+patch+attention", "compile",
-                      "compile+patch", "compile+patch+attention"):
+        for label in labels:
             if "compile" in label and report.left() < 30:
-                report.add("decode", case, {"left out": f"{label}: no time is left"})
+                report.add(part, case, {"left out": f"{label}: no time is left"})
                 break
-            with report.without(label, "decode", case):
+            with report.without(label, part, case):
                 module = variant(model, label)
-                config = module.config
+                run = module
                 if "compile" in label:
                     torch._dynamo.reset()
-                    module = torch.compile(module, dynamic=False)
-                step = step_of(module, config)
+                    run = torch.compile(module, dynamic=False, fullgraph="whole" in label)
+                step = step_of(module, run)
                 outputs[label] = step().double()
                 difference = (outputs[label] - outputs["eager"]).norm() / outputs["eager"].norm()
-                report.add("decode", case, {f"{label} difference": round(difference.item(), 5)})
+                report.add(part, case, {f"{label} difference": round(difference.item(), 5)})
+                if label == "eager+whole":
+                    report.add(part, case, {f"{label} host": host_time(step, torch.no_grad())})
                 runs[label] = graph_of(step)
-        report.add("decode", case, interleaved(runs, rounds=7, round_seconds=0.01))
+        report.add(part, case, interleaved(runs, rounds=7, round_seconds=0.01))
 
 
 def beside_liger(report: Report) -> None:
@@ -669,13 +680,14 @@ def table(results: dict) -> None:
     print(f"\n{results['device']}, torch {results['torch']}, transformers "
           f"{results['transformers']}; microseconds")
     ratios = {"compile": [], "eager": []}
-    for part in ("forward", "moe", "decode", "liger", "train", "programs"):
+    for part in ("forward", "moe", "decode", "whole", "liger", "train", "programs"):
         for case, values in results.get(part, {}).items():
             print(f"\n{part} {case}")
             for label, reason in values.items():
                 if label.endswith("failed"):
                     print(f"  {label}: {reason}")
-            for label in (*CONTENDERS, "eager+patch+attention", "eager+patch+graphs",
+            for label in (*CONTENDERS, "eager+whole", "compile+whole", "eager+patch+attention",
+                          "eager+patch+graphs",
                           "compile+graphs", "compile+patch+graphs", "eager+patch+recompute"):
                 if label in values:
                     memory = values.get(f"{label} GB")
@@ -684,6 +696,7 @@ def table(results: dict) -> None:
             for base, other in (("compile", "compile+patch"), ("eager", "eager+patch"),
                                 ("compile", "compile+patch+projections"),
                                 ("compile", "compile+patch+attention"),
+                                ("compile", "compile+whole"), ("compile", "eager+whole"),
                                 ("eager", "eager+patch+graphs"),
                                 ("compile+graphs", "compile+patch+graphs"),
                                 ("eager+liger", "eager+patch")):
@@ -767,6 +780,10 @@ def main() -> None:
     if "decode" in parts:
         for case in DECODE_CASES:
             jobs.append(("decode", case, lambda case=case: decode(report, case)))
+    if "whole" in parts:
+        for case in WHOLE_CASES:
+            jobs.append(("whole", case, lambda case=case: decode(report, case, "whole",
+                                                                 WHOLE_CONTENDERS)))
     if "liger" in parts:
         jobs.append(("liger", "llama-1b", lambda: beside_liger(report)))
     if "train" in parts:

@@ -190,6 +190,110 @@ def _(x, *others):
     return x.new_empty(x.shape)
 
 
+# with shared experts, and in fp8: for inference
+
+def _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared) -> tuple:
+    """The sizes, and how gate and up are given."""
+    d, k = x.shape[-1], ids.shape[-1]
+    if w_gate.dim() != 3 or not 0 <= shared <= w_gate.shape[0]:
+        raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}: give [experts + shared, h, d]")
+    experts, h = w_gate.shape[0], w_gate.shape[1] // (2 if w_up is None else 1)
+    expect("moe-ffn", "w_gate", w_gate, (experts, h if w_up is not None else 2 * h, d), x.dtype)
+    expect("moe-ffn", "w_up", w_up, (experts, h, d), x.dtype)
+    expect("moe-ffn", "w_down", w_down, (experts, d, h), x.dtype)
+    expect("moe-ffn", "ids", ids, (*x.shape[:-1], k))
+    expect("moe-ffn", "weights", weights, (*x.shape[:-1], k))
+    if w_up is None and packing not in ("halves", "interleaved"):
+        raise Error(f"moe-ffn: there is no packing '{packing}': give halves or interleaved")
+    return (x.shape[:-1].numel(), d, h, k, experts - shared, shared or None,
+            packing if w_up is None else None)
+
+
+def _shared_values(options, x, ids, weights, w_gate, w_up, w_down):
+    act, routing, packing, shared = options
+    sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared)
+    return (*sizes, act, routing) if sizes[0] else None
+
+
+def _fp8_values(options, x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+                hidden_scale, w_down_scale):
+    act, routing, packing, shared = options
+    expect("moe-ffn", "x", x, x.shape, torch.float8_e4m3fn)
+    sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared)
+    m, d, h, *_ = sizes
+    experts, rows = w_gate.shape[:2]
+    lead, blocks = x.shape[:-1], lambda extent: -(-extent // 128)
+    scales = ("tensor" if hidden_scale is not None else
+              "block" if w_gate_scale.dim() == 3 else "token")
+    of_x, of_gate, of_down = {
+        "tensor": ((1,), (experts,) if w_up is not None else (experts, 2), (experts,)),
+        "token": ((*lead, 1), (experts, rows), (experts, d)),
+        "block": ((*lead, blocks(d)), (experts, blocks(rows), blocks(d)),
+                  (experts, blocks(d), blocks(h)))}[scales]
+    for name, scale, shape in (("x", x_scale, of_x), ("w_gate", w_gate_scale, of_gate),
+                               ("w_up", w_up_scale, of_gate), ("hidden", hidden_scale, (1,)),
+                               ("w_down", w_down_scale, of_down)):
+        expect("moe-ffn", f"{name}_scale", scale, shape, torch.float32)
+    if (w_up is None) != (w_up_scale is None):
+        raise Error("moe-ffn: give w_up and its scale, or neither")
+    return (*sizes, act, routing, scales) if m else None
+
+
+_GATE_UP_NAMES = ("m", "d", "h", "top-k", "experts", "shared", "gate-up", "act", "routing")
+_SHARED = Form("moe-ffn", False, _GATE_UP_NAMES, _shared_values)
+_FP8 = Form("moe-ffn", False, (*_GATE_UP_NAMES, "scales"), _fp8_values)
+
+
+@define(f"moe_ffn_shared({_INPUTS}, Tensor w_gate, Tensor? w_up, Tensor w_down, str act, "
+        "str packing, int shared, str routing) -> Tensor", casts=True, keeps=_KEEPS)
+def _(x, ids, weights, w_gate, w_up, w_down, act, packing, shared, routing):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_SHARED, (act, routing or None, packing, shared),
+        (x, *_choices(ids, weights), w_gate, w_up, w_down), (y,))
+    return y
+
+
+@define(f"moe_ffn_fp8({_INPUTS}, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor x_scale, "
+        "Tensor w_gate_scale, Tensor? w_up_scale, Tensor? hidden_scale, Tensor w_down_scale, "
+        "str act, str packing, int shared, str routing) -> Tensor")
+def _(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale,
+      w_down_scale, act, packing, shared, routing):
+    x = ready(x)
+    y = torch.empty_like(x, dtype=torch.bfloat16)
+    run(_FP8, (act, routing or None, packing, shared),
+        (x, *_choices(ids, weights), w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+         hidden_scale, w_down_scale), (y,))
+    return y
+
+
+@fake("moe_ffn_shared")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
+@fake("moe_ffn_fp8")
+def _(x, *others):
+    return x.new_empty(x.shape, dtype=torch.bfloat16)
+
+
+def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
+                w_down: Tensor, x_scale: Tensor, w_gate_scale: Tensor, w_up_scale: Tensor | None,
+                w_down_scale: Tensor, hidden_scale: Tensor | None = None, *, act: str = "silu",
+                packing: str = "halves", shared: int = 0, routing: str | None = None) -> Tensor:
+    """`moe_ffn` of float8_e4m3fn elements with float32 scales -> bfloat16 [..., d]. No gradients.
+
+    E stands for all matrices, those of `shared` experts too. The scales are one of three kinds:
+    of tensors: x_scale [1], weights' [E] (of gate and up in one tensor [E, 2]), hidden_scale [1],
+    which is that of the product in the middle, and is given for this kind alone; of tokens and rows
+    of weights: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]), w_down_scale [E, d];
+    of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉, ⌈columns/128⌉].
+    """
+    return call(fftune_ops.moe_ffn_fp8.default, x, ids, weights, w_gate, w_up, w_down, x_scale,
+                w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,
+                routing or "")
+
+
 def gate_and_up(gate_up: Tensor, packing: str) -> tuple[Tensor, Tensor]:
     """Views of both, of a weight [experts, 2h, d], or a bias [experts, 2h], that holds them."""
     if packing not in ("halves", "interleaved"):
@@ -201,8 +305,8 @@ def gate_and_up(gate_up: Tensor, packing: str) -> tuple[Tensor, Tensor]:
 
 def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
             w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None = None, act: str = "silu",
-            packing: str = "halves", weigh: str = "after", recompute: bool = False,
-            routing: str | None = None) -> Tensor:
+            packing: str = "halves", weigh: str = "after", shared: int = 0,
+            recompute: bool = False, routing: str | None = None) -> Tensor:
     """Σ_j weights_j * ffn of expert ids_j (x), over the choices j of each token.
 
     x [..., d]; ids [..., k] of integers: the experts that a token chose, each once; one outside of
@@ -214,11 +318,19 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
 
     x, weights (for the router) and the experts have gradients, but with biases, with weigh="before"
     and with act="swiglu-oai", gpt-oss' clamped activation. Without w_up gate and up are copied for
-    them. act and recompute: as of `ffn`. routing: how tokens are expected to choose, to choose
+    them. shared: so many of the experts, the last ones, are of every token, with weight 1; they have
+    no gradients. act and recompute: as of `ffn`. routing: how tokens are expected to choose, to choose
     kernels by: "uniform" (the default) or "zipf:1"; any choice is right.
     """
     wanted = wants_gradient(x, weights, w_gate, w_up, w_down, *(biases or ()))
     special = biases is not None or weigh != "after" or act == "swiglu-oai"
+    if shared:
+        if wanted or special:
+            raise Error("moe-ffn: shared experts have no "
+                        + ("gradients: use torch.no_grad()" if wanted else
+                           "biases, weigh=\"before\" or act=\"swiglu-oai\""))
+        return call(fftune_ops.moe_ffn_shared.default, x, ids, weights, w_gate, w_up, w_down, act,
+                    packing, shared, routing or "")
     if w_up is None:
         gate, up = gate_and_up(w_gate, packing)
         if not wanted:

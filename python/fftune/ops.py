@@ -20,7 +20,7 @@ from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, r
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
-from ._moe_ops import moe_ffn, moe_ffn_backward, moe_route
+from ._moe_ops import moe_ffn, moe_ffn_backward, moe_ffn_fp8, moe_route
 from ._qkv_ops import qkv
 from ._run import Form, ready, run
 
@@ -28,7 +28,7 @@ __all__ = ["ffn", "ffn_backward", "ffn_block", "ffn_fp8", "mlp", "linear", "line
            "masked_ffn", "masked_ffn_backward", "masked_linear", "masked_linear_backward",
            "rmsnorm", "add_rmsnorm", "rmsnorm_quantised", "bias_gelu", "act_mul", "rope", "ngram_block",
            "attention", "masked_softmax", "pack_mask", "moe_ffn", "moe_ffn_backward", "moe_route",
-           "qkv", "layernorm", "add_layernorm", "layer"]
+           "moe_ffn_fp8", "qkv", "layernorm", "add_layernorm", "layer"]
 
 def _expect_into(op: str, weights: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for weight, tensor in zip(weights, into):

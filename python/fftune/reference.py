@@ -244,6 +244,56 @@ def moe_ffn(x, ids, weights, w_gate, w_up, w_down, act, routing):
     return moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, act, routing)[0]
 
 
+def _with_shared(ids, weights, experts, shared):
+    """Choices of every token beside its own: the last experts, with weight 1."""
+    more = torch.arange(experts - shared, experts, device=ids.device, dtype=ids.dtype)
+    more = more.expand(*ids.shape[:-1], shared)
+    return (torch.cat((torch.where(ids < experts - shared, ids, -1), more), -1),
+            torch.cat((weights, torch.ones_like(more, dtype=weights.dtype)), -1))
+
+
+def moe_ffn_shared(x, ids, weights, w_gate, w_up, w_down, act, packing, shared, routing):
+    ids, weights = _with_shared(ids, weights, w_gate.shape[0], shared)
+    if w_up is None:
+        return moe_ffn_packed(x, ids, weights, w_gate, w_down, None, None, act, packing, "after", "")
+    return moe_ffn(x, ids, weights, w_gate, w_up, w_down, act, "")
+
+
+def _expert_of_fp8(w, scale):
+    """Weights [experts, n, k] times their scales, of each expert, of rows or of blocks."""
+    if scale.dim() == 3:
+        return _dequantised(w, scale, 128)
+    rows = scale.view(len(w), -1, 1)
+    return w.float() * rows.repeat_interleave(w.shape[1] // rows.shape[1], 1)
+
+
+def moe_ffn_fp8(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+                hidden_scale, w_down_scale, act, packing, shared, routing):
+    ids, weights = _with_shared(ids, weights, w_gate.shape[0], shared)
+    rows, ids, shares = (_rows(t) for t in (x, ids, weights))
+    by_token = w_gate_scale.dim() == 2 and hidden_scale is None
+    rows = rows.float() * (x_scale if hidden_scale is not None else
+                           _rows(x_scale).repeat_interleave(x.shape[-1] if by_token else 128, -1)
+                           [:, :x.shape[-1]])
+    both = _expert_of_fp8(w_gate, w_gate_scale)
+    gate, up = both.chunk(2, 1) if w_up is None else (both, _expert_of_fp8(w_up, w_up_scale))
+    if w_up is None and packing == "interleaved":
+        gate, up = both[:, 0::2], both[:, 1::2]
+    down = _expert_of_fp8(w_down, w_down_scale)
+    y = torch.zeros_like(rows)
+    for expert, tokens, choices in _rows_by_expert(ids, len(down)):
+        own = rows[tokens]
+        hidden = ACTIVATIONS[act](F.linear(own, gate[expert])) * F.linear(own, up[expert])
+        if by_token:
+            scale = hidden.abs().amax(-1, keepdim=True) / 448
+            scale = torch.where(scale > 0, scale, 1.0)
+            hidden = quantise(hidden, scale)[0].float() * scale
+        else:
+            hidden = _dequantised(*quantise(hidden, hidden_scale), 1)
+        y = y.index_add(0, tokens, shares[tokens, choices, None] * F.linear(hidden, down[expert]))
+    return y.bfloat16().view(x.shape)
+
+
 def moe_ffn_backward(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, act, routing):
     wide = torch.promote_types(x.dtype, torch.float32)
     rows, grads, ids, shares = (_rows(t) for t in (x, dy, ids, weights))

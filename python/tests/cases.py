@@ -77,6 +77,41 @@ def _moe_packed(r, *options, bias=False) -> tuple:
     return x, ids, shares, torch.cat((w_gate, w_up), 1), w_down, *biases, *options, ""
 
 
+def _packed_experts(r) -> tuple:
+    x, ids, shares, w_gate, w_up, w_down = _moe(r)
+    return x, ids, shares, torch.cat((w_gate, w_up), 1), None, w_down
+
+
+def moe_fp8_arguments(kind, packed=False, device="cpu") -> tuple:
+    """Of moe_ffn_fp8, with scales of that kind."""
+    experts, d, h = 5, 256, 128
+    x, down = torch.randn(7, d), torch.randn(experts, d, h) * h**-0.5
+    gate, up = torch.randn(2, experts, h, d) * d**-0.5
+    ids = torch.rand(7, experts - 1).argsort(-1)[:, :2].int()
+
+    def quantised(w, parts=1):
+        if kind == "block":
+            pairs = [reference.quantise_weight(one, True) for one in w]
+            return tuple(map(torch.stack, zip(*pairs)))
+        rows = w if kind == "token" else w.unflatten(1, (parts, -1)).flatten(2)
+        scale = rows.abs().amax(-1) / 448
+        spread = scale.repeat_interleave(w.shape[1] // scale.shape[1], 1)[..., None]
+        q = (w / spread).to(torch.float8_e4m3fn)
+        return q, scale if kind == "token" or parts > 1 else scale.flatten()
+
+    x_scale = {"tensor": torch.tensor([0.02]), "token": x.abs().amax(-1, keepdim=True) / 448}
+    x, x_scale = reference.quantise(x, x_scale.get(kind))
+    w_down, down_scale = quantised(down)
+    if packed:
+        (w_gate, gate_scale), (w_up, up_scale) = quantised(torch.cat((gate, up), 1), 2), (None,) * 2
+    else:
+        (w_gate, gate_scale), (w_up, up_scale) = quantised(gate), quantised(up)
+    hidden = torch.tensor([0.01]) if kind == "tensor" else None
+    arguments = (x, ids, torch.rand(7, 2), w_gate, w_up, w_down, x_scale, gate_scale, up_scale,
+                 hidden, down_scale, "silu", "halves", 1, "")
+    return tuple(a.to(device) if isinstance(a, Tensor) else a for a in arguments)
+
+
 def _moe_backward(r, gates=False) -> tuple:
     x, ids, shares, *weights = _moe(r)
     gate_up = (None, None)
@@ -201,6 +236,10 @@ CASES = [
          differentiable=False),
     Case("moe_ffn_packed-before", "moe_ffn_packed",
          lambda r: _moe_packed(r, "gelu", "interleaved", "before"), differentiable=False),
+    Case("moe_ffn_shared", "moe_ffn_shared",
+         lambda r: (*_moe(r), "silu", "halves", 1, ""), differentiable=False),
+    Case("moe_ffn_shared-packed", "moe_ffn_shared",
+         lambda r: (*_packed_experts(r), "gelu", "interleaved", 2, "zipf:1"), differentiable=False),
     Case("moe_route", "moe_route",
          lambda r: _route(r, 3, "softmax", "before", 0, 0, "max", False, 1.0), outputs=1),
     Case("moe_route-after", "moe_route",

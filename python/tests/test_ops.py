@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fftune
-from cases import BACKWARDS, CASES, fp8_arguments
+from cases import BACKWARDS, CASES, fp8_arguments, moe_fp8_arguments
 from fftune import _attention_ops, ops, reference
 
 DIFFERENTIABLE = [case for case in CASES if case.differentiable]
@@ -72,6 +72,31 @@ def test_fp8(block):
     got = torch.ops.fftune.ffn_fp8(*arguments)
     assert got.dtype == torch.bfloat16
     assert error(got, reference.ffn_fp8(*arguments)) < 2e-2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["tensor", "token", "block"])
+def test_experts_in_fp8(kind, packed):
+    arguments = moe_fp8_arguments(kind, packed)
+    ours = torch.ops.fftune.moe_ffn_fp8(*arguments)
+    assert ours.dtype == torch.bfloat16
+    assert error(ours, reference.moe_ffn_fp8(*arguments)) < 2e-2
+    x, ids, weights, w_gate, w_up, w_down, x_scale, gate_scale, up_scale, hidden, down_scale = \
+        arguments[:11]
+    again = ops.moe_ffn_fp8(x, ids, weights, w_gate, w_up, w_down, x_scale, gate_scale, up_scale,
+                            down_scale, hidden, shared=1)
+    assert torch.equal(again, ours)
+    with pytest.raises(fftune.Error, match="w_down_scale"):
+        ops.moe_ffn_fp8(x, ids, weights, w_gate, w_up, w_down, x_scale, gate_scale, up_scale,
+                        down_scale[1:], hidden)
+
+
+def test_shared_experts_have_no_gradient():
+    x, ids, weights, *experts = CASES[[c.name for c in CASES].index("moe_ffn_shared")].arguments()[:6]
+    right = reference.moe_ffn_shared(x, ids, weights, *experts, "silu", "halves", 1, "")
+    assert error(ops.moe_ffn(x, ids, weights, *experts, shared=1), right) < 3e-6
+    with pytest.raises(fftune.Error, match="no gradients"):
+        ops.moe_ffn(x.requires_grad_(), ids, weights, *experts, shared=1)
 
 
 @each(DIFFERENTIABLE)

@@ -16,7 +16,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 /// A group's choices are its variants within this of its fastest, timed by themselves. What the
 /// neighbours change is the launch and what is in the caches, not the greater part of a time.
 constexpr double choice_band = 1.3;
-constexpr std::size_t most_choices = 8;
+constexpr std::size_t most_choices = 12;
 
 constexpr int most_rounds = 3;
 /// A look at every choice, then samples of those that are not clearly slower; and how many times as

@@ -1,0 +1,1043 @@
+/* fftune's operations: the fields of their problems, and their buffers in the order in which
+ * fftune_plan_run takes them. Generated from the registry by the target ops_header; a test checks
+ * that it is current. It declares nothing: it is here to be read.
+ *
+ * Fields. A problem is a JSON object: "op", "pass", "dtype", and the fields below. Sizes are
+ * integers, options are strings; an option that is left out has its first value. A size marked
+ * `rare` may be left out, with the meaning that is given there.
+ *
+ * Buffers. Tensors are row-major, and contiguous unless a field of the op is a stride. Shapes are
+ * in elements. T is the problem's dtype; fp8 is e4m3; any other type is as it is named, whichever
+ * the dtype. `?` is an extent that follows from strides: fftune_plan_buffer_bytes gives the bytes.
+ *
+ *   input    only read; no run writes to it
+ *   updated  read and written in place: an input and an output in one
+ *   output   written whole, whatever it held before
+ *
+ * Inputs come first, with what is updated among them, then outputs. No output may overlap another
+ * buffer, unless a field says so. A buffer is a device address for a CUDA device and a host address
+ * for the CPU. It is aligned to 16 bytes on CUDA, and to one element on the CPU and where a CUDA
+ * plan runs fallbacks alone. It belongs to the caller, who keeps it until the run has finished.
+ *
+ * `kept` marks what a backward pass needs of the forward pass. `sorted` marks rows in the order of
+ * the mask: those that it marks, then the others, each in the order of the tokens. `any order`
+ * marks sums that are added up in the order in which blocks finish: two runs may differ in the last
+ * bits.
+ *
+ * Options and sizes that change the buffers are listed with the buffers that they add or change,
+ * each by itself. They combine: fftune_plan_describe lists the buffers of one plan, with bytes and
+ * alignment. */
+#ifndef FFTUNE_OPS_H
+#define FFTUNE_OPS_H
+
+/* ffn: gated feed-forward network: y = (act(x w_gate^T) * (x w_up^T)) w_down^T
+ *
+ *   m           1 to 2147483647                    tokens (any number)
+ *   d           1 to 2147483647                    embedding size
+ *   h           1 to 2147483647                    intermediate size
+ *   act         silu, gelu, gelu-tanh, relu, none  activation of the gate
+ *   save        none, preact                       pass fwd: what is written for a backward pass:
+ *                                                  gate and up before the activation
+ *   save        preact, input                      pass bwd: what the forward pass kept: gate and
+ *                                                  up before the activation, or its input alone,
+ *                                                  from which they are computed again
+ *   bias        none, down, both                   pass fwd: what is added to every row: of y
+ *                                                  b_down; both: and without a gate b_up of what
+ *                                                  the activation takes
+ *   residual    no, yes                            pass fwd: whether y is added to a residual of
+ *                                                  its size
+ *   gate        yes, no                            pass fwd: whether the activation's result gates
+ *                                                  another product, or is hidden itself
+ *   scales      tensor, block                      pass fwd: what a scale of fp8 is for: a whole
+ *                                                  tensor, or blocks of 128 elements, in a weight
+ *                                                  of 128 rows too
+ *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
+ *                                                  are added to others, which may be the same
+ *                                                  buffers
+ *   norm        none, rms, add-rms                 pass fwd: the root mean square norm of x in
+ *                                                  front of the products; add-rms: of x and a
+ *                                                  residual, whose sum is written too
+ *   convention  llama, gemma, t5                   pass fwd: of the norm: where it rounds, and
+ *                                                  whether w_norm is kept as its distance from 1
+ *   eps         a number from 0 to 1               pass fwd: of the norm: added to the mean square
+ *
+ * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
+ *   0  x       input   T  [m, d]
+ *   1  w_gate  input   T  [h, d]
+ *   2  w_up    input   T  [h, d]
+ *   3  w_down  input   T  [d, h]
+ *   4  y       output  T  [m, d]
+ * with dtype=fp8: x, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale,
+ *   w_down_scale, y
+ *   4  x_scale       input   f32   [1]
+ *   5  w_gate_scale  input   f32   [1]
+ *   6  w_up_scale    input   f32   [1]
+ *   7  hidden_scale  input   f32   [1]
+ *   8  w_down_scale  input   f32   [1]
+ *   9  y             output  bf16  [m, d]
+ * with save=preact: x, w_gate, w_up, w_down, y, gate, up
+ *   5  gate  output  T  [m, h]
+ *   6  up    output  T  [m, h]
+ * with bias=down: x, w_gate, w_up, w_down, b_down, y
+ *   4  b_down  input  T  [d]
+ * with residual=yes: x, w_gate, w_up, w_down, residual, y
+ *   4  residual  input  T  [m, d]
+ * with gate=no: x, w_up, w_down, y
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0   dy       input   T  [m, d]
+ *   1   x        input   T  [m, d], kept
+ *   2   gate     input   T  [m, h], kept
+ *   3   up       input   T  [m, h], kept
+ *   4   w_gate   input   T  [h, d]
+ *   5   w_up     input   T  [h, d]
+ *   6   w_down   input   T  [d, h]
+ *   7   dx       output  T  [m, d]
+ *   8   dw_gate  output  T  [h, d]
+ *   9   dw_up    output  T  [h, d]
+ *   10  dw_down  output  T  [d, h]
+ * with save=input: dy, x, w_gate, w_up, w_down, dx, dw_gate, dw_up, dw_down
+ * with accumulate=yes: dy, x, gate, up, w_gate, w_up, w_down, dw_gate_before, dw_up_before,
+ *   dw_down_before, dx, dw_gate, dw_up, dw_down
+ *   7  dw_gate_before  input  T  [h, d]
+ *   8  dw_up_before    input  T  [h, d]
+ *   9  dw_down_before  input  T  [d, h] */
+
+/* linear: linear layer: y = x w^T (+ bias)
+ *
+ *   m           1 to 2147483647  tokens (any number)
+ *   k           1 to 2147483647  input features
+ *   n           1 to 2147483647  output features
+ *   bias        no, yes          whether y has a bias, and the backward pass its gradient
+ *   residual    no, yes          pass fwd: whether y is added to a residual of its size
+ *   accumulate  no, yes          pass bwd: whether the gradients of w and bias are added to others,
+ *                                which may be the same buffers
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [m, k]
+ *   1  w  input   T  [n, k]
+ *   2  y  output  T  [m, n]
+ * with bias=yes: x, w, bias, y
+ *   2  bias  input  T  [n]
+ * with residual=yes: x, w, residual, y
+ *   2  residual  input  T  [m, n]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  dy  input   T  [m, n]
+ *   1  x   input   T  [m, k], kept
+ *   2  w   input   T  [n, k]
+ *   3  dx  output  T  [m, k]
+ *   4  dw  output  T  [n, k]
+ * with bias=yes: dy, x, w, dx, dw, dbias
+ *   5  dbias  output  T  [n]
+ * with accumulate=yes: dy, x, w, dw_before, dx, dw
+ *   3  dw_before  input  T  [n, k] */
+
+/* rmsnorm: root mean square normalisation: y = x / sqrt(mean(x^2) + eps) * w
+ *
+ *   m           1 to 2147483647       tokens (any number)
+ *   d           1 to 65536            features of a token
+ *   convention  llama, gemma, t5      where it rounds, and whether w is kept as its distance from 1
+ *   residual    no, yes, after        add a residual first, and write the sum too; after: add it to
+ *                                     y
+ *   save        nothing, rstd         what the forward pass keeps for the backward pass
+ *   weights     same, f32             element type of w and dw: the op's, or f32
+ *   eps         a number from 0 to 1  added to the mean square
+ *   output      same, fp8, i8         element type of y: the op's, or one quantised with a scale
+ *                                     for each token
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [m, d]
+ *   1  w  input   T  [d]
+ *   2  y  output  T  [m, d]
+ * with residual=yes: x, residual, w, y, sum
+ *   1  residual  input   T  [m, d]
+ *   4  sum       output  T  [m, d]
+ * with residual=after: x, residual, w, y
+ *   1  residual  input  T  [m, d]
+ * with save=rstd: x, w, y, rstd
+ *   3  rstd  output  f32  [m]
+ * with output=fp8: x, w, y, scale
+ *   2  y      output  fp8  [m, d]
+ *   3  scale  output  f32  [m]
+ * with output=i8: x, w, y, scale
+ *   2  y      output  i8   [m, d]
+ *   3  scale  output  f32  [m]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x   input   T  [m, d]
+ *   1  w   input   T  [d]
+ *   2  dy  input   T  [m, d]
+ *   3  dx  output  T  [m, d]
+ *   4  dw  output  T  [d]
+ * with residual=yes: x, w, dy, dsum, dx, dw
+ *   3  dsum  input  T  [m, d]
+ * with save=rstd: x, w, dy, rstd, dx, dw
+ *   3  rstd  input  f32  [m] */
+
+/* bias-gelu: y = gelu(x + bias)
+ *
+ *   m       1 to 2147483647  tokens (any number)
+ *   h       1 to 2147483647  features of a token
+ *   act     gelu, gelu-tanh  which gelu: with erf, or its form with tanh
+ *   biases  same, f32        element type of bias and dbias: the op's, or f32
+ *   save    nothing, input   what the forward pass keeps for the backward pass: nothing but x, or
+ *                            gelu's input
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x     input   T  [m, h]
+ *   1  bias  input   T  [h]
+ *   2  y     output  T  [m, h]
+ * with save=input: x, bias, y, input
+ *   3  input  output  T  [m, h]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x      input   T  [m, h]
+ *   1  bias   input   T  [h]
+ *   2  dy     input   T  [m, h]
+ *   3  dx     output  T  [m, h]
+ *   4  dbias  output  T  [h]
+ * with save=input: input, dy, dx, dbias
+ *   0  input  input  T  [m, h] */
+
+/* act-mul: out = act(gate) * up
+ *
+ *   m       1 to 2147483647              tokens (any number)
+ *   h       1 to 2147483647              features of a token in out
+ *   act     silu, gelu, gelu-tanh, relu  activation of the gate
+ *   packed  no, yes                      gate and up are the halves of each row of one tensor
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  gate  input   T  [m, h]
+ *   1  up    input   T  [m, h]
+ *   2  out   output  T  [m, h]
+ * with packed=yes: gate_up, out
+ *   0  gate_up  input  T  [m, 2 * h]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  gate   input   T  [m, h]
+ *   1  up     input   T  [m, h]
+ *   2  dout   input   T  [m, h]
+ *   3  dgate  output  T  [m, h]
+ *   4  dup    output  T  [m, h]
+ * with packed=yes: gate_up, dout, dgate_up
+ *   0  gate_up   input   T  [m, 2 * h]
+ *   2  dgate_up  output  T  [m, 2 * h] */
+
+/* rope: rotary position embedding of queries and keys: y = x * cos(f) + rotated(x) * sin(f)
+ *
+ *   s          1 to 16777216                     tokens of a sequence; in layout thd of all
+ *                                                sequences together (any number)
+ *   b          1 to 65536                        sequences
+ *   heads      1 to 1024                         heads of q
+ *   dim        1 to 1024                         features of a head
+ *   kv-heads   1 to 1024, rare                   heads of k, rotated in the same launch; none if
+ *                                                left out
+ *   rotary     1 to 1024, rare                   features of a head to rotate, an even number; all
+ *                                                if left out
+ *   positions  1 to 2147483647, rare             rows of the table of angles; s if left out
+ *   q-row      1 to 17179869184, rare            elements from a token's q to the next token's, for
+ *                                                a part of a packed row; heads * dim if left out
+ *   q-outer    1 to 17179869184, rare            elements from a sequence's q to the next one's in
+ *                                                bshd, from a position's in sbhd; what their tokens
+ *                                                take if left out
+ *   q-head     1 to 17179869184, rare            elements from a head of q to the next one; dim if
+ *                                                left out
+ *   k-row      1 to 17179869184, rare            the same as q-row of k; kv-heads * dim if left out
+ *   k-outer    1 to 17179869184, rare            the same as q-outer of k
+ *   k-head     1 to 17179869184, rare            the same as q-head of k; dim if left out
+ *   layout     sbhd, bshd, thd                   order of q and k: [s, b, heads, dim], [b, s,
+ *                                                heads, dim], or packed sequences
+ *   rotation   halves, interleaved               pairs are features rotary/2 apart, or neighbours
+ *   angles     table, base, llama3, yarn         a table is given, or the rule by which frequencies
+ *                                                are computed
+ *   starts     no, yes                           each sequence's first position is given
+ *   base       a number from 1 to 1000000000000  of the computed frequencies
+ *   factor     a number from 0.001 to 1000000    by which the rule stretches positions
+ *   context    a number from 1 to 1000000000     positions that the model was trained with
+ *   low        a number from 0.001 to 1000000    of llama3: context/low is the longest wavelength
+ *                                                that is interpolated
+ *   high       a number from 0.001 to 1000000    of llama3: context/high is the longest wavelength
+ *                                                that is left alone
+ *   beta-fast  a number from 0.001 to 1000000    of yarn: rotations in the context from which a
+ *                                                pair is left alone
+ *   beta-slow  a number from 0.001 to 1000000    of yarn: rotations in the context up to which a
+ *                                                pair is stretched
+ *   scale      a number from 0 to 1000000        factor of all sines and cosines; 0: the rule's own
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  q       input   T    [s, b, heads, dim]
+ *   1  angles  input   f32  [s, dim]
+ *   2  q_out   output  T    [s, b, heads, dim]
+ * with kv-heads: q, k, angles, q_out, k_out
+ *   1  k      input   T  [s, b, kv-heads, dim]
+ *   4  k_out  output  T  [s, b, kv-heads, dim]
+ * with rotary: q, angles, q_out
+ *   1  angles  input  f32  [s, rotary]
+ * with positions: q, angles, q_out
+ *   1  angles  input  f32  [positions, dim]
+ * with q-row: q, angles, q_out
+ *   0  q  input  T  [?]
+ * with q-outer: q, angles, q_out
+ *   0  q  input  T  [?]
+ * with q-head: q, angles, q_out
+ *   0  q  input  T  [?]
+ * with layout=bshd: q, angles, q_out
+ *   0  q      input   T  [b, s, heads, dim]
+ *   2  q_out  output  T  [b, s, heads, dim]
+ * with layout=thd: q, angles, offsets, q_out
+ *   0  q        input   T    [s, heads, dim]
+ *   2  offsets  input   i32  [b + 1]
+ *   3  q_out    output  T    [s, heads, dim]
+ * with angles=base: q, q_out
+ * with angles=llama3: q, q_out
+ * with angles=yarn: q, q_out
+ * with starts=yes: q, angles, starts, q_out
+ *   2  starts  input  i32  [b]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  dq_out  input   T    [s, b, heads, dim]
+ *   1  angles  input   f32  [s, dim]
+ *   2  dq      output  T    [s, b, heads, dim]
+ * with kv-heads: dq_out, dk_out, angles, dq, dk
+ *   1  dk_out  input   T  [s, b, kv-heads, dim]
+ *   4  dk      output  T  [s, b, kv-heads, dim]
+ * with rotary: dq_out, angles, dq
+ *   1  angles  input  f32  [s, rotary]
+ * with positions: dq_out, angles, dq
+ *   1  angles  input  f32  [positions, dim]
+ * with q-row: dq_out, angles, dq
+ *   0  dq_out  input  T  [?]
+ * with q-outer: dq_out, angles, dq
+ *   0  dq_out  input  T  [?]
+ * with q-head: dq_out, angles, dq
+ *   0  dq_out  input  T  [?]
+ * with layout=bshd: dq_out, angles, dq
+ *   0  dq_out  input   T  [b, s, heads, dim]
+ *   2  dq      output  T  [b, s, heads, dim]
+ * with layout=thd: dq_out, angles, offsets, dq
+ *   0  dq_out   input   T    [s, heads, dim]
+ *   2  offsets  input   i32  [b + 1]
+ *   3  dq       output  T    [s, heads, dim]
+ * with angles=base: dq_out, dq
+ * with angles=llama3: dq_out, dq
+ * with angles=yarn: dq_out, dq
+ * with starts=yes: dq_out, angles, starts, dq
+ *   2  starts  input  i32  [b] */
+
+/* ngram-block: logits of tokens that would repeat an n-gram of their row become -inf
+ *
+ *   b        1 to 2147483647                    rows: sequences, or beams (any number)
+ *   len      1 to 131072                        ids of a row; with a prefix, those after it
+ *   vocab    1 to 524288                        logits of a row
+ *   prefix   1 to 131072, rare                  ids of a prefix that rows share, before their own;
+ *                                               none if left out
+ *   beams    1 to 65536, rare                   rows after each other that share a prefix; 1 if
+ *                                               left out
+ *   ids      i32, i64                           element type of the ids
+ *   lengths  whole, own                         of rows and prefixes: all of len and prefix, or
+ *                                               each its own
+ *   ngrams   one, own                           one n for all rows, or each its own
+ *   n        a number from 1 to 131072          tokens of an n-gram, a whole number
+ *   padding  a number from -1000000 to 1000000  the id that never matches, a whole number
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  ids      input    i32  [b, len]
+ *   1  logits   updated  T    [b, vocab]
+ *   2  invalid  output   i32  [b]
+ * with prefix: ids, logits, prefix, invalid
+ *   2  prefix  input  i32  [b, prefix]
+ * with ids=i64: ids, logits, invalid
+ *   0  ids  input  i64  [b, len]
+ * with lengths=own: ids, logits, lengths, invalid
+ *   2  lengths  input  i32  [b]
+ * with ngrams=own: ids, logits, n, invalid
+ *   2  n  input  i32  [b] */
+
+/* masked-linear: linear layer of two experts: y_i = x_i w_true^T where mask_i, else x_i w_false^T
+ *
+ *   m           1 to 2147483647  tokens (any number)
+ *   k           1 to 2147483647  input features
+ *   n           1 to 2147483647  output features
+ *   mask                         all, none, or block:SHARE, tail:SHARE, even:SHARE, random:SHARE
+ *                                with a share from 0 to 1: what the masks look like: of test data,
+ *                                and to choose a preset by
+ *   accumulate  no, yes          pass bwd: whether the gradients of the weights are added to
+ *                                others, which may be the same buffers
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x        input   T   [m, k]
+ *   1  mask     input   u8  [m]
+ *   2  w_true   input   T   [n, k]
+ *   3  w_false  input   T   [n, k]
+ *   4  y        output  T   [m, n]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  dy        input   T   [m, n]
+ *   1  x         input   T   [m, k], kept
+ *   2  mask      input   u8  [m], kept
+ *   3  w_true    input   T   [n, k]
+ *   4  w_false   input   T   [n, k]
+ *   5  dx        output  T   [m, k]
+ *   6  dw_true   output  T   [n, k]
+ *   7  dw_false  output  T   [n, k]
+ * with accumulate=yes: dy, x, mask, w_true, w_false, dw_true_before, dw_false_before, dx,
+ *   dw_true, dw_false
+ *   5  dw_true_before   input  T  [n, k]
+ *   6  dw_false_before  input  T  [n, k] */
+
+/* masked-ffn: gated feed-forward network of two experts: ffn with the true one's weights where
+ *   mask_i, else with the false one's
+ *
+ *   m           1 to 2147483647                    tokens (any number)
+ *   d           1 to 2147483647                    embedding size
+ *   h           1 to 2147483647                    intermediate size
+ *   act         silu, gelu, gelu-tanh, relu, none  activation of the gate
+ *   mask                                           all, none, or block:SHARE, tail:SHARE,
+ *                                                  even:SHARE, random:SHARE with a share from 0 to
+ *                                                  1: what the masks look like: of test data, and
+ *                                                  to choose a preset by
+ *   save        none, preact                       pass fwd: what is written for a backward pass:
+ *                                                  gate and up before the activation, in the order
+ *                                                  of the mask
+ *   save        preact, input                      pass bwd: what the forward pass kept: gate and
+ *                                                  up before the activation, in the order of the
+ *                                                  mask, or its input alone, from which they are
+ *                                                  computed again
+ *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
+ *                                                  are added to others, which may be the same
+ *                                                  buffers
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x             input   T   [m, d]
+ *   1  mask          input   u8  [m]
+ *   2  w_gate_true   input   T   [h, d]
+ *   3  w_up_true     input   T   [h, d]
+ *   4  w_down_true   input   T   [d, h]
+ *   5  w_gate_false  input   T   [h, d]
+ *   6  w_up_false    input   T   [h, d]
+ *   7  w_down_false  input   T   [d, h]
+ *   8  y             output  T   [m, d]
+ * with save=preact: x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
+ *   w_down_false, y, gate, up
+ *   9   gate  output  T  [m, h], sorted
+ *   10  up    output  T  [m, h], sorted
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0   dy             input   T   [m, d]
+ *   1   x              input   T   [m, d], kept
+ *   2   mask           input   u8  [m], kept
+ *   3   gate           input   T   [m, h], kept, sorted
+ *   4   up             input   T   [m, h], kept, sorted
+ *   5   w_gate_true    input   T   [h, d]
+ *   6   w_up_true      input   T   [h, d]
+ *   7   w_down_true    input   T   [d, h]
+ *   8   w_gate_false   input   T   [h, d]
+ *   9   w_up_false     input   T   [h, d]
+ *   10  w_down_false   input   T   [d, h]
+ *   11  dx             output  T   [m, d]
+ *   12  dw_gate_true   output  T   [h, d]
+ *   13  dw_up_true     output  T   [h, d]
+ *   14  dw_down_true   output  T   [d, h]
+ *   15  dw_gate_false  output  T   [h, d]
+ *   16  dw_up_false    output  T   [h, d]
+ *   17  dw_down_false  output  T   [d, h]
+ * with save=input: dy, x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
+ *   w_down_false, dx, dw_gate_true, dw_up_true, dw_down_true, dw_gate_false, dw_up_false,
+ *   dw_down_false
+ * with accumulate=yes: dy, x, mask, gate, up, w_gate_true, w_up_true, w_down_true, w_gate_false,
+ *   w_up_false, w_down_false, dw_gate_true_before, dw_up_true_before, dw_down_true_before,
+ *   dw_gate_false_before, dw_up_false_before, dw_down_false_before, dx, dw_gate_true, dw_up_true,
+ *   dw_down_true, dw_gate_false, dw_up_false, dw_down_false
+ *   11  dw_gate_true_before   input  T  [h, d]
+ *   12  dw_up_true_before     input  T  [h, d]
+ *   13  dw_down_true_before   input  T  [d, h]
+ *   14  dw_gate_false_before  input  T  [h, d]
+ *   15  dw_up_false_before    input  T  [h, d]
+ *   16  dw_down_false_before  input  T  [d, h] */
+
+/* moe-ffn: mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)
+ *
+ *   m           1 to 2147483647                    tokens (any number)
+ *   d           1 to 2147483647                    embedding size
+ *   h           1 to 2147483647                    intermediate size of an expert
+ *   top-k       1 to 32                            experts that a token chooses
+ *   experts     1 to 1024                          experts to choose from
+ *   shared      1 to 8, rare                       experts that every token goes through with
+ *                                                  weight 1, the last ones of the stacked weights;
+ *                                                  left out: none
+ *   act                                            silu, gelu, gelu-tanh, relu, none, swiglu-oai:
+ *                                                  pass fwd: activation of the gate; swiglu-oai
+ *                                                  limits gate and up and adds 1 to up
+ *   act         silu, gelu, gelu-tanh, relu, none  pass bwd: activation of the gate
+ *   routing                                        uniform, or zipf:SKEW with a skew from 0 to 4,
+ *                                                  or file:IDS, a text file of ids: how often
+ *                                                  experts are chosen: of test data, and to choose
+ *                                                  a preset by
+ *   save        none, preact                       pass fwd: what is written for a backward pass:
+ *                                                  gate and up before the activation, in the order
+ *                                                  of the experts
+ *   save        preact, input                      pass bwd: what the forward pass kept: gate and
+ *                                                  up before the activation, in the order of the
+ *                                                  experts, or its input alone, from which they are
+ *                                                  computed again
+ *   weigh       after, before                      pass fwd: what the weights of a token's choices
+ *                                                  multiply: what its experts give, or its row
+ *                                                  before them
+ *   gate-up     separate, halves, interleaved      pass fwd: where the weights of gate and up are:
+ *                                                  separate; or packed in w_gate_up, whose rows are
+ *                                                  those of gate and then those of up, or one of
+ *                                                  each in turn
+ *   bias        none, all                          pass fwd: whether gate, up and what an expert
+ *                                                  gives have biases
+ *   residual    no, yes                            pass fwd: whether y is added to a residual of
+ *                                                  its size
+ *   scales      tensor, token, block               pass fwd: what a scale of fp8 is for: a whole
+ *                                                  tensor, of an expert; a token, and a row of a
+ *                                                  weight; or blocks of 128 elements, in a weight
+ *                                                  of 128 rows too
+ *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
+ *                                                  are added to others, which may be the same
+ *                                                  buffers
+ *
+ * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
+ *   0  x        input   T    [m, d]
+ *   1  ids      input   i32  [m, top-k]
+ *   2  weights  input   f32  [m, top-k]
+ *   3  w_gate   input   T    [experts, h, d]
+ *   4  w_up     input   T    [experts, h, d]
+ *   5  w_down   input   T    [experts, d, h]
+ *   6  y        output  T    [m, d]
+ * with dtype=fp8: x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+ *   hidden_scale, w_down_scale, y
+ *   6   x_scale       input   f32   [1]
+ *   7   w_gate_scale  input   f32   [experts]
+ *   8   w_up_scale    input   f32   [experts]
+ *   9   hidden_scale  input   f32   [1]
+ *   10  w_down_scale  input   f32   [experts]
+ *   11  y             output  bf16  [m, d]
+ * with shared: x, ids, weights, w_gate, w_up, w_down, y
+ *   3  w_gate  input  T  [experts + shared, h, d]
+ *   4  w_up    input  T  [experts + shared, h, d]
+ *   5  w_down  input  T  [experts + shared, d, h]
+ * with save=preact: x, ids, weights, w_gate, w_up, w_down, y, gate, up
+ *   7  gate  output  T  [m * top-k, h]
+ *   8  up    output  T  [m * top-k, h]
+ * with gate-up=halves: x, ids, weights, w_gate_up, w_down, y
+ *   3  w_gate_up  input  T  [experts, 2 * h, d]
+ * with gate-up=interleaved: x, ids, weights, w_gate_up, w_down, y
+ *   3  w_gate_up  input  T  [experts, 2 * h, d]
+ * with bias=all: x, ids, weights, w_gate, w_up, w_down, b_gate, b_up, b_down, y
+ *   6  b_gate  input  T  [experts, h]
+ *   7  b_up    input  T  [experts, h]
+ *   8  b_down  input  T  [experts, d]
+ * with residual=yes: x, ids, weights, w_gate, w_up, w_down, residual, y
+ *   6  residual  input  T  [m, d]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0   dy         input   T    [m, d]
+ *   1   x          input   T    [m, d], kept
+ *   2   ids        input   i32  [m, top-k], kept
+ *   3   weights    input   f32  [m, top-k], kept
+ *   4   gate       input   T    [m * top-k, h], kept
+ *   5   up         input   T    [m * top-k, h], kept
+ *   6   w_gate     input   T    [experts, h, d]
+ *   7   w_up       input   T    [experts, h, d]
+ *   8   w_down     input   T    [experts, d, h]
+ *   9   dx         output  T    [m, d]
+ *   10  d_weights  output  f32  [m, top-k]
+ *   11  dw_gate    output  T    [experts, h, d]
+ *   12  dw_up      output  T    [experts, h, d]
+ *   13  dw_down    output  T    [experts, d, h]
+ * with shared: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dx, d_weights, dw_gate,
+ *   dw_up, dw_down
+ *   4   gate     input   T  [m * (shared + top-k), h], kept
+ *   5   up       input   T  [m * (shared + top-k), h], kept
+ *   6   w_gate   input   T  [experts + shared, h, d]
+ *   7   w_up     input   T  [experts + shared, h, d]
+ *   8   w_down   input   T  [experts + shared, d, h]
+ *   11  dw_gate  output  T  [experts + shared, h, d]
+ *   12  dw_up    output  T  [experts + shared, h, d]
+ *   13  dw_down  output  T  [experts + shared, d, h]
+ * with save=input: dy, x, ids, weights, w_gate, w_up, w_down, dx, d_weights, dw_gate, dw_up,
+ *   dw_down
+ * with accumulate=yes: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dw_gate_before,
+ *   dw_up_before, dw_down_before, dx, d_weights, dw_gate, dw_up, dw_down
+ *   9   dw_gate_before  input  T  [experts, h, d]
+ *   10  dw_up_before    input  T  [experts, h, d]
+ *   11  dw_down_before  input  T  [experts, d, h] */
+
+/* moe-route: router of a mixture of experts: ids and weights of the top-k of softmax or sigmoid
+ *   of the logits
+ *
+ *   m            1 to 2147483647                 tokens (any number)
+ *   top-k        1 to 32                         experts that a token chooses
+ *   experts      1 to 1024                       experts to choose from
+ *   groups       1 to 32, rare                   groups of experts, of which a token uses the best;
+ *                                                none if left out
+ *   top-groups   1 to 32, rare                   groups that a token uses; all if left out
+ *   score        softmax, sigmoid                what of a logit is an expert's score
+ *   order        before, after                   whether the softmax is over all experts, before
+ *                                                the choice, or over the chosen ones after it
+ *   group-score  max, top2                       pass fwd: what a group is chosen by: its best
+ *                                                expert, or the sum of its best two
+ *   bias         no, yes                         pass fwd: whether a bias is added to the scores
+ *                                                for the choice alone
+ *   renormalise  no, yes                         whether the weights of a token add up to scale
+ *   scale        a number from 1e-06 to 1000000  a factor of the weights
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  logits   input   T    [m, experts]
+ *   1  ids      output  i32  [m, top-k]
+ *   2  weights  output  f32  [m, top-k]
+ * with bias=yes: logits, bias, ids, weights
+ *   1  bias  input  f32  [experts]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  d_weights  input   f32  [m, top-k]
+ *   1  logits     input   T    [m, experts], kept
+ *   2  ids        input   i32  [m, top-k], kept
+ *   3  d_logits   output  T    [m, experts] */
+
+/* qkv: queries, keys and values of attention: x w^T (+ bias, head norms, RoPE, into a cache)
+ *
+ *   m            1 to 2147483647                   tokens (any number)
+ *   d            1 to 2147483647                   features of a token
+ *   heads        1 to 1024                         heads of q
+ *   dim          1 to 256                          features of a head
+ *   kv-heads     1 to 1024, rare                   heads of k, and of v; heads if left out
+ *   rotary       1 to 256, rare                    features of a head to rotate, an even number;
+ *                                                  all if left out
+ *   positions    1 to 2147483647, rare             rows of the table of angles; 4096 if left out
+ *   cache-slots  1 to 2147483647, rare             rows of the caches; m if left out
+ *   weights      separate, packed                  one weight (and bias) each of q, k and v, or all
+ *                                                  rows in one
+ *   bias         no, yes                           whether q, k and v have a bias
+ *   norm         no, yes                           whether heads of q and k are RMS-normalised,
+ *                                                  with weights of their own
+ *   convention   llama, gemma                      of the norm: its weights are factors, or (gemma)
+ *                                                  kept as their distance from 1
+ *   eps          a number from 0 to 1              of the norm, added to the mean square
+ *   rotation     none, halves, interleaved         RoPE of q and k: none, pairs rotary/2 apart, or
+ *                                                  neighbours
+ *   cache        no, yes                           whether k and v are written to rows of caches,
+ *                                                  by slots
+ *   slots        i32, i64                          element type of the slots
+ *   angles       table, base, llama3, yarn         a table is given, or the rule by which
+ *                                                  frequencies are computed
+ *   base         a number from 1 to 1000000000000  of the computed frequencies
+ *   factor       a number from 0.001 to 1000000    by which the rule stretches positions
+ *   context      a number from 1 to 1000000000     positions that the model was trained with
+ *   low          a number from 0.001 to 1000000    of llama3: context/low is the longest wavelength
+ *                                                  that is interpolated
+ *   high         a number from 0.001 to 1000000    of llama3: context/high is the longest
+ *                                                  wavelength that is left alone
+ *   beta-fast    a number from 0.001 to 1000000    of yarn: rotations in the context from which a
+ *                                                  pair is left alone
+ *   beta-slow    a number from 0.001 to 1000000    of yarn: rotations in the context up to which a
+ *                                                  pair is stretched
+ *   scale        a number from 0 to 1000000        factor of all sines and cosines; 0: the rule's
+ *                                                  own
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x    input   T  [m, d]
+ *   1  w_q  input   T  [dim * heads, d]
+ *   2  w_k  input   T  [dim * heads, d]
+ *   3  w_v  input   T  [dim * heads, d]
+ *   4  q    output  T  [m, heads, dim]
+ *   5  k    output  T  [m, heads, dim]
+ *   6  v    output  T  [m, heads, dim]
+ * with kv-heads: x, w_q, w_k, w_v, q, k, v
+ *   2  w_k  input   T  [dim * kv-heads, d]
+ *   3  w_v  input   T  [dim * kv-heads, d]
+ *   5  k    output  T  [m, kv-heads, dim]
+ *   6  v    output  T  [m, kv-heads, dim]
+ * with weights=packed: x, w, q, k, v
+ *   1  w  input  T  [3 * dim * heads, d]
+ * with bias=yes: x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v
+ *   4  b_q  input  T  [dim * heads]
+ *   5  b_k  input  T  [dim * heads]
+ *   6  b_v  input  T  [dim * heads]
+ * with norm=yes: x, w_q, w_k, w_v, q_norm, k_norm, q, k, v
+ *   4  q_norm  input  T  [dim]
+ *   5  k_norm  input  T  [dim]
+ * with rotation=halves: x, w_q, w_k, w_v, positions, angles, q, k, v
+ *   4  positions  input  i32  [m]
+ *   5  angles     input  f32  [4096, dim]
+ * with rotation=interleaved: x, w_q, w_k, w_v, positions, angles, q, k, v
+ *   4  positions  input  i32  [m]
+ *   5  angles     input  f32  [4096, dim]
+ * with cache=yes: x, w_q, w_k, w_v, k_cache, v_cache, slots, q
+ *   4  k_cache  updated  T    [m, heads, dim]
+ *   5  v_cache  updated  T    [m, heads, dim]
+ *   6  slots    input    i32  [m] */
+
+/* attention: attention: out = softmax(scale * q k^T + mask) v, without scores in memory
+ *
+ *   s               1 to 16777216               queries of a sequence; in layout thd of all
+ *                                               sequences together (any number)
+ *   b               1 to 65536                  sequences
+ *   heads           1 to 1024                   heads of q
+ *   dim             1 to 256                    features of a head, a multiple of 8
+ *   kv              1 to 16777216, rare         keys of a sequence, in layout thd of all sequences
+ *                                               together, with pages the most of a sequence; s if
+ *                                               left out
+ *   kv-heads        1 to 1024, rare             heads of k and v, which divide those of q; heads if
+ *                                               left out
+ *   window          1 to 16777216, rare         keys to the left that a query sees, itself
+ *                                               included; all if left out
+ *   page            1 to 256, rare              keys of a page of k and v, 16 to 256, a power of
+ *                                               two; contiguous if left out
+ *   pages           1 to 16777216, rare         pages in memory; what the sequences take if left
+ *                                               out
+ *   q-row           1 to 17179869184, rare      elements from a token's q to the next token's, for
+ *                                               a part of a packed row; heads * dim if left out
+ *   k-row           1 to 17179869184, rare      the same of k; kv-heads * dim if left out
+ *   v-row           1 to 17179869184, rare      the same of v; kv-heads * dim if left out
+ *   mask            none, causal, bool, packed  keys that a query may see: all, those up to its
+ *                                               position, or by a mask of bytes or of bits
+ *   layout          bshd, thd                   order of q, k and v: [b, s, heads, dim], or packed
+ *                                               sequences
+ *   mask-heads      one, each                   masks of a sequence: one, or each head's own
+ *   mask-data                                   random, documents, causal-documents, upper, all,
+ *                                               none: what the mask looks like in tests and
+ *                                               measurements
+ *   bias            no, yes                     whether a matrix is added to the scores
+ *   bias-heads      each, one                   biases of a sequence: each head's own, or one
+ *   bias-sequences  one, each                   biases: one for all sequences, or each one's own
+ *   lengths         no, yes                     whether each sequence has its own number of keys
+ *   sinks           no, yes                     whether each head has a logit that joins the
+ *                                               softmax without a value
+ *   lse             no, yes                     pass fwd: whether the log of the sum of
+ *                                               exponentials is written for a backward pass
+ *   deterministic   no, yes                     pass bwd: whether every run gives the same bits
+ *   softcap         a number from 0 to 1000000  scores become softcap * tanh(score / softcap); 0:
+ *                                               they stay
+ *   scale           a number from 0 to 1000000  factor of the scores; 0: 1 / sqrt(dim)
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  q    input   T  [b, s, heads, dim]
+ *   1  k    input   T  [b, s, heads, dim]
+ *   2  v    input   T  [b, s, heads, dim]
+ *   3  out  output  T  [b, s, heads, dim]
+ * with kv: q, k, v, out
+ *   1  k  input  T  [b, kv, heads, dim]
+ *   2  v  input  T  [b, kv, heads, dim]
+ * with kv-heads: q, k, v, out
+ *   1  k  input  T  [b, s, kv-heads, dim]
+ *   2  v  input  T  [b, s, kv-heads, dim]
+ * with page: q, k, v, pages, out
+ *   1  k      input  T    [b * ceil(s / page), page, heads, dim]
+ *   2  v      input  T    [b * ceil(s / page), page, heads, dim]
+ *   3  pages  input  i32  [b, ceil(s / page)]
+ * with q-row: q, k, v, out
+ *   0  q  input  T  [b, s, q-row]
+ * with k-row: q, k, v, out
+ *   1  k  input  T  [b, s, k-row]
+ * with v-row: q, k, v, out
+ *   2  v  input  T  [b, s, v-row]
+ * with layout=thd: q, k, v, offsets, out
+ *   0  q        input   T    [s, heads, dim]
+ *   1  k        input   T    [s, heads, dim]
+ *   2  v        input   T    [s, heads, dim]
+ *   3  offsets  input   i32  [b + 1]
+ *   4  out      output  T    [s, heads, dim]
+ * with bias=yes: q, k, v, bias, out
+ *   3  bias  input  T  [1, heads, s, s]
+ * with lengths=yes: q, k, v, lengths, out
+ *   3  lengths  input  i32  [b]
+ * with sinks=yes: q, k, v, sinks, out
+ *   3  sinks  input  f32  [heads]
+ * with lse=yes: q, k, v, out, lse
+ *   4  lse  output  f32  [b, heads, s]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  d_out  input   T    [b, s, heads, dim]
+ *   1  q      input   T    [b, s, heads, dim]
+ *   2  k      input   T    [b, s, heads, dim]
+ *   3  v      input   T    [b, s, heads, dim]
+ *   4  out    input   T    [b, s, heads, dim], kept
+ *   5  lse    input   f32  [b, heads, s], kept
+ *   6  dq     output  T    [b, s, heads, dim], any order
+ *   7  dk     output  T    [b, s, heads, dim]
+ *   8  dv     output  T    [b, s, heads, dim]
+ * with kv: d_out, q, k, v, out, lse, dq, dk, dv
+ *   2  k   input   T  [b, kv, heads, dim]
+ *   3  v   input   T  [b, kv, heads, dim]
+ *   7  dk  output  T  [b, kv, heads, dim]
+ *   8  dv  output  T  [b, kv, heads, dim]
+ * with kv-heads: d_out, q, k, v, out, lse, dq, dk, dv
+ *   2  k   input   T  [b, s, kv-heads, dim]
+ *   3  v   input   T  [b, s, kv-heads, dim]
+ *   7  dk  output  T  [b, s, kv-heads, dim]
+ *   8  dv  output  T  [b, s, kv-heads, dim]
+ * with page: d_out, q, k, v, out, lse, pages, dq, dk, dv
+ *   2  k      input   T    [b * ceil(s / page), page, heads, dim]
+ *   3  v      input   T    [b * ceil(s / page), page, heads, dim]
+ *   6  pages  input   i32  [b, ceil(s / page)]
+ *   8  dk     output  T    [b * ceil(s / page), page, heads, dim]
+ *   9  dv     output  T    [b * ceil(s / page), page, heads, dim]
+ * with q-row: d_out, q, k, v, out, lse, dq, dk, dv
+ *   1  q  input  T  [b, s, q-row]
+ * with k-row: d_out, q, k, v, out, lse, dq, dk, dv
+ *   2  k  input  T  [b, s, k-row]
+ * with v-row: d_out, q, k, v, out, lse, dq, dk, dv
+ *   3  v  input  T  [b, s, v-row]
+ * with layout=thd: d_out, q, k, v, out, lse, offsets, dq, dk, dv
+ *   0  d_out    input   T    [s, heads, dim]
+ *   1  q        input   T    [s, heads, dim]
+ *   2  k        input   T    [s, heads, dim]
+ *   3  v        input   T    [s, heads, dim]
+ *   4  out      input   T    [s, heads, dim], kept
+ *   5  lse      input   f32  [heads, s], kept
+ *   6  offsets  input   i32  [b + 1]
+ *   7  dq       output  T    [s, heads, dim], any order
+ *   8  dk       output  T    [s, heads, dim]
+ *   9  dv       output  T    [s, heads, dim]
+ * with bias=yes: d_out, q, k, v, out, lse, bias, dq, dk, dv
+ *   6  bias  input  T  [1, heads, s, s]
+ * with lengths=yes: d_out, q, k, v, out, lse, lengths, dq, dk, dv
+ *   6  lengths  input  i32  [b]
+ * with sinks=yes: d_out, q, k, v, out, lse, sinks, dq, dk, dv, d_sinks
+ *   6   sinks    input   f32  [heads]
+ *   10  d_sinks  output  f32  [heads] */
+
+/* pack-mask: a mask of bytes as bits, with flags of its tiles, for attention
+ *
+ *   s          1 to 16777216        queries of a sequence (any number)
+ *   b          1 to 65536           sequences
+ *   kv         1 to 16777216, rare  keys of a sequence; s if left out
+ *   heads      1 to 1024, rare      masks of a sequence; 1 if left out
+ *   mask-data                       random, documents, causal-documents, upper, all, none: what the
+ *                                   mask looks like in tests and measurements
+ *
+ * Pass fwd: dtype bf16 on CUDA; f32 on the CPU
+ *   0  mask        input   u8   [b, 1, s, s]
+ *   1  mask_bits   output  i32  [b, 1, s, 4 * ceil(s / 128)]
+ *   2  mask_flags  output  u8   [b, 1, ceil(s / 64), ceil(s / 64)]
+ * with kv: mask, mask_bits, mask_flags
+ *   0  mask        input   u8   [b, 1, s, kv]
+ *   1  mask_bits   output  i32  [b, 1, s, 4 * ceil(kv / 128)]
+ *   2  mask_flags  output  u8   [b, 1, ceil(s / 64), ceil(kv / 64)]
+ * with heads: mask, mask_bits, mask_flags
+ *   0  mask        input   u8   [b, heads, s, s]
+ *   1  mask_bits   output  i32  [b, heads, s, 4 * ceil(s / 128)]
+ *   2  mask_flags  output  u8   [b, heads, ceil(s / 64), ceil(s / 64)] */
+
+/* masked-softmax: y = softmax(scale * x) over the last axis, of the columns that a mask allows
+ *
+ *   s           1 to 16777216               rows of a matrix: queries (any number)
+ *   b           1 to 65536                  sequences
+ *   heads       1 to 65536                  matrices of a sequence
+ *   n           1 to 16777216, rare         columns: keys; s if left out
+ *   mask        none, causal, bool          pass fwd: columns that a row may see: all, those up to
+ *                                           its position, or by bytes
+ *   mask        none, causal                pass bwd: columns that a row saw: all, or those up to
+ *                                           its position; where another mask allowed none y is 0
+ *   mask-heads  one, each                   pass fwd: masks of a sequence: one, or each head's own
+ *   scale       a number from 0 to 1000000  factor of the scores
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [b, heads, s, s]
+ *   1  y  output  T  [b, heads, s, s]
+ * with n: x, y
+ *   0  x  input   T  [b, heads, s, n]
+ *   1  y  output  T  [b, heads, s, n]
+ * with mask=bool: x, mask, y
+ *   1  mask  input  u8  [b, 1, s, s]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  y   input   T  [b, heads, s, s], kept
+ *   1  dy  input   T  [b, heads, s, s]
+ *   2  dx  output  T  [b, heads, s, s]
+ * with n: y, dy, dx
+ *   0  y   input   T  [b, heads, s, n], kept
+ *   1  dy  input   T  [b, heads, s, n]
+ *   2  dx  output  T  [b, heads, s, n] */
+
+/* layernorm: layer normalisation: y = (x - mean(x)) / sqrt(var(x) + eps) * w + b
+ *
+ *   m         1 to 2147483647       tokens (any number)
+ *   d         1 to 65536            features of a token
+ *   residual  no, yes               add a residual first, and write the sum too
+ *   eps       a number from 0 to 1  added to the variance
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x  input   T  [m, d]
+ *   1  w  input   T  [d]
+ *   2  b  input   T  [d]
+ *   3  y  output  T  [m, d]
+ * with residual=yes: x, residual, w, b, y, sum
+ *   1  residual  input   T  [m, d]
+ *   5  sum       output  T  [m, d]
+ *
+ * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0  x   input   T  [m, d]
+ *   1  w   input   T  [d]
+ *   2  dy  input   T  [m, d]
+ *   3  dx  output  T  [m, d]
+ *   4  dw  output  T  [d]
+ *   5  db  output  T  [d]
+ * with residual=yes: x, w, dy, dsum, dx, dw, db
+ *   3  dsum  input  T  [m, d] */
+
+/* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
+ *   feed-forward network or mixture of experts
+ *
+ *   batch        1 to 65536                         sequences (any number)
+ *   d            1 to 2147483647                    features of a token
+ *   h            1 to 2147483647                    intermediate size of the feed-forward network,
+ *                                                   or of an expert
+ *   heads        1 to 1024                          heads of q
+ *   dim          1 to 256                           features of a head
+ *   cache        1 to 16777216                      keys that the cache has room for, of a sequence
+ *   kv-heads     1 to 1024, rare                    heads of k, and of v; heads if left out
+ *   s            1 to 16777216, rare                new tokens of each sequence; 1 if left out
+ *   layers       1 to 256, rare                     how many layers, each with weights and caches
+ *                                                   of its own
+ *   experts      1 to 1024, rare                    experts to choose from, with ffn=moe
+ *   top-k        1 to 32, rare                      experts that a token chooses
+ *   shared       1 to 8, rare                       experts that every token goes through; left
+ *                                                   out: none
+ *   window       1 to 1073741824, rare              keys of a query at most, the nearest; all if
+ *                                                   left out
+ *   rotary       1 to 256, rare                     features of a head to rotate; all if left out
+ *   positions    1 to 1073741824, rare              rows of the table of angles; 4096 if left out
+ *   act          silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
+ *   norm         rms, layer                         of rows: by the root mean square, or layer
+ *                                                   normalisation with biases
+ *   post-norms   no, yes                            whether what attention and the feed-forward
+ *                                                   network give is normalised before it is added
+ *   block        serial, parallel                   whether the feed-forward network follows
+ *                                                   attention, or takes the same normalised x
+ *                                                   beside it
+ *   ffn          gated, plain, moe                  the feed-forward network: with a gate, plain
+ *                                                   without, or a mixture of experts with gates
+ *   score        softmax, sigmoid                   what of a router's logit is an expert's score
+ *   order        before, after                      whether the router's softmax is over all
+ *                                                   experts, before the choice, or over the chosen
+ *                                                   ones after it
+ *   renormalise  no, yes                            whether the weights of a token's experts add up
+ *                                                   to 1
+ *   routing                                         uniform, or zipf:SKEW with a skew from 0 to 4,
+ *                                                   or file:IDS, a text file of ids: how often
+ *                                                   experts are chosen: of test data, and to choose
+ *                                                   a preset by
+ *   convention   llama, gemma, t5                   of the norms: where they round, and whether
+ *                                                   weights are kept as their distance from 1
+ *   eps          a number from 0 to 1               of the norms: added to the mean square
+ *   qkv-bias     no, yes                            whether q, k and v have a bias
+ *   qk-norm      no, yes                            whether heads of q and k are normalised, with
+ *                                                   weights of their own
+ *   out-bias     no, yes                            whether the output product has a bias
+ *   ffn-bias     no, yes                            whether the feed-forward network has biases
+ *   rotation     halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
+ *                                                   neighbours, or none
+ *   softcap      a number from 0 to 1000000         of attention's scores: c in c tanh(x / c); 0:
+ *                                                   none
+ *   scale        a number from 0 to 1000000         of attention's scores; 0: 1 / sqrt(dim)
+ *   lengths      full, ragged                       how many keys the sequences have in tests and
+ *                                                   measurements: all that the cache has room for,
+ *                                                   or some
+ *   angles       base, table, llama3, yarn          a table is given, or the rule by which
+ *                                                   frequencies are computed
+ *   base         a number from 1 to 1000000000000   of the computed frequencies
+ *   factor       a number from 0.001 to 1000000     by which the rule stretches positions
+ *   context      a number from 1 to 1000000000      positions that the model was trained with
+ *   low          a number from 0.001 to 1000000     of llama3: context/low is the longest
+ *                                                   wavelength that is interpolated
+ *   high         a number from 0.001 to 1000000     of llama3: context/high is the longest
+ *                                                   wavelength that is left alone
+ *   beta-fast    a number from 0.001 to 1000000     of yarn: rotations in the context from which a
+ *                                                   pair is left alone
+ *   beta-slow    a number from 0.001 to 1000000     of yarn: rotations in the context up to which a
+ *                                                   pair is stretched
+ *   rope-scale   a number from 0 to 1000000         factor of all sines and cosines; 0: the rule's
+ *                                                   own
+ *
+ * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ *   0   x          input    T    [batch, d]
+ *   1   positions  input    i32  [batch]
+ *   2   slots      input    i32  [batch]
+ *   3   lengths    input    i32  [batch]
+ *   4   attn_norm  input    T    [d]
+ *   5   w_q        input    T    [dim * heads, d]
+ *   6   w_k        input    T    [dim * heads, d]
+ *   7   w_v        input    T    [dim * heads, d]
+ *   8   k_cache    updated  T    [batch * cache, heads, dim]
+ *   9   v_cache    updated  T    [batch * cache, heads, dim]
+ *   10  w_o        input    T    [d, dim * heads]
+ *   11  ffn_norm   input    T    [d]
+ *   12  w_gate     input    T    [h, d]
+ *   13  w_up       input    T    [h, d]
+ *   14  w_down     input    T    [d, h]
+ *   15  y          output   T    [batch, d]
+ * with kv-heads: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ *   6  w_k      input    T  [dim * kv-heads, d]
+ *   7  w_v      input    T  [dim * kv-heads, d]
+ *   8  k_cache  updated  T  [batch * cache, kv-heads, dim]
+ *   9  v_cache  updated  T  [batch * cache, kv-heads, dim]
+ * with s: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ *   0   x          input   T    [batch * s, d]
+ *   1   positions  input   i32  [batch * s]
+ *   2   slots      input   i32  [batch * s]
+ *   15  y          output  T    [batch * s, d]
+ * with layers: x, positions, slots, lengths, layers.0.attn_norm, layers.0.w_q, layers.0.w_k,
+ *   layers.0.w_v, layers.0.k_cache, layers.0.v_cache, layers.0.w_o, layers.0.ffn_norm,
+ *   layers.0.w_gate, layers.0.w_up, layers.0.w_down, layers.1.attn_norm, layers.1.w_q,
+ *   layers.1.w_k, layers.1.w_v, layers.1.k_cache, layers.1.v_cache, layers.1.w_o,
+ *   layers.1.ffn_norm, layers.1.w_gate, layers.1.w_up, layers.1.w_down, y
+ *   4   layers.0.attn_norm  input    T  [d]
+ *   5   layers.0.w_q        input    T  [dim * heads, d]
+ *   6   layers.0.w_k        input    T  [dim * heads, d]
+ *   7   layers.0.w_v        input    T  [dim * heads, d]
+ *   8   layers.0.k_cache    updated  T  [batch * cache, heads, dim]
+ *   9   layers.0.v_cache    updated  T  [batch * cache, heads, dim]
+ *   10  layers.0.w_o        input    T  [d, dim * heads]
+ *   11  layers.0.ffn_norm   input    T  [d]
+ *   12  layers.0.w_gate     input    T  [h, d]
+ *   13  layers.0.w_up       input    T  [h, d]
+ *   14  layers.0.w_down     input    T  [d, h]
+ *   15  layers.1.attn_norm  input    T  [d]
+ *   16  layers.1.w_q        input    T  [dim * heads, d]
+ *   17  layers.1.w_k        input    T  [dim * heads, d]
+ *   18  layers.1.w_v        input    T  [dim * heads, d]
+ *   19  layers.1.k_cache    updated  T  [batch * cache, heads, dim]
+ *   20  layers.1.v_cache    updated  T  [batch * cache, heads, dim]
+ *   21  layers.1.w_o        input    T  [d, dim * heads]
+ *   22  layers.1.ffn_norm   input    T  [d]
+ *   23  layers.1.w_gate     input    T  [h, d]
+ *   24  layers.1.w_up       input    T  [h, d]
+ *   25  layers.1.w_down     input    T  [d, h]
+ * with post-norms=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
+ *   11  attn_post_norm  input  T  [d]
+ *   16  ffn_post_norm   input  T  [d]
+ * with block=parallel: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   w_o, w_gate, w_up, w_down, y
+ * with ffn=plain: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_up, w_down, y
+ * with qkv-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, b_q, b_k, b_v,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8   b_q  input  T  [dim * heads]
+ *   9   b_k  input  T  [dim * heads]
+ *   10  b_v  input  T  [dim * heads]
+ * with qk-norm=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, q_norm, k_norm,
+ *   k_cache, v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   8  q_norm  input  T  [dim]
+ *   9  k_norm  input  T  [dim]
+ * with out-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   w_o, b_o, ffn_norm, w_gate, w_up, w_down, y
+ *   11  b_o  input  T  [d]
+ * with ffn-bias=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
+ *   w_o, ffn_norm, w_gate, w_up, w_down, b_down, y
+ *   15  b_down  input  T  [d]
+ * with rotation=none: x, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ * with angles=table: x, positions, angles, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache,
+ *   v_cache, w_o, ffn_norm, w_gate, w_up, w_down, y
+ *   2  angles  input  f32  [4096, dim] */
+
+#endif
