@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, reference
-from ._custom import call, fftune_ops
+from ._custom import OPS, call
 from ._layer_ops import form_of, has_layout, parse
 from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks, expect_plain_parameters,
                          is_patched, probing, random_rows, remembered, undoable)
@@ -97,7 +97,7 @@ class _Group:
                        for w in self.specs[at].weights]
             start = end
             tensors = [t for cache in own for t in (cache.keys, cache.values)]
-            x = call(fftune_ops.layer.default, x, rows, angles, slots, lengths, weights, tensors,
+            x = call(OPS.layer, x, rows, angles, slots, lengths, weights, tensors,
                      first.form)
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
             for cache in own:
