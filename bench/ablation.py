@@ -2,7 +2,7 @@
 """What each parameter of a family is worth: how much slower than the best of all variants the best
 variant with each of its values is.
 
-usage: ablation.py LANDSCAPE.txt...    (those of landscapes/; standard library alone)
+usage: ablation.py LANDSCAPE.txt...    (those of tests/data/landscapes/; standard library alone)
 
 Prints a Markdown table a family: for each parameter its values, the best's first, each with its loss
 in percent. Families whose best is more than twice as slow as the stage's are left out.

@@ -12,6 +12,6 @@ function(fftune_embed_sources output function base)
     COMMAND ${CMAKE_COMMAND} -DOUTPUT=${output} -DFUNCTION=${function} -DBASE=${base}
             -DNAMES=${names} -P ${FFTUNE_EMBED_SCRIPT}
     DEPENDS ${paths} ${FFTUNE_EMBED_SCRIPT}
-    COMMENT "Embedding kernel sources"
+    COMMENT "Embedding files as ${function}()"
     VERBATIM)
 endfunction()

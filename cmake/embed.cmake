@@ -1,6 +1,6 @@
 # Run by fftune_embed_sources: writes OUTPUT from the files NAMES (comma-separated) below BASE.
 string(REPLACE "," ";" names "${NAMES}")
-set(text "// Generated from the kernel sources.\n#include <map>\n#include <string>\n\n")
+set(text "// Generated from the files below.\n#include <map>\n#include <string>\n\n")
 string(APPEND text "namespace fftune {\n\nstd::map<std::string, std::string> ${FUNCTION}();\n\n")
 string(APPEND text "std::map<std::string, std::string> ${FUNCTION}() {\n  return {\n")
 file(WRITE ${OUTPUT} "${text}")

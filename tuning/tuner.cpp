@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "core/error.hpp"
+#include "tuning/decide/in_place.hpp"
 #include "tuning/decide/same_bits.hpp"
 #include "tuning/decide/verdict.hpp"
 #include "tuning/search/enumerate.hpp"
@@ -101,6 +103,7 @@ class Tuning {
     // The warm starts of every group before any group is searched in depth: from then on there is a
     // result to write, however early the search ends.
     for (std::size_t i = begin; i < groups_.size(); ++i) try_first(*groups_[i]);
+    for_in_place_ = session_.seconds_left() * in_place_share;
     for (std::size_t i = begin; i < groups_.size(); ++i) {
       if (!session_.stop_reason().empty()) return cut_rest(i);
       groups_[i]->set_share(share(i));
@@ -149,7 +152,10 @@ class Tuning {
   double share(std::size_t place) const {
     double rest = 0;
     for (std::size_t i = place; i < groups_.size(); ++i) rest += weight(i);
-    return session_.seconds_left() * (1 - conclusion_share) * weight(place) / rest;
+    const double left = is_tuned_in_place(session_)
+                            ? session_.seconds_left() - for_in_place_
+                            : session_.seconds_left() * (1 - conclusion_share);
+    return left * weight(place) / rest;
   }
 
   double weight(std::size_t place) const {
@@ -161,7 +167,29 @@ class Tuning {
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<Searched> searched_;
   std::size_t variants_ = 0;
+  double for_in_place_ = 0;  // seconds that no group takes, where there is a search in place
 };
+
+/// The groups of which something has not been tried yet: where a fallback serves alone, it is
+/// searched in the first place.
+std::vector<GroupSpec> not_tried(std::vector<GroupSpec> groups, const Tuning& tuning) {
+  std::set<std::string> tried;
+  for (const auto& searched : tuning.searched())
+    for (const Variant& variant : searched.group->variants()) tried.insert(variant.id());
+  std::erase_if(groups, [&](const GroupSpec& group) {
+    return std::all_of(group.variants.begin(), group.variants.end(),
+                       [&](const Variant& variant) { return tried.contains(variant.id()); });
+  });
+  return groups;
+}
+
+std::vector<Outcome> outcomes_of(const Tuning& tuning) {
+  std::vector<Outcome> outcomes;
+  for (const auto& searched : tuning.searched())
+    for (std::size_t i = 0; i < searched.group->variants().size(); ++i)
+      outcomes.push_back(searched.group->outcome(i));
+  return outcomes;
+}
 
 /// Why the search is not complete; empty if it is.
 std::string stopped_by(const Session& session, const Tuning& tuning) {
@@ -215,10 +243,11 @@ TuneResult tune(const Catalog& catalog, Evaluator& evaluator, const Problem& pro
   return tune_in_place(catalog, evaluator, problem, options, {}, options.budget_seconds);
 }
 
-TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Problem& problem,
+TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Problem& repeated,
                          const TuneOptions& options, Place place, double budget_seconds) {
   const Strategy& strategy = strategy_named(options.strategy);
-  const Op& op = catalog.op(problem.op);
+  const Op& op = catalog.op(repeated.op);
+  const Problem problem = unrepeated(op, repeated);  // what records are of
   const std::size_t stage_count = op.stages(problem).size();
   TuneResult result;
   result.problem = problem;
@@ -246,13 +275,16 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
     for (const auto& searched : tuning.searched())
       if (!searched.group->timed().empty()) working.push_back(searched.group->span());
     auto slow = enumerate(op, problem, evaluator.facts(), options.try_first, true);
-    result.notes.push_back(
-        "no variant of a stage works: its fallback family is tried, which is slow");
-    tuning.search(fallbacks_needed(working, std::move(slow.groups), stage_count));
+    auto needed = not_tried(fallbacks_needed(working, std::move(slow.groups), stage_count), tuning);
+    if (!needed.empty()) {
+      const auto failure = first_failure(outcomes_of(tuning));
+      result.notes.push_back(
+          fmt::format("no variant of a stage works{}: its fallback family is tried, which is slow",
+                      failure ? fmt::format(" ({})", failure_text(*failure)) : ""));
+      tuning.search(std::move(needed));
+    }
   }
-  for (const auto& searched : tuning.searched())
-    for (std::size_t i = 0; i < searched.group->variants().size(); ++i)
-      result.outcomes.push_back(searched.group->outcome(i));
+  result.outcomes = outcomes_of(tuning);
   for (const auto& searched : tuning.searched())
     if (auto outlook = searched.group->outlook(); !outlook.empty())
       result.notes.push_back(std::move(outlook));

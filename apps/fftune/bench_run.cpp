@@ -44,6 +44,7 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
   const DeviceFacts& facts = evaluator.facts();
   const Choice choice = choose(catalog, op, problem, facts, presets);
   result.rule = choice.reason;
+  result.far = choice.far;
   result.refusal = evaluator.begin(problem).refusal;
   if (!result.refusal.empty()) return result;
 
@@ -64,6 +65,18 @@ BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
                                 .floor_us = floor_of(op.stages(problem), first, own.size(),
                                                      evaluator.limits(problem.dtype))});
       first += own.size();
+    }
+    // What a kernel takes behind the others is less than by itself, as it starts while they drain,
+    // or more: it is the difference of two of these.
+    for (std::size_t count = 2; count < choice.recipe.size(); ++count) {
+      const Recipe begin(choice.recipe.begin(), choice.recipe.begin() + std::ptrdiff_t(count));
+      std::size_t covered = 0;
+      for (const Variant& variant : begin) covered += family_of(op, variant.family).stages().size();
+      candidates.push_back({0, begin, ""});
+      result.entries.push_back(
+          {.name = "up to " + family_of(op, begin.back().family).stages().back(),
+           .summary = fmt::format("the first {} kernels in a row", count),
+           .floor_us = floor_of(op.stages(problem), 0, covered, evaluator.limits(problem.dtype))});
     }
   }
   for (const Baseline& baseline : op.baselines(problem, facts)) {

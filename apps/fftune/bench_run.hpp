@@ -27,6 +27,7 @@ struct BenchEntry {
 struct BenchResult {
   Problem problem;
   std::string rule;                 // why this recipe
+  std::string far;                  // Choice::far
   std::string refusal;              // why nothing was run; empty if it was
   std::vector<BenchEntry> entries;  // fftune first
   double floor_us = 0;              // by the measured limits
@@ -39,7 +40,7 @@ struct BenchResult {
 /// Verifies each, then times all with interleaved samples, on the same buffers and in the same way.
 /// Also the untuned default, where it is another recipe. Measured again, up to three times in all,
 /// while something disturbs the device. `stages`: and each variant of the library's recipe by
-/// itself.
+/// itself, and the first two, three and so on in a row.
 BenchResult bench(const Catalog& catalog, const Op& op, const Problem& problem,
                   const PresetLibrary& presets, Evaluator& evaluator, const TimeRequest& request,
                   const BurstPlan& plan, bool stages = false);

@@ -1,6 +1,7 @@
 // Which problems `check` runs: those that any device's preset names, with ragged token counts.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -17,6 +18,7 @@ struct CheckedRecord {
   std::vector<std::int64_t> tokens;  // what it is checked at: its own number and ragged ones
   bool capped = false;               // some were lowered to keep the check affordable
   std::string skipped = {};          // why it cannot be checked here; empty if it can
+  bool own = false;                  // a record of this very device
 };
 
 /// The problem of a layer: of records that differ in the number of tokens alone.
@@ -27,5 +29,22 @@ Problem layer_of(const Op& op, const Problem& problem);
 std::vector<CheckedRecord> checked_records(const PresetLibrary& presets, const Catalog& catalog,
                                            DeviceKind kind, double max_flops,
                                            const std::function<bool(const Problem&)>& admit);
+
+/// Those of this very device first: what the library loads here most often.
+void put_own_first(const std::vector<PresetFile>& presets, const DeviceFacts& facts,
+                   std::vector<CheckedRecord>& records);
+
+/// Of each op, pass and dtype the record of least work (this device's, if it has one) at its own
+/// number of tokens alone, or fewer until it moves no more than `max_bytes` (0: no bound); the
+/// others are left out, and so are those that cannot be checked here.
+void keep_quick(const Catalog& catalog, double max_bytes, std::vector<CheckedRecord>& records);
+
+/// Skips what does not fit: its tensors in the device's free bytes, and its data in the host's.
+void skip_too_large(const Catalog& catalog, std::size_t device_bytes, std::size_t host_bytes,
+                    std::vector<CheckedRecord>& records);
+
+/// What making the data, the reference and the runs of one problem takes with one seed, roughly:
+/// good for sharing out a progress bar and for telling a minute from an hour.
+double estimated_seconds(const Op& op, const Problem& problem, DeviceKind kind);
 
 }  // namespace fftune::tool

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "apps/fftune/progress_bar.hpp"
 #include "core/error.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
@@ -36,7 +37,7 @@ class LayerCheck {
         outcomes_(outcomes) {}
 
   /// Returns false if the device failed and can do no more.
-  bool run(const CheckSettings& settings, const std::function<void()>& step) {
+  bool run(const CheckSettings& settings, const std::function<void(const Problem&)>& step) {
     compile_ahead();
     for (int seed = 0; seed < settings.seeds; ++seed) {
       std::optional<Verifier> verifier;
@@ -49,7 +50,7 @@ class LayerCheck {
                             outcome.state == CheckState::skipped ||
                             check(problem, static_cast<std::uint64_t>(seed), verifier, outcome);
         outcome.seconds += std::chrono::duration<double>(Clock::now() - start).count();
-        step();
+        step(problem);
         if (!usable) return false;
       }
     }
@@ -155,25 +156,37 @@ CheckOutcomes run_checks(const std::vector<CheckedRecord>& records, const Catalo
                          Backend& backend, const PresetLibrary& presets,
                          const CheckSettings& settings) {
   CheckOutcomes outcomes;
-  std::map<Problem, std::set<std::int64_t>> layers;
-  std::size_t total = 0;
+  std::map<Problem, std::size_t> places;
+  std::vector<std::pair<Problem, std::set<std::int64_t>>> layers;
+  const DeviceKind kind = backend.facts().kind;
+  std::size_t steps = 0;
+  double weight = 0;
   for (const CheckedRecord& record : records) {
     if (!record.skipped.empty()) continue;
     const Op& op = catalog.op(record.problem.op);
+    const Problem layer = layer_of(op, record.problem);
+    const auto place = places.emplace(layer, layers.size()).first->second;
+    if (place == layers.size()) layers.push_back({layer, {}});
     for (const std::int64_t count : record.tokens) {
-      if (layers[layer_of(op, record.problem)].insert(count).second) ++total;
-      outcomes[record.problem.with_size(std::string(op.token_size()), count)] = {};
+      const Problem problem = record.problem.with_size(std::string(op.token_size()), count);
+      if (layers[place].second.insert(count).second) {
+        steps += static_cast<std::size_t>(settings.seeds);
+        weight += settings.seeds * estimated_seconds(op, problem, kind);
+      }
+      outcomes[problem] = {};
     }
   }
-  total *= static_cast<std::size_t>(settings.seeds);
-  std::size_t done = 0;
+  ProgressBar progress(*settings.status, "check", steps, weight);
+  const auto begun = Clock::now();
   for (const auto& [layer, tokens] : layers) {
-    const auto step = [&, &name = layer] {
-      ++done;
-      if (settings.status->due())
-        settings.status->update(fmt::format("check {}/{}: {}", done, total, name.text()));
+    const double spent = std::chrono::duration<double>(Clock::now() - begun).count();
+    if (settings.budget_seconds > 0 && spent > settings.budget_seconds) break;
+    const Op& op = catalog.op(layer.op);
+    progress.show(layer.text());
+    const auto step = [&, &name = layer](const Problem& problem) {
+      progress.step(estimated_seconds(op, problem, kind), name.text());
     };
-    LayerCheck check(catalog.op(layer.op), layer, tokens, catalog, backend, presets, outcomes);
+    LayerCheck check(op, layer, tokens, catalog, backend, presets, outcomes);
     if (!check.run(settings, step) || settings.cancel->load()) break;
   }
   settings.status->clear();

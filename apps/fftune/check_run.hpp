@@ -30,12 +30,14 @@ using CheckOutcomes = std::map<Problem, CheckOutcome>;
 
 struct CheckSettings {
   int seeds = 2;
+  double budget_seconds = 0;  // no layer is begun later than this; 0: no bound
   const std::atomic<bool>* cancel = nullptr;
   StatusLine* status = nullptr;
 };
 
-/// Checks every record at each of its numbers of tokens, each problem once. A device fault ends it:
-/// what comes after has not been run.
+/// Checks every record at each of its numbers of tokens, each problem once, layers in the order in
+/// which the records have them. A device fault or the end of the budget ends it: what comes after
+/// has not been run.
 CheckOutcomes run_checks(const std::vector<CheckedRecord>& records, const Catalog& catalog,
                          Backend& backend, const PresetLibrary& presets,
                          const CheckSettings& settings);

@@ -10,6 +10,7 @@
 
 #include "apps/fftune/check_report.hpp"
 #include "apps/fftune/numbers.hpp"
+#include "apps/fftune/progress_bar.hpp"
 #include "apps/fftune/text_table.hpp"
 #include "runtime/choice.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
@@ -68,7 +69,15 @@ std::vector<SavedChecks> check_saved(const std::vector<Problem>& problems,
                                      Backend& backend, const PresetLibrary& presets,
                                      const CheckSettings& settings) {
   std::vector<SavedChecks> checks;
-  for (const Problem& problem : problems) checks.push_back({.problem = problem});
+  const DeviceKind kind = backend.facts().kind;
+  const std::size_t draws = 2 * static_cast<std::size_t>(settings.seeds);  // random and saved
+  double weight = 0;
+  for (const Problem& problem : problems) {
+    checks.push_back({.problem = problem});
+    weight += static_cast<double>(draws) * estimated_seconds(catalog.op(problem.op), problem, kind);
+  }
+  const auto begun = Clock::now();
+  ProgressBar progress(*settings.status, "check", draws * problems.size(), weight);
   for (const SavedInputs& of_op : saved)
     for (const GivenTensors* const given :
          {static_cast<const GivenTensors*>(nullptr), static_cast<const GivenTensors*>(&of_op)})
@@ -77,18 +86,25 @@ std::vector<SavedChecks> check_saved(const std::vector<Problem>& problems,
         for (SavedChecks& each : checks) {
           if (each.problem.op != of_op.op().name()) continue;
           if (settings.cancel->load() || !evaluator.lost().empty()) return checks;
+          const double spent = std::chrono::duration<double>(Clock::now() - begun).count();
+          if (settings.budget_seconds > 0 && spent > settings.budget_seconds) return checks;
           each.values = of_op.text();
           SavedCheck& check = given ? each.saved : each.random;
-          if (is_done(check.outcome)) continue;
-          if (settings.status->due())
-            settings.status->update(fmt::format("check {}, values: {}", each.problem.text(),
-                                                given ? "saved" : "random"));
+          const std::string now =
+              fmt::format("{}, values: {}", each.problem.text(), given ? "saved" : "random");
+          const double share = estimated_seconds(of_op.op(), each.problem, kind);
+          if (is_done(check.outcome)) {
+            progress.step(share, now);
+            continue;
+          }
+          progress.show(now);
           const auto start = Clock::now();
           const Choice choice = choose(catalog, of_op.op(), each.problem, backend.facts(), presets);
           check.outcome.recipe = recipe_text(choice.recipe);
           check.outcome.rule = choice.reason;
           check_one(each.problem, choice, evaluator, static_cast<std::uint64_t>(seed), check);
           check.outcome.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+          progress.step(share, now);
         }
       }
   settings.status->clear();

@@ -13,8 +13,10 @@ const std::vector<AddCommand>& commands() {
       add_check,    //
       add_bench,    //
       add_compile,  //
+      add_bundle,   //
       add_refresh,  //
       add_presets,  //
+      add_report,   //
       add_worker,   // hidden
   };
   return table;

@@ -14,10 +14,9 @@ enum ExitCode : int {
 };
 
 constexpr const char* exit_code_footer =
-    "Exit codes: 0 good; 1 a check failed; 2 the input was wrong, or a file cannot be read or\n"
+    "Exit codes: 0 good; 1 a check failed; 2 the input was wrong, or a file cannot be read or "
     "written; 3 the machine lacks something, or a device or fftune itself failed; 130 "
-    "interrupted,\n"
-    "progress kept.";
+    "interrupted, progress kept.";
 
 constexpr ExitCode exit_code_of(ErrorKind kind) {
   switch (kind) {

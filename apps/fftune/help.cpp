@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/terminal.hpp"
 #include "apps/fftune/usage.hpp"
 
 namespace fftune::tool {
 
 namespace {
 
-constexpr std::size_t page_width = 100;
+constexpr std::size_t widest_page = 100;  // longer lines are hard to read
 constexpr std::size_t left_width = 26;
 
 using Entry = std::pair<std::string, std::string>;  // left and right column
@@ -24,7 +25,8 @@ std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); });
 }
 
-std::string entries_text(const std::string& title, const std::vector<Entry>& entries) {
+std::string entries_text(const std::string& title, const std::vector<Entry>& entries,
+                         std::size_t page_width) {
   if (entries.empty()) return "";
   std::string text = "\n" + title + ":\n";
   for (const auto& [left, right] : entries) {
@@ -60,42 +62,26 @@ std::string usage_text(const CLI::App& app) {
 
 }  // namespace
 
-std::string wrapped(const std::string& text, std::size_t indent, std::size_t width) {
-  std::istringstream words(text);
-  std::string result;
-  std::string word;
-  std::size_t column = indent;
-  while (words >> word) {
-    if (column > indent && column + 1 + word.size() > width) {
-      result += "\n" + std::string(indent, ' ');
-      column = indent;
-    } else if (column > indent) {
-      result += ' ';
-      ++column;
-    }
-    result += word;
-    column += word.size();
-  }
-  return result;
-}
-
 std::string HelpFormatter::make_help(const CLI::App* app, std::string, CLI::AppFormatMode) const {
-  std::string text =
-      usage_text(*app) + "\n" + wrapped(app->get_description(), 0, page_width) + "\n";
+  std::string text = usage_text(*app) + "\n" + wrapped(app->get_description(), 0, width_) + "\n";
 
   std::vector<Entry> commands;
   for (const CLI::App* sub : subcommands_of(*app))
     commands.emplace_back(sub->get_name(), sub->get_description());
-  text += entries_text("Commands", commands);
+  text += entries_text("Commands", commands, width_);
 
   for (const std::string& group : app->get_groups()) {
     if (group.empty()) continue;  // hidden
     std::vector<Entry> entries;
     for (const CLI::Option* option : app->get_options())
       if (option->get_group() == group) entries.push_back(entry_of(*option));
-    text += entries_text(group, entries);
+    text += entries_text(group, entries, width_);
   }
-  return text + "\n" + exit_code_footer + "\n";
+  return text + "\n" + wrapped(exit_code_footer, 0, width_) + "\n";
+}
+
+std::size_t help_width() {
+  return std::min(terminal_width(stdout, widest_page), widest_page);
 }
 
 std::string reference_page(const CLI::App& root) {
@@ -107,7 +93,7 @@ std::string reference_page(const CLI::App& root) {
     const CLI::App* app = pending.back();
     pending.pop_back();
     page += fmt::format("\n## `{}`\n\n```\n{}```\n", command_path(*app),
-                        app->get_formatter()->make_help(app, "", CLI::AppFormatMode::Normal));
+                        HelpFormatter(widest_page).make_help(app, "", CLI::AppFormatMode::Normal));
     auto below = subcommands_of(*app);
     pending.insert(pending.end(), below.rbegin(), below.rend());
   }

@@ -3,20 +3,26 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstddef>
 #include <string>
 
 namespace fftune::tool {
 
-/// Words of `text` in lines of at most `width` letters; all but the first start at column `indent`.
-std::string wrapped(const std::string& text, std::size_t indent, std::size_t width);
-
 class HelpFormatter : public CLI::Formatter {
  public:
+  explicit HelpFormatter(std::size_t width) : width_(width) {}
   std::string make_help(const CLI::App* app, std::string name,
                         CLI::AppFormatMode mode) const override;
+
+ private:
+  std::size_t width_;  // of a line
 };
 
-/// Every command's help as one Markdown page: docs/cli.md.
+/// $COLUMNS or the terminal's columns, but no more than are easy to read.
+std::size_t help_width();
+
+/// Every command's help as one Markdown page: docs/cli.md. It is the same on every
+/// terminal.
 std::string reference_page(const CLI::App& root);
 
 }  // namespace fftune::tool

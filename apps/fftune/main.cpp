@@ -35,7 +35,7 @@ int report(int code, const std::string& message) {
 int parse_and_run(int argc, char** argv) {
   CLI::App root("finds, records and runs the fastest configuration of fused transformer kernels",
                 "fftune");
-  root.formatter(std::make_shared<HelpFormatter>());
+  root.formatter(std::make_shared<HelpFormatter>(help_width()));
   root.require_subcommand(0, 1);
   root.allow_extras();
   bool version = false;
@@ -68,6 +68,10 @@ int parse_and_run(int argc, char** argv) {
     print(version     ? version_text(as_json)
           : reference ? reference_page(root)
                       : ops_header(line.catalog()));
+    return exit_good;
+  }
+  if (argc < 2) {
+    print(root.help());
     return exit_good;
   }
   const Run run = line.chosen();

@@ -41,7 +41,12 @@ std::string limit_share_text(double fraction) {
 }
 
 std::string ratio_text(double ratio) {
-  return fmt::format("{:.2f}x", ratio);
+  // By what is printed: 0.998 reads as 1.00.
+  return fmt::format("{}{:.2f}x", ratio < 0.995 ? "▼" : "", ratio);
+}
+
+std::string ratio_range_text(double low, double high) {
+  return fmt::format("{}{:.2f}-{:.2f}x", high < 0.995 ? "▼" : "", low, high);
 }
 
 std::string error_text(double error) {

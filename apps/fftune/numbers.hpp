@@ -18,8 +18,10 @@ std::string percent_text(double fraction);
 /// A share of a limit: "83.1%". "above the limit" for more than 105%, which no share can be: the
 /// data came from a cache, or the limit was measured while the machine was busy.
 std::string limit_share_text(double fraction);
-/// "1.23x".
+/// "1.23x"; "▼0.87x" below 1, which is seen without colour too.
 std::string ratio_text(double ratio);
+/// "1.10-1.40x", and "▼0.70-0.85x" where all of it is below 1.
+std::string ratio_range_text(double low, double high);
 /// "2.1e-03".
 std::string error_text(double error);
 /// "45s", "2m05s", "1h02m".

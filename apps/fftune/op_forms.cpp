@@ -67,6 +67,14 @@ Problem resized(const Op& op, Problem form, std::size_t row) {
   return form;
 }
 
+/// What the op has against the form whatever its sizes are: the same for each row of them.
+std::string refusal(const Op& op, const Problem& form) {
+  const std::string reason = op.contradiction(form);
+  for (std::size_t row = 0; row < probe_rows; ++row)
+    if (op.contradiction(resized(op, form, row)) != reason) return "";
+  return reason;
+}
+
 /// The form with a rare size too.
 Problem with_rare(const Op& op, Problem form, const std::string& name) {
   form.sizes[name] = 2;
@@ -135,9 +143,26 @@ std::vector<Formula> formulas(const Problem& form) {
           {fmt::format("4 * ceil({} / {})", one.text, part),
            [part, a = one.value](const Problem& at) { return 4 * quotient(a(at), part); }});
     }
+  // Of an op with two counts of the same kind: routed and shared experts.
+  for (const auto& [a, size] : form.sizes)
+    for (const auto& [b, other] : form.sizes) {
+      if (a >= b) continue;
+      const auto both = [a = a, b = b](const Problem& at) { return at.size(a) + at.size(b); };
+      all.push_back({fmt::format("{} + {}", a, b), both});
+      for (const auto& [c, third] : form.sizes)
+        all.push_back({fmt::format("{} * ({} + {})", c, a, b),
+                       [both, c = c](const Problem& at) { return at.size(c) * both(at); }});
+    }
   for (const auto& [a, size] : form.sizes)
     for (const auto& [b, other] : form.sizes) {
       if (a == b) continue;
+      if (a < b) {
+        const auto sum = [a = a, b = b](const Problem& at) { return at.size(a) + at.size(b); };
+        all.push_back({fmt::format("{} + {}", a, b), sum});
+        for (const auto& [c, third] : form.sizes)
+          all.push_back({fmt::format("{} * ({} + {})", c, a, b),
+                         [sum, c = c](const Problem& at) { return at.size(c) * sum(at); }});
+      }
       const auto parts = [a = a, b = b](const Problem& at) {
         return quotient(at.size(a), at.size(b));
       };
@@ -186,7 +211,7 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
   const Problem usual = usual_form(op, pass);
   std::vector<Form> forms;
   const auto add = [&](std::string text, Problem problem) {
-    if (!stands_alone(op, problem)) return;
+    if (!stands_alone(op, problem) || refusal(op, problem) != refusal(op, usual)) return;
     const bool same = compared == Compared::names
                           ? buffer_names(op, problem) == buffer_names(op, usual)
                           : buffers_of(op, problem) == buffers_of(op, usual);

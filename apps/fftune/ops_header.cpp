@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/fftune/help.hpp"
 #include "apps/fftune/op_forms.hpp"
+#include "apps/fftune/terminal.hpp"
 
 namespace fftune::tool {
 

@@ -8,6 +8,12 @@
 
 namespace fftune::tool {
 
+namespace {
+
+constexpr const char* folder_here = "presets";
+
+}  // namespace
+
 void add_presets_option(CLI::App& command, std::string& value) {
   command
       .add_option("--presets", value,
@@ -27,8 +33,13 @@ std::vector<std::filesystem::path> preset_folders(const std::string& value,
                       value));
     return {value};
   }
-  if (std::filesystem::is_directory("presets", error)) return {"presets"};
+  if (presets_are_here()) return {folder_here};
   return environment.preset_folders;
+}
+
+bool presets_are_here() {
+  std::error_code error;
+  return std::filesystem::is_directory(folder_here, error);
 }
 
 std::string how_to_install(const std::filesystem::path& folder, const Environment& environment) {
@@ -41,6 +52,9 @@ std::string how_to_install(const std::filesystem::path& folder, const Environmen
 
 PresetLibrary load_presets(const std::string& value, const Session& session) {
   PresetLibrary library = load_presets(preset_folders(value, session.environment));
+  if (value.empty() && presets_are_here())
+    if (const auto hint = how_to_install(folder_here, session.environment); !hint.empty())
+      spdlog::info("reading ./presets, which is here; {}", hint);
   if (!value.empty() && library.files().empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("--presets {} holds no <device>/<op>.json: give the folder that the "

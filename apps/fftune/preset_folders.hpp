@@ -20,11 +20,14 @@ void add_presets_option(CLI::App& command, std::string& value);
 std::vector<std::filesystem::path> preset_folders(const std::string& value,
                                                   const Environment& environment);
 
+/// Whether there is a ./presets, which commands read unless --presets names another.
+bool presets_are_here();
+
 /// How the library comes to load what was written to `folder`, for people: nothing where it looks
 /// there already.
 std::string how_to_install(const std::filesystem::path& folder, const Environment& environment);
 
-/// Loads them, and logs every complaint.
+/// Loads them, and logs every complaint, and that ./presets is read where the library does not look.
 PresetLibrary load_presets(const std::string& value, const Session& session);
 PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders);
 

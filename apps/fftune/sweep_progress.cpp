@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "apps/fftune/numbers.hpp"
+#include "apps/fftune/progress_bar.hpp"
 
 namespace fftune::tool {
 
@@ -12,7 +13,9 @@ std::string progress_text(const Progress& progress, const std::string& token_siz
                                  progress.problem_count);
   if (!progress.group.empty()) text += " " + progress.group;
   text += fmt::format(" {}", phase_name(progress.phase));
-  if (progress.total > 0) text += fmt::format(" {}/{}", progress.done, progress.total);
+  if (progress.total > 0)
+    text += fmt::format(" {} {}/{}", bar_text(static_cast<double>(progress.done) / progress.total),
+                        progress.done, progress.total);
   text += fmt::format(", {} compiled, {} failed", progress.compiled, progress.failed);
   if (progress.best_us > 0)
     text += fmt::format(", best {} µs", microseconds_text(progress.best_us));

@@ -10,8 +10,8 @@
 
 namespace fftune::tool {
 
-/// "m=256 (2/7) gate_up screen 45/180, 60 compiled, 2 failed, best 12.34 µs (roofline 61.0%),
-/// 24s left".
+/// "m=256 (2/7) gate_up screen [####------------] 45/180, 60 compiled, 2 failed, best 12.34 µs
+/// (roofline 61.0%), 24s left".
 std::string progress_text(const Progress& progress, const std::string& token_size);
 
 class SweepProgress : public ProgressSink {

@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <functional>
 #include <map>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "apps/fftune/numbers.hpp"
@@ -30,7 +33,7 @@ void add_record(TextTable& table, const std::string& tokens, const std::string& 
                  {microseconds_text(verdict.median_us), Style::bold},
                  limit_share_text(verdict.roofline_fraction),
                  verdict.limit,
-                 verdict.unfused_ratio > 0 ? ratio_text(verdict.unfused_ratio) : "-",
+                 ratio_cell(verdict.unfused_ratio),
                  name,
                  microseconds_text(stage.median_us),
                  ties_text(stage),
@@ -39,6 +42,32 @@ void add_record(TextTable& table, const std::string& tokens, const std::string& 
       table.row({"", "", "", "", "", "", name, microseconds_text(stage.median_us), ties_text(stage),
                  stage.variant.id()});
   }
+}
+
+/// Of a problem without a record.
+std::string why_nothing(const TuneResult& result) {
+  const auto failure = first_failure(result.outcomes);
+  if (!failure) return result.stopped.empty() ? "nothing worked" : result.stopped;
+  return fmt::format("{}: {}", result.stopped.empty() ? "nothing worked" : result.stopped,
+                     failure_text(*failure));
+}
+
+std::map<std::string, int> kinds_of(const TuneResult& result) {
+  std::map<std::string, int> kinds;
+  for (const Outcome& outcome : result.outcomes)
+    ++kinds[std::string(outcome_kind_name(outcome.kind))];
+  return kinds;
+}
+
+/// Each kind of failure with its number and its first reason.
+void say_failures(const TuneResult& result, const std::function<void(const std::string&)>& say) {
+  const auto kinds = kinds_of(result);
+  std::set<OutcomeKind> told;
+  for (const Outcome& outcome : result.outcomes)
+    if (outcome.failed() && told.insert(outcome.kind).second)
+      say(fmt::format("{} of {} variants, such as {}",
+                      kinds.at(std::string(outcome_kind_name(outcome.kind))),
+                      result.outcomes.size(), failure_text(outcome)));
 }
 
 }  // namespace
@@ -65,16 +94,8 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
     if (result.record)
       add_record(table, tokens, dtype, *result.record);
     else
-      table.row({tokens,
-                 dtype,
-                 "-",
-                 "-",
-                 "-",
-                 "-",
-                 "-",
-                 "-",
-                 "-",
-                 {result.stopped.empty() ? "nothing worked" : result.stopped, Style::bad}});
+      table.row(
+          {tokens, dtype, "-", "-", "-", "-", "-", "-", "-", {why_nothing(result), Style::bad}});
   }
   output.table(table);
   if (output.quiet()) return;
@@ -84,22 +105,25 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
     };
     if (result.record && !result.stopped.empty()) say("ended early: " + result.stopped);
     for (const std::string& note : result.notes) say(note);
+    if (output.verbose()) say_failures(result, say);
   }
 }
 
 Json sweep_json(const std::vector<TuneResult>& results) {
   Json problems = Json::array();
   for (const TuneResult& result : results) {
-    std::map<std::string, int> kinds;
-    for (const Outcome& outcome : result.outcomes)
-      ++kinds[std::string(outcome_kind_name(outcome.kind))];
+    const auto failure = first_failure(result.outcomes);
     Json baselines = Json::array();
     for (const Timed& baseline : result.baselines)
       baselines.push_back({{"name", baseline.id}, {"median_us", baseline.median_us}});
     problems.push_back(
         {{"problem", to_json(result.problem)},
          {"record", result.record ? Json::parse(record_json(*result.record)) : Json()},
-         {"outcomes", kinds},
+         {"outcomes", kinds_of(result)},
+         {"first_failure", failure ? Json{{"variant", failure->id},
+                                          {"kind", outcome_kind_name(failure->kind)},
+                                          {"reason", failure->reason}}
+                                   : Json()},
          {"baselines", baselines},
          {"notes", result.notes},
          {"stopped", result.stopped},

@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <sstream>
 #include <string>
+
+#include "runtime/environment.hpp"
 
 namespace fftune::tool {
 
@@ -77,10 +80,13 @@ bool is_terminal(std::FILE* stream) {
   return isatty(fileno(stream)) == 1;
 }
 
-std::size_t terminal_width(std::FILE* stream) {
+std::size_t terminal_width(std::FILE* stream, std::size_t otherwise) {
+  constexpr std::size_t least = 20;
+  if (const std::size_t columns = columns_asked_for(); columns > 0) return std::max(columns, least);
   winsize size{};
-  if (ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  return 100;
+  if (ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    return std::max<std::size_t>(size.ws_col, least);
+  return otherwise;
 }
 
 std::size_t display_width(std::string_view text) {
@@ -99,6 +105,25 @@ std::string truncated(std::string_view text, std::size_t width) {
     ++columns;
   }
   return std::string(text.substr(0, end)).append(width == 0 ? "" : "…");
+}
+
+std::string wrapped(const std::string& text, std::size_t indent, std::size_t width) {
+  std::istringstream words(text);
+  std::string result;
+  std::string word;
+  std::size_t column = indent;
+  while (words >> word) {
+    if (column > indent && column + 1 + display_width(word) > width) {
+      result += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (column > indent) {
+      result += ' ';
+      ++column;
+    }
+    result += word;
+    column += display_width(word);
+  }
+  return result;
 }
 
 }  // namespace fftune::tool

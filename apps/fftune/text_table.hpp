@@ -1,6 +1,7 @@
 // A table of aligned columns for people.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,9 @@ struct Cell {
   Style style = Style::plain;
 };
 
+/// ratio_text(), in another colour below 1; "-" for one that is not known, 0.
+Cell ratio_cell(double ratio);
+
 class TextTable {
  public:
   explicit TextTable(std::vector<Column> columns) : columns_(std::move(columns)) {}
@@ -33,8 +37,11 @@ class TextTable {
   void row(std::vector<Cell> cells);
   bool empty() const { return rows_.empty(); }
 
-  /// Header and rows, two spaces between columns, none at the end of a line, each line ended.
-  std::string text(bool color) const;
+  /// Header and rows, two spaces between columns, none at the end of a line, each line ended. What
+  /// is wider than `width` is broken between words: at spaces, and after ',', '/', '+', ';' and
+  /// '-' so that ids of variants break too. Where that is not enough, the longest texts go below
+  /// their row, each on lines of its own.
+  std::string text(bool color, std::size_t width = std::numeric_limits<std::size_t>::max()) const;
 
  private:
   std::vector<Column> columns_;

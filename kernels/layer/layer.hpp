@@ -8,8 +8,12 @@
 //   y   = mid + ffn(norm(mid))                         post-norms: mid + norm(ffn(norm(mid)))
 //                                                      block=parallel: mid + ffn(n)
 //
+// With ffn=moe the feed-forward network is a mixture of experts: their logits are
+// norm(mid)·w_routerᵀ (moe_route/moe_route.hpp, moe/moe.hpp).
+//
 // A layer is made of the stages of other ops, its parts (registry/op.hpp): the norms, qkv,
-// attention, linear, ffn. It has no kernels of its own, and no definition but theirs.
+// attention, linear, ffn, or moe-route and moe-ffn. It has no kernels of its own, and no definition
+// but theirs.
 //
 // Token j of sequence i is row i·s + j of x, has the position positions[i·s + j] for RoPE, and its
 // k and v go to row slots[i·s + j] of the caches, i·cache + position where it is usual. The last of
@@ -33,6 +37,9 @@ const Op& layer_op();
 
 namespace layer {
 
+/// Whether the feed-forward network is a mixture of experts: ffn=moe.
+bool has_experts(const Problem& problem);
+
 /// The problems of other ops that one layer is made of, in order. Throws Error(invalid_input) where
 /// one of them refuses its fields.
 std::vector<OpPart> parts_of(const Problem& problem);
@@ -48,6 +55,11 @@ std::vector<PartKind> part_kinds();
 
 /// Families of a norm together with the product behind it.
 std::vector<const Family*> normed_products();
+
+/// Test data of a layer with experts, which have its tokens routed as the option `routing` says:
+/// for tensors of those names, x [tokens, d] and w_router [experts, d]. Of independent values the
+/// k-th and the next expert of a token would be so close that a rounding decides between them.
+void set_routed_draw(const Problem& problem, TensorSpec& tensor);
 
 /// Sizes and options of the layers of published models.
 std::vector<KnownModel> known_models();

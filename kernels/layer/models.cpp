@@ -30,6 +30,11 @@ Options gemma() {
       {"convention", "gemma"}, {"post-norms", "yes"}, {"act", "gelu-tanh"}, {"scale", "0.0625"}};
 }
 
+/// A mixture whose weights of a token add up to 1.
+Options moe() {
+  return {{"ffn", "moe"}, {"renormalise", "yes"}, {"base", "1000000"}};
+}
+
 Options gpt() {
   return {{"norm", "layer"},   {"eps", "1e-05"},    {"ffn", "plain"},   {"act", "gelu-tanh"},
           {"qkv-bias", "yes"}, {"out-bias", "yes"}, {"ffn-bias", "yes"}};
@@ -54,11 +59,21 @@ std::vector<KnownModel> known_models() {
       model("gemma-3-4b", 2560, 10240, {8, 4, 256}, with(gemma(), {{"qk-norm", "yes"}})),
       model("phi-2", 2560, 10240, {32, 32, 80}, with(gpt(), {{"block", "parallel"}})),
       model("phi-3-mini", 3072, 8192, {32, 32, 96}, {{"eps", "1e-05"}}),
+      model("mixtral-8x7b", 4096, 14336, {32, 8, 128}, with(moe(), {{"eps", "1e-05"}})),
+      model("qwen3-30b-a3b", 2048, 768, {32, 4, 128}, with(moe(), {{"qk-norm", "yes"}})),
+      model("qwen3-235b-a22b", 4096, 1536, {64, 4, 128}, with(moe(), {{"qk-norm", "yes"}})),
       model("gpt2", 768, 3072, {12, 12, 64}, with(gpt(), {{"rotation", "none"}}))};
   const auto add = [&](const char* name, const char* size, std::int64_t value) {
     for (KnownModel& known : models)
       if (known.name == name) known.sizes[size] = value;
   };
+  const auto add_experts = [&](const char* name, std::int64_t experts, std::int64_t choices) {
+    add(name, "experts", experts);
+    add(name, "top-k", choices);
+  };
+  add_experts("mixtral-8x7b", 8, 2);
+  add_experts("qwen3-30b-a3b", 128, 8);
+  add_experts("qwen3-235b-a22b", 128, 8);
   add("gemma-2-9b", "window", 4096);
   add("gemma-3-4b", "window", 1024);
   add("phi-2", "rotary", 32);

@@ -56,7 +56,7 @@ class NormedProduct final : public Family {
     if (facts.compute_capability < 80) return "the kernel needs compute capability 8.0";
     const auto parts = parts_of(problem);
     const OpPart *const norm = part(parts, of_.norm), *const product = part(parts, of_.part);
-    if (!norm) return "there is no " + of_.norm;
+    if (!norm || !product) return "there is no " + (norm ? of_.part : of_.norm);
     if (norm->tensor("y") != product->tensor("x"))
       return "what " + of_.norm + " writes has other readers too";
     for (const OpPart& other : parts)

@@ -13,6 +13,7 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/moe/moe.hpp"
 #include "kernels/rope/rope.hpp"
 #include "registry/part_family.hpp"
 
@@ -43,9 +44,11 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "attn_post_norm",
                                       "ffn_norm",
                                       "ffn_norm_bias",
+                                      "w_router",
                                       "w_gate",
                                       "w_up",
                                       "w_down",
+                                      "b_gate",
                                       "b_up",
                                       "b_down",
                                       "ffn_post_norm"};
@@ -108,7 +111,7 @@ class Sequences {
   std::vector<std::int64_t> lengths_;
 };
 
-/// Test data of what says where the sequences' tokens are.
+/// Test data of what says where the sequences' tokens are, and of what the router chooses by.
 void set_draw(const Problem& problem, TensorSpec& tensor) {
   const auto by = [&](void (Sequences::*draw)(std::span<double>) const) {
     tensor.draw = [sequences = Sequences(problem), draw](std::uint64_t, std::span<double> values) {
@@ -118,6 +121,7 @@ void set_draw(const Problem& problem, TensorSpec& tensor) {
   if (tensor.name == "positions") by(&Sequences::draw_positions);
   if (tensor.name == "slots") by(&Sequences::draw_slots);
   if (tensor.name == "lengths") by(&Sequences::draw_lengths);
+  if (has_experts(problem)) set_routed_draw(problem, tensor);
 }
 
 /// Those of the parts, each once: what one part writes for another is an intermediate.
@@ -126,10 +130,12 @@ std::vector<TensorSpec> tensors_of_one(const Problem& problem) {
   for (const OpPart& part : parts_of(problem))
     for (TensorSpec tensor : part.op->tensors(part.problem)) {
       tensor.name = part.tensor(tensor.name);
-      const auto is_known = [&](const std::vector<TensorSpec>& tensors) {
-        return find_tensor(tensors, tensor.name).has_value();
-      };
-      if (is_known(inputs) || is_known(outputs) || is_known(intermediates)) continue;
+      TensorSpec* known = nullptr;
+      for (auto* tensors : {&inputs, &outputs, &intermediates})
+        if (const auto place = find_tensor(*tensors, tensor.name)) known = &(*tensors)[*place];
+      // What a part expects of ids, the one that writes them does not say.
+      if (known && !known->draw && known->role == Role::intermediate) known->draw = tensor.draw;
+      if (known) continue;
       if (tensor.role == Role::output && tensor.name != "y") tensor.role = Role::intermediate;
       set_draw(problem, tensor);
       (tensor.role == Role::output         ? outputs
@@ -245,6 +251,23 @@ std::vector<OptionField> angle_options() {
   return fields;
 }
 
+/// What is of ffn=moe alone, or missing there.
+std::string contradiction_of_experts(const Problem& problem) {
+  if (has_experts(problem)) {
+    for (const char* name : {"experts", "top-k"})
+      if (!problem.sizes.contains(name))
+        return fmt::format("ffn=moe without {}: give the number", name);
+    return "";
+  }
+  for (const char* name : {"experts", "top-k", "shared"})
+    if (problem.sizes.contains(name))
+      return fmt::format("{}={} is of ffn=moe", name, problem.size(name));
+  for (const char* name : {"score", "order", "renormalise", "routing"})
+    if (problem.options.contains(name))
+      return fmt::format("{}={} is of ffn=moe", name, problem.option(name));
+  return "";
+}
+
 /// Whether the part may have the stages that the family covers: it does not compute another pass.
 bool has_stages(const PartKind& kind, const Family& family) {
   const auto own = family.stages();
@@ -275,7 +298,7 @@ class Layer final : public Op {
   std::string_view name() const override { return "layer"; }
   std::string_view summary() const override {
     return "transformer layers: norm, qkv into the cache, attention over it, output product, norm, "
-           "feed-forward network";
+           "feed-forward network or mixture of experts";
   }
   std::vector<std::string> passes() const override { return {"fwd"}; }
 
@@ -288,7 +311,9 @@ class Layer final : public Op {
          .default_on_cpu = {1, 4},
          .example = 4},
         {.name = "d", .help = "features of a token", .example = 1024},
-        {.name = "h", .help = "intermediate size of the feed-forward network", .example = 2048},
+        {.name = "h",
+         .help = "intermediate size of the feed-forward network, or of an expert",
+         .example = 2048},
         {.name = "heads", .help = "heads of q", .max = 1024, .example = 16},
         {.name = "dim", .help = "features of a head", .max = 256, .example = 64},
         {.name = "cache",
@@ -299,6 +324,10 @@ class Layer final : public Op {
         rare_size("s", "new tokens of each sequence; 1 if left out", 1 << 24, 512),
         rare_size("layers", "how many layers, each with weights and caches of its own", most_layers,
                   16),
+        rare_size("experts", "experts to choose from, with ffn=moe", moe::most_experts, 128),
+        rare_size("top-k", "experts that a token chooses", moe::most_choices, 8),
+        rare_size("shared", "experts that every token goes through; left out: none",
+                  moe::most_shared, 1),
         rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30, 4096),
         rare_size("rotary", "features of a head to rotate; all if left out", 256, 32),
         rare_size("positions", "rows of the table of angles; 4096 if left out", 1 << 30, 4096)};
@@ -317,8 +346,23 @@ class Layer final : public Op {
                     "whether the feed-forward network follows attention, or takes the same "
                     "normalised x beside it",
                     {"serial", "parallel"}),
-        rare_option("ffn", "the feed-forward network: with a gate, or plain without",
-                    {"gated", "plain"}),
+        rare_option("ffn",
+                    "the feed-forward network: with a gate, plain without, or a mixture of experts "
+                    "with gates",
+                    {"gated", "plain", "moe"}),
+        rare_option("score", "what of a router's logit is an expert's score",
+                    {"softmax", "sigmoid"}),
+        rare_option("order",
+                    "whether the router's softmax is over all experts, before the choice, or over "
+                    "the chosen ones after it",
+                    {"before", "after"}),
+        rare_option("renormalise", "whether the weights of a token's experts add up to 1",
+                    {"no", "yes"}),
+        {.name = "routing",
+         .help = "how often experts are chosen: of test data, and to choose a preset by",
+         .choices = {"uniform"},
+         .rare = true,
+         .routing = true},
         rare_option("convention",
                     "of the norms: where they round, and whether weights are kept as their "
                     "distance from 1",
@@ -357,6 +401,7 @@ class Layer final : public Op {
       return "post-norms=yes is of norm=rms: there is no layer normalisation with a residual "
              "behind "
              "it";
+    if (auto reason = contradiction_of_experts(problem); !reason.empty()) return reason;
     if (problem.has("block", "parallel") && problem.has("post-norms", "yes"))
       return "block=parallel with post-norms=yes: both add to one residual";
     try {

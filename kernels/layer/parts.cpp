@@ -10,6 +10,8 @@
 #include "kernels/layer/layer.hpp"
 #include "kernels/layernorm/layernorm.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/moe/moe.hpp"
+#include "kernels/moe_route/moe_route.hpp"
 #include "kernels/qkv/qkv.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 
@@ -45,7 +47,10 @@ class Parts {
     add_product("out", "attended", "w_o", "x", "mid");
     if (post_norms_) add_post_norm("attn_post_norm", "attn_out", "x", "mid");
     if (!parallel_) add_norm("ffn_norm", "mid", "ffn_normalised");
-    add_ffn();
+    if (has_experts(problem_))
+      add_experts();
+    else
+      add_ffn();
     if (post_norms_) add_post_norm("ffn_post_norm", "ffn_out", "mid", "y");
     return std::move(parts_);
   }
@@ -159,7 +164,36 @@ class Parts {
                   : gated ? "down"
                           : "both"},
          {"residual", post_norms_ ? "no" : "yes"}},
-        {{"x", parallel_ ? "normalised" : "ffn_normalised"},
+        {{"x", input_of_ffn()}, {"residual", "mid"}, {"y", post_norms_ ? "ffn_out" : "y"}});
+  }
+
+  const char* input_of_ffn() const { return parallel_ ? "normalised" : "ffn_normalised"; }
+
+  /// The router's product, the choice, and the experts.
+  void add_experts() {
+    const std::int64_t experts = problem_.size("experts"), choices = problem_.size("top-k");
+    add("router", linear_op(), {{"m", tokens_}, {"k", problem_.size("d")}, {"n", experts}}, {},
+        {{"x", input_of_ffn()}, {"w", "w_router"}, {"y", "router_logits"}});
+    std::map<std::string, std::string> options;
+    for (const char* name : {"score", "order", "renormalise"})
+      if (problem_.options.contains(name)) options[name] = problem_.option(name);
+    add("route", moe_route_op(), {{"m", tokens_}, {"top-k", choices}, {"experts", experts}},
+        std::move(options),
+        {{"logits", "router_logits"}, {"ids", "expert_ids"}, {"weights", "expert_weights"}});
+    std::map<std::string, std::int64_t> sizes{{"m", tokens_},
+                                              {"d", problem_.size("d")},
+                                              {"h", problem_.size("h")},
+                                              {"top-k", choices},
+                                              {"experts", experts}};
+    if (problem_.sizes.contains("shared")) sizes["shared"] = problem_.size("shared");
+    add("experts", moe_ffn_op(), std::move(sizes),
+        {{"act", option_or(problem_, "act", "silu")},
+         {"routing", option_or(problem_, "routing", "uniform")},
+         {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
+         {"residual", post_norms_ ? "no" : "yes"}},
+        {{"x", input_of_ffn()},
+         {"ids", "expert_ids"},
+         {"weights", "expert_weights"},
          {"residual", "mid"},
          {"y", post_norms_ ? "ffn_out" : "y"}});
   }
@@ -171,6 +205,10 @@ class Parts {
 };
 
 }  // namespace
+
+bool has_experts(const Problem& problem) {
+  return problem.has("ffn", "moe");
+}
 
 std::vector<OpPart> parts_of(const Problem& problem) {
   return Parts(problem).all();
@@ -192,6 +230,11 @@ std::vector<PartKind> part_kinds() {
           rms("ffn_norm"),
           with_mean("ffn_layernorm"),
           {"ffn", ffn_op, {ffn::stage_gate_up, ffn::stage_up, ffn::stage_down}},
+          {"router", linear_op, {linear::stage_product}},
+          {"route", moe_route_op, {moe_route::stage}},
+          {"experts",
+           moe_ffn_op,
+           {moe::stage_route, ffn::stage_gate_up, ffn::stage_down, moe::stage_combine}},
           rms("ffn_post_norm")};
 }
 

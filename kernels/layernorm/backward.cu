@@ -44,7 +44,9 @@ __global__ void __launch_bounds__(256)
     }
     two_sums::apply(sums, shared_two, 0);
     for (int column = static_cast<int>(threadIdx.x); column < d; column += 256) {
-      const float centred = to_float(w[column]) * to_float(dy[first + column]) - sums[0] * share;
+      // Rounded as in the sum: of one feature the difference is exactly zero.
+      const float g = __fmul_rn(to_float(w[column]), to_float(dy[first + column]));
+      const float centred = __fsub_rn(g, sums[0] * share);
       const float normalised = (to_float(x[first + column]) - mean) * r;
       // Of two features the difference would cancel every digit: 1 - x̂² is eps r².
       float slope =

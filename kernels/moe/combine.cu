@@ -43,13 +43,13 @@ struct combined_columns {
   }
 };
 
-// rows [.., columns], places [tokens, choices], weights [tokens, weighted] or null, y [tokens,
-// columns]. Choices from `weighted` on have the weight 1. `aligned`: rows are whole vectors of 16
-// bytes.
+// rows [.., columns], places [tokens, choices], weights [tokens, weighted] or null, residual and y
+// [tokens, columns], the former or null. Choices from `weighted` on have the weight 1. `aligned`:
+// rows are whole vectors of 16 bytes.
 template <class T, int choices, int weighted, bool aligned, int threads>
 __global__ void __launch_bounds__(threads)
-    combine_rows(const T* rows, const int* places, const float* weights, T* y, int tokens,
-                 i64 columns) {
+    combine_rows(const T* rows, const int* places, const float* weights, const T* residual, T* y,
+                 int tokens, i64 columns) {
   constexpr int elements = aligned ? 16 / static_cast<int>(sizeof(T)) : 1;
   constexpr int together = choices < 8 ? choices : 8;
   launch_dependents();
@@ -59,6 +59,14 @@ __global__ void __launch_bounds__(threads)
   for (int token = blockIdx.y; token < tokens; token += gridDim.y) {
     const i64 first = static_cast<i64>(token) * choices;
     combined_columns<T, elements> total;
+    if (residual != nullptr) {
+      const T* const from = residual + token * columns + column;
+      if constexpr (aligned) {
+        total.add(1, load_dependent(from));
+      } else {
+        total.sum[0] = to_float(*from);
+      }
+    }
 #pragma unroll
     for (int begin = 0; begin < choices; begin += together) {
       int place[together];

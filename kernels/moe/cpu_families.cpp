@@ -79,7 +79,8 @@ Program cpu_combine_program(const Problem& problem) {
   const DType dtype = wide_dtype(problem);
   const std::size_t rows = places.at(forward ? "expert_out" : "dx_rows"),
                     weights = forward && !weighs_before(problem) ? places.at("weights") : absent,
-                    of_choices = places.at("places"), sums = places.at(forward ? "y" : "dx");
+                    of_choices = places.at("places"), sums = places.at(forward ? "y" : "dx"),
+                    residual = has_residual(problem) ? places.at("residual") : absent;
   Program program;
   program.host_tensors = places.count();
   program.steps.emplace_back(HostFunction([=](const HostCall& call) {
@@ -88,7 +89,10 @@ Program cpu_combine_program(const Problem& problem) {
     for_each_block(shape.m, shape.d * shape.choices(), call.parallel, [&](const Block& block) {
       std::vector<float> row(width), sum(width);
       for (std::int64_t token = block.first_row; token < block.last_row; ++token) {
-        std::fill(sum.begin(), sum.end(), 0.0f);
+        if (residual == absent)
+          std::fill(sum.begin(), sum.end(), 0.0f);
+        else
+          load_row(dtype, call.tensors[residual], static_cast<std::size_t>(token), sum);
         for (std::int64_t i = 0; i < shape.choices(); ++i) {
           const std::int32_t place = place_of[token * shape.choices() + i];
           if (place < 0) continue;

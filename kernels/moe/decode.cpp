@@ -199,7 +199,8 @@ class ChosenGateUp final : public Decode {
     limit_registers(space, problem, 2);
     return space;
   }
-  Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
     const Shape shape = shape_of(problem);
     const TensorPlaces places(moe_ffn_op().tensors(problem));
     const Block block(problem, config);
@@ -220,16 +221,18 @@ class ChosenGateUp final : public Decode {
     or_null(has_bias(problem), separate ? "b_up" : "b_gate_up");
     for (const Argument& size : sizes(shape, false)) arguments.push_back(size);
     Program program;
-    append_kernel(program, kernel_file,
-                  fmt::format("chosen_gate_up<{}, {}, {}, {}>", element_type(problem.dtype),
-                              activation_type(parse_activation(problem.option("act"))),
-                              block.template_argument(),
-                              separate      ? "fftune::weights_of_both::separate"
-                              : interleaved ? "fftune::weights_of_both::interleaved"
-                                            : "fftune::weights_of_both::halves"),
-                  {static_cast<std::uint32_t>(quotient_up(shape.h, block.rows)),
-                   static_cast<std::uint32_t>(most_chosen(shape) + 1)},
-                  static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+    KernelLaunch& launch =
+        append_kernel(program, kernel_file,
+                      fmt::format("chosen_gate_up<{}, {}, {}, {}>", element_type(problem.dtype),
+                                  activation_type(parse_activation(problem.option("act"))),
+                                  block.template_argument(),
+                                  separate      ? "fftune::weights_of_both::separate"
+                                  : interleaved ? "fftune::weights_of_both::interleaved"
+                                                : "fftune::weights_of_both::halves"),
+                      {static_cast<std::uint32_t>(quotient_up(shape.h, block.rows)),
+                       static_cast<std::uint32_t>(most_chosen(shape) + 1)},
+                      static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+    launch.programmatic = facts.compute_capability >= 90;
     return program;
   }
 
@@ -289,6 +292,7 @@ class ChosenDown final : public Decode {
     or_null(!weighs_before(problem), "weights");
     arguments.emplace_back(tensor_of(places, "w_down"));
     or_null(has_bias(problem), "b_down");
+    or_null(has_residual(problem), "residual");
     arguments.emplace_back(tensor_of(places, "y"));
     for (const Argument& size : sizes(shape, true)) arguments.push_back(size);
     Program program;

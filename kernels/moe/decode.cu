@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(config.warps * 32)
   __shared__ int lists[config.warps][config.tokens];
   __shared__ float partial[config.warps][2][n_fragments][32][values];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  launch_dependents();
+  wait_and_launch_dependents();
   const auto chosen = chosen_experts::build<threads>(storage, ids, choices, top_k, shared, experts);
   if (blockIdx.y + 1 == gridDim.y) {
     if (blockIdx.x == 0) {
@@ -343,13 +343,13 @@ __global__ void __launch_bounds__(config.warps * 32)
 }
 
 // hidden [choices, h] in the sorted order, w_down [experts, d, h], b_down [experts, d] or null,
-// weights [tokens, top_k] or null, y [tokens, d]. Grid: ceil(d / rows). Block: 32 · warps. Dynamic
-// shared memory: rows in f32.
+// weights [tokens, top_k] or null, residual and y [tokens, d], the former or null. Grid: ceil(d /
+// rows). Block: 32 · warps. Dynamic shared memory: rows in f32.
 template <class T, chosen_config config>
 __global__ void __launch_bounds__(config.warps * 32)
     chosen_down(const T* hidden, const int* ids, const float* weights, const T* w_down,
-                const T* b_down, T* y, int tokens, int choices, int top_k, int shared, int experts,
-                int d, int h) {
+                const T* b_down, const T* residual, T* y, int tokens, int choices, int top_k,
+                int shared, int experts, int d, int h) {
   constexpr int threads = config.warps * 32, n_fragments = config.rows / 8;
   __shared__ chosen_experts::storage storage;
   __shared__ int lists[config.warps][config.tokens];
@@ -411,6 +411,11 @@ __global__ void __launch_bounds__(config.warps * 32)
     const int token = i / pairs, column = i % pairs * 2;
     if (first_row + column >= d) continue;
     float low = 0, high = 0;
+    if (residual != nullptr) {
+      unpack<T>(*reinterpret_cast<const u32*>(residual + static_cast<i64>(token) * d + first_row +
+                                              column),
+                low, high);
+    }
     const int choices_of_token = top_k + shared;
     for (int choice = token * choices_of_token; choice < (token + 1) * choices_of_token; ++choice) {
       const int expert = storage.ids[choice];

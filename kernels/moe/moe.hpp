@@ -3,6 +3,7 @@
 //
 //   y_t = Σ_j weights[t, j] · ffn_ids[t, j](x_t)          over its `top-k` choices, in their order
 //   y_t = Σ_j ffn_ids[t, j](weights[t, j] · x_t)          weigh=before
+//   y_t = residual_t + the sum                            residual=yes
 //
 // Shared experts are the last ones of the stacked weights. Every token has chosen them too, after
 // its ids, with weight 1.
@@ -78,6 +79,9 @@ DType wide_dtype(const Problem& problem);
 /// Whether gate, up and what an expert gives have biases: bias=all.
 bool has_bias(const Problem& problem);
 
+/// Whether y is added to a residual: residual=yes.
+bool has_residual(const Problem& problem);
+
 /// Whether gate and up are stored: for a backward pass (save=preact), or in the pass that computes
 /// them again (save=input).
 bool stores_gates(const Problem& problem);
@@ -92,7 +96,7 @@ bool accumulates(const Problem& problem);
 //              row_weights, the weight of each row
 //   gate_up    gate = x·w_gateᵀ, up = x·w_upᵀ, hidden = act(gate) ⊙ up, of the rows' experts
 //   down       expert_out = hidden·w_downᵀ
-//   combine    y = the sum over a token's choices of weight · expert_out
+//   combine    y = the sum over a token's choices of weight · expert_out, and the residual
 //
 // Backward, with c = act(gate) ⊙ up:
 //

@@ -172,6 +172,8 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   add_weights(problem, "w_", "", Role::input, false, tensors);
   add_scales(problem, tensors);
   add_biases(problem, tensors);
+  if (has_residual(problem))
+    tensors.push_back({"residual", wide, {shape.m, shape.d}, Role::input, 1});
   tensors.push_back({"y", wide, {shape.m, shape.d}, Role::output, 1});
   if (stores_gates(problem))
     for (const char* name : {"gate", "up"})
@@ -232,6 +234,7 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
   } else if (name == stage_combine) {
     stage.inputs = {"expert_out", "ids", "places"};
     if (!weighs_before(problem)) stage.inputs.emplace_back("weights");
+    if (has_residual(problem)) stage.inputs.emplace_back("residual");
     stage.outputs = {"y"};
   } else if (name == stage_combine_dx) {
     stage.inputs = {"dx_rows", "places"};
@@ -330,6 +333,7 @@ class MoeFfn final : public Op {
                        .choices = {"none", "all"},
                        .rare = true,
                        .pass = "fwd"});
+    options.push_back(residual_option());
     options.push_back({.name = "scales",
                        .help = "what a scale of fp8 is for: a whole tensor, of an expert; a token, "
                                "and a row of a weight; or blocks of 128 elements, in a weight of "
@@ -456,6 +460,10 @@ DType wide_dtype(const Problem& problem) {
 
 bool has_bias(const Problem& problem) {
   return problem.has("bias", "all");
+}
+
+bool has_residual(const Problem& problem) {
+  return problem.has("residual", "yes");
 }
 
 Routing routing_of(const Problem& problem) {

@@ -319,7 +319,8 @@ void Definition::weigh() {
 
 void Definition::combine(const char* rows, bool weighted, const char* y) {
   const Matrix &from = at(rows), &places = at("places");
-  Matrix sums = matrix(shape_.m, shape_.d);
+  Matrix sums =
+      has_residual(problem_) ? large_copy(at("residual"), parallel_) : matrix(shape_.m, shape_.d);
   const auto width = count(shape_.d), choices = count(shape_.choices());
   for_each_row(count(shape_.m), width * choices, parallel_, [&](std::size_t token) {
     for (std::size_t choice = token * choices; choice < (token + 1) * choices; ++choice) {

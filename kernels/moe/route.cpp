@@ -17,7 +17,7 @@ std::int64_t shared_bytes(const Shape& shape, std::int64_t threads) {
   return 4 * (shape.experts * (warps + 1) + 2 * shape.experts + 1 + warps);
 }
 
-Program route_program(const Problem& problem, int threads, int ctas) {
+Program route_program(const Problem& problem, const DeviceFacts& facts, int threads, int ctas) {
   const Shape shape = shape_of(problem);
   const TensorPlaces places(moe_ffn_op().tensors(problem));
   Program program;
@@ -34,6 +34,7 @@ Program route_program(const Problem& problem, int threads, int ctas) {
        static_cast<std::int32_t>(shape.experts), static_cast<std::int32_t>(shape.shared)});
   launch.cluster.x = static_cast<std::uint32_t>(ctas);
   launch.shared_bytes = static_cast<std::uint32_t>(shared_bytes(shape, threads));
+  launch.programmatic = facts.compute_capability >= 90;
   return program;
 }
 
@@ -91,8 +92,9 @@ class Route final : public RouteFamily {
                                  const Config& config) const override {
     return seconds(shape_of(problem).rows(), config);
   }
-  Program program(const Problem& problem, const DeviceFacts&, const Config& config) const override {
-    return route_program(problem, config.get("threads"), config.get("ctas"));
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    return route_program(problem, facts, config.get("threads"), config.get("ctas"));
   }
 
  private:
@@ -112,8 +114,8 @@ class RouteFallback final : public RouteFamily {
   bool is_fallback() const override { return true; }
   Space space(const Problem&, const DeviceFacts&) const override { return {}; }
   Config default_config(const Problem&, const DeviceFacts&) const override { return {}; }
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    return route_program(problem, 256, 1);
+  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
+    return route_program(problem, facts, 256, 1);
   }
 };
 

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(config.threads)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 rank = config.ctas == 1 ? 0 : cluster_rank();
 
-  launch_dependents();
+  wait_and_launch_dependents();
   for (int i = threadIdx.x; i < experts * stride; i += config.threads) counts[i] = 0;
   __syncthreads();
 

@@ -93,6 +93,8 @@ class Combine final : public StageFamily {
         {tensor_of(places, of_.rows), tensor_of(places, "places"),
          of_.weighted && !weighs_before(problem) ? Argument{tensor_of(places, "weights")}
                                                  : Argument{std::int64_t{0}},
+         has_residual(problem) ? Argument{tensor_of(places, "residual")}
+                               : Argument{std::int64_t{0}},
          tensor_of(places, of_.sums), static_cast<std::int32_t>(shape.m), shape.d});
     launch.programmatic = facts.compute_capability >= 90;
     return program;

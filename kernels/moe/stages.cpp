@@ -68,6 +68,7 @@ GemmProblem gate_up_gemm(const Problem& problem) {
 }
 GemmProblem down_gemm(const Problem& problem) {
   GemmProblem gemm = grouped(problem, ffn::down_gemm(problem), {{"y", "expert_out"}});
+  gemm.epilogue.source = {};  // the residual is of the sum
   if (scales_of(problem) == Scales::token) {
     gemm.quantisation.scaling = Scaling::channel;
     gemm.quantisation.a_scaled_by_block = true;

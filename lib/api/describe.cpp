@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "api/handles.hpp"
 #include "registry/catalog.hpp"
 #include "store/preset_file.hpp"
 
@@ -26,10 +27,10 @@ std::string_view name_of(DeviceMatch match) {
   return "unknown";
 }
 
-Json variants_of(const Plan& plan) {
+Json variants_of(const Op& op, const Recipe& recipe) {
   Json variants = Json::array();
-  for (const auto& variant : plan.recipe()) {
-    const Family& family = family_of(plan.op(), variant.family);
+  for (const auto& variant : recipe) {
+    const Family& family = family_of(op, variant.family);
     Json parameters = Json::object();
     for (const auto& [name, value] : variant.config.entries())
       parameters[name] = value.is_word() ? Json(value.word()) : Json(value.number());
@@ -50,10 +51,30 @@ Json preset_of(const Choice& choice) {
           {"device_match", name_of(match.device)},
           {"exact_shape", match.exact_shape},
           {"distance", match.distance},
+          {"far", !choice.far.empty()},
           {"stale", choice.stale}};
 }
 
-Json buffers_of(const Plan& plan, const std::vector<std::size_t>& alignments) {
+Json problem_of(const PlanFacts& plan) {
+  auto problem = Json::parse(problem_json(*plan.problem));
+  if (plan.plan->token_plan)
+    problem[std::string(plan.op->token_size())] = {{"max", plan.plan->token_plan->most_tokens()}};
+  return problem;
+}
+
+Json segments_of(const PlanFacts& plan) {
+  Json segments = Json::array();
+  for (const auto& segment : plan.plan->token_plan->segments())
+    segments.push_back({{"first", segment.first},
+                        {"last", segment.last},
+                        {"variants", variants_of(*plan.op, segment.choice.recipe)},
+                        {"preset", preset_of(segment.choice)},
+                        {"reason", segment.choice.reason},
+                        {"stale", segment.choice.stale}});
+  return segments;
+}
+
+Json buffers_of(const fftune_plan& plan) {
   Json buffers = Json::array();
   for (std::size_t i = 0; i < plan.buffer_count(); ++i) {
     const auto& tensor = plan.tensors()[i];
@@ -62,33 +83,34 @@ Json buffers_of(const Plan& plan, const std::vector<std::size_t>& alignments) {
                        {"dtype", dtype_name(tensor.dtype)},
                        {"shape", tensor.shape},
                        {"bytes", tensor.bytes()},
-                       {"alignment", alignments[i]}});
+                       {"alignment", plan.alignments[i]}});
   }
   return buffers;
 }
 
 }  // namespace
 
-bool runs_fallbacks_alone(const Plan& plan) {
-  return std::all_of(plan.recipe().begin(), plan.recipe().end(), [&](const Variant& variant) {
-    return family_of(plan.op(), variant.family).is_fallback();
+bool runs_fallbacks_alone(const Op& op, const Recipe& recipe) {
+  return std::all_of(recipe.begin(), recipe.end(), [&](const Variant& variant) {
+    return family_of(op, variant.family).is_fallback();
   });
 }
 
-std::string describe(const Plan& plan, const DeviceFacts& facts, const Choice& choice,
-                     const std::vector<std::size_t>& alignments,
-                     const std::vector<std::string>& complaints) {
-  const Json description{{"problem", Json::parse(problem_json(plan.problem()))},
-                         {"device", {{"name", facts.name}, {"arch", facts.arch}}},
-                         {"variants", variants_of(plan)},
-                         {"preset", preset_of(choice)},
-                         {"reason", choice.reason},
-                         {"stale", choice.stale},
-                         {"fallback", runs_fallbacks_alone(plan)},
-                         {"buffers", buffers_of(plan, alignments)},
-                         {"workspace_bytes", plan.workspace_bytes()},
-                         {"kept_bytes", kept_bytes(plan.tensors())},
-                         {"preset_complaints", complaints}};
+std::string describe(const PlanFacts& plan) {
+  const Choice& choice = *plan.choice;
+  Json description{{"problem", problem_of(plan)},
+                   {"device", {{"name", plan.facts->name}, {"arch", plan.facts->arch}}},
+                   {"variants", variants_of(*plan.op, choice.recipe)},
+                   {"preset", preset_of(choice)},
+                   {"reason", choice.reason},
+                   {"stale", choice.stale},
+                   {"fallback", runs_fallbacks_alone(*plan.op, choice.recipe)},
+                   {"buffers", buffers_of(*plan.plan)},
+                   {"workspace_bytes", plan.plan->workspace_bytes()},
+                   {"kept_bytes", kept_bytes(plan.plan->tensors())},
+                   {"warnings", plan.warnings},
+                   {"preset_complaints", plan.complaints}};
+  if (plan.plan->token_plan) description["segments"] = segments_of(plan);
   // A path or a device may name itself in bytes that are not UTF-8.
   return description.dump(2, ' ', false, Json::error_handler_t::replace);
 }

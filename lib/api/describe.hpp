@@ -1,21 +1,29 @@
 // What a plan says of itself, as JSON.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
+#include "fftune/fftune.h"
 #include "runtime/choice.hpp"
-#include "runtime/plan.hpp"
 
 namespace fftune {
 
-/// Whether every variant of the plan is of a fallback family, which takes any alignment.
-bool runs_fallbacks_alone(const Plan& plan);
+/// Whether every variant of the recipe is of a fallback family, which takes any alignment.
+bool runs_fallbacks_alone(const Op& op, const Recipe& recipe);
 
-/// See fftune_plan_describe. `complaints` are of the preset files that could not be read whole.
-std::string describe(const Plan& plan, const DeviceFacts& facts, const Choice& choice,
-                     const std::vector<std::size_t>& alignments,
-                     const std::vector<std::string>& complaints);
+/// What describe() tells; everything but what it says of the buffers is made before the handle.
+struct PlanFacts {
+  const Op* op;
+  const Problem* problem;
+  const DeviceFacts* facts;
+  const Choice* choice;
+  const fftune_plan* plan;
+  std::vector<std::string> warnings;    // of the backend
+  std::vector<std::string> complaints;  // of the preset files that could not be read whole
+};
+
+/// See fftune_plan_describe.
+std::string describe(const PlanFacts& plan);
 
 }  // namespace fftune

@@ -21,7 +21,8 @@ inline std::array<char, 2048>& last_failure() {
   return line;
 }
 
-/// Writes the line, one line even if a value in it is not, and returns `status`.
+/// Writes the line and returns `status`. Control characters in the values, such as a newline or an
+/// escape in a path, become '?': the line is shown on terminals and is one line.
 template <typename... Values>
 fftune_status fail(fftune_status status, fmt::format_string<Values...> format, Values&&... values) {
   auto& line = last_failure();
@@ -29,7 +30,7 @@ fftune_status fail(fftune_status status, fmt::format_string<Values...> format, V
       fmt::format_to_n(line.data(), line.size() - 1, format, std::forward<Values>(values)...).out;
   *end = '\0';
   for (char* c = line.data(); c != end; ++c)
-    if (*c == '\n' || *c == '\r') *c = ' ';
+    if (static_cast<unsigned char>(*c) < 0x20 || *c == 0x7f) *c = '?';
   return status;
 }
 

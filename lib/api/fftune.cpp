@@ -2,7 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <string_view>
 #include <utility>
@@ -10,6 +15,8 @@
 #include "api/describe.hpp"
 #include "api/failure.hpp"
 #include "api/handles.hpp"
+#include "api/live_handles.hpp"
+#include "api/versioned_struct.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/devices.hpp"
 
@@ -24,50 +31,109 @@ bool aligned(const void* address, std::size_t alignment) {
   return reinterpret_cast<std::uintptr_t>(address) % alignment == 0;
 }
 
-std::shared_ptr<Library> open_library(int device, const char* preset_path) {
+fftune_context_options options_of(const char* preset_path) {
+  fftune_context_options options{};
+  options.struct_size = sizeof options;
+  options.preset_path = preset_path;
+  return options;
+}
+
+CpuOptions cpu_options(const fftune_context_options& options) {
+  if (options.threads < 0)
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("fftune_context_options.threads is {}: use 0 for the usual number, or "
+                            "1 or more",
+                            options.threads));
+  CpuOptions cpu{.threads = options.threads};
+  if (options.parallel_for)
+    cpu.run_tasks = [run = options.parallel_for, pool = options.pool](
+                        int tasks, const std::function<void(int)>& task) {
+      const auto call = [](void* state, int index) {
+        (*static_cast<const std::function<void(int)>*>(state))(index);
+      };
+      run(pool, tasks, call, const_cast<std::function<void(int)>*>(&task));
+    };
+  return cpu;
+}
+
+std::shared_ptr<Library> open_library(int device, const fftune_context_options& options) {
   if (device < -1)
     throw Error(ErrorKind::invalid_input,
                 fmt::format("device {} is none: use a CUDA ordinal, or -1 for the CPU", device));
-  const Environment environment = read_environment();
+  Environment environment = read_environment();
+  if (options.bundle_path) environment.bundle = options.bundle_path;
+  if (options.no_jit) environment.no_jit = true;
   auto folders = environment.preset_folders;
-  if (preset_path) {
-    if (!std::filesystem::is_directory(preset_path))
+  if (const char* path = options.preset_path) {
+    if (!std::filesystem::is_directory(path))
       throw Error(ErrorKind::invalid_input,
                   fmt::format("preset_path '{}' is no folder: give one that holds "
                               "<device>/<op>.json, or NULL for the usual folders",
-                              preset_path));
-    folders.insert(folders.begin(), preset_path);
+                              path));
+    folders.insert(folders.begin(), path);
   }
   const Catalog& catalog = builtin_catalog();
   const std::string spec = device < 0 ? "cpu" : fmt::format("cuda:{}", device);
-  auto backend = open_device(spec, *catalog.sources, environment);
-  return std::make_shared<Library>(
-      Library{&catalog, std::move(backend), PresetLibrary::load(folders), fork_count()});
+  auto library = std::make_shared<Library>();
+  library->catalog = &catalog;
+  library->backend = open_device(spec, *catalog.sources, environment, cpu_options(options));
+  library->presets = PresetLibrary::load(folders);
+  return library;
+}
+
+void describe_buffers(fftune_plan& handle, bool any_element) {
+  for (std::size_t i = 0; i < handle.buffer_count(); ++i) {
+    const auto& tensor = handle.tensors()[i];
+    handle.alignments.push_back(any_element ? dtype_bytes(tensor.dtype) : vector_alignment);
+    handle.buffer_names += (handle.buffer_names.empty() ? "" : ", ") + tensor.name;
+    if (tensor.role == Role::input) handle.places_of_inputs.push_back(i);
+    if (tensor.role == Role::updated) handle.places_of_outputs.push_back(i);
+  }
+  for (std::size_t i = 0; i < handle.buffer_count(); ++i)
+    if (handle.tensors()[i].role == Role::output) handle.places_of_outputs.push_back(i);
 }
 
 std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
                                        const char* problem_text) {
-  const DeviceFacts& facts = library->backend->facts();
+  const auto start = std::chrono::steady_clock::now();
+  Backend& backend = *library->backend;
+  const DeviceFacts& facts = backend.facts();
   ParsedProblem parsed = problem_from_json(problem_text, *library->catalog);
   const Op& op = library->catalog->op(parsed.problem.op);
   if (!parsed.dtype_given) parsed.problem.dtype = op.dtypes(facts.kind).front();
   const Problem problem = canonical(op, std::move(parsed.problem), facts.kind);
-  const Choice choice = choose(*library->catalog, op, problem, facts, library->presets);
 
-  Plan plan(*library->backend, op, problem, choice.recipe);
+  auto handle = std::make_unique<fftune_plan>();
+  handle->library = library;
   // Fallbacks and the CPU read element by element, or as the compiler finds fit for any address.
-  const bool any_element = facts.kind == DeviceKind::cpu || runs_fallbacks_alone(plan);
-  std::vector<std::size_t> alignments;
-  std::string names;
-  for (std::size_t i = 0; i < plan.buffer_count(); ++i) {
-    const auto& tensor = plan.tensors()[i];
-    alignments.push_back(any_element ? dtype_bytes(tensor.dtype) : vector_alignment);
-    names += (names.empty() ? "" : ", ") + tensor.name;
+  bool any_element = facts.kind == DeviceKind::cpu;
+  Choice choice;
+  if (parsed.any_tokens) {
+    handle->token_plan = std::make_unique<const TokenPlan>(*library->catalog, backend, op, problem,
+                                                           library->presets);
+    const auto& segments = handle->token_plan->segments();
+    any_element |= std::all_of(segments.begin(), segments.end(), [&](const TokenSegment& segment) {
+      return runs_fallbacks_alone(op, segment.choice.recipe);
+    });
+    choice = segments.back().choice;
+  } else {
+    choice = choose(*library->catalog, op, problem, facts, library->presets);
+    handle->plan = std::make_unique<const Plan>(backend, op, problem, choice.recipe);
+    any_element |= runs_fallbacks_alone(op, choice.recipe);
   }
-  std::string description =
-      describe(plan, facts, choice, alignments, library->presets.complaints());
-  return std::unique_ptr<fftune_plan>(new fftune_plan{
-      library, std::move(plan), std::move(alignments), std::move(names), std::move(description)});
+  describe_buffers(*handle, any_element);
+  handle->description = describe({.op = &op,
+                                  .problem = &problem,
+                                  .facts = &facts,
+                                  .choice = &choice,
+                                  .plan = handle.get(),
+                                  .warnings = backend.warnings(),
+                                  .complaints = library->presets.complaints()});
+  const auto spent = std::chrono::steady_clock::now() - start;
+  library->plan_nanoseconds += static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count());
+  ++library->plans;
+  return handle;
 }
 
 fftune_status fail_after_fork(const char* function) {
@@ -77,31 +143,119 @@ fftune_status fail_after_fork(const char* function) {
               function);
 }
 
+fftune_status check_buffer(const fftune_plan& handle, const char* function, std::size_t place,
+                           const void* buffer) {
+  const auto& name = handle.tensors()[place].name;
+  if (!buffer)
+    return fail(FFTUNE_INVALID_INPUT, "{}: buffer {} ({}) is NULL", function, place, name);
+  if (!aligned(buffer, handle.alignments[place]))
+    return fail(FFTUNE_INVALID_INPUT, "{}: buffer {} ({}) at {} is not aligned to {} bytes",
+                function, place, name, fmt::ptr(buffer), handle.alignments[place]);
+  return FFTUNE_OK;
+}
+
+fftune_status check_workspace(const fftune_plan& handle, const char* function,
+                              const void* workspace) {
+  if (handle.workspace_bytes() == 0) return FFTUNE_OK;
+  if (!workspace)
+    return fail(FFTUNE_INVALID_INPUT, "{}: workspace is NULL, {} bytes are needed", function,
+                handle.workspace_bytes());
+  if (!aligned(workspace, workspace_alignment))
+    return fail(FFTUNE_INVALID_INPUT, "{}: workspace at {} is not aligned to {} bytes", function,
+                fmt::ptr(workspace), workspace_alignment);
+  return FFTUNE_OK;
+}
+
 /// FFTUNE_OK if the arguments are fit to run.
 fftune_status check_run(const fftune_plan& handle, void* const* buffers, std::size_t count,
                         const void* workspace) {
-  const Plan& plan = handle.plan;
-  if (count != plan.buffer_count())
-    return fail(FFTUNE_INVALID_INPUT, "fftune_plan_run: {} buffers given, {} needed: {}", count,
-                plan.buffer_count(), handle.buffer_names);
-  if (!buffers) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_run: buffers is NULL");
-  for (std::size_t i = 0; i < count; ++i) {
-    if (!buffers[i])
-      return fail(FFTUNE_INVALID_INPUT, "fftune_plan_run: buffer {} ({}) is NULL", i,
-                  plan.tensors()[i].name);
-    if (!aligned(buffers[i], handle.alignments[i]))
-      return fail(FFTUNE_INVALID_INPUT,
-                  "fftune_plan_run: buffer {} ({}) at {} is not aligned to {} bytes", i,
-                  plan.tensors()[i].name, fmt::ptr(buffers[i]), handle.alignments[i]);
+  constexpr const char* function = "fftune_plan_run";
+  if (handle.token_plan)
+    return fail(FFTUNE_INVALID_INPUT,
+                "{}: this plan is for any {} up to {}: use fftune_plan_launch, which says how many",
+                function, handle.token_plan->op().token_size(), handle.token_plan->most_tokens());
+  if (count != handle.buffer_count())
+    return fail(FFTUNE_INVALID_INPUT, "{}: {} buffers given, {} needed: {}", function, count,
+                handle.buffer_count(), handle.buffer_names);
+  if (!buffers) return fail(FFTUNE_INVALID_INPUT, "{}: buffers is NULL", function);
+  for (std::size_t i = 0; i < count; ++i)
+    if (const auto status = check_buffer(handle, function, i, buffers[i]); status != FFTUNE_OK)
+      return status;
+  return check_workspace(handle, function, workspace);
+}
+
+/// The names of the buffers at the places.
+std::string names_at(const fftune_plan& handle, const std::vector<std::size_t>& places) {
+  std::string names;
+  for (const auto place : places)
+    names += (names.empty() ? "" : ", ") + handle.tensors()[place].name;
+  return names.empty() ? "none" : names;
+}
+
+fftune_status check_tokens(const fftune_plan& handle, const char* function, std::int64_t tokens) {
+  const Op& op = handle.plan ? handle.plan->op() : handle.token_plan->op();
+  const auto name = op.token_size();
+  if (handle.token_plan) {
+    const auto most = handle.token_plan->most_tokens();
+    if (tokens >= 1 && tokens <= most) return FFTUNE_OK;
+    return fail(FFTUNE_INVALID_INPUT, "{}: {}={} is out of range: this plan is for 1 to {}",
+                function, name, tokens, most);
   }
-  if (plan.workspace_bytes() == 0) return FFTUNE_OK;
-  if (!workspace)
-    return fail(FFTUNE_INVALID_INPUT, "fftune_plan_run: workspace is NULL, {} bytes are needed",
-                plan.workspace_bytes());
-  if (!aligned(workspace, workspace_alignment))
-    return fail(FFTUNE_INVALID_INPUT, "fftune_plan_run: workspace at {} is not aligned to {} bytes",
-                fmt::ptr(workspace), workspace_alignment);
+  const auto own = handle.plan->problem().size(name);
+  if (tokens == 0 || tokens == own) return FFTUNE_OK;
+  return fail(FFTUNE_INVALID_INPUT,
+              "{}: this plan is for {}={}, not {}: make one with \"{}\": {{\"max\": {}}}", function,
+              name, own, tokens, name, std::max(own, tokens));
+}
+
+/// Puts a launch's buffers in the order of fftune_plan_run; FFTUNE_OK if they are fit to run.
+template <typename Pointer>
+fftune_status place_buffers(const fftune_plan& handle, const char* what, Pointer const* given,
+                            std::size_t count, const std::vector<std::size_t>& places,
+                            void** buffers) {
+  constexpr const char* function = "fftune_plan_launch";
+  if (count != places.size())
+    return fail(FFTUNE_INVALID_INPUT, "{}: {} {} given, {} needed: {}", function, count, what,
+                places.size(), names_at(handle, places));
+  if (count > 0 && !given) return fail(FFTUNE_INVALID_INPUT, "{}: {} is NULL", function, what);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto status = check_buffer(handle, function, places[i], given[i]);
+    if (status != FFTUNE_OK) return status;
+    // Programs take one array of addresses; what they only read they do not write.
+    buffers[places[i]] = const_cast<void*>(static_cast<const void*>(given[i]));
+  }
   return FFTUNE_OK;
+}
+
+fftune_status launch(const fftune_plan& handle, const fftune_run& run) {
+  std::array<void*, most_tensors> buffers;
+  auto status = check_tokens(handle, "fftune_plan_launch", run.tokens);
+  if (status == FFTUNE_OK)
+    status = place_buffers(handle, "inputs", run.inputs, run.input_count, handle.places_of_inputs,
+                           buffers.data());
+  if (status == FFTUNE_OK)
+    status = place_buffers(handle, "outputs", run.outputs, run.output_count,
+                           handle.places_of_outputs, buffers.data());
+  if (status == FFTUNE_OK) status = check_workspace(handle, "fftune_plan_launch", run.workspace);
+  if (status != FFTUNE_OK) return status;
+  if (handle.plan)
+    handle.plan->run(buffers.data(), run.workspace, run.stream);
+  else
+    handle.token_plan->run(run.tokens, buffers.data(), run.workspace, run.stream);
+  return FFTUNE_OK;
+}
+
+/// Creates a context into `out` by `function`.
+template <typename Options>
+fftune_status create_context(const char* function, int device, const Options& options,
+                             fftune_context** out) {
+  if (!out) return fail(FFTUNE_INVALID_INPUT, "{}: out is NULL", function);
+  *out = nullptr;
+  return guarded(function, [&] {
+    *out = new fftune_context{open_library(device, options())};
+    began(*out);
+    return FFTUNE_OK;
+  });
 }
 
 }  // namespace
@@ -118,15 +272,51 @@ const char* fftune_last_error(void) {
 }
 
 fftune_status fftune_context_create(int device, const char* preset_path, fftune_context** out) {
-  if (!out) return fail(FFTUNE_INVALID_INPUT, "fftune_context_create: out is NULL");
-  *out = nullptr;
-  return guarded("fftune_context_create", [&] {
-    *out = new fftune_context{open_library(device, preset_path)};
+  return create_context(
+      "fftune_context_create", device, [&] { return options_of(preset_path); }, out);
+}
+
+fftune_status fftune_context_create_with(int device, const fftune_context_options* options,
+                                         fftune_context** out) {
+  constexpr auto least = offsetof(fftune_context_options, preset_path);
+  return create_context(
+      "fftune_context_create_with", device,
+      [&] {
+        return options ? read_struct(*options, "fftune_context_options", least)
+                       : options_of(nullptr);
+      },
+      out);
+}
+
+fftune_status fftune_context_counters(const fftune_context* context, fftune_counters* counters) {
+  if (!context) return fail(FFTUNE_INVALID_INPUT, "fftune_context_counters: context is NULL");
+  if (!counters) return fail(FFTUNE_INVALID_INPUT, "fftune_context_counters: counters is NULL");
+  used(context, "fftune_context_counters");
+  return guarded("fftune_context_counters", [&] {
+    const auto size = counters->struct_size;
+    if (size < sizeof size)
+      throw Error(
+          ErrorKind::invalid_input,
+          fmt::format("fftune_counters.struct_size is {}: set it to sizeof(fftune_counters)",
+                      size));
+    const Library& library = *context->library;
+    const CompileCounters compiled = library.backend->counters();
+    fftune_counters own{};
+    own.struct_size = size;
+    own.compilations = compiled.compiled;
+    own.compile_nanoseconds = static_cast<std::uint64_t>(compiled.compile_seconds * 1e9);
+    own.kernels_from_cache = compiled.from_cache;
+    own.kernels_from_bundle = compiled.from_bundle;
+    own.plans = library.plans;
+    own.plan_nanoseconds = library.plan_nanoseconds;
+    std::memcpy(counters, &own, std::min(size, sizeof own));
     return FFTUNE_OK;
   });
 }
 
 void fftune_context_destroy(fftune_context* context) {
+  if (!context) return;
+  ended(context, "fftune_context_destroy");
   delete context;
 }
 
@@ -136,40 +326,80 @@ fftune_status fftune_plan_create(fftune_context* context, const char* problem_js
   *out = nullptr;
   if (!context) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_create: context is NULL");
   if (!problem_json) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_create: problem_json is NULL");
+  used(context, "fftune_plan_create");
   if (context->library->lost_by_fork()) return fail_after_fork("fftune_plan_create");
   return guarded("fftune_plan_create", [&] {
     *out = make_plan(context->library, problem_json).release();
+    began(*out);
     return FFTUNE_OK;
   });
 }
 
 void fftune_plan_destroy(fftune_plan* plan) {
+  if (!plan) return;
+  ended(plan, "fftune_plan_destroy");
   delete plan;
 }
 
 size_t fftune_plan_buffer_count(const fftune_plan* plan) {
-  return plan ? plan->plan.buffer_count() : 0;
+  if (!plan) return 0;
+  used(plan, "fftune_plan_buffer_count");
+  return plan->buffer_count();
 }
 
 size_t fftune_plan_buffer_bytes(const fftune_plan* plan, size_t index) {
-  return index < fftune_plan_buffer_count(plan) ? plan->plan.tensors()[index].bytes() : 0;
+  if (!plan) return 0;
+  used(plan, "fftune_plan_buffer_bytes");
+  return index < plan->buffer_count() ? plan->tensors()[index].bytes() : 0;
 }
 
 size_t fftune_plan_workspace_bytes(const fftune_plan* plan) {
-  return plan ? plan->plan.workspace_bytes() : 0;
+  if (!plan) return 0;
+  used(plan, "fftune_plan_workspace_bytes");
+  return plan->workspace_bytes();
+}
+
+int64_t fftune_plan_max_tokens(const fftune_plan* plan) {
+  if (!plan) return 0;
+  used(plan, "fftune_plan_max_tokens");
+  return plan->token_plan ? plan->token_plan->most_tokens() : 0;
 }
 
 const char* fftune_plan_describe(const fftune_plan* plan) {
-  return plan ? plan->description.c_str() : nullptr;
+  if (!plan) return nullptr;
+  used(plan, "fftune_plan_describe");
+  return plan->description.c_str();
 }
 
 fftune_status fftune_plan_run(const fftune_plan* plan, void* const* buffers, size_t buffer_count,
                               void* workspace, void* stream) {
   if (!plan) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_run: plan is NULL");
+  used(plan, "fftune_plan_run");
   if (plan->library->lost_by_fork()) return fail_after_fork("fftune_plan_run");
   return guarded("fftune_plan_run", [&] {
     const fftune_status status = check_run(*plan, buffers, buffer_count, workspace);
-    if (status == FFTUNE_OK) plan->plan.run(buffers, workspace, stream);
+    if (status == FFTUNE_OK) plan->plan->run(buffers, workspace, stream);
+    return status;
+  });
+}
+
+fftune_status fftune_plan_launch(const fftune_plan* plan, const fftune_run* run) {
+  if (!plan) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_launch: plan is NULL");
+  if (!run) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_launch: run is NULL");
+  used(plan, "fftune_plan_launch");
+  if (plan->library->lost_by_fork()) return fail_after_fork("fftune_plan_launch");
+  return guarded("fftune_plan_launch", [&] {
+    return launch(*plan, read_struct(*run, "fftune_run", offsetof(fftune_run, tokens)));
+  });
+}
+
+fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens) {
+  if (!plan) return fail(FFTUNE_INVALID_INPUT, "fftune_plan_prepare: plan is NULL");
+  used(plan, "fftune_plan_prepare");
+  if (plan->library->lost_by_fork()) return fail_after_fork("fftune_plan_prepare");
+  return guarded("fftune_plan_prepare", [&] {
+    const auto status = check_tokens(*plan, "fftune_plan_prepare", tokens);
+    if (status == FFTUNE_OK && plan->token_plan) plan->token_plan->prepare(tokens);
     return status;
   });
 }

@@ -1,7 +1,9 @@
 // What the C API's opaque handles point to.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/token_plan.hpp"
 #include "store/preset_library.hpp"
 
 namespace fftune {
@@ -20,6 +23,8 @@ struct Library {
   std::unique_ptr<Backend> backend;
   PresetLibrary presets;
   int forks = fork_count();  // when it was opened
+  std::atomic<std::uint64_t> plans{0};
+  std::atomic<std::uint64_t> plan_nanoseconds{0};
 
   /// A CUDA context is of no use in a forked child; the CPU's threads are made anew there.
   bool lost_by_fork() const {
@@ -35,8 +40,23 @@ struct fftune_context {
 
 struct fftune_plan {
   std::shared_ptr<const fftune::Library> library;
-  fftune::Plan plan;
-  std::vector<std::size_t> alignments;  // of the buffers, in order
-  std::string buffer_names;             // "x, w, y"
+  // One of the two.
+  std::unique_ptr<const fftune::Plan> plan;
+  std::unique_ptr<const fftune::TokenPlan> token_plan;
+  // Of the buffers, in order.
+  std::vector<std::size_t> alignments;
+  std::vector<std::size_t> places_of_inputs;   // those that are only read
+  std::vector<std::size_t> places_of_outputs;  // updated, then outputs
+  std::string buffer_names;                    // "x, w, y"
   std::string description;
+
+  const std::vector<fftune::TensorSpec>& tensors() const {
+    return plan ? plan->tensors() : token_plan->tensors();
+  }
+  std::size_t buffer_count() const {
+    return plan ? plan->buffer_count() : token_plan->buffer_count();
+  }
+  std::size_t workspace_bytes() const {
+    return plan ? plan->workspace_bytes() : token_plan->workspace_bytes();
+  }
 };

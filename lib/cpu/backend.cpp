@@ -13,11 +13,13 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "cpu/callers_pool.hpp"
 #include "cpu/executable.hpp"
 #include "cpu/limits.hpp"
 #include "cpu/load.hpp"
 #include "cpu/machine.hpp"
 #include "cpu/open.hpp"
+#include "cpu/pool.hpp"
 
 namespace fftune {
 namespace {
@@ -52,6 +54,12 @@ class CpuReplay final : public Replay {
   std::vector<RecordedCall> calls_;
   int passes_;
 };
+
+std::unique_ptr<Parallel> threads_of(const CpuOptions& options, int cores) {
+  const int threads = options.threads > 0 ? std::min(options.threads, cores) : cores;
+  if (options.run_tasks) return std::make_unique<CallersPool>(threads, options.run_tasks);
+  return std::make_unique<Pool>(threads);
+}
 
 /// The last seconds of the machine: what is captured is measured next.
 class RecentLoad {
@@ -92,8 +100,9 @@ class RecentLoad {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend()
-      : facts_(cpu_facts()), engine_(std::make_shared<CpuEngine>(facts_.multiprocessors)) {}
+  explicit CpuBackend(const CpuOptions& options)
+      : facts_(cpu_facts()),
+        engine_(std::make_shared<CpuEngine>(threads_of(options, facts_.multiprocessors))) {}
 
   const DeviceFacts& facts() const override { return facts_; }
 
@@ -103,6 +112,10 @@ class CpuBackend final : public Backend {
     if (!report.failure.empty()) return {nullptr, report};
     auto ready = std::make_shared<const CpuProgram>(engine_, program);
     return {std::make_shared<const CpuExecutable>(std::move(ready), report), report};
+  }
+
+  std::size_t workspace_bytes(const Program& program) const override {
+    return CpuProgram(engine_, program).workspace_bytes();
   }
 
   std::size_t free_bytes() const override { return static_cast<std::size_t>(available_bytes()); }
@@ -167,8 +180,8 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> open_cpu() {
-  return std::make_unique<CpuBackend>();
+std::unique_ptr<Backend> open_cpu(const CpuOptions& options) {
+  return std::make_unique<CpuBackend>(options);
 }
 
 }  // namespace fftune

@@ -157,7 +157,9 @@ BlasThreads::BlasThreads(int threads) {
   if (count.holders++ > 0) return;
   count.original = library()->get_num_threads();
   count.held = threads;
-  if (count.original != threads) library()->set_num_threads(threads);
+  // Where the process gave OpenBLAS fewer threads, it has its reasons.
+  const int own = std::min(threads, count.original);
+  if (count.original != own) library()->set_num_threads(own);
 }
 
 BlasThreads::~BlasThreads() {
@@ -166,7 +168,7 @@ BlasThreads::~BlasThreads() {
   {
     const std::lock_guard lock(count.mutex);
     if (--count.holders > 0) return;
-    if (count.original != count.held) library()->set_num_threads(count.original);
+    if (count.original > count.held) library()->set_num_threads(count.original);
   }
   count.changed.notify_all();
 }

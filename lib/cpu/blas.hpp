@@ -16,9 +16,10 @@ std::string blas_version();
 /// The file that would be opened; empty if there is none.
 std::string blas_file();
 
-/// Holds OpenBLAS at a number of threads. Leases of the same number, of any threads, hold it
-/// together; one of another number waits until they are gone. The last to go restores the number
-/// found at first. A thread must not take a lease while it holds one of another number.
+/// Holds OpenBLAS at a number of threads, or at those that it had before where these are fewer.
+/// Leases of the same number, of any threads, hold it together; one of another number waits until
+/// they are gone. The last to go restores the number found at first. A thread must not take a lease
+/// while it holds one of another number.
 class BlasThreads {
  public:
   explicit BlasThreads(int threads);

@@ -7,10 +7,11 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "cpu/pool.hpp"
 #include "device/backend.hpp"
+#include "device/program.hpp"
 
 namespace fftune {
 
@@ -26,9 +27,14 @@ struct RecordedCall {
 /// What the executables of one backend share.
 class CpuEngine {
  public:
-  explicit CpuEngine(int threads) : pool(threads) {}
+  explicit CpuEngine(std::unique_ptr<Parallel> threads)
+      : owned_(std::move(threads)), pool(*owned_) {}
 
-  Pool pool;
+ private:
+  std::unique_ptr<Parallel> owned_;
+
+ public:
+  Parallel& pool;
   std::mutex turn;  // held by the program that runs
 
   /// The calls that the calling thread enqueues while `enqueue` runs, kept instead of run.

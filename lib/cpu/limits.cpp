@@ -59,7 +59,7 @@ std::uint64_t sum_of(const std::byte* data, std::size_t bytes) {
 /// By all threads, over `bytes` that no cache holds. The rates are those of the fastest piece: a
 /// piece takes a few milliseconds, so that some run undisturbed on a busy machine too, and before
 /// it comes again all the others have been through the cache.
-MemoryRates memory_rates(Pool& pool, std::size_t bytes) {
+MemoryRates memory_rates(Parallel& pool, std::size_t bytes) {
   // Left uninitialised: the first touch, by the threads that copy, is the run that is not counted.
   const std::unique_ptr<std::byte[]> from(new std::byte[bytes]);
   const std::unique_ptr<std::byte[]> to(new std::byte[bytes]);
@@ -112,7 +112,7 @@ double gemm_rate(int threads, std::int64_t n) {
 
 }  // namespace
 
-Limits measure_cpu_limits(Pool& pool, std::int64_t cache_bytes, std::size_t free_bytes) {
+Limits measure_cpu_limits(Parallel& pool, std::int64_t cache_bytes, std::size_t free_bytes) {
   const std::size_t wanted =
       std::max<std::size_t>(4 * static_cast<std::size_t>(cache_bytes), std::size_t{64} << 20);
   const std::size_t bytes = std::min(wanted, free_bytes / 4);

@@ -21,21 +21,21 @@ struct CudaBackend::Parts {
   std::vector<std::unique_ptr<const GemmPlan>> products;
 };
 
-CudaBackend::CudaBackend(SharedContext context, std::shared_ptr<const Nvrtc> nvrtc,
-                         DeviceFacts facts, const SourceSet& sources, CudaOptions options)
+CudaBackend::CudaBackend(SharedContext context, KernelOrigins origins, DeviceFacts facts,
+                         const SourceSet& sources, CudaOptions options)
     : context_(std::move(context)),
-      nvrtc_(std::move(nvrtc)),
       facts_(std::move(facts)),
       options_(std::move(options)),
-      compiler_(nvrtc_, facts_.arch, sources, options_.cache_folder),
+      compiler_(origins, facts_.arch, sources),
       pool_(context_, compiler_),
       nvml_(Nvml::open(pci_bus(context_->driver(), context_->device()))) {
   const Current current(*context_);
-  session_ = std::make_shared<const Session>(
-      context_, facts_.clock_hz,
-      [context = context_, nvrtc = nvrtc_, arch = facts_.arch, folder = options_.cache_folder] {
-        return load_delay_kernel(context, nvrtc, arch, folder);
-      });
+  session_ = std::make_shared<const Session>(context_, facts_.clock_hz,
+                                             [context = context_, nvrtc = origins.nvrtc,
+                                              arch = facts_.arch, folder = options_.cache_folder] {
+                                               return load_delay_kernel(context, nvrtc->get(), arch,
+                                                                        folder);
+                                             });
 }
 
 CudaBackend::~CudaBackend() = default;
@@ -45,10 +45,22 @@ std::vector<std::string> CudaBackend::disturbances() {
 }
 
 CompileResult CudaBackend::compile(const Program& program) {
+  return make_executable(program, AlgorithmChoice::fastest);
+}
+
+CompileResult CudaBackend::bind(const Program& program) {
+  return make_executable(program, AlgorithmChoice::first);
+}
+
+std::size_t CudaBackend::workspace_bytes(const Program& program) const {
+  return WorkspaceLayout(program).bytes;
+}
+
+CompileResult CudaBackend::make_executable(const Program& program, AlgorithmChoice choice) {
   const Current current(*context_);
   Parts parts;
   parts.report.failure = load_kernels(program, parts);
-  if (parts.report.failure.empty()) parts.report.failure = plan_products(program, parts);
+  if (parts.report.failure.empty()) parts.report.failure = plan_products(program, choice, parts);
   CompileResult result;
   if (parts.report.failure.empty()) {
     try {
@@ -98,13 +110,14 @@ std::string CudaBackend::load_kernels(const Program& program, Parts& parts) {
   return {};
 }
 
-std::string CudaBackend::plan_products(const Program& program, Parts& parts) {
+std::string CudaBackend::plan_products(const Program& program, AlgorithmChoice choice,
+                                       Parts& parts) {
   try {
     for (const auto& step : program.steps)
       if (const auto* product = std::get_if<LibraryGemm>(&step)) {
         const std::lock_guard lock(products_mutex_);
-        parts.products.push_back(
-            std::make_unique<const GemmPlan>(session_, cublaslt(), *product, facts_.l2_bytes));
+        parts.products.push_back(std::make_unique<const GemmPlan>(session_, cublaslt(), *product,
+                                                                  facts_.l2_bytes, choice));
       }
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::unavailable) throw;

@@ -10,10 +10,10 @@
 
 #include "cuda/context.hpp"
 #include "cuda/cublaslt.hpp"
+#include "cuda/gemm.hpp"
 #include "cuda/kernel_compiler.hpp"
 #include "cuda/kernel_pool.hpp"
 #include "cuda/nvml.hpp"
-#include "cuda/nvrtc.hpp"
 #include "cuda/open.hpp"
 #include "cuda/session.hpp"
 #include "device/backend.hpp"
@@ -24,13 +24,16 @@ namespace fftune::cuda {
 /// it can live in a process with others.
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(SharedContext context, std::shared_ptr<const Nvrtc> nvrtc, DeviceFacts facts,
+  CudaBackend(SharedContext context, KernelOrigins origins, DeviceFacts facts,
               const SourceSet& sources, CudaOptions options);
   ~CudaBackend() override;
 
   const DeviceFacts& facts() const override { return facts_; }
   std::vector<std::string> warnings() const override { return compiler_.warnings(); }
   CompileResult compile(const Program& program) override;
+  CompileResult bind(const Program& program) override;
+  std::size_t workspace_bytes(const Program& program) const override;
+  CompileCounters counters() const override { return compiler_.counters(); }
   std::size_t free_bytes() const override;
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
   void write(void* device, const void* host, std::size_t bytes) override;
@@ -49,11 +52,11 @@ class CudaBackend final : public Backend {
   struct Parts;
   /// Fills `parts`; returns why that fails.
   std::string load_kernels(const Program& program, Parts& parts);
-  std::string plan_products(const Program& program, Parts& parts);
+  std::string plan_products(const Program& program, AlgorithmChoice choice, Parts& parts);
+  CompileResult make_executable(const Program& program, AlgorithmChoice choice);
   std::shared_ptr<const CublasLt> cublaslt();
 
   SharedContext context_;
-  std::shared_ptr<const Nvrtc> nvrtc_;
   DeviceFacts facts_;
   CudaOptions options_;
   KernelCompiler compiler_;

@@ -1,10 +1,9 @@
 #include "cuda/cubin_file.hpp"
 
 #include <cstdint>
-#include <cstring>
-#include <limits>
 
 #include "core/hash.hpp"
+#include "cuda/bytes.hpp"
 
 namespace fftune::cuda {
 namespace {
@@ -20,60 +19,10 @@ std::uint64_t second_hash(std::string_view key) {
   return fnv1a(key, fnv1a("the second hash of a cubin's key"));
 }
 
-class Writer {
- public:
-  void number(std::uint64_t value) {
-    char bytes[sizeof value];
-    std::memcpy(bytes, &value, sizeof value);
-    out.append(bytes, sizeof value);
-  }
-  void text(std::string_view value) {
-    number(value.size());
-    out.append(value);
-  }
-  std::string out;
-};
-
-class Reader {
- public:
-  explicit Reader(std::string_view rest) : rest_(rest) {}
-  std::uint64_t number() {
-    std::uint64_t value = 0;
-    if (rest_.size() < sizeof value) {
-      good_ = false;
-      return 0;
-    }
-    std::memcpy(&value, rest_.data(), sizeof value);
-    rest_.remove_prefix(sizeof value);
-    return value;
-  }
-  int small_number() {
-    const auto value = number();
-    if (value > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) good_ = false;
-    return good_ ? static_cast<int>(value) : 0;
-  }
-  std::string text() {
-    const auto size = number();
-    if (size > rest_.size()) {
-      good_ = false;
-      return {};
-    }
-    std::string value(rest_.substr(0, size));
-    rest_.remove_prefix(size);
-    return value;
-  }
-  bool good() const { return good_; }
-  bool at_end() const { return good_ && rest_.empty(); }
-
- private:
-  std::string_view rest_;
-  bool good_ = true;
-};
-
 }  // namespace
 
 std::string encode_cubin_file(std::string_view key, const CompiledKernel& kernel) {
-  Writer body;
+  ByteWriter body;
   body.number(second_hash(key));
   body.number(key.size());
   body.text(kernel.lowered_name);
@@ -84,7 +33,7 @@ std::string encode_cubin_file(std::string_view key, const CompiledKernel& kernel
   body.number(kernel.report.warnings.size());
   for (const auto& warning : kernel.report.warnings) body.text(warning);
   body.text(kernel.image);
-  Writer file;
+  ByteWriter file;
   file.out = magic;
   file.number(fnv1a(body.out));
   file.out += body.out;
@@ -93,10 +42,10 @@ std::string encode_cubin_file(std::string_view key, const CompiledKernel& kernel
 
 std::optional<CompiledKernel> decode_cubin_file(std::string_view key, std::string_view content) {
   if (content.size() < checksum_end || content.substr(0, magic.size()) != magic) return {};
-  const auto checksum = Reader(content.substr(magic.size())).number();
+  const auto checksum = ByteReader(content.substr(magic.size())).number();
   const auto body = content.substr(checksum_end);
   if (checksum != fnv1a(body)) return {};
-  Reader reader(body);
+  ByteReader reader(body);
   if (reader.number() != second_hash(key) || reader.number() != key.size()) return {};
   CompiledKernel kernel;
   kernel.lowered_name = reader.text();

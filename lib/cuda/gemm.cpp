@@ -81,12 +81,13 @@ CublasLtProduct product_of(const CublasLt& library, const LibraryGemm& gemm) {
 
 GemmPlan::GemmPlan(const std::shared_ptr<const Session>& session,
                    std::shared_ptr<const CublasLt> library, const LibraryGemm& gemm,
-                   std::int64_t l2_bytes)
+                   std::int64_t l2_bytes, AlgorithmChoice choice)
     : library_(std::move(library)),
       product_(product_of(*library_, gemm)),
       beta_(gemm.accumulates ? 1.0f : 0.0f) {
   const auto algorithms = product_.algorithms(*library_, requested_algorithms);
-  const auto best = fastest(session, gemm, l2_bytes, algorithms);
+  const auto best = choice == AlgorithmChoice::first ? std::size_t{0}
+                                                     : fastest(session, gemm, l2_bytes, algorithms);
   algorithm_ = algorithms[best].algo;
   description_ = fmt::format("cuBLASLt {}, algorithm {} of {}", library_->version(), best + 1,
                              algorithms.size());

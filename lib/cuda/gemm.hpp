@@ -22,14 +22,19 @@ struct GemmAddresses {
   CUdeviceptr b_scale = 0;
 };
 
+/// Of the library's top algorithms: the one that is fastest here, which is measured, or the one
+/// that the library names first.
+enum class AlgorithmChoice { fastest, first };
+
 /// Immutable: any thread may enqueue it, each with a workspace of its own.
 class GemmPlan {
  public:
-  /// Times the library's top algorithms on buffers of its own, random and past the size of the L2.
+  /// Algorithms are timed on buffers of its own, random and past the size of the L2.
   /// The context must be current. Throws Error(unavailable) if the library does not take the
   /// product or memory is short.
   GemmPlan(const std::shared_ptr<const Session>& session, std::shared_ptr<const CublasLt> library,
-           const LibraryGemm& gemm, std::int64_t l2_bytes);
+           const LibraryGemm& gemm, std::int64_t l2_bytes,
+           AlgorithmChoice choice = AlgorithmChoice::fastest);
 
   /// Addresses are 256-byte aligned. Throws Error(device_fault).
   void enqueue(const GemmAddresses& at, CUdeviceptr workspace, CUstream stream) const;

@@ -76,28 +76,59 @@ class Compilation {
 
 }  // namespace
 
-KernelCompiler::KernelCompiler(std::shared_ptr<const Nvrtc> nvrtc, std::string arch,
-                               const SourceSet& sources, const std::filesystem::path& cache_folder)
-    : nvrtc_(std::move(nvrtc)),
-      arch_(std::move(arch)),
-      sources_(sources),
-      cache_(cache_folder.empty() ? cache_folder : cache_folder / "cubin"),
-      options_{"--std=c++20", "--gpu-architecture=" + arch_, "--ptxas-options=-v",
-               "--device-as-default-execution-space", "--generate-line-info"} {
-  if (!nvrtc_->supports(arch_))
+KernelOrigins compiled_by(std::shared_ptr<const Nvrtc> nvrtc, std::filesystem::path cache_folder) {
+  KernelOrigins origins;
+  origins.cache_folder = std::move(cache_folder);
+  origins.nvrtc = std::make_shared<LazyNvrtc>([nvrtc = std::move(nvrtc)] { return nvrtc; });
+  return origins;
+}
+
+void check_supported(const Nvrtc& nvrtc, const std::string& arch) {
+  if (!nvrtc.supports(arch))
     throw Error(ErrorKind::invalid_input,
                 fmt::format("NVRTC {} does not compile for {}: install a newer CUDA Toolkit",
-                            nvrtc_->version(), arch_));
+                            nvrtc.version(), arch));
+}
+
+KernelCompiler::KernelCompiler(KernelOrigins origins, std::string arch, const SourceSet& sources)
+    : origins_(std::move(origins)),
+      arch_(std::move(arch)),
+      sources_(sources),
+      cache_(origins_.cache_folder.empty() ? origins_.cache_folder
+                                           : origins_.cache_folder / "cubin"),
+      options_{"--std=c++20", "--gpu-architecture=" + arch_, "--ptxas-options=-v",
+               "--device-as-default-execution-space", "--generate-line-info"} {}
+
+KernelCompiler::KernelCompiler(std::shared_ptr<const Nvrtc> nvrtc, std::string arch,
+                               const SourceSet& sources, const std::filesystem::path& cache_folder)
+    : KernelCompiler(compiled_by(nvrtc, cache_folder), std::move(arch), sources) {
+  check_supported(*nvrtc, arch_);
 }
 
 std::vector<std::string> KernelCompiler::warnings() const {
-  if (cache_.warning().empty()) return {};
-  return {cache_.warning()};
+  std::vector<std::string> warnings;
+  if (!cache_.warning().empty()) warnings.push_back(cache_.warning());
+  if (origins_.bundle)
+    if (auto complaint = origins_.bundle->complaint(arch_, sources_); !complaint.empty())
+      warnings.push_back(std::move(complaint));
+  return warnings;
 }
 
-std::string KernelCompiler::cache_key(const KernelSource& source,
+CompileCounters KernelCompiler::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+const std::string& KernelCompiler::code_hash(const std::string& file) const {
+  const std::lock_guard lock(mutex_);
+  auto& hash = code_hashes_[file];
+  if (hash.empty()) hash = sources_.hash({file});
+  return hash;
+}
+
+std::string KernelCompiler::cache_key(const Nvrtc& nvrtc, const KernelSource& source,
                                       const std::vector<std::string>& closure) const {
-  std::string key = fmt::format("NVRTC {}\n{}\n{}\n", nvrtc_->version(), fmt::join(options_, " "),
+  std::string key = fmt::format("NVRTC {}\n{}\n{}\n", nvrtc.version(), fmt::join(options_, " "),
                                 source.expression);
   for (const auto& file : closure) {
     const auto& text = sources_.text(file);
@@ -107,27 +138,74 @@ std::string KernelCompiler::cache_key(const KernelSource& source,
   return key;
 }
 
+CompileOutcome KernelCompiler::from_bundle(const KernelSource& source) const {
+  CompileOutcome outcome;
+  auto found =
+      origins_.bundle->find({arch_, source.file, source.expression}, code_hash(source.file));
+  outcome.failure = std::move(found.reason);
+  if (!found.kernel) return outcome;
+  outcome.kernel = std::move(*found.kernel);
+  outcome.cached = true;
+  const std::lock_guard lock(mutex_);
+  ++counters_.from_bundle;
+  return outcome;
+}
+
 CompileOutcome KernelCompiler::compile(const KernelSource& source) const {
+  std::string not_bundled;
+  if (origins_.bundle) {
+    auto outcome = from_bundle(source);
+    if (outcome.failure.empty()) return outcome;
+    not_bundled = std::move(outcome.failure);
+  }
+  try {
+    const auto nvrtc = origins_.nvrtc->get();
+    check_supported(*nvrtc, arch_);
+    auto outcome = compile_by(*nvrtc, source);
+    if (origins_.no_jit && !outcome.failure.empty() && !not_bundled.empty())
+      outcome.failure += ": " + not_bundled;
+    return outcome;
+  } catch (const Error& error) {
+    if (not_bundled.empty()) throw;
+    CompileOutcome outcome;
+    outcome.failure = fmt::format("{}: {}; {}", source.expression, not_bundled, error.what());
+    return outcome;
+  }
+}
+
+CompileOutcome KernelCompiler::compile_by(const Nvrtc& nvrtc, const KernelSource& source) const {
   const auto closure = sources_.closure(source.file);
-  const auto key = cache_key(source, closure);
+  const auto key = cache_key(nvrtc, source, closure);
   CompileOutcome outcome;
   if (auto kernel = cache_.load(key)) {
     outcome.kernel = std::move(*kernel);
     outcome.cached = true;
+    const std::lock_guard lock(mutex_);
+    ++counters_.from_cache;
     return outcome;
   }
-  outcome = build(source, closure);
+  if (origins_.no_jit) {
+    outcome.failure = fmt::format(
+        "{}: it is not compiled, and compiling is switched off (FFTUNE_NO_JIT)", source.expression);
+    return outcome;
+  }
+  outcome = build(nvrtc, source, closure);
+  {
+    const std::lock_guard lock(mutex_);
+    ++counters_.compiled;
+    counters_.compile_seconds += outcome.seconds;
+  }
   if (outcome.failure.empty()) outcome.kernel = cache_.publish(key, std::move(outcome.kernel));
   return outcome;
 }
 
-CompileOutcome KernelCompiler::build(const KernelSource& source,
+CompileOutcome KernelCompiler::build(const Nvrtc& nvrtc, const KernelSource& source,
                                      const std::vector<std::string>& closure) const {
   CompileOutcome outcome;
   outcome.kernel.report.name = source.expression;
   const auto start = std::chrono::steady_clock::now();
   try {
-    Compilation compilation(*nvrtc_, sources_, closure);
+    Compilation compilation(nvrtc, sources_, closure);
     const auto result = compilation.run(source.expression, options_);
     const auto log = compilation.log();
     if (result == NVRTC_SUCCESS) {
@@ -137,7 +215,7 @@ CompileOutcome KernelCompiler::build(const KernelSource& source,
       outcome.kernel.report.name = source.expression;
     } else {
       outcome.failure = fmt::format("{}: {}", source.expression,
-                                    log.empty() ? nvrtc_->error_string(result) : first_error(log));
+                                    log.empty() ? nvrtc.error_string(result) : first_error(log));
     }
   } catch (const Error& error) {
     outcome.failure = fmt::format("{}: {}", source.expression, error.what());

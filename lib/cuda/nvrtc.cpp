@@ -50,6 +50,12 @@ bool Nvrtc::supports(const std::string& arch) const {
   return std::find(known.begin(), known.end(), number) != known.end();
 }
 
+std::shared_ptr<const Nvrtc> LazyNvrtc::get() {
+  const std::lock_guard lock(mutex_);
+  if (!opened_) opened_ = open_();
+  return opened_;
+}
+
 std::shared_ptr<const Nvrtc> open_nvrtc_among(const std::vector<std::string>& candidates,
                                               std::optional<int> newest_major) {
   std::string found;

@@ -4,9 +4,12 @@
 #include <nvrtc.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fftune::cuda {
@@ -33,6 +36,21 @@ struct Nvrtc {
   std::string version() const;  // "13.0"
   /// Whether it compiles for "sm_90a".
   bool supports(const std::string& arch) const;
+};
+
+/// NVRTC that is opened when it is first needed. Any thread may ask for it.
+class LazyNvrtc {
+ public:
+  using Open = std::function<std::shared_ptr<const Nvrtc>()>;
+
+  explicit LazyNvrtc(Open open) : open_(std::move(open)) {}
+  /// Throws what `open` throws.
+  std::shared_ptr<const Nvrtc> get();
+
+ private:
+  std::mutex mutex_;
+  Open open_;
+  std::shared_ptr<const Nvrtc> opened_;
 };
 
 /// Takes the first libnvrtc of 12.4 or newer, looking where the loader does and below `folders`;

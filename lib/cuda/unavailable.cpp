@@ -24,4 +24,8 @@ std::unique_ptr<Compiler> make_cuda_compiler(const std::string&, const SourceSet
   throw Error(ErrorKind::unavailable, reason);
 }
 
+std::unique_ptr<BundleBuilder> make_bundle_builder(const SourceSet&, const CudaOptions&) {
+  throw Error(ErrorKind::unavailable, reason);
+}
+
 }  // namespace fftune

@@ -8,4 +8,12 @@ int CompileReport::spill_bytes() const {
   return bytes;
 }
 
+std::size_t Backend::workspace_bytes(const Program& program) const {
+  constexpr std::size_t alignment = 256;
+  std::size_t bytes = 0;
+  for (const auto& scratch : program.scratch)
+    bytes += (scratch.bytes + alignment - 1) / alignment * alignment;
+  return bytes;
+}
+
 }  // namespace fftune

@@ -78,6 +78,14 @@ struct Limits {
   std::string method{};         // how both came about, for people: "copy of 1 GiB; cuBLASLt 8192^3"
 };
 
+/// Where the kernels of a backend came from, since it was opened.
+struct CompileCounters {
+  std::uint64_t compiled = 0;     // by the run-time compiler
+  double compile_seconds = 0;     // in it
+  std::uint64_t from_cache = 0;   // from the disk
+  std::uint64_t from_bundle = 0;  // from a bundle
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -88,6 +96,17 @@ class Backend {
 
   /// Compiles, or takes from the cache, and loads. A failure is a result. Any thread may call it.
   virtual CompileResult compile(const Program& program) = 0;
+
+  /// The same for one of many programs that differ in numbers alone: measures nothing, so that it
+  /// takes microseconds once the kernels are compiled. A product of the vendor's library is run by
+  /// the algorithm that the library names first.
+  virtual CompileResult bind(const Program& program) { return compile(program); }
+
+  /// Executable::workspace_bytes() of the program, without compiling it.
+  virtual std::size_t workspace_bytes(const Program& program) const;
+
+  /// What compile() and bind() have done so far.
+  virtual CompileCounters counters() const { return {}; }
 
   virtual std::size_t free_bytes() const = 0;
   /// Uninitialised, 256-byte aligned. Throws Error(unavailable) with the bytes needed and there.

@@ -15,6 +15,7 @@ class SourceSet {
   /// Names are relative to the kernels folder: "gemm/groups.cuh".
   explicit SourceSet(std::map<std::string, std::string> files);
 
+  bool has(std::string_view file) const { return files_.contains(std::string(file)); }
   /// Throws Error(internal) if there is no such file.
   const std::string& text(std::string_view file) const;
   /// `file` and every embedded file it includes with quotes, directly or not, sorted; `file`

@@ -23,18 +23,6 @@ std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
   return names;
 }
 
-/// The sum of the families' own estimates of their variants, in seconds; none if one has no model.
-std::optional<double> estimate_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
-                                  const Recipe& recipe) {
-  double seconds = 0;
-  for (const Variant& variant : recipe) {
-    const auto own = family_of(op, variant.family).estimate(problem, facts, variant.config);
-    if (!own) return std::nullopt;
-    seconds += *own;
-  }
-  return seconds;
-}
-
 /// A record of another shape was the fastest there, but its tiles may fit this shape badly. It is
 /// replaced by the op's default only if the cost model puts it this many times above the default:
 /// the record was measured, the model is an estimate.
@@ -49,6 +37,19 @@ std::optional<double> misfit(const Op& op, const Problem& problem, const DeviceF
   return *own / *other;
 }
 
+}  // namespace
+
+std::optional<double> estimate_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                                  const Recipe& recipe) {
+  double seconds = 0;
+  for (const Variant& variant : recipe) {
+    const auto own = family_of(op, variant.family).estimate(problem, facts, variant.config);
+    if (!own) return std::nullopt;
+    seconds += *own;
+  }
+  return seconds;
+}
+
 Comparison comparison_of(const Op& op) {
   Comparison comparison{std::string(op.token_size())};
   for (const auto& option : op.options()) {
@@ -58,7 +59,22 @@ Comparison comparison_of(const Op& op) {
   return comparison;
 }
 
-}  // namespace
+std::string far_words(const Op& op, const Problem& problem, const Problem& record) {
+  constexpr double far_in_tokens = 4, far_in_sizes = 2;
+  std::string words;
+  for (const auto& [name, value] : record.sizes) {
+    const auto own = problem.sizes.find(name);
+    if (own == problem.sizes.end()) continue;
+    const double times = static_cast<double>(own->second) / static_cast<double>(value);
+    const double limit = name == op.token_size() ? far_in_tokens : far_in_sizes;
+    if (times <= limit && times >= 1 / limit) continue;
+    const double ratio = std::max(times, 1 / times);
+    const auto number = ratio < 10 ? fmt::format("{:.3g}", ratio) : fmt::format("{:.0f}", ratio);
+    words += fmt::format("{}{} is {} the record's", words.empty() ? "" : ", ", name,
+                         times > 1 ? number + " times" : "1/" + number + " of");
+  }
+  return words;
+}
 
 std::string record_illegality(const Op& op, const Problem& problem, const DeviceFacts& facts,
                               const PresetRecord& record) {
@@ -156,6 +172,8 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   }
   choice.recipe = record.recipe();
   choice.reason = choice.preset->reason;
+  choice.far = far_words(op, problem, record.problem);
+  if (!choice.far.empty()) choice.reason += fmt::format("; far away: {}", choice.far);
   if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {
     choice.stale = true;
     choice.reason += fmt::format("; stale: the sources of {} have changed since it was tuned",

@@ -14,7 +14,10 @@ struct Choice {
   Recipe recipe;
   std::optional<PresetMatch> preset;  // none: the op's default for this device
   bool stale = false;                 // the preset's kernel sources have changed since
-  std::string reason;                 // which rule chose it and why, one line
+  /// Where the preset's shape is far from the problem's, how: "m is 16 times the record's". Empty:
+  /// near, or no preset.
+  std::string far;
+  std::string reason;  // which rule chose it and why, one line
 };
 
 /// The record that serves the problem, or the op's default where there is none, or where the record
@@ -22,6 +25,17 @@ struct Choice {
 /// canonical. Throws Error(unavailable) only if no family at all can serve it.
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
+
+/// The sizes by which a record is far from a problem, the token size by more than 4 times, another
+/// by more than 2: "m is 16 times the record's, d is 1/4 of the record's". Empty: it is near.
+std::string far_words(const Op& op, const Problem& problem, const Problem& record);
+
+/// The sum of the families' own estimates of their variants, in seconds; none if one has no model.
+std::optional<double> estimate_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                                  const Recipe& recipe);
+
+/// How problems of the op are compared with the presets' records.
+Comparison comparison_of(const Op& op);
 
 /// Why the record's recipe cannot serve `problem` on the device, one line; empty if it can: its
 /// families cover the op's stages in order, each exactly once, and every variant is legal.

@@ -7,14 +7,26 @@
 #include <string_view>
 
 #include "core/error.hpp"
-#include "cpu/open.hpp"
+#include "cpu/machine.hpp"
 #include "cuda/open.hpp"
 
 namespace fftune {
 namespace {
 
 CudaOptions cuda_options(const Environment& environment) {
-  return {environment.cache_folder, environment.toolkit_folders};
+  return {.cache_folder = environment.cache_folder,
+          .toolkit_folders = environment.toolkit_folders,
+          .bundle = environment.bundle,
+          .no_jit = environment.no_jit};
+}
+
+/// The caller's options, and the environment's for what they leave open.
+CpuOptions cpu_options(CpuOptions options, const Environment& environment) {
+  if (options.threads > 0) return options;
+  if (!environment.threads_complaint.empty())
+    throw Error(ErrorKind::invalid_input, environment.threads_complaint);
+  options.threads = environment.threads.value_or(0);
+  return options;
 }
 
 /// "cpu" is -1, "cuda" is 0, "cuda:3" is 3; nothing for any other word.
@@ -57,17 +69,21 @@ std::string default_device(const Environment& environment) {
 }
 
 std::unique_ptr<Backend> open_device(const std::string& spec, const SourceSet& sources,
-                                     const Environment& environment) {
+                                     const Environment& environment, const CpuOptions& cpu) {
   const auto ordinal = parse_spec(spec);
   if (!ordinal)
     throw Error(ErrorKind::invalid_input, fmt::format("'{}' is no device: there is {}", spec,
                                                       what_is_here(list_devices(environment))));
-  if (*ordinal < 0) return open_cpu();
+  if (*ordinal < 0) return open_cpu(cpu_options(cpu, environment));
   const Devices devices = list_devices(environment);
   if (static_cast<std::size_t>(*ordinal) + 1 >= devices.found.size())
     throw Error(ErrorKind::unavailable,
                 fmt::format("device '{}' is not here: there is {}", spec, what_is_here(devices)));
   return open_cuda(*ordinal, sources, cuda_options(environment));
+}
+
+std::size_t free_host_bytes() {
+  return static_cast<std::size_t>(available_bytes());
 }
 
 }  // namespace fftune

@@ -1,10 +1,12 @@
 // Finding and opening devices by name: "cpu", "cuda:0".
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cpu/open.hpp"
 #include "device/backend.hpp"
 #include "runtime/environment.hpp"
 
@@ -27,8 +29,12 @@ Devices list_devices(const Environment& environment);
 std::string default_device(const Environment& environment);
 
 /// Throws Error(invalid_input) for a word that is no device, Error(unavailable) for one that is not
-/// here, each naming the devices there are. `sources` must outlive the backend.
+/// here, each naming the devices there are. `sources` must outlive the backend. `cpu` is for the
+/// CPU; its threads are the environment's where it does not say.
 std::unique_ptr<Backend> open_device(const std::string& spec, const SourceSet& sources,
-                                     const Environment& environment);
+                                     const Environment& environment, const CpuOptions& cpu = {});
+
+/// What can be allocated on the host without swapping, within the control groups' limits.
+std::size_t free_host_bytes();
 
 }  // namespace fftune

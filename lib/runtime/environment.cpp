@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdlib>
 #include <string_view>
 #include <system_error>
@@ -105,7 +106,27 @@ std::vector<fs::path> preset_folders() {
   return folders;
 }
 
+void read_threads(Environment& environment) {
+  const auto text = variable("FFTUNE_THREADS");
+  if (!text) return;
+  int threads = 0;
+  const char* const end = text->data() + text->size();
+  const auto [rest, error] = std::from_chars(text->data(), end, threads);
+  if (error == std::errc() && rest == end && threads >= 1)
+    environment.threads = threads;
+  else
+    environment.threads_complaint =
+        "FFTUNE_THREADS is '" + *text + "': set it to a number of threads, 1 or more";
+}
+
 }  // namespace
+
+std::size_t columns_asked_for() {
+  const std::string text = variable("COLUMNS").value_or("");
+  std::size_t columns = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), columns);
+  return error == std::errc() && end == text.data() + text.size() ? columns : 0;
+}
 
 bool dumb_terminal() {
   const char* const name = std::getenv("TERM");
@@ -122,11 +143,12 @@ Environment read_environment() {
     environment.cache_folder = xdg_folder("XDG_CACHE_HOME", ".cache") / "fftune";
   environment.state_folder = xdg_folder("XDG_STATE_HOME", ".local/state") / "fftune";
   for (const char* name : {"CUDA_HOME", "CUDA_PATH"})
-    if (const auto folder = variable(name)) {
-      environment.cuda_folders.emplace_back(*folder);
+    if (const auto folder = variable(name))
       environment.toolkit_folders.push_back(fs::path(*folder) / "lib64");
-    }
   environment.toolkit_folders.emplace_back("/usr/local/cuda/lib64");
+  if (const auto bundle = variable("FFTUNE_BUNDLE")) environment.bundle = *bundle;
+  environment.no_jit = variable("FFTUNE_NO_JIT").value_or("0") != "0";
+  read_threads(environment);
   environment.dumb_terminal = dumb_terminal();
   environment.no_color = variable("NO_COLOR").has_value() || environment.dumb_terminal;
   return environment;

@@ -1,6 +1,7 @@
 // The process's environment, read here and nowhere else.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -13,15 +14,21 @@ struct Environment {
   std::filesystem::path user_presets;                 // the user's: XDG data/fftune/presets
   std::filesystem::path cache_folder;                 // $FFTUNE_CACHE, or XDG cache/fftune
   std::filesystem::path state_folder;                 // XDG state/fftune: journals
-  std::vector<std::filesystem::path> cuda_folders;    // $CUDA_HOME, $CUDA_PATH, where set
   /// Where a CUDA toolkit's libraries may be, after the loader's own folders: lib64 of $CUDA_HOME
   /// and $CUDA_PATH, then of /usr/local/cuda.
   std::vector<std::filesystem::path> toolkit_folders;
-  bool no_color = false;       // NO_COLOR, or a terminal without escapes
-  bool dumb_terminal = false;  // TERM=dumb: no escapes at all
+  std::filesystem::path bundle;   // $FFTUNE_BUNDLE: compiled kernels; empty: none
+  bool no_jit = false;            // $FFTUNE_NO_JIT: anything but 0
+  std::optional<int> threads;     // $FFTUNE_THREADS: of the CPU backend, at most
+  std::string threads_complaint;  // why FFTUNE_THREADS is no number; empty: it is one, or not set
+  bool no_color = false;          // NO_COLOR, or a terminal without escapes
+  bool dumb_terminal = false;     // TERM=dumb: no escapes at all
 };
 
 Environment read_environment();
+
+/// $COLUMNS, how wide a page may be; 0 where it is not set or is no number.
+std::size_t columns_asked_for();
 
 /// Environment::dumb_terminal alone, for a fault's last words: it needs no memory.
 bool dumb_terminal();

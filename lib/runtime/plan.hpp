@@ -1,12 +1,11 @@
 // A plan: a problem bound to one variant per stage, compiled, ready to run.
 #pragma once
 
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
+#include "runtime/tensor_layout.hpp"
 
 namespace fftune {
 
@@ -24,22 +23,19 @@ class Plan {
   const Problem& problem() const { return problem_; }
   const Recipe& recipe() const { return recipe_; }
   /// The op's tensors in order; the first buffer_count() of them are the caller's buffers.
-  const std::vector<TensorSpec>& tensors() const { return tensors_; }
-  std::size_t buffer_count() const { return buffer_count_; }
+  const std::vector<TensorSpec>& tensors() const { return layout_.tensors(); }
+  std::size_t buffer_count() const { return layout_.buffer_count(); }
   /// Intermediates, then the largest workspace of any variant.
   std::size_t workspace_bytes() const { return workspace_bytes_; }
-  const std::vector<std::shared_ptr<const Executable>>& executables() const { return executables_; }
+  const Executables& executables() const { return executables_; }
 
  private:
   const Op* op_;
   Problem problem_;
   Recipe recipe_;
-  std::vector<TensorSpec> tensors_;
-  std::size_t buffer_count_ = 0;
-  std::vector<std::size_t> intermediate_offsets_;  // in the workspace
-  std::size_t scratch_offset_ = 0;
+  TensorLayout layout_;
   std::size_t workspace_bytes_ = 0;
-  std::vector<std::shared_ptr<const Executable>> executables_;
+  Executables executables_;
 };
 
 }  // namespace fftune

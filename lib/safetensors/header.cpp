@@ -22,8 +22,8 @@ constexpr std::uint64_t longest_header = 100'000'000;
 constexpr std::size_t most_dimensions = 16;
 
 template <typename... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorKind::invalid_input, fmt::format(format, std::forward<Args>(args)...));
+Error invalid(fmt::format_string<Args...> format, Args&&... args) {
+  return Error(ErrorKind::invalid_input, fmt::format(format, std::forward<Args>(args)...));
 }
 
 std::string quoted(std::string_view name) {
@@ -34,14 +34,14 @@ std::string quoted(std::string_view name) {
 std::size_t count_in(const JsonValue& value, const std::string& tensor, std::string_view what) {
   const auto* number = value.get_if<std::int64_t>();
   if (number == nullptr || *number < 0)
-    fail("{} has {} {}: it should be a whole number from 0 on", quoted(tensor), what,
-         json_brief(value));
+    throw invalid("{} has {} {}: it should be a whole number from 0 on", quoted(tensor), what,
+                  json_brief(value));
   return static_cast<std::size_t>(*number);
 }
 
 std::size_t product(std::size_t a, std::size_t b, const std::string& tensor) {
   if (b != 0 && a > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) / b)
-    fail("{} has a shape of more bytes than there are addresses", quoted(tensor));
+    throw invalid("{} has a shape of more bytes than there are addresses", quoted(tensor));
   return a * b;
 }
 
@@ -54,8 +54,8 @@ struct Fields {
 Fields fields_of(const std::string& tensor, const JsonValue& value) {
   const auto* object = value.get_if<JsonValue::Object>();
   if (object == nullptr)
-    fail("{} is {}: it should be an object with dtype, shape and data_offsets", quoted(tensor),
-         json_brief(value));
+    throw invalid("{} is {}: it should be an object with dtype, shape and data_offsets",
+                  quoted(tensor), json_brief(value));
   Fields fields;
   for (const auto& [key, field] : *object) {
     const JsonValue** const place = key == "dtype"          ? &fields.dtype
@@ -63,15 +63,15 @@ Fields fields_of(const std::string& tensor, const JsonValue& value) {
                                     : key == "data_offsets" ? &fields.offsets
                                                             : nullptr;
     if (place == nullptr)
-      fail("{} has a field {}: there are dtype, shape and data_offsets alone", quoted(tensor),
-           quoted(key));
-    if (*place != nullptr) fail("{} has the field {} twice", quoted(tensor), quoted(key));
+      throw invalid("{} has a field {}: there are dtype, shape and data_offsets alone",
+                    quoted(tensor), quoted(key));
+    if (*place != nullptr) throw invalid("{} has the field {} twice", quoted(tensor), quoted(key));
     *place = &field;
   }
   for (const auto& [field, name] : {std::pair(fields.dtype, "dtype"),
                                     {fields.shape, "shape"},
                                     {fields.offsets, "data_offsets"}})
-    if (field == nullptr) fail("{} lacks the field '{}'", quoted(tensor), name);
+    if (field == nullptr) throw invalid("{} lacks the field '{}'", quoted(tensor), name);
   return fields;
 }
 
@@ -79,8 +79,8 @@ Element element_in(const JsonValue& value, const std::string& tensor) {
   const auto* name = value.get_if<std::string>();
   const auto element = name ? parse_element(*name) : std::nullopt;
   if (!element)
-    fail("{} has the unknown dtype {}: known are {}", quoted(tensor), json_brief(value),
-         element_names());
+    throw invalid("{} has the unknown dtype {}: known are {}", quoted(tensor), json_brief(value),
+                  element_names());
   return *element;
 }
 
@@ -94,9 +94,11 @@ SavedTensor tensor_in(const std::string& name, const JsonValue& value, std::size
 
   const auto* shape = fields.shape->get_if<JsonValue::Array>();
   if (shape == nullptr)
-    fail("{} has the shape {}: it should be an array", quoted(name), json_brief(*fields.shape));
+    throw invalid("{} has the shape {}: it should be an array", quoted(name),
+                  json_brief(*fields.shape));
   if (shape->size() > most_dimensions)
-    fail("{} has {} dimensions: {} are the most", quoted(name), shape->size(), most_dimensions);
+    throw invalid("{} has {} dimensions: {} are the most", quoted(name), shape->size(),
+                  most_dimensions);
   std::size_t bytes = element_bytes(tensor.element);
   for (const JsonValue& extent : *shape) {
     const std::size_t count = count_in(extent, name, "an extent");
@@ -106,16 +108,16 @@ SavedTensor tensor_in(const std::string& name, const JsonValue& value, std::size
 
   const auto* offsets = fields.offsets->get_if<JsonValue::Array>();
   if (offsets == nullptr || offsets->size() != 2)
-    fail("{} has the data_offsets {}: they should be two numbers", quoted(name),
-         json_brief(*fields.offsets));
+    throw invalid("{} has the data_offsets {}: they should be two numbers", quoted(name),
+                  json_brief(*fields.offsets));
   const std::size_t begin = count_in((*offsets)[0], name, "a data offset");
   const std::size_t end = count_in((*offsets)[1], name, "a data offset");
   if (begin > end || end > data)
-    fail("{} lies at bytes {} to {} of {}: the file is cut short or damaged", quoted(name), begin,
-         end, data);
+    throw invalid("{} lies at bytes {} to {} of {}: the file is cut short or damaged", quoted(name),
+                  begin, end, data);
   if (end - begin != bytes)
-    fail("{} has {} bytes, but {} of shape {} takes {}", quoted(name), end - begin,
-         element_name(tensor.element), shape_text(tensor.shape), bytes);
+    throw invalid("{} has {} bytes, but {} of shape {} takes {}", quoted(name), end - begin,
+                  element_name(tensor.element), shape_text(tensor.shape), bytes);
   tensor.begin = data_begin + begin;
   tensor.end = data_begin + end;
   return tensor;
@@ -123,12 +125,13 @@ SavedTensor tensor_in(const std::string& name, const JsonValue& value, std::size
 
 void check_metadata(const JsonValue& value) {
   const auto* object = value.get_if<JsonValue::Object>();
-  if (object == nullptr) fail("__metadata__ is {}: it should be an object", json_brief(value));
+  if (object == nullptr)
+    throw invalid("__metadata__ is {}: it should be an object", json_brief(value));
   std::set<std::string_view> keys;
   for (const auto& [key, text] : *object) {
     if (text.get_if<std::string>() == nullptr)
-      fail("__metadata__ has {} for {}: it should be text", json_brief(text), quoted(key));
-    if (!keys.insert(key).second) fail("__metadata__ has {} twice", quoted(key));
+      throw invalid("__metadata__ has {} for {}: it should be text", json_brief(text), quoted(key));
+    if (!keys.insert(key).second) throw invalid("__metadata__ has {} twice", quoted(key));
   }
 }
 
@@ -138,13 +141,14 @@ void check_places(const std::vector<SavedTensor>& tensors, std::size_t data_begi
   std::size_t done = data_begin;
   for (const SavedTensor& tensor : tensors) {
     if (tensor.begin < done)
-      fail("{} begins at byte {} of the data, within another tensor", quoted(tensor.name),
-           tensor.begin - data_begin);
+      throw invalid("{} begins at byte {} of the data, within another tensor", quoted(tensor.name),
+                    tensor.begin - data_begin);
     if (tensor.begin > done)
-      fail("{} bytes ahead of {} belong to no tensor", tensor.begin - done, quoted(tensor.name));
+      throw invalid("{} bytes ahead of {} belong to no tensor", tensor.begin - done,
+                    quoted(tensor.name));
     done = tensor.end;
   }
-  if (done < file_end) fail("the last {} bytes belong to no tensor", file_end - done);
+  if (done < file_end) throw invalid("the last {} bytes belong to no tensor", file_end - done);
 }
 
 }  // namespace
@@ -161,26 +165,28 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file) {
   if (file.size() < length_bytes)
-    fail("it has {} bytes: a safetensors file begins with the 8 of its header's length",
-         file.size());
+    throw invalid("it has {} bytes: a safetensors file begins with the 8 of its header's length",
+                  file.size());
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), sizeof length);
   const std::size_t behind = file.size() - length_bytes;
   if (length > longest_header)
-    fail("its header would have {} bytes, beyond the format's {}: it is no safetensors file",
-         length, longest_header);
+    throw invalid(
+        "its header would have {} bytes, beyond the format's {}: it is no safetensors file", length,
+        longest_header);
   if (length > behind)
-    fail("its header has {} bytes, but the file ends after {}: it is cut short", length, behind);
+    throw invalid("its header has {} bytes, but the file ends after {}: it is cut short", length,
+                  behind);
   const auto header_bytes = static_cast<std::size_t>(length);
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + length_bytes,
                               header_bytes);
   if (!text.starts_with('{'))
-    fail("its header does not begin with '{{': it is no safetensors file");
+    throw invalid("its header does not begin with '{{': it is no safetensors file");
   const JsonValue header = [&] {
     try {
       return parse_json(text);
     } catch (const Error& error) {
-      fail("its header is {}", error.what());
+      throw invalid("its header is {}", error.what());
     }
   }();
 
@@ -188,7 +194,7 @@ std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file
   std::vector<SavedTensor> tensors;
   std::set<std::string_view> names;
   for (const auto& [name, value] : *header.get_if<JsonValue::Object>()) {
-    if (!names.insert(name).second) fail("{} is in the header twice", quoted(name));
+    if (!names.insert(name).second) throw invalid("{} is in the header twice", quoted(name));
     if (name == "__metadata__")
       check_metadata(value);
     else

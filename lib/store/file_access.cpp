@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "store/staged_file.hpp"
 
 namespace fftune {
 namespace {
@@ -140,26 +141,42 @@ void require_replaceable(const std::filesystem::path& path) {
   if (code != 0) fail("write", path, code);
 }
 
-void replace_file(const std::filesystem::path& given, std::string_view text) {
-  const auto [path, own_folder, exists, mode] = target_of(given);
+StagedFile::StagedFile(const std::filesystem::path& given, std::string_view text) {
+  const auto [path, folder, exists, mode] = target_of(given);
+  path_ = path;
   // One name for all, so that what a crash leaves behind is overwritten by the next writer.
-  const auto temporary = own_folder / ("." + path.filename().string() + ".new");
-  ::unlink(temporary.c_str());
+  temporary_ = folder / ("." + path.filename().string() + ".new");
+  ::unlink(temporary_.c_str());
   Descriptor file(
-      ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, exists ? 0600 : 0666));
-  if (file.value() < 0) fail("create", temporary, errno);
+      ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, exists ? 0600 : 0666));
+  if (file.value() < 0) {
+    const int code = errno;
+    fail("create", std::exchange(temporary_, ""), code);
+  }
   int code = write_all(file.value(), text);
   if (exists && code == 0 && ::fchmod(file.value(), mode) != 0) code = errno;
   if (const int closing = file.close(); code == 0) code = closing;
-  if (code == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) code = errno;
-  if (code != 0) {
-    ::unlink(temporary.c_str());
-    fail("write", path, code);
-  }
+  if (code == 0) return;
+  ::unlink(temporary_.c_str());
+  fail("write", path, code);
+}
+
+StagedFile::~StagedFile() {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void StagedFile::publish() {
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("write", path_, errno);
+  temporary_.clear();
+  const auto own_folder = path_.has_parent_path() ? path_.parent_path() : ".";
   const Descriptor folder(::open(own_folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems cannot sync a folder, and say EINVAL: there is nothing more to do there.
   if (folder.value() < 0 || (::fsync(folder.value()) != 0 && errno != EINVAL))
-    fail("sync the folder of", path, errno);
+    fail("sync the folder of", path_, errno);
+}
+
+void replace_file(const std::filesystem::path& path, std::string_view text) {
+  StagedFile(path, text).publish();
 }
 
 FileLock::FileLock(std::filesystem::path path, const LockWait& wait) : path_(std::move(path)) {

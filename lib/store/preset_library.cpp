@@ -47,6 +47,19 @@ std::map<std::string, std::string> words(const Problem& problem, const Compariso
   return options;
 }
 
+/// Calls visit(place) for those of files that `admits` admits. Places are in the order of files, so
+/// a file that is not admitted is stepped over as a whole, however many records it has.
+template <typename Place, typename Admits, typename Visit>
+void for_each_place(const std::vector<Place>& places, const Admits& admits, const Visit& visit) {
+  for (auto place = places.begin(); place != places.end();) {
+    const auto end_of_file =
+        std::upper_bound(place, places.end(), place->file,
+                         [](std::size_t file, const Place& other) { return file < other.file; });
+    if (admits(place->file)) std::for_each(place, end_of_file, visit);
+    place = end_of_file;
+  }
+}
+
 /// All but the shape, and the options that are numbers or patterns: what has to be the same.
 std::string alike_key(const Problem& problem, const Comparison& comparison) {
   std::string key = fmt::format("{}/{}/{}", problem.op, problem.pass, dtype_name(problem.dtype));
@@ -183,14 +196,16 @@ std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const Dev
   int refused = 0;
   const auto candidates_of = [&](DeviceMatch match, std::size_t folder, bool exactly) {
     std::vector<Candidate> candidates;
-    for (const Place& place : exactly ? *exact : *alike) {
-      if (folders_[place.file] != folder || matches[place.file] != match) continue;
-      if (!exactly && is_exact(place)) continue;
+    const auto admits = [&](std::size_t file) {
+      return folders_[file] == folder && matches[file] == match;
+    };
+    for_each_place(exactly ? *exact : *alike, admits, [&](const Place& place) {
+      if (!exactly && is_exact(place)) return;
       const auto& file = files_[place.file];
       const auto& record = file.records[place.record];
       candidates.push_back({&file, &record, distance(record.problem, problem, comparison),
                             log_ratio(file.device.multiprocessors, device.multiprocessors)});
-    }
+    });
     return candidates;
   };
   const auto nearer = [](const Candidate& a, const Candidate& b) {
@@ -235,15 +250,17 @@ std::string PresetLibrary::absence(const Problem& problem, const DeviceFacts& de
   for (const auto& file : files_) any_device = any_device || device_match(file.device, device);
   const auto index = index_of(comparison);
   const auto alike = index->alike.find(alike_key(problem, comparison));
+  const auto matches = [&](std::size_t file) {
+    return device_match(files_[file].device, device).has_value();
+  };
   if (alike != index->alike.end())
-    for (const Place& place : alike->second) {
+    for_each_place(alike->second, matches, [&](const Place& place) {
       const auto& file = files_[place.file];
       const auto& record = file.records[place.record];
-      if (!device_match(file.device, device)) continue;
       if (const auto refusal = illegal(record, problem); !refusal.empty() && refused++ == 0)
         first_refusal =
             fmt::format("{}: {}: {}", file.path.string(), record.problem.text(), refusal);
-    }
+    });
   if (refused > 0)
     return fmt::format("{} illegal here, the first {}",
                        refused == 1 ? "the only preset for this is"
@@ -254,6 +271,24 @@ std::string PresetLibrary::absence(const Problem& problem, const DeviceFacts& de
   if (any_device) return fmt::format("no preset of {} for this device or its like", kind);
   return fmt::format("no preset for this device ({}) or another of its architecture ({})",
                      device.name, device.arch);
+}
+
+std::set<std::int64_t> PresetLibrary::recorded_tokens(const Problem& problem,
+                                                      const DeviceFacts& device,
+                                                      const Comparison& comparison) const {
+  std::set<std::int64_t> tokens;
+  const auto index = index_of(comparison);
+  const auto alike = index->alike.find(alike_key(problem, comparison));
+  if (alike == index->alike.end()) return tokens;
+  for (const Place& place : alike->second) {
+    const auto& file = files_[place.file];
+    const auto& sizes = file.records[place.record].problem.sizes;
+    const auto own = sizes.find(comparison.token_size);
+    if (own == sizes.end() || !device_match(file.device, device)) continue;
+    if (problem.with_size(comparison.token_size, own->second).sizes == sizes)
+      tokens.insert(own->second);
+  }
+  return tokens;
 }
 
 std::vector<std::string> PresetLibrary::complaints() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -54,6 +55,11 @@ class PresetLibrary {
   /// the device nearest in size. Records of another op, pass, dtype or options never match.
   std::optional<PresetMatch> find(const Problem& problem, const DeviceFacts& device,
                                   const Legality& illegal, const Comparison& comparison) const;
+
+  /// The token counts of the records that differ from the problem in nothing else, of devices that
+  /// match this one.
+  std::set<std::int64_t> recorded_tokens(const Problem& problem, const DeviceFacts& device,
+                                         const Comparison& comparison) const;
 
   /// Why find() has none, for people: "no preset for NVIDIA A100 or another sm_80 device".
   std::string absence(const Problem& problem, const DeviceFacts& device, const Legality& illegal,

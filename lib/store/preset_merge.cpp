@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <system_error>
 
 #include "core/error.hpp"
 #include "store/file_access.hpp"
+#include "store/preset_batches.hpp"
 #include "store/preset_file.hpp"
 #include "store/preset_format.hpp"
+#include "store/staged_file.hpp"
 
 namespace fftune {
 namespace {
@@ -84,26 +87,96 @@ void require_mergeable(const std::filesystem::path& folder, const PresetDevice& 
   require_replaceable(path);
 }
 
+namespace {
+
+/// What one file will hold.
+struct Destination {
+  std::filesystem::path path;
+  PresetDevice device;
+  std::string op;
+  std::map<Problem, PresetRecord> records;
+  std::optional<std::string> old_text;  // none: there was no file
+  std::unique_ptr<FileLock> lock;
+  std::unique_ptr<StagedFile> staged;
+};
+
+/// By path, which is the order in which everybody takes the locks.
+std::map<std::filesystem::path, Destination> destinations_of(
+    const std::filesystem::path& folder, const std::vector<PresetBatch>& batches) {
+  std::map<std::filesystem::path, Destination> destinations;
+  for (const auto& batch : batches) {
+    const auto path = folder / batch.device.slug / (batch.op + ".json");
+    auto& destination = destinations[path];
+    if (!destination.path.empty()) {
+      const auto aliases = united(destination.device.aliases, batch.device.aliases);
+      destination.device.aliases = aliases;
+    } else {
+      destination.path = path;
+      destination.device = batch.device;
+      destination.op = batch.op;
+    }
+    for (const auto& record : batch.records)
+      destination.records.insert_or_assign(record.problem, record);
+  }
+  // Before any name in them becomes a path.
+  for (const auto& [path, destination] : destinations)
+    check_text(preset_text(destination.device, destination.op, values(destination.records)), path);
+  return destinations;
+}
+
+void lock_and_stage(const std::filesystem::path& folder, Destination& destination,
+                    const LockWait& wait) {
+  const auto place = made_place(folder, destination.device);
+  destination.lock = std::make_unique<FileLock>(place / ("." + destination.op + ".lock"), wait);
+  if (auto existing = existing_file(destination.path, destination.device, destination.op)) {
+    destination.old_text = read_whole_file(destination.path);
+    for (auto& record : existing->records)
+      destination.records.try_emplace(record.problem, std::move(record));
+    // The caller's facts were just read from the device, so they replace the old; aliases are
+    // edited by hand and stay.
+    destination.device.aliases = united(existing->device.aliases, destination.device.aliases);
+  }
+  destination.staged = std::make_unique<StagedFile>(
+      destination.path,
+      preset_text(destination.device, destination.op, values(destination.records)));
+}
+
+/// Puts back what a destination held before it was published.
+void restore(const Destination& destination) {
+  if (destination.old_text)
+    replace_file(destination.path, *destination.old_text);
+  else
+    std::filesystem::remove(destination.path);
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::path& folder,
+                                                        const std::vector<PresetBatch>& batches,
+                                                        const LockWait& wait) {
+  auto destinations = destinations_of(folder, batches);
+  for (auto& [path, destination] : destinations) lock_and_stage(folder, destination, wait);
+  std::vector<const Destination*> published;
+  try {
+    for (auto& [path, destination] : destinations) {
+      destination.staged->publish();
+      published.push_back(&destination);
+    }
+  } catch (...) {
+    for (const auto* destination : published) restore(*destination);
+    throw;
+  }
+  std::vector<std::filesystem::path> paths;
+  for (const auto& batch : batches)
+    paths.push_back(folder / batch.device.slug / (batch.op + ".json"));
+  return paths;
+}
+
 std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
                                            const PresetDevice& device, const std::string& op,
                                            const std::vector<PresetRecord>& records,
                                            const LockWait& wait) {
-  const auto path = folder / device.slug / (op + ".json");
-  std::map<Problem, PresetRecord> merged;
-  for (const auto& record : records) merged.insert_or_assign(record.problem, record);
-  // Before any name in it becomes a path.
-  check_text(preset_text(device, op, values(merged)), path);
-  const auto place = made_place(folder, device);
-  const FileLock lock(place / ("." + op + ".lock"), wait);
-  PresetDevice merged_device = device;
-  if (auto existing = existing_file(path, device, op)) {
-    for (auto& record : existing->records) merged.try_emplace(record.problem, std::move(record));
-    // The caller's facts were just read from the device, so they replace the old; aliases are
-    // edited by hand and stay.
-    merged_device.aliases = united(existing->device.aliases, device.aliases);
-  }
-  replace_file(path, preset_text(merged_device, op, values(merged)));
-  return path;
+  return merge_preset_batches(folder, {{device, op, records}}, wait).front();
 }
 
 }  // namespace fftune

@@ -25,7 +25,7 @@ std::string number_text(const JsonValue& value) {
 }
 
 [[noreturn]] void wrong_type(const std::string& name, const std::string& expected,
-                             const JsonValue& found, const char* advice) {
+                             const JsonValue& found, const std::string& advice) {
   throw Error(ErrorKind::invalid_input, fmt::format("{}: expected {}, found {}{}", name, expected,
                                                     json_brief(found), advice));
 }
@@ -36,6 +36,30 @@ void check_size(const std::string& name, const JsonValue& value) {
   if (value.get_if<double>())
     wrong_type(name, "a size, which is an integer", value,
                ": leave out the decimal point or the exponent");
+}
+
+/// Replaces {"max": N} of the size that counts tokens by N; whether it was there.
+bool take_token_limit(const Op& op, JsonValue::Object& object) {
+  bool taken = false;
+  for (auto& [name, value] : object) {
+    const auto* limit = value.get_if<JsonValue::Object>();
+    if (!limit) continue;
+    const auto sizes = op.sizes();
+    const bool is_size = std::any_of(sizes.begin(), sizes.end(),
+                                     [&, &name = name](const auto& f) { return f.name == name; });
+    if (is_size && name != op.token_size())
+      wrong_type(
+          name, "an integer", value,
+          fmt::format(": {{\"max\": N}} is for {} alone, which counts tokens", op.token_size()));
+    if (name != op.token_size()) continue;
+    if (limit->size() != 1 || limit->front().first != "max" ||
+        !limit->front().second.get_if<std::int64_t>())
+      wrong_type(name, "an integer, or {\"max\": N} with the largest", value, "");
+    JsonValue most = limit->front().second;
+    value = std::move(most);
+    taken = true;
+  }
+  return taken;
 }
 
 void check_word(const std::string& name, const JsonValue& value) {
@@ -103,8 +127,12 @@ ParsedProblem problem_from_json(const std::string& text, const Catalog& catalog)
     const auto* op = name ? name->get_if<std::string>() : nullptr;
     // Without an op, parsed() says what is wrong with it.
     if (!op || !is_name(*op)) return parsed(value);
-    auto numbers = take_numbers(catalog.op(*op), std::get<JsonValue::Object>(value.data));
+    auto& fields = std::get<JsonValue::Object>(value.data);
+    const Op& named = catalog.op(*op);
+    const bool any_tokens = take_token_limit(named, fields);
+    auto numbers = take_numbers(named, fields);
     auto result = parsed(value);
+    result.any_tokens = any_tokens;
     for (auto& [option, number] : numbers) result.problem.options[option] = std::move(number);
     return result;
   });

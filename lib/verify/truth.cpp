@@ -90,10 +90,19 @@ void Truth::measure(std::size_t tensor, const std::vector<const double*>& before
   for_each_row(times.size(), width, *parallel_, [&](std::size_t row) {
     of_rows[row] = squares_of(spec.dtype, {expected.rows[row], width}, before_rounding[row]);
   });
+  // What is updated in place may be a cache of which few rows are written. The others are exact:
+  // among them the errors of those few would seem as small as they are rare.
+  const bool any_rounded = std::any_of(of_rows.begin(), of_rows.end(),
+                                       [](const Squares& row) { return row.errors > 0; });
+  const bool skips = spec.role == Role::updated && any_rounded;
   Squares all;
+  std::int64_t counted = 0;
   for (std::size_t row = 0; row < times.size(); ++row) {
+    if (skips && !(of_rows[row].errors > 0)) continue;
     all.values += of_rows[row].values * static_cast<double>(times[row]);
     all.errors += of_rows[row].errors * static_cast<double>(times[row]);
+    counted += times[row];
+    expected.distinct += columns(tensor);
   }
   if (!std::isfinite(all.values) || !std::isfinite(all.errors))
     throw Error(ErrorKind::internal,
@@ -101,7 +110,8 @@ void Truth::measure(std::size_t tensor, const std::vector<const double*>& before
                             "are too large",
                             problem().text(), spec.name, dtype_name(spec.dtype)));
   expected.norm = std::sqrt(all.values);
-  expected.root_mean_square = std::sqrt(all.values / static_cast<double>(spec.elements()));
+  expected.root_mean_square = std::sqrt(
+      all.values / static_cast<double>(std::max<std::int64_t>(1, counted) * columns(tensor)));
   expected.rounding_error = all.values == 0 ? 0 : std::sqrt(all.errors / all.values);
 }
 
@@ -131,11 +141,10 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   expected.rounding_error = std::sqrt(squares);
   // The rounding errors of few elements may be small by chance: the estimate is at least the worst
   // case, one unit roundoff per stage, over the square root of the number of elements.
-  const std::int64_t sample = std::ssize(expected.rows) * columns(tensor);
   const double worst =
       dtype_unit_roundoff(spec.dtype) * static_cast<double>(stage - first_stage + 1);
   expected.rounding_error =
-      std::max(expected.rounding_error, worst / std::sqrt(static_cast<double>(sample)));
+      std::max(expected.rounding_error, worst / std::sqrt(static_cast<double>(expected.distinct)));
   // The coarsest dtype on the path decides, including those of intermediates. Other outputs of the
   // last stage are not on the path; they count for an f32 tensor alone, whose own rounding would
   // not cover the error of fp8 accumulation.
@@ -147,7 +156,7 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
       if (dtype_unit_roundoff(other) > dtype_unit_roundoff(coarsest)) coarsest = other;
     }
   expected.tolerance = tolerance(
-      coarsest, expected.rounding_error, expected.reduction_length, sample,
+      coarsest, expected.rounding_error, expected.reduction_length, expected.distinct,
       rows_.op().parts(problem()).empty() ? 1 : static_cast<std::int64_t>(stage - first_stage + 1));
   return expected_[key] = std::move(expected);
 }

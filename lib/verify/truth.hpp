@@ -16,9 +16,11 @@ namespace fftune {
 /// One tensor's reference in a run of stages.
 struct Expected {
   std::vector<const double*> rows;  // the distinct ones, of columns() values each
-  double norm = 0;                  // over all rows of the problem
+  // Over all rows of the problem; of a tensor that is updated, over those that are rounded.
+  double norm = 0;
   double root_mean_square = 0;
   double rounding_error = 0;  // relative: of a reference that rounds where the kernels round
+  std::int64_t distinct = 0;  // elements of the distinct rows among those
   std::int64_t reduction_length = 0;
   double tolerance = 0;
 };

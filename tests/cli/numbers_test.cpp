@@ -21,6 +21,10 @@ TEST_CASE("numbers read as people write them") {
   CHECK(limit_share_text(1.049) == "104.9%");
   CHECK(limit_share_text(1.87) == "above the limit");
   CHECK(ratio_text(1.234) == "1.23x");
+  CHECK(ratio_text(0.998) == "1.00x");
+  CHECK(ratio_text(0.87) == "▼0.87x");
+  CHECK(ratio_range_text(0.9, 1.2) == "0.90-1.20x");
+  CHECK(ratio_range_text(0.7, 0.85) == "▼0.70-0.85x");
   CHECK(seconds_text(45.4) == "45s");
   CHECK(seconds_text(125) == "2m05s");
   CHECK(seconds_text(3725) == "1h02m");

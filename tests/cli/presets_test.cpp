@@ -95,7 +95,8 @@ TEST_CASE("a damaged file is named and skipped, and the others serve") {
        {std::string(), whole.substr(0, whole.size() / 2), std::string("no JSON"),
         std::string("{\"schema\": 999}"), std::string("null")}) {
     write_text(other, damaged);
-    const Finished checked = sandbox.fftune("check --device cpu --seeds 1 --progress none");
+    const Finished checked =
+        sandbox.fftune("check --device cpu --seeds 1 --progress none --presets presets");
     INFO(checked.err << checked.out);
     CHECK(checked.code == 0);
     CHECK(checked.err.find("another-device/ffn.json") != std::string::npos);

@@ -75,7 +75,7 @@ TEST_CASE("the version page names fftune and its libraries") {
     CHECK(done.out.find(library) != std::string::npos);
 }
 
-TEST_CASE("--version --json is the same as one object") {
+TEST_CASE("one JSON object has the same: --version --json") {
   const Finished done = Sandbox().fftune("--version --json");
   CHECK(done.code == 0);
   const auto document = nlohmann::json::parse(done.out);

@@ -44,9 +44,9 @@ struct FakeDevice {
       missing = error.what();
       return;
     }
-    backend = std::make_unique<CudaBackend>(std::make_shared<const Context>(entry_points, 0), nvrtc,
-                                            read_facts(*entry_points, 0, nvrtc->version()), sources,
-                                            CudaOptions{});
+    backend = std::make_unique<CudaBackend>(
+        std::make_shared<const Context>(entry_points, 0), compiled_by(nvrtc, {}),
+        read_facts(*entry_points, 0, nvrtc->version()), sources, CudaOptions{});
   }
 };
 

@@ -23,7 +23,7 @@ Problem relu_problem(DType dtype, std::int64_t m, std::int64_t d) {
 }
 
 SourceSet relu_sources() {
-  std::ifstream file(FFTUNE_SOURCE_DIR "/docs/examples/kernels/relu/relu_cuda.cu");
+  std::ifstream file(FFTUNE_ASSEMBLED "/kernels/relu/relu_cuda.cu");
   REQUIRE(file);
   return SourceSet({{"relu/relu_cuda.cu", {std::istreambuf_iterator<char>(file), {}}}});
 }

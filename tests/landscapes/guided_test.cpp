@@ -16,7 +16,7 @@ namespace {
 std::vector<Landscape> recorded() {
   std::vector<Landscape> all;
   for (const auto& entry :
-       std::filesystem::directory_iterator(FFTUNE_SOURCE_DIR "/docs/measurements/landscapes"))
+       std::filesystem::directory_iterator(FFTUNE_SOURCE_DIR "/tests/data/landscapes"))
     if (entry.is_regular_file())
       for (auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200()))
         all.push_back(std::move(landscape));

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "core/error.hpp"
+#include "core/routing.hpp"
 #include "device/facts.hpp"
 #include "layer/problems.hpp"
 #include "registry/catalog.hpp"
@@ -82,6 +83,10 @@ TEST_CASE("layer's buffers are in the order that the API promises") {
               "w_q",     "w_k",       "w_v",    "q_norm",         "k_norm",
               "k_cache", "v_cache",   "w_o",    "attn_post_norm", "ffn_norm",
               "w_gate",  "w_up",      "w_down", "ffn_post_norm",  "y"});
+  CHECK(names_of(small({{"experts", 8}, {"top-k", 2}}), {{"ffn", "moe"}, {"ffn-bias", "yes"}}) ==
+        Names{"x",    "positions", "slots",   "lengths", "attn_norm", "w_q",      "w_k",
+              "w_v",  "k_cache",   "v_cache", "w_o",     "ffn_norm",  "w_router", "w_gate",
+              "w_up", "w_down",    "b_gate",  "b_up",    "b_down",    "y"});
 }
 
 TEST_CASE("layers of one plan are the one layer, each with its own tensors") {
@@ -117,6 +122,12 @@ TEST_CASE("layer refuses fields that do not go together") {
       contains(complaint(small(), {{"norm", "layer"}, {"convention", "gemma"}}), "is of norm=rms"));
   CHECK(contains(complaint(small(), {{"block", "parallel"}, {"post-norms", "yes"}}),
                  "both add to one residual"));
+  CHECK(contains(complaint(small(), {{"ffn", "moe"}}), "ffn=moe without experts"));
+  CHECK(contains(complaint(small({{"experts", 8}}), {{"ffn", "moe"}}), "ffn=moe without top-k"));
+  CHECK(contains(complaint(small({{"experts", 8}, {"top-k", 9}}), {{"ffn", "moe"}}),
+                 "top-k=9 exceeds experts=8"));
+  CHECK(contains(complaint(small({{"experts", 8}})), "experts=8 is of ffn=moe"));
+  CHECK(contains(complaint(small(), {{"renormalise", "yes"}}), "renormalise=yes is of ffn=moe"));
   Sizes heads = small();
   heads["kv-heads"] = 3;
   CHECK(contains(complaint(heads), "kv-heads=3 do not divide heads=4"));
@@ -151,6 +162,64 @@ TEST_CASE("a decode step of a Llama is five kernels a layer, each behind the one
         }
       }
       CHECK(kernels == 5);
+    }
+  }
+}
+
+TEST_CASE(
+    "a decode step of Qwen3-30B-A3B is eight to ten kernels a layer, each behind the one before") {
+  const auto facts = facts_of_architecture("sm_90a");
+  for (const KnownModel& model : layer_op().known_models()) {
+    if (model.name != "qwen3-30b-a3b") continue;
+    for (const std::int64_t batch : {1, 16}) {
+      Sizes sizes = model.sizes;
+      sizes.insert({{"batch", batch}, {"cache", 2048}});
+      const Problem problem = layer_problem(DeviceKind::cuda, DType::bf16, sizes, model.options);
+      const Recipe recipe = default_recipe(layer_op(), problem, facts);
+      CAPTURE(problem.text(), recipe_text(recipe));
+      std::size_t kernels = 0;
+      for (const Variant& variant : recipe) {
+        const Program program =
+            family_of(layer_op(), variant.family).program(problem, facts, variant.config);
+        for (const Step& step : program.steps) {
+          CHECK(std::get<KernelLaunch>(step).programmatic);
+          ++kernels;
+        }
+      }
+      CHECK(kernels == (batch == 1 ? 8 : 10));
+    }
+  }
+}
+
+TEST_CASE("test data of a layer with experts route its tokens as asked, by a clear margin") {
+  for (const char* routing : {"uniform", "zipf:1"}) {
+    const Problem problem =
+        layer_problem(DeviceKind::cuda, DType::bf16,
+                      small({{"batch", 40}, {"d", 1024}, {"experts", 64}, {"top-k", 6}}),
+                      {{"ffn", "moe"}, {"routing", routing}});
+    const auto tensors = layer_op().tensors(problem);
+    const auto values_of = [&](const char* name) {
+      const TensorSpec& spec = tensors[tensor_index(tensors, name)];
+      std::vector<double> values(static_cast<std::size_t>(spec.elements()));
+      REQUIRE(spec.draw);
+      spec.draw(7, values);
+      return values;
+    };
+    const auto x = values_of("x"), w = values_of("w_router");
+    const auto ids = draw_routing(*parse_routing(routing), 40, 64, 6, 7);
+    for (std::size_t token = 0; token < 40; ++token) {
+      double least_chosen = 1e9, most_other = -1e9;
+      const auto own = ids.begin() + static_cast<std::ptrdiff_t>(token * 6);
+      for (std::int32_t expert = 0; expert < 64; ++expert) {
+        double logit = 0;
+        for (std::size_t i = 0; i < 1024; ++i)
+          logit += x[token * 1024 + i] * w[static_cast<std::size_t>(expert) * 1024 + i];
+        if (std::find(own, own + 6, expert) != own + 6)
+          least_chosen = std::min(least_chosen, logit);
+        else
+          most_other = std::max(most_other, logit);
+      }
+      CHECK(least_chosen > most_other + 1);
     }
   }
 }

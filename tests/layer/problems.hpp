@@ -34,6 +34,9 @@ inline std::vector<SmallModel> small_models() {
     of[name] = value;
     return of;
   };
+  const auto with_experts = [&](Sizes of, std::int64_t experts, std::int64_t choices) {
+    return with(with(std::move(of), "experts", experts), "top-k", choices);
+  };
   return {
       {"llama", sizes(72, 136, 4, 2, 16), {{"angles", "llama3"}, {"eps", "1e-5"}}},
       {"qwen2", sizes(56, 104, 4, 1, 24), {{"qkv-bias", "yes"}, {"base", "1000000"}}},
@@ -66,6 +69,15 @@ inline std::vector<SmallModel> small_models() {
         {"out-bias", "yes"},
         {"ffn-bias", "yes"},
         {"rotation", "none"}}},
+      {"qwen3moe",
+       with_experts(sizes(512, 24, 4, 2, 16), 128, 8),
+       {{"ffn", "moe"}, {"qk-norm", "yes"}, {"renormalise", "yes"}}},
+      {"mixtral",
+       with_experts(sizes(72, 136, 4, 2, 16), 6, 2),
+       {{"ffn", "moe"}, {"order", "after"}, {"routing", "zipf:1"}}},
+      {"gemma with experts",
+       with(with_experts(sizes(48, 40, 4, 1, 16), 5, 2), "shared", 1),
+       {{"ffn", "moe"}, {"convention", "gemma"}, {"post-norms", "yes"}, {"score", "sigmoid"}}},
       {"mistral", with(sizes(72, 136, 4, 2, 16), "window", 9), {{"eps", "1e-5"}}},
   };
 }

@@ -82,6 +82,8 @@ std::vector<Options> forward_forms() {
           {{"gate-up", "halves"}},
           {{"gate-up", "interleaved"}},
           {{"bias", "all"}},
+          {{"residual", "yes"}},
+          {{"residual", "yes"}, {"weigh", "before"}, {"bias", "all"}},
           {{"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "interleaved"}},
           {{"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "halves"}, {"weigh", "before"}},
           {{"weigh", "before"}, {"save", "preact"}, {"act", "gelu"}}};

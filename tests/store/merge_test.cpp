@@ -8,10 +8,12 @@
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/error.hpp"
+#include "store/preset_batches.hpp"
 #include "store/example.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
@@ -256,4 +258,67 @@ TEST_CASE("a lock that is not let go is given up, after it was told of") {
         }).find("waited for 1 s") != std::string::npos);
   REQUIRE(told.size() == 1);
   CHECK(told[0].find("another process holds the lock") != std::string::npos);
+}
+
+namespace {
+
+PresetBatch batch_of(const char* op, std::int64_t m) {
+  auto record = example::record(example::ffn(m));
+  record.problem.op = op;
+  return {example::device(), op, {record}};
+}
+
+}  // namespace
+
+TEST_CASE("a merge into several files that is refused at the last changes none") {
+  const testing::TemporaryFolder folder;
+  merge_preset_batches(folder.path(), {batch_of("ffn", 1)});
+  const auto place = folder.path() / example::device().slug;
+  const auto before = read_whole_file(place / "ffn.json");
+  const FileLock held(place / ".zz.lock");
+  LockWait wait;
+  wait.most_seconds = 1.2;
+  CHECK(reason([&] {
+          merge_preset_batches(folder.path(),
+                               {batch_of("aa", 1), batch_of("ffn", 2), batch_of("zz", 2)}, wait);
+        }).find(".zz.lock") != std::string::npos);
+  CHECK(read_whole_file(place / "ffn.json") == before);
+  for (const char* name : {"aa.json", ".aa.json.new", ".ffn.json.new", ".aa.lock"})
+    CHECK(!std::filesystem::exists(place / name));
+}
+
+TEST_CASE("a file that cannot be replaced midway leaves those before it as they were") {
+  const testing::TemporaryFolder folder;
+  merge_preset_batches(folder.path(), {batch_of("aa", 1), batch_of("ffn", 1)});
+  const auto place = folder.path() / example::device().slug;
+  const auto before = read_whole_file(place / "aa.json");
+  // While the last lock is waited for, the others are staged: now the second's place is blocked.
+  auto held = std::make_unique<FileLock>(place / ".zz.lock");
+  LockWait wait;
+  wait.tell = [&](const std::string&) {
+    std::filesystem::remove(place / "ffn.json");
+    std::filesystem::create_directories(place / "ffn.json" / "wall");
+    held.reset();
+  };
+  CHECK(reason([&] {
+          merge_preset_batches(
+              folder.path(),
+              {batch_of("aa", 2), batch_of("bb", 2), batch_of("ffn", 2), batch_of("zz", 2)}, wait);
+        }).find("cannot write") != std::string::npos);
+  CHECK(read_whole_file(place / "aa.json") == before);
+  for (const char* name : {"bb.json", "zz.json", ".ffn.json.new", ".zz.json.new", ".zz.lock"})
+    CHECK(!std::filesystem::exists(place / name));
+}
+
+TEST_CASE("of batches for one file, the later replace the records of the earlier") {
+  const testing::TemporaryFolder folder;
+  auto later = batch_of("ffn", 2);
+  later.records.front().verdict.median_us = 77;
+  const auto paths = merge_preset_batches(folder.path(), {batch_of("ffn", 2), later});
+  REQUIRE(paths.size() == 2);
+  CHECK(paths[0] == paths[1]);
+  const auto records = read_preset_file(paths[0]).records;
+  REQUIRE(records.size() == 1);
+  CHECK(records[0].verdict.median_us == 77);
+  CHECK(merge_preset_batches(folder.path(), {}).empty());
 }

@@ -89,6 +89,12 @@ class FakeOp : public Op {
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override {
     return {{"unfused", "made up", {}, {}}};
   }
+  std::vector<OpPart> parts(const Problem& problem) const override {
+    if (!is_made_of_ops) return {};
+    return {{"part", this, problem, {}}};
+  }
+
+  bool is_made_of_ops = false;
 
  private:
   int stages_;

@@ -63,6 +63,23 @@ TEST_CASE("a recipe that is wrong as a whole is not chosen") {
   CHECK(winner(result, 0) + winner(result, 1) == 1);
 }
 
+TEST_CASE("the first failure is one of the stage that nothing runs") {
+  const auto outcome = [](std::size_t stage, const char* id, OutcomeKind kind) {
+    Outcome made;
+    made.first_stage = stage;
+    made.id = id;
+    made.kind = kind;
+    return made;
+  };
+  const std::vector<Outcome> outcomes{
+      outcome(0, "f/p=0", OutcomeKind::compile_failed), outcome(0, "f/p=1", OutcomeKind::measured),
+      outcome(1, "g/p=0", OutcomeKind::not_tried), outcome(1, "g/p=1", OutcomeKind::verify_failed)};
+  CHECK(first_failure(outcomes)->id == "g/p=1");
+  CHECK(first_failure({outcomes[0], outcomes[1]})->id == "f/p=0");
+  CHECK_FALSE(first_failure({outcomes[1], outcomes[2]}));
+  CHECK(failure_text(outcomes[3]) == "g/p=1: verify failed");
+}
+
 TEST_CASE("fallbacks take part only where nothing else serves, and it is said") {
   SECTION("not beside a family that works") {
     FakeCatalog fake(1);
@@ -97,7 +114,22 @@ TEST_CASE("fallbacks take part only where nothing else serves, and it is said") 
     evaluator.misbehaving["f/p=0"] = Misbehaviour::wrong;
     const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
     CHECK(result.record->stages[0].variant.family == "slow");
-    CHECK(result.notes.size() == 1);
+    REQUIRE(result.notes.size() == 1);
+    CHECK(result.notes[0].find("(f/p=0: verify failed: ") != std::string::npos);
+  }
+  SECTION("but not again where they were what failed") {
+    FakeCatalog fake(1);
+    fake.op.add("slow", {"a"}, 1).fallback = true;
+    FakeEvaluator evaluator(valley);
+    evaluator.misbehaving["slow/p=0"] = Misbehaviour::wrong;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+    CHECK_FALSE(result.record);
+    for (const auto& note : result.notes) CHECK(note.find("is tried") == std::string::npos);
+    const auto failure = first_failure(result.outcomes);
+    REQUIRE(failure);
+    CHECK(failure->id == "slow/p=0");
+    CHECK(failure->kind == OutcomeKind::verify_failed);
+    CHECK_FALSE(failure->reason.empty());
   }
   SECTION("none at all is an error") {
     FakeCatalog fake(1);

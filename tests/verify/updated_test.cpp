@@ -107,6 +107,51 @@ std::string failure(std::int64_t m, bool alike,
   return first.failure;
 }
 
+/// Op of the test: the last row of the cache becomes a third of the values.
+class Append final : public Op {
+ public:
+  std::string_view name() const override { return "append"; }
+  std::string_view summary() const override { return "a third of the values goes into a cache"; }
+  std::vector<std::string> passes() const override { return {"fwd"}; }
+  std::vector<SizeField> sizes() const override {
+    return {{.name = "m", .help = "rows", .default_on_cuda = {}, .default_on_cpu = {}}};
+  }
+  std::vector<OptionField> options() const override { return {}; }
+  std::vector<DType> dtypes(DeviceKind) const override { return {DType::f32}; }
+  std::string_view token_size() const override { return "m"; }
+  bool rows_are_alike(const Problem&) const override { return false; }
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    return {{"values", problem.dtype, {width}},
+            {"cache", problem.dtype, {problem.size("m"), width}, Role::updated, 1}};
+  }
+  std::vector<StageSpec> stages(const Problem&) const override {
+    return {{"append", {"values", "cache"}, {"cache"}, 1, 0, 0}};
+  }
+  void reference(const Problem&, std::size_t, ReferenceTensors& tensors, Parallel&) const override {
+    auto& cache = tensors.at("cache");
+    for (std::size_t i = 0; i < width; ++i)
+      cache[cache.size() - width + i] = tensors.at("values")[i] / 3;
+  }
+  std::vector<const Family*> families() const override { return {}; }
+  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+
+  static constexpr std::size_t width = 64;
+};
+
+/// Of a run that is wrong by a factor in what it writes.
+Verification append(std::int64_t m, float factor) {
+  HostBackend backend;
+  const Append op;
+  Verifier verifier(backend, op, {"append", "fwd", DType::f32, {{"m", m}}, {}}, 5);
+  return verifier.verify(0, 1, {std::make_shared<HostExecutable>([=](void* const* t, void*) {
+                           const auto* values = static_cast<const float*>(t[0]);
+                           auto* last = static_cast<float*>(t[1]) +
+                                        static_cast<std::size_t>(m - 1) * Append::width;
+                           for (std::size_t i = 0; i < Append::width; ++i)
+                             last[i] = values[i] / 3 * factor;
+                         })});
+}
+
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -144,4 +189,13 @@ TEST_CASE("a wrong infinity, one that is missing, and a wrong count are found") 
       "x: 1 of 2800 elements are wrong"));
   CHECK(contains(failure(70, true, [](float*, std::int32_t* below) { ++below[69]; }),
                  "below: 1 of 70 elements are wrong"));
+}
+
+TEST_CASE("the error of one row that is written does not vanish among thousands that stay") {
+  const Verification alone = append(1, 1);
+  CHECK(alone.passed);
+  const Verification among = append(4096, 1);
+  CHECK(among.passed);
+  CHECK(among.tolerance == Approx(alone.tolerance));
+  CHECK(contains(append(4096, 1.00001F).failure, "relative error 1.0"));
 }

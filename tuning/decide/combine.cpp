@@ -24,6 +24,13 @@ void extend(const std::vector<GroupChoices>& groups, std::size_t stage, std::siz
 
 }  // namespace
 
+bool same(const Combination& a, const Combination& b) {
+  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(),
+                    [](const Part& left, const Part& right) {
+                      return left.group == right.group && left.variant == right.variant;
+                    });
+}
+
 std::vector<Combination> combine(const std::vector<GroupChoices>& groups, std::size_t stage_count,
                                  double band, std::size_t count) {
   std::vector<Combination> all;

@@ -28,6 +28,9 @@ struct Combination {
   double sum_us = 0;  // of the parts' medians: an estimate, the parts were timed apart
 };
 
+/// Whether both are of the same variants.
+bool same(const Combination& a, const Combination& b);
+
 /// All combinations whose sum is within `band` times the least, fastest first, at most `count`.
 /// Equal sums keep the order of the choices.
 std::vector<Combination> combine(const std::vector<GroupChoices>& groups, std::size_t stage_count,

@@ -10,6 +10,7 @@
 #include "tuning/decide/combine.hpp"
 #include "tuning/decide/contradictions.hpp"
 #include "tuning/decide/end_to_end.hpp"
+#include "tuning/decide/in_place.hpp"
 #include "tuning/decide/same_bits.hpp"
 #include "tuning/decide/stage_record.hpp"
 #include "tuning/decide/time_winner.hpp"
@@ -86,12 +87,9 @@ Provenance provenance(const Session& session, const DeviceFacts& facts) {
 /// Adds the recorded winner, if its variants are in the groups and it is not in the list yet.
 void add_present(const std::optional<Combination>& present, std::vector<Combination>& all) {
   if (!present) return;
-  const auto same = [&](const Combination& other) {
-    return std::equal(
-        other.parts.begin(), other.parts.end(), present->parts.begin(), present->parts.end(),
-        [](const Part& a, const Part& b) { return a.group == b.group && a.variant == b.variant; });
-  };
-  if (std::none_of(all.begin(), all.end(), same)) all.push_back(*present);
+  if (std::none_of(all.begin(), all.end(),
+                   [&](const Combination& other) { return same(other, *present); }))
+    all.push_back(*present);
 }
 
 /// The times of the last end-to-end measurement; zeros if there is none.
@@ -126,6 +124,29 @@ void measure_stages_again(Session& session, const std::vector<Searched>& groups,
   }
 }
 
+/// The fastest sums of what was timed apart.
+std::vector<Combination> combinations_of(const Session& session,
+                                         const std::vector<Searched>& groups,
+                                         std::size_t stage_count) {
+  std::vector<GroupChoices> choices;
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    choices.push_back(choices_of(groups[i], i, session.options().tie_band, stage_count));
+  return combine(choices, stage_count, combination_band, most_combinations);
+}
+
+/// What timing in place gained over the recipe `apart` of the variants that are fastest by
+/// themselves.
+void tell_gain(const Combination& apart, const std::vector<EndToEnd>& contenders,
+               const EndToEnd& winner, TuneResult& result) {
+  for (const auto& contender : contenders)
+    if (same(contender.combination, apart) && std::isfinite(contender.median_us) &&
+        contender.median_us > winner.median_us)
+      result.notes.push_back(fmt::format(
+          "timed within the whole, its parts take {:.4g} µs; those that are fastest by themselves "
+          "take {:.4g}",
+          winner.median_us, contender.median_us));
+}
+
 /// Whether the confidence intervals separate the best of every group, and the best end-to-end
 /// candidate, from everything outside of the tie band; where they do not, a note says so.
 bool is_decided(const Session& session, const std::vector<Searched>& groups,
@@ -147,12 +168,15 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
     if (searched.group->hardly_begun())
       doubt(fmt::format("only {} were tried before the time was spent: a longer --budget helps",
                         searched.group->extent()));
+  const bool in_place = is_tuned_in_place(session);
   for (const auto& searched : groups)
-    if (!searched.finalists.empty())
+    if (!in_place && !searched.finalists.empty())
       look("variants of " + searched.group->name(),
            tied(finalists_of(*searched.group, deciders(searched)), band));
   look("end-to-end candidates", tied(finalists_of(contenders), band));
-  for (const auto& contradiction : contradictions(record)) doubt(contradiction);
+  // In place the times of stages by themselves decide nothing.
+  if (!in_place)
+    for (const auto& contradiction : contradictions(record)) doubt(contradiction);
   if (verdict.noise > band)
     doubt(fmt::format("the noise floor of {:.1f}% is above the tie band of {:.1f}%",
                       100 * verdict.noise, 100 * band));
@@ -170,20 +194,20 @@ bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count) {
 
 void conclude(Session& session, std::vector<Searched> groups, TuneResult& result) {
   if (!session.evaluator().lost().empty()) return;
-  repeat_contradicted_finals(session, groups);
+  const bool in_place = is_tuned_in_place(session);
+  if (!in_place) repeat_contradicted_finals(session, groups);
   const std::size_t stage_count = session.op().stages(session.problem()).size();
-  std::vector<GroupChoices> choices;
-  for (std::size_t i = 0; i < groups.size(); ++i)
-    choices.push_back(choices_of(groups[i], i, session.options().tie_band, stage_count));
-  auto combinations = combine(choices, stage_count, combination_band, most_combinations);
+  auto& progress = session.progress();
+  progress.phase = Phase::combine;
+  progress.group.clear();
+  auto combinations =
+      in_place ? tuned_in_place(session, groups) : combinations_of(session, groups, stage_count);
+  const Combination apart = combinations.empty() ? Combination{} : combinations.back();
   // The present winner has the right bits, whatever else has.
   const auto& kept = session.options().same_bits_as;
   if (const auto present = kept.find(session.problem()); present != kept.end())
     add_present(combination_of(present->second, groups), combinations);
 
-  auto& progress = session.progress();
-  progress.phase = Phase::combine;
-  progress.group.clear();
   progress.done = 0;
   progress.total = static_cast<int>(combinations.size());
   session.tell();
@@ -195,8 +219,10 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
       result.notes.push_back("no end-to-end candidate worked: see the outcomes");
     return;
   }
-  const EndToEnd& winner =
-      contenders[by_preference(finalists_of(contenders), session.options().tie_band).front()];
+  const double tie_band = in_place ? std::min(in_place_tie_band, session.options().tie_band)
+                                   : session.options().tie_band;
+  const EndToEnd& winner = contenders[by_preference(finalists_of(contenders), tie_band).front()];
+  if (in_place) tell_gain(apart, contenders, winner, result);
 
   PresetRecord record;
   record.problem = session.problem();
@@ -205,7 +231,7 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
   take_stages(session, groups, winner, record);
   // What is still disturbed after all attempts would not be better the next time.
   const bool quiet = record.verdict.disturbances.empty() && session.stop_reason().empty();
-  if (quiet && !contradictions(record).empty()) {
+  if (quiet && !in_place && !contradictions(record).empty()) {
     measure_stages_again(session, groups, winner);
     result.notes.resize(notes);
     const Summary before{.samples = 0,

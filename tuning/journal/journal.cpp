@@ -8,77 +8,17 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <vector>
 
 #include "core/error.hpp"
-#include "store/renamed_parameters.hpp"
+#include "tuning/journal/journal_lines.hpp"
 
 namespace fftune {
 namespace {
 
-using nlohmann::json;
-
-// Names of files and messages of compilers may hold any bytes: they become U+FFFD, not an error.
-std::string compact(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-json header(const DeviceFacts& facts) {
-  return {{"fftune", FFTUNE_VERSION},
-          {"device", facts.name},
-          {"driver", facts.driver},
-          {"toolkit", facts.toolkit}};
-}
-
-json outcome_to_json(const Outcome& outcome) {
-  json value{{"first_stage", outcome.first_stage},
-             {"id", outcome.id},
-             {"kind", outcome_kind_name(outcome.kind)},
-             {"registers", outcome.registers},
-             {"compile_seconds", outcome.compile_seconds},
-             {"cached", outcome.cached},
-             {"error", outcome.error}};
-  if (outcome.spill_bytes) value["spill_bytes"] = outcome.spill_bytes;
-  if (!outcome.bits.empty()) value["bits"] = outcome.bits;
-  if (!outcome.reason.empty()) value["reason"] = outcome.reason;
-  if (outcome.samples)
-    value["us"] = {{"samples", outcome.samples},
-                   {"median", outcome.median_us},
-                   {"low", outcome.low_us},
-                   {"high", outcome.high_us}};
-  if (outcome.finalist) value["finalist"] = true;
-  return value;
-}
-
-/// Throws json::exception or Error for a line that is not an outcome.
-Outcome outcome_from_json(const json& value) {
-  Outcome outcome;
-  outcome.first_stage = value.at("first_stage").get<std::size_t>();
-  outcome.id = renamed_id(value.at("id").get<std::string>());
-  outcome.kind = parse_outcome_kind(value.at("kind").get<std::string>());
-  outcome.registers = value.at("registers").get<int>();
-  outcome.compile_seconds = value.at("compile_seconds").get<double>();
-  outcome.cached = value.at("cached").get<bool>();
-  // A number that is not finite is written as null.
-  if (value.at("error").is_number()) outcome.error = value.at("error").get<double>();
-  outcome.spill_bytes = value.value("spill_bytes", 0);
-  outcome.bits = value.value("bits", "");
-  outcome.reason = value.value("reason", "");
-  outcome.finalist = value.value("finalist", false);
-  if (value.contains("us")) {
-    const auto& us = value.at("us");
-    outcome.samples = us.at("samples").get<int>();
-    outcome.median_us = us.at("median").get<double>();
-    outcome.low_us = us.at("low").get<double>();
-    outcome.high_us = us.at("high").get<double>();
-  }
-  if (outcome.kind == OutcomeKind::measured && !(outcome.median_us > 0))
-    throw Error(ErrorKind::invalid_input, "a measured outcome without a time");
-  return outcome;
+JournalHeader header_of(const DeviceFacts& facts) {
+  return {FFTUNE_VERSION, facts.name, facts.driver, facts.toolkit};
 }
 
 std::string new_name(const std::string& op) {
@@ -145,51 +85,35 @@ Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& fa
   }
   journal.file_.reset(std::fopen(journal.path_.c_str(), "ab"));
   if (!journal.file_) fail(journal.path_, std::strerror(errno));
-  journal.write_line(compact(header(facts)));
+  journal.write_line(journal_line(header_of(facts)));
   remove_oldest(journals_of(own_folder, op), journal.path_);
   return journal;
 }
 
 void Journal::read_back(const DeviceFacts& facts) {
-  std::ifstream in(path_, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  // Whatever follows the last newline was torn off in the middle of being written.
-  const std::size_t whole = text.rfind('\n') == text.npos ? 0 : text.rfind('\n') + 1;
-  if (whole < text.size()) {
-    ++damaged_lines_;
+  JournalText text = read_journal(path_);
+  damaged_lines_ = text.damaged_lines;
+  if (text.whole_bytes < text.bytes) {
     std::error_code error;
-    std::filesystem::resize_file(path_, whole, error);
+    std::filesystem::resize_file(path_, text.whole_bytes, error);
     if (error)
       throw Error(ErrorKind::io,
                   fmt::format("cannot repair {}: {}", path_.string(), error.message()));
   }
   bool ours = false;  // the lines after a header of this very device, driver and toolkit
-  for (std::size_t begin = 0; begin < whole;) {
-    const std::size_t end = text.find('\n', begin);
-    const auto first = text.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto last = text.begin() + static_cast<std::ptrdiff_t>(end);
-    begin = end + 1;
-    const json line = json::parse(first, last, nullptr, false);
-    try {
-      if (line.contains("fftune")) {
-        ours = line == header(facts);
-      } else if (line.contains("launch")) {
-        interrupted_.clear();
-        for (const auto& id : line.at("launch").get<std::set<std::string>>())
-          interrupted_.insert(renamed_id(id));
-      } else {
-        auto outcome = outcome_from_json(line);
-        const Key key{line.at("problem").get<std::string>(), line.at("sources").get<std::string>(),
-                      outcome.first_stage, outcome.id};
-        interrupted_.erase(outcome.id);
-        if (ours) known_[key] = std::move(outcome);
-      }
-    } catch (const json::exception&) {
-      ++damaged_lines_;
-    } catch (const Error&) {
-      ++damaged_lines_;
+  for (JournalEntry& entry : text.entries) switch (entry.kind) {
+      case JournalEntry::Kind::header:
+        ours = entry.header == header_of(facts);
+        break;
+      case JournalEntry::Kind::launch:
+        interrupted_ = {entry.ids.begin(), entry.ids.end()};
+        break;
+      case JournalEntry::Kind::outcome:
+        interrupted_.erase(entry.outcome.id);
+        if (ours)
+          known_[{entry.problem, entry.sources, entry.outcome.first_stage, entry.outcome.id}] =
+              std::move(entry.outcome);
     }
-  }
 }
 
 std::optional<Outcome> Journal::known(const Problem& problem, const std::string& source_hash,
@@ -200,15 +124,13 @@ std::optional<Outcome> Journal::known(const Problem& problem, const std::string&
 }
 
 void Journal::launch(const Problem& problem, const std::vector<std::string>& ids) {
-  if (file_) write_line(compact({{"launch", ids}, {"problem", problem.text()}}));
+  if (file_) write_line(journal_line(problem.text(), ids));
 }
 
 void Journal::add(const Problem& problem, const std::string& source_hash, const Outcome& outcome) {
   if (!file_) return;
-  json line = outcome_to_json(outcome);
-  line["problem"] = problem.text();
-  line["sources"] = source_hash;
-  write_line(compact(line));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun_;
+  write_line(journal_line(problem.text(), source_hash, seconds.count(), outcome));
 }
 
 void Journal::sync() {

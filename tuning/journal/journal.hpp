@@ -61,6 +61,7 @@ class Journal {
   std::map<Key, Outcome> known_;
   std::set<std::string> interrupted_;
   std::size_t damaged_lines_ = 0;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point synced_{};
 };
 

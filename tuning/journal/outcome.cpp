@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include "core/error.hpp"
@@ -36,6 +38,26 @@ OutcomeKind parse_outcome_kind(std::string_view name) {
   for (const auto& [kind, known] : names)
     if (known == name) return kind;
   throw Error(ErrorKind::invalid_input, fmt::format("'{}' is no kind of outcome", name));
+}
+
+std::optional<Outcome> first_failure(const std::vector<Outcome>& outcomes) {
+  std::set<std::size_t> served;
+  for (const Outcome& each : outcomes)
+    if (each.kind == OutcomeKind::measured) served.insert(each.first_stage);
+  std::optional<Outcome> first;
+  for (const Outcome& each : outcomes) {
+    if (!each.failed()) continue;
+    if (!served.contains(each.first_stage)) return each;
+    if (!first) first = each;
+  }
+  return first;
+}
+
+std::string failure_text(const Outcome& outcome) {
+  std::string kind(outcome_kind_name(outcome.kind));
+  std::replace(kind.begin(), kind.end(), '_', ' ');
+  return fmt::format("{}: {}{}{}", outcome.id, kind, outcome.reason.empty() ? "" : ": ",
+                     outcome.reason);
 }
 
 }  // namespace fftune

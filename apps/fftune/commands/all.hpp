@@ -12,8 +12,10 @@ void add_list(CommandLine& line);
 void add_check(CommandLine& line);
 void add_bench(CommandLine& line);
 void add_compile(CommandLine& line);
+void add_bundle(CommandLine& line);
 void add_refresh(CommandLine& line);
 void add_presets(CommandLine& line);
+void add_report(CommandLine& line);
 void add_worker(CommandLine& line);
 
 }  // namespace fftune::tool

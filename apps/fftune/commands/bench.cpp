@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "apps/fftune/against.hpp"
 #include "apps/fftune/bench_run.hpp"
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/all.hpp"
@@ -22,9 +23,11 @@
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
+#include "apps/fftune/progress_bar.hpp"
 #include "apps/fftune/saved_inputs.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
+#include "core/error.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
 
 namespace fftune::tool {
@@ -40,22 +43,23 @@ struct Options {
   std::string budget = "5s";
   std::string seed = "0";
   bool stages = false;
+  std::string against;
   std::string progress;
 };
 
 /// How it compares with fftune's plan, unless that is within the noise.
-std::string verdict_text(const BenchEntry& entry, double own) {
-  if (entry.name == "fftune") return own > 0 ? ratio_text(1) : "-";
+Cell verdict_cell(const BenchEntry& entry, double own) {
+  if (entry.name == "fftune") return ratio_cell(own > 0 ? 1 : 0);
   if (!(entry.ratio.median > 0)) return "-";
   if (entry.ratio.is_in_noise()) return "in the noise";
   constexpr double known_to = 1.1;
-  return entry.ratio.high <= known_to * entry.ratio.low
-             ? ratio_text(entry.ratio.median)
-             : fmt::format("{:.2f}-{}", entry.ratio.low, ratio_text(entry.ratio.high));
+  if (entry.ratio.high <= known_to * entry.ratio.low) return ratio_cell(entry.ratio.median);
+  return {ratio_range_text(entry.ratio.low, entry.ratio.high),
+          entry.ratio.high < 0.995 ? Style::caution : Style::plain};
 }
 
 /// One problem on one kind of values, which are named where there are several kinds.
-struct Measured {
+struct OnValues {
   std::string values;
   BenchResult result;
 };
@@ -72,7 +76,7 @@ TextTable table_for(const std::string& token_size, bool has_saved) {
   return TextTable(std::move(columns));
 }
 
-void add_rows(TextTable& table, const std::string& token_size, const Measured& measured) {
+void add_rows(TextTable& table, const std::string& token_size, const OnValues& measured) {
   const BenchResult& result = measured.result;
   std::string tokens = fmt::format("{}", result.problem.size(token_size));
   std::string dtype(dtype_name(result.problem.dtype));
@@ -97,7 +101,7 @@ void add_rows(TextTable& table, const std::string& token_size, const Measured& m
                        microseconds_text(entry.microseconds.high)),
            limit_share_text(
                time > 0 ? (entry.floor_us > 0 ? entry.floor_us : result.floor_us) / time : 0),
-           verdict_text(entry, own), entry.summary},
+           verdict_cell(entry, own), entry.summary},
           error);
     for (std::string* const shown_once : {&tokens, &dtype, &values}) shown_once->clear();
   }
@@ -111,7 +115,7 @@ void add_rows(TextTable& table, const std::string& token_size, const Measured& m
              " of the forward pass are kept for this one"});
 }
 
-Json result_json(const Measured& measured) {
+Json result_json(const OnValues& measured) {
   const BenchResult& result = measured.result;
   Json entries = Json::array();
   for (const BenchEntry& entry : result.entries)
@@ -131,6 +135,7 @@ Json result_json(const Measured& measured) {
   return {{"problem", to_json(result.problem)},
           {"values", measured.values.empty() ? "random" : measured.values},
           {"rule", result.rule},
+          {"far", !result.far.empty()},
           {"refusal", result.refusal},
           {"floor_us", result.floor_us},
           {"limit", result.limit},
@@ -158,6 +163,25 @@ void announce(const Op& op, const Problem& problem) {
                  problem.text(), std::ceil(seconds / 60));
 }
 
+/// Seconds, roughly: the reference, and samples that last longer for larger problems.
+double weight_of(const Op& op, const Problem& problem) {
+  const Cost cost = cost_of(op, problem);
+  return 1 + cost.flops / 1e11 + cost.bytes / 1e9;
+}
+
+Against against_of(const Options& options, const std::vector<Problem>& problems,
+                   const DeviceFacts& facts) {
+  Against against(options.against, facts);
+  if (!options.against.empty() &&
+      std::none_of(problems.begin(), problems.end(),
+                   [&](const Problem& problem) { return against.knows(problem); }))
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("--against {} has no time of {}{}: give the same sizes as then",
+                            options.against, problems.front().text(),
+                            problems.size() > 1 ? " or the others" : ""));
+  return against;
+}
+
 int run(const Op& op, const Options& options, const Session& session) {
   const std::string device = device_named(options.device, session.environment);
   TimeRequest request;
@@ -172,34 +196,46 @@ int run(const Op& op, const Options& options, const Session& session) {
       saved_problems(op, options.problem, saved ? &*saved : nullptr, kind_of_device(device));
   const PresetLibrary presets = load_presets(options.presets, session);
   const auto backend = open_named(device, session);
+  Against against = against_of(options, problems, backend->facts());
 
   const std::string token_size(op.token_size());
   const Interrupt interrupt;
-  std::vector<std::vector<Measured>> all(problems.size());
+  std::vector<std::vector<OnValues>> all(problems.size());
   std::string lost;
   std::vector<const SavedInputs*> kinds{nullptr};
   if (saved) kinds.push_back(&*saved);
+  double weight = 0;
+  for (const Problem& problem : problems) weight += weight_of(op, problem);
+  const auto kind_count = static_cast<double>(kinds.size());
+  ProgressBar progress(status, "bench", problems.size() * kinds.size(), weight * kind_count);
   for (const SavedInputs* const kind : kinds) {
     LocalEvaluator evaluator(*backend, session.catalog, {seed, kind});
     const std::string values = !saved ? "" : kind ? "saved" : "random";
     for (std::size_t i = 0; i < problems.size(); ++i) {
       if (interrupt.requested() || !lost.empty()) break;
-      status.update(
-          fmt::format("bench {}{}{}", problems[i].text(), saved ? ", values: " : "", values), true);
+      progress.show(fmt::format("{}{}{}", problems[i].text(), saved ? ", values: " : "", values),
+                    true);
       announce(op, problems[i]);
       all[i].push_back({values, bench(session.catalog, op, problems[i], presets, evaluator, request,
                                       bursts_for(evaluator.facts().kind, request.seconds),
                                       options.stages && !op.repetition(problems[i]))});
       lost = evaluator.lost();
+      if (const auto& far = all[i].back().result.far; !far.empty() && !kind)
+        spdlog::warn("{}: the preset is of a shape far away: {}: tune this one", problems[i].text(),
+                     far);
+      progress.step(weight_of(op, problems[i]), "");
     }
   }
   TextTable table = table_for(token_size, saved.has_value());
   Json document = {{"device", to_json(backend->facts())}, {"problems", Json::array()}};
   int code = exit_good;
   for (const auto& of_problem : all)
-    for (const Measured& measured : of_problem) {
+    for (const OnValues& measured : of_problem) {
       add_rows(table, token_size, measured);
       document["problems"].push_back(result_json(measured));
+      // Earlier times are of random values.
+      if (!options.against.empty() && measured.values != "saved")
+        document["problems"].back()["against"] = against.add(token_size, measured.result);
       code = std::max(code, code_of(measured.result));
     }
   status.clear();
@@ -209,6 +245,8 @@ int run(const Op& op, const Options& options, const Session& session) {
   if (saved) session.output.line("saved: " + saved->text());
   const Limits limits = backend->limits(problems.front().dtype);
   session.output.line("floor by: " + limits.method);
+  against.print(session.output);
+  if (against.any_slower()) code = std::max<int>(code, exit_check_failed);
   document["limits"] = {{"bytes_per_second", limits.bytes_per_second},
                         {"flops_per_second", limits.flops_per_second},
                         {"method", limits.method}};
@@ -242,8 +280,15 @@ void add_bench(CommandLine& line) {
         .add_option("--budget", options->budget, "time for each problem's samples (default: 5s)")
         ->type_name("TIME");
     command.add_option("--seed", options->seed, "of the data (default: 0)")->type_name("N");
-    command.add_flag("--stages", options->stages,
-                     "time each kernel of the plan by itself too: where the time goes");
+    command.add_flag(
+        "--stages", options->stages,
+        "time each kernel of the plan by itself too, and the first ones in a row: where the "
+        "time goes");
+    command
+        .add_option("--against", options->against,
+                    "compare with earlier times, what bench --json printed or presets, by their "
+                    "intervals: FASTER, SLOWER, SAME or UNDECIDED; exit 1 if any is SLOWER")
+        ->type_name("FILE");
     add_progress_option(command, options->progress);
   }
 }

@@ -1,5 +1,6 @@
 // fftune check: validates on a device what the library would load for every preset's problem.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -16,12 +17,14 @@
 #include "apps/fftune/device_option.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/numbers.hpp"
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
 #include "apps/fftune/saved_inputs.hpp"
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
+#include "runtime/devices.hpp"
 
 namespace fftune::tool {
 
@@ -29,14 +32,20 @@ namespace {
 
 /// About a second for a few cores: a plan is run twice for every seed and number of tokens.
 constexpr double max_flops_on_cpu = 5e10;
+/// --quick is done in less than a minute on a laptop.
+constexpr double quick_flops_on_cpu = 5e9;
+constexpr double quick_bytes_on_cpu = 2e7;
+constexpr double quick_seconds = 45;
 
 struct Options {
   ProblemFilter filter;
   WeightOptions weights;
   std::string device;
   std::string presets;
-  std::string seeds = "2";
+  std::string seeds;
   std::string max_flops;
+  std::string budget;
+  bool quick = false;
   std::string report;
   std::string progress;
 };
@@ -44,6 +53,29 @@ struct Options {
 bool has_records(const PresetLibrary& presets) {
   return std::any_of(presets.files().begin(), presets.files().end(),
                      [](const PresetFile& file) { return !file.records.empty(); });
+}
+
+/// "checking 87 records, 20 of them this device's: about 2m05s".
+std::string announcement(const std::vector<CheckedRecord>& records, const Catalog& catalog,
+                         DeviceKind kind, const CheckSettings& settings) {
+  double seconds = 0;
+  std::size_t checked = 0;
+  std::size_t own = 0;
+  for (const CheckedRecord& record : records) {
+    if (!record.skipped.empty()) continue;
+    ++checked;
+    own += record.own ? 1 : 0;
+    const Op& op = catalog.op(record.problem.op);
+    for (const std::int64_t count : record.tokens)
+      seconds += settings.seeds *
+                 estimated_seconds(
+                     op, record.problem.with_size(std::string(op.token_size()), count), kind);
+  }
+  const bool bounded = settings.budget_seconds > 0 && settings.budget_seconds < seconds;
+  return fmt::format(
+      "checking {}, {} of them this device's: about {}{}", counted(checked, "record"), own,
+      seconds_text(seconds),
+      bounded ? fmt::format(", of which {} are given", seconds_text(settings.budget_seconds)) : "");
 }
 
 /// The problems of a saved layer, and where their values are.
@@ -130,8 +162,10 @@ int run_saved(const Options& options, const std::string& device, double max_flop
   document["device"] = to_json(backend->facts());
   session.output.document(document);
   if (interrupt.requested()) return exit_interrupted;
-  const bool good = std::all_of(outcomes.begin(), outcomes.end(), [](const auto& entry) {
-    return entry.second.state == CheckState::passed || entry.second.state == CheckState::skipped;
+  const bool bounded = settings.budget_seconds > 0;
+  const bool good = std::all_of(outcomes.begin(), outcomes.end(), [&](const auto& entry) {
+    return entry.second.state == CheckState::passed || entry.second.state == CheckState::skipped ||
+           (bounded && entry.second.state == CheckState::not_run);
   });
   return good ? exit_good : exit_check_failed;
 }
@@ -140,12 +174,18 @@ int run(const Options& options, const Session& session) {
   const std::string device = device_named(options.device, session.environment);
   const DeviceKind kind = kind_of_device(device);
   CheckSettings settings;
-  settings.seeds = static_cast<int>(parse_whole(options.seeds, "--seeds", 1, 1000));
+  settings.seeds = options.quick ? 1 : 2;
+  if (!options.seeds.empty())
+    settings.seeds = static_cast<int>(parse_whole(options.seeds, "--seeds", 1, 1000));
+  if (options.quick) settings.budget_seconds = quick_seconds;
+  if (!options.budget.empty()) settings.budget_seconds = parse_duration(options.budget, "--budget");
   const double max_flops = !options.max_flops.empty()
                                ? parse_amount(options.max_flops, "--max-flops")
-                           : kind == DeviceKind::cpu ? max_flops_on_cpu
-                                                     : 0;
-  StatusLine status(progress_mode(options.progress, session.output));
+                           : kind != DeviceKind::cpu ? 0
+                           : options.quick           ? quick_flops_on_cpu
+                                                     : max_flops_on_cpu;
+  const ProgressMode mode = progress_mode(options.progress, session.output);
+  StatusLine status(mode);
   settings.status = &status;
   if (!options.report.empty()) require_writable_file(options.report, "--report");
   check_weight_options(options.weights);
@@ -153,7 +193,7 @@ int run(const Options& options, const Session& session) {
 
   const PresetLibrary presets = load_presets(options.presets, session);
   const auto& ops = session.catalog.ops;
-  const auto records =
+  auto records =
       checked_records(presets, session.catalog, kind, max_flops,
                       [&](const Problem& problem) { return admits(options.filter, ops, problem); });
   if (records.empty())
@@ -166,6 +206,13 @@ int run(const Options& options, const Session& session) {
 
   const auto backend = open_named(device, session);
   const std::string name = backend->facts().name;
+  put_own_first(presets.files(), backend->facts(), records);
+  if (options.quick)
+    keep_quick(session.catalog, kind == DeviceKind::cpu ? quick_bytes_on_cpu : 0, records);
+  skip_too_large(session.catalog, backend->free_bytes(), free_host_bytes(), records);
+  // To stderr, as progress is: the report is written before anything is printed.
+  if (mode != ProgressMode::none)
+    spdlog::info("{}", announcement(records, session.catalog, kind, settings));
   const Interrupt interrupt;
   settings.cancel = &interrupt.requested();
   const CheckOutcomes outcomes = run_checks(records, session.catalog, *backend, presets, settings);
@@ -178,7 +225,9 @@ int run(const Options& options, const Session& session) {
   document["device"] = to_json(backend->facts());
   session.output.document(document);
   if (interrupt.requested()) return exit_interrupted;
-  return counts.failed == 0 && counts.not_run == 0 ? exit_good : exit_check_failed;
+  // What the budget left out is said; that nothing was checked is no success.
+  const bool as_asked = counts.not_run == 0 || (settings.budget_seconds > 0 && counts.passed > 0);
+  return counts.failed == 0 && as_asked ? exit_good : exit_check_failed;
 }
 
 }  // namespace
@@ -193,12 +242,23 @@ void add_check(CommandLine& line) {
       [options](const Session& session) { return run(*options, session); });
   add_device_option(command, options->device, false);
   add_presets_option(command, options->presets);
-  command.add_option("--seeds", options->seeds, "how many draws of the data (default: 2)")
+  command.add_flag("--quick", options->quick,
+                   "on new hardware, in less than a minute: of each op, pass and dtype one record, "
+                   "at its own number of tokens, with one draw of the data");
+  command
+      .add_option("--budget", options->budget,
+                  "begin no further layer after this time; what is left is said to be not run "
+                  "(default: none; 45s with --quick)")
+      ->type_name("TIME");
+  command
+      .add_option("--seeds", options->seeds,
+                  "how many draws of the data (default: 2; 1 with --quick)")
       ->type_name("N");
   command
-      .add_option("--max-flops", options->max_flops,
-                  "lower a problem's tokens until one run of it takes no more floating-point "
-                  "operations, and say so (default: 5e10 on the CPU, no bound on a GPU)")
+      .add_option(
+          "--max-flops", options->max_flops,
+          "lower a problem's tokens until one run of it takes no more floating-point "
+          "operations, and say so (default: 5e10 on the CPU, 5e9 with --quick, no bound on a GPU)")
       ->type_name("N");
   command.add_option("--report", options->report, "write the outcomes as JUnit's XML too")
       ->type_name("FILE");

@@ -20,6 +20,7 @@
 #include "apps/fftune/compile_units.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/progress_bar.hpp"
 #include "apps/fftune/status_line.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
@@ -109,16 +110,13 @@ std::vector<UnitResult> compile_all(Compiler& compiler, const std::vector<Compil
                                     const std::string& arch, StatusLine& status) {
   std::vector<UnitResult> results(units.size());
   std::atomic<std::size_t> next{0};
-  std::atomic<std::size_t> done{0};
   std::atomic<std::size_t> failed{0};
+  ProgressBar progress(status, "compile " + arch, units.size(), static_cast<double>(units.size()));
   const auto work = [&] {
     for (std::size_t i = next++; i < units.size() && !cancel; i = next++) {
       results[i] = {true, compiler.compile(units[i].program)};
       if (!results[i].report.failure.empty()) ++failed;
-      ++done;
-      if (status.due())
-        status.update(fmt::format("compile {}: {}/{} programs, {} failed", arch, done.load(),
-                                  units.size(), failed.load()));
+      progress.step(1, fmt::format("{}, {} failed", units[i].family, failed.load()));
     }
   };
   std::vector<std::jthread> threads;
@@ -149,7 +147,7 @@ int run(const Options& options, const Session& session) {
   StatusLine status(progress_mode(options.progress, session.output));
 
   const Interrupt interrupt;
-  const CudaOptions cuda{session.environment.cache_folder, session.environment.cuda_folders};
+  const CudaOptions cuda{session.environment.cache_folder, session.environment.toolkit_folders};
   CompileSummary summary;
   for (const std::string& arch : archs) {
     const DeviceFacts facts = facts_of_architecture(arch);

@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "apps/fftune/check_cases.hpp"
 #include "apps/fftune/command.hpp"
@@ -93,44 +95,65 @@ void print_facts(const DeviceListing& device, const Output& output) {
   output.table(table);
 }
 
+Json served_json(const Served& served) {
+  Json json = Json::array();
+  for (const auto& [key, count] : served) {
+    const auto& [path, match] = key;
+    json.push_back({{"path", path}, {"problems", count}, {"match", match_text(match)}});
+  }
+  return json;
+}
+
+void print_served(const Served& served, const std::string& what, const Output& output) {
+  for (const auto& [key, count] : served) {
+    const auto& [path, match] = key;
+    output.line(fmt::format("{} {}: {} problems, {}", what, path, count, match_text(match)));
+  }
+}
+
+/// `here`: the presets of ./presets where other commands read them and the library does not.
 Json device_report(const DeviceListing& device, const PresetLibrary& presets,
-                   const Session& session) {
+                   const PresetLibrary* here, const Session& session) {
   print_facts(device, session.output);
   Json json = to_json(device.facts);
   json["device"] = device.spec;
-  json["presets"] = Json::array();
   int unserved = 0;
-  for (const auto& [key, count] : served_by(presets, session.catalog, device.facts, unserved)) {
-    const auto& [path, match] = key;
-    session.output.line(
-        fmt::format("would load {}: {} problems, {}", path, count, match_text(match)));
-    json["presets"].push_back({{"path", path}, {"problems", count}, {"match", match_text(match)}});
-  }
-  if (json["presets"].empty())
+  const Served served = served_by(presets, session.catalog, device.facts, unserved);
+  print_served(served, "would load", session.output);
+  if (served.empty())
     session.output.line("no preset serves this device: the ops' defaults would be used");
   else if (unserved > 0)
     session.output.line(
         fmt::format("{} problems of other devices' presets would use the ops' defaults", unserved));
+  json["presets"] = served_json(served);
   json["unserved_problems"] = unserved;
+  if (here) {
+    int unserved_here = 0;
+    const Served in_here = served_by(*here, session.catalog, device.facts, unserved_here);
+    print_served(in_here, "would not load", session.output);
+    json["presets_here"] = served_json(in_here);
+  }
   session.output.line("");
   return json;
 }
 
 int run(const Options& options, const Session& session) {
   const Devices devices = list_devices(session.environment);
-  // As the library looks: not in ./presets.
+  // As the library looks: not in ./presets, which check, list, bench and bundle read.
   const PresetLibrary presets = options.presets.empty()
                                     ? load_presets(session.environment.preset_folders)
                                     : load_presets(options.presets, session);
+  std::string hint;
+  if (options.presets.empty() && presets_are_here())
+    hint = how_to_install("presets", session.environment);
+  std::optional<PresetLibrary> here;
+  if (!hint.empty()) here = load_presets(std::vector<std::filesystem::path>{"presets"});
   Json document = {{"devices", Json::array()}, {"unavailable", devices.unavailable}};
   for (const DeviceListing& device : devices.found)
-    document["devices"].push_back(device_report(device, presets, session));
+    document["devices"].push_back(device_report(device, presets, here ? &*here : nullptr, session));
   for (const std::string& reason : devices.unavailable)
     session.output.line("not available: " + reason);
-  std::error_code error;
-  if (options.presets.empty() && std::filesystem::is_directory("presets", error))
-    if (const auto hint = how_to_install("presets", session.environment); !hint.empty())
-      session.output.line(hint);
+  if (!hint.empty()) session.output.line(hint + "; check, list, bench and bundle read it here");
   session.output.document(document);
   return exit_good;
 }

@@ -5,9 +5,11 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/fftune/command.hpp"
@@ -97,28 +99,45 @@ Json section_json(const Section& section) {
   return json;
 }
 
-void print_families(const std::vector<Section>& sections, const std::string& tokens,
-                    const Output& output) {
+/// Whether it is for a stage of the problem: an op's families are those of all its passes.
+bool is_for(const Family& family, const std::vector<StageSpec>& stages) {
+  return std::any_of(stages.begin(), stages.end(),
+                     [&](const StageSpec& stage) { return stage.name == family.stages().front(); });
+}
+
+/// What can run; --explain tells of the others.
+void print_families(const Op& op, const std::vector<Section>& sections, const Output& output) {
+  const std::string tokens(op.token_size());
+  std::set<std::string_view> refused, served;
   TextTable table({{"dtype"},
                    {tokens, Align::right},
                    {"family"},
                    {"stages"},
                    {"feasible", Align::right},
                    {"of", Align::right},
-                   {"untuned, or why it is refused"}});
-  for (const Section& section : sections)
+                   {"untuned"}});
+  for (const Section& section : sections) {
+    const auto stages = op.stages(section.problem);
     for (const FamilyView& view : section.families) {
-      const bool refused = !view.refusal.empty();
+      if (!view.refusal.empty()) {
+        if (is_for(*view.family, stages)) refused.insert(view.family->name());
+        continue;
+      }
+      served.insert(view.family->name());
       table.row({std::string(dtype_name(section.problem.dtype)),
-                 fmt::format("{}", section.problem.size(tokens)),
-                 std::string(view.family->name()),
+                 fmt::format("{}", section.problem.size(tokens)), std::string(view.family->name()),
                  fmt::format("{}", fmt::join(view.family->stages(), "+")),
-                 refused ? "-" : fmt::format("{}", view.feasible.size()),
-                 refused ? "-" : fmt::format("{}", view.size),
-                 {refused ? view.refusal : view.untuned.text(),
-                  refused ? Style::caution : Style::plain}});
+                 fmt::format("{}", view.feasible.size()), fmt::format("{}", view.size),
+                 view.untuned.text()});
     }
-  output.table(table);
+  }
+  if (!table.empty()) output.table(table);
+  for (const std::string_view name : served) refused.erase(name);
+  if (!refused.empty())
+    output.line(fmt::format(
+        "refused here: {} ({}); --explain says why",
+        refused.size() == 1 ? std::string("1 family") : fmt::format("{} families", refused.size()),
+        fmt::join(refused, ", ")));
 }
 
 // The parameters of each family where it first serves; values may differ from problem to problem.
@@ -132,6 +151,7 @@ void print_parameters(const std::vector<Section>& sections, const Output& output
         table.row({std::string(view.family->name()), parameter.name, parameter.values_text(","),
                    parameter.help});
     }
+  if (table.empty()) return;
   output.line("");
   output.table(table);
 }
@@ -177,12 +197,15 @@ int run(const Op& op, const Options& options, const Session& session) {
     for (const Family* family : op.families())
       if (family->device_kind() == facts.kind)
         section.families.push_back(view_of(*family, problem, facts, options.explain));
+    // What can run first.
+    std::stable_partition(section.families.begin(), section.families.end(),
+                          [](const FamilyView& view) { return view.refusal.empty(); });
     sections.push_back(std::move(section));
   }
 
   const Output& output = session.output;
   output.heading(fmt::format("{} on {} ({})", op.name(), facts.name, facts.arch));
-  print_families(sections, std::string(op.token_size()), output);
+  print_families(op, sections, output);
   print_parameters(sections, output);
   Json document = {{"op", op.name()}, {"device", to_json(facts)}, {"problems", Json::array()}};
   for (const Section& section : sections) {
@@ -218,8 +241,9 @@ void add_list(CommandLine& line) {
                                 fmt::join(known_architectures(), ", ")))
         ->type_name("NAME");
     command.add_flag("--explain", options->explain,
-                     "for each constraint its reason, and how many configurations it alone rules "
-                     "out; and which variants are quarantined on the device, and why");
+                     "why families are refused; for each constraint its reason, and how many "
+                     "configurations it alone rules out; and which variants are quarantined on the "
+                     "device, and why");
     command.add_flag("--variants", options->variants, "the id of every feasible variant");
   }
 }

@@ -5,12 +5,14 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/presets.hpp"
+#include "apps/fftune/comparison.hpp"
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/numbers.hpp"
 #include "core/error.hpp"
@@ -21,6 +23,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> paths;
+  bool exit_code = false;
 };
 
 // By the device's folder name and the problem.
@@ -43,6 +46,7 @@ struct Change {
   std::string after;
   double before_us = 0;
   double after_us = 0;
+  std::optional<Comparison> verdict;  // of records that are in both
 };
 
 // Records that differ in provenance alone are equal: only what a user would notice counts.
@@ -52,19 +56,26 @@ std::vector<Change> changes(const Records& before, const Records& after) {
   for (const auto& [key, record] : before) {
     const auto other = after.find(key);
     Change change{key.first, key.second.text(),        "removed", text(record),
-                  "",        record.verdict.median_us, 0};
+                  "",        record.verdict.median_us, 0,         {}};
     if (other != after.end()) {
       change.after = text(other->second);
       change.after_us = other->second.verdict.median_us;
       if (change.before == change.after && change.before_us == change.after_us) continue;
       change.kind = change.before == change.after ? "time" : "winner";
+      change.verdict = compare(measured_of(record.verdict), measured_of(other->second.verdict));
     }
     found.push_back(std::move(change));
   }
   for (const auto& [key, record] : after)
     if (before.find(key) == before.end())
-      found.push_back(
-          {key.first, key.second.text(), "added", "", text(record), 0, record.verdict.median_us});
+      found.push_back({key.first,
+                       key.second.text(),
+                       "added",
+                       "",
+                       text(record),
+                       0,
+                       record.verdict.median_us,
+                       {}});
   return found;
 }
 
@@ -82,30 +93,43 @@ int run(const Options& options, const Session& session) {
                    {"change"},
                    {"before µs", Align::right},
                    {"after µs", Align::right},
-                   {"faster", Align::right},
+                   {"before / after", Align::right},
+                   {"verdict"},
                    {"winner before -> after"}});
   Json document = Json::array();
+  ComparisonCounts counts;
+  bool worse = false;
   for (const Change& change : found) {
     const bool both = change.before_us > 0 && change.after_us > 0;
-    table.row(
-        {change.device, change.problem, change.kind, microseconds_text(change.before_us),
-         microseconds_text(change.after_us),
-         both ? ratio_text(change.before_us / change.after_us) : "-",
-         change.before == change.after ? change.after : change.before + " -> " + change.after});
-    document.push_back({{"device", change.device},
-                        {"problem", change.problem},
-                        {"change", change.kind},
-                        {"before", change.before},
-                        {"after", change.after},
-                        {"before_us", change.before_us},
-                        {"after_us", change.after_us}});
+    if (change.verdict) counts.add(*change.verdict);
+    worse = worse || change.kind == "removed" || change.verdict == Comparison::slower;
+    table.row({change.device, change.problem, change.kind, microseconds_text(change.before_us),
+               microseconds_text(change.after_us),
+               ratio_cell(both ? change.before_us / change.after_us : 0),
+               change.verdict ? Cell(std::string(comparison_name(*change.verdict)),
+                                     comparison_style(*change.verdict))
+                              : Cell("-"),
+               change.before == change.after
+                   ? change.after
+                   : (change.before.empty() ? "none" : change.before) + " -> " +
+                         (change.after.empty() ? "none" : change.after)});
+    document.push_back(
+        {{"device", change.device},
+         {"problem", change.problem},
+         {"change", change.kind},
+         {"before", change.before},
+         {"after", change.after},
+         {"before_us", change.before_us},
+         {"after_us", change.after_us},
+         {"verdict", change.verdict ? Json(comparison_name(*change.verdict)) : Json()}});
   }
   if (found.empty())
     session.output.line("no differences");
   else
     session.output.table(table);
+  if (!found.empty()) session.output.line(counts.text());
   session.output.document(document);
-  return exit_good;
+  return options.exit_code && worse ? exit_check_failed : exit_good;
 }
 
 }  // namespace
@@ -113,9 +137,13 @@ int run(const Options& options, const Session& session) {
 void add_presets_diff(CommandLine& line, CLI::App& group) {
   auto options = std::make_shared<Options>();
   CLI::App& command = line.add(
-      group, "diff", "records added, removed, or with another winner or time; exit 0 either way",
+      group, "diff",
+      "records added, removed, or with another winner or time, and by their intervals FASTER, "
+      "SLOWER, SAME or UNDECIDED; exit 0 either way",
       [options](const Session& session) { return run(*options, session); });
   command.add_option("BEFORE_AFTER", options->paths, "two preset files or folders");
+  command.add_flag("--exit-code", options->exit_code,
+                   "exit 1 if a record is SLOWER or was removed: for a pipeline");
 }
 
 }  // namespace fftune::tool

@@ -14,6 +14,7 @@
 #include "apps/fftune/numbers.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
+#include "store/preset_batches.hpp"
 
 namespace fftune::tool {
 
@@ -29,14 +30,20 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
   // All or nothing of what was given: a person merging by hand wants to know before, not after.
   const std::vector<PresetFile> files = whole_preset_files(paths, "merged");
   const LockWait wait = lock_wait();
-  for (const PresetFile& file : files) require_out(out, file.device, file.op, wait);
-  Json document = Json::array();
+  std::vector<PresetBatch> batches;
   for (const PresetFile& file : files) {
-    const auto path = merge_preset_records(out, file.device, file.op, file.records, wait);
-    session.output.line(fmt::format("{}: {} from {}", path.string(),
-                                    counted(file.records.size(), "record"), file.path.string()));
-    document.push_back(
-        {{"path", path.string()}, {"from", file.path.string()}, {"records", file.records.size()}});
+    require_out(out, file.device, file.op, wait);
+    batches.push_back({file.device, file.op, file.records});
+  }
+  const auto written = merge_preset_batches(out, batches, wait);
+  Json document = Json::array();
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    session.output.line(fmt::format("{}: {} from {}", written[i].string(),
+                                    counted(files[i].records.size(), "record"),
+                                    files[i].path.string()));
+    document.push_back({{"path", written[i].string()},
+                        {"from", files[i].path.string()},
+                        {"records", files[i].records.size()}});
   }
   session.output.document(document);
   return exit_good;

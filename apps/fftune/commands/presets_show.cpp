@@ -45,8 +45,7 @@ void print_file(const PresetFile& file, const Output& output) {
     const Verdict& verdict = record.verdict;
     table.row({problem_without_op(record.problem), recipe_text(record.recipe()),
                microseconds_text(verdict.median_us), limit_share_text(verdict.roofline_fraction),
-               verdict.limit, decided_text(verdict),
-               verdict.unfused_ratio > 0 ? ratio_text(verdict.unfused_ratio) : "-",
+               verdict.limit, decided_text(verdict), ratio_cell(verdict.unfused_ratio),
                error_text(record.error), record.provenance.date.substr(0, 10)});
   }
   output.table(table);

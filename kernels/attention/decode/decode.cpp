@@ -68,13 +68,15 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Config& value
   const int row_blocks = attention_decode_row_blocks(config, static_cast<int>(layer.group()),
                                                      static_cast<int>(layer.s));
   const auto bytes = static_cast<double>(4 * layer.b * layer.kv_heads * keys * layer.dim);
-  // Memory delivers at full speed with some 32 KiB of each SM in flight; warps wait for each
-  // other's arithmetic if there are few; several CTAs of an SM read from more places at once.
+  // Memory delivers at full speed with some 64 KiB of each SM in flight, and at a tenth less with
+  // half of that; warps wait for each other's arithmetic if there are few; several CTAs of an SM
+  // read from more places at once. The constants are those of searches on an H200.
   const double in_flight =
       2.0 * config.ctas_per_sm * config.warps * (config.stages - 1) * plan.slice_bytes;
-  const double warps = std::log2(8.0 / std::min(8, config.warps * config.ctas_per_sm));
-  const double speed = facts.memory_bandwidth * std::min(1.0, in_flight / (32 * 1024)) /
-                       (1 + 0.04 * warps) / (1 + 0.03 * (config.ctas_per_sm - 1));
+  const double halvings = std::log2(8.0 / std::min(8, config.warps * config.ctas_per_sm));
+  const double speed = facts.memory_bandwidth *
+                       std::pow(std::min(1.0, in_flight / (64 * 1024)), 0.15) /
+                       (1 + 0.03 * std::pow(halvings, 3)) / (1 + 0.03 * (config.ctas_per_sm - 1));
   // Another block of rows finds most in L2.
   const double reads = 1 + 0.3 * (row_blocks - 1);
   // The group with most tiles.
@@ -83,20 +85,15 @@ double seconds(const Layer& layer, const DeviceFacts& facts, const Config& value
   const double uneven = std::ceil(tiles) / tiles;
   const auto ctas = static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
   const double idle = std::max(1.0, 0.95 * ctas / (grid.heads * grid.groups));
-  // Filling the stages, adding up, and the next launch, which begins beneath this one if an SM has
-  // room for the CTAs of both.
+  // Filling the stages, adding up, and the next launch.
   const double cut =
       cuts_sequences(layer, grid) ? 0.03e-6 * grid.groups / static_cast<double>(layer.b) : 0;
   const double fixed = 4e-6 + cut;
-  constexpr std::int64_t registers = 208;
-  const bool overlaps =
-      fits_shared_memory(facts, plan.shared_bytes, 2 * config.ctas_per_sm) &&
-      2 * config.ctas_per_sm * config.threads() * registers <= facts.registers_per_multiprocessor;
-  const double prefetched = config.prefetch * 1024.0 * ctas;
-  const double gained = overlaps ? std::min(prefetched / speed, 2e-6) : 0;
-  const double asked_twice = 0.05 * prefetched / speed;
+  // Alone, a launch has nothing to prefetch beneath, and much of what it asks for arrives twice.
+  // What it gains behind another kernel is for a search in place to find.
+  const double asked_twice = 0.4 * config.prefetch * 1024.0 * ctas / speed;
   return reads * bytes / speed * uneven * idle + 0.1 * in_flight * facts.multiprocessors / speed +
-         fixed - gained + asked_twice;
+         fixed + asked_twice;
 }
 
 class Decode final : public StageFamily {

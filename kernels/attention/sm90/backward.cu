@@ -557,11 +557,9 @@ struct attention_backward {
     sync(backward_barrier::scores, mma_threads);
   }
 
-  // This warp's arrival: its MMAs that read the stage are complete.
-  static __device__ __forceinline__ void release(u32 barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-  }
+  // This thread's arrival: its reads and its MMAs' of the stage are complete. Every lane arrives, as
+  // each has read what generic stores and bulk copies wrote there.
+  static __device__ __forceinline__ void release(u32 barrier) { barrier_arrive(barrier); }
 
   // Waits for the next stage of q.
   __device__ __forceinline__ visit next_visit(const q_ring& q) const {
@@ -751,12 +749,12 @@ struct attention_backward {
     const q_ring q = q_blocks();
     for (int stage = 0; stage < config.q_stages; ++stage) {
       barrier_init(q.full + stage * 8, 1);
-      barrier_init(q.empty + stage * 8, warpgroups * 4);
+      barrier_init(q.empty + stage * 8, mma_threads);
     }
     const do_ring d_out = do_blocks();
     for (int stage = 0; stage < config.do_stages; ++stage) {
       barrier_init(d_out.full + stage * 8, 1);
-      barrier_init(d_out.empty + stage * 8, warpgroups * 4);
+      barrier_init(d_out.empty + stage * 8, mma_threads);
     }
     barrier_init_fence();
   }

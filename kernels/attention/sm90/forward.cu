@@ -588,8 +588,7 @@ struct attention_forward {
         tile.sequence.kv_first = __float_as_int(extent.z);
         tile.sequence.kv_len = __float_as_int(extent.w);
       }
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(tiles.empty_barrier());
+      barrier_arrive(tiles.empty_barrier());
       tiles.advance();
       if (tile.first_row < 0) return false;
       keys = walk(params, tile, warpgroup_of_thread() * 64);
@@ -757,7 +756,7 @@ struct attention_forward {
     }
     const tile_slots tiles = tile_pipe();
     barrier_init(tiles.full, 1);
-    barrier_init(tiles.empty, 4 * warpgroups);
+    barrier_init(tiles.empty, 128 * warpgroups);
     barrier_init_fence();
   }
 

@@ -11,6 +11,9 @@ struct decode_config {
   int rows = 16;   // of each B that a block takes
   int warps = 8;   // of a block, which share k
   int unroll = 4;  // 16-byte loads of a row that a thread issues at once
+  /// How much of its weights, in percent, a block asks L2 for before the kernels before are
+  /// complete, beside its first loads.
+  int l2_prefetch = 0;
 
   constexpr int threads() const { return warps * 32; }
   constexpr int n_fragments() const { return rows / 8; }  // of 8 rows of B

@@ -26,7 +26,9 @@ struct Block : decode_config {
       : decode_config{.tokens = decode_tokens(gemm),
                       .rows = config.get("rows"),
                       .warps = config.get("warps"),
-                      .unroll = config.get("unroll")},
+                      .unroll = config.get("unroll"),
+                      .l2_prefetch =
+                          config.contains("l2_prefetch") ? config.get("l2_prefetch") : 0},
         split_k(config.get("split_k")) {}
 
   std::int64_t blocks(const GemmProblem& gemm) const { return ceil_div(gemm.n, rows) * split_k; }
@@ -36,6 +38,19 @@ struct Block : decode_config {
   /// and loops.
   int registers(const GemmProblem& gemm) const {
     return 4 * loads(gemm) + tokens / 2 * unroll + gemm.b_operands() * rows / 2 + 28;
+  }
+  /// Of weights.
+  double bytes(const GemmProblem& gemm) const {
+    return 2.0 * static_cast<double>(gemm.b_operands() * rows) * static_cast<double>(gemm.k) /
+           split_k;
+  }
+  double blocks_of_processor(const GemmProblem& gemm, const DeviceFacts& facts) const {
+    return std::ceil(static_cast<double>(blocks(gemm)) / std::max(facts.multiprocessors, 1));
+  }
+  /// Of those of a multiprocessor how many are there at once.
+  double resident(const GemmProblem& gemm, const DeviceFacts& facts) const {
+    const double most = std::min(2048 / threads(), 65536 / (threads() * registers(gemm)));
+    return std::clamp(most, 1.0, blocks_of_processor(gemm, facts));
   }
 };
 
@@ -79,6 +94,12 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
   return misaligned_rows(gemm);
 }
 
+/// Whether asking L2 for weights is a choice: a norm is behind kernels that leave memory idle, as
+/// attention does.
+bool prefetches(const GemmProblem& gemm, const DeviceFacts& facts) {
+  return gemm.norm_of_a.any() && facts.compute_capability >= 90;
+}
+
 Space space(const GemmChain& chain, const DeviceFacts& facts) {
   const GemmProblem gemm = chain.front();
   Space space;
@@ -88,6 +109,10 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
       .parameter("warps", "warps of a block, which share k", {2, 4, 8, 16})
       .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
       .parameter("split_k", "blocks that share k", {1, 2, 4, max_split_k});
+  if (prefetches(gemm, facts))
+    space.parameter("l2_prefetch",
+                    "percent of its weights that a block asks L2 for before it may begin",
+                    {0, 10, 30, 100});
   const auto add = [&](const char* reason, auto holds) {
     space.constraint(reason,
                      [gemm, holds](const Config& config) { return holds(Block(gemm, config)); });
@@ -115,6 +140,29 @@ Space space(const GemmChain& chain, const DeviceFacts& facts) {
   return space;
 }
 
+/// By what part a norm of A makes the kernel longer. Until a block has the rows' deviations, and
+/// while its warps add up what they have, it has no more than its first loads in flight; others of
+/// the multiprocessor fill that in.
+double longer_by_norm(const Block& block, const GemmProblem& gemm, const DeviceFacts& facts) {
+  if (!gemm.norm_of_a.any()) return 0;
+  constexpr double idle_seconds = 2e-6;
+  const double bandwidth = (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 2e12) /
+                           std::max(facts.multiprocessors, 1);
+  const double blocks = block.blocks_of_processor(gemm, facts);
+  const double resident = block.resident(gemm, facts);
+  return std::ceil(blocks / resident) * idle_seconds / resident /
+         (blocks * block.bytes(gemm) / bandwidth);
+}
+
+/// Whether the weights that all resident blocks ask L2 for leave room there for others.
+bool fits_l2(const Block& block, const GemmProblem& gemm, const DeviceFacts& facts) {
+  constexpr double share = 0.4;
+  const double blocks = std::min(static_cast<double>(block.blocks(gemm)),
+                                 block.resident(gemm, facts) * std::max(facts.multiprocessors, 1));
+  return blocks * block.bytes(gemm) * block.l2_prefetch / 100 <=
+         share * static_cast<double>(facts.l2_bytes);
+}
+
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   // Memory delivers at full speed once each SM has about latency * bandwidth in flight: 0.7 us *
   // 33 GB/s, some 24 KiB on an H200, and less on others. Tokens are read by every block.
@@ -127,6 +175,7 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   const Config* best = nullptr;
   for (const Config& config : feasible) {
     const Block block(gemm, config);
+    if (!fits_l2(block, gemm, facts)) continue;
     const double blocks = static_cast<double>(block.blocks(gemm));
     const double each = std::ceil(blocks / processors);
     const double resident = std::min(each, 2048.0 / block.threads());
@@ -138,7 +187,8 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
     const double rounds =
         1 + 0.15 / block.loads(gemm) + 0.02 * std::abs(std::log2(block.warps / 8.0));
     const double cost = rounds * imbalance * std::max(1.0, wanted_bytes / in_flight) *
-                        (0.9 + 0.1 * tokens_read) * (block.split_k > 1 ? 1.3 : 1.0);
+                        (0.9 + 0.1 * tokens_read) * (block.split_k > 1 ? 1.3 : 1.0) *
+                        (1 + longer_by_norm(block, gemm, facts)) * (1 - 1e-4 * block.l2_prefetch);
     if (cost < least) {
       least = cost;
       best = &config;
@@ -154,11 +204,12 @@ void append(Program& program, const GemmChain& chain, const TensorPlaces& places
   const gemm_form form = form_of(gemm);
   ParameterStruct parameters = form.is_qkv() ? heads_parameters(gemm, places)
                                              : gemm_parameters(gemm, places, sizeof(plain_params));
-  KernelLaunch& launch = append_gemm(
-      program, "gemm/decode/gemm.cu",
-      fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}}}>",
-                  template_argument(form), block.tokens, block.rows, block.warps, block.unroll),
-      ceil_div(gemm.n, block.rows), block.threads(), std::move(parameters));
+  KernelLaunch& launch =
+      append_gemm(program, "gemm/decode/gemm.cu",
+                  fmt::format("decode_gemm<{}, fftune::decode_config{{{}, {}, {}, {}, {}}}>",
+                              template_argument(form), block.tokens, block.rows, block.warps,
+                              block.unroll, block.l2_prefetch),
+                  ceil_div(gemm.n, block.rows), block.threads(), std::move(parameters));
   launch.shared_bytes = static_cast<std::uint32_t>(block.shared_bytes(form));
   launch.programmatic = gemm.follows && facts.compute_capability >= 90;
   split_launch(program, launch, facts, block.split_k,

@@ -21,7 +21,8 @@
 //                  still write A, so the first load of A waits (griddepcontrol)
 //
 // A norm of A's rows (norm_of_a): every block finds the deviations of all rows, which are few and
-// in L2, and multiplies what it loads of them.
+// in L2, and multiplies what it loads of them. Its warps share the rows, and where they are more
+// than these each row.
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
 #include "common/rms_norm.cuh"
@@ -87,34 +88,54 @@ class decode_kernel {
   static constexpr bool normalises = form.norm_of_a != row_norm::none;
   using a_norm = row_norm_type<form.norm_of_a>;
 
-  // 1 / the root mean square of each token.
-  static __device__ __forceinline__ float* deviations() {
-    __shared__ float of_tokens[tokens];
-    return of_tokens;
-  }
-  // A warp finds those of every `warps`-th token.
-  static __device__ __forceinline__ void find_deviations(const gemm_params& p) {
+  // 1 / the root mean square of each of this lane's tokens.
+  using lane_deviations = float[tokens / 8];
+
+  static __device__ __forceinline__ void find_deviations(const gemm_params& p,
+                                                         lane_deviations& deviations) {
+    __shared__ float sums[tokens][warps];  // of squares: of a token and a share of its row
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int token = warp; token < tokens; token += warps) {
+    int shares = 1;  // warps that have a row together
+    while (2 * shares * p.m <= warps) shares *= 2;
+    const int share = warp % shares;
+    for (int token = warp / shares; token < p.m; token += warps / shares) {
+      const T* const row = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k;
       float squares = 0;
-      if (token < p.m) {
-        const T* const row = static_cast<const T*>(p.a[0]) + static_cast<i64>(token) * p.k;
-        for (int at = lane * 8; at < p.k; at += 256) {
-          const vector16 values = load_dependent(row + at);
+      const auto add = [&](const vector16& values) {
 #pragma unroll
-          for (int word = 0; word < 4; ++word) {
-            float first, next;
-            unpack<T>(values.word[word], first, next);
-            squares += first * first;
-            squares += next * next;
-          }
+        for (int word = 0; word < 4; ++word) {
+          float first, next;
+          unpack<T>(values.word[word], first, next);
+          squares += first * first;
+          squares += next * next;
         }
+      };
+      // Loads in flight, beside those of weights: more than 2 spill on sm_80 where these are 16.
+      constexpr int together = tokens == 16 ? 4 : 2;
+      const int stride = shares * 256;
+      int at = (share * 32 + lane) * 8;
+      for (; at + (together - 1) * stride < p.k; at += together * stride) {
+        vector16 values[together];
+#pragma unroll
+        for (int i = 0; i < together; ++i) values[i] = load_dependent(row + at + i * stride);
+#pragma unroll
+        for (int i = 0; i < together; ++i) add(values[i]);
       }
+      for (; at < p.k; at += stride) add(load_dependent(row + at));
 #pragma unroll
       for (int other = 1; other < 32; other *= 2) squares += __shfl_xor_sync(~0u, squares, other);
-      if (lane == 0) deviations()[token] = reciprocal_deviation(squares, p.k, p.norm_epsilon);
+      if (lane == 0) sums[token][share] = squares;
     }
     __syncthreads();
+#pragma unroll
+    for (int half = 0; half < tokens / 8; ++half) {
+      const int token = lane / 4 + half * 8;
+      float squares = 0;
+      if (token < p.m) {
+        for (int i = 0; i < shares; ++i) squares += sums[token][i];
+      }
+      deviations[half] = reciprocal_deviation(squares, p.k, p.norm_epsilon);
+    }
   }
   // Eight elements of a token as the norm would have written them.
   static __device__ __forceinline__ void normalise(vector16& values, const vector16& weights,
@@ -147,7 +168,8 @@ class decode_kernel {
   }
 
   template <bool ragged>
-  static __device__ __forceinline__ void load_tokens(operands& to, const pointers& from, u32 k) {
+  static __device__ __forceinline__ void load_tokens(operands& to, const pointers& from, u32 k,
+                                                     const lane_deviations& deviations) {
 #pragma unroll
     for (int step = 0; step < unroll; ++step) {
       const u32 at = k + step * 32;
@@ -161,7 +183,7 @@ class decode_kernel {
         const vector16 weights = valid ? load_cached(from.norm + at) : vector16{};
 #pragma unroll
         for (int half = 0; half < tokens / 8; ++half) {
-          normalise(to.a[step][half], weights, deviations()[threadIdx.x % 32 / 4 + half * 8]);
+          normalise(to.a[step][half], weights, deviations[half]);
         }
       }
     }
@@ -241,6 +263,22 @@ class decode_kernel {
     result.norm = static_cast<const T*>(p.norm_of_a) + lane_k;
     result.k_left = larger(p.k - lane_k, 0);
     return result;
+  }
+
+  // A thread asks L2 for a part of a row of weights: elements from `begin`, behind the first loads
+  // of all warps, to `end`.
+  static __device__ __forceinline__ void prefetch_weights(const gemm_params& p,
+                                                          const block_rows& own, u32 begin,
+                                                          u32 end) {
+    if constexpr (config.l2_prefetch > 0) {
+      end = smaller(end, static_cast<u32>(p.k));
+      const int operand = threadIdx.x / rows, row = own.row(threadIdx.x % rows);
+      if (operand >= b_operands || row >= p.n || begin >= end) return;
+      const u32 bytes = (end - begin) * sizeof(T) / 100 * config.l2_prefetch / 16 * 16;
+      if (bytes == 0) return;
+      const void* const b = form.is_qkv() ? p.b[own.matrix / 2][own.matrix % 2] : p.b[0][operand];
+      prefetch_l2(static_cast<const T*>(b) + static_cast<i64>(row) * p.k + begin, bytes);
+    }
   }
 
   // The accumulators of all warps added up, in order, for the fragment that this thread's warp is
@@ -396,23 +434,25 @@ class decode_kernel {
     // Weights are complete before the launch; the kernel before may still write the tokens. Every
     // warp comes here once, and while they find the norm's deviations their weights are on the way.
     bool waited = false;
+    lane_deviations deviations = {};
     const auto tokens_ready = [&] {
       if (waited) return;
+      prefetch_weights(p, own, (first_group + warps) * k_group, last_group * k_group);
       wait_for_dependencies();
-      if constexpr (normalises) find_deviations(p);
+      if constexpr (normalises) find_deviations(p, deviations);
       waited = true;
     };
     u32 group = first_group + warp;
     for (; group < smaller(last_group, whole_groups); group += warps) {
       load_weights<false>(loaded, from, group * k_group);
       tokens_ready();
-      load_tokens<false>(loaded, from, group * k_group);
+      load_tokens<false>(loaded, from, group * k_group, deviations);
       mma(sum, loaded);
     }
     if (group < last_group) {  // the one group that k ends in
       load_weights<true>(loaded, from, group * k_group);
       tokens_ready();
-      load_tokens<true>(loaded, from, group * k_group);
+      load_tokens<true>(loaded, from, group * k_group, deviations);
       mma(sum, loaded);
     }
     tokens_ready();  // a warp without a group must not store before the kernels before are done

@@ -1,7 +1,7 @@
 // The cost model of the sm90 engine.
 //
 // The constants were fitted to the times of 3,200 variants of ffn's and masked-ffn's stages on an
-// H200 (docs/measurements/landscapes) and of the records of its presets: the cheapest of those of a
+// H200 (tests/data/landscapes) and of the records of its presets: the cheapest of those of a
 // landscape is within 1.1% of the fastest in the mean, and within 7%.
 #include <algorithm>
 #include <cmath>
@@ -195,6 +195,17 @@ double spilling_factor(const Candidate& c) {
   return sorted && plan.total_accumulators(work.form) > most_accumulators ? 1.1 : 1;
 }
 
+/// How much longer the main loop takes where the MMA warpgroups share tiles of sorted groups' rows.
+/// Measured on the two landscapes of moe-ffn and not understood: tiles with swap-AB, and in
+/// ping-pong, take what dense ones take, and sharing A in a cluster recovers half of it.
+double sharing_sorted_rows(const Candidate& c) {
+  const auto& [work, t, plan] = c;
+  const bool sorted = work.grouped_rows() && work.form.source == group_source::routed;
+  if (!sorted || t.schedule != sm90_schedule::cooperative || t.cluster_m > 1) return 1;
+  if (work.b_operands() == 1) return 1.08;
+  return t.cluster_n > 1 ? 1.1 : 1.25;
+}
+
 double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
   constexpr double start_cycles = 4000;
   constexpr double cluster_cycles = 1300;  // of CTAs that wait for each other
@@ -219,7 +230,8 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;
   return start_cycles + together +
-         overlapped(static_cast<double>(waves) * tile * unpadded_share(c) * spilling_factor(c),
+         overlapped(static_cast<double>(waves) * tile * unpadded_share(c) * spilling_factor(c) *
+                        sharing_sorted_rows(c),
                     memory_cycles(c, facts, busy), 3);
 }
 

@@ -140,9 +140,11 @@ struct value_epilogue {
         warpgroup(own) {}
 
   // Prefetches the source of this warpgroup's first subtiles, which store() waits for. Call it
-  // before the main loop, so that it overlaps.
+  // before the main loop, so that it overlaps. An earlier kernel may write it: in a parallel block
+  // of a layer the one before the last.
   __device__ __forceinline__ void prefetch_source(const output_tile& to) const {
     if (threadIdx.x % 128 != 0) return;
+    wait_for_dependencies();
     tma_store_wait_read<0>();
 #pragma unroll
     for (int subtile = 0; subtile < config.epilogue_stages; ++subtile) {

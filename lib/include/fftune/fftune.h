@@ -17,9 +17,10 @@
  * torch.nn.Linear keeps them.
  *
  * Ownership. Contexts and plans belong to the caller, who destroys each once; what was destroyed
- * may not be used or destroyed again. A plan keeps what it needs of its context, which may go
- * first. Buffers and workspaces are the caller's and are never freed, kept or resized here. Strings
- * that are returned belong to the library, and live as long as is said there.
+ * may not be used or destroyed again: a build with assertions ends with a line that names the call
+ * that does, in another one the behaviour is undefined. A plan keeps what it needs of its context,
+ * which may go first. Buffers and workspaces are the caller's and are never freed, kept or resized
+ * here. Strings that are returned belong to the library, and live as long as is said there.
  *
  * Threads. Any function may be called from any thread. Several threads may use one context or one
  * plan at once; destroying must not meet another call on the same handle.
@@ -33,6 +34,7 @@
 #define FFTUNE_FFTUNE_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* The version of this header. Before 1.0 another minor version may have another API: the library's
  * SONAME names it (libfftune.so.0.1), so a program cannot meet one that it was not built for. */
@@ -83,13 +85,65 @@ FFTUNE_API const char* fftune_last_error(void);
 FFTUNE_API fftune_status fftune_context_create(int device, const char* preset_path,
                                                fftune_context** out);
 
+/* Calls task(state, i) once for each i in [0, tasks), on any threads, and returns when all are
+ * done. While it waits it may not run other work that calls fftune. */
+typedef void (*fftune_parallel_for)(void* pool, int tasks, void (*task)(void* state, int index),
+                                    void* state);
+
+/* How a context is opened. Set struct_size to sizeof(fftune_context_options) and the rest to zero
+ * but for what is wanted: later versions add fields at the end. */
+typedef struct fftune_context_options {
+  size_t struct_size;
+  const char* preset_path; /* as fftune_context_create takes it */
+  /* CUDA: compiled kernels, a file that `fftune bundle` made; NULL: $FFTUNE_BUNDLE, or none. With
+   * one, NVRTC is opened only for a kernel that is not in it. A file that cannot be read whole, and
+   * one of other architectures where nothing can be compiled, fail the call; other complaints are
+   * among the "warnings" of fftune_plan_describe. */
+  const char* bundle_path;
+  /* CUDA: not 0: compile nothing. A kernel that is neither in the bundle nor in the cache is an
+   * error (FFTUNE_UNAVAILABLE). Set too by $FFTUNE_NO_JIT=1. */
+  int no_jit;
+  /* CPU: use at most so many threads, the caller's among them, whatever a preset was tuned with;
+   * 0: $FFTUNE_THREADS, or one for each core. OpenBLAS runs on no more than it was set to. */
+  int threads;
+  /* CPU: runs the tasks of plans instead of threads of our own, called by the thread that runs a
+   * plan with at most `threads` tasks; NULL: none. `pool` is passed through. */
+  fftune_parallel_for parallel_for;
+  void* pool;
+} fftune_context_options;
+
+/* fftune_context_create with options; NULL for none. */
+FFTUNE_API fftune_status fftune_context_create_with(int device,
+                                                    const fftune_context_options* options,
+                                                    fftune_context** out);
+
+/* Where the kernels of a context's plans came from since it was created, and what that took. Set
+ * struct_size to sizeof(fftune_counters): no more is written. */
+typedef struct fftune_counters {
+  size_t struct_size;
+  uint64_t compilations;        /* by NVRTC */
+  uint64_t compile_nanoseconds; /* in NVRTC, added up over threads */
+  uint64_t kernels_from_cache;  /* compiled before, by this or another process */
+  uint64_t kernels_from_bundle;
+  uint64_t plans;            /* made */
+  uint64_t plan_nanoseconds; /* in fftune_plan_create */
+} fftune_counters;
+FFTUNE_API fftune_status fftune_context_counters(const fftune_context* context,
+                                                 fftune_counters* counters);
+
 /* Plans made on it stay valid. NULL is allowed. No other call on the context may be in progress. */
 FFTUNE_API void fftune_context_destroy(fftune_context* context);
 
 /* Chooses and compiles, or takes from the cache, what runs the problem: a JSON object with "op",
  * "pass" (default "fwd"), "dtype" (default: the op's for this device), and the op's sizes as
- * integers and options as strings. `problem_json` is UTF-8 and only read; it ends with a NUL. May
- * take seconds, where kernels are compiled.
+ * integers (a string such as "1" is refused) and options as strings. `problem_json` is UTF-8 and
+ * only read; it ends with a NUL. May take seconds, where kernels are compiled.
+ *
+ * The size that counts tokens ("m" of most ops, as `fftune ops` says) may be {"max": 8192}: the
+ * plan is then for any number of tokens up to that, which each fftune_plan_launch gives. The
+ * variants of the token counts that presets record, and for other ranges the defaults, are
+ * compiled here, and the cost model decides between them. An op that compiles its kernels for each
+ * number of tokens (masked-softmax) refuses.
  *
  * FFTUNE_INVALID_INPUT: a NULL, no JSON, an unknown op or field, a value out of its range, or sizes
  * whose product has no end. FFTUNE_UNAVAILABLE: no memory, no compiler, or after fork().
@@ -101,7 +155,7 @@ FFTUNE_API fftune_status fftune_plan_create(fftune_context* context, const char*
 FFTUNE_API void fftune_plan_destroy(fftune_plan* plan);
 
 /* How many buffers fftune_plan_run takes, and the bytes of one of them. 0 for a NULL plan or an
- * index beyond the end. */
+ * index beyond the end. Of a plan for any number of tokens: with the most. */
 FFTUNE_API size_t fftune_plan_buffer_count(const fftune_plan* plan);
 FFTUNE_API size_t fftune_plan_buffer_bytes(const fftune_plan* plan, size_t index);
 
@@ -110,9 +164,14 @@ FFTUNE_API size_t fftune_plan_buffer_bytes(const fftune_plan* plan, size_t index
  * plan. */
 FFTUNE_API size_t fftune_plan_workspace_bytes(const fftune_plan* plan);
 
+/* The most tokens of a plan for any number of them; 0 for another plan, and for NULL. */
+FFTUNE_API int64_t fftune_plan_max_tokens(const fftune_plan* plan);
+
 /* JSON: the problem, the variant of every stage, where they came from and by which rule, whether
- * that preset is stale or a fallback runs, and the buffers in order with dtype, shape, bytes and
- * alignment. Lives as long as the plan; NULL for a NULL plan. */
+ * that preset is stale, far from the problem, or a fallback runs, and the buffers in order with
+ * dtype, shape, bytes and alignment. Of a plan for any number of tokens, all this is of the most,
+ * and "segments" lists which variants serve from which number to which. Lives as long as the plan;
+ * NULL for a NULL plan. */
 FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
 
 /* Enqueues the plan on `stream`, a CUstream or cudaStream_t of the device's primary context (NULL
@@ -133,6 +192,33 @@ FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
  * be in flight at once if each has its own workspace and outputs. */
 FFTUNE_API fftune_status fftune_plan_run(const fftune_plan* plan, void* const* buffers,
                                          size_t buffer_count, void* workspace, void* stream);
+
+/* One run of a plan. Set struct_size to sizeof(fftune_run) and what is not wanted to zero: later
+ * versions add fields at the end. The buffers are those of fftune_plan_run in two arrays, by what
+ * happens to them. */
+typedef struct fftune_run {
+  size_t struct_size;
+  const void* const* inputs; /* of role "input", in fftune_plan_describe's order; only read */
+  size_t input_count;
+  void* const* outputs; /* of role "updated", then those of role "output" */
+  size_t output_count;
+  void* workspace;
+  void* stream;
+  int64_t
+      tokens; /* of a plan for any number of tokens: how many; else 0 or the plan's own number */
+} fftune_run;
+
+/* fftune_plan_run with const inputs, and for any number of tokens. Each buffer is as a plan for
+ * this number of tokens alone would take it, packed.
+ *
+ * The first launch of a number of tokens lays out its parameters: that takes some 10 us, allocates
+ * host memory and compiles nothing. fftune_plan_prepare does so beforehand. Later ones find it in
+ * less than 0.2 us; of numbers beyond 16,384, one that is used may displace another. */
+FFTUNE_API fftune_status fftune_plan_launch(const fftune_plan* plan, const fftune_run* run);
+
+/* Makes the first launch of `tokens` as fast as later ones: before a capture, or ahead of a
+ * service's steps. */
+FFTUNE_API fftune_status fftune_plan_prepare(const fftune_plan* plan, int64_t tokens);
 
 #ifdef __cplusplus
 }

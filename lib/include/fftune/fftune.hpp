@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <stdexcept>
@@ -45,18 +46,27 @@ class Plan {
     check(fftune_plan_run(plan_.get(), buffers, count, workspace, stream));
   }
 
-  /// The same with inputs that may be const. For ops that update none of them in place. Throws if
-  /// the two do not add up to buffer_count().
-  void run_io(std::initializer_list<const void*> inputs, std::initializer_list<void*> outputs,
-              void* workspace, void* stream = nullptr) const {
-    void* all[most_buffers];
-    std::size_t count = 0;
-    for (const void* input : inputs)
-      if (count < most_buffers) all[count++] = const_cast<void*>(input);
-    for (void* output : outputs)
-      if (count < most_buffers) all[count++] = output;
-    run(all, count, workspace, stream);
+  /// How a launch is done beside its buffers.
+  struct How {
+    void* workspace = nullptr;
+    void* stream = nullptr;
+    std::int64_t tokens = 0;  // of a plan for any number of them
+  };
+  /// Buffers as fftune_plan_launch takes them: what is only read, then what is written.
+  void launch(std::initializer_list<const void*> inputs, std::initializer_list<void*> outputs,
+              const How& how) const {
+    launch(inputs.begin(), inputs.size(), outputs.begin(), outputs.size(), how);
   }
+  void launch(const void* const* inputs, std::size_t input_count, void* const* outputs,
+              std::size_t output_count, const How& how) const {
+    const fftune_run run{sizeof(fftune_run), inputs,        input_count, outputs,
+                         output_count,       how.workspace, how.stream,  how.tokens};
+    check(fftune_plan_launch(plan_.get(), &run));
+  }
+  /// Lays out a number of tokens before it is first run.
+  void prepare(std::int64_t tokens) const { check(fftune_plan_prepare(plan_.get(), tokens)); }
+  /// 0 of a plan for one number of tokens.
+  std::int64_t max_tokens() const { return fftune_plan_max_tokens(plan_.get()); }
 
   std::size_t buffer_count() const { return fftune_plan_buffer_count(plan_.get()); }
   std::size_t buffer_bytes(std::size_t index) const {
@@ -68,8 +78,6 @@ class Plan {
   const fftune_plan* get() const { return plan_.get(); }
 
  private:
-  static constexpr std::size_t most_buffers = 64;  // no op has half as many
-
   std::unique_ptr<fftune_plan, decltype(&fftune_plan_destroy)> plan_;
 };
 
@@ -79,6 +87,18 @@ class Context {
   /// A CUDA ordinal, or -1 for the CPU; presets as fftune_context_create finds them.
   explicit Context(int device, const char* preset_path = nullptr)
       : context_(create(device, preset_path), &fftune_context_destroy) {}
+
+  /// Options as fftune_context_create_with takes them; struct_size is filled in.
+  Context(int device, fftune_context_options options)
+      : context_(create(device, options), &fftune_context_destroy) {}
+
+  /// Where kernels came from so far.
+  fftune_counters counters() const {
+    fftune_counters counters{};
+    counters.struct_size = sizeof counters;
+    check(fftune_context_counters(context_.get(), &counters));
+    return counters;
+  }
 
   Plan plan(const std::string& problem_json) const {
     fftune_plan* plan = nullptr;
@@ -90,6 +110,13 @@ class Context {
   static fftune_context* create(int device, const char* preset_path) {
     fftune_context* context = nullptr;
     check(fftune_context_create(device, preset_path, &context));
+    return context;
+  }
+
+  static fftune_context* create(int device, fftune_context_options options) {
+    options.struct_size = sizeof options;
+    fftune_context* context = nullptr;
+    check(fftune_context_create_with(device, &options, &context));
     return context;
   }
 

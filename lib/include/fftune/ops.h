@@ -80,18 +80,9 @@
  *   6  up    output  T  [m, h]
  * with bias=down: x, w_gate, w_up, w_down, b_down, y
  *   4  b_down  input  T  [d]
- * with bias=both: x, w_gate, w_up, w_down, b_up, b_down, y
- *   4  b_up    input  T  [h]
- *   5  b_down  input  T  [d]
  * with residual=yes: x, w_gate, w_up, w_down, residual, y
  *   4  residual  input  T  [m, d]
  * with gate=no: x, w_up, w_down, y
- * with norm=rms: x, w_gate, w_up, w_down, w_norm, y
- *   4  w_norm  input  T  [d]
- * with norm=add-rms: x, w_gate, w_up, w_down, x_residual, w_norm, y, sum
- *   4  x_residual  input   T  [m, d]
- *   5  w_norm      input   T  [d]
- *   7  sum         output  T  [m, d]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy       input   T  [m, d]
@@ -472,10 +463,17 @@
  *   h           1 to 2147483647                    intermediate size of an expert
  *   top-k       1 to 32                            experts that a token chooses
  *   experts     1 to 1024                          experts to choose from
- *   act         silu, gelu, gelu-tanh, relu, none  activation of the gate
- *   routing                                        uniform, or zipf:SKEW with a skew from 0 to 4:
- *                                                  how often experts are chosen: of test data, and
- *                                                  to choose a preset by
+ *   shared      1 to 8, rare                       experts that every token goes through with
+ *                                                  weight 1, the last ones of the stacked weights;
+ *                                                  left out: none
+ *   act                                            silu, gelu, gelu-tanh, relu, none, swiglu-oai:
+ *                                                  pass fwd: activation of the gate; swiglu-oai
+ *                                                  limits gate and up and adds 1 to up
+ *   act         silu, gelu, gelu-tanh, relu, none  pass bwd: activation of the gate
+ *   routing                                        uniform, or zipf:SKEW with a skew from 0 to 4,
+ *                                                  or file:IDS, a text file of ids: how often
+ *                                                  experts are chosen: of test data, and to choose
+ *                                                  a preset by
  *   save        none, preact                       pass fwd: what is written for a backward pass:
  *                                                  gate and up before the activation, in the order
  *                                                  of the experts
@@ -483,11 +481,26 @@
  *                                                  up before the activation, in the order of the
  *                                                  experts, or its input alone, from which they are
  *                                                  computed again
+ *   weigh       after, before                      pass fwd: what the weights of a token's choices
+ *                                                  multiply: what its experts give, or its row
+ *                                                  before them
+ *   gate-up     separate, halves, interleaved      pass fwd: where the weights of gate and up are:
+ *                                                  separate; or packed in w_gate_up, whose rows are
+ *                                                  those of gate and then those of up, or one of
+ *                                                  each in turn
+ *   bias        none, all                          pass fwd: whether gate, up and what an expert
+ *                                                  gives have biases
+ *   residual    no, yes                            pass fwd: whether y is added to a residual of
+ *                                                  its size
+ *   scales      tensor, token, block               pass fwd: what a scale of fp8 is for: a whole
+ *                                                  tensor, of an expert; a token, and a row of a
+ *                                                  weight; or blocks of 128 elements, in a weight
+ *                                                  of 128 rows too
  *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
  *                                                  are added to others, which may be the same
  *                                                  buffers
  *
- * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
+ * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
  *   1  ids      input   i32  [m, top-k]
  *   2  weights  input   f32  [m, top-k]
@@ -495,9 +508,31 @@
  *   4  w_up     input   T    [experts, h, d]
  *   5  w_down   input   T    [experts, d, h]
  *   6  y        output  T    [m, d]
+ * with dtype=fp8: x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
+ *   hidden_scale, w_down_scale, y
+ *   6   x_scale       input   f32   [1]
+ *   7   w_gate_scale  input   f32   [experts]
+ *   8   w_up_scale    input   f32   [experts]
+ *   9   hidden_scale  input   f32   [1]
+ *   10  w_down_scale  input   f32   [experts]
+ *   11  y             output  bf16  [m, d]
+ * with shared: x, ids, weights, w_gate, w_up, w_down, y
+ *   3  w_gate  input  T  [experts + shared, h, d]
+ *   4  w_up    input  T  [experts + shared, h, d]
+ *   5  w_down  input  T  [experts + shared, d, h]
  * with save=preact: x, ids, weights, w_gate, w_up, w_down, y, gate, up
  *   7  gate  output  T  [m * top-k, h]
  *   8  up    output  T  [m * top-k, h]
+ * with gate-up=halves: x, ids, weights, w_gate_up, w_down, y
+ *   3  w_gate_up  input  T  [experts, 2 * h, d]
+ * with gate-up=interleaved: x, ids, weights, w_gate_up, w_down, y
+ *   3  w_gate_up  input  T  [experts, 2 * h, d]
+ * with bias=all: x, ids, weights, w_gate, w_up, w_down, b_gate, b_up, b_down, y
+ *   6  b_gate  input  T  [experts, h]
+ *   7  b_up    input  T  [experts, h]
+ *   8  b_down  input  T  [experts, d]
+ * with residual=yes: x, ids, weights, w_gate, w_up, w_down, residual, y
+ *   6  residual  input  T  [m, d]
  *
  * Pass bwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   dy         input   T    [m, d]
@@ -681,21 +716,6 @@
  * with kv-heads: q, k, v, out
  *   1  k  input  T  [b, s, kv-heads, dim]
  *   2  v  input  T  [b, s, kv-heads, dim]
- * with page: q, k, v, pages, out
- *   1  k      input  T    [b * ceil(s / page), page, heads, dim]
- *   2  v      input  T    [b * ceil(s / page), page, heads, dim]
- *   3  pages  input  i32  [b, ceil(s / page)]
- * with q-row: q, k, v, out
- *   0  q  input  T  [b, s, q-row]
- * with k-row: q, k, v, out
- *   1  k  input  T  [b, s, k-row]
- * with v-row: q, k, v, out
- *   2  v  input  T  [b, s, v-row]
- * with mask=bool: q, k, v, mask, out
- *   3  mask  input  u8  [b, 1, s, s]
- * with mask=packed: q, k, v, mask_bits, mask_flags, out
- *   3  mask_bits   input  i32  [b, 1, s, 4 * ceil(s / 128)]
- *   4  mask_flags  input  u8   [b, 1, ceil(s / 64), ceil(s / 64)]
  * with layout=thd: q, k, v, offsets, out
  *   0  q        input   T    [s, heads, dim]
  *   1  k        input   T    [s, heads, dim]
@@ -731,23 +751,6 @@
  *   3  v   input   T  [b, s, kv-heads, dim]
  *   7  dk  output  T  [b, s, kv-heads, dim]
  *   8  dv  output  T  [b, s, kv-heads, dim]
- * with page: d_out, q, k, v, out, lse, pages, dq, dk, dv
- *   2  k      input   T    [b * ceil(s / page), page, heads, dim]
- *   3  v      input   T    [b * ceil(s / page), page, heads, dim]
- *   6  pages  input   i32  [b, ceil(s / page)]
- *   8  dk     output  T    [b * ceil(s / page), page, heads, dim]
- *   9  dv     output  T    [b * ceil(s / page), page, heads, dim]
- * with q-row: d_out, q, k, v, out, lse, dq, dk, dv
- *   1  q  input  T  [b, s, q-row]
- * with k-row: d_out, q, k, v, out, lse, dq, dk, dv
- *   2  k  input  T  [b, s, k-row]
- * with v-row: d_out, q, k, v, out, lse, dq, dk, dv
- *   3  v  input  T  [b, s, v-row]
- * with mask=bool: d_out, q, k, v, out, lse, mask, dq, dk, dv
- *   6  mask  input  u8  [b, 1, s, s]
- * with mask=packed: d_out, q, k, v, out, lse, mask_bits, mask_flags, dq, dk, dv
- *   6  mask_bits   input  i32  [b, 1, s, 4 * ceil(s / 128)]
- *   7  mask_flags  input  u8   [b, 1, ceil(s / 64), ceil(s / 64)]
  * with layout=thd: d_out, q, k, v, out, lse, offsets, dq, dk, dv
  *   0  d_out    input   T    [s, heads, dim]
  *   1  q        input   T    [s, heads, dim]
@@ -847,63 +850,78 @@
  *   3  dsum  input  T  [m, d] */
 
 /* layer: transformer layers: norm, qkv into the cache, attention over it, output product, norm,
- *   feed-forward network
+ *   feed-forward network or mixture of experts
  *
- *   batch       1 to 65536                         sequences (any number)
- *   d           1 to 2147483647                    features of a token
- *   h           1 to 2147483647                    intermediate size of the feed-forward network
- *   heads       1 to 1024                          heads of q
- *   dim         1 to 256                           features of a head
- *   cache       1 to 16777216                      keys that the cache has room for, of a sequence
- *   kv-heads    1 to 1024, rare                    heads of k, and of v; heads if left out
- *   s           1 to 16777216, rare                new tokens of each sequence; 1 if left out
- *   layers      1 to 256, rare                     how many layers, each with weights and caches of
- *                                                  its own
- *   window      1 to 1073741824, rare              keys of a query at most, the nearest; all if
- *                                                  left out
- *   rotary      1 to 256, rare                     features of a head to rotate; all if left out
- *   positions   1 to 1073741824, rare              rows of the table of angles; 4096 if left out
- *   act         silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
- *   norm        rms, layer                         of rows: by the root mean square, or layer
- *                                                  normalisation with biases
- *   post-norms  no, yes                            whether what attention and the feed-forward
- *                                                  network give is normalised before it is added
- *   block       serial, parallel                   whether the feed-forward network follows
- *                                                  attention, or takes the same normalised x beside
- *                                                  it
- *   ffn         gated, plain                       the feed-forward network: with a gate, or plain
- *                                                  without
- *   convention  llama, gemma, t5                   of the norms: where they round, and whether
- *                                                  weights are kept as their distance from 1
- *   eps         a number from 0 to 1               of the norms: added to the mean square
- *   qkv-bias    no, yes                            whether q, k and v have a bias
- *   qk-norm     no, yes                            whether heads of q and k are normalised, with
- *                                                  weights of their own
- *   out-bias    no, yes                            whether the output product has a bias
- *   ffn-bias    no, yes                            whether the feed-forward network has biases
- *   rotation    halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
- *                                                  neighbours, or none
- *   softcap     a number from 0 to 1000000         of attention's scores: c in c tanh(x / c); 0:
- *                                                  none
- *   scale       a number from 0 to 1000000         of attention's scores; 0: 1 / sqrt(dim)
- *   lengths     full, ragged                       how many keys the sequences have in tests and
- *                                                  measurements: all that the cache has room for,
- *                                                  or some
- *   angles      base, table, llama3, yarn          a table is given, or the rule by which
- *                                                  frequencies are computed
- *   base        a number from 1 to 1000000000000   of the computed frequencies
- *   factor      a number from 0.001 to 1000000     by which the rule stretches positions
- *   context     a number from 1 to 1000000000      positions that the model was trained with
- *   low         a number from 0.001 to 1000000     of llama3: context/low is the longest wavelength
- *                                                  that is interpolated
- *   high        a number from 0.001 to 1000000     of llama3: context/high is the longest
- *                                                  wavelength that is left alone
- *   beta-fast   a number from 0.001 to 1000000     of yarn: rotations in the context from which a
- *                                                  pair is left alone
- *   beta-slow   a number from 0.001 to 1000000     of yarn: rotations in the context up to which a
- *                                                  pair is stretched
- *   rope-scale  a number from 0 to 1000000         factor of all sines and cosines; 0: the rule's
- *                                                  own
+ *   batch        1 to 65536                         sequences (any number)
+ *   d            1 to 2147483647                    features of a token
+ *   h            1 to 2147483647                    intermediate size of the feed-forward network,
+ *                                                   or of an expert
+ *   heads        1 to 1024                          heads of q
+ *   dim          1 to 256                           features of a head
+ *   cache        1 to 16777216                      keys that the cache has room for, of a sequence
+ *   kv-heads     1 to 1024, rare                    heads of k, and of v; heads if left out
+ *   s            1 to 16777216, rare                new tokens of each sequence; 1 if left out
+ *   layers       1 to 256, rare                     how many layers, each with weights and caches
+ *                                                   of its own
+ *   experts      1 to 1024, rare                    experts to choose from, with ffn=moe
+ *   top-k        1 to 32, rare                      experts that a token chooses
+ *   shared       1 to 8, rare                       experts that every token goes through; left
+ *                                                   out: none
+ *   window       1 to 1073741824, rare              keys of a query at most, the nearest; all if
+ *                                                   left out
+ *   rotary       1 to 256, rare                     features of a head to rotate; all if left out
+ *   positions    1 to 1073741824, rare              rows of the table of angles; 4096 if left out
+ *   act          silu, gelu, gelu-tanh, relu, none  activation of the feed-forward network
+ *   norm         rms, layer                         of rows: by the root mean square, or layer
+ *                                                   normalisation with biases
+ *   post-norms   no, yes                            whether what attention and the feed-forward
+ *                                                   network give is normalised before it is added
+ *   block        serial, parallel                   whether the feed-forward network follows
+ *                                                   attention, or takes the same normalised x
+ *                                                   beside it
+ *   ffn          gated, plain, moe                  the feed-forward network: with a gate, plain
+ *                                                   without, or a mixture of experts with gates
+ *   score        softmax, sigmoid                   what of a router's logit is an expert's score
+ *   order        before, after                      whether the router's softmax is over all
+ *                                                   experts, before the choice, or over the chosen
+ *                                                   ones after it
+ *   renormalise  no, yes                            whether the weights of a token's experts add up
+ *                                                   to 1
+ *   routing                                         uniform, or zipf:SKEW with a skew from 0 to 4,
+ *                                                   or file:IDS, a text file of ids: how often
+ *                                                   experts are chosen: of test data, and to choose
+ *                                                   a preset by
+ *   convention   llama, gemma, t5                   of the norms: where they round, and whether
+ *                                                   weights are kept as their distance from 1
+ *   eps          a number from 0 to 1               of the norms: added to the mean square
+ *   qkv-bias     no, yes                            whether q, k and v have a bias
+ *   qk-norm      no, yes                            whether heads of q and k are normalised, with
+ *                                                   weights of their own
+ *   out-bias     no, yes                            whether the output product has a bias
+ *   ffn-bias     no, yes                            whether the feed-forward network has biases
+ *   rotation     halves, interleaved, none          RoPE of q and k: pairs rotary/2 apart,
+ *                                                   neighbours, or none
+ *   softcap      a number from 0 to 1000000         of attention's scores: c in c tanh(x / c); 0:
+ *                                                   none
+ *   scale        a number from 0 to 1000000         of attention's scores; 0: 1 / sqrt(dim)
+ *   lengths      full, ragged                       how many keys the sequences have in tests and
+ *                                                   measurements: all that the cache has room for,
+ *                                                   or some
+ *   angles       base, table, llama3, yarn          a table is given, or the rule by which
+ *                                                   frequencies are computed
+ *   base         a number from 1 to 1000000000000   of the computed frequencies
+ *   factor       a number from 0.001 to 1000000     by which the rule stretches positions
+ *   context      a number from 1 to 1000000000      positions that the model was trained with
+ *   low          a number from 0.001 to 1000000     of llama3: context/low is the longest
+ *                                                   wavelength that is interpolated
+ *   high         a number from 0.001 to 1000000     of llama3: context/high is the longest
+ *                                                   wavelength that is left alone
+ *   beta-fast    a number from 0.001 to 1000000     of yarn: rotations in the context from which a
+ *                                                   pair is left alone
+ *   beta-slow    a number from 0.001 to 1000000     of yarn: rotations in the context up to which a
+ *                                                   pair is stretched
+ *   rope-scale   a number from 0 to 1000000         factor of all sines and cosines; 0: the rule's
+ *                                                   own
  *
  * Pass fwd: dtype bf16, fp16, f32 on CUDA; f32, bf16 on the CPU
  *   0   x          input    T    [batch, d]
@@ -928,12 +946,6 @@
  *   7  w_v      input    T  [dim * kv-heads, d]
  *   8  k_cache  updated  T  [batch * cache, kv-heads, dim]
  *   9  v_cache  updated  T  [batch * cache, kv-heads, dim]
- * with s: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
- *   ffn_norm, w_gate, w_up, w_down, y
- *   0   x          input   T    [batch * s, d]
- *   1   positions  input   i32  [batch * s]
- *   2   slots      input   i32  [batch * s]
- *   15  y          output  T    [batch * s, d]
  * with layers: x, positions, slots, lengths, layers.0.attn_norm, layers.0.w_q, layers.0.w_k,
  *   layers.0.w_v, layers.0.k_cache, layers.0.v_cache, layers.0.w_o, layers.0.ffn_norm,
  *   layers.0.w_gate, layers.0.w_up, layers.0.w_down, layers.1.attn_norm, layers.1.w_q,
@@ -961,10 +973,6 @@
  *   23  layers.1.w_gate     input    T  [h, d]
  *   24  layers.1.w_up       input    T  [h, d]
  *   25  layers.1.w_down     input    T  [d, h]
- * with norm=layer: x, positions, slots, lengths, attn_norm, attn_norm_bias, w_q, w_k, w_v,
- *   k_cache, v_cache, w_o, ffn_norm, ffn_norm_bias, w_gate, w_up, w_down, y
- *   5   attn_norm_bias  input  T  [d]
- *   13  ffn_norm_bias   input  T  [d]
  * with post-norms=yes: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache,
  *   w_o, attn_post_norm, ffn_norm, w_gate, w_up, w_down, ffn_post_norm, y
  *   11  attn_post_norm  input  T  [d]

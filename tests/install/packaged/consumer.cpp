@@ -8,10 +8,10 @@ int main() {
   float out[4] = {};
   const fftune::library::Context context(-1);
   const auto plan = context.plan(R"({"op":"act-mul","dtype":"f32","m":1,"h":4,"act":"relu"})");
-  plan.run_io({gate, up}, {out}, nullptr);
+  plan.launch({gate, up}, {out}, {});
   if (std::memcmp(out, expected, sizeof out) != 0) return std::puts("out is wrong"), 1;
   try {
-    plan.run_io({gate}, {out}, nullptr);
+    plan.launch({gate}, {out}, {});
     return std::puts("a buffer is missing, and nothing says so"), 1;
   } catch (const fftune::library::Exception& error) {
     if (error.status() != FFTUNE_INVALID_INPUT) return std::puts(error.what()), 1;

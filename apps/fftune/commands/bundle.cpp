@@ -1,0 +1,326 @@
+// fftune bundle: the kernels that presets and plans need, compiled into one file.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/numbers.hpp"
+#include "apps/fftune/preset_folders.hpp"
+#include "apps/fftune/status_line.hpp"
+#include "apps/fftune/values.hpp"
+#include "core/error.hpp"
+#include "cuda/open.hpp"
+#include "runtime/choice.hpp"
+#include "runtime/token_segments.hpp"
+#include "store/file_access.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::string archs;
+  std::string ops;
+  std::string presets;
+  std::string tokens;
+  std::string max_tokens;
+  std::vector<std::string> problems;
+  std::string out;
+  std::string jobs;
+  std::string progress;
+};
+
+/// A variant whose program is to be in the bundle.
+struct Job {
+  std::string arch;
+  const Op* op;
+  Problem problem;
+  DeviceFacts facts;
+  Variant variant;
+};
+
+/// The programs of one architecture, each once.
+class Jobs {
+ public:
+  Jobs(const Catalog& catalog, const PresetLibrary& presets, std::string arch)
+      : catalog_(catalog), presets_(presets), arch_(std::move(arch)) {
+    const DeviceFacts usual = facts_of_architecture(arch_);
+    devices_.push_back(usual);
+    // Choices and launches depend on the device: the presets' own, and a usual one.
+    for (const PresetFile& file : presets.files()) {
+      if (file.device.kind != DeviceKind::cuda || file.device.arch != arch_) continue;
+      DeviceFacts facts = usual;
+      facts.name = file.device.name;
+      facts.multiprocessors = file.device.multiprocessors;
+      const bool known = std::any_of(devices_.begin(), devices_.end(), [&](const auto& device) {
+        return device.name == facts.name && device.multiprocessors == facts.multiprocessors;
+      });
+      if (!known) devices_.push_back(facts);
+    }
+  }
+
+  /// What fftune_plan_create would choose for the problem.
+  void add(const Op& op, const Problem& problem) {
+    for (const DeviceFacts& facts : devices_) try {
+        add(op, problem, facts, choose(catalog_, op, problem, facts, presets_).recipe);
+      } catch (const Error& error) {
+        skip(problem, error);
+      }
+  }
+
+  /// The same for a plan of up to as many tokens as the problem has.
+  void add_any_tokens(const Op& op, const Problem& most) {
+    for (const DeviceFacts& facts : devices_) try {
+        for (const auto& segment : token_segments(catalog_, op, most, facts, presets_))
+          for (const auto tokens : scanned_tokens(segment))
+            add(op, most.with_size(op.token_size(), tokens), facts, segment.choice.recipe);
+      } catch (const Error& error) {
+        skip(most, error);
+      }
+  }
+
+  std::vector<Job> take() { return std::move(jobs_); }
+  const std::set<std::string>& skipped() const { return skipped_; }
+
+ private:
+  void add(const Op& op, const Problem& problem, const DeviceFacts& facts, const Recipe& recipe) {
+    for (const Variant& variant : recipe) {
+      const auto program = family_of(op, variant.family).program(problem, facts, variant.config);
+      bool first = false;
+      for (const KernelSource& kernel : program.kernels)
+        first |= known_.insert(kernel.file + ":" + kernel.expression).second;
+      if (first) jobs_.push_back({arch_, &op, problem, facts, variant});
+    }
+  }
+
+  void skip(const Problem& problem, const Error& error) {
+    skipped_.insert(fmt::format("{}: {}", problem.text(), error.what()));
+  }
+
+  const Catalog& catalog_;
+  const PresetLibrary& presets_;
+  std::string arch_;
+  std::vector<DeviceFacts> devices_;
+  std::set<std::string> known_;
+  std::vector<Job> jobs_;
+  std::set<std::string> skipped_;
+};
+
+/// What is asked for, with problems in canonical form.
+struct Wanted {
+  std::set<std::string> ops;  // empty: all
+  std::vector<std::int64_t> tokens;
+  std::optional<std::int64_t> max_tokens;
+  std::vector<ParsedProblem> problems;
+};
+
+Wanted wanted_of(const Options& options, const Catalog& catalog) {
+  Wanted wanted;
+  std::vector<std::string> known;
+  for (const Op* op : catalog.ops) known.emplace_back(op->name());
+  if (!options.ops.empty())
+    for (const std::string& name : parse_words(options.ops, "--op")) {
+      check_choice(name, "--op", known);
+      wanted.ops.insert(name);
+    }
+  constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
+  if (!options.tokens.empty())
+    for (const std::string& word : parse_words(options.tokens, "--m"))
+      wanted.tokens.push_back(parse_whole(word, "--m", 1, most));
+  if (!options.max_tokens.empty())
+    wanted.max_tokens = parse_whole(options.max_tokens, "--max-m", 1, most);
+  for (const std::string& text : options.problems) {
+    ParsedProblem parsed = problem_from_json(text, catalog);
+    const Op& op = catalog.op(parsed.problem.op);
+    if (!parsed.dtype_given) parsed.problem.dtype = op.dtypes(DeviceKind::cuda).front();
+    parsed.problem = canonical(op, std::move(parsed.problem), DeviceKind::cuda);
+    wanted.problems.push_back(std::move(parsed));
+  }
+  return wanted;
+}
+
+/// The problems of the presets of one architecture, in canonical form; what this build does not
+/// know is left out, as the library leaves it out.
+std::set<Problem> preset_problems(const PresetLibrary& presets, const Catalog& catalog,
+                                  const std::string& arch, const std::set<std::string>& ops) {
+  std::set<Problem> problems;
+  for (const PresetFile& file : presets.files()) {
+    if (file.device.kind != DeviceKind::cuda || file.device.arch != arch) continue;
+    if (!ops.empty() && !ops.contains(file.op)) continue;
+    for (const PresetRecord& record : file.records) try {
+        problems.insert(canonical(catalog.op(file.op), record.problem, DeviceKind::cuda));
+      } catch (const Error& error) {
+        spdlog::warn("{}: {}; it is left out", file.path.string(), error.what());
+      }
+  }
+  return problems;
+}
+
+std::vector<Job> jobs_for(const std::string& arch, const Wanted& wanted,
+                          const PresetLibrary& presets, const Catalog& catalog) {
+  Jobs jobs(catalog, presets, arch);
+  const auto problems = preset_problems(presets, catalog, arch, wanted.ops);
+  std::set<Problem> layers;
+  for (const Problem& problem : problems) {
+    const Op& op = catalog.op(problem.op);
+    jobs.add(op, problem);
+    layers.insert(problem.with_size(op.token_size(), 1));
+  }
+  for (const Problem& layer : layers) {
+    const Op& op = catalog.op(layer.op);
+    for (const std::int64_t tokens : wanted.tokens)
+      jobs.add(op, layer.with_size(op.token_size(), tokens));
+    if (wanted.max_tokens)
+      jobs.add_any_tokens(op, layer.with_size(op.token_size(), *wanted.max_tokens));
+  }
+  for (const ParsedProblem& parsed : wanted.problems) {
+    const Op& op = catalog.op(parsed.problem.op);
+    if (parsed.any_tokens)
+      jobs.add_any_tokens(op, parsed.problem);
+    else
+      jobs.add(op, parsed.problem);
+    for (const std::int64_t tokens : wanted.tokens)
+      jobs.add(op, parsed.problem.with_size(op.token_size(), tokens));
+  }
+  for (const std::string& skipped : jobs.skipped())
+    spdlog::warn("{}: left out of {}", skipped, arch);
+  return jobs.take();
+}
+
+/// Compiles on `threads` threads; the failures, one line each.
+std::set<std::string> compile_all(BundleBuilder& builder, const std::vector<Job>& jobs, int threads,
+                                  const std::atomic<bool>& cancel, StatusLine& status) {
+  std::atomic<std::size_t> next{0};
+  std::atomic<std::size_t> done{0};
+  std::mutex mutex;
+  std::set<std::string> failures;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < jobs.size() && !cancel; i = next++) {
+      const Job& job = jobs[i];
+      const auto program = family_of(*job.op, job.variant.family)
+                               .program(job.problem, job.facts, job.variant.config);
+      const CompileReport report = builder.add(job.arch, program);
+      ++done;
+      if (!report.failure.empty()) {
+        const std::lock_guard lock(mutex);
+        failures.insert(fmt::format("{}: {}: {}", job.arch, job.variant.id(), report.failure));
+      }
+      if (status.due())
+        status.update(fmt::format("bundle: {}/{} programs", done.load(), jobs.size()));
+    }
+  };
+  std::vector<std::jthread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(work);
+  work();
+  others.clear();
+  status.clear();
+  return failures;
+}
+
+int run(const Options& options, const Session& session) {
+  if (options.archs.empty())
+    throw Error(ErrorKind::invalid_input, fmt::format("bundle needs --arch: give a list of {}",
+                                                      fmt::join(known_architectures(), ", ")));
+  if (options.out.empty())
+    throw Error(ErrorKind::invalid_input, "bundle needs -o: give the file to write");
+  const auto archs = parse_words(options.archs, "--arch");
+  for (const std::string& arch : archs) check_choice(arch, "--arch", known_architectures());
+  const Wanted wanted = wanted_of(options, session.catalog);
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads =
+      options.jobs.empty() ? cores : static_cast<int>(parse_whole(options.jobs, "--jobs", 1, 1024));
+  StatusLine status(progress_mode(options.progress, session.output));
+  require_replaceable(options.out);
+  const PresetLibrary presets = load_presets(options.presets, session);
+
+  const Interrupt interrupt;
+  const auto builder = make_bundle_builder(
+      *session.catalog.sources, {.cache_folder = session.environment.cache_folder,
+                                 .toolkit_folders = session.environment.toolkit_folders});
+  std::vector<Job> jobs;
+  std::map<std::string, std::size_t> programs;
+  for (const std::string& arch : archs) {
+    auto own = jobs_for(arch, wanted, presets, session.catalog);
+    if (own.empty())
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("nothing to bundle for {}: no preset is of it: give --presets with "
+                              "one, or --problem with what the plans will be made for",
+                              arch));
+    programs[arch] = own.size();
+    std::move(own.begin(), own.end(), std::back_inserter(jobs));
+  }
+  const auto failures = compile_all(*builder, jobs, threads, interrupt.requested(), status);
+  if (interrupt.requested()) return exit_interrupted;
+  for (const std::string& failure : failures) spdlog::error("{}", failure);
+  if (!failures.empty())
+    throw Error(ErrorKind::unavailable,
+                fmt::format("{} of {} programs did not compile: nothing is written",
+                            failures.size(), jobs.size()));
+  const std::string bytes = builder->bytes();
+  replace_file(options.out, bytes);
+  session.output.line(fmt::format("wrote {}: {} of {} for {}, {}", options.out,
+                                  counted(builder->kernels(), "kernel"),
+                                  counted(jobs.size(), "program"), fmt::join(archs, ", "),
+                                  bytes_text(static_cast<double>(bytes.size()))));
+  session.output.line(
+      fmt::format("the library takes it by FFTUNE_BUNDLE={}, or through the API", options.out));
+  session.output.document({{"path", options.out},
+                           {"kernels", builder->kernels()},
+                           {"programs", programs},
+                           {"bytes", bytes.size()}});
+  return exit_good;
+}
+
+}  // namespace
+
+void add_bundle(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = line.add(
+      line.root(), "bundle",
+      "compile the presets' kernels into one file, for machines without the run-time compiler",
+      [options](const Session& session) { return run(*options, session); });
+  command
+      .add_option("--arch", options->archs,
+                  fmt::format("architectures, a list of {}", fmt::join(known_architectures(), ",")))
+      ->type_name("LIST");
+  command.add_option("--op", options->ops, "of the presets of these ops alone")->type_name("LIST");
+  add_presets_option(command, options->presets);
+  command
+      .add_option(
+          "--m", options->tokens,
+          "also what runs the presets' layers, and --problem's, with these numbers of tokens")
+      ->type_name("LIST");
+  command
+      .add_option("--max-m", options->max_tokens,
+                  "also what plans for any number of tokens up to N run of the presets' layers")
+      ->type_name("N");
+  command
+      .add_option("--problem", options->problems,
+                  "also what runs this problem, as fftune_plan_create takes it; may be repeated")
+      ->type_name("JSON")
+      ->allow_extra_args(false);
+  command.add_option("-o,--out", options->out, "the file to write")->type_name("FILE");
+  command.add_option("--jobs", options->jobs, "threads that compile (default: one a core)")
+      ->type_name("N");
+  add_progress_option(command, options->progress);
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,74 @@
+// fftune report: presets, journals and bench results as one page that opens offline.
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <ctime>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/command.hpp"
+#include "apps/fftune/commands/all.hpp"
+#include "apps/fftune/commands/presets.hpp"
+#include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/numbers.hpp"
+#include "apps/fftune/report/report_data.hpp"
+#include "apps/fftune/report/report_page.hpp"
+#include "apps/fftune/writable.hpp"
+#include "store/file_access.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> paths;
+  std::string out = "report.html";
+};
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[sizeof "2026-11-21T14:03:22Z"];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+int run(const Options& options, const Session& session) {
+  require_writable_file(options.out, "-o");
+  const ReportInput input = read_report_input(or_presets_folder(options.paths), session.catalog);
+  const Json data = report_data(input, session.catalog, utc_now());
+  const std::string page = report_page(data);
+  replace_file(options.out, page);
+  session.output.line(fmt::format(
+      "wrote {}: {}, {}, {} compared, {}", options.out, counted(data["records"].size(), "record"),
+      counted(data["searches"].size(), "searched problem"), data["comparisons"].size(),
+      bytes_text(static_cast<double>(page.size()))));
+  session.output.document({{"file", options.out},
+                           {"bytes", page.size()},
+                           {"records", data["records"].size()},
+                           {"searches", data["searches"].size()},
+                           {"benches", data["benches"].size()},
+                           {"comparisons", data["comparisons"].size()}});
+  return exit_good;
+}
+
+}  // namespace
+
+void add_report(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command =
+      line.add(line.root(), "report",
+               "presets, journals and bench results as one HTML page that opens offline; records "
+               "of one problem from several devices or paths are compared with the first",
+               [options](const Session& session) { return run(*options, session); });
+  command.add_option("PATH", options->paths,
+                     "presets, journals, folders of either, or what fftune bench --json printed "
+                     "(default: presets)");
+  command.add_option("-o,--out", options->out, "the page (default: report.html)")
+      ->type_name("FILE");
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,43 @@
+// How far a command is: a bar, a count, and the time left, on the status line.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <mutex>
+#include <string>
+
+#include "apps/fftune/status_line.hpp"
+
+namespace fftune::tool {
+
+/// "[####------------]" of `share`, a part of 1.
+std::string bar_text(double share);
+
+/// Steps that take as long as their weight says, relative to each other. Any thread may step.
+class ProgressBar {
+ public:
+  /// `what` begins the line: "check".
+  ProgressBar(StatusLine& line, std::string what, std::size_t steps, double weight);
+
+  /// One step is done; `now` ends the line: what is worked on.
+  void step(double weight, const std::string& now);
+  /// Shows what is worked on, with no step done.
+  void show(const std::string& now, bool always = false);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  /// "check [####----] 12/40, 1m05s left: ffn/fwd bf16".
+  std::string text(const std::string& now) const;
+
+  StatusLine& line_;
+  std::string what_;
+  std::size_t steps_;
+  double weight_;
+  std::mutex mutex_;
+  std::size_t done_ = 0;
+  double done_weight_ = 0;
+  Clock::time_point begun_ = Clock::now();
+};
+
+}  // namespace fftune::tool

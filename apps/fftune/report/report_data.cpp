@@ -1,0 +1,221 @@
+#include "apps/fftune/report/report_data.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "apps/fftune/comparison.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+const Op* op_named(const std::string& name, const Catalog& catalog) {
+  const auto found = std::find_if(catalog.ops.begin(), catalog.ops.end(),
+                                  [&](const Op* each) { return each->name() == name; });
+  return found == catalog.ops.end() ? nullptr : *found;
+}
+
+/// The size that counts tokens; of an op that is not in the catalog any more its last, which "m" is
+/// for most.
+std::string token_size_of(const Problem& problem, const Catalog& catalog) {
+  if (const Op* op = op_named(problem.op, catalog)) {
+    const std::string name(op->token_size());
+    if (problem.sizes.contains(name)) return name;
+  }
+  return problem.sizes.contains("m") || problem.sizes.empty() ? "m" : problem.sizes.rbegin()->first;
+}
+
+/// What all numbers of tokens of a layer share: "fwd bf16 act=silu d=1024 h=2048".
+std::string layer_text(const Problem& problem, const std::string& token_size) {
+  Problem layer = problem;
+  layer.sizes.erase(token_size);
+  return layer.text().substr(problem.op.size() + 1);
+}
+
+/// Where a problem is drawn, the same for records, benches and comparisons.
+Json place_json(const Problem& problem, const std::string& device, const Catalog& catalog) {
+  const std::string token_size = token_size_of(problem, catalog);
+  const auto tokens = problem.sizes.find(token_size);
+  return {
+      {"device", device},          {"op", problem.op},
+      {"problem", problem.text()}, {"layer", layer_text(problem, token_size)},
+      {"token_size", token_size},  {"tokens", tokens == problem.sizes.end() ? 1 : tokens->second}};
+}
+
+Json timed_json(const std::vector<Timed>& all) {
+  Json json = Json::array();
+  for (const Timed& each : all) json.push_back({{"id", each.id}, {"us", each.median_us}});
+  return json;
+}
+
+Json stages_json(const std::vector<StageRecord>& stages) {
+  Json json = Json::array();
+  for (const StageRecord& stage : stages)
+    json.push_back({{"stages", fmt::format("{}", fmt::join(stage.stages, "+"))},
+                    {"id", stage.variant.id()},
+                    {"us", stage.median_us},
+                    {"ties", timed_json(stage.ties)},
+                    {"runners_up", timed_json(stage.runners_up)},
+                    {"feasible", stage.feasible},
+                    {"measured", stage.measured},
+                    {"failed", stage.failed}});
+  return json;
+}
+
+Json record_data(const PresetRecord& record, const PresetFile& file, std::size_t path,
+                 const Catalog& catalog) {
+  const Verdict& verdict = record.verdict;
+  const Provenance& from = record.provenance;
+  Json json = place_json(record.problem, file.device.name, catalog);
+  json.update({{"path", path},
+               {"file", file.path.string()},
+               {"us", verdict.median_us},
+               {"low", verdict.interval_low_us},
+               {"high", verdict.interval_high_us},
+               {"floor", verdict.median_us * verdict.roofline_fraction},
+               {"roofline", verdict.roofline_fraction},
+               {"limit", verdict.limit},
+               {"unfused", verdict.unfused_ratio},
+               {"noise", verdict.noise},
+               {"strategy", verdict.strategy},
+               {"complete", verdict.complete},
+               {"decided", verdict.decided ? Json(*verdict.decided) : Json()},
+               {"disturbances", verdict.disturbances},
+               {"error", record.error},
+               {"tolerance", record.tolerance},
+               {"stages", stages_json(record.stages)},
+               {"date", from.date},
+               {"provenance", fmt::format("fftune {}, {}, driver {}, toolkit {}, {:.0f} MHz, seed "
+                                          "{}",
+                                          from.fftune, from.device, from.driver, from.toolkit,
+                                          from.clock_mhz, from.seed)},
+               {"command", search_command(record.problem, verdict, from, catalog)}});
+  return json;
+}
+
+Json group_data(const GroupSearch& group) {
+  Json best = Json::array(), parameters = Json::array(), failures = Json::array();
+  for (const BestSoFar& step : group.best)
+    best.push_back({step.seconds, step.variants, step.microseconds});
+  for (const auto& [name, values] : group.parameters) {
+    Json list = Json::array();
+    for (const ValueWorth& worth : values)
+      list.push_back({{"value", worth.value}, {"us", worth.best_us}, {"variants", worth.variants}});
+    parameters.push_back({{"name", name}, {"values", std::move(list)}});
+  }
+  for (const Failures& each : group.failures)
+    failures.push_back(
+        {{"kind", each.kind}, {"reason", each.reason}, {"id", each.id}, {"count", each.count}});
+  return {{"stages", group.stages},
+          {"best", std::move(best)},
+          {"seconds", group.seconds},
+          {"measured", group.measured},
+          {"cached", group.cached},
+          {"compile_seconds", group.compile_seconds},
+          {"winner", group.winner},
+          {"winner_us", group.winner_us},
+          {"parameters", std::move(parameters)},
+          {"failures", std::move(failures)}};
+}
+
+Json search_data(const SearchSummary& search) {
+  Json groups = Json::array();
+  for (const GroupSearch& group : search.groups) groups.push_back(group_data(group));
+  return {{"device", search.header.device},
+          {"op", search.problem.substr(0, search.problem.find('/'))},
+          {"problem", search.problem},
+          {"journal", search.path.filename().string()},
+          {"provenance", fmt::format("fftune {}, driver {}, toolkit {}", search.header.fftune,
+                                     search.header.driver, search.header.toolkit)},
+          {"groups", std::move(groups)}};
+}
+
+/// The rows of a bench document; one of another shape has none.
+void add_bench(const JsonValue& document, const Catalog& catalog, Json& benches) {
+  const Json whole = Json::parse(json_line(document));
+  const std::string device = whole["device"].value("name", "");
+  for (const Json& row : whole.value("problems", Json::array())) {
+    if (!row.contains("problem") || !row.contains("entries") || row["entries"].empty()) continue;
+    const Problem problem = problem_from_json(row["problem"].dump()).problem;
+    Json bench = place_json(problem, device, catalog);
+    bench["floor"] = row.value("floor_us", 0.0);
+    bench["limit"] = row.value("limit", "");
+    bench["entries"] = Json::array();
+    for (const Json& entry : row["entries"])
+      bench["entries"].push_back({{"name", entry.value("name", "")},
+                                  {"summary", entry.value("summary", "")},
+                                  {"us", entry.value("median_us", 0.0)},
+                                  {"low", entry.value("low_us", 0.0)},
+                                  {"high", entry.value("high_us", 0.0)},
+                                  {"failure", entry.value("failure", "")}});
+    benches.push_back(std::move(bench));
+  }
+}
+
+Measured measured_of(const Json& record) {
+  return {record["us"].get<double>(), record["low"].get<double>(), record["high"].get<double>()};
+}
+
+/// Every record beside the first of the same problem.
+Json comparisons_of(const Json& records) {
+  std::map<std::string, std::size_t> first;
+  Json comparisons = Json::array();
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const auto [entry, is_first] = first.emplace(records[i]["problem"].get<std::string>(), i);
+    if (is_first) continue;
+    const Measured before = measured_of(records[entry->second]);
+    const Measured after = measured_of(records[i]);
+    comparisons.push_back({{"before", entry->second},
+                           {"after", i},
+                           {"verdict", comparison_name(compare(before, after))}});
+  }
+  return comparisons;
+}
+
+}  // namespace
+
+std::string search_command(const Problem& problem, const Verdict& verdict,
+                           const Provenance& provenance, const Catalog& catalog) {
+  std::string command = "fftune " + problem.op;
+  if (problem.pass != "fwd") command += " --pass " + problem.pass;
+  command += fmt::format(" --dtype {}", dtype_name(problem.dtype));
+  const Op* op = op_named(problem.op, catalog);
+  for (const auto& [name, value] : problem.options) {
+    const auto usual = [&](const OptionField& field) {
+      return field.name == name && (field.pass.empty() || field.pass == problem.pass) &&
+             !field.choices.empty() && field.choices.front() == value;
+    };
+    const auto fields = op == nullptr ? std::vector<OptionField>() : op->options();
+    if (std::none_of(fields.begin(), fields.end(), usual))
+      command += fmt::format(" --{} {}", name, value);
+  }
+  for (const auto& [name, value] : problem.sizes) command += fmt::format(" --{} {}", name, value);
+  if (!verdict.strategy.empty()) command += " --strategy " + verdict.strategy;
+  if (provenance.seed != 0) command += fmt::format(" --seed {}", provenance.seed);
+  return command;
+}
+
+Json report_data(const ReportInput& input, const Catalog& catalog, const std::string& date) {
+  Json records = Json::array(), searches = Json::array(), benches = Json::array();
+  for (const ReportedFile& file : input.files)
+    for (const PresetRecord& record : file.presets.records)
+      records.push_back(record_data(record, file.presets, file.path, catalog));
+  for (const SearchSummary& search : input.searches) searches.push_back(search_data(search));
+  for (const ReportedBench& bench : input.benches) add_bench(bench.document, catalog, benches);
+  Json comparisons = comparisons_of(records);
+  return {{"fftune", FFTUNE_VERSION},
+          {"date", date},
+          {"paths", input.paths},
+          {"records", std::move(records)},
+          {"searches", std::move(searches)},
+          {"benches", std::move(benches)},
+          {"comparisons", std::move(comparisons)}};
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,112 @@
+#include "apps/fftune/report/report_input.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace fftune::tool {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+bool is_journal(const fs::path& path) {
+  return path.extension() == ".jsonl";
+}
+
+/// The newest journal of each device and op: "<op>-<UTC time>-<process>.jsonl" sorts by time.
+std::vector<fs::path> newest_journals(const fs::path& folder) {
+  std::map<std::string, fs::path> newest;
+  std::error_code error;
+  for (const auto& entry : fs::recursive_directory_iterator(folder, error)) {
+    const fs::path& path = entry.path();
+    if (!is_journal(path) || !entry.is_regular_file(error)) continue;
+    const std::string name = path.stem().string();
+    const std::string op = name.substr(0, name.find_last_of('-', name.find_last_of('-') - 1));
+    fs::path& kept = newest[(path.parent_path() / op).string()];
+    if (kept.empty() || kept < path) kept = path;
+  }
+  std::vector<fs::path> paths;
+  for (auto& [key, path] : newest) paths.push_back(std::move(path));
+  return paths;
+}
+
+void add_file(PresetFile file, std::size_t path, ReportInput& input) {
+  for (const std::string& complaint : file.complaints)
+    spdlog::warn("{}; it is left out", complaint);
+  if (!file.records.empty()) input.files.push_back({path, std::move(file)});
+}
+
+void add_journal(const fs::path& journal, const Catalog& catalog, ReportInput& input) {
+  for (SearchSummary& summary : summarise_journal(journal, catalog))
+    input.searches.push_back(std::move(summary));
+}
+
+void add_folder(const fs::path& folder, std::size_t path, const Catalog& catalog,
+                ReportInput& input) {
+  std::vector<PresetFile> files = read_preset_folder(folder);
+  const std::vector<fs::path> journals = newest_journals(folder);
+  if (files.empty() && journals.empty())
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("{} holds no <device>/<op>.json and no journal: give the folder that "
+                            "the devices' folders are in",
+                            folder.string()));
+  for (PresetFile& file : files) add_file(std::move(file), path, input);
+  for (const fs::path& journal : journals) add_journal(journal, catalog, input);
+}
+
+bool is_bench(const JsonValue& value) {
+  return value.find("problems") != nullptr && value.find("device") != nullptr;
+}
+
+void add_json(const fs::path& file, std::size_t path, ReportInput& input) {
+  JsonValue value;
+  try {
+    value = parse_json(text_of(file));
+  } catch (const Error& error) {
+    throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", file.string(), error.what()));
+  }
+  if (is_bench(value))
+    input.benches.push_back({path, std::move(value)});
+  else
+    add_file(read_preset_file(file), path, input);
+}
+
+}  // namespace
+
+ReportInput read_report_input(const std::vector<std::string>& paths, const Catalog& catalog) {
+  ReportInput input;
+  for (const std::string& path : paths) {
+    const std::size_t index = input.paths.size();
+    input.paths.push_back(path);
+    std::error_code error;
+    if (!fs::exists(path, error))
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{} is not there: give presets, journals, or what `fftune bench "
+                              "--json` printed",
+                              path));
+    if (fs::is_directory(path, error))
+      add_folder(path, index, catalog, input);
+    else if (is_journal(path))
+      add_journal(path, catalog, input);
+    else
+      add_json(path, index, input);
+  }
+  if (input.files.empty() && input.searches.empty() && input.benches.empty())
+    throw Error(ErrorKind::invalid_input,
+                "nothing of it can be read: there is nothing to report on");
+  return input;
+}
+
+}  // namespace fftune::tool

@@ -1,0 +1,37 @@
+// What a report is drawn from: presets, journals of searches, and what `bench --json` printed.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "apps/fftune/report/search_summary.hpp"
+#include "store/json_value.hpp"
+#include "store/preset_file.hpp"
+
+namespace fftune::tool {
+
+struct ReportedFile {
+  std::size_t path = 0;  // which of the paths it came from
+  PresetFile presets;
+};
+
+struct ReportedBench {
+  std::size_t path = 0;
+  JsonValue document;
+};
+
+struct ReportInput {
+  std::vector<std::string> paths;
+  std::vector<ReportedFile> files;
+  std::vector<SearchSummary> searches;
+  std::vector<ReportedBench> benches;
+};
+
+/// Each path is a preset file, a journal (*.jsonl), the JSON document of `fftune bench`, or a
+/// folder: of presets, whose `<device>/<op>.json` are read, or of journals, whose newest of each
+/// op is. Throws Error(invalid_input) for a path that is nothing of that.
+ReportInput read_report_input(const std::vector<std::string>& paths, const Catalog& catalog);
+
+}  // namespace fftune::tool

@@ -1,0 +1,85 @@
+// Test data by which a router chooses what it should.
+//
+// An expert has a direction of ±1, which is its row of w_router but for the scale. A token's x is
+// noise and the directions of the experts that it is to choose: these have logits far above the
+// others', through the norms, and through attention and the layers before, which add to x.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <span>
+
+#include "core/routing.hpp"
+#include "kernels/layer/layer.hpp"
+
+namespace fftune::layer {
+namespace {
+
+/// By how many deviations of the noise a chosen expert's logit is above the others'.
+constexpr double margin = 10;
+/// Of the router's weights beside the direction.
+constexpr double noise_of_weights = 0.25;
+
+/// ±1, the same for every tensor and seed (the output function of SplitMix64).
+double direction(std::int64_t expert, std::int64_t feature) {
+  std::uint64_t z =
+      (static_cast<std::uint64_t>(expert) << 32) + static_cast<std::uint64_t>(feature);
+  z += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return (z ^ (z >> 31)) & 1 ? 1 : -1;
+}
+
+/// The sizes that the data depend on.
+struct Shape {
+  std::int64_t tokens, d, experts, choices;
+  Routing routing;
+};
+
+void draw_x(const Shape& shape, std::uint64_t seed, std::span<double> values) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  for (double& value : values) value = normal(random);
+  const double share = margin / std::sqrt(static_cast<double>(shape.d));
+  const auto ids = draw_routing(shape.routing, shape.tokens, shape.experts, shape.choices, seed);
+  for (std::int64_t choice = 0; choice < shape.tokens * shape.choices; ++choice) {
+    const std::int32_t expert = ids[static_cast<std::size_t>(choice)];
+    if (expert < 0 || expert >= shape.experts) continue;
+    const auto row = values.subspan(static_cast<std::size_t>(choice / shape.choices * shape.d),
+                                    static_cast<std::size_t>(shape.d));
+    for (std::int64_t i = 0; i < shape.d; ++i)
+      row[static_cast<std::size_t>(i)] += share * direction(expert, i);
+  }
+}
+
+void draw_router(const Shape& shape, std::uint64_t seed, std::span<double> values) {
+  // Another sequence than x's, for the same seed.
+  std::mt19937_64 random(seed + 1);
+  std::normal_distribution<double> normal(0, noise_of_weights);
+  const double scale = 1 / std::sqrt(static_cast<double>(shape.d));
+  for (std::int64_t expert = 0; expert < shape.experts; ++expert)
+    for (std::int64_t i = 0; i < shape.d; ++i)
+      values[static_cast<std::size_t>(expert * shape.d + i)] =
+          scale * (direction(expert, i) + normal(random));
+}
+
+}  // namespace
+
+void set_routed_draw(const Problem& problem, TensorSpec& tensor) {
+  if (tensor.name != "x" && tensor.name != "w_router") return;
+  const std::int64_t s = problem.sizes.contains("s") ? problem.size("s") : 1;
+  const auto routing = problem.options.find("routing");
+  const Shape shape{.tokens = problem.size("batch") * s,
+                    .d = problem.size("d"),
+                    .experts = problem.size("experts"),
+                    .choices = problem.size("top-k"),
+                    .routing = routing == problem.options.end()
+                                   ? Routing{}
+                                   : parse_routing(routing->second).value_or(Routing{})};
+  const auto draw = tensor.name == "x" ? draw_x : draw_router;
+  tensor.draw = [shape, draw](std::uint64_t seed, std::span<double> values) {
+    draw(shape, seed, values);
+  };
+}
+
+}  // namespace fftune::layer

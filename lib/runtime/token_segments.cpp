@@ -1,0 +1,188 @@
+#include "runtime/token_segments.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace fftune {
+namespace {
+
+/// Choices this far apart have another between them: what serves from further away is called far.
+constexpr std::int64_t most_apart = 4;
+
+std::set<std::int64_t> chosen_tokens(const Op& op, const Problem& most, const DeviceFacts& facts,
+                                     const PresetLibrary& presets) {
+  const auto end = most.size(op.token_size());
+  std::set<std::int64_t> tokens{1, end};
+  for (const auto recorded : presets.recorded_tokens(most, facts, comparison_of(op)))
+    if (recorded < end) tokens.insert(recorded);
+  for (auto next = std::next(tokens.begin()); next != tokens.end(); ++next)
+    for (auto between = *std::prev(next); between < *next / most_apart;) {
+      between *= most_apart;
+      tokens.insert(between);
+    }
+  return tokens;
+}
+
+/// Cuts the token counts into segments.
+class Cutter {
+ public:
+  Cutter(const Catalog& catalog, const Op& op, Problem most, const DeviceFacts& facts,
+         const PresetLibrary& presets)
+      : catalog_(catalog), op_(op), most_(std::move(most)), facts_(facts), presets_(presets) {}
+
+  std::vector<TokenSegment> segments() {
+    for (const auto tokens : chosen_tokens(op_, most_, facts_, presets_)) append(chosen(tokens));
+    for (const auto& segment : segments_) check(segment);
+    return std::move(segments_);
+  }
+
+ private:
+  /// An op whose constraints cut finer than this has variants for single token counts.
+  static constexpr std::size_t most_segments = 64;
+
+  TokenSegment chosen(std::int64_t tokens) const {
+    return {tokens, tokens, tokens, choose(catalog_, op_, problem(tokens), facts_, presets_)};
+  }
+
+  /// Cuts between the last segment and the next choice, above it.
+  void append(TokenSegment next) {
+    if (segments_.empty()) {
+      segments_.push_back(std::move(next));
+      return;
+    }
+    const auto last_of_first =
+        last_legal(segments_.back().choice.recipe, segments_.back().chosen_at, next.chosen_at);
+    const auto first_of_second =
+        first_legal(next.choice.recipe, segments_.back().chosen_at, next.chosen_at);
+    if (last_of_first + 1 < first_of_second) {
+      // Neither serves between them: what serves there just below the second goes first.
+      if (segments_.size() > most_segments) refuse();
+      append(chosen(first_of_second - 1));
+      append(std::move(next));
+      return;
+    }
+    auto& before = segments_.back();
+    if (next.choice.recipe == before.choice.recipe) {
+      before.last = before.chosen_at = next.chosen_at;  // where the next cut begins
+      before.choice = std::move(next.choice);
+      return;
+    }
+    next.first = cut(before, next, first_of_second, last_of_first + 1);
+    before.last = next.first - 1;
+    segments_.push_back(std::move(next));
+  }
+
+  /// Where the second takes over, in [earliest, latest]. Tiles fill waves of blocks, so the model
+  /// may cross more than once: the last crossing counts.
+  std::int64_t cut(const TokenSegment& first, const TokenSegment& second, std::int64_t earliest,
+                   std::int64_t latest) const {
+    const auto second_is_faster = [&](std::int64_t tokens) {
+      const auto one = estimate_of(op_, problem(tokens), facts_, first.choice.recipe);
+      const auto other = estimate_of(op_, problem(tokens), facts_, second.choice.recipe);
+      if (one && other) return *other < *one;
+      return static_cast<double>(tokens) * static_cast<double>(tokens) >=
+             static_cast<double>(first.chosen_at) * static_cast<double>(second.chosen_at);
+    };
+    std::int64_t low = earliest - 1;  // the first serves here, the second at `high`
+    std::int64_t high = latest;
+    constexpr int samples = 16;
+    const double step =
+        std::pow(static_cast<double>(latest) / static_cast<double>(earliest), 1. / samples);
+    for (int i = samples - 1; i >= 0; --i) {
+      const auto tokens = static_cast<std::int64_t>(
+          std::llround(static_cast<double>(earliest) * std::pow(step, i)));
+      if (tokens <= low || tokens >= high) continue;
+      if (!second_is_faster(tokens)) {
+        low = tokens;
+        break;
+      }
+      high = tokens;
+    }
+    while (high - low > 1) {
+      const auto middle = low + (high - low) / 2;
+      (second_is_faster(middle) ? high : low) = middle;
+    }
+    return high;
+  }
+
+  /// The last below `end` that the recipe serves, as it does at `from`.
+  std::int64_t last_legal(const Recipe& recipe, std::int64_t from, std::int64_t end) const {
+    if (legal(recipe, end - 1)) return end - 1;
+    std::int64_t low = from, high = end - 1;
+    while (high - low > 1) {
+      const auto middle = low + (high - low) / 2;
+      (legal(recipe, middle) ? low : high) = middle;
+    }
+    return low;
+  }
+
+  /// The first above `begin` that the recipe serves, as it does at `until`.
+  std::int64_t first_legal(const Recipe& recipe, std::int64_t begin, std::int64_t until) const {
+    if (legal(recipe, begin + 1)) return begin + 1;
+    std::int64_t low = begin + 1, high = until;
+    while (high - low > 1) {
+      const auto middle = low + (high - low) / 2;
+      (legal(recipe, middle) ? high : low) = middle;
+    }
+    return high;
+  }
+
+  bool legal(const Recipe& recipe, std::int64_t tokens) const {
+    return std::all_of(recipe.begin(), recipe.end(), [&](const Variant& variant) {
+      return illegality(op_, problem(tokens), facts_, variant).empty();
+    });
+  }
+
+  /// A constraint that is not of a range, such as a divisor, shows at neighbours.
+  void check(const TokenSegment& segment) const {
+    const auto middle = segment.first + (segment.last - segment.first) / 2;
+    for (const auto tokens : {segment.first, segment.first + 1, middle, middle + 1, middle + 2,
+                              segment.last - 1, segment.last})
+      if (tokens >= segment.first && tokens <= segment.last &&
+          !legal(segment.choice.recipe, tokens))
+        refuse();
+  }
+
+  [[noreturn]] void refuse() const {
+    throw Error(
+        ErrorKind::invalid_input,
+        fmt::format("{} has variants for single numbers of {}: make a plan for each instead "
+                    "of one for up to {}",
+                    op_.name(), op_.token_size(), most_.size(op_.token_size())));
+  }
+
+  Problem problem(std::int64_t tokens) const { return most_.with_size(op_.token_size(), tokens); }
+
+  const Catalog& catalog_;
+  const Op& op_;
+  const Problem most_;
+  const DeviceFacts& facts_;
+  const PresetLibrary& presets_;
+  std::vector<TokenSegment> segments_;
+};
+
+}  // namespace
+
+std::vector<TokenSegment> token_segments(const Catalog& catalog, const Op& op, const Problem& most,
+                                         const DeviceFacts& facts, const PresetLibrary& presets) {
+  return Cutter(catalog, op, unrepeated(op, most), facts, presets).segments();
+}
+
+std::vector<std::int64_t> scanned_tokens(const TokenSegment& segment) {
+  constexpr std::int64_t all_below = 8192, parts_of_octave = 128;
+  std::vector<std::int64_t> tokens;
+  for (auto count = segment.first; count <= segment.last;
+       count += count < all_below ? 1 : count / parts_of_octave)
+    tokens.push_back(count);
+  if (tokens.back() != segment.last) tokens.push_back(segment.last);
+  return tokens;
+}
+
+}  // namespace fftune

@@ -1,0 +1,29 @@
+// Merging records into several preset files at once.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "store/file_access.hpp"
+#include "store/record.hpp"
+
+namespace fftune {
+
+/// The records of one op on one device, to be merged.
+struct PresetBatch {
+  PresetDevice device;
+  std::string op;
+  std::vector<PresetRecord> records;
+};
+
+/// merge_preset_records() of several batches, all or nothing: every destination is locked, read and
+/// checked, and its new text written beside it, before the first is replaced; should replacing one
+/// fail, those before it are as they were. Only a crash between two of these steps leaves some
+/// files new and others old, each whole; merging again completes it. Returns the paths, one for
+/// each batch. Of batches for one file, the later replace records of the earlier.
+std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::path& folder,
+                                                        const std::vector<PresetBatch>& batches,
+                                                        const LockWait& wait = {});
+
+}  // namespace fftune

@@ -1,0 +1,91 @@
+// Which records `check` takes, in which order, and what it leaves out.
+#include "apps/fftune/check_cases.hpp"
+
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+
+using namespace fftune;
+using namespace fftune::tool;
+
+namespace {
+
+CheckedRecord record_of(std::int64_t d, std::vector<std::int64_t> tokens,
+                        const std::string& skipped = "") {
+  CheckedRecord record;
+  record.problem = canonical(builtin_catalog().op("ffn"),
+                             {"ffn", "fwd", DType::f32, {{"m", 64}, {"d", d}, {"h", 2 * d}}, {}},
+                             DeviceKind::cpu);
+  record.tokens = std::move(tokens);
+  record.skipped = skipped;
+  return record;
+}
+
+PresetFile file_of(const Problem& problem, const DeviceFacts& facts) {
+  PresetRecord record;
+  record.problem = problem;
+  PresetFile file;
+  file.device.name = facts.name;
+  file.device.slug = facts.slug();
+  file.device.kind = facts.kind;
+  file.device.arch = facts.arch;
+  file.records = {record};
+  return file;
+}
+
+}  // namespace
+
+TEST_CASE("this device's own records come first, the others in their order") {
+  const DeviceFacts facts = facts_of_architecture("sm_90a");
+  std::vector<CheckedRecord> records{record_of(32, {64}), record_of(64, {64}),
+                                     record_of(128, {64})};
+  put_own_first({file_of(records[1].problem, facts)}, facts, records);
+  CHECK(records[0].own);
+  CHECK(records[0].problem.size("d") == 64);
+  CHECK_FALSE(records[1].own);
+  CHECK(records[1].problem.size("d") == 32);
+  CHECK(records[2].problem.size("d") == 128);
+}
+
+TEST_CASE("--quick keeps the least work of each form, this device's if it has one") {
+  const Catalog& catalog = builtin_catalog();
+  std::vector<CheckedRecord> records{record_of(64, {1, 63, 64, 65}), record_of(32, {1, 64}),
+                                     record_of(16, {}, "no such dtype")};
+  auto quick = records;
+  keep_quick(catalog, 0, quick);
+  REQUIRE(quick.size() == 1);
+  CHECK(quick[0].problem.size("d") == 32);
+  CHECK(quick[0].tokens == std::vector<std::int64_t>{64});
+  CHECK_FALSE(quick[0].capped);
+
+  records[0].own = true;
+  keep_quick(catalog, 1, records);
+  REQUIRE(records.size() == 1);
+  CHECK(records[0].problem.size("d") == 64);
+  CHECK(records[0].tokens == std::vector<std::int64_t>{1});
+  CHECK(records[0].capped);
+}
+
+TEST_CASE("records that are too large for the machine are named and left out") {
+  const std::size_t much = std::size_t{1} << 40;
+  std::vector<CheckedRecord> records{record_of(1024, {64})};
+  skip_too_large(builtin_catalog(), much, much, records);
+  CHECK(records[0].skipped.empty());
+  auto without_device = records;
+  skip_too_large(builtin_catalog(), 1 << 20, much, without_device);
+  CHECK(without_device[0].skipped.find("too large for this machine") == 0);
+  CHECK(without_device[0].skipped.find("of the device and 1 MiB are free") != std::string::npos);
+  skip_too_large(builtin_catalog(), much, 1 << 20, records);
+  CHECK(records[0].skipped.find("of the host") != std::string::npos);
+}
+
+TEST_CASE("the estimate of a check grows with the work, and compiling counts on a GPU") {
+  const Op& op = builtin_catalog().op("ffn");
+  const Problem small = record_of(64, {}).problem, large = record_of(4096, {}).problem;
+  CHECK(estimated_seconds(op, small, DeviceKind::cpu) > 0);
+  CHECK(estimated_seconds(op, large, DeviceKind::cpu) >
+        10 * estimated_seconds(op, small, DeviceKind::cpu));
+  CHECK(estimated_seconds(op, small, DeviceKind::cuda) >
+        estimated_seconds(op, small, DeviceKind::cpu));
+}

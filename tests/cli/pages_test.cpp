@@ -1,0 +1,128 @@
+// What the pages promise: links that lead somewhere, every column, every variable.
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "sandbox.hpp"
+#include "support/catch.hpp"
+
+using namespace fftune::testing;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path root = FFTUNE_SOURCE_DIR;
+
+std::vector<fs::path> pages() {
+  std::vector<fs::path> found{root / "README.md", root / "CONTRIBUTING.md", root / "CHANGELOG.md"};
+  for (const auto& entry : fs::recursive_directory_iterator(root / "docs"))
+    if (entry.path().extension() == ".md") found.push_back(entry.path());
+  return found;
+}
+
+std::set<std::string> matches(const std::string& text, const std::string& pattern) {
+  const std::regex expression(pattern);
+  std::set<std::string> found;
+  for (std::sregex_iterator each(text.begin(), text.end(), expression), end; each != end; ++each)
+    found.insert((*each)[1]);
+  return found;
+}
+
+/// The page without its code blocks, in which brackets are no links.
+std::string prose(const std::string& page) {
+  std::istringstream lines(page);
+  std::string text;
+  bool code = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("```", 0) == 0)
+      code = !code;
+    else if (!code)
+      text += line + "\n";
+  }
+  return text;
+}
+
+/// The headings as GitHub links to them: lower case, words joined by '-', no other signs.
+std::set<std::string> anchors(const std::string& page) {
+  std::set<std::string> found;
+  for (const std::string& heading : matches("\n" + prose(page), "\n#+ ([^\n]*)")) {
+    std::string anchor;
+    for (const char letter : heading) {
+      const auto code = static_cast<unsigned char>(letter);
+      if (std::isalnum(code) || letter == '-' || letter == '_' || code >= 0x80)
+        anchor += static_cast<char>(std::tolower(code));
+      else if (letter == ' ')
+        anchor += '-';
+    }
+    found.insert(anchor);
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("every link of the pages leads to a file, and to a heading in it") {
+  std::size_t links = 0;
+  for (const fs::path& page : pages())
+    for (const std::string& link : matches(prose(text_of(page)), R"(\]\(([^)\s]+)\))")) {
+      if (link.find("://") != link.npos) continue;
+      const std::size_t hash = link.find('#');
+      const std::string path = link.substr(0, hash);
+      const fs::path target = path.empty() ? page : page.parent_path() / path;
+      CAPTURE(page.string(), link);
+      CHECK(fs::exists(target));
+      if (hash != link.npos && target.extension() == ".md")
+        CHECK(anchors(text_of(target)).contains(link.substr(hash + 1)));
+      ++links;
+    }
+  CHECK(links > 50);
+}
+
+TEST_CASE("docs/environment.md has every variable that is read") {
+  const std::string page = text_of(root / "docs/environment.md");
+  std::set<std::string> variables =
+      matches(text_of(root / "lib/runtime/environment.cpp"), R"re("([A-Z][A-Z_]{3,})")re");
+  for (const auto& entry : fs::directory_iterator(root / "python/fftune"))
+    if (entry.path().extension() == ".py")
+      variables.merge(matches(text_of(entry.path()), R"re(environ(?:\.get\(|\[)"([A-Z_]+)")re"));
+  REQUIRE(variables.contains("FFTUNE_CACHE"));
+  REQUIRE(variables.contains("FFTUNE_DISABLE"));
+  for (const std::string& variable : variables) {
+    CAPTURE(variable);
+    CHECK(page.find("`" + variable + "`") != std::string::npos);
+  }
+}
+
+TEST_CASE("docs/output.md has every column of the tables that people read most") {
+  const Sandbox sandbox;
+  REQUIRE_FALSE(sandbox.tuned("1").empty());
+  const std::string page = text_of(root / "docs/output.md");
+  const std::vector<std::string> commands{
+      "ffn --d 32 --h 64 --m 1 --device cpu --budget 4s --max-variants 4",
+      "bench ffn --d 32 --h 64 --m 1 --device cpu --samples 3 --budget 1s",
+      "check --device cpu --presets presets",
+      "list ffn --d 32 --h 64 --m 1 --device cpu",
+      "presets show presets",
+      "presets diff presets " + (root / "presets").string()};
+  for (const std::string& words : commands) {
+    std::istringstream lines(sandbox.fftune(words).out);
+    std::string header;
+    // The first line with several columns.
+    while (std::getline(lines, header) && header.find("  ") == header.npos) {
+    }
+    CAPTURE(words, header);
+    std::size_t columns = 0;
+    for (const std::string& column : matches("  " + header + "  ", R"(  +(\S+(?: \S+)*)(?=  ))")) {
+      CAPTURE(column);
+      CHECK(page.find(column) != std::string::npos);
+      ++columns;
+    }
+    CHECK(columns >= 5);
+  }
+}

@@ -1,0 +1,49 @@
+// A layer is tuned in place.
+#include <string>
+#include <vector>
+
+#include "cpu/open.hpp"
+#include "layer/problems.hpp"
+#include "runtime/plan.hpp"
+#include "support/catch.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
+#include "tuning/tuner.hpp"
+#include "verify/verifier.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+TEST_CASE("a layer is tuned in place on the CPU; of several layers the record is that of one") {
+  const Catalog& catalog = builtin_catalog();
+  const auto backend = open_cpu();
+  LocalEvaluator evaluator(*backend, catalog, 1);
+  const Problem problem = layer_problem(DeviceKind::cpu, DType::f32,
+                                        {{"batch", 2},
+                                         {"d", 64},
+                                         {"h", 96},
+                                         {"heads", 4},
+                                         {"kv-heads", 2},
+                                         {"dim", 16},
+                                         {"cache", 24},
+                                         {"layers", 2}});
+  TuneOptions options;
+  options.budget_seconds = 6;
+  options.patience_seconds = 0;
+  const auto result = tune(catalog, evaluator, problem, options);
+  REQUIRE(result.record);
+  CHECK(result.record->problem == unrepeated(layer_op(), problem));
+  Recipe recipe;
+  std::vector<std::string> stages;
+  for (const StageRecord& stage : result.record->stages) {
+    recipe.push_back(stage.variant);
+    stages.insert(stages.end(), stage.stages.begin(), stage.stages.end());
+  }
+  CHECK(stages == std::vector<std::string>{"attn_norm.forward", "qkv.product", "attention.forward",
+                                           "out.product", "ffn_norm.forward", "ffn.gate_up",
+                                           "ffn.down"});
+  const Plan plan(*backend, layer_op(), problem, recipe);
+  Verifier verifier(*backend, layer_op(), problem, 2);
+  const auto verified = verifier.verify(0, layer_op().stages(problem).size(), plan.executables());
+  CAPTURE(verified.failure);
+  CHECK(verified.passed);
+}

@@ -1,0 +1,50 @@
+// The lines of a journal, read back: for a sweep that is resumed, and for a report.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tuning/journal/outcome.hpp"
+
+namespace fftune {
+
+/// What a sweep began with. A resumed journal has one for each time that it was continued.
+struct JournalHeader {
+  std::string fftune;  // version
+  std::string device;  // DeviceFacts::name
+  std::string driver;
+  std::string toolkit;
+
+  bool operator==(const JournalHeader&) const = default;
+};
+
+struct JournalEntry {
+  enum class Kind { header, launch, outcome };
+
+  Kind kind = Kind::header;
+  JournalHeader header;          // of a header
+  std::vector<std::string> ids;  // of a launch: what was about to run
+  std::string problem;           // Problem::text(), of a launch and of an outcome
+  std::string sources;           // Family::sources()' hash, of an outcome
+  Outcome outcome;
+  double seconds = 0;  // since the last header, of an outcome; 0 in a journal that has no times
+};
+
+struct JournalText {
+  std::vector<JournalEntry> entries;
+  std::size_t damaged_lines = 0;  // skipped; a torn last line is one of them
+  std::size_t whole_bytes = 0;    // up to the last newline
+  std::size_t bytes = 0;
+};
+
+/// A file that cannot be read has no lines.
+JournalText read_journal(const std::filesystem::path& path);
+
+std::string journal_line(const JournalHeader& header);
+std::string journal_line(const std::string& problem, const std::vector<std::string>& launched);
+std::string journal_line(const std::string& problem, const std::string& sources, double seconds,
+                         const Outcome& outcome);
+
+}  // namespace fftune
