@@ -143,16 +143,7 @@ std::vector<Formula> formulas(const Problem& form) {
           {fmt::format("4 * ceil({} / {})", one.text, part),
            [part, a = one.value](const Problem& at) { return 4 * quotient(a(at), part); }});
     }
-  // Of an op with two counts of the same kind: routed and shared experts.
-  for (const auto& [a, size] : form.sizes)
-    for (const auto& [b, other] : form.sizes) {
-      if (a >= b) continue;
-      const auto both = [a = a, b = b](const Problem& at) { return at.size(a) + at.size(b); };
-      all.push_back({fmt::format("{} + {}", a, b), both});
-      for (const auto& [c, third] : form.sizes)
-        all.push_back({fmt::format("{} * ({} + {})", c, a, b),
-                       [both, c = c](const Problem& at) { return at.size(c) * both(at); }});
-    }
+  // Sums are of an op with two counts of the same kind: routed and shared experts.
   for (const auto& [a, size] : form.sizes)
     for (const auto& [b, other] : form.sizes) {
       if (a == b) continue;
@@ -211,14 +202,19 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
   const Problem usual = usual_form(op, pass);
   std::vector<Form> forms;
   const auto add = [&](std::string text, Problem problem) {
-    if (!stands_alone(op, problem) || refusal(op, problem) != refusal(op, usual)) return;
+    if (!stands_alone(op, problem)) return;
     const bool same = compared == Compared::names
                           ? buffer_names(op, problem) == buffer_names(op, usual)
                           : buffers_of(op, problem) == buffers_of(op, usual);
     if (!same) forms.push_back({std::move(text), std::move(problem)});
   };
+  // A size may need an option beside it, and its buffers are told all the same.
+  const auto add_unless_refused = [&](std::string text, Problem problem) {
+    if (stands_alone(op, problem) && refusal(op, problem) == refusal(op, usual))
+      add(std::move(text), std::move(problem));
+  };
   for (const DType dtype : op.dtypes_of_pass(DeviceKind::cuda, pass))
-    add(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
+    add_unless_refused(fmt::format("dtype={}", dtype_name(dtype)), probe(op, pass, dtype));
   for (const SizeField& field : op.sizes()) {
     Problem problem = usual;
     if (field.rare) problem = with_rare(op, std::move(problem), field.name);
@@ -228,7 +224,7 @@ std::vector<Form> other_forms(const Op& op, const std::string& pass, Compared co
     for (const std::string& choice : field.choices) {
       Problem problem = usual;
       problem.options[field.name] = choice;
-      add(fmt::format("{}={}", field.name, choice), std::move(problem));
+      add_unless_refused(fmt::format("{}={}", field.name, choice), std::move(problem));
     }
   return forms;
 }

@@ -48,7 +48,7 @@ TEST_CASE("this device's own records come first, the others in their order") {
   CHECK(records[2].problem.size("d") == 128);
 }
 
-TEST_CASE("--quick keeps the least work of each form, this device's if it has one") {
+TEST_CASE("quick: --quick keeps the least work of each form, this device's if it has one") {
   const Catalog& catalog = builtin_catalog();
   std::vector<CheckedRecord> records{record_of(64, {1, 63, 64, 65}), record_of(32, {1, 64}),
                                      record_of(16, {}, "no such dtype")};

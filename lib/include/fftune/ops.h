@@ -549,6 +549,16 @@
  *   11  dw_gate    output  T    [experts, h, d]
  *   12  dw_up      output  T    [experts, h, d]
  *   13  dw_down    output  T    [experts, d, h]
+ * with shared: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dx, d_weights, dw_gate,
+ *   dw_up, dw_down
+ *   4   gate     input   T  [m * (shared + top-k), h], kept
+ *   5   up       input   T  [m * (shared + top-k), h], kept
+ *   6   w_gate   input   T  [experts + shared, h, d]
+ *   7   w_up     input   T  [experts + shared, h, d]
+ *   8   w_down   input   T  [experts + shared, d, h]
+ *   11  dw_gate  output  T  [experts + shared, h, d]
+ *   12  dw_up    output  T  [experts + shared, h, d]
+ *   13  dw_down  output  T  [experts + shared, d, h]
  * with save=input: dy, x, ids, weights, w_gate, w_up, w_down, dx, d_weights, dw_gate, dw_up,
  *   dw_down
  * with accumulate=yes: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dw_gate_before,
@@ -716,6 +726,16 @@
  * with kv-heads: q, k, v, out
  *   1  k  input  T  [b, s, kv-heads, dim]
  *   2  v  input  T  [b, s, kv-heads, dim]
+ * with page: q, k, v, pages, out
+ *   1  k      input  T    [b * ceil(s / page), page, heads, dim]
+ *   2  v      input  T    [b * ceil(s / page), page, heads, dim]
+ *   3  pages  input  i32  [b, ceil(s / page)]
+ * with q-row: q, k, v, out
+ *   0  q  input  T  [b, s, q-row]
+ * with k-row: q, k, v, out
+ *   1  k  input  T  [b, s, k-row]
+ * with v-row: q, k, v, out
+ *   2  v  input  T  [b, s, v-row]
  * with layout=thd: q, k, v, offsets, out
  *   0  q        input   T    [s, heads, dim]
  *   1  k        input   T    [s, heads, dim]
@@ -751,6 +771,18 @@
  *   3  v   input   T  [b, s, kv-heads, dim]
  *   7  dk  output  T  [b, s, kv-heads, dim]
  *   8  dv  output  T  [b, s, kv-heads, dim]
+ * with page: d_out, q, k, v, out, lse, pages, dq, dk, dv
+ *   2  k      input   T    [b * ceil(s / page), page, heads, dim]
+ *   3  v      input   T    [b * ceil(s / page), page, heads, dim]
+ *   6  pages  input   i32  [b, ceil(s / page)]
+ *   8  dk     output  T    [b * ceil(s / page), page, heads, dim]
+ *   9  dv     output  T    [b * ceil(s / page), page, heads, dim]
+ * with q-row: d_out, q, k, v, out, lse, dq, dk, dv
+ *   1  q  input  T  [b, s, q-row]
+ * with k-row: d_out, q, k, v, out, lse, dq, dk, dv
+ *   2  k  input  T  [b, s, k-row]
+ * with v-row: d_out, q, k, v, out, lse, dq, dk, dv
+ *   3  v  input  T  [b, s, v-row]
  * with layout=thd: d_out, q, k, v, out, lse, offsets, dq, dk, dv
  *   0  d_out    input   T    [s, heads, dim]
  *   1  q        input   T    [s, heads, dim]
@@ -946,6 +978,12 @@
  *   7  w_v      input    T  [dim * kv-heads, d]
  *   8  k_cache  updated  T  [batch * cache, kv-heads, dim]
  *   9  v_cache  updated  T  [batch * cache, kv-heads, dim]
+ * with s: x, positions, slots, lengths, attn_norm, w_q, w_k, w_v, k_cache, v_cache, w_o,
+ *   ffn_norm, w_gate, w_up, w_down, y
+ *   0   x          input   T    [batch * s, d]
+ *   1   positions  input   i32  [batch * s]
+ *   2   slots      input   i32  [batch * s]
+ *   15  y          output  T    [batch * s, d]
  * with layers: x, positions, slots, lengths, layers.0.attn_norm, layers.0.w_q, layers.0.w_k,
  *   layers.0.w_v, layers.0.k_cache, layers.0.v_cache, layers.0.w_o, layers.0.ffn_norm,
  *   layers.0.w_gate, layers.0.w_up, layers.0.w_down, layers.1.attn_norm, layers.1.w_q,
