@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from ._custom import call, define, empty, expect, fake, fftune_ops, gradient, wants_gradient, yes
+from ._custom import OPS, call, define, empty, expect, fake, gradient, wants_gradient, yes
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -202,8 +202,8 @@ def _(ctx, dy, *_unused):
         return (None,) * 17
     q, k, v, y, lse, *rules = ctx.saved_tensors
     if not ctx.has_lse:
-        y, lse = call(fftune_ops.attention.default, q, k, v, None, *rules, *ctx.options, True)
-    dq, dk, dv, d_sinks = call(fftune_ops.attention_backward.default, 
+        y, lse = call(OPS.attention, q, k, v, None, *rules, *ctx.options, True)
+    dq, dk, dv, d_sinks = call(OPS.attention_backward, 
         dy, q, k, v, y, lse, *rules, *ctx.options, torch.are_deterministic_algorithms_enabled())
     sinks = rules[-1]
     own = d_sinks.to(sinks.dtype) if sinks is not None else None
@@ -240,7 +240,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | tuple[Tensor, Tens
     if isinstance(mask, tuple):
         (bits, flags), mask = mask, None
     wanted = return_lse or wants_gradient(q, k, v, sinks)
-    y, lse = call(fftune_ops.attention.default, q, k, v, pages, mask, bits, flags, bias, offsets,
+    y, lse = call(OPS.attention, q, k, v, pages, mask, bits, flags, bias, offsets,
                   kv_offsets, lengths, sinks, causal, window, softcap, scale, wanted)
     return (y, lse) if return_lse else y
 
@@ -280,7 +280,7 @@ def _(mask):
 def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
     """A mask [batch, 1 or heads, queries, keys] of bool as `attention` reads it fastest, made once
     for many layers: (bits, flags), of 32 pairs an int32, and of tiles of 64 x 64 pairs."""
-    return call(fftune_ops.pack_mask.default, mask)
+    return call(OPS.pack_mask, mask)
 
 
 # masked-softmax
@@ -346,7 +346,7 @@ def _save_softmax(ctx, inputs, output):
 @gradient("masked_softmax", _save_softmax)
 def _(ctx, dy):
     y, = ctx.saved_tensors
-    return call(fftune_ops.masked_softmax_backward.default, dy, y, ctx.causal, ctx.scale), \
+    return call(OPS.masked_softmax_backward, dy, y, ctx.causal, ctx.scale), \
         None, None, None
 
 
@@ -358,4 +358,4 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, *, causal: bool = Fals
     the last row stands at the last column. -> as x; what is not seen is 0, and a row that sees
     nothing is 0.
     """
-    return call(fftune_ops.masked_softmax.default, x, mask, causal, scale)
+    return call(OPS.masked_softmax, x, mask, causal, scale)

@@ -2,6 +2,7 @@
 rules of autocast. fftune.ops and what it is made of use it."""
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
@@ -25,9 +26,23 @@ def _digest() -> str:
 
 # The keys of PyTorch's caches of compiled graphs hold the ops' names, not what their gradients do.
 torch.compiler.config.cache_key_tag += f" fftune {_digest()[:16]}"
-# Of every op its kernel, and whether autocast casts its tensors.
-_implementations: dict[torch._ops.OpOverload, tuple[Callable, bool]] = {}
-_functions: dict[torch._ops.OpOverload, type[torch.autograd.Function]] = {}  # with gradients
+
+
+@dataclass(eq=False)
+class Op:
+    """torch.ops.fftune.<name>, and what call() runs in its place."""
+
+    overload: torch._ops.OpOverload
+    kernel: Callable
+    casts: bool  # whether autocast casts its tensors
+    function: type[torch.autograd.Function] | None = None  # its gradient
+
+
+class _Ops:
+    """Every Op under its name."""
+
+
+OPS = _Ops()
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
@@ -39,7 +54,7 @@ def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = ()):
         name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         implementation = _by_reference(name) if _DISABLED else kernel
-        _implementations[getattr(fftune_ops, name).default] = implementation, casts
+        setattr(OPS, name, Op(getattr(fftune_ops, name).default, implementation, casts))
         for backend in ("CPU", "CUDA"):
             _library.impl(name, implementation, backend)
         if casts:
@@ -89,9 +104,8 @@ def gradient(name: str, setup: Callable):
     torch.library.register_autograd does, in a third of the host's time where no gradient is asked
     for."""
     def decorate(backward):
-        op = getattr(fftune_ops, name).default
-
-        kernel, casts = _implementations[op]
+        own = getattr(OPS, name)
+        op, kernel, casts = own.overload, own.kernel, own.casts
 
         def forward(ctx, *inputs):
             if _is_plain(inputs, casts):
@@ -104,7 +118,7 @@ def gradient(name: str, setup: Callable):
 
         function = type(f"{name}_function", (torch.autograd.Function,),
                         {"forward": staticmethod(forward), "backward": staticmethod(backward)})
-        _functions[op] = function
+        own.function = function
 
         def implementation(*inputs):
             if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
@@ -136,23 +150,21 @@ def yes(tensor: Tensor | None) -> str | None:
     return None if tensor is None else "yes"
 
 
-def call(op: torch._ops.OpOverload, *arguments):
+def call(op: Op, *arguments):
     """The op; where only its kernel and its gradient would run, those, past the dispatcher, which
     costs a host more than all the rest."""
-    if torch.compiler.is_compiling():
-        return op(*arguments)
-    kernel, casts = _implementations[op]
-    wanted = torch.is_grad_enabled() and _any_requires_grad(*arguments)
-    if _is_plain(arguments, casts):
+    if _is_compiling():
+        return op.overload(*arguments)
+    wanted = _is_grad_enabled() and _any_requires_grad(*arguments)
+    if _is_plain(arguments, op.casts):
         if not wanted:
-            return kernel(*arguments)
-        function = _functions.get(op)
-        if function is not None:
-            return function.apply(*arguments)
+            return op.kernel(*arguments)
+        if op.function is not None:
+            return op.function.apply(*arguments)
     if wanted:
-        return op(*arguments)
+        return op.overload(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return op(*arguments)
+        return op.overload(*arguments)
 
 
 def _is_plain(arguments: tuple, casts: bool) -> bool:
@@ -160,11 +172,11 @@ def _is_plain(arguments: tuple, casts: bool) -> bool:
     nothing is to be cast."""
     if (_dispatch_modes() or _function_modes() or _functorch_level() is not None
             or _tracing_state() is not None or _profiler_enabled()
-            or casts and torch.is_autocast_enabled(arguments[0].device.type)):
+            or casts and _is_autocast_enabled(arguments[0].device.type)):
         return False
     for argument in arguments:
         kind = type(argument)
-        if kind in _TENSORS:
+        if kind is Tensor or kind is _Parameter:
             if not (argument.is_cuda or argument.is_cpu):
                 return False
         elif kind not in _NO_TENSORS:
@@ -172,12 +184,15 @@ def _is_plain(arguments: tuple, casts: bool) -> bool:
     return True
 
 
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast_enabled = torch.is_autocast_enabled
+_Parameter = torch.nn.Parameter
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
 _profiler_enabled = torch.autograd._profiler_enabled
-_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _NO_TENSORS = frozenset((float, int, str, bool, list, type(None)))
 
 

@@ -6,7 +6,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ._custom import call, define, expect, fake, fftune_ops, wants_gradient
+from ._custom import OPS, call, define, expect, fake, wants_gradient
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -227,5 +227,5 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         if slots is None:
             starts = torch.arange(batch, dtype=torch.int32, device=x.device)[:, None]
             slots = places + starts * caches[0][0].shape[2]
-    return call(fftune_ops.layer.default, x, positions, angles, slots, lengths, flat,
+    return call(OPS.layer, x, positions, angles, slots, lengths, flat,
                 [tensor for pair in caches for tensor in pair], form)

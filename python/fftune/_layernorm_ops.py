@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from ._custom import call, define, empty, expect, fake, fftune_ops, gradient, yes
+from ._custom import OPS, call, define, empty, expect, fake, gradient, yes
 from ._run import Form, ready, run
 
 
@@ -71,7 +71,7 @@ def _save(ctx, inputs, output):
 
 @gradient("layernorm", _save)
 def _(ctx, dy):
-    return *call(fftune_ops.layernorm_backward.default, dy, *ctx.saved_tensors, None, ctx.eps), None
+    return *call(OPS.layernorm_backward, dy, *ctx.saved_tensors, None, ctx.eps), None
 
 
 def _save_sum(ctx, inputs, output):
@@ -84,17 +84,17 @@ def _save_sum(ctx, inputs, output):
 def _(ctx, dy, dsum):
     if dy is None:
         return dsum, dsum, None, None, None
-    dx, dw, db = call(fftune_ops.layernorm_backward.default, dy, *ctx.saved_tensors, dsum, ctx.eps)
+    dx, dw, db = call(OPS.layernorm_backward, dy, *ctx.saved_tensors, dsum, ctx.eps)
     return dx, dx, dw, db, None
 
 
 def layernorm(x: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5) -> Tensor:
     """(x - mean(x)) / sqrt(var(x) + eps) * w + b over the last dimension. x [..., d]; w, b [d]. ->
     [..., d]"""
-    return call(fftune_ops.layernorm.default, x, w, b, eps)
+    return call(OPS.layernorm, x, w, b, eps)
 
 
 def add_layernorm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor, *, eps: float = 1e-5
                   ) -> tuple[Tensor, Tensor]:
     """(layernorm(s), s) of s = x + residual. x, residual [..., d]; w, b [d]. -> two of [..., d]"""
-    return call(fftune_ops.add_layernorm.default, x, residual, w, b, eps)
+    return call(OPS.add_layernorm, x, residual, w, b, eps)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, reference
-from ._custom import call, fftune_ops
+from ._custom import OPS, call
 from ._layer_ops import form_of, has_layout, parse
 from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks, expect_plain_parameters,
                          is_patched, probing, random_rows, remembered, undoable)
@@ -97,7 +97,7 @@ class _Group:
                        for w in self.specs[at].weights]
             start = end
             tensors = [t for cache in own for t in (cache.keys, cache.values)]
-            x = call(fftune_ops.layer.default, x, rows, angles, slots, lengths, weights, tensors,
+            x = call(OPS.layer, x, rows, angles, slots, lengths, weights, tensors,
                      first.form)
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
             for cache in own:
@@ -190,7 +190,8 @@ def _lay_out(kv, batch: int, spec: _Spec, like: Tensor) -> None:
         setattr(kv, name, tensor)
 
 
-# Of every place in a cache: lengths and slots [cache, 2, sequences] of a token that goes there.
+# Of every place in a cache: lengths and slots [cache, 2, sequences] of a token that goes there. Rows
+# begin at addresses of 16 bytes.
 _tables: OrderedDict[tuple, Tensor] = OrderedDict()
 _TABLES = 8
 _TABLE_ELEMENTS = 1 << 22
@@ -209,17 +210,18 @@ def _places(length: Tensor, batch: int, s: int, cache: int) -> tuple[Tensor, Ten
     table = _tables.get(key)
     if table is None:
         place = torch.arange(cache, dtype=torch.int32, device=device)[:, None]
-        starts = torch.arange(batch, dtype=torch.int32, device=device) * cache
-        table = torch.stack(((place + 1).expand(-1, batch), place + starts), 1)
+        columns = -(-batch // 4) * 4
+        starts = torch.arange(columns, dtype=torch.int32, device=device) * cache
+        table = torch.stack(((place + 1).expand(-1, columns), place + starts), 1)
         if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             _tables[key] = table
             while len(_tables) > _TABLES:
                 _tables.popitem(last=False)
     if s == 1:  # one kernel, which refuses places behind the end
         found = table.index_select(0, length.view(1))
-        return found[0, 0], found[0, 1, :, None]
+        return found[0, 0, :batch], found[0, 1, :batch, None]
     found = table.index_select(0, length + torch.arange(s, device=device))
-    return found[-1, 0], found[:, 1].t().contiguous()
+    return found[-1, 0, :batch], found[:, 1, :batch].t().contiguous()
 
 
 def _frequencies(rotary: nn.Module, kind: str) -> Tensor:

@@ -4,7 +4,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, wants_gradient,
+                      yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -141,7 +142,7 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 8
     x, ids, weights, *experts, gate, up = ctx.saved_tensors
-    dx, d_weights, *d_experts = call(fftune_ops.moe_ffn_backward.default, 
+    dx, d_weights, *d_experts = call(OPS.moe_ffn_backward, 
         dy, x, ids, weights, gate, up, *experts, ctx.act, ctx.routing)
     return dx, None, d_weights.to(weights.dtype), *d_experts, None, None
 
@@ -289,7 +290,7 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
     of weights: x_scale [..., 1], w_gate_scale, w_up_scale [E, h] (or [E, 2h]), w_down_scale [E, d];
     of blocks of 128: x_scale [..., ⌈d/128⌉], weights' [E, ⌈rows/128⌉, ⌈columns/128⌉].
     """
-    return call(fftune_ops.moe_ffn_fp8.default, x, ids, weights, w_gate, w_up, w_down, x_scale,
+    return call(OPS.moe_ffn_fp8, x, ids, weights, w_gate, w_up, w_down, x_scale,
                 w_gate_scale, w_up_scale, hidden_scale, w_down_scale, act, packing, shared,
                 routing or "")
 
@@ -329,12 +330,12 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             raise Error("moe-ffn: shared experts have no "
                         + ("gradients: use torch.no_grad()" if wanted else
                            "biases, weigh=\"before\" or act=\"swiglu-oai\""))
-        return call(fftune_ops.moe_ffn_shared.default, x, ids, weights, w_gate, w_up, w_down, act,
+        return call(OPS.moe_ffn_shared, x, ids, weights, w_gate, w_up, w_down, act,
                     packing, shared, routing or "")
     if w_up is None:
         gate, up = gate_and_up(w_gate, packing)
         if not wanted:
-            return call(fftune_ops.moe_ffn_packed.default, x, ids, weights, w_gate, w_down,
+            return call(OPS.moe_ffn_packed, x, ids, weights, w_gate, w_down,
                         *(biases or (None, None)), act, packing, weigh, routing or "")
         w_gate, w_up = gate, up
     if special:
@@ -343,8 +344,8 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
             "are for gate and up in one tensor: leave w_up out"))
     arguments = x, ids, weights, w_gate, w_up, w_down
     if not recompute and wanted:
-        return call(fftune_ops.moe_ffn_preact.default, *arguments, act, routing or "")[0]
-    return call(fftune_ops.moe_ffn.default, *arguments, act, routing or "")
+        return call(OPS.moe_ffn_preact, *arguments, act, routing or "")[0]
+    return call(OPS.moe_ffn, *arguments, act, routing or "")
 
 
 def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor | None,
@@ -356,7 +357,7 @@ def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: 
     again. into: three tensors like the experts' weights, to which their gradients are added."""
     arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
     if into is None:
-        return call(fftune_ops.moe_ffn_backward.default, *arguments, act, routing or "")
+        return call(OPS.moe_ffn_backward, *arguments, act, routing or "")
     return *fftune_ops.moe_ffn_backward_into(*arguments, *into, act, routing or ""), *into
 
 
@@ -431,7 +432,7 @@ def _save_route(ctx, inputs, output):
 
 @gradient("moe_route", _save_route)
 def _(ctx, d_weights, _):
-    return call(fftune_ops.moe_route_backward.default, d_weights, *ctx.saved_tensors,
+    return call(OPS.moe_route_backward, d_weights, *ctx.saved_tensors,
                 *ctx.options), *(None,) * 9
 
 
@@ -449,6 +450,6 @@ def moe_route(logits: Tensor, top_k: int, *, bias: Tensor | None = None, score: 
     group_score="top2" by the sum of their best two. renormalise: a token's weights add up to
     `scale`, which otherwise only multiplies them.
     """
-    weights, ids = call(fftune_ops.moe_route.default, logits, bias, top_k, score, order, groups,
+    weights, ids = call(OPS.moe_route, logits, bias, top_k, score, order, groups,
                         top_groups, group_score, renormalise, scale)
     return ids, weights

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from ._custom import call, define, empty, expect, fake, fftune_ops, wants_gradient, yes
+from ._custom import OPS, call, define, empty, expect, fake, wants_gradient, yes
 from ._library import Error
 from ._run import Form, run
 
@@ -157,10 +157,10 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
             raise Error("qkv: writing to caches has no gradient: use torch.no_grad()")
         if slots is None:
             raise Error("qkv: caches without slots: give the row of each token")
-        return call(fftune_ops.qkv_cached.default, *tensors, *caches, slots, *options)
+        return call(OPS.qkv_cached, *tensors, *caches, slots, *options)
     if wanted:
         return _by_parts(*tensors, *options)
-    return call(fftune_ops.qkv.default, *tensors, *options)
+    return call(OPS.qkv, *tensors, *options)
 
 
 def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles, heads, kv_heads,

@@ -141,13 +141,13 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
                              device=outputs[0].device)
         scratch = (memory.data_ptr() + slack) & -256 if slack else memory.data_ptr()
     if device < 0:
-        status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch, None)
+        status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, None)
     elif device == torch._C._cuda_getDevice():
-        status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch,
+        status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch,
                            torch._C._cuda_getCurrentRawStream(device))
     else:  # a stream of 0 is that of the current device
         with torch.cuda.device(device):
-            status = _plan_run(plan.handle, plan.array(*pointers), plan.count, scratch,
+            status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch,
                                torch._C._cuda_getCurrentRawStream(device))
     if status:
         check_status(status)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
-from ._custom import (call, define, empty, expect, fake, fftune_ops, gradient, rows, wants_gradient,
-                      yes)
+from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, rows,
+                      wants_gradient, yes)
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
@@ -209,7 +209,7 @@ def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
     """dx alone, for weights that are frozen."""
     if gate is None:
         gate, up = x @ w_gate.T, x @ w_up.T
-    d_gate, d_up = call(fftune_ops.act_mul_backward.default, dy @ w_down, gate, up, act)
+    d_gate, d_up = call(OPS.act_mul_backward, dy @ w_down, gate, up, act)
     return d_gate @ w_gate + d_up @ w_up
 
 
@@ -220,7 +220,7 @@ def _(ctx, dy, *_unused):
     x, w_gate, w_up, w_down, gate, up = ctx.saved_tensors
     needs = ctx.needs_input_grad
     if any(needs[1:4]) or ctx.act == "none":
-        grads = call(fftune_ops.ffn_backward.default, dy, x, gate, up, w_gate, w_up, w_down,
+        grads = call(OPS.ffn_backward, dy, x, gate, up, w_gate, w_up, w_down,
                      ctx.act)
     elif needs[0]:
         grads = (_input_gradient(dy, x, gate, up, w_gate, w_up, w_down, ctx.act), None, None, None)
@@ -241,10 +241,10 @@ def _save_block(ctx, inputs, output):
 def _(ctx, dy):
     x, residual, w_norm, *weights = ctx.saved_tensors
     total = x if residual is None else x + residual
-    normed = call(fftune_ops.rmsnorm.default, total, w_norm, ctx.eps, ctx.convention)
-    d_normed, *d_weights = call(fftune_ops.ffn_backward.default, dy, normed, None, None, *weights,
+    normed = call(OPS.rmsnorm, total, w_norm, ctx.eps, ctx.convention)
+    d_normed, *d_weights = call(OPS.ffn_backward, dy, normed, None, None, *weights,
                                 ctx.act)
-    dx, d_norm = call(fftune_ops.rmsnorm_backward.default, d_normed, total, w_norm, dy, None,
+    dx, d_norm = call(OPS.rmsnorm_backward, d_normed, total, w_norm, dy, None,
                       ctx.eps, ctx.convention)
     return dx, None if residual is None else dx, d_norm, *d_weights, None, None, None
 
@@ -258,8 +258,8 @@ def ffn(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bias: Tensor | 
     two products before the activation, [..., h] each, are kept.
     """
     if not recompute and wants_gradient(x, w_gate, w_up, w_down):
-        return call(fftune_ops.ffn_preact.default, x, w_gate, w_up, w_down, bias, residual, act)[0]
-    return call(fftune_ops.ffn.default, x, w_gate, w_up, w_down, bias, residual, act)
+        return call(OPS.ffn_preact, x, w_gate, w_up, w_down, bias, residual, act)[0]
+    return call(OPS.ffn, x, w_gate, w_up, w_down, bias, residual, act)
 
 
 def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, w_gate: Tensor,
@@ -272,7 +272,7 @@ def ffn_backward(dy: Tensor, x: Tensor, gate: Tensor | None, up: Tensor | None, 
     place, and given as those: what gradient accumulation over several batches needs.
     """
     if into is None:
-        return call(fftune_ops.ffn_backward.default, dy, x, gate, up, w_gate, w_up, w_down, act)
+        return call(OPS.ffn_backward, dy, x, gate, up, w_gate, w_up, w_down, act)
     return fftune_ops.ffn_backward_into(dy, x, gate, up, w_gate, w_up, w_down, *into, act), *into
 
 
@@ -291,7 +291,7 @@ def ffn_block(x: Tensor, residual: Tensor | None, w_norm: Tensor, w_gate: Tensor
         else:
             normed, x = add_rmsnorm(x, residual, w_norm, eps=eps, convention=convention)
         return ffn(normed, w_gate, w_up, w_down, residual=x, act=act, recompute=recompute)
-    return call(fftune_ops.ffn_block.default, x, residual, w_norm, w_gate, w_up, w_down, act,
+    return call(OPS.ffn_block, x, residual, w_norm, w_gate, w_up, w_down, act,
                  convention, eps)
 
 
@@ -305,7 +305,7 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
     [⌈rows/128⌉, ⌈columns/128⌉], and those of the middle are found. fftune.reference.quantise and
     quantise_weight make such tensors; fftune.nn.GatedMLP.to_fp8 does it all.
     """
-    return call(fftune_ops.ffn_fp8.default, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
+    return call(OPS.ffn_fp8, x, w_gate, w_up, w_down, x_scale, w_gate_scale,
                  w_up_scale, hidden_scale, w_down_scale, act)
 
 
@@ -350,8 +350,8 @@ def _save_mlp(ctx, inputs, output):
 @gradient("mlp", _save_mlp)
 def _(ctx, dy):
     x, w_up, w_down, b_up, b_down = ctx.saved_tensors
-    hidden = call(fftune_ops.linear.default, x, w_up, b_up, None)
-    back = fftune_ops.linear_backward.default
+    hidden = call(OPS.linear, x, w_up, b_up, None)
+    back = OPS.linear_backward
     d_hidden, dw_down, db_down = call(back, dy, reference.ACTIVATIONS[ctx.act](hidden), w_down,
                                       b_down is not None)
     d_up = reference.activation_backward(ctx.act, d_hidden, hidden)
@@ -368,7 +368,7 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
     x [..., d]; w_up [h, d]; w_down [d, h]; b_up [h]; b_down [d]; residual [..., d]. -> [..., d].
     act: silu, gelu, gelu-tanh, relu or none. For the backward pass the inputs alone are kept.
     """
-    return call(fftune_ops.mlp.default, x, w_up, w_down, b_up, b_down, residual, act)
+    return call(OPS.mlp, x, w_up, w_down, b_up, b_down, residual, act)
 
 
 # linear
@@ -441,7 +441,7 @@ def _(ctx, dy):
     needs = ctx.needs_input_grad
     dx = dw = dbias = None
     if needs[0] and needs[1]:
-        dx, dw, dbias = call(fftune_ops.linear_backward.default, dy, x, w, needs[2])
+        dx, dw, dbias = call(OPS.linear_backward, dy, x, w, needs[2])
     else:
         if needs[0]:
             dx = dy @ w
@@ -455,7 +455,7 @@ def _(ctx, dy):
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None,
            residual: Tensor | None = None) -> Tensor:
     """x wᵀ (+ bias) (+ residual). x [..., k]; w [n, k]; bias [n]; residual [..., n]. -> [..., n]"""
-    return call(fftune_ops.linear.default, x, w, bias, residual)
+    return call(OPS.linear, x, w, bias, residual)
 
 
 def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
@@ -466,7 +466,7 @@ def linear_backward(dy: Tensor, x: Tensor, w: Tensor, *, bias: bool = False,
     those in place, and given as those.
     """
     if into is None:
-        dx, dw, dbias = call(fftune_ops.linear_backward.default, dy, x, w, bias)
+        dx, dw, dbias = call(OPS.linear_backward, dy, x, w, bias)
         return (dx, dw, dbias) if bias else (dx, dw)
     if len(into) != 1 + bias:
         raise Error(f"linear: into holds {len(into)} tensors, not {1 + bias}: dw, and with bias "
@@ -626,7 +626,7 @@ def _save_masked_linear(ctx, inputs, output):
 
 @gradient("masked_linear", _save_masked_linear)
 def _(ctx, dy):
-    dx, d_true, d_false = call(fftune_ops.masked_linear_backward.default, dy, *ctx.saved_tensors,
+    dx, d_true, d_false = call(OPS.masked_linear_backward, dy, *ctx.saved_tensors,
                                ctx.pattern)
     return dx, None, d_true, d_false, None
 
@@ -646,7 +646,7 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 10
     x, mask, *weights, gate, up = ctx.saved_tensors
-    dx, *d_weights = call(fftune_ops.masked_ffn_backward.default, dy, x, mask, gate, up, *weights,
+    dx, *d_weights = call(OPS.masked_ffn_backward, dy, x, mask, gate, up, *weights,
                           ctx.act, ctx.pattern)
     return dx, None, *d_weights, None, None
 
@@ -669,7 +669,7 @@ def masked_linear(x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
     "block:0.33" (the default) is one run of a third of the tokens, "random:0.33" a third of them
     here and there; also all, none, tail:SHARE and even:SHARE.
     """
-    return call(fftune_ops.masked_linear.default, x, mask, w_true, w_false, pattern or "")
+    return call(OPS.masked_linear, x, mask, w_true, w_false, pattern or "")
 
 
 def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
@@ -684,8 +684,8 @@ def masked_ffn(x: Tensor, mask: Tensor, w_gate_true: Tensor, w_up_true: Tensor,
     arguments = (x, mask, w_gate_true, w_up_true, w_down_true, w_gate_false, w_up_false,
                  w_down_false)
     if not recompute and wants_gradient(*arguments):
-        return call(fftune_ops.masked_ffn_preact.default, *arguments, act, pattern or "")[0]
-    return call(fftune_ops.masked_ffn.default, *arguments, act, pattern or "")
+        return call(OPS.masked_ffn_preact, *arguments, act, pattern or "")[0]
+    return call(OPS.masked_ffn, *arguments, act, pattern or "")
 
 
 def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, w_false: Tensor, *,
@@ -695,7 +695,7 @@ def masked_linear_backward(dy: Tensor, x: Tensor, mask: Tensor, w_true: Tensor, 
     gradients of the weights are added to those, and given as those."""
     arguments = dy, x, mask, w_true, w_false
     if into is None:
-        return call(fftune_ops.masked_linear_backward.default, *arguments, pattern or "")
+        return call(OPS.masked_linear_backward, *arguments, pattern or "")
     return fftune_ops.masked_linear_backward_into(*arguments, *into, pattern or ""), *into
 
 
@@ -710,7 +710,7 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
     """
     arguments = dy, x, mask, gate, up
     if into is None:
-        return call(fftune_ops.masked_ffn_backward.default, *arguments, *weights, act,
+        return call(OPS.masked_ffn_backward, *arguments, *weights, act,
                     pattern or "")
     return fftune_ops.masked_ffn_backward_into(*arguments, *into, *weights, act, pattern or ""), *into
 
@@ -849,7 +849,7 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 4
     x, w, rstd = ctx.saved_tensors
-    return *call(fftune_ops.rmsnorm_backward.default, dy, x, w, None, rstd, ctx.eps,
+    return *call(OPS.rmsnorm_backward, dy, x, w, None, rstd, ctx.eps,
                  ctx.convention), None, None
 
 
@@ -871,7 +871,7 @@ def _(ctx, dy, dsum, *_unused):
     total, w, rstd = ctx.saved_tensors
     if dy is None:
         return dsum, dsum, None, None, None
-    dx, dw = call(fftune_ops.rmsnorm_backward.default, dy, total, w, dsum, rstd, ctx.eps,
+    dx, dw = call(OPS.rmsnorm_backward, dy, total, w, dsum, rstd, ctx.eps,
                   ctx.convention)
     return dx, dx, dw, None, None
 
@@ -889,16 +889,16 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float = 1e-6, convention: str = "llama
     computes it again otherwise.
     """
     if save_rstd and wants_gradient(x, w):
-        return call(fftune_ops.rmsnorm_rstd.default, x, w, eps, convention)[0]
-    return call(fftune_ops.rmsnorm.default, x, w, eps, convention)
+        return call(OPS.rmsnorm_rstd, x, w, eps, convention)[0]
+    return call(OPS.rmsnorm, x, w, eps, convention)
 
 
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float = 1e-6,
                 convention: str = "llama", save_rstd: bool = False) -> tuple[Tensor, Tensor]:
     """(rmsnorm(s), s) of s = x + residual. x, residual [..., d]; w [d]. -> two of [..., d]"""
     if save_rstd and wants_gradient(x, residual, w):
-        return call(fftune_ops.add_rmsnorm_rstd.default, x, residual, w, eps, convention)[:2]
-    return call(fftune_ops.add_rmsnorm.default, x, residual, w, eps, convention)
+        return call(OPS.add_rmsnorm_rstd, x, residual, w, eps, convention)[:2]
+    return call(OPS.add_rmsnorm, x, residual, w, eps, convention)
 
 
 def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, eps: float = 1e-6,
@@ -911,7 +911,7 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
     """
     if dtype not in (torch.int8, torch.float8_e4m3fn):
         raise Error(f"rmsnorm: quantised to {dtype}: give torch.float8_e4m3fn or torch.int8")
-    results = call(fftune_ops.rmsnorm_quantised.default, x, residual, w, eps, convention,
+    results = call(OPS.rmsnorm_quantised, x, residual, w, eps, convention,
                     dtype == torch.int8)
     return results[:2] if residual is None else results
 
@@ -1025,32 +1025,32 @@ def _save_inputs(ctx, inputs, output):
 
 @gradient("bias_gelu", _save_inputs)
 def _(ctx, dy):
-    return *call(fftune_ops.bias_gelu_backward.default, dy, *ctx.saved_tensors, ctx.act), None
+    return *call(OPS.bias_gelu_backward, dy, *ctx.saved_tensors, ctx.act), None
 
 
 @gradient("act_mul", _save_inputs)
 def _(ctx, dy):
-    return *call(fftune_ops.act_mul_backward.default, dy, *ctx.saved_tensors, ctx.act), None
+    return *call(OPS.act_mul_backward, dy, *ctx.saved_tensors, ctx.act), None
 
 
 @gradient("act_mul_packed", _save_inputs)
 def _(ctx, dy):
-    return call(fftune_ops.act_mul_packed_backward.default, dy, *ctx.saved_tensors, ctx.act), None
+    return call(OPS.act_mul_packed_backward, dy, *ctx.saved_tensors, ctx.act), None
 
 
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
     float32. -> [..., h]"""
     act = "gelu-tanh" if approximate == "tanh" else "gelu"
-    return call(fftune_ops.bias_gelu.default, x, bias, act)
+    return call(OPS.bias_gelu, x, bias, act)
 
 
 def act_mul(gate: Tensor, up: Tensor | None = None, *, act: str = "silu") -> Tensor:
     """act(gate) * up. gate, up [..., h]; or without `up`, gate [..., 2h] that holds both. ->
     [..., h]. act: silu, gelu, gelu-tanh or relu."""
     if up is None:
-        return call(fftune_ops.act_mul_packed.default, gate, act)
-    return call(fftune_ops.act_mul.default, gate, up, act)
+        return call(OPS.act_mul_packed, gate, act)
+    return call(OPS.act_mul, gate, up, act)
 
 
 # rope
@@ -1167,12 +1167,12 @@ def _save_rope(ctx, inputs, output):
 
 @gradient("rope", _save_rope)
 def _(ctx, dq):
-    return call(fftune_ops.rope_backward.default, dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
+    return call(OPS.rope_backward, dq, *ctx.saved_tensors, *ctx.others), *(None,) * 7
 
 
 @gradient("rope_qk", _save_rope)
 def _(ctx, dq, dk):
-    return *call(fftune_ops.rope_qk_backward.default, dq, dk, *ctx.saved_tensors, *ctx.others), \
+    return *call(OPS.rope_qk_backward, dq, dk, *ctx.saved_tensors, *ctx.others), \
         *(None,) * 7
 
 
@@ -1196,8 +1196,8 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
     arguments = (angles, starts, offsets, rotation, rotary, rule,
                  [base, factor, context, low, high, beta_fast, beta_slow, scale])
     if k is None:
-        return call(fftune_ops.rope.default, q, *arguments)
-    return call(fftune_ops.rope_qk.default, q, k, *arguments)
+        return call(OPS.rope, q, *arguments)
+    return call(OPS.rope_qk, q, k, *arguments)
 
 
 # ngram-block
@@ -1260,5 +1260,5 @@ def ngram_block(ids: Tensor, logits: Tensor, n: int | Tensor = 3, *, padding: in
     with prefix_lengths. -> int32 [rows]: how many ids of each row are no tokens.
     """
     ns = n if isinstance(n, Tensor) else None
-    return call(fftune_ops.ngram_block.default, ids, logits, 1 if ns is not None else n, padding,
+    return call(OPS.ngram_block, ids, logits, 1 if ns is not None else n, padding,
                  lengths, prefix, prefix_lengths, ns)

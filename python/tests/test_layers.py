@@ -157,11 +157,11 @@ GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static
 @pytest.fixture
 def runs(monkeypatch):
     """Of every run of the op: the tokens of a sequence, and the layers."""
-    seen = []
+    seen, original = [], _layers.call
 
     def call(op, *arguments):
         seen.append((arguments[0].shape[1], len(arguments[6]) // 2))
-        return op(*arguments)
+        return original(op, *arguments)
 
     monkeypatch.setattr(_layers, "call", call)
     return seen
@@ -251,9 +251,9 @@ def test_decode_is_compiled_as_one_graph(name):
 @needs_transformers_5
 def test_weights_and_caches_are_read_where_they_are(monkeypatch):
     _, own = patched("llama")
-    seen = []
+    seen, original = [], _layers.call
     monkeypatch.setattr(_layers, "call",
-                        lambda op, *given: seen.append(given) or op(*given))
+                        lambda op, *given: seen.append(given) or original(op, *given))
     cache = cache_of(own)
     decode(own, cache=cache)
     own_pointers = {p.data_ptr() for p in own.parameters()}
@@ -297,8 +297,9 @@ def watched_inside(own):
 
 
 def shortened(own):
+    cache = cache_of(own)
     own.config.num_hidden_layers = own.model.config.num_hidden_layers = 1
-    return decode(own)
+    return decode(own, cache=cache)
 
 
 @needs_transformers_5
@@ -351,6 +352,15 @@ def test_behind_the_end_of_a_cache_nothing_is_written():
     decode(own, cache=cache)
     with pytest.raises(IndexError), torch.no_grad():
         own(torch.randint(3, 96, (2, 1)), past_key_values=cache)
+
+
+@pytest.mark.parametrize("batch, s", [(1, 1), (3, 1), (3, 2)])
+def test_places_behind_a_length(batch, s):
+    lengths, slots = _layers._places(torch.tensor(5), batch, s, 24)
+    assert lengths.tolist() == [5 + s] * batch and lengths.dtype == slots.dtype == torch.int32
+    assert slots.tolist() == [[24 * i + 5 + j for j in range(s)] for i in range(batch)]
+    # Otherwise they would be copied on a GPU.
+    assert slots.data_ptr() % 16 == lengths.data_ptr() % 16 == 0
 
 
 @needs_transformers_5

@@ -175,7 +175,8 @@ TEST_CASE("bench --against and presets diff give the verdict of the intervals") 
 
   for (const auto& [name, factor] : std::vector<std::pair<std::string, double>>{
            {"before", 1}, {"slower", 1.5}, {"faster", 0.5}, {"same", 1.0005}})
-    write_text(sandbox.folder() / (name + ".json"), scaled(presets + "/nvidia-h200/rmsnorm.json", factor));
+    write_text(sandbox.folder() / (name + ".json"),
+               scaled(presets + "/nvidia-h200/rmsnorm.json", factor));
   const std::string diff = "presets diff --exit-code before.json ";
   CHECK(sandbox.fftune(diff + "slower.json").code == 1);
   CHECK(sandbox.fftune("presets diff before.json slower.json").code == 0);

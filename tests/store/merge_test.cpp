@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "store/preset_batches.hpp"
 #include "store/example.hpp"
+#include "store/preset_batches.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 

@@ -28,6 +28,7 @@
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
+#include "tuning/journal/outcome.hpp"
 #include "tuning/journal/quarantine.hpp"
 #include "tuning/refresh.hpp"
 #include "tuning/sweep.hpp"
@@ -85,9 +86,12 @@ struct Refreshed {
 };
 
 std::string verdict_text(const Refreshed& outcome) {
-  if (!outcome.result.record)
-    return outcome.result.stopped.empty() ? "nothing of it works: search anew"
-                                          : outcome.result.stopped;
+  if (!outcome.result.record) {
+    if (!outcome.result.stopped.empty()) return outcome.result.stopped;
+    const auto failure = first_failure(outcome.result.outcomes);
+    return fmt::format("nothing of it works: search anew{}",
+                       failure ? fmt::format("; {}", failure_text(*failure)) : "");
+  }
   const auto before = recipe_text(outcome.stale.record.recipe());
   const auto now = recipe_text(outcome.result.record->recipe());
   return now == before ? "kept" : "demoted for " + now;
