@@ -40,6 +40,10 @@ std::string slug_of(std::string_view name);
 /// where no device is. Throws Error(invalid_input) naming the known ones.
 DeviceFacts facts_of_architecture(std::string_view arch);
 
+/// The products of an architecture that are known, the representative one first: choices depend on
+/// the number of SMs, the caches and the bandwidth. Throws as facts_of_architecture() does.
+std::vector<DeviceFacts> products_of_architecture(std::string_view arch);
+
 /// sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a.
 std::vector<std::string> known_architectures();
 

@@ -39,8 +39,13 @@ class Cutter {
 
   std::vector<TokenSegment> segments() {
     for (const auto tokens : chosen_tokens(op_, most_, facts_, presets_)) append(chosen(tokens));
-    for (const auto& segment : segments_) check(segment);
-    return std::move(segments_);
+    std::vector<TokenSegment> whole;
+    for (auto& segment : segments_)
+      if (serves_throughout(segment))
+        whole.push_back(std::move(segment));
+      else
+        fill_holes(segment, whole);
+    return whole;
   }
 
  private:
@@ -140,14 +145,34 @@ class Cutter {
     });
   }
 
-  /// A constraint that is not of a range, such as a divisor, shows at neighbours.
-  void check(const TokenSegment& segment) const {
-    const auto middle = segment.first + (segment.last - segment.first) / 2;
-    for (const auto tokens : {segment.first, segment.first + 1, middle, middle + 1, middle + 2,
-                              segment.last - 1, segment.last})
-      if (tokens >= segment.first && tokens <= segment.last &&
-          !legal(segment.choice.recipe, tokens))
-        refuse();
+  /// Asked at some token counts: a constraint that is not of a range, such as a divisor, shows at
+  /// neighbours, and one that depends on how tiles fill waves, at wider distances.
+  bool serves_throughout(const TokenSegment& segment) const {
+    constexpr std::int64_t parts = 16;
+    for (std::int64_t part = 0; part <= parts; ++part)
+      for (const std::int64_t beside : {0, 1}) {
+        const auto tokens = std::min(
+            segment.first + (segment.last - segment.first) * part / parts + beside, segment.last);
+        if (!legal(segment.choice.recipe, tokens)) return false;
+      }
+    return true;
+  }
+
+  /// Appends the segment in parts: where its choice does not serve, another one does.
+  void fill_holes(const TokenSegment& segment, std::vector<TokenSegment>& whole) const {
+    const TokenSegment* part = nullptr;
+    for (auto tokens = segment.first; tokens <= segment.last; ++tokens) {
+      const bool own = legal(segment.choice.recipe, tokens);
+      if (part && (own ? part->choice.recipe == segment.choice.recipe
+                       : legal(part->choice.recipe, tokens))) {
+        whole.back().last = tokens;
+        continue;
+      }
+      if (whole.size() > most_segments) refuse();
+      whole.push_back(own ? segment : chosen(tokens));
+      whole.back().first = whole.back().last = tokens;
+      part = &whole.back();
+    }
   }
 
   [[noreturn]] void refuse() const {

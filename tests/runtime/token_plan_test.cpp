@@ -111,6 +111,23 @@ TEST_CASE("between two records the cost model decides, at one place") {
   CHECK(estimate(*first, second->first - 1) <= estimate(*second, second->first - 1));
 }
 
+TEST_CASE("a choice that does not serve all of its range is left to another there") {
+  // With 114 SMs, tiles of 72 rows are for those numbers of tokens that fill waves with them.
+  for (const auto& facts : products_of_architecture("sm_90a")) {
+    const auto segments = token_segments(builtin_catalog(), ffn(), layer(600), facts, {});
+    std::int64_t next = 1;
+    for (const auto& segment : segments) {
+      CHECK(segment.first == next);
+      next = segment.last + 1;
+      for (auto m = segment.first; m <= segment.last; ++m)
+        for (const auto& variant : segment.choice.recipe)
+          if (const auto reason = illegality(ffn(), layer(m), facts, variant); !reason.empty())
+            FAIL(facts.name << ", m=" << m << ": " << reason);
+    }
+    CHECK(next == 601);
+  }
+}
+
 TEST_CASE("a plan for any tokens compiles at once, and then each number is found at once") {
   CountingBackend backend;
   const ToyOp op;

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "apps/fftune/bundle_jobs.hpp"
 #include "apps/fftune/command.hpp"
 #include "apps/fftune/commands/all.hpp"
 #include "apps/fftune/exit_code.hpp"
@@ -28,8 +29,6 @@
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
 #include "cuda/open.hpp"
-#include "runtime/choice.hpp"
-#include "runtime/token_segments.hpp"
 #include "store/file_access.hpp"
 
 namespace fftune::tool {
@@ -46,82 +45,6 @@ struct Options {
   std::string out;
   std::string jobs;
   std::string progress;
-};
-
-/// A variant whose program is to be in the bundle.
-struct Job {
-  std::string arch;
-  const Op* op;
-  Problem problem;
-  DeviceFacts facts;
-  Variant variant;
-};
-
-/// The programs of one architecture, each once.
-class Jobs {
- public:
-  Jobs(const Catalog& catalog, const PresetLibrary& presets, std::string arch)
-      : catalog_(catalog), presets_(presets), arch_(std::move(arch)) {
-    const DeviceFacts usual = facts_of_architecture(arch_);
-    devices_.push_back(usual);
-    // Choices and launches depend on the device: the presets' own, and a usual one.
-    for (const PresetFile& file : presets.files()) {
-      if (file.device.kind != DeviceKind::cuda || file.device.arch != arch_) continue;
-      DeviceFacts facts = usual;
-      facts.name = file.device.name;
-      facts.multiprocessors = file.device.multiprocessors;
-      const bool known = std::any_of(devices_.begin(), devices_.end(), [&](const auto& device) {
-        return device.name == facts.name && device.multiprocessors == facts.multiprocessors;
-      });
-      if (!known) devices_.push_back(facts);
-    }
-  }
-
-  /// What fftune_plan_create would choose for the problem.
-  void add(const Op& op, const Problem& problem) {
-    for (const DeviceFacts& facts : devices_) try {
-        add(op, problem, facts, choose(catalog_, op, problem, facts, presets_).recipe);
-      } catch (const Error& error) {
-        skip(problem, error);
-      }
-  }
-
-  /// The same for a plan of up to as many tokens as the problem has.
-  void add_any_tokens(const Op& op, const Problem& most) {
-    for (const DeviceFacts& facts : devices_) try {
-        for (const auto& segment : token_segments(catalog_, op, most, facts, presets_))
-          for (const auto tokens : scanned_tokens(segment))
-            add(op, most.with_size(op.token_size(), tokens), facts, segment.choice.recipe);
-      } catch (const Error& error) {
-        skip(most, error);
-      }
-  }
-
-  std::vector<Job> take() { return std::move(jobs_); }
-  const std::set<std::string>& skipped() const { return skipped_; }
-
- private:
-  void add(const Op& op, const Problem& problem, const DeviceFacts& facts, const Recipe& recipe) {
-    for (const Variant& variant : recipe) {
-      const auto program = family_of(op, variant.family).program(problem, facts, variant.config);
-      bool first = false;
-      for (const KernelSource& kernel : program.kernels)
-        first |= known_.insert(kernel.file + ":" + kernel.expression).second;
-      if (first) jobs_.push_back({arch_, &op, problem, facts, variant});
-    }
-  }
-
-  void skip(const Problem& problem, const Error& error) {
-    skipped_.insert(fmt::format("{}: {}", problem.text(), error.what()));
-  }
-
-  const Catalog& catalog_;
-  const PresetLibrary& presets_;
-  std::string arch_;
-  std::vector<DeviceFacts> devices_;
-  std::set<std::string> known_;
-  std::vector<Job> jobs_;
-  std::set<std::string> skipped_;
 };
 
 /// What is asked for, with problems in canonical form.
@@ -174,9 +97,9 @@ std::set<Problem> preset_problems(const PresetLibrary& presets, const Catalog& c
   return problems;
 }
 
-std::vector<Job> jobs_for(const std::string& arch, const Wanted& wanted,
-                          const PresetLibrary& presets, const Catalog& catalog) {
-  Jobs jobs(catalog, presets, arch);
+std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
+                                const PresetLibrary& presets, const Catalog& catalog) {
+  BundleJobs jobs(catalog, presets, arch);
   const auto problems = preset_problems(presets, catalog, arch, wanted.ops);
   std::set<Problem> layers;
   for (const Problem& problem : problems) {
@@ -206,15 +129,16 @@ std::vector<Job> jobs_for(const std::string& arch, const Wanted& wanted,
 }
 
 /// Compiles on `threads` threads; the failures, one line each.
-std::set<std::string> compile_all(BundleBuilder& builder, const std::vector<Job>& jobs, int threads,
-                                  const std::atomic<bool>& cancel, StatusLine& status) {
+std::set<std::string> compile_all(BundleBuilder& builder, const std::vector<BundleJob>& jobs,
+                                  int threads, const std::atomic<bool>& cancel,
+                                  StatusLine& status) {
   std::atomic<std::size_t> next{0};
   std::atomic<std::size_t> done{0};
   std::mutex mutex;
   std::set<std::string> failures;
   const auto work = [&] {
     for (std::size_t i = next++; i < jobs.size() && !cancel; i = next++) {
-      const Job& job = jobs[i];
+      const BundleJob& job = jobs[i];
       const auto program = family_of(*job.op, job.variant.family)
                                .program(job.problem, job.facts, job.variant.config);
       const CompileReport report = builder.add(job.arch, program);
@@ -255,7 +179,7 @@ int run(const Options& options, const Session& session) {
   const auto builder = make_bundle_builder(
       *session.catalog.sources, {.cache_folder = session.environment.cache_folder,
                                  .toolkit_folders = session.environment.toolkit_folders});
-  std::vector<Job> jobs;
+  std::vector<BundleJob> jobs;
   std::map<std::string, std::size_t> programs;
   for (const std::string& arch : archs) {
     auto own = jobs_for(arch, wanted, presets, session.catalog);
