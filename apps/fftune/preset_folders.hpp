@@ -27,7 +27,8 @@ bool presets_are_here();
 /// there already.
 std::string how_to_install(const std::filesystem::path& folder, const Environment& environment);
 
-/// Loads them, and logs every complaint, and that ./presets is read where the library does not look.
+/// Loads them, and logs every complaint, and that ./presets is read where the library does not
+/// look.
 PresetLibrary load_presets(const std::string& value, const Session& session);
 PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders);
 

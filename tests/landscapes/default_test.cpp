@@ -19,8 +19,8 @@ bool is_of_the_engine(const Variant& variant) {
 TEST_CASE("what the cost model prefers is within 7% of the fastest, and within 1.25% in the mean") {
   std::size_t landscapes = 0;
   double slower = 0;  // in all
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(
-           FFTUNE_SOURCE_DIR "/tests/data/landscapes")) {
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(FFTUNE_SOURCE_DIR "/tests/data/landscapes")) {
     if (!entry.is_regular_file()) continue;
     for (const auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200())) {
       double best = std::numeric_limits<double>::infinity(), chosen = best, least = best;

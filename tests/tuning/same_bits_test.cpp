@@ -121,6 +121,9 @@ TEST_CASE("with only some variants to try, no other is, and they all come to the
   CHECK(winner(result, 0) == 137);
   CHECK(winner(result, 1) == 9);
   CHECK(evaluator.compiled.size() == 3);
+  // Registers that spill are a reason not to try a variant, and no reason where it is asked for.
+  evaluator.misbehaving["f/p=137"] = Misbehaviour::spill;
+  CHECK(winner(tune(fake.catalog(), evaluator, fake.problem(), options), 0) == 137);
   options.only[fake.problem()] = {variant("f", 137), variant("g", 1000)};
   CHECK_THROWS_AS(tune(fake.catalog(), evaluator, fake.problem(), options), Error);
 }

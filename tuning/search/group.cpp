@@ -143,7 +143,7 @@ void Group::take_compiled(std::size_t index, const Compiled& compiled) {
   if (!compiled.failure.empty())
     fail(index, died(compiled).value_or(OutcomeKind::compile_failed), compiled.failure,
          compiled.fatal);
-  else if (compiled.spill_bytes > 0)
+  else if (compiled.spill_bytes > 0 && !session_.options().only.contains(session_.problem()))
     fail(index, OutcomeKind::spilled,
          "spills " + std::to_string(compiled.spill_bytes) + " bytes a thread from registers");
 }

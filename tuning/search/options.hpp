@@ -32,8 +32,9 @@ struct TuneOptions {
   Recipe
       try_first;  // warm start, e.g. a neighbouring problem's winner; illegal variants are skipped
   std::map<Problem, Recipe> same_bits_as;  // by problem: the recipe whose bits the winner must have
-  std::map<Problem, std::vector<Variant>> only;  // by problem: the only variants to try
-  const std::atomic<bool>* cancel = nullptr;     // set: finish the current variant and return
+  // By problem: the only variants to try, even those that spill registers.
+  std::map<Problem, std::vector<Variant>> only;
+  const std::atomic<bool>* cancel = nullptr;  // set: finish the current variant and return
   ProgressSink* progress = nullptr;
   Journal* journal =
       nullptr;  // written with every outcome; a resumed one also supplies known outcomes

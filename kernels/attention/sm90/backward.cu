@@ -557,9 +557,11 @@ struct attention_backward {
     sync(backward_barrier::scores, mma_threads);
   }
 
-  // This thread's arrival: its reads and its MMAs' of the stage are complete. Every lane arrives, as
-  // each has read what generic stores and bulk copies wrote there.
-  static __device__ __forceinline__ void release(u32 barrier) { barrier_arrive(barrier); }
+  // This thread's arrival: its reads and its MMAs' of the stage are complete. Every lane arrives,
+  // as each has read what generic stores and bulk copies wrote there.
+  static __device__ __forceinline__ void release(u32 barrier) {
+    barrier_arrive(barrier);
+  }
 
   // Waits for the next stage of q.
   __device__ __forceinline__ visit next_visit(const q_ring& q) const {
