@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/test_data.hpp"
+#include "kernels/common/op_parts.hpp"
 
 namespace fftune {
 namespace attention {
@@ -15,11 +16,6 @@ namespace {
 
 constexpr std::int64_t most_stride = std::int64_t{1} << 34;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
-
-std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise) {
-  const auto entry = problem.sizes.find(name);
-  return entry == problem.sizes.end() ? otherwise : entry->second;
-}
 
 /// The value of an option that is a number, given or not.
 double number_of(const Problem& problem, const std::string& name) {

@@ -8,25 +8,18 @@
 #include <random>
 
 #include "core/error.hpp"
+#include "core/split_mix.hpp"
 #include "kernels/attention/test_data.hpp"
 
 namespace fftune::attention {
 namespace {
-
-/// SplitMix64's output function (Steele, Lea, Flood 2014).
-std::uint64_t mix(std::uint64_t z) {
-  z += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 /// Documents begin at each of eight parts of a sequence, by up to half a part later.
 std::int64_t document_of(std::int64_t position, std::int64_t length) {
   constexpr std::int64_t parts = 8;
   const std::int64_t part = std::max<std::int64_t>(1, length / parts);
   const std::int64_t own = position / part;
-  const auto late = static_cast<std::int64_t>(mix(static_cast<std::uint64_t>(own)) %
+  const auto late = static_cast<std::int64_t>(mix(static_cast<std::uint64_t>(own) + golden) %
                                               static_cast<std::uint64_t>(part / 2 + 1));
   return position % part < late ? own - 1 : own;
 }
@@ -47,8 +40,8 @@ bool mask_allows(MaskData data, std::int64_t sequence, std::int64_t i, std::int6
   const std::int64_t position = i + kv - s;
   switch (data) {
     case MaskData::random: {
-      const auto row = mix(static_cast<std::uint64_t>(sequence * s + i));
-      return (mix(row ^ static_cast<std::uint64_t>(j / 64)) >> (j % 64) & 1) != 0;
+      const auto row = mix(static_cast<std::uint64_t>(sequence * s + i) + golden);
+      return (mix((row ^ static_cast<std::uint64_t>(j / 64)) + golden) >> (j % 64) & 1) != 0;
     }
     case MaskData::documents:
       return document_of(std::max<std::int64_t>(0, position), kv) == document_of(j, kv);

@@ -66,6 +66,17 @@ TensorArgument tensor_of(const TensorPlaces& places, std::string_view name) {
   return {place};
 }
 
+std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise) {
+  const auto entry = problem.sizes.find(name);
+  return entry == problem.sizes.end() ? otherwise : entry->second;
+}
+
+std::string option_or(const Problem& problem, const std::string& name,
+                      const std::string& otherwise) {
+  const auto entry = problem.options.find(name);
+  return entry == problem.options.end() ? otherwise : entry->second;
+}
+
 double number_or_default(const Op& op, const Problem& problem, std::string_view name) {
   if (problem.options.contains(std::string(name))) return problem.number(name);
   for (const auto& field : op.options())

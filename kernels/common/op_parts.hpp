@@ -91,6 +91,11 @@ inline void* address_of(const HostCall& call, std::size_t place) {
   return place == absent ? nullptr : call.tensors[place];
 }
 
+/// A size or an option that may be left out: its value, or the other one.
+std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise);
+std::string option_or(const Problem& problem, const std::string& name,
+                      const std::string& otherwise);
+
 /// An option that is a number and may be left out: its value, or the default of the op's list.
 double number_or_default(const Op& op, const Problem& problem, std::string_view name);
 

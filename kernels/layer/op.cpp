@@ -66,11 +66,6 @@ std::ptrdiff_t rank_of(const std::string& name) {
          (std::find(std::begin(own_inputs), std::end(own_inputs), name) - std::begin(own_inputs));
 }
 
-std::int64_t size_or(const Problem& problem, const char* name, std::int64_t otherwise) {
-  const auto entry = problem.sizes.find(name);
-  return entry == problem.sizes.end() ? otherwise : entry->second;
-}
-
 Problem one_layer(const Problem& problem) {
   Problem one = problem;
   one.sizes.erase("layers");

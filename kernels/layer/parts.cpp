@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/layernorm/layernorm.hpp"
@@ -21,16 +22,6 @@ namespace {
 using Names = std::map<std::string, std::string>;
 
 constexpr const char* usual_eps = "1e-06";
-
-std::int64_t size_or(const Problem& problem, const char* name, std::int64_t otherwise) {
-  const auto entry = problem.sizes.find(name);
-  return entry == problem.sizes.end() ? otherwise : entry->second;
-}
-
-std::string option_or(const Problem& problem, const char* name, const char* otherwise) {
-  const auto entry = problem.options.find(name);
-  return entry == problem.options.end() ? otherwise : entry->second;
-}
 
 class Parts {
  public:

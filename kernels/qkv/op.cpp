@@ -21,11 +21,6 @@ bool is(const Problem& problem, const char* option, const char* choice) {
   return problem.has(option, choice);
 }
 
-std::int64_t size_or(const Problem& problem, const char* name, std::int64_t otherwise) {
-  const auto entry = problem.sizes.find(name);
-  return entry == problem.sizes.end() ? otherwise : entry->second;
-}
-
 /// Those of rope by which angles are given or computed.
 std::vector<OptionField> angle_options() {
   std::vector<OptionField> fields;

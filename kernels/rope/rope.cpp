@@ -95,11 +95,6 @@ OptionField number(const char* name, const char* help, const char* usual, double
           .number = NumberRange{least, most}};
 }
 
-std::int64_t size_or(const Problem& problem, const std::string& name, std::int64_t otherwise) {
-  const auto entry = problem.sizes.find(name);
-  return entry == problem.sizes.end() ? otherwise : entry->second;
-}
-
 /// `name` is q or k.
 Strides strides_of(const Problem& problem, const Layer& layer, const std::string& name,
                    std::int64_t heads) {

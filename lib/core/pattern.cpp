@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/problem.hpp"
+#include "core/split_mix.hpp"
 
 namespace fftune {
 namespace {
@@ -16,13 +17,6 @@ constexpr std::array<std::pair<std::string_view, Pattern::Kind>, 4> kinds{
      {"tail", Pattern::Kind::tail},
      {"even", Pattern::Kind::even},
      {"random", Pattern::Kind::random}}};
-
-/// SplitMix64's output function (Steele, Lea, Flood 2014).
-constexpr std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 bool is_uniform(const Pattern& pattern) {
   return pattern.share <= 0 || pattern.share >= 1;

@@ -10,21 +10,13 @@
 
 #include "core/error.hpp"
 #include "core/problem.hpp"
+#include "core/split_mix.hpp"
 
 namespace fftune {
 namespace {
 
 constexpr double most_skew = 4;
 constexpr std::string_view of_file = "file:";
-constexpr std::uint64_t golden = 0x9e3779b97f4a7c15u;
-
-/// SplitMix64's output function (Steele, Lea, Flood 2014).
-constexpr std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(mix(seed + golden)) {}

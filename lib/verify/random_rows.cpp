@@ -5,18 +5,11 @@
 #include <span>
 
 #include "core/hash.hpp"
+#include "core/split_mix.hpp"
 #include "device/blocks.hpp"
 
 namespace fftune {
 namespace {
-
-/// SplitMix64's output function (Steele, Lea, Flood 2014): a bijection that looks random.
-constexpr std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-constexpr std::uint64_t golden = 0x9e3779b97f4a7c15u;
 
 /// Standard deviation of the sum of four uniform integers in [0, 65535]: 2 sqrt((2^32 - 1) / 12).
 constexpr double deviation = 37837.22774;

@@ -196,6 +196,16 @@ _profiler_enabled = torch.autograd._profiler_enabled
 _NO_TENSORS = frozenset((float, int, str, bool, list, type(None)))
 
 
+def save_gates(ctx, tensors, output) -> None:
+    """For the backward pass of a gated MLP: tensors, and gate and up where the op wrote them."""
+    gate = up = None
+    if isinstance(output, tuple):
+        _, gate, up = output
+        ctx.mark_non_differentiable(gate, up)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, gate, up)
+
+
 def wants_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 

@@ -4,8 +4,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, wants_gradient,
-                      yes)
+from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, save_gates,
+                      wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -129,12 +129,7 @@ def _(dy, x, ids, weights, *others):
 
 def _save(ctx, inputs, output):
     *tensors, ctx.act, ctx.routing = inputs
-    gate = up = None
-    if isinstance(output, tuple):
-        _, gate, up = output
-        ctx.mark_non_differentiable(gate, up)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, gate, up)
+    save_gates(ctx, tensors, output)
 
 
 @gradient("moe_ffn", _save)
@@ -142,8 +137,8 @@ def _(ctx, dy, *_unused):
     if dy is None:
         return (None,) * 8
     x, ids, weights, *experts, gate, up = ctx.saved_tensors
-    dx, d_weights, *d_experts = call(OPS.moe_ffn_backward, 
-        dy, x, ids, weights, gate, up, *experts, ctx.act, ctx.routing)
+    dx, d_weights, *d_experts = call(OPS.moe_ffn_backward, dy, x, ids, weights, gate, up, *experts,
+                                     ctx.act, ctx.routing)
     return dx, None, d_weights.to(weights.dtype), *d_experts, None, None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
 from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, rows,
-                      wants_gradient, yes)
+                      save_gates, wants_gradient, yes)
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
@@ -197,12 +197,7 @@ def _(x, w_gate, *others):
 
 def _save_ffn(ctx, inputs, output):
     x, w_gate, w_up, w_down, bias, residual, ctx.act = inputs
-    gate = up = None
-    if isinstance(output, tuple):
-        _, gate, up = output
-        ctx.mark_non_differentiable(gate, up)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, w_gate, w_up, w_down, gate, up)
+    save_gates(ctx, (x, w_gate, w_up, w_down), output)
 
 
 def _input_gradient(dy, x, gate, up, w_gate, w_up, w_down, act):
@@ -633,12 +628,7 @@ def _(ctx, dy):
 
 def _save_masked_ffn(ctx, inputs, output):
     *tensors, ctx.act, ctx.pattern = inputs
-    gate = up = None
-    if isinstance(output, tuple):
-        _, gate, up = output
-        ctx.mark_non_differentiable(gate, up)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, gate, up)
+    save_gates(ctx, tensors, output)
 
 
 @gradient("masked_ffn", _save_masked_ffn)
