@@ -42,7 +42,7 @@ bool finds_scales(const Problem& problem) {
 /// decode.cu's chosen_config.
 struct Block {
   std::int64_t k_step;  // elements of a row that four threads load at once
-  std::int64_t tokens, rows, warps, unroll, k_parts;
+  std::int64_t tokens, rows, warps, unroll, k_parts, l2_prefetch;
 
   Block(const Problem& problem, const Config& config)
       : k_step(64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))),
@@ -50,14 +50,15 @@ struct Block {
         rows(config.at("rows")),
         warps(config.at("warps")),
         unroll(config.at("unroll")),
-        k_parts(config.contains("k_parts") ? config.at("k_parts") : 1) {}
+        k_parts(config.contains("k_parts") ? config.at("k_parts") : 1),
+        l2_prefetch(config.contains("l2_prefetch") ? config.at("l2_prefetch") : 0) {}
 
   std::string template_argument(const Problem& problem) const {
     const char* packings[] = {"separate", "halves", "interleaved"};
     return fmt::format(
-        "fftune::chosen_config{{{}, {}, {}, {}, {}, fftune::weights_of_both::{}, "
+        "fftune::chosen_config{{{}, {}, {}, {}, {}, {}, fftune::weights_of_both::{}, "
         "fftune::chosen_scales::{}}}",
-        tokens, rows, warps, unroll, k_parts,
+        tokens, rows, warps, unroll, k_parts, l2_prefetch,
         packings[static_cast<std::size_t>(packing_of(problem))], scales_name(problem));
   }
   std::int64_t threads() const { return 32 * warps; }
@@ -171,8 +172,12 @@ class Decode : public Family {
     const double bytes = static_cast<double>(dtype_bytes(problem.dtype)) *
                          static_cast<double>(weights.operands) * weights.rows *
                          static_cast<double>(weights.k);
-    return start_seconds + bytes / (0.9 * bandwidth) * std::max(1.0, wanted_bytes / in_flight) *
-                               (0.5 + 0.5 * waves) * (1 + 0.8 / static_cast<double>(block.rows));
+    // What fits in half of the L2 with the weights of gate and up passing through it.
+    const bool prefetches = config.contains("l2_prefetch") && config.at("l2_prefetch") != 0;
+    const double gain = 2 * bytes < static_cast<double>(facts.l2_bytes) ? 0.9 : 1.05;
+    return start_seconds + (prefetches ? gain : 1) * bytes / (0.9 * bandwidth) *
+                               std::max(1.0, wanted_bytes / in_flight) * (0.5 + 0.5 * waves) *
+                               (1 + 0.8 / static_cast<double>(block.rows));
   }
 
   Config fastest(const Problem& problem, const DeviceFacts& facts) const {
@@ -290,6 +295,13 @@ class ChosenDown final : public Decode {
         .parameter("warps", "warps of a block, which share the experts", {4, 8, 16})
         .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
         .parameter("k_parts", "warps that share an expert's k", {1, 2, 4})
+        .parameter("l2_prefetch",
+                   "1: all weights are asked for in L2 while the launch before still runs", {0, 1})
+        .constraint("the bulk prefetch needs compute capability 9.0",
+                    [capability = facts.compute_capability](const Config& c) {
+                      return c.at("l2_prefetch") == 0 || capability >= 90;
+                    },
+                    {"l2_prefetch"})
         .constraint(fmt::format("each choice's products must fit in the {} bytes of shared memory "
                                 "that a block can have",
                                 facts.shared_bytes_per_block),
