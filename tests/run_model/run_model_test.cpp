@@ -130,13 +130,13 @@ TEST_CASE("what is wrong with a model is one line") {
   write_text(model / "config.json", "[]");
   check("model" + ids, "config.json is no JSON object");
   std::string other = config;
-  other.replace(other.find("\"llama\""), 7, "\"gemma\"");
+  other.replace(other.find("\"llama\""), 7, "\"bloom\"");
   write_text(model / "config.json", other);
-  check("model" + ids, "model_type gemma");
+  check("model" + ids, "model_type bloom is not one of gemma, ");
   other = config;
   other.replace(other.find("\"intermediate_size\":48"), 22, "\"intermediate_size\":49");
   write_text(model / "config.json", other);
-  check("model" + ids, "instead of f32 [49,32]");
+  check("model" + ids, "instead of F32 [49,32]");
   write_text(model / "config.json", config);
   const std::string whole = text_of(model / "model.safetensors");
   write_text(model / "model.safetensors", whole.substr(0, whole.size() - 8));
