@@ -179,7 +179,11 @@ def graph_of(run):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         run()
-    return graph.replay
+
+    def replay():
+        graph.replay()
+    replay.run = run  # the graph reads and writes tensors that live as long as it, such as a cache
+    return replay
 
 
 # host
