@@ -2,7 +2,8 @@
 """Whole transformers models, random weights, on one GPU: eager, torch.compile, and both of them
 with fftune.patch; Liger-Kernel's patch beside them where it is installed.
 
-usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,...] [--cases ...] [--tiny]
+usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,...] [--cases ...]
+                 [--whole-cases ...] [--tiny]
        models.py --plot DIR/models.json FILE.svg
 
 Parts, each in as much of the budget as is left:
@@ -57,11 +58,13 @@ CASES = ["llama-1b 1x1", "llama-1b 4x1024", "llama-8b/4 1x1", "llama-8b/4 4x1024
          "llama-1b 1x512", "llama-8b/4 16x1", "llama-8b/4 1x512", "llama-1b 64x1"]
 CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections",
               "compile+patch+attention", "eager+liger")
-# hidden, intermediate of an expert, experts, experts of a token, layers
-MIXTURES = {"mixtral-8x7b/16": (4096, 14336, 8, 2, 2), "qwen3-30b-a3b/12": (2048, 768, 128, 8, 4)}
+# hidden, intermediate of an expert, experts, experts of a token, layers, heads
+MIXTURES = {"mixtral-8x7b/16": (4096, 14336, 8, 2, 2, 32),
+            "qwen3-30b-a3b/12": (2048, 768, 128, 8, 4, 32)}
 MOE_CASES = ["qwen3-30b-a3b/12 16x1", "qwen3-30b-a3b/12 4x1024", "mixtral-8x7b/16 16x1",
              "mixtral-8x7b/16 4x1024"]
-WHOLE_CASES = ["llama-1b 1x128", "llama-1b 1x2048", "llama-1b 16x2048", "llama-8b/4 1x2048"]
+WHOLE_CASES = ["llama-1b 1x128", "llama-1b 1x2048", "llama-1b 16x2048", "llama-8b/4 1x2048",
+               "qwen3-30b-a3b/12 1x2048", "qwen3-30b-a3b/12 16x2048"]
 WHOLE_CONTENDERS = ("eager", "eager+whole", "compile", "compile+whole", "compile+patch",
                     "eager+patch")
 DECODE_CASES = ["llama-1b 1x8192", "llama-1b 16x4096", "llama-8b/4 16x4096"]  # batch, cache's keys
@@ -283,16 +286,21 @@ def model_and_ids(case: str):
     batch, tokens = map(int, shape.split("x"))
     if not FULL:
         tokens = min(tokens, 16)
-    model = (mixture(name) if name in MIXTURES
-             else build(transformers.LlamaModel, llama(name))).eval()
+    model = model_of(name)
     return model, torch.randint(0, model.config.vocab_size, (batch, tokens), device=DEVICE)
 
 
+def model_of(name: str):
+    """Without a head."""
+    return (mixture(name) if name in MIXTURES
+            else build(transformers.LlamaModel, llama(name))).eval()
+
+
 def mixture(name: str):
-    hidden, intermediate, experts, chosen, layers = MIXTURES[name]
+    hidden, intermediate, experts, chosen, layers, heads = MIXTURES[name]
     if not FULL:
-        hidden, intermediate, experts, chosen, layers = 64, 48, 6, 2, 2
-    common = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 128 or 1,
+        hidden, intermediate, experts, chosen, layers, heads = 64, 48, 6, 2, 2, 1
+    common = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
                   num_key_value_heads=1 if not FULL else 8 if "mixtral" in name else 4,
                   vocab_size=32000 if FULL else 96, num_experts_per_tok=chosen)
     if "mixtral" in name:
@@ -355,7 +363,7 @@ def decode(report: Report, case: str, part: str = "decode", labels=(
     name, shape = case.rsplit(" ", 1)
     batch, keys = map(int, shape.split("x"))
     keys = keys if FULL else 128
-    model = build(transformers.LlamaModel, llama(name)).eval()
+    model = model_of(name)
     ids = torch.randint(0, model.config.vocab_size, (batch, 1), device=DEVICE)
     runs, outputs = {}, {}
 
@@ -758,6 +766,7 @@ def main() -> None:
     parser.add_argument("--parts",
                         default="host,warm,forward,moe,decode,train,programs,t5,gpt2,curves")
     parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--whole-cases", default=",".join(WHOLE_CASES), help="of the part whole")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--plot", nargs=2, metavar=("JSON", "SVG"))
     parser.add_argument("--warm-one", help=argparse.SUPPRESS)
@@ -785,9 +794,10 @@ def main() -> None:
         for case in DECODE_CASES:
             jobs.append(("decode", case, lambda case=case: decode(report, case)))
     if "whole" in parts:
-        for case in WHOLE_CASES:
-            jobs.append(("whole", case, lambda case=case: decode(report, case, "whole",
-                                                                 WHOLE_CONTENDERS)))
+        for case in options.whole_cases.split(","):
+            labels = WHOLE_CONTENDERS[:4] if case.split(" ")[0] in MIXTURES else WHOLE_CONTENDERS
+            jobs.append(("whole", case, lambda case=case, labels=labels: decode(report, case,
+                                                                                "whole", labels)))
     if "liger" in parts:
         jobs.append(("liger", "llama-1b", lambda: beside_liger(report)))
     if "train" in parts:

@@ -56,12 +56,13 @@ constexpr const char* prompt_text = "3,1,4,15,9,26,5";
 
 void require_same_ids(const std::string& device) {
   std::set<std::vector<int>> seen;
+  const TemporaryFolder folder;
   for (const auto& [name, shape] : cases()) {
     CAPTURE(name);
-    const TemporaryFolder folder;
     const SmallModel model(shape);
-    model.write(folder.path() / "model");
-    const Finished done = run(folder.path(), std::string("model --prompt-ids ") + prompt_text +
+    const std::string own = "model-" + std::to_string(seen.size());
+    model.write(folder.path() / own);
+    const Finished done = run(folder.path(), own + " --prompt-ids " + prompt_text +
                                                  " --tokens 12 --device " + device);
     INFO(done.err);
     REQUIRE(done.code == 0);
