@@ -280,7 +280,7 @@ class SavedModel {
                  {"out-bias", yes("b_o")},
                  {"ffn-bias", yes("b_down")},
                  {"post-norms", post_norms ? "yes" : "no"},
-                 {"block", has("ffn_norm") ? "serial" : "parallel"}};
+                 {"block", type_ == "phi" ? "parallel" : "serial"}};
     if (has("attn_norm_bias"))
       problem["norm"] = "layer";
     else
@@ -293,7 +293,7 @@ class SavedModel {
           type_ == "mixtral" || value({"norm_topk_prob"}, false) ? "yes" : "no";
       problem["gate-up"] = has("w_gate_up") ? "halves" : "separate";
     } else {
-      problem["ffn"] = has("w_gate") ? "gated" : "plain";
+      problem["ffn"] = type_ == "phi" || is_gpt2_ ? "plain" : "gated";
     }
     if (slides(index)) problem["window"] = number({"sliding_window"});
     if (const double cap = value({"attn_logit_softcapping"}, 0.0); cap > 0)
