@@ -109,28 +109,24 @@ class Model {
       saved_.add_embedding(id, position, rows);
       positions.push_back(position++);
     }
-    memory_.write(layers.front().at("x"), rows.data(), rows.size());
-    for (Step& step : layers) {
-      for (const char* name : {"positions", "slots"})  // one sequence: its slots are its positions
-        if (step.has(name)) memory_.write(step.at(name), positions.data(), positions.size() * 4);
-      memory_.write(step.at("lengths"), &position, sizeof position);
-      step.run();
-    }
+    Step& first = layers.front();  // the others read the same positions, slots and lengths
+    memory_.write(first.at("x"), rows.data(), rows.size());
+    for (const char* name : {"positions", "slots"})  // one sequence: its slots are its positions
+      if (first.has(name)) memory_.write(first.at(name), positions.data(), positions.size() * 4);
+    memory_.write(first.at("lengths"), &position, sizeof position);
+    for (const Step& step : layers) step.run();
     Step &norm = steps_.at("norm").front(), &head = steps_.at("head").front();
     norm.at("x") =
         static_cast<char*>(layers.back().at("y")) + rows.size() / ids.size() * (ids.size() - 1);
     norm.run();
     head.at("x") = norm.at("y");
     head.run();
-    const std::size_t element = saved_.dtype().bytes;
-    Bytes bytes(static_cast<std::size_t>(saved_.vocabulary()) * element);
+    const auto count = static_cast<std::size_t>(saved_.vocabulary());
+    Bytes bytes(count * saved_.dtype().bytes);
     memory_.read(bytes.data(), head.at("y"), bytes.size());
-    std::vector<float> logits;
-    const auto cap = static_cast<float>(saved_.softcap());
-    for (std::size_t at = 0; at < bytes.size(); at += element) {
-      const float logit = number_of(saved_.dtype(), bytes.data() + at);
-      logits.push_back(cap > 0 ? cap * std::tanh(logit / cap) : logit);
-    }
+    std::vector<float> logits = numbers_of(saved_.dtype(), bytes.data(), count);
+    if (const auto cap = static_cast<float>(saved_.softcap()); cap > 0)
+      for (float& logit : logits) logit = cap * std::tanh(logit / cap);
     return logits;
   }
 

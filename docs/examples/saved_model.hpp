@@ -41,40 +41,54 @@ inline json read_json(const std::filesystem::path& path) {
 
 /// A type of numbers, as the library and as safetensors call it.
 struct Dtype {
+  enum class Kind { f32, bf16, fp16 } kind = Kind::f32;
   std::string name, saved;
-  std::size_t bytes;
+  std::size_t bytes = 0;
 };
 
 inline const Dtype& dtype_of(const std::string& saved) {
-  static const std::vector<Dtype> all{{"f32", "F32", 4}, {"bf16", "BF16", 2}, {"fp16", "F16", 2}};
+  static const std::vector<Dtype> all{{Dtype::Kind::f32, "f32", "F32", 4},
+                                      {Dtype::Kind::bf16, "bf16", "BF16", 2},
+                                      {Dtype::Kind::fp16, "fp16", "F16", 2}};
   for (const Dtype& dtype : all)
     if (dtype.saved == saved) return dtype;
   fail("the weights are " + saved + ": this example runs F32, BF16 and F16");
 }
 
-inline float number_of(const Dtype& dtype, const char* element) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, element, dtype.bytes);
-  if (dtype.name == "fp16") {
-    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    float value = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
-                  : exponent == 31 ? (fraction ? NAN : INFINITY)
-                                   : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-    return bits & 0x8000 ? -value : value;
+inline float f32_of_half(std::uint32_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float value = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                      : exponent == 31
+                          ? (fraction ? NAN : INFINITY)
+                          : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+  return bits & 0x8000 ? -value : value;
+}
+
+inline std::vector<float> numbers_of(const Dtype& dtype, const char* elements, std::size_t count) {
+  std::vector<float> numbers(count);
+  if (dtype.kind == Dtype::Kind::f32) {
+    std::memcpy(numbers.data(), elements, count * 4);
+    return numbers;
   }
-  if (dtype.name == "bf16") bits <<= 16;  // the upper half of an f32
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  std::vector<std::uint16_t> halves(count);
+  std::memcpy(halves.data(), elements, count * 2);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = std::uint32_t{halves[i]} << 16;  // bf16: the upper half of an f32
+    if (dtype.kind == Dtype::Kind::fp16)
+      numbers[i] = f32_of_half(halves[i]);
+    else
+      std::memcpy(&numbers[i], &bits, sizeof bits);
+  }
+  return numbers;
 }
 
 /// Rounds to the nearest, of two to the even one.
 inline void write_number(const Dtype& dtype, float value, char* element) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof bits);
-  if (dtype.name == "bf16") {
+  if (dtype.kind == Dtype::Kind::bf16) {
     bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  } else if (dtype.name == "fp16") {
+  } else if (dtype.kind == Dtype::Kind::fp16) {
     int exponent = 0;
     std::frexp(value, &exponent);
     exponent = std::max(exponent, -13);  // below, numbers have the same step
@@ -359,13 +373,14 @@ class SavedModel {
     bytes.insert(bytes.end(), own, own + static_cast<std::size_t>(features()) * dtype_.bytes);
     const bool is_gemma = convention() == "gemma";
     if (place == nullptr && !is_gemma) return;
-    char factor[4];  // Gemma's is rounded to the type of the weights
-    write_number(dtype_, is_gemma ? std::sqrt(static_cast<float>(features())) : 1, factor);
-    for (std::size_t at = 0; begin + at < bytes.size(); at += dtype_.bytes)
-      write_number(dtype_,
-                   number_of(dtype_, own + at) * number_of(dtype_, factor) +
-                       (place ? number_of(dtype_, place + at) : 0),
-                   bytes.data() + begin + at);
+    const auto count = static_cast<std::size_t>(features());
+    char rounded[4];  // Gemma's factor is rounded to the type of the weights
+    write_number(dtype_, is_gemma ? std::sqrt(static_cast<float>(count)) : 1, rounded);
+    const float factor = numbers_of(dtype_, rounded, 1)[0];
+    const auto row_of = numbers_of(dtype_, own, count);
+    const auto more = place ? numbers_of(dtype_, place, count) : std::vector<float>(count);
+    for (std::size_t i = 0; i < count; ++i)
+      write_number(dtype_, row_of[i] * factor + more[i], &bytes[begin + i * dtype_.bytes]);
   }
 
   /// The norm behind the layers and the product behind it, as problems of one token.
