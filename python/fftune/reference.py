@@ -694,10 +694,10 @@ def _experts(x, w, form):
     weights, ids = moe_route(F.linear(x, w["w_router"]), None, form.get("top-k"),
                              form.get("score"), form.get("order"), 0, 0, "max",
                              form.get("renormalise") == "yes", 1.0)
-    if "w_gate_up" in w:
-        return moe_ffn_packed(x, ids, weights, w["w_gate_up"], w["w_down"], None, None,
-                              form.get("act"), form.get("gate-up"), "after", "")
-    return moe_ffn(x, ids, weights, w["w_gate"], w["w_up"], w["w_down"], form.get("act"), "")
+    packed = "w_gate_up" in w
+    return moe_ffn(x, ids, weights, w["w_gate_up" if packed else "w_gate"],
+                   None if packed else w["w_up"], w["w_down"], None, None, form.get("act"),
+                   form.get("gate-up") if packed else "halves", "after", 0, "")
 
 
 # ngram-block
