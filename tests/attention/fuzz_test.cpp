@@ -1,8 +1,41 @@
 // Random problems against the float64 reference, on every family of a device; and the CUDA spaces.
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "attention/problems.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
+
+namespace {
+
+using Sizes = std::map<std::string, std::int64_t>;
+using Options = std::map<std::string, std::string>;
+
+/// Problems of ragged tiles, few enough that two warpgroups may divide the keys of one.
+std::vector<Problem> few_tiles() {
+  std::vector<Problem> problems;
+  const auto add = [&](DType dtype, std::int64_t dim, Sizes sizes, Options options) {
+    sizes.insert({{"b", 3}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}});
+    problems.push_back(
+        attention_problem(DeviceKind::cuda, "fwd", dtype, std::move(sizes), std::move(options)));
+  };
+  add(DType::bf16, 128, {{"s", 65}}, {{"mask", "causal"}});
+  add(DType::bf16, 64, {{"s", 1000}}, {{"mask", "causal"}, {"lse", "yes"}});
+  add(DType::bf16, 128, {{"s", 63}, {"kv", 1000}}, {});
+  add(DType::fp16, 96, {{"s", 300}, {"kv", 100}}, {{"mask", "causal"}, {"lse", "yes"}});
+  add(DType::bf16, 128, {{"s", 130}, {"kv", 400}, {"window", 50}}, {{"mask", "causal"}});
+  add(DType::bf16, 128, {{"s", 70}, {"kv", 300}}, {{"mask", "causal"}, {"lengths", "yes"}});
+  add(DType::bf16, 64, {{"s", 70}, {"kv", 300}, {"page", 16}}, {{"lengths", "yes"}});
+  add(DType::bf16, 128, {{"s", 700}}, {{"mask", "causal"}, {"layout", "thd"}, {"lse", "yes"}});
+  add(DType::bf16, 64, {{"s", 200}},
+      {{"bias", "yes"}, {"softcap", "2"}, {"sinks", "yes"}, {"mask", "causal"}});
+  return problems;
+}
+
+}  // namespace
 
 TEST_CASE("two thousand small random problems of attention are right on the CPU") {
   verify_small_on_cpu(attention_op(), random_attention, 2000);
@@ -27,6 +60,38 @@ TEST_CASE("random problems of attention are right on the GPU, third part", "[gpu
 
 TEST_CASE("a few small problems of attention are right on the GPU", "[gpu][small]") {
   verify_small_on_gpu(attention_op(), random_attention);
+}
+
+TEST_CASE("keys that two warpgroups divide are added up right on the GPU", "[gpu][split]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  std::mt19937_64 random(6);
+  struct Case {
+    Problem problem;
+    DrawnVariant variant;
+    CompileResult compiled;
+  };
+  std::vector<Case> cases;
+  for (const Problem& problem : few_tiles())
+    for (const Family* family : attention_op().families()) {
+      if (family->name() != "attention_sm90" || family->refusal(problem, facts)) continue;
+      auto configs = family->space(problem, facts).feasible();
+      std::erase_if(configs, [](const Config& config) { return config.at("split_keys") == 0; });
+      REQUIRE_FALSE(configs.empty());
+      for (int i = 0; i < 2; ++i)
+        cases.push_back({problem, {family, configs[random() % configs.size()], 0, 1}, {}});
+    }
+  HostThreads threads;
+  threads.run(static_cast<int>(cases.size()), threads.max_threads(), [&](int i) {
+    auto& each = cases[static_cast<std::size_t>(i)];
+    each.compiled =
+        backend->compile(each.variant.family->program(each.problem, facts, each.variant.config));
+  });
+  for (const Case& each : cases) {
+    Verifier verifier(*backend, attention_op(), each.problem, random());
+    verify_variant(verifier, each.variant, each.compiled);
+  }
 }
 
 TEST_CASE("every CUDA family of attention has a space with its default in it, and legal launches") {
