@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
+#include <queue>
 #include <string>
+#include <vector>
 
 #include "core/error.hpp"
 #include "kernels/attention/families.hpp"
@@ -64,6 +67,24 @@ int registers_needed(const attention_form& form, const attention_sm90_config& co
   return plan.score_registers + plan.out_registers + probabilities + mask + others;
 }
 
+/// Cycles until the last CTA is done, if each takes the longest tile that is left: `cycles` of the
+/// tiles of a head, which `matrices` heads have each, the longest first.
+double last_of_tiles(const std::vector<double>& cycles, std::int64_t matrices, std::int64_t ctas) {
+  std::priority_queue<double, std::vector<double>, std::greater<>> done;
+  double last = 0;
+  for (const double own : cycles)
+    for (std::int64_t i = 0; i < matrices; ++i) {
+      double begin = 0;
+      if (std::ssize(done) == ctas) {
+        begin = done.top();
+        done.pop();
+      }
+      done.push(begin + own);
+      last = std::max(last, begin + own);
+    }
+  return last;
+}
+
 /// Cycles of the launch: tiles, of which each SM has its share, and their blocks of keys: the MMAs
 /// and exponentials of the warpgroups of an SM, and what a block costs whatever its size.
 double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values) {
@@ -109,6 +130,20 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
   const double rounds = evens_out ? share + 0.4 : std::ceil(share);
   const double longest = most_blocks * (mma + softmax + fixed);
+  double all = std::max(rounds * tile_cycles, longest + of_tile);
+  // Few tiles do not even out.
+  const std::int64_t ctas = facts.multiprocessors * config.ctas_per_sm;
+  if (layer.mask == Mask::causal && layer.layout == Layout::bshd && layer.window == 0 &&
+      tiles < 4 * static_cast<double>(ctas)) {
+    std::vector<double> of_rows;
+    for (std::int64_t row = quotient_up(layer.s, plan.bm) * plan.bm; row > 0; row -= plan.bm) {
+      const std::int64_t visible = std::clamp<std::int64_t>(row + layer.kv - layer.s, 0, layer.kv);
+      std::int64_t steps = quotient_up(visible, config.bn);
+      if (config.split_keys) steps = quotient_up(steps, 2);
+      of_rows.push_back(static_cast<double>(steps) * (mma + softmax + fixed) + of_tile);
+    }
+    all = last_of_tiles(of_rows, layer.b * layer.heads, ctas);
+  }
   constexpr double of_launch = 6000;
   const double sharing = config.ctas_per_sm > 1 ? 1.15 : 1;  // of one SM's shared memory
   // Fixed turns that pass from heads to others do not even out unlike tiles: up to 1.6 times.
@@ -117,8 +152,7 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double group =
       static_cast<double>(values.at("group")) / static_cast<double>(usual_group(layer, facts));
   const double locality = 1 + 0.001 * std::abs(std::log2(group));
-  return locality * balance * sharing * std::max(rounds * tile_cycles, longest + of_tile) +
-         of_launch;
+  return locality * balance * sharing * all + of_launch;
 }
 
 class Sm90Forward final : public StageFamily {
