@@ -1,5 +1,7 @@
 // Random problems against the float64 reference, on every family of a device; and the CUDA spaces.
+#include <algorithm>
 #include <map>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +37,25 @@ std::vector<Problem> few_tiles() {
   return problems;
 }
 
+struct Chosen {
+  Problem problem;
+  DrawnVariant variant;
+  CompileResult compiled;
+};
+
+void verify_chosen(Backend& backend, std::vector<Chosen>& cases, std::mt19937_64& random) {
+  HostThreads threads;
+  threads.run(static_cast<int>(cases.size()), threads.max_threads(), [&](int i) {
+    auto& each = cases[static_cast<std::size_t>(i)];
+    each.compiled = backend.compile(
+        each.variant.family->program(each.problem, backend.facts(), each.variant.config));
+  });
+  for (const Chosen& each : cases) {
+    Verifier verifier(backend, attention_op(), each.problem, random());
+    verify_variant(verifier, each.variant, each.compiled);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("two thousand small random problems of attention are right on the CPU") {
@@ -67,31 +88,42 @@ TEST_CASE("keys that two warpgroups divide are added up right on the GPU", "[gpu
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
   std::mt19937_64 random(6);
-  struct Case {
-    Problem problem;
-    DrawnVariant variant;
-    CompileResult compiled;
-  };
-  std::vector<Case> cases;
-  for (const Problem& problem : few_tiles())
-    for (const Family* family : attention_op().families()) {
-      if (family->name() != "attention_sm90" || family->refusal(problem, facts)) continue;
-      auto configs = family->space(problem, facts).feasible();
-      std::erase_if(configs, [](const Config& config) { return config.at("split_keys") == 0; });
-      REQUIRE_FALSE(configs.empty());
-      for (int i = 0; i < 2; ++i)
-        cases.push_back({problem, {family, configs[random() % configs.size()], 0, 1}, {}});
-    }
-  HostThreads threads;
-  threads.run(static_cast<int>(cases.size()), threads.max_threads(), [&](int i) {
-    auto& each = cases[static_cast<std::size_t>(i)];
-    each.compiled =
-        backend->compile(each.variant.family->program(each.problem, facts, each.variant.config));
-  });
-  for (const Case& each : cases) {
-    Verifier verifier(*backend, attention_op(), each.problem, random());
-    verify_variant(verifier, each.variant, each.compiled);
+  std::vector<Chosen> cases;
+  for (const Problem& problem : few_tiles()) {
+    const Family& family = family_of(attention_op(), "attention_sm90");
+    if (family.refusal(problem, facts)) continue;
+    auto configs = family.space(problem, facts).feasible();
+    std::erase_if(configs, [](const Config& config) { return config.at("split_keys") == 0; });
+    REQUIRE_FALSE(configs.empty());
+    for (int i = 0; i < 2; ++i)
+      cases.push_back({problem, {&family, configs[random() % configs.size()], 0, 1}, {}});
   }
+  verify_chosen(*backend, cases, random);
+}
+
+TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  std::mt19937_64 random(7);
+  std::vector<Chosen> cases;
+  for (const std::int64_t dim : {64, 128, 256})
+    for (const char* deterministic : {"no", "yes"}) {
+      const Problem problem =
+          attention_problem(DeviceKind::cuda, "bwd", DType::bf16,
+                            {{"s", 200}, {"b", 1}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}},
+                            {{"mask", "causal"}, {"deterministic", deterministic}});
+      const Family& family = family_of(attention_op(), "attention_bwd_sm90");
+      if (family.refusal(problem, facts)) continue;
+      const auto configs = family.space(problem, facts).feasible();
+      for (const char* way : {"bulk", "direct"}) {
+        const auto first = std::find_if(configs.begin(), configs.end(), [&](const Config& config) {
+          return config.word("dq") == way && config.at("ahead") == (dim == 64 ? 1 : 0);
+        });
+        if (first != configs.end()) cases.push_back({problem, {&family, *first, 0, 1}, {}});
+      }
+    }
+  verify_chosen(*backend, cases, random);
 }
 
 TEST_CASE("every CUDA family of attention has a space with its default in it, and legal launches") {
