@@ -87,18 +87,21 @@ TEST_CASE("keys that two warpgroups divide are added up right on the GPU", "[gpu
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
-  std::mt19937_64 random(6);
+  const Family& family = family_of(attention_op(), "attention_sm90");
+  Draw draw(6);
+  std::vector<Problem> problems = few_tiles();
+  for (int i = 0; i < 1200; ++i)
+    problems.push_back(random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18));
   std::vector<Chosen> cases;
-  for (const Problem& problem : few_tiles()) {
-    const Family& family = family_of(attention_op(), "attention_sm90");
+  for (const Problem& problem : problems) {
     if (family.refusal(problem, facts)) continue;
     auto configs = family.space(problem, facts).feasible();
     std::erase_if(configs, [](const Config& config) { return config.at("split_keys") == 0; });
-    REQUIRE_FALSE(configs.empty());
-    for (int i = 0; i < 2; ++i)
-      cases.push_back({problem, {&family, configs[random() % configs.size()], 0, 1}, {}});
+    if (configs.empty()) continue;
+    const auto at = static_cast<std::size_t>(draw.below(std::ssize(configs)));
+    cases.push_back({problem, {&family, configs[at], 0, 1}, {}});
   }
-  verify_chosen(*backend, cases, random);
+  verify_chosen(*backend, cases, draw.random());
 }
 
 TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {

@@ -58,12 +58,12 @@ std::int64_t usual_group(const Layer& layer, const DeviceFacts& facts) {
 }
 
 /// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
-/// are multiplied meanwhile, words of a mask, and addresses.
+/// are multiplied meanwhile, words of a mask, and addresses; and what is added up of divided keys.
 int registers_needed(const attention_form& form, const attention_sm90_config& config) {
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   const int probabilities = config.bn / 4;
   const int mask = form.mask == attention_mask::packed ? config.bn / 16 + 12 : 0;
-  constexpr int others = 32;
+  const int others = config.split_keys ? 56 : 32;
   return plan.score_registers + plan.out_registers + probabilities + mask + others;
 }
 
