@@ -136,8 +136,8 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   if (layer.mask == Mask::causal && layer.layout == Layout::bshd && layer.window == 0 &&
       tiles < 4 * static_cast<double>(ctas)) {
     std::vector<double> of_rows;
-    for (std::int64_t row = quotient_up(layer.s, plan.bm) * plan.bm; row > 0; row -= plan.bm) {
-      const std::int64_t visible = std::clamp<std::int64_t>(row + layer.kv - layer.s, 0, layer.kv);
+    for (std::int64_t row = layer.s; row > 0; row -= plan.bm) {
+      const std::int64_t visible = std::max<std::int64_t>(row + layer.kv - layer.s, 0);
       std::int64_t steps = quotient_up(visible, config.bn);
       if (config.split_keys) steps = quotient_up(steps, 2);
       of_rows.push_back(static_cast<double>(steps) * (mma + softmax + fixed) + of_tile);

@@ -68,6 +68,7 @@ struct attention_forward {
   // Whether an element mask looks at the range of keys of a row: bits say it all but for these.
   static constexpr bool has_ranges = !packed || form.lengths || form.window;
   static constexpr bool orders = config.ordered && warpgroups > 1;
+  static constexpr int no_tile = -(1 << 30);  // for a tile's first row
   static constexpr bool splits = config.split_keys;
   // Blocks of keys from one of an MMA warpgroup to its next.
   static constexpr int stride = splits ? warpgroups : 1;
@@ -108,6 +109,16 @@ struct attention_forward {
 
   // The part of a tile's queries that an MMA warpgroup has.
   static __device__ __forceinline__ int part_of(int warpgroup) { return splits ? 0 : warpgroup; }
+
+  // Under a causal mask tiles end with the last row instead of beginning with the first one, so
+  // that the one whose rows are not all there is the shortest: its first row is negative.
+  static __device__ __forceinline__ attention_tile placed(attention_tile tile) {
+    if constexpr (form.mask == attention_mask::causal) {
+      const int rows = tile.sequence.q_len;
+      tile.first_row -= ceil_div(rows, plan.bm) * plan.bm - rows;
+    }
+    return tile;
+  }
 
   // A tile's blocks of keys, which `part` of its queries sees some of.
   __device__ __forceinline__ walk walk_of(const attention_tile& tile, int part) const {
@@ -212,10 +223,10 @@ struct attention_forward {
   }
   // One thread: tells the MMA warpgroups their next tile, or that there is none.
   __device__ __forceinline__ void publish(const tile_slots& to, const scheduler& work) const {
-    const attention_tile& tile = work.tile();
+    const attention_tile tile = placed(work.tile());
     to.wait_empty();
     store_shared(to.buffer(),
-                 make_float4(__int_as_float(work.is_valid() ? tile.first_row : -1),
+                 make_float4(__int_as_float(work.is_valid() ? tile.first_row : no_tile),
                              __int_as_float(tile.head), __int_as_float(tile.sequence.index), 0));
     if constexpr (plan.tile_bytes > 16) {
       store_shared(to.buffer() + 16, make_float4(__int_as_float(tile.sequence.q_first),
@@ -247,7 +258,7 @@ struct attention_forward {
       if (!work.is_valid()) return;
       u64 answer = 0;
       if constexpr (config.dynamic) answer = ask();
-      load_tile(work.tile(), column, k, v, q_phase);
+      load_tile(placed(work.tile()), column, k, v, q_phase);
       if constexpr (config.dynamic) {
         const int index = number_of(answer);
         work.take(index);
@@ -403,7 +414,8 @@ struct attention_forward {
       const int left = tile.sequence.kv_len - block * bn - own_column();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = smaller(tile.first_row + own_tile_row() + i * 8, tile.sequence.q_len - 1);
+        const int row =
+            smaller(larger(0, tile.first_row + own_tile_row() + i * 8), tile.sequence.q_len - 1);
         const T* const from =
             bias + static_cast<i64>(row) * params.bias_row + block * bn + own_column();
 #pragma unroll
@@ -517,7 +529,7 @@ struct attention_forward {
 
   // Where a row of a tile is stored; null if the sequence has no such row.
   __device__ __forceinline__ T* out_row(const attention_tile& tile, int row) const {
-    if (row >= tile.sequence.q_len) return nullptr;
+    if (row < 0 || row >= tile.sequence.q_len) return nullptr;
     T* const out = static_cast<T*>(params.out) + tile.head * form.dim;
     const i64 in_tensor = tile.sequence.q_first + row;
     return out + in_tensor * params.out_row +
@@ -680,7 +692,7 @@ struct attention_forward {
       }
       barrier_arrive(tiles.empty_barrier());
       tiles.advance();
-      if (tile.first_row < 0) return false;
+      if (tile.first_row == no_tile) return false;
       keys = walk_of(tile, own_part());
       if constexpr (splits) keys.skip(warpgroup_of_thread());
       if (keys.is_valid()) return true;
