@@ -103,6 +103,7 @@ class Tuning {
     session_.expect(variants_);
     // The warm starts of every group before any group is searched in depth: from then on there is a
     // result to write, however early the search ends.
+    compile_first(begin);
     for (std::size_t i = begin; i < groups_.size(); ++i) try_first(*groups_[i]);
     for_in_place_ = session_.seconds_left() * in_place_share;
     for (std::size_t i = begin; i < groups_.size(); ++i) {
@@ -129,6 +130,15 @@ class Tuning {
                      [&](std::size_t a, std::size_t b) { return estimates[a] < estimates[b]; });
     order.resize(std::min(order.size(), group.warm_starts() + promising));
     return order;
+  }
+
+  void compile_first(std::size_t begin) {
+    if (session_.cancelled() || begin == groups_.size()) return;
+    std::vector<std::pair<Group*, std::vector<std::size_t>>> first;
+    for (std::size_t i = begin; i < groups_.size(); ++i)
+      first.emplace_back(groups_[i].get(), first_of(*groups_[i]));
+    groups_[begin]->enter(Phase::compile, groups_[begin]->variants().size());
+    Group::compile_together(first);
   }
 
   void try_first(Group& group) {

@@ -180,6 +180,7 @@ class Parts {
     add("experts", moe_ffn_op(), std::move(sizes),
         {{"act", option_or(problem_, "act", "silu")},
          {"routing", option_or(problem_, "routing", "uniform")},
+         {"gate-up", option_or(problem_, "gate-up", "separate")},
          {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
          {"residual", post_norms_ ? "no" : "yes"}},
         {{"x", input_of_ffn()},

@@ -107,4 +107,81 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+// The backward pass where weights were applied before: u = rows is the gradient by a token's
+// weighted row, so dx = the sum of weight times u, and the gradient of a weight is x·u.
+//
+// A block has a token: its threads take the columns in turn, and add up the products of each
+// choice, a warp's by shuffles, then the warps'. Grid: min(tokens, 65535). Block: threads.
+template <class T, int choices, int weighted, bool aligned, int threads>
+__global__ void __launch_bounds__(threads)
+    combine_before(const T* rows, const int* places, const float* weights, const T* x, T* dx,
+                   float* d_weights, int tokens, i64 columns) {
+  constexpr int elements = aligned ? 16 / static_cast<int>(sizeof(T)) : 1;
+  constexpr int together = choices < 4 ? choices : 4;  // rows in flight
+  __shared__ float sums[weighted][threads / 32];
+  launch_dependents();
+  wait_for_dependencies();
+  for (int token = blockIdx.x; token < tokens; token += gridDim.x) {
+    const int* const own_places = places + static_cast<i64>(token) * choices;
+    const float* const own_weights = weights + static_cast<i64>(token) * weighted;
+    float products[weighted] = {};
+    for (i64 column = threadIdx.x * elements; column < columns; column += threads * elements) {
+      const i64 at = token * columns + column;
+      combined_columns<T, elements> total, own;
+      if constexpr (aligned) {
+        own.add(1, load_dependent(x + at));
+      } else {
+        own.sum[0] = to_float(x[at]);
+      }
+#pragma unroll
+      for (int begin = 0; begin < choices; begin += together) {
+        combined_columns<T, elements> row[together];
+#pragma unroll
+        for (int i = 0; i < together; ++i) {
+          const int place = begin + i < choices ? own_places[begin + i] : -1;
+          if (place < 0) continue;
+          const T* const from = rows + place * columns + column;
+          if constexpr (aligned) {
+            row[i].add(1, load_dependent(from));
+          } else {
+            row[i].sum[0] = to_float(*from);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < together; ++i) {
+          const int choice = begin + i;
+          if (choice >= choices) continue;
+          const float weight = choice < weighted ? own_weights[choice] : 1.0f;
+#pragma unroll
+          for (int element = 0; element < elements; ++element) {
+            total.sum[element] += weight * row[i].sum[element];
+            if (choice < weighted) products[choice] += own.sum[element] * row[i].sum[element];
+          }
+        }
+      }
+      if constexpr (aligned) {
+        store(dx + at, total.rounded());
+      } else {
+        dx[at] = from_float<T>(total.sum[0]);
+      }
+    }
+#pragma unroll
+    for (int choice = 0; choice < weighted; ++choice) {
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) {
+        products[choice] += __shfl_xor_sync(~0u, products[choice], distance);
+      }
+      if (threadIdx.x % 32 == 0) sums[choice][threadIdx.x / 32] = products[choice];
+    }
+    __syncthreads();
+    if (threadIdx.x < weighted) {
+      float total = 0;
+#pragma unroll
+      for (int warp = 0; warp < threads / 32; ++warp) total += sums[threadIdx.x][warp];
+      d_weights[static_cast<i64>(token) * weighted + threadIdx.x] = total;
+    }
+    __syncthreads();
+  }
+}
+
 }  // namespace fftune
