@@ -98,6 +98,11 @@ def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
                        packing=found.packing, recompute=found.recompute)
 
 
+def experts_of(module: nn.Module) -> _Experts | None:
+    """What patch_experts() found the module to be."""
+    return module._fftune[0] if is_patched(module, _experts_forward) else None
+
+
 def restore_experts(module: nn.Module) -> None:
     """Takes back how transposed weights were laid out."""
     settings = module.__dict__.get("_fftune")
@@ -189,6 +194,11 @@ def _router_of(router: nn.Module) -> _Router:
                         8 * torch.finfo(weights.dtype).eps):
                 return found
     raise Unfit(f"{type(router).__name__} chooses in a way that is not known")
+
+
+def router_of(module: nn.Module) -> _Router | None:
+    """What patch_router() found the module to be."""
+    return module._fftune[0] if is_patched(module, _router_forward) else None
 
 
 @undoable

@@ -20,7 +20,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, reference
 from ._custom import OPS, call
-from ._layer_ops import form_of, has_layout, parse
+from ._experts import experts_of, router_of
+from ._layer_ops import Choice, form_of, has_layout, parse
 from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks, expect_plain_parameters,
                          is_patched, probing, random_rows, remembered, undoable)
 
@@ -491,6 +492,8 @@ class _Recogniser:
             parts.linear(("mlp", second), ("down",))
             return dict(act=act)
         children = {n: child for n, child in mlp.named_children() if _has_parameters(child)}
+        if "experts" in children:
+            return self._mixture(parts, children)
         if set(children) == {"gate_up_proj", "down_proj"}:
             h = children["down_proj"].in_features
             if children["gate_up_proj"].out_features == 2 * h:
@@ -498,6 +501,26 @@ class _Recogniser:
                 parts.linear(("mlp", "down_proj"), ("down",))
                 return dict(act=activation_name(activation_of(mlp)))
         raise Unfit(f"layers: {type(mlp).__name__} is no MLP that is known")
+
+    def _mixture(self, parts: _Parts, children: dict[str, nn.Module]) -> dict:
+        """A router and experts, both patched."""
+        others = [name for name in children if name != "experts"]
+        router = router_of(children[others[0]]) if len(others) == 1 else None
+        experts = experts_of(children["experts"])
+        if router is None or experts is None or router.wide or router.groups or router.bias \
+                or router.scale != 1 or "bias" in children[others[0]]._parameters \
+                or experts.transposed or experts.biased:
+            raise Unfit(f"layers: a mixture of {', '.join(sorted(children))} is not known")
+        for name in children:
+            expect_no_hooks(children[name])
+            parts.kinds.append((("mlp", name), type(children[name])))
+        parts.weights["w_router"] = _Weight(("mlp", others[0]), "weight")
+        parts.weights["w_gate_up"] = _Weight(("mlp", "experts"), "gate_up_proj")
+        parts.weights["w_down"] = _Weight(("mlp", "experts"), "down_proj")
+        gate = children[others[0]]
+        return dict(act=experts.act,
+                    choice=Choice(gate.weight.shape[0], gate.top_k, router.score, router.order,
+                                  router.renormalise, experts.packing))
 
     def _rotation(self, attention: nn.Module) -> tuple[str | None, int]:
         """The type of layer, where angles depend on it, and how many features are rotated."""
@@ -520,13 +543,21 @@ class _Recogniser:
 
     def expect(self, layer: nn.Module, spec: _Spec) -> bool:
         """That it computes what the op does: two tokens of two sequences behind three others."""
+        like = spec.weights[0].of(layer)
+        # Rows of which two experts have nearly the same score may be given another one after
+        # rounding: then other rows tell.
+        tries = 4 if parse(spec.form).get("experts") else 1
+        rows = random_rows(tries, 2, 2, like.shape[0], like=like)
+        if not any(self._is_same(layer, spec, x) for x in rows):
+            raise Unfit(f"layers: {type(layer).__name__} does not compute what is known")
+        return True
+
+    def _is_same(self, layer: nn.Module, spec: _Spec, x: Tensor) -> bool:
         from transformers import StaticCache
         from transformers.cache_utils import StaticLayer
 
         weights = [w.of(layer) for w in spec.weights]
-        like, (batch, s, before, size) = weights[0], (2, 2, 3, 8)
-        d = like.shape[0]
-        x = random_rows(batch, s, d, like=like)
+        like, (batch, s, before, size) = weights[0], (*x.shape[:2], 3, 8)
         past = random_rows(2, batch, size, *spec.heads, like=like)
         ours = [t.clone().transpose(1, 2) for t in past]
         kv = StaticLayer(size)
@@ -561,5 +592,5 @@ class _Recogniser:
             error = (own.double() - other.double()).norm()
             if own.shape != other.shape or not error <= eps * (factor * change
                                                                + 2 * other.double().norm()):
-                raise Unfit(f"layers: {type(layer).__name__} does not compute what is known")
+                return False
         return True

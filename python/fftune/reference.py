@@ -681,11 +681,23 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
     attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
     mid = added(F.linear(attended, w["w_o"], w.get("b_o")), "attn_post_norm", x)
     inner = norm(mid, "ffn_norm") if "ffn_norm" in w else normed
+    if "w_router" in w:
+        return added(_experts(inner, w, form), "ffn_post_norm", mid)
     hidden = ACTIVATIONS[form.get("act")](
         F.linear(inner, w["w_gate" if "w_gate" in w else "w_up"], w.get("b_up")))
     if "w_gate" in w:
         hidden = hidden * F.linear(inner, w["w_up"])
     return added(F.linear(hidden, w["w_down"], w.get("b_down")), "ffn_post_norm", mid)
+
+
+def _experts(x, w, form):
+    weights, ids = moe_route(F.linear(x, w["w_router"]), None, form.get("top-k"),
+                             form.get("score"), form.get("order"), 0, 0, "max",
+                             form.get("renormalise") == "yes", 1.0)
+    packed = "w_gate_up" in w
+    return moe_ffn(x, ids, weights, w["w_gate_up" if packed else "w_gate"],
+                   None if packed else w["w_up"], w["w_down"], None, None, form.get("act"),
+                   form.get("gate-up") if packed else "halves", "after", 0, "")
 
 
 # ngram-block

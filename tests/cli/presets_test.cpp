@@ -165,6 +165,11 @@ TEST_CASE("a search says how the library comes to its result, and install makes 
   const Finished after = sandbox.fftune("devices");
   CHECK(after.out.find("would load " + sandbox.folder().string() +
                        "/.local/share/fftune/presets") != std::string::npos);
+  CHECK(after.out.find("presets install") == std::string::npos);
+  CHECK(after.out.find("would not load") == std::string::npos);
+  // Until there is something else to install.
+  REQUIRE(sandbox.fftune(replaced(sweep, "--m 2", "--m 5")).code == 0);
+  CHECK(sandbox.fftune("devices").out.find("fftune presets install presets") != std::string::npos);
   const Finished direct = sandbox.fftune(sweep + " --out .local/share/fftune/presets");
   CHECK(direct.out.find("presets install") == std::string::npos);
 }

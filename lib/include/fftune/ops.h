@@ -928,6 +928,10 @@
  *                                                   ones after it
  *   renormalise  no, yes                            whether the weights of a token's experts add up
  *                                                   to 1
+ *   gate-up      separate, halves, interleaved      the experts' weights of gate and up: separate;
+ *                                                   or packed in w_gate_up, whose rows are those of
+ *                                                   gate and then those of up, or one of each in
+ *                                                   turn
  *   routing                                         uniform, or zipf:SKEW with a skew from 0 to 4,
  *                                                   or file:IDS, a text file of ids: how often
  *                                                   experts are chosen: of test data, and to choose
