@@ -297,7 +297,8 @@ class ChosenGateUp final : public Decode {
   double longer(const Problem& problem, const Block& block) const override {
     if (problem.dtype == DType::fp8) return 1;
     if (block.unroll == 1) return block.rows == 32 ? 1.3 : 0.97;
-    return block.unroll == 4 ? 1.35 : 1;
+    if (block.unroll == 4) return 1.35;
+    return block.rows == 32 ? 0.95 : 1;
   }
   std::int64_t cluster(const Problem& problem, const Block& block) const override {
     return finds_scales(problem) ? scale_block / block.rows : 1;
