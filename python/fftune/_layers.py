@@ -561,6 +561,9 @@ class _Recogniser:
         past = random_rows(2, batch, size, *spec.heads, like=like)
         ours = [t.clone().transpose(1, 2) for t in past]
         kv = StaticLayer(size)
+        if not hasattr(kv, "cumulative_length"):
+            raise Unfit("the static cache of this transformers does not count its tokens: whole "
+                        "layers need version 5")
         kv.lazy_initialization(*ours)
         kv.keys, kv.values = (t.clone().transpose(1, 2) for t in past)
         kv.cumulative_length.fill_(before)
