@@ -1,5 +1,7 @@
 #include "tuning/sweep.hpp"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -13,6 +15,17 @@ namespace {
 
 /// What a search and its finals take, however short the problem.
 constexpr double least_seconds = 5;
+
+/// A problem that is begun is searched for as long as a result takes, so a budget for fewer is
+/// exceeded: said when it is spent, by what those before took.
+void tell_exceeded(double budget, double spent, std::size_t done, std::size_t count) {
+  const double each = spent / static_cast<double>(done);
+  const double rest = each * static_cast<double>(count - done);
+  spdlog::warn(
+      "the budget of {:.3g} s is spent after {} of {} problems: the others take about {:.2g} s "
+      "each, {:.3g} s together; Ctrl-C ends the search and keeps what it has",
+      budget, done, count, each, rest);
+}
 
 /// What trying one variant is expected to take, in seconds.
 double weight(DeviceKind kind, double floor) {
@@ -64,6 +77,7 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
   TuneOptions own = options;
   Preparation preparation;
   double uncounted = 0;
+  bool told_exceeded = false;
   for (std::size_t i = 0; i < problems.size(); ++i) {
     double rest = 0, preparing = 0;
     for (std::size_t j = i; j < problems.size(); ++j) {
@@ -92,6 +106,11 @@ void tune_all(const Catalog& catalog, Evaluator& evaluator, const std::vector<Pr
     const bool end = one.cancelled || one.device_lost;
     result(one);
     if (end) return;
+    const double spent = now() - started;
+    if (options.budget_seconds > 0 && spent > budget && i + 1 < problems.size() && !told_exceeded) {
+      told_exceeded = true;
+      tell_exceeded(budget, spent, i + 1, problems.size());
+    }
   }
 }
 
