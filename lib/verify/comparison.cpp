@@ -111,8 +111,9 @@ Difference compare(const RepeatedRows& shape, const void* out,
         const auto count = static_cast<std::size_t>(std::min(step, shape.columns - column));
         const std::int64_t index = row * shape.columns + column;
         const std::span<const double> part(expected + column, count);
-        const double bound =
-            shape.alike > 0 ? size_of(part) * absolute_bound + shape.least_bound : absolute_bound;
+        const double bound = (shape.alike > 0 ? size_of(part) * absolute_bound + shape.least_bound
+                                              : absolute_bound) *
+                             (shape.factors != nullptr ? shape.factors[source] : 1);
         compare_part(shape.dtype, index,
                      static_cast<const std::byte*>(out) + static_cast<std::size_t>(index) * element,
                      part, relative_bound, bound, partial);
