@@ -282,7 +282,8 @@ def liger(model):
 
     kept = dict(vars(modeling_llama))
     forward = modeling_llama.LlamaForCausalLM.forward
-    apply_liger_kernel_to_llama(model=model)
+    # Its loss is that of a model with a head.
+    apply_liger_kernel_to_llama(model=model, fused_linear_cross_entropy=hasattr(model, "lm_head"))
     try:
         yield
     finally:

@@ -112,11 +112,12 @@ Difference compare(const RepeatedRows& shape, const void* out,
       const double* const expected = reference[static_cast<std::size_t>(source)];
       for (std::int64_t first = 0; first < shape.columns; first += alike) {
         const std::int64_t last = std::min(first + alike, shape.columns);
-        const double bound =
+        const double own =
             shape.alike > 0 ? size_of({expected + first, static_cast<std::size_t>(last - first)}) *
                                       absolute_bound +
                                   shape.least_bound
                             : absolute_bound;
+        const double bound = own * (shape.factors != nullptr ? shape.factors[source] : 1);
         for (std::int64_t column = first; column < last; column += most_together) {
           const auto count = static_cast<std::size_t>(std::min(most_together, last - column));
           const std::int64_t index = row * shape.columns + column;

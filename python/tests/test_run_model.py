@@ -14,8 +14,8 @@ from models import make
 from test_ops import error
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "run_model.cpp"
-KINDS = ["llama", "llama3", "mistral-window", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi",
-         "phi3", "gpt2", "mixtral", "qwen3-moe"]
+KINDS = ["llama", "llama3", "linear", "mistral-window", "qwen2", "qwen3", "gemma", "gemma2",
+         "gemma3", "phi", "phi3", "gpt2", "mixtral", "qwen3-moe"]
 PROMPT = [3, 17, 5, 60, 31, 8, 44]
 TOKENS = 70  # more than a window of 64
 

@@ -50,6 +50,21 @@ TEST_CASE("the difference of random matrices is what a plain loop finds") {
   }
 }
 
+TEST_CASE("the absolute bound of a row is multiplied by its factor") {
+  HostThreads threads;
+  const std::vector<double> reference(12, 1);
+  std::vector<float> out(24, 1);  // of each row of the reference two
+  for (const std::size_t row : {0U, 1U, 2U, 5U}) out[row * 4 + 1] += 0.5F;
+  const std::vector<double> factors{1, 3, 1};
+  RepeatedRows shape{DType::f32, 6, 4, 3};
+  const auto outliers = [&] {
+    return compare(shape, out.data(), rows_of(reference, 4), 0, 0.2, threads).outliers;
+  };
+  CHECK(outliers() == 4);
+  shape.factors = factors.data();
+  CHECK(outliers() == 3);
+}
+
 TEST_CASE("poison is counted in both element sizes") {
   HostThreads threads;
   for (const auto dtype : {DType::f32, DType::bf16, DType::fp16}) {
