@@ -9,16 +9,16 @@ namespace fftune {
 struct persistent_config {
   int tokens = 1;  // sequences, each with one new token: 1 to 8
   int d = 0, h = 0, heads = 0, kv_heads = 0, dim = 0;
-  int blocks = 0;      // as many as there are SMs
-  int warps = 16;      // that multiply; kv_heads divides them
-  int team = 2;        // warps that share a stage of weights
-  int chunk = 512;     // elements of k of a stage
-  int stages = 0;      // of the ring
+  int blocks = 0;       // as many as there are SMs
+  int warps = 8;        // that multiply; kv_heads divides them
+  int chunk = 512;      // elements of k of a stage
+  int stages = 0;       // of the ring
   int least_keys = 16;  // of a split of a sequence's keys
+  int ahead = 0;        // blocks of gate and up that are prefetched to L2
+  int input_limit = 36 * 1024;  // bytes of activations in shared memory, about
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
 
   static constexpr int block_rows = 16;    // of a stage, and of an MMA
-  static constexpr int released = 16;      // arrivals that release a stage
   static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
   // Neighbouring rows begin 16 banks apart for 16-byte reads of two rows at once, and 4 banks apart
   // for ldmatrix.
@@ -28,7 +28,6 @@ struct persistent_config {
   constexpr int q_rows() const { return heads * dim; }
   constexpr int kv_rows() const { return kv_heads * dim; }
   constexpr int qkv_rows() const { return q_rows() + 2 * kv_rows(); }
-  constexpr int teams() const { return warps / team; }
   constexpr int consumers() const { return 32 * warps; }
   // And a warpgroup of which two warps work, as registers are given by warpgroup.
   constexpr int threads() const { return consumers() + 128; }
@@ -40,11 +39,17 @@ struct persistent_config {
   }
 
   constexpr int most_rows(int rows) const { return up(rows, blocks); }
-  // Blocks of 16 rows of weights that a CTA multiplies at a time, one for each team.
-  constexpr int rounds(int rows, int of_block) const { return up(up(most_rows(rows), of_block), teams()); }
-  constexpr int most_rounds() const {
-    const int of[] = {rounds(qkv_rows(), 16), rounds(d, 16), rounds(h, 8)};
+  // Blocks of 16 rows of weights that a CTA multiplies at most.
+  constexpr int most_blocks() const {
+    const int of[] = {up(most_rows(qkv_rows()), 16), up(most_rows(d), 16), up(most_rows(h), 8)};
     return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
+  }
+  // Elements of a token's activations that are in shared memory at a time: all that are normalised.
+  constexpr int input_length() const {
+    const int longest = h > q_rows() ? (h > d ? h : d) : (q_rows() > d ? q_rows() : d);
+    const int fit = input_limit / (2 * tokens) / chunk * chunk;
+    const int least = up(d, chunk) * chunk, most = up(longest, chunk) * chunk;
+    return fit < least ? least : fit < most ? fit : most;
   }
 
   // Attention: each CTA has one split of the keys of one sequence, for all heads. A warp has a kv
@@ -72,29 +77,29 @@ struct persistent_config {
   // Shared memory, in its order.
   constexpr int token_columns() const { return tokens == 1 ? 1 : up(tokens, 2) * 2; }
   constexpr int stage_bytes() const { return up(block_rows * (2 * chunk + row_padding), 128) * 128; }
-  constexpr int input_stride() const { return 2 * d + row_padding; }
-  constexpr int query_stride() const { return 2 * dim + row_padding; }
-  constexpr int sums_bytes() const { return most_rounds() * warps * 16 * token_columns() * 4; }
-  constexpr int combine_bytes() const { return combined_rows() * unit_threads() * 24; }
   constexpr int barrier_bytes() const { return up(16 * stages, 128) * 128; }
+  constexpr int input_stride() const { return 2 * input_length() + row_padding; }
+  constexpr int query_stride() const { return 2 * dim + row_padding; }
+  constexpr int sums_stride() const { return 16 * token_columns() * 4; }  // of a warp and a block
+  constexpr int sums_bytes() const { return most_blocks() * warps * sums_stride(); }
+  constexpr int combine_bytes() const { return combined_rows() * unit_threads() * 24; }
   constexpr int input_at() const { return barrier_bytes() + stages * stage_bytes(); }
-  constexpr int fixed_bytes() const {
-    return tokens * input_stride() + 2 * d + 2 * sums_bytes() + combine_bytes() +
-           heads * query_stride() + 4 * kv_rows() + 512;
-  }
-  constexpr int shared_bytes() const {
-    return input_at() + up(fixed_bytes(), 128) * 128;
-  }
+  constexpr int norm_at() const { return input_at() + tokens * input_stride(); }
+  constexpr int sums_at() const { return norm_at() + 2 * d; }
+  constexpr int combine_at() const { return sums_at() + sums_bytes(); }
+  constexpr int queries_at() const { return combine_at() + combine_bytes(); }
+  constexpr int new_row_at() const { return queries_at() + heads * query_stride(); }
+  constexpr int statistics_at() const { return new_row_at() + 4 * kv_rows(); }
+  constexpr int shared_bytes() const { return statistics_at() + 4 * 32; }
 
   // The buffers between blocks of one layer, in bytes.
   constexpr long long aligned(long long bytes) const { return (bytes + 255) / 256 * 256; }
-  constexpr long long qkv_at() const { return 0; }
   constexpr long long partial_at() const { return aligned(4ll * tokens * qkv_rows()); }
-  constexpr long long sums_at(int cache) const {
+  constexpr long long logs_at(int cache) const {
     return partial_at() + aligned(4ll * tokens * parts(cache) * q_rows());
   }
   constexpr long long attended_at(int cache) const {
-    return sums_at(cache) + aligned(4ll * tokens * parts(cache) * heads);
+    return logs_at(cache) + aligned(4ll * tokens * parts(cache) * heads);
   }
   constexpr long long mid_at(int cache) const {
     return attended_at(cache) + aligned(2ll * tokens * q_rows());

@@ -104,6 +104,17 @@ __device__ __forceinline__ u32 transposed_matrix(u32 word) {
   return result;
 }
 
+// One lane of the warp, for which ptxas needs no loop over the lanes around each bulk copy.
+__device__ __forceinline__ bool is_elected() {
+  u32 elected = 0;
+  asm volatile(
+      "{.reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "@chosen mov.u32 %0, 1;}"
+      : "+r"(elected));
+  return elected != 0;
+}
+
 // Registers of the threads of a warpgroup from now on.
 template <int count>
 __device__ __forceinline__ void take_registers() {
