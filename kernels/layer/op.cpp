@@ -474,6 +474,7 @@ class Layer final : public Op {
     std::vector<const Family*> list;
     for (const auto& family : families) list.push_back(family.get());
     for (const Family* family : normed_products()) list.push_back(family);
+    list.push_back(&persistent_layers());
     return list;
   }
 

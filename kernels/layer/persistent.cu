@@ -8,7 +8,8 @@
 //
 //   warps 0 .. n-1  consumers, per layer:
 //                     norm of x, q k v = rows of the product        -> qkv      [tokens, rows] f32
-//                     heads' norms, rotation; new k, v -> caches; attention over a split of the keys
+//                     heads' norms, rotation; new k, v -> caches; attention over a split of the
+//                     keys
 //                                                                   -> partial  of each split
 //                     splits combined                               -> attended [tokens, q]
 //                     output product + x                            -> mid      [tokens, d]
@@ -26,8 +27,8 @@
 // layers later, order the zeros before it.
 //
 // Products: mma.sync with 16 rows of weights as A, tokens as the 8 columns of B. The order of k is
-// permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements of
-// k, of which each warp takes a part.
+// permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements
+// of k, of which each warp takes a part.
 //
 // All CTAs must be resident at once: the launch is cooperative. Grid: config.blocks. Block:
 // config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
@@ -63,19 +64,20 @@ struct persistent_cut {
   bool attention = false;  // the whole of it
 };
 
-template <class T, persistent_config c, class activation, class norm, persistent_cut cut = persistent_cut{}>
+template <class T, persistent_config c, class activation, class norm,
+          persistent_cut cut = persistent_cut{}>
 struct persistent_layers {
   static constexpr int row_stride = 2 * c.chunk + c.row_padding;
   static constexpr int key_bytes = 2 * c.kv_rows();
   static constexpr int key_stride = key_bytes + c.row_padding;
   static constexpr int value_stride = key_bytes + c.value_padding;
   static constexpr int rotary_pairs = c.dim / 64;  // pairs of a head that a lane has
-  static constexpr float minus_infinity = -__builtin_huge_valf();
+  static constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
 
   const persistent_params& p;
   const u32 shared;
-  u32 counter = 0;  // stages so far
-  u32 stage = 0, parity = 0;  // of the ring, of that number
+  u32 counter = 0;                    // stages so far
+  u32 stage = 0, parity = 0;          // of the ring, of that number
   int token, split, first_key, keys;  // this CTA's part of attention
   bool has_new;                       // the last of the keys is the new token's
 
@@ -103,9 +105,7 @@ struct persistent_layers {
   static __device__ __forceinline__ int rows_of_block(int rows) {
     return static_cast<int>(static_cast<i64>(rows) * (blockIdx.x + 1) / c.blocks) - first_row(rows);
   }
-  static __device__ __forceinline__ void sync_consumers() {
-    named_barrier_sync(1, c.consumers());
-  }
+  static __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, c.consumers()); }
   __device__ __forceinline__ u8* set_of(int layer) const {
     return static_cast<u8*>(p.workspace) + layer % c.copies_of_set * c.set_bytes(p.cache);
   }
@@ -205,8 +205,8 @@ struct persistent_layers {
       load_keys(of);
       const auto rows_of = [&](const void* matrix, int k) {
         return [=](int block) {
-          return run{row_at(matrix, out + block * 16, k), nullptr, smaller(16, out_rows - block * 16),
-                     0};
+          return run{row_at(matrix, out + block * 16, k), nullptr,
+                     smaller(16, out_rows - block * 16), 0};
         };
       };
       load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
@@ -351,8 +351,8 @@ struct persistent_layers {
     sync_consumers();
   }
 
-  // Multiplies this CTA's blocks of 16 rows of weights by all tokens, and leaves each warp's sums in
-  // shared memory.
+  // Multiplies this CTA's blocks of 16 rows of weights by all tokens, and leaves each warp's sums
+  // in shared memory.
   __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
                                            bool plain) {
     constexpr int steps = c.chunk / 32 / c.warps;
@@ -418,7 +418,8 @@ struct persistent_layers {
                      (row * c.token_columns() + column) * 4;
     float part[c.warps];
 #pragma unroll
-    for (int warp = 0; warp < c.warps; ++warp) part[warp] = read_float(from + warp * c.sums_stride());
+    for (int warp = 0; warp < c.warps; ++warp)
+      part[warp] = read_float(from + warp * c.sums_stride());
 #pragma unroll
     for (int step = c.warps / 2; step > 0; step /= 2)
 #pragma unroll
@@ -566,9 +567,9 @@ struct persistent_layers {
     for (int i = 0; i < steps; ++i) {
       query[i] = {};
       if (row < c.group_heads() && keys > 0)
-        query[i] = read_shared(shared + c.queries_at() +
-                               (kv_head * c.group_heads() + row) * c.query_stride() + i * 64 +
-                               pair * 16);
+        query[i] =
+            read_shared(shared + c.queries_at() +
+                        (kv_head * c.group_heads() + row) * c.query_stride() + i * 64 + pair * 16);
     }
     float out[tiles][4] = {}, most[2] = {minus_infinity, minus_infinity}, total[2] = {};
 #pragma unroll 1
@@ -629,7 +630,7 @@ struct persistent_layers {
           if (has_new)
             place_new(values_at + (there - 1) * value_stride,
                       shared + c.new_row_at() + 2 * c.kv_rows(), of.values, kv_head);
-          // What an earlier stage left behind the values may be NaN, which a weight of 0 keeps.
+            // What an earlier stage left behind the values may be NaN, which a weight of 0 keeps.
 #pragma unroll 1
           for (int at_row = there; at_row < 16; ++at_row)
             if (lane < c.dim / 8)
@@ -690,8 +691,8 @@ struct persistent_layers {
     if (place < count) {
       const int length = p.lengths[row], each = keys_of_split(length);
       const int splits = ceil_div(length, each), of_split = parts_of_split(each);
-      const int parts = (splits - 1) * of_split +
-                        smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
+      const int parts =
+          (splits - 1) * of_split + smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
       const i64 row_of_parts = static_cast<i64>(row) * c.parts(p.cache);
       const float* const values = partial + row_of_parts * c.q_rows() + feature;
       const float* const logs_at = logs + row_of_parts * c.heads + head;
@@ -742,7 +743,8 @@ struct persistent_layers {
       most = larger_one;
       total = total * old + __shfl_xor_sync(~0u, total, other) * fresh;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[j] = sum[j] * old + __shfl_xor_sync(~0u, sum[j], other) * fresh;
+      for (int j = 0; j < 4; ++j)
+        sum[j] = sum[j] * old + __shfl_xor_sync(~0u, sum[j], other) * fresh;
     }
     constexpr int rows = c.combined_rows();
     const u32 sums_at = shared + c.combine_at(), most_at = sums_at + rows * places * 16;

@@ -9,12 +9,12 @@ namespace fftune {
 struct persistent_config {
   int tokens = 1;  // sequences, each with one new token: 1 to 8
   int d = 0, h = 0, heads = 0, kv_heads = 0, dim = 0;
-  int blocks = 0;       // as many as there are SMs
-  int warps = 8;        // that multiply; kv_heads divides them
-  int chunk = 512;      // elements of k of a stage
-  int stages = 0;       // of the ring
-  int least_keys = 16;  // of a split of a sequence's keys
-  int ahead = 0;        // blocks of gate and up that are prefetched to L2
+  int blocks = 0;               // as many as there are SMs
+  int warps = 8;                // that multiply; kv_heads divides them
+  int chunk = 512;              // elements of k of a stage
+  int stages = 0;               // of the ring
+  int least_keys = 16;          // of a split of a sequence's keys
+  int ahead = 0;                // blocks of gate and up that are prefetched to L2
   int input_limit = 36 * 1024;  // bytes of activations in shared memory, about
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
 
@@ -76,7 +76,9 @@ struct persistent_config {
 
   // Shared memory, in its order.
   constexpr int token_columns() const { return tokens == 1 ? 1 : up(tokens, 2) * 2; }
-  constexpr int stage_bytes() const { return up(block_rows * (2 * chunk + row_padding), 128) * 128; }
+  constexpr int stage_bytes() const {
+    return up(block_rows * (2 * chunk + row_padding), 128) * 128;
+  }
   constexpr int barrier_bytes() const { return up(16 * stages, 128) * 128; }
   constexpr int input_stride() const { return 2 * input_length() + row_padding; }
   constexpr int query_stride() const { return 2 * dim + row_padding; }
@@ -104,7 +106,9 @@ struct persistent_config {
   constexpr long long mid_at(int cache) const {
     return attended_at(cache) + aligned(2ll * tokens * q_rows());
   }
-  constexpr long long hidden_at(int cache) const { return mid_at(cache) + aligned(2ll * tokens * d); }
+  constexpr long long hidden_at(int cache) const {
+    return mid_at(cache) + aligned(2ll * tokens * d);
+  }
   constexpr long long y_at(int cache) const { return hidden_at(cache) + aligned(2ll * tokens * h); }
   constexpr long long set_bytes(int cache) const { return y_at(cache) + aligned(2ll * tokens * d); }
 };
