@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <numbers>
 #include <optional>
 #include <string>
@@ -26,8 +27,13 @@ namespace fftune::layer {
 namespace {
 
 constexpr std::int64_t most_tokens = 8;
-/// Beside the parameters of the kernel itself.
-constexpr std::int64_t reserved_shared_bytes = 1024;
+constexpr std::int64_t reserved_shared_bytes = 1024;  // by the driver, for each block
+constexpr int most_stages = 32;
+/// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
+/// the parts take less.
+constexpr std::int64_t most_preferred = 2;
+/// Of a row, that are being copied at a time.
+constexpr std::int64_t default_elements = 4 * 512;
 
 const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name) {
   const auto place = std::find_if(parts.begin(), parts.end(),
@@ -65,30 +71,34 @@ struct Layer {
   }
 };
 
-/// The kernel's configuration, with as many stages as fit.
-persistent_config config_of(const Problem& problem, const DeviceFacts& facts,
-                            const Config& config) {
-  const qkv::Layer heads = qkv::layer_of(part_named(parts_of(problem), "qkv")->problem);
-  persistent_config persistent{.tokens = static_cast<int>(problem.size("batch")),
-                               .d = static_cast<int>(problem.size("d")),
-                               .h = static_cast<int>(problem.size("h")),
-                               .heads = static_cast<int>(heads.heads),
-                               .kv_heads = static_cast<int>(heads.kv_heads),
-                               .dim = static_cast<int>(heads.dim),
-                               .blocks = facts.multiprocessors,
-                               .warps = config.get("warps"),
-                               .chunk = config.get("chunk"),
-                               .least_keys = config.get("least_keys"),
-                               .ahead = config.get("ahead"),
-                               .bias = heads.bias,
-                               .head_norms = heads.norm,
-                               .rotates = heads.rotates(),
-                               .wide_slots = heads.wide_slots};
+/// The kernel's configuration but for what the space decides.
+persistent_config form_of(const Problem& problem, const qkv::Layer& heads,
+                          const DeviceFacts& facts) {
+  return {.tokens = static_cast<int>(problem.size("batch")),
+          .d = static_cast<int>(problem.size("d")),
+          .h = static_cast<int>(problem.size("h")),
+          .heads = static_cast<int>(heads.heads),
+          .kv_heads = static_cast<int>(heads.kv_heads),
+          .dim = static_cast<int>(heads.dim),
+          .blocks = facts.multiprocessors,
+          .bias = heads.bias,
+          .head_norms = heads.norm,
+          .rotates = heads.rotates(),
+          .wide_slots = heads.wide_slots};
+}
+
+/// With as many stages as fit.
+persistent_config configured(persistent_config form, const DeviceFacts& facts,
+                             const Config& config) {
+  form.warps = config.get("warps");
+  form.chunk = config.get("chunk");
+  form.in_flight = config.get("in_flight");
+  form.least_keys = config.get("least_keys");
+  form.input_limit = config.get("input_kb") * 1024;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
-  while (persistent.stages < 32 &&
-         persistent.shared_bytes() + persistent.stage_bytes() + 128 <= limit)
-    ++persistent.stages;
-  return persistent;
+  while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
+    ++form.stages;
+  return form;
 }
 
 /// The first of the options that the kernel does not know.
@@ -109,9 +119,10 @@ std::string text_of(const persistent_config& c) {
   return fmt::format(
       "fftune::persistent_config{{.tokens = {}, .d = {}, .h = {}, .heads = {}, .kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
-      ".ahead = {}, .bias = {}, .head_norms = {}, .rotates = {}, .wide_slots = {}}}",
+      ".in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, "
+      ".wide_slots = {}}}",
       c.tokens, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk, c.stages,
-      c.least_keys, c.ahead, c.bias, c.head_norms, c.rotates, c.wide_slots);
+      c.least_keys, c.in_flight, c.input_limit, c.bias, c.head_norms, c.rotates, c.wide_slots);
 }
 
 class PersistentLayers final : public RepeatedFamily {
@@ -152,27 +163,36 @@ class PersistentLayers final : public RepeatedFamily {
     for (const std::int64_t k : {problem.size("d"), problem.size("h"), heads.heads * heads.dim})
       if (k % 32 != 0)
         return fmt::format("a product over {} elements: a multiple of 32 is needed", k);
+    for (const std::int64_t rows : {problem.size("d"), problem.size("h"),
+                                    problem.size("batch") * heads.heads * heads.dim / 4})
+      if (rows < facts.multiprocessors)
+        return fmt::format("{} rows for {} SMs: every block needs a part of each product", rows,
+                           facts.multiprocessors);
     if (space(problem, facts).feasible().empty())
       return "no stages of weights fit in shared memory beside the activations";
     return std::nullopt;
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto of = [problem, facts](const Config& c) { return config_of(problem, facts, c); };
-    const std::vector<std::string> shape{"warps", "chunk", "least_keys", "ahead"};
+    const auto of = [form = form_of(problem, Layer(problem).heads, facts), facts](const Config& c) {
+      return configured(form, facts, c);
+    };
+    const std::vector<std::string> sizes{"warps", "chunk", "in_flight", "least_keys", "input_kb"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
-        .parameter("least_keys", "keys at least that a CTA has of a sequence", {16, 32, 64})
-        .parameter("ahead", "blocks of 8 rows of gate and up that are prefetched to L2",
-                   {0, 2, 4, 8})
+        .parameter("in_flight",
+                   "stages that are copied at a time: what other blocks poll queues behind them",
+                   {2, 3, 4, 6, most_stages})
+        .parameter("least_keys", "keys at least that a block has of a sequence", {16, 64})
+        .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})
         .constraint(
             "every head of k has a warp, and as many as every other",
             [of](const Config& c) {
               const persistent_config p = of(c);
               return p.warps % p.kv_heads == 0;
             },
-            shape)
+            sizes)
         .constraint("each warp has a part of every stage's k",
                     [](const Config& c) { return c.at("chunk") % (32 * c.at("warps")) == 0; },
                     {"warps", "chunk"})
@@ -182,37 +202,53 @@ class PersistentLayers final : public RepeatedFamily {
               const persistent_config p = of(c);
               return p.kv_rows() <= p.chunk;
             },
-            shape)
+            sizes)
         .constraint(
             "at least 4 stages fit in shared memory beside the activations",
-            [of](const Config& c) { return of(c).stages >= 4; }, shape)
+            [of](const Config& c) { return of(c).stages >= 4; }, sizes)
         .constraint(
             "each thread has one element of the residual stream at most",
             [of](const Config& c) {
               const persistent_config p = of(c);
               return p.most_rows(p.d) * p.tokens <= p.consumers();
             },
-            shape)
+            sizes)
         .constraint(
-            "every block has rows of each product, and combines some of attention",
+            "each thread has a unit of attention to combine at most",
             [of](const Config& c) {
               const persistent_config p = of(c);
-              return std::min({p.d, p.h, p.units()}) >= p.blocks &&
-                     p.unit_threads() <= p.consumers();
+              return p.unit_threads() <= p.consumers();
             },
-            shape);
+            sizes);
   }
 
-  // The longest copies reach the most bandwidth where enough stages are in flight.
+  // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const auto feasible = space(problem, facts).feasible();
-    return *std::max_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
-      const auto rank = [&](const Config& c) {
-        return std::tuple(c.at("warps") == 8, c.at("chunk") == 512, c.at("least_keys") == 16,
-                          c.at("ahead") == 0, -c.at("chunk"));
+    return *std::max_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
+      const auto rank = [](const Config& c) {
+        return std::tuple(c.at("warps") == 8, c.at("chunk") == 512, -c.at("chunk"),
+                          c.at("in_flight") == (c.at("chunk") > 512 ? 3 : 4),
+                          c.at("least_keys") == 16, c.at("input_kb") == 36);
       };
       return rank(a) < rank(b);
     });
+  }
+
+  // Layers of Llama on an H200 take the time of their bytes and this much more for what their
+  // blocks wait for each other; the parts, some 20 us.
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    constexpr double waits = 13e-6, waits_of_many = 29e-6;
+    const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
+    const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
+                                          static_cast<double>(config.at("in_flight")) /
+                                          static_cast<double>(default_elements)));
+    return cost_of(layer_op(), problem).bytes / bandwidth +
+           (problem.size("batch") <= most_preferred ? waits : waits_of_many) + off * 1e-6;
+  }
+  bool is_preferred(const Problem& one, const DeviceFacts&) const override {
+    return one.size("batch") <= most_preferred;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
@@ -231,7 +267,8 @@ class PersistentLayers final : public RepeatedFamily {
   static Program program_of(const Problem& one, const std::vector<std::vector<std::size_t>>& places,
                             const DeviceFacts& facts, const Config& config) {
     const Layer layer(one);
-    const persistent_config persistent = config_of(one, facts, config);
+    const persistent_config persistent =
+        configured(form_of(one, layer.heads, facts), facts, config);
     Program program;
     program.kernels.push_back(
         {"layer/persistent.cu",

@@ -34,7 +34,6 @@
 // config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
 #include "common/activation.cuh"
 #include "common/async_copy.cuh"
-#include "common/dependency.cuh"
 #include "common/mma.cuh"
 #include "common/rms_norm.cuh"
 #include "common/tma.cuh"
@@ -57,15 +56,7 @@ __device__ __forceinline__ vector16 complement(vector16 value) {
   for (u32& word : value.word) word = ~word;
   return value;
 }
-// What a measurement leaves out.
-struct persistent_cut {
-  bool waits = false;      // for other CTAs
-  bool math = false;       // the products' multiplications
-  bool attention = false;  // the whole of it
-};
-
-template <class T, persistent_config c, class activation, class norm,
-          persistent_cut cut = persistent_cut{}>
+template <class T, persistent_config c, class activation, class norm>
 struct persistent_layers {
   static constexpr int row_stride = 2 * c.chunk + c.row_padding;
   static constexpr int key_bytes = 2 * c.kv_rows();
@@ -76,8 +67,9 @@ struct persistent_layers {
 
   const persistent_params& p;
   const u32 shared;
-  u32 counter = 0;                    // stages so far
-  u32 stage = 0, parity = 0;          // of the ring, of that number
+  u32 stage = 0, parity = 0;          // of the ring
+  u32 oldest = 0, oldest_parity = 0;  // of the stages in flight
+  int in_flight = 0;
   int token, split, first_key, keys;  // this CTA's part of attention
   bool has_new;                       // the last of the keys is the new token's
 
@@ -88,7 +80,7 @@ struct persistent_layers {
     keys = 0;
     has_new = false;
     first_key = 0;
-    if (token < c.tokens && !cut.attention) {
+    if (token < c.tokens) {
       const int length = p.lengths[token], each = keys_of_split(length);
       first_key = split * each;
       keys = larger(0, smaller(each, length - first_key));
@@ -109,11 +101,6 @@ struct persistent_layers {
   __device__ __forceinline__ u8* set_of(int layer) const {
     return static_cast<u8*>(p.workspace) + layer % c.copies_of_set * c.set_bytes(p.cache);
   }
-  __device__ __forceinline__ void mark(int layer, int at) const {
-    if (p.trace != nullptr && threadIdx.x == 0)
-      p.trace[(static_cast<i64>(blockIdx.x) * p.layers + layer) * 16 + at] = clock64();
-  }
-
   __device__ __forceinline__ u32 full() const { return shared + 8 * stage; }
   __device__ __forceinline__ u32 empty() const { return shared + 8 * (c.stages + stage); }
   __device__ __forceinline__ u32 ring() const {
@@ -134,6 +121,16 @@ struct persistent_layers {
                                              int more_rows, int places, i64 pitch, u32 bytes,
                                              u32 stride) {
     wait_for_stage(empty(), parity ^ 1);
+    // More copies in flight would not be faster, but what other CTAs poll would queue behind them.
+    if (in_flight == c.in_flight) {
+      wait_for_stage(shared + 8 * oldest, oldest_parity);
+      if (++oldest == c.stages) {
+        oldest = 0;
+        oldest_parity ^= 1;
+      }
+    } else {
+      ++in_flight;
+    }
     if (is_elected()) {
       const u32 barrier = full(), to = ring();
       const int count = rows + more_rows;
@@ -214,13 +211,6 @@ struct persistent_layers {
         const int first = hidden + block * 8, rows = smaller(8, hidden_rows - block * 8);
         return run{row_at(of.gate, first, c.d), row_at(of.up, first, c.d), rows, rows};
       };
-      if constexpr (c.ahead > 0) {
-        if (is_elected()) {
-          const u32 bytes = 2 * c.d * smaller(8 * c.ahead, hidden_rows);
-          prefetch_l2(row_at(of.gate, hidden, c.d), bytes);
-          prefetch_l2(row_at(of.up, hidden, c.d), bytes);
-        }
-      }
       load_weights(c.d, ceil_div(hidden_rows, 8), 8, gate_up);
       load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
     }
@@ -284,7 +274,7 @@ struct persistent_layers {
     if (c.tokens > 2 && !plain && vectors > 0) {
       // The first word alone is polled: the traffic of the others must not slow down the weights.
       do {
-        missing = !cut.waits && is_missing(load_relaxed(at));
+        missing = is_missing(load_relaxed(at));
         count_spin(spins);
       } while (missing);
     }
@@ -296,7 +286,7 @@ struct persistent_layers {
 #pragma unroll
       for (int i = 0; i < each; ++i) missing = missing || is_missing(value[i]);
       count_spin(spins);
-    } while (missing && !plain && !cut.waits);
+    } while (missing && !plain);
     if (!plain) {
 #pragma unroll
       for (int i = 0; i < each; ++i) value[i] = complement(value[i]);
@@ -370,22 +360,20 @@ struct persistent_layers {
 #pragma unroll 1
         for (int at = begin + warp * 32; at < end + warp * 32; at += c.chunk) {
           wait_for_stage(full(), parity);
-          if constexpr (!cut.math) {
-            const u32 weights = ring() + group * row_stride + warp * 64 + pair * 16;
+          const u32 weights = ring() + group * row_stride + warp * 64 + pair * 16;
 #pragma unroll
-            for (int i = 0; i < steps; ++i) {
-              if (at + i * c.warps * 32 >= end) continue;
-              const vector16 low = read_shared(weights + i * c.warps * 64);
-              const vector16 high = read_shared(weights + i * c.warps * 64 + 8 * row_stride);
-              vector16 b = {};
-              if (has_token) b = read_shared(token_at + i * c.warps * 64);
+          for (int i = 0; i < steps; ++i) {
+            if (at + i * c.warps * 32 >= end) continue;
+            const vector16 low = read_shared(weights + i * c.warps * 64);
+            const vector16 high = read_shared(weights + i * c.warps * 64 + 8 * row_stride);
+            vector16 b = {};
+            if (has_token) b = read_shared(token_at + i * c.warps * 64);
 #pragma unroll
-              for (int half = 0; half < 2; ++half) {
-                const u32 a[4] = {low.word[2 * half], high.word[2 * half], low.word[2 * half + 1],
-                                  high.word[2 * half + 1]};
-                const u32 columns[2] = {b.word[2 * half], b.word[2 * half + 1]};
-                mma_16x8x16<T>(sum[i % 2 * 2 + half], a, columns);
-              }
+            for (int half = 0; half < 2; ++half) {
+              const u32 a[4] = {low.word[2 * half], high.word[2 * half], low.word[2 * half + 1],
+                                high.word[2 * half + 1]};
+              const u32 columns[2] = {b.word[2 * half], b.word[2 * half + 1]};
+              mma_16x8x16<T>(sum[i % 2 * 2 + half], a, columns);
             }
           }
           release();
@@ -493,7 +481,7 @@ struct persistent_layers {
 #pragma unroll
         for (int j = 0; j < values; ++j) missing = missing || raw[i][j] == 0;
       count_spin(spins);
-    } while (missing && !cut.waits);
+    } while (missing);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < most; ++i) {
@@ -718,7 +706,7 @@ struct persistent_layers {
             missing = missing || log[i] == 0 || value[i].word[0] == 0 || value[i].word[1] == 0 ||
                       value[i].word[2] == 0 || value[i].word[3] == 0;
           count_spin(spins);
-        } while (missing && !cut.waits);
+        } while (missing);
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
           const float now = __uint_as_float(~log[i]), larger_one = fmaxf(most, now);
@@ -818,24 +806,17 @@ struct persistent_layers {
                               : product == 1 ? attended
                               : product == 2 ? mid
                                              : hidden;
-        mark(layer, 3 * product);
         multiply(from, k, blocks, product % 2 == 0, product == 0 && layer == 0);
-        mark(layer, 3 * product + 1);
         if (product == 0) {
           float* const qkv = reinterpret_cast<float*>(set);
           float* const partial = reinterpret_cast<float*>(set + c.partial_at());
           float* const logs = reinterpret_cast<float*>(set + c.logs_at(p.cache));
           fetch_norm(of.ffn_norm);
           finish_qkv(of, qkv);
-          mark(layer, 2);
-          if constexpr (!cut.attention) {
-            if (keys > 0) prepare_heads(of, qkv, turn);
-            sync_consumers();
-            mark(layer, 12);
-            attend(of, partial, logs);
-            mark(layer, 13);
-            combine(partial, logs, attended);
-          }
+          if (keys > 0) prepare_heads(of, qkv, turn);
+          sync_consumers();
+          attend(of, partial, logs);
+          combine(partial, logs, attended);
         } else if (product == 2) {
           named_barrier_sync(3, c.consumers() + 32);
           if (!end) fetch_norm(p.of[layer + 1].attn_norm);
@@ -846,17 +827,15 @@ struct persistent_layers {
         }
       }
       x = y;
-      mark(layer, 14);
     }
   }
 };
 
-template <class T, persistent_config config, class activation, class norm,
-          persistent_cut cut = persistent_cut{}>
-__device__ __forceinline__ void run_layers(const persistent_params& params) {
+template <class T, persistent_config config, class activation, class norm>
+__global__ void __launch_bounds__(config.threads(), 1)
+    persistent_layer(const __grid_constant__ persistent_params params) {
   extern __shared__ __align__(128) u8 shared[];
   const u32 base = shared_address(shared);
-  persistent_layers<T, config, activation, norm, cut> layers(params, base);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < config.stages; ++stage) {
       barrier_init(base + 8 * stage, 1);
@@ -865,6 +844,7 @@ __device__ __forceinline__ void run_layers(const persistent_params& params) {
     barrier_init_fence();
   }
   __syncthreads();
+  persistent_layers<T, config, activation, norm> layers(params, base);
   const int warp = threadIdx.x / 32;
   if (warp < config.warps) {
     take_registers<config.consumer_registers()>();
@@ -874,12 +854,6 @@ __device__ __forceinline__ void run_layers(const persistent_params& params) {
     if (warp == config.warps) layers.produce();
     if (warp == config.warps + 1) layers.clean();
   }
-}
-
-template <class T, persistent_config config, class activation, class norm>
-__global__ void __launch_bounds__(config.threads(), 1)
-    persistent_layer(const __grid_constant__ persistent_params params) {
-  run_layers<T, config, activation, norm>(params);
 }
 
 }  // namespace fftune

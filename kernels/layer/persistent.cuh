@@ -14,7 +14,7 @@ struct persistent_config {
   int chunk = 512;              // elements of k of a stage
   int stages = 0;               // of the ring
   int least_keys = 16;          // of a split of a sequence's keys
-  int ahead = 0;                // blocks of gate and up that are prefetched to L2
+  int in_flight = 4;            // stages that are being copied at most
   int input_limit = 36 * 1024;  // bytes of activations in shared memory, about
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
 
@@ -132,7 +132,6 @@ struct persistent_params {
   const void* slots;
   const int* lengths;
   void* workspace;  // copies_of_set sets of zeros
-  long long* trace;
   int layers, cache, table_rows;
   float epsilon, norm_offset;  // of the norms of heads
   float scale;                 // of scores, times log2(e)
