@@ -3,6 +3,7 @@
 in one process.
 
 usage: peers_attention.py LIBFFTUNE.so PRESETS [NAME...] [--json OUT]
+       peers_attention.py LIBFFTUNE.so PRESETS --errors
 
 Contenders (bf16): cuDNN and flash-2, as PyTorch calls them, FlexAttention compiled (documents of a
 packed sequence), torch.compile of the softmax (masked-softmax), and fftune, of the cases below or
@@ -10,6 +11,9 @@ of those whose label contains a NAME. A boolean mask is packed within fftune's t
 is a CUDA graph that goes through enough sets of inputs to overflow the L2 three times; the graphs
 are replayed round-robin, and the median of the rounds is what a pass takes. The difference is that
 of fftune's first output from cuDNN's, relative to its norm.
+
+--errors compares instead the outputs and gradients of fftune and of flash-2 on the same inputs with
+attention in float64.
 """
 import ctypes
 import json
@@ -89,32 +93,46 @@ def documents(b, s, kv):
     return (number[:, :, None] == number[:, None, :]) & (i[:, None] >= i), number
 
 
+def attention_tensors(case):
+    b, heads, kv_heads, s, kv, dim = case["shape"]
+    tensors = {"q": random(b, s, heads, dim), "k": random(b, kv, kv_heads, dim),
+               "v": random(b, kv, kv_heads, dim), "out": random(b, s, heads, dim)}
+    if case["mask"]:
+        allowed, tensors["number"] = documents(b, s, kv) if case["data"] != "random" else \
+            (torch.rand(b, s, kv, device="cuda") < 0.5, None)
+        tensors["mask"] = allowed[:, None].contiguous()
+    if case["backward"]:
+        tensors["d_out"] = random(b, s, heads, dim)
+        for name in ("q", "k", "v"):
+            tensors[f"d{name}"] = torch.empty_like(tensors[name])
+        tensors["flash"] = aten._scaled_dot_product_flash_attention(
+            heads_first(tensors["q"]), repeated(tensors["k"], heads), repeated(tensors["v"], heads),
+            0.0, case["causal"])
+        tensors["out"] = heads_first(tensors["flash"][0]).contiguous()
+        tensors["lse"] = tensors["flash"][1].float().contiguous()
+    return tensors
+
+
 def attention_sets(case):
     b, heads, kv_heads, s, kv, dim = case["shape"]
 
     def make():
-        tensors = {"q": random(b, s, heads, dim), "k": random(b, kv, kv_heads, dim),
-                   "v": random(b, kv, kv_heads, dim), "out": random(b, s, heads, dim)}
-        if case["mask"]:
-            allowed, tensors["number"] = documents(b, s, kv) if case["data"] != "random" else \
-                (torch.rand(b, s, kv, device="cuda") < 0.5, None)
-            tensors["mask"] = allowed[:, None].contiguous()
+        tensors = attention_tensors(case)
         if case["backward"]:
-            tensors["d_out"] = random(b, s, heads, dim)
-            for name in ("q", "k", "v"):
-                tensors[f"d{name}"] = torch.empty_like(tensors[name])
-            q, k, v = heads_first(tensors["q"]), repeated(tensors["k"], heads), \
-                repeated(tensors["v"], heads)
             tensors["cudnn"] = aten._scaled_dot_product_cudnn_attention(
-                q, k, v, None, True, 0.0, case["causal"], False)
-            tensors["flash"] = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, case["causal"])
-            out = tensors["flash"][0]
-            tensors["out"] = heads_first(out).contiguous()
-            tensors["lse"] = tensors["flash"][1].float().contiguous()
+                heads_first(tensors["q"]), repeated(tensors["k"], heads),
+                repeated(tensors["v"], heads), None, True, 0.0, case["causal"], False)
         return tensors
 
     numbers = b * dim * (2 * s * heads + 2 * kv * kv_heads) * (2 if case["backward"] else 1)
     return sets_of(make, 2 * numbers + (b * s * kv if case["mask"] else 0), 64)
+
+
+def flash_backward(case, t):
+    heads, o = case["shape"][1], t["flash"]
+    return aten._scaled_dot_product_flash_attention_backward(
+        heads_first(t["d_out"]), heads_first(t["q"]), repeated(t["k"], heads),
+        repeated(t["v"], heads), *o[:6], 0.0, case["causal"], *o[6:8])
 
 
 def attention_contenders(case, sets):
@@ -140,14 +158,8 @@ def attention_contenders(case, sets):
             heads_first(t["d_out"]), heads_first(t["q"]), repeated(t["k"], heads),
             repeated(t["v"], heads), o[0], o[1], o[6], o[7], None, o[2], o[3], o[4], o[5], 0.0, causal)
 
-    def flash_backward(t, _):
-        o = t["flash"]
-        return aten._scaled_dot_product_flash_attention_backward(
-            heads_first(t["d_out"]), heads_first(t["q"]), repeated(t["k"], heads),
-            repeated(t["v"], heads), o[0], o[1], o[2], o[3], o[4], o[5], 0.0, causal, o[6], o[7])
-
     if case["backward"]:
-        return {"cuDNN": cudnn_backward, "flash-2": flash_backward}
+        return {"cuDNN": cudnn_backward, "flash-2": lambda t, _: flash_backward(case, t)}
     found = {"cuDNN": by(SDPBackend.CUDNN_ATTENTION, case["mask"])}
     if not case["mask"]:
         found["flash-2"] = by(SDPBackend.FLASH_ATTENTION)
@@ -243,10 +255,57 @@ def measure(library, case):
     return result
 
 
+def exact_attention(t, causal):
+    """Out, and the gradients of q, k and v, in float64."""
+    q, k, v = (t[name].double().requires_grad_() for name in "qkv")
+    heads, s, kv = q.shape[2], q.shape[1], k.shape[1]
+    scores = heads_first(q) @ repeated(k, heads).transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        seen = torch.ones(s, kv, dtype=torch.bool, device="cuda").tril(kv - s)
+        scores = scores.masked_fill(~seen, float("-inf"))
+    out = heads_first(scores.softmax(-1) @ repeated(v, heads))
+    return [out, *torch.autograd.grad(out, (q, k, v), t["d_out"].double())]
+
+
+def outputs_of(library, case, t):
+    plan = library.plan(case["problem"])
+    described = json.loads(library.lib.fftune_plan_describe(plan))
+    library.run(plan, [t[buffer["name"]] for buffer in described["buffers"]],
+                library.workspace(plan))
+    torch.cuda.synchronize()
+    library.destroy(plan)
+
+
+def compare_errors(library):
+    worst = 0.0
+    print("relative errors: flash-2, fftune, ratio; ratios of up to 1.1 are left out")
+    for s in (17, 65, 1000, 2049):
+        for dim in (64, 128, 256):
+            for mask in ("none", "causal"):
+                case = attention(2, 4, s, dim, mask, backward=True)
+                t = attention_tensors(case)
+                exact = exact_attention(t, case["causal"])
+                theirs = [heads_first(x) for x in (t["flash"][0], *flash_backward(case, t))]
+                outputs_of(library, case, t)
+                outputs_of(library, attention(2, 4, s, dim, mask), t)
+                for name, other, true in zip(("out", "dq", "dk", "dv"), theirs, exact):
+                    errors = [float((x.double() - true).norm() / true.norm())
+                              for x in (other, t[name])]
+                    ratio = errors[1] / errors[0]
+                    worst = max(worst, ratio)
+                    if ratio > 1.1:
+                        print(f"s {s:5} dim {dim:4} {mask:7} {name:4} {errors[0]:.2e} "
+                              f"{errors[1]:.2e} {ratio:5.2f}", flush=True)
+    print(f"the largest ratio of all is {worst:.2f}")
+    return 0 if worst <= 1.2 else 1
+
+
 def main(words):
     words, out = arguments_of(words, __doc__, 2)
     torch.manual_seed(0)
     library = Fftune(words[0], words[1])
+    if "--errors" in words:
+        return compare_errors(library)
     results = []
     for case in CASES:
         if words[2:] and not any(name in case["label"] for name in words[2:]):

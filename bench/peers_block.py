@@ -11,10 +11,11 @@ usage: peers_block.py LIBFFTUNE.so PRESETS [NAME...] [--json OUT]
 Contenders (bf16, all forward): eager PyTorch and torch.compile of the same, both with cuDNN's
 attention; fftune; and fftune with one fusion undone: bias and rotation by a compiled kernel behind
 a plain product, bias and residual likewise, and attention with its scores in memory (products of
-cuBLAS around fftune's masked-softmax). Each contender is a CUDA graph that goes through enough sets
-of inputs to overflow the L2 three times; the graphs are replayed round-robin, and the median of the
-rounds is what a pass takes. The difference is that of fftune's y from eager's in float64, and
-eager's own.
+cuBLAS around fftune's masked-softmax). And the product of q, k and v alone, which writes k and v to
+the rows of a cache, beside one whose k and v a compiled kernel copies there. Each contender is a
+CUDA graph that goes through enough sets of inputs to overflow the L2 three times; the graphs are
+replayed round-robin, and the median of the rounds is what a pass takes. The difference is that of
+fftune's y from eager's in float64, and eager's own.
 """
 import json
 import sys
@@ -84,11 +85,14 @@ def tensors_of(case):
                 t[f"b_{part}"] = random(n)
         if case["bias"]:
             t["b_out"] = random(d)
+        t["slots"] = torch.arange(rows, device="cuda", dtype=torch.int32)
+        for part in "kv":
+            t[f"{part}_cache"] = random(rows, kv)
         t["positions"] = torch.arange(case["s"], device="cuda", dtype=torch.int32).repeat(case["b"])
         t["o"], t["y"], t["product"] = random(rows, q), random(rows, d), random(rows, d)
         return t
 
-    return sets_of(make, 2 * (rows * (5 * d + 4 * q) + 2 * d * (q + kv)), 8)
+    return sets_of(make, 2 * (rows * (5 * d + 4 * q + 2 * kv) + 2 * d * (q + kv)), 8)
 
 
 class Kernels:
@@ -103,6 +107,8 @@ class Kernels:
         turn = {"rotation": "halves", "angles": "base", "base": str(THETA)} if case["rotates"] else {}
         self.heads = self.call({"op": "qkv", **sizes, "bias": bias, **turn},
                                {part: part for part in "qkv"})
+        self.cached_heads = self.call({"op": "qkv", **sizes, "bias": bias, "cache": "yes", **turn},
+                                      {"q": "q"})
         self.plain_heads = self.call({"op": "qkv", **sizes},
                                      {part: f"plain_{part}" for part in "qkv"})
         self.attention = self.call(
@@ -153,6 +159,12 @@ def contenders_of(case, library):
         y = t["product"] + t["residual"]
         t["y"].copy_(y + t["b_out"] if case["bias"] else y)
 
+    def store(t):
+        slots = t["slots"].long()
+        for part in "kv":
+            t[f"{part}_cache"].index_copy_(0, slots, t[part])
+
+    compiled_store = torch.compile(store, dynamic=False)
     compiled_turn = torch.compile(turn, dynamic=False)
     compiled_finish = torch.compile(finish, dynamic=False)
     whole = torch.compile(lambda t: plain(case, t, sines), dynamic=False)
@@ -185,6 +197,8 @@ def contenders_of(case, library):
     found["output undone"] = ours(kernels.heads, kernels.attention, unfused_out)
     found["scores stored"] = ours(kernels.heads, lambda t: kernels.scores(case, t), kernels.out)
     found["qkv alone"] = ours(kernels.heads)
+    found["qkv into a cache"] = ours(kernels.cached_heads)
+    found["cache undone"] = ours(kernels.heads, compiled_store)
     found["addmm alone"] = lambda t, _: [linear(t["x"], t[f"w_{p}"], t.get(f"b_{p}")) for p in "qkv"]
     found["attention alone"] = ours(kernels.attention)
     found["output alone"] = ours(kernels.out)

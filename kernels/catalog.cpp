@@ -9,15 +9,14 @@
 #include "kernels/bias_gelu/bias_gelu.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/layer/layer.hpp"
-#include "kernels/layernorm/layernorm.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/masked/masked.hpp"
 #include "kernels/masked_softmax/masked_softmax.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
 #include "kernels/ngram_block/ngram_block.hpp"
+#include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
 #include "kernels/rope/rope.hpp"
 
 namespace fftune {

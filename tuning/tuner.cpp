@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
 #include <utility>
@@ -102,6 +103,7 @@ class Tuning {
     session_.expect(variants_);
     // The warm starts of every group before any group is searched in depth: from then on there is a
     // result to write, however early the search ends.
+    compile_first(begin);
     for (std::size_t i = begin; i < groups_.size(); ++i) try_first(*groups_[i]);
     for_in_place_ = session_.seconds_left() * in_place_share;
     for (std::size_t i = begin; i < groups_.size(); ++i) {
@@ -128,6 +130,15 @@ class Tuning {
                      [&](std::size_t a, std::size_t b) { return estimates[a] < estimates[b]; });
     order.resize(std::min(order.size(), group.warm_starts() + promising));
     return order;
+  }
+
+  void compile_first(std::size_t begin) {
+    if (session_.cancelled() || begin == groups_.size()) return;
+    std::vector<std::pair<Group*, std::vector<std::size_t>>> first;
+    for (std::size_t i = begin; i < groups_.size(); ++i)
+      first.emplace_back(groups_[i].get(), first_of(*groups_[i]));
+    groups_[begin]->enter(Phase::compile, groups_[begin]->variants().size());
+    Group::compile_together(first);
   }
 
   void try_first(Group& group) {
@@ -206,28 +217,55 @@ std::string stopped_by(const Session& session, const Tuning& tuning) {
   return "";
 }
 
-/// Says which variants of each group were left out although they may be the best, and how to have
-/// them tried; returns whether there are any.
+struct LeftOut {
+  int quarantined = 0;
+  int killed = 0;
+};
+
+/// By the stages, which a group of fallbacks may share with another.
+std::map<std::string, LeftOut> left_out(const Tuning& tuning) {
+  std::map<std::string, LeftOut> all;
+  for (const auto& searched : tuning.searched()) {
+    auto& own = all[searched.group->name()];
+    own.quarantined += searched.group->count(OutcomeKind::quarantined);
+    own.killed += searched.group->count(OutcomeKind::killed);
+  }
+  return all;
+}
+
+std::string variants_text(int count, const std::string& name) {
+  return count == 1 ? fmt::format("1 variant of {} was", name)
+                    : fmt::format("{} variants of {} were", count, name);
+}
+
+/// Says which variants were left out although they may be the best, and how to have them tried;
+/// returns whether there are any.
 bool told_left_out(const Tuning& tuning, TuneResult& result) {
   bool any = false;
-  for (const auto& searched : tuning.searched()) {
-    const auto& group = *searched.group;
-    if (const int count = group.count(OutcomeKind::quarantined); count > 0) {
-      any = true;
-      result.notes.push_back(fmt::format(
-          "{} variants of {} were left out: they took a worker process down in an earlier search "
-          "of this problem; --retry-quarantined tries them again",
-          count, group.name()));
-    }
-    if (const int count = group.count(OutcomeKind::killed); count > 0) {
-      any = true;
-      result.notes.push_back(fmt::format(
-          "{} variants of {} were not measured: the processes that ran them were killed, as "
-          "happens when memory runs out; free some, or raise its limit, and search again",
-          count, group.name()));
-    }
+  for (const auto& [name, out] : left_out(tuning)) {
+    any = any || out.quarantined > 0 || out.killed > 0;
+    if (out.quarantined > 0)
+      result.notes.push_back(
+          fmt::format("{} left out: a worker process went down with it in an earlier search of "
+                      "this problem; --retry-quarantined tries again",
+                      variants_text(out.quarantined, name)));
+    if (out.killed > 0)
+      result.notes.push_back(
+          fmt::format("{} not measured: the process was killed each time, as happens when memory "
+                      "runs out; free some, or raise its limit, and search again",
+                      variants_text(out.killed, name)));
   }
   return any;
+}
+
+/// A search whose processes were killed has no result for want of memory, not of time.
+std::string with_the_killed(const Tuning& tuning, const std::string& stopped) {
+  int killed = 0;
+  for (const auto& [name, out] : left_out(tuning)) killed += out.killed;
+  if (killed == 0 || stopped.empty()) return stopped;
+  return fmt::format(
+      "the processes of {} variant{} were killed, as happens when memory runs out; then {}", killed,
+      killed == 1 ? "" : "s", stopped);
 }
 
 }  // namespace
@@ -295,8 +333,11 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
   result.stopped = stopped_by(session, tuning);
   result.cancelled = session.cancelled();
   result.device_lost = !evaluator.lost().empty();
-  const bool left_out = told_left_out(tuning, result);
-  if (result.record) result.record->verdict.complete = result.stopped.empty() && !left_out;
+  const bool complete = !told_left_out(tuning, result) && result.stopped.empty();
+  if (result.record)
+    result.record->verdict.complete = complete;
+  else if (!result.cancelled && !result.device_lost)
+    result.stopped = with_the_killed(tuning, result.stopped);
   result.seconds = session.seconds();
   session.progress().phase = Phase::done;
   session.tell();

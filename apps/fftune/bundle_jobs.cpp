@@ -39,7 +39,8 @@ void BundleJobs::add_any_tokens(const Op& op, const Problem& most) {
   for (const DeviceFacts& facts : devices_) try {
       for (const auto& segment : token_segments(catalog_, op, most, facts, presets_))
         for (const auto tokens : scanned_tokens(segment))
-          add(op, most.with_size(op.token_size(), tokens), facts, segment.choice.recipe);
+          add(op, most.with_size(op.token_size(), tokens), facts,
+              recipe_at(op, most, facts, segment, tokens));
     } catch (const Error& error) {
       skip(most, error);
     }

@@ -4,13 +4,38 @@
 #include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <set>
+
 #include "core/error.hpp"
+#include "store/preset_file.hpp"
 
 namespace fftune::tool {
 
 namespace {
 
 constexpr const char* folder_here = "presets";
+
+bool is_searched(const std::filesystem::path& folder, const Environment& environment) {
+  std::error_code error;
+  return std::any_of(
+      environment.preset_folders.begin(), environment.preset_folders.end(),
+      [&](const auto& searched) { return std::filesystem::equivalent(folder, searched, error); });
+}
+
+/// Whether the library finds every record of the file, as it is, where it looks.
+bool is_installed(const PresetFile& file, const Environment& environment) {
+  std::set<std::string> found;
+  const auto place = std::filesystem::path(file.device.slug) / file.path.filename();
+  std::error_code error;
+  for (const auto& searched : environment.preset_folders)
+    if (std::filesystem::exists(searched / place, error))
+      for (const PresetRecord& record : read_preset_file(searched / place).records)
+        found.insert(record_json(record));
+  return std::all_of(file.records.begin(), file.records.end(), [&](const PresetRecord& record) {
+    return found.contains(record_json(record));
+  });
+}
 
 }  // namespace
 
@@ -43,18 +68,21 @@ bool presets_are_here() {
 }
 
 std::string how_to_install(const std::filesystem::path& folder, const Environment& environment) {
-  std::error_code error;
-  for (const auto& searched : environment.preset_folders)
-    if (std::filesystem::equivalent(folder, searched, error)) return "";
+  if (is_searched(folder, environment)) return "";
+  const auto files = read_preset_folder(folder);
+  if (std::all_of(files.begin(), files.end(),
+                  [&](const PresetFile& file) { return is_installed(file, environment); }))
+    return "";
   return fmt::format("the library does not look in {}: fftune presets install {} takes it to {}",
                      folder.string(), folder.string(), environment.user_presets.string());
 }
 
 PresetLibrary load_presets(const std::string& value, const Session& session) {
   PresetLibrary library = load_presets(preset_folders(value, session.environment));
-  if (value.empty() && presets_are_here())
-    if (const auto hint = how_to_install(folder_here, session.environment); !hint.empty())
-      spdlog::info("reading ./presets, which is here; {}", hint);
+  if (value.empty() && presets_are_here() && !is_searched(folder_here, session.environment)) {
+    const auto hint = how_to_install(folder_here, session.environment);
+    spdlog::info("reading ./presets, which is here{}{}", hint.empty() ? "" : "; ", hint);
+  }
   if (!value.empty() && library.files().empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("--presets {} holds no <device>/<op>.json: give the folder that the "

@@ -24,7 +24,7 @@ std::vector<std::filesystem::path> preset_folders(const std::string& value,
 bool presets_are_here();
 
 /// How the library comes to load what was written to `folder`, for people: nothing where it looks
-/// there already.
+/// there, or where every record of it is installed already.
 std::string how_to_install(const std::filesystem::path& folder, const Environment& environment);
 
 /// Loads them, and logs every complaint, and that ./presets is read where the library does not

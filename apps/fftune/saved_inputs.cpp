@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -22,6 +23,9 @@ namespace fftune::tool {
 namespace {
 
 constexpr std::int64_t most_layers = 100'000;
+
+/// What configurations call layers with a window.
+constexpr const char* sliding = "sliding_attention";
 
 template <typename... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
@@ -57,6 +61,14 @@ std::optional<std::int64_t> whole_number(const std::string& text) {
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || rest != end || value < 1) return {};
+  return value;
+}
+
+std::optional<double> real_number(const std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end || !std::isfinite(value)) return {};
   return value;
 }
 
@@ -180,6 +192,8 @@ void SavedInputs::read_config() {
     for (const auto& [key, value] : *fields)
       if (const auto* text = value.get_if<std::string>())
         config_.try_emplace(key, *text);
+      else if (const auto* holds = value.get_if<bool>())
+        config_.try_emplace(key, *holds ? "yes" : "no");
       else if (value.get_if<std::int64_t>() || value.get_if<double>())
         config_.try_emplace(key, json_line(value));
   };
@@ -188,14 +202,60 @@ void SavedInputs::read_config() {
        {root.find("text_config"), static_cast<const JsonValue*>(&root)}) {
     if (part == nullptr) continue;
     take(part);
-    for (const char* angles : {"rope_parameters", "rope_scaling"}) take(part->find(angles));
+    const std::string type = layer_type(*part);
+    const bool slides = type == sliding;
+    // Gemma 3, before each type of layer had angles of its own.
+    const auto local = config_.find("rope_local_base_freq");
+    if (slides && local != config_.end()) config_["rope_theta"] = local->second;
+    for (const char* angles : {"rope_parameters", "rope_scaling"})
+      if (const JsonValue* const all = part->find(angles);
+          all != nullptr && (!slides || local == config_.end())) {
+        const JsonValue* const own = all->find(type);
+        take(own ? own : all);
+      }
+    if (!slides) config_.erase("sliding_window");
   }
+  const auto number = [&](std::string_view key) {
+    const auto entry = config_.find(key);
+    return entry == config_.end() ? std::nullopt : real_number(entry->second);
+  };
+  for (const auto& [d, n] : {std::pair("hidden_size", "num_attention_heads"), {"n_embd", "n_head"}})
+    if (const auto features = number(d), heads = number(n); features && heads && *heads > 0)
+      config_.try_emplace("head_dim", fmt::format("{:.0f}", *features / *heads));
+  const auto dim = number("head_dim");
+  if (const auto share = number("partial_rotary_factor"); share && dim && *share < 1)
+    config_.try_emplace(std::string(config_rotary),
+                        fmt::format("{:.0f}", std::floor(*dim * *share)));
+  if (const auto scalar = number("query_pre_attn_scalar"); scalar && *scalar > 0)
+    config_.try_emplace(std::string(config_scale), fmt::format("{}", 1 / std::sqrt(*scalar)));
+}
+
+std::string SavedInputs::layer_type(const JsonValue& part) const {
+  const auto word = [&](std::string_view key) {
+    const auto entry = config_.find(key);
+    return entry == config_.end() ? std::string() : entry->second;
+  };
+  const auto type_if = [](bool slides) { return std::string(slides ? sliding : "full_attention"); };
+  if (word("sliding_window").empty()) return type_if(false);
+  const JsonValue* const list = part.find("layer_types");
+  const auto* types = list ? list->get_if<JsonValue::Array>() : nullptr;
+  if (types != nullptr && layer_ < std::ssize(*types))
+    if (const auto* text = (*types)[static_cast<std::size_t>(layer_)].get_if<std::string>())
+      return *text;
+  const std::string model = word("model_type");
+  if (model == "gemma2") return type_if(layer_ % 2 == 0);
+  if (model.starts_with("gemma3"))
+    return type_if((layer_ + 1) % whole_number(word("sliding_window_pattern")).value_or(6) != 0);
+  return type_if(word("use_sliding_window") != "no");
 }
 
 std::optional<std::string> SavedInputs::config(const ConfigField& field) const {
   for (const std::string_view key : field.keys)
-    if (const auto entry = config_.find(key); entry != config_.end())
+    if (const auto entry = config_.find(key); entry != config_.end()) {
+      for (const auto& [theirs, ours] : field.words)
+        if (entry->second == theirs) return std::string(ours);
       return std::string(our_word(entry->second));
+    }
   return {};
 }
 
@@ -304,6 +364,9 @@ bool SavedInputs::tells(std::string_view size) const {
 
 bool SavedInputs::has_weights() const {
   if (table_ == nullptr) return false;
+  if (model_ && !table_->foreign.empty() &&
+      model_->find(prefix(layer_) + std::string(table_->foreign)))
+    return false;
   // The first is what the op is about.
   return find(table_->inputs.front().tensor).has_value();
 }
@@ -471,7 +534,10 @@ void SavedInputs::infer_sizes(std::map<std::string, std::int64_t, std::less<>>& 
       const auto source = find(input.tensor);
       if (!source || source->recorded) continue;
       auto shape = shape_of(*source);
-      if (shape.size() != input.extents.size()) continue;
+      auto extents = input.extents;
+      // Matrices of a mixture, by the name that a network's have.
+      if (shape.size() == extents.size() + 1) extents.insert(extents.begin(), "experts");
+      if (shape.size() != extents.size()) continue;
       const bool half =
           source->rows == SavedRows::first_half || source->rows == SavedRows::second_half;
       if (half) shape[0] /= 2;
@@ -480,7 +546,7 @@ void SavedInputs::infer_sizes(std::map<std::string, std::int64_t, std::less<>>& 
       for (std::size_t i = mixed ? 1 : 0; i < shape.size(); ++i) {
         std::int64_t left = shape[i];
         std::vector<std::string> open;
-        for (const std::string& factor : factors_of(input.extents[i])) {
+        for (const std::string& factor : factors_of(extents[i])) {
           const auto size = sizes.find(factor);
           if (size == sizes.end())
             open.push_back(factor);
@@ -530,7 +596,9 @@ ProblemOptions SavedInputs::complete(ProblemOptions given, DeviceKind kind) cons
       given.options[name] = value;
   };
   for (const SavedOption& option : table_->options)
-    if (find(option.tensor)) set(option.option, std::string(option.value));
+    if (option.name.empty() ? find(option.tensor).has_value()
+                            : model_->find(prefix(layer_) + std::string(option.name)) != nullptr)
+      set(option.option, std::string(option.value));
   for (const ConfigField& field : table_->settings) {
     const std::string needs(field.needs);
     if (!needs.empty() && (!is_given(given.options, needs) || given.options[needs] == "none" ||

@@ -18,6 +18,10 @@ namespace CLI {
 class App;
 }  // namespace CLI
 
+namespace fftune {
+struct JsonValue;
+}  // namespace fftune
+
 namespace fftune::tool {
 
 struct WeightOptions {
@@ -78,6 +82,9 @@ class SavedInputs final : public GivenTensors {
   };
 
   void read_config();
+  /// "sliding_attention" or "full_attention": newer configurations have a list, in older ones it
+  /// follows from the kind of model.
+  std::string layer_type(const JsonValue& part) const;
   void find_prefix();
   void parse_map(const std::string& text);
   std::string prefix(std::int64_t layer) const;

@@ -6,23 +6,30 @@ namespace fftune::tool {
 
 namespace {
 
-/// Llama, Mistral, Qwen2, Qwen3 and Gemma have a tensor for each; Phi-3 has gate and up in one.
+/// Llama, Mistral, Qwen2, Qwen3 and Gemma have a tensor for each; Phi-3 has gate and up in one. Phi
+/// and GPT-2 have no gate.
 std::vector<SavedInput> ffn_inputs() {
   const auto block_scale = [](std::string_view tensor, std::string_view block,
                               std::string_view whole) {
     return SavedInput{.tensor = tensor, .extents = {}, .names = {{{block}}, {{whole}}}};
   };
   return {
+      {.tensor = "w_down",
+       .extents = {"d", "h"},
+       .names = {{{"mlp.down_proj.weight"}}, {{"mlp.fc2.weight"}}, {{"mlp.c_proj.weight"}}}},
       {.tensor = "w_gate",
        .extents = {"h", "d"},
        .names = {{{"mlp.gate_proj.weight"}}, {{"mlp.gate_up_proj.weight"}, SavedRows::first_half}}},
       {.tensor = "w_up",
        .extents = {"h", "d"},
-       .names = {{{"mlp.up_proj.weight"}}, {{"mlp.gate_up_proj.weight"}, SavedRows::second_half}}},
-      {.tensor = "w_down", .extents = {"d", "h"}, .names = {{{"mlp.down_proj.weight"}}}},
+       .names = {{{"mlp.up_proj.weight"}},
+                 {{"mlp.gate_up_proj.weight"}, SavedRows::second_half},
+                 {{"mlp.fc1.weight"}},
+                 {{"mlp.c_fc.weight"}}}},
       block_scale("w_gate_scale", "mlp.gate_proj.weight_scale_inv", "mlp.gate_proj.weight_scale"),
       block_scale("w_up_scale", "mlp.up_proj.weight_scale_inv", "mlp.up_proj.weight_scale"),
       block_scale("w_down_scale", "mlp.down_proj.weight_scale_inv", "mlp.down_proj.weight_scale"),
+      {.tensor = "b_up", .extents = {"h"}, .names = {}, .bias_of = "w_up"},
       {.tensor = "b_down", .extents = {"d"}, .names = {}, .bias_of = "w_down"},
       // Gemma 2 and 3 have a norm behind attention too, by the name that the others' norm
       // ahead of the network has.
@@ -31,19 +38,22 @@ std::vector<SavedInput> ffn_inputs() {
        .names = {{{"pre_feedforward_layernorm.weight"}}, {{"post_attention_layernorm.weight"}}}}};
 }
 
-/// Qwen's and DeepSeek's names, and Mixtral's.
+/// Qwen's and DeepSeek's names, Mixtral's, and those of experts that transformers has packed.
 std::vector<SavedInput> moe_inputs() {
   const auto weight = [](std::string_view tensor, std::vector<std::string_view> extents,
-                         std::string_view name, std::string_view mixtral) {
-    return SavedInput{
-        .tensor = tensor, .extents = std::move(extents), .names = {{{name}}, {{mixtral}}}};
+                         std::vector<SavedName> names) {
+    return SavedInput{.tensor = tensor, .extents = std::move(extents), .names = std::move(names)};
   };
-  return {weight("w_gate", {"experts", "h", "d"}, "mlp.experts.*.gate_proj.weight",
-                 "block_sparse_moe.experts.*.w1.weight"),
-          weight("w_up", {"experts", "h", "d"}, "mlp.experts.*.up_proj.weight",
-                 "block_sparse_moe.experts.*.w3.weight"),
-          weight("w_down", {"experts", "d", "h"}, "mlp.experts.*.down_proj.weight",
-                 "block_sparse_moe.experts.*.w2.weight")};
+  return {
+      weight("w_down", {"experts", "d", "h"},
+             {{{"mlp.experts.*.down_proj.weight"}},
+              {{"block_sparse_moe.experts.*.w2.weight"}},
+              {{"mlp.experts.down_proj"}}}),
+      weight("w_gate", {"experts", "h", "d"},
+             {{{"mlp.experts.*.gate_proj.weight"}}, {{"block_sparse_moe.experts.*.w1.weight"}}}),
+      weight("w_up", {"experts", "h", "d"},
+             {{{"mlp.experts.*.up_proj.weight"}}, {{"block_sparse_moe.experts.*.w3.weight"}}}),
+      weight("w_gate_up", {"experts", "", "d"}, {{{"mlp.experts.gate_up_proj"}}})};
 }
 
 /// Phi-3 and GPT-2 have the three in one tensor.
@@ -73,25 +83,44 @@ std::vector<SavedInput> qkv_inputs() {
           {.tensor = "k_norm", .extents = {"dim"}, .names = {{{"self_attn.k_norm.weight"}}}}};
 }
 
-/// The parts' names, each as its op has it, but for the norms and the biases of the whole.
+/// The parts' names, each as its op has it, but for the norms and the biases of the whole. The
+/// weights of a network and of experts have one name.
 std::vector<SavedInput> layer_inputs() {
-  std::vector<SavedInput> inputs;
-  for (const auto& part : {qkv_inputs(), ffn_inputs()})
-    for (const SavedInput& input : part)
-      if (input.tensor != "w" && input.tensor != "bias" && input.tensor != "w_norm" &&
-          !input.tensor.ends_with("_scale"))
+  std::vector<SavedInput> inputs = qkv_inputs();
+  for (const auto& part : {ffn_inputs(), moe_inputs()})
+    for (const SavedInput& input : part) {
+      const auto known = std::find_if(inputs.begin(), inputs.end(), [&](const SavedInput& each) {
+        return each.tensor == input.tensor;
+      });
+      if (known == inputs.end())
         inputs.push_back(input);
+      else
+        known->names.insert(known->names.end(), input.names.begin(), input.names.end());
+    }
+  std::erase_if(inputs, [](const SavedInput& input) {
+    return input.tensor == "w" || input.tensor == "bias" || input.tensor == "w_norm" ||
+           input.tensor.ends_with("_scale");
+  });
   const auto norm = [&](std::string_view tensor, std::vector<SavedName> names) {
     inputs.push_back({.tensor = tensor, .extents = {"d"}, .names = std::move(names)});
   };
-  norm("attn_norm", {{{"input_layernorm.weight"}}});
+  norm("attn_norm", {{{"input_layernorm.weight"}}, {{"ln_1.weight"}}});
   norm("attn_post_norm", {{{"post_attention_layernorm.weight"}}});
-  norm("ffn_norm", {{{"pre_feedforward_layernorm.weight"}}, {{"post_attention_layernorm.weight"}}});
+  norm("ffn_norm", {{{"pre_feedforward_layernorm.weight"}},
+                    {{"post_attention_layernorm.weight"}},
+                    {{"ln_2.weight"}}});
   norm("ffn_post_norm", {{{"post_feedforward_layernorm.weight"}}});
-  inputs.push_back({.tensor = "w_o",
-                    .extents = {"d", "heads*dim"},
-                    .names = {{{"self_attn.o_proj.weight"}}, {{"self_attn.dense.weight"}}}});
-  inputs.push_back({.tensor = "b_o", .extents = {"d"}, .names = {}, .bias_of = "w_o"});
+  inputs.push_back(
+      {.tensor = "w_o",
+       .extents = {"d", "heads*dim"},
+       .names = {
+           {{"self_attn.o_proj.weight"}}, {{"self_attn.dense.weight"}}, {{"attn.c_proj.weight"}}}});
+  inputs.push_back({.tensor = "w_router",
+                    .extents = {"experts", "d"},
+                    .names = {{{"mlp.gate.weight"}}, {{"block_sparse_moe.gate.weight"}}}});
+  for (const auto& [bias, weight] :
+       {std::pair("b_o", "w_o"), {"attn_norm_bias", "attn_norm"}, {"ffn_norm_bias", "ffn_norm"}})
+    inputs.push_back({.tensor = bias, .extents = {"d"}, .names = {}, .bias_of = weight});
   return inputs;
 }
 
@@ -103,15 +132,22 @@ const std::vector<SavedOp>& saved_ops() {
   const std::vector<ConfigField> heads{{"dim", {"head_dim"}},
                                        {"heads", {"num_attention_heads", "n_head"}},
                                        {"kv-heads", {"num_key_value_heads"}}};
+  const auto with = [](std::vector<ConfigField> fields, const std::vector<ConfigField>& more) {
+    fields.insert(fields.end(), more.begin(), more.end());
+    return fields;
+  };
   static const std::vector<SavedOp> ops{
       {.op = "ffn",
        .inputs = ffn_inputs(),
-       .options = {},
+       .options = {{"gate", "no", "", "mlp.fc1.weight"},
+                   {"gate", "no", "", "mlp.c_fc.weight"},
+                   {"bias", "both", "b_up"},
+                   {"bias", "down", "b_down"}},
        .sizes = {},
        .settings = {act, {"eps", eps, "norm"}, {"convention", {"model_type"}, "norm"}}},
       {.op = "moe-ffn",
        .inputs = moe_inputs(),
-       .options = {},
+       .options = {{"gate-up", "halves", "w_gate_up"}},
        .sizes = {{"top-k", {"num_experts_per_tok"}}},
        .settings = {act}},
       {.op = "qkv",
@@ -134,19 +170,43 @@ const std::vector<SavedOp>& saved_ops() {
        .inputs = {{.tensor = "w", .extents = {"d"}, .names = {{{"input_layernorm.weight"}}}}},
        .options = {},
        .sizes = {},
-       .settings = {{"eps", eps}, {"convention", {"model_type"}}}},
+       .settings = {{"eps", eps}, {"convention", {"model_type"}}},
+       .foreign = "input_layernorm.bias"},
+      {.op = "layernorm",
+       .inputs = {{.tensor = "b", .extents = {"d"}, .names = {}, .bias_of = "w"},
+                  {.tensor = "w",
+                   .extents = {"d"},
+                   .names = {{{"input_layernorm.weight"}}, {{"ln_1.weight"}}}}},
+       .options = {},
+       .sizes = {},
+       .settings = {{"eps", eps}}},
       {.op = "layer",
        .inputs = layer_inputs(),
        .options = {{"qkv-bias", "yes", "b_q"},
                    {"qk-norm", "yes", "q_norm"},
                    {"out-bias", "yes", "b_o"},
-                   {"post-norms", "yes", "ffn_post_norm"}},
-       .sizes = heads,
+                   {"post-norms", "yes", "ffn_post_norm"},
+                   {"norm", "layer", "attn_norm_bias"},
+
+                   {"ffn", "moe", "w_router"},
+                   {"ffn", "plain", "", "mlp.fc1.weight"},
+                   {"ffn", "plain", "", "mlp.c_fc.weight"},
+                   {"ffn-bias", "yes", "b_down"},
+                   {"gate-up", "halves", "w_gate_up"}},
+       .sizes = with(heads, {{"rotary", {config_rotary}},
+                             {"top-k", {"num_experts_per_tok"}},
+                             {"window", {"sliding_window"}}}),
        .settings = {act,
                     {"eps", eps},
                     {"convention", {"model_type"}},
+                    {"renormalise", {"norm_topk_prob", "model_type"}, "ffn", {{"mixtral", "yes"}}},
+                    {"softcap", {"attn_logit_softcapping"}},
+                    {"scale", {config_scale}},
+                    // It learns its positions.
+                    {"rotation", {"model_type"}, {}, {{"gpt2", "none"}}},
+                    {"block", {"model_type"}, {}, {{"phi", "parallel"}}},
                     {"base", {"rope_theta"}},
-                    {"angles", {"rope_type"}},
+                    {"angles", {"rope_type", "type"}, {}, {{"linear", "base"}}},
                     {"factor", {"factor"}, "angles"},
                     {"low", {"low_freq_factor"}, "angles"},
                     {"high", {"high_freq_factor"}, "angles"},

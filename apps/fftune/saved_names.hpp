@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fftune::tool {
@@ -26,20 +27,28 @@ struct SavedInput {
   std::string_view bias_of = {};
 };
 
-/// An option that has this value where the model has this input.
+/// An option that has this value where the model has this input, or a tensor of the layer by this
+/// name. Of several for one option the first that holds counts.
 struct SavedOption {
   std::string_view option;
   std::string_view value;
   std::string_view tensor;
+  std::string_view name = {};
 };
 
-/// An option or a size that config.json beside the model tells, by the first key that it has.
+/// An option or a size that config.json beside the model tells, by the first key that it has. What
+/// a value is called here, where that is not our_word(), is in `words`.
 struct ConfigField {
   std::string_view field;
   std::vector<std::string_view> keys;
   /// An option without which this one means nothing.
   std::string_view needs = {};
+  std::vector<std::pair<std::string_view, std::string_view>> words = {};
 };
+
+/// What SavedInputs finds of its layer in a configuration, beside the keys that this has.
+constexpr std::string_view config_rotary = "features of a head to rotate";
+constexpr std::string_view config_scale = "scale of scores";
 
 struct SavedOp {
   std::string_view op;
@@ -47,6 +56,8 @@ struct SavedOp {
   std::vector<SavedOption> options;
   std::vector<ConfigField> sizes;  // those that the tensors' extents leave open
   std::vector<ConfigField> settings;
+  /// A model that has this is not of the op: the bias of a norm.
+  std::string_view foreign = {};
 };
 
 const std::vector<SavedOp>& saved_ops();

@@ -66,6 +66,18 @@ class key_walk {
     return !full;
   }
 
+  // Without a packed mask: begins at blocks past the last, of which nothing is seen, so that there
+  // is a multiple of `count`; if there is none at all, none is added.
+  __device__ __forceinline__ void round_up(int count) {
+    static_assert(!packed);
+    const int over = larger(0, block_ - first_ + 1) % count;
+    if (over != 0) block_ += count - over;
+  }
+  __device__ __forceinline__ void skip(int count) {
+    static_assert(!packed);
+    block_ -= count;
+  }
+
   __device__ __forceinline__ void next(const attention_params& params, const attention_tile& tile,
                                        int own_first) {
     if constexpr (packed) {

@@ -20,34 +20,38 @@ __device__ __forceinline__ u32 nonzero_bytes(u32 word) {
   return (high >> 7) * 0x01020408u >> 24 & 0xf;
 }
 
-// Keys [0, 16) of `from`, of which `count` exist.
+// Keys [0, 16) of `from`, of which `count` exist, 1 at least. Beyond these there are others of
+// them: without a branch, loads of many rows are under way at a time.
 template <int vector>
-__device__ __forceinline__ u32 load_bits(const u8* from, int count) {
-  u32 bits = 0;
+__device__ __forceinline__ uint4 load_keys(const u8* from, int count) {
   if constexpr (vector == 16) {
-    if (count <= 0) return 0;
-    const uint4 bytes = *reinterpret_cast<const uint4*>(from);
-    bits = nonzero_bytes(bytes.x) | nonzero_bytes(bytes.y) << 4 | nonzero_bytes(bytes.z) << 8 |
-           nonzero_bytes(bytes.w) << 12;
+    return *reinterpret_cast<const uint4*>(from);
   } else if constexpr (vector == 8) {
-#pragma unroll
-    for (int i = 0; i < 16; i += 8) {
-      if (i >= count) continue;
-      const uint2 bytes = *reinterpret_cast<const uint2*>(from + i);
-      bits |= (nonzero_bytes(bytes.x) | nonzero_bytes(bytes.y) << 4) << i;
-    }
-  } else if constexpr (vector == 4) {
-#pragma unroll
-    for (int i = 0; i < 16; i += 4) {
-      if (i < count) bits |= nonzero_bytes(*reinterpret_cast<const u32*>(from + i)) << i;
-    }
+    const uint2 low = *reinterpret_cast<const uint2*>(from);
+    const uint2 high = *reinterpret_cast<const uint2*>(from + (count > 8 ? 8 : 0));
+    return make_uint4(low.x, low.y, high.x, high.y);
   } else {
+    u32 words[4];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      if (i < count && from[i] != 0) bits |= 1u << i;
+    for (int i = 0; i < 4; ++i) {
+      const u8* const at = from + (i * 4 < count ? i * 4 : 0);
+      if constexpr (vector == 4) {
+        words[i] = *reinterpret_cast<const u32*>(at);
+      } else {
+        words[i] = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          words[i] |= u32{at[i * 4 + j < count ? j : 0]} << j * 8;
+        }
+      }
     }
+    return make_uint4(words[0], words[1], words[2], words[3]);
   }
-  return bits;
+}
+
+__device__ __forceinline__ u32 nonzero_keys(const uint4& bytes) {
+  return nonzero_bytes(bytes.x) | nonzero_bytes(bytes.y) << 4 | nonzero_bytes(bytes.z) << 8 |
+         nonzero_bytes(bytes.w) << 12;
 }
 
 }  // namespace
@@ -72,13 +76,21 @@ __global__ void __launch_bounds__(256)
   if (threadIdx.x < tiles) shared_any[threadIdx.x] = shared_missing[threadIdx.x] = 0;
   __syncthreads();
 
-  u32 any = 0, missing = 0;
   constexpr int rows_of_warp = tile / warps;
+  const int first_row = row_tile * tile + warp;
+  uint4 keys[rows_of_warp];
 #pragma unroll
   for (int i = 0; i < rows_of_warp; ++i) {
-    const int row = row_tile * tile + warp + i * warps;
+    const int row = smaller(first_row + i * warps, s - 1);
+    const u8* const from = mask + (matrix * s + row) * kv;
+    keys[i] = load_keys<vector>(from + (count > 0 ? key : 0), count > 0 ? count : kv);
+  }
+  u32 any = 0, missing = 0;
+#pragma unroll
+  for (int i = 0; i < rows_of_warp; ++i) {
+    const int row = first_row + i * warps;
     if (row >= s) break;
-    const u32 own = load_bits<vector>(mask + (matrix * s + row) * kv + key, count) & existing;
+    const u32 own = nonzero_keys(keys[i]) & existing;
     any |= own;
     missing |= own ^ existing;
     const u32 word = own | __shfl_down_sync(~0u, own, 1) << 16;

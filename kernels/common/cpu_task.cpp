@@ -82,7 +82,7 @@ RowParts::RowParts(const RowWork& work, const Config& config)
     : rows(work.rows),
       parts(config.at("threads") * config.at("parts")),
       threads(config.get("threads")),
-      nontemporal(config.at("nontemporal") != 0) {}
+      nontemporal(work.nontemporal && config.at("nontemporal") != 0) {}
 
 void RowParts::add(Parallel& parallel, const float* partial, std::int64_t columns, DType dtype,
                    void* out) const {

@@ -8,7 +8,7 @@
 
 #include "core/error.hpp"
 #include "kernels/ffn/ffn.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/norm/norm.hpp"
 
 namespace fftune::ffn {
 namespace {
@@ -164,9 +164,9 @@ std::string norm_contradiction(const Problem& problem) {
       return "norm=" + problem.option("norm") +
              " is for bf16, fp16 and f32: fp8 has the scale of "
              "an x that is quantised already";
-    if (problem.size("d") > rmsnorm::most_features)
+    if (problem.size("d") > norm::most_features)
       return "norm=" + problem.option("norm") + " is of at most " +
-             std::to_string(rmsnorm::most_features) +
+             std::to_string(norm::most_features) +
              " features: d=" + std::to_string(problem.size("d"));
     return "";
   }
@@ -221,7 +221,7 @@ void append_norm(Baseline& baseline, const Problem& problem, const DeviceFacts& 
     return append_moved(baseline.program,
                         rows.program(norm, facts, rows.default_config(norm, facts)), places, own);
   }
-  Baseline plain = rmsnorm::baselines(norm, facts).front();
+  Baseline plain = norm::baselines(norm, facts).front();
   for (auto& tensor : plain.extra) {
     places.push_back(own + baseline.extra.size());
     tensor.name = "unweighed";

@@ -1,6 +1,6 @@
 // The root mean square norm in front of ffn: x, or the sum of x and a residual, is normalised into
 // what w_gate and w_up are multiplied with. It is the forward pass of rmsnorm
-// (kernels/rmsnorm/rmsnorm.hpp) as ffn's first stage: its tensors, its reference and its families,
+// (kernels/norm/norm.hpp) as ffn's first stage: its tensors, its reference and its families,
 // under the names that they have here. Where launches may be programmatic, gate_up starts while the
 // norm is at work and fetches weights.
 #pragma once

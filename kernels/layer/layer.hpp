@@ -22,6 +22,9 @@
 // With the size `layers`, tensors of layer i are called "layers.i.w_q" and so on, and lie one layer
 // after the other among the buffers, which so are the table of their addresses. What is the same
 // for all layers (x, positions, angles, slots, lengths) comes first, and y last.
+//
+// They differ in their weights alone. Layers of two kinds that take turns, with and without a
+// window, are two plans that are run in turn: each serves all layers of its kind.
 #pragma once
 
 #include <string>

@@ -30,9 +30,9 @@ Options gemma() {
       {"convention", "gemma"}, {"post-norms", "yes"}, {"act", "gelu-tanh"}, {"scale", "0.0625"}};
 }
 
-/// A mixture whose weights of a token add up to 1.
+/// A mixture whose weights of a token add up to 1; gate and up are packed as transformers has them.
 Options moe() {
-  return {{"ffn", "moe"}, {"renormalise", "yes"}, {"base", "1000000"}};
+  return {{"ffn", "moe"}, {"renormalise", "yes"}, {"gate-up", "halves"}, {"base", "1000000"}};
 }
 
 Options gpt() {

@@ -11,8 +11,8 @@
 #include "kernels/gemm/engine.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
 #include "registry/part_family.hpp"
 
 namespace fftune::layer {
@@ -26,13 +26,13 @@ struct NormedStage {
   GemmProblem (*gemm)(const Problem&);
 };
 
-row_norm kind_of(rmsnorm::Convention convention) {
+row_norm kind_of(norm::Convention convention) {
   switch (convention) {
-    case rmsnorm::Convention::llama:
+    case norm::Convention::llama:
       return row_norm::llama;
-    case rmsnorm::Convention::gemma:
+    case norm::Convention::gemma:
       return row_norm::gemma;
-    case rmsnorm::Convention::t5:
+    case norm::Convention::t5:
       break;
   }
   return row_norm::t5;
@@ -46,7 +46,7 @@ class NormedProduct final : public Family {
   std::string_view summary() const override { return of_.summary; }
   DeviceKind device_kind() const override { return DeviceKind::cuda; }
   std::vector<std::string> stages() const override {
-    return {of_.norm + "." + rmsnorm::stage_forward, of_.part + "." + of_.stage};
+    return {of_.norm + "." + norm::stage_forward, of_.part + "." + of_.stage};
   }
   std::vector<std::string> sources() const override { return decode_engine().sources; }
 
@@ -118,7 +118,7 @@ class NormedProduct final : public Family {
     return chain(*part(parts, of_.norm), *part(parts, of_.part));
   }
   GemmChain chain(const OpPart& norm, const OpPart& product) const {
-    const rmsnorm::Layer rows = rmsnorm::layer_of(norm.problem);
+    const norm::Layer rows = norm::layer_of(norm.problem);
     GemmProblem gemm = of_.gemm(product.problem);
     gemm.a = {{norm_x}};
     gemm.norm_of_a = {

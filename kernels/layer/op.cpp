@@ -47,9 +47,11 @@ constexpr const char* own_inputs[] = {"attn_norm",
                                       "w_router",
                                       "w_gate",
                                       "w_up",
+                                      "w_gate_up",
                                       "w_down",
                                       "b_gate",
                                       "b_up",
+                                      "b_gate_up",
                                       "b_down",
                                       "ffn_post_norm"};
 
@@ -257,7 +259,7 @@ std::string contradiction_of_experts(const Problem& problem) {
   for (const char* name : {"experts", "top-k", "shared"})
     if (problem.sizes.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.size(name));
-  for (const char* name : {"score", "order", "renormalise", "routing"})
+  for (const char* name : {"score", "order", "renormalise", "routing", "gate-up"})
     if (problem.options.contains(name))
       return fmt::format("{}={} is of ffn=moe", name, problem.option(name));
   return "";
@@ -353,6 +355,10 @@ class Layer final : public Op {
                     {"before", "after"}),
         rare_option("renormalise", "whether the weights of a token's experts add up to 1",
                     {"no", "yes"}),
+        rare_option("gate-up",
+                    "the experts' weights of gate and up: separate; or packed in w_gate_up, whose "
+                    "rows are those of gate and then those of up, or one of each in turn",
+                    {"separate", "halves", "interleaved"}),
         {.name = "routing",
          .help = "how often experts are chosen: of test data, and to choose a preset by",
          .choices = {"uniform"},

@@ -9,12 +9,11 @@
 #include "kernels/common/op_parts.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/layer/layer.hpp"
-#include "kernels/layernorm/layernorm.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/moe/moe.hpp"
 #include "kernels/moe_route/moe_route.hpp"
+#include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
 
 namespace fftune::layer {
 namespace {
@@ -180,6 +179,7 @@ class Parts {
     add("experts", moe_ffn_op(), std::move(sizes),
         {{"act", option_or(problem_, "act", "silu")},
          {"routing", option_or(problem_, "routing", "uniform")},
+         {"gate-up", option_or(problem_, "gate-up", "separate")},
          {"bias", problem_.has("ffn-bias", "yes") ? "all" : "none"},
          {"residual", post_norms_ ? "no" : "yes"}},
         {{"x", input_of_ffn()},
@@ -207,10 +207,10 @@ std::vector<OpPart> parts_of(const Problem& problem) {
 
 std::vector<PartKind> part_kinds() {
   const auto rms = [](const char* name) {
-    return PartKind{name, rmsnorm_op, {rmsnorm::stage_forward}};
+    return PartKind{name, rmsnorm_op, {norm::stage_forward}};
   };
   const auto with_mean = [](const char* name) {
-    return PartKind{name, layernorm_op, {layernorm::stage_forward}};
+    return PartKind{name, layernorm_op, {norm::stage_forward}};
   };
   return {rms("attn_norm"),
           with_mean("attn_layernorm"),

@@ -5,46 +5,35 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/common/row_space.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/masked_softmax/masked_softmax.hpp"
 
 namespace fftune::masked_softmax {
 namespace {
 
-constexpr std::int64_t most_block_threads = 1024;
 constexpr std::int64_t other_registers = 36;  // addresses, sums, one vector as loaded
 
-std::int64_t element_bytes(const Layer& layer) {
-  return static_cast<std::int64_t>(dtype_bytes(layer.dtype));
-}
-
-std::int64_t row_vectors(const Layer& layer, const Config& config) {
-  return layer.n * element_bytes(layer) / config.at("vector");
-}
-
-/// Vectors of a row that each of its threads has.
-std::int64_t vectors_of_thread(const Layer& layer, const Config& config) {
-  return quotient_up(row_vectors(layer, config), config.at("group") * config.at("cluster"));
-}
-
-std::int64_t block_threads(const Config& config) {
-  return config.at("group") * config.at("groups");
+RowShape shape_of(const Layer& layer) {
+  return {.rows = layer.rows(), .elements = layer.n, .dtype = layer.dtype};
 }
 
 /// Forward: powers in f32, and one vector as it is loaded; the loads of all are in flight before
 /// the first is a power. Backward: y and dy as they are loaded.
 std::int64_t registers_needed(const Layer& layer, const Config& config) {
-  const std::int64_t count = config.at("vector") / element_bytes(layer);
-  const std::int64_t elements = vectors_of_thread(layer, config) * count;
-  const std::int64_t raw = raw_registers(elements, element_bytes(layer), count);
+  const RowShape shape = shape_of(layer);
+  const std::int64_t count = elements_of_vector(shape, config);
+  const std::int64_t elements = vectors_of_thread(shape, config) * count;
+  const std::int64_t raw = raw_registers(elements, shape.element_bytes(), count);
   return other_registers + (layer.backward ? 2 * raw + 2 * count : elements + raw / 2);
 }
 
 /// Widest accesses to which rows, and the mask's, are aligned; about four of them a thread, 256
 /// threads a block or what a row takes; wider rows on a cluster where there are clusters.
 Config default_rows(const Layer& layer, const DeviceFacts& facts) {
-  const std::int64_t vector = widest_vector(layer.n * element_bytes(layer));
-  const std::int64_t row = layer.n * element_bytes(layer) / vector;
+  const RowShape shape = shape_of(layer);
+  const std::int64_t vector = widest_vector(shape.bytes());
+  const std::int64_t row = shape.vectors(vector);
   constexpr std::int64_t vectors = 2, most_vectors = 4;
   std::int64_t cluster = 1;
   if (facts.compute_capability >= 90)
@@ -78,11 +67,7 @@ class RegisterRows final : public StageFamily {
 
   std::optional<std::string> refusal(const Problem& problem,
                                      const DeviceFacts& facts) const override {
-    if (auto refusal = refuse_cuda(problem, pass_, facts)) return refusal;
-    if (space(problem, facts).violations(default_config(problem, facts)).empty())
-      return std::nullopt;
-    return fmt::format("rows of n={} in {} do not suit a block's registers and accesses",
-                       layer_of(problem).n, dtype_name(problem.dtype));
+    return refuse_rows(*this, problem, pass_, facts, "n", layer_of(problem).n);
   }
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override;
@@ -98,59 +83,18 @@ class RegisterRows final : public StageFamily {
 
 Space RegisterRows::space(const Problem& problem, const DeviceFacts& facts) const {
   const Layer layer = layer_of(problem);
-  const std::int64_t row_bytes = layer.n * element_bytes(layer);
   Space space;
-  space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
-      .parameter("group", "threads of a block that share a row",
-                 {8, 16, 32, 64, 128, 256, 512, 1024})
-      .parameter("groups", "rows of a block", {1, 2, 4, 8, 16, 32})
-      .parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
-      .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
-                 {0, 1})
-      .constraint(
-          "an access is at least one element, and rows are aligned to it",
-          [widest = widest_vector(row_bytes), least = element_bytes(layer)](const Config& c) {
-            return c.at("vector") >= least && c.at("vector") <= widest;
-          },
-          {"vector"})
-      .constraint("accesses narrower than half of what alignment allows only add instructions",
-                  [widest = widest_vector(row_bytes)](const Config& c) {
-                    return 2 * c.at("vector") >= widest;
-                  },
-                  {"vector"})
-      .constraint("a block has 64 to 1024 threads",
-                  [](const Config& c) {
-                    return block_threads(c) >= 64 && block_threads(c) <= most_block_threads;
-                  },
-                  {"group", "groups"})
-      .constraint("no more rows side by side than there are",
-                  [layer](const Config& c) {
-                    return block_threads(c) == 64 || c.at("groups") < 2 * layer.rows();
-                  },
-                  {"group", "groups"})
-      .constraint("at most half of a row's threads have nothing to do",
-                  [layer](const Config& c) {
-                    const std::int64_t threads = c.at("group") * c.at("cluster");
-                    return threads <= 8 || threads < 2 * row_vectors(layer, c);
-                  },
-                  {"vector", "group", "cluster"})
-      .constraint("a thread keeps its part of a row in registers",
-                  [layer, facts](const Config& c) {
-                    return registers_needed(layer, c) <=
-                           registers_of_thread(facts, block_threads(c));
-                  },
-                  {"vector", "group", "groups", "cluster"})
-      .constraint("clusters need compute capability 9.0",
-                  [capability = facts.compute_capability](const Config& c) {
-                    return c.at("cluster") == 1 || capability >= 90;
-                  },
-                  {"cluster"})
-      .constraint("a row on several SMs has at least 8 KB, and whole blocks, for each",
-                  [row_bytes](const Config& c) {
-                    return c.at("cluster") == 1 || (c.at("groups") == 1 && c.at("group") >= 128 &&
-                                                    row_bytes >= 8192 * c.at("cluster"));
-                  },
-                  {"group", "groups", "cluster"});
+  add_row_parameters(space, shape_of(layer),
+                     {.group = {8, 16, 32, 64, 128, 256, 512, 1024},
+                      .groups = {1, 2, 4, 8, 16, 32},
+                      .clusters = true},
+                     facts);
+  space.constraint("a thread keeps its part of a row in registers",
+                   [layer, facts](const Config& c) {
+                     return registers_needed(layer, c) <=
+                            registers_of_thread(facts, block_threads(c));
+                   },
+                   {"vector", "group", "groups", "cluster"});
   return space;
 }
 
@@ -159,7 +103,7 @@ Program RegisterRows::program(const Problem& problem, const DeviceFacts& facts,
   const Layer layer = layer_of(problem);
   const Places at = places_of(problem);
   const std::string shape = fmt::format(
-      "{}, {}, {}, {}, {}, {}", config.at("vector"), vectors_of_thread(layer, config),
+      "{}, {}, {}, {}, {}, {}", config.at("vector"), vectors_of_thread(shape_of(layer), config),
       config.at("group"), config.at("groups"), config.at("cluster"), config.at("evict_first") != 0);
   const auto n = static_cast<std::int32_t>(layer.n), s = static_cast<std::int32_t>(layer.s);
   Program program;

@@ -28,27 +28,46 @@ double usually_chosen(const Problem& problem) {
   return std::max(chosen, 1.0);
 }
 
+/// decode.cu's enumerator.
+const char* scales_name(const Problem& problem) {
+  constexpr const char* names[] = {"none", "tensor", "token", "block"};
+  return names[static_cast<std::size_t>(scales_of(problem))];
+}
+
+/// Whether gate_up finds the scales of hidden.
+bool finds_scales(const Problem& problem) {
+  return scales_of(problem) == Scales::token || scales_of(problem) == Scales::block;
+}
+
 /// decode.cu's chosen_config.
 struct Block {
-  std::int64_t tokens, rows, warps, unroll, k_parts;
+  std::int64_t k_step;  // elements of a row that four threads load at once
+  std::int64_t tokens, rows, warps, unroll, k_parts, l2_prefetch;
 
   Block(const Problem& problem, const Config& config)
-      : tokens(problem.size("m") <= 8 ? 8 : 16),
+      : k_step(64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))),
+        tokens(problem.size("m") <= 8 ? 8 : 16),
         rows(config.at("rows")),
         warps(config.at("warps")),
         unroll(config.at("unroll")),
-        k_parts(config.contains("k_parts") ? config.at("k_parts") : 1) {}
+        k_parts(config.contains("k_parts") ? config.at("k_parts") : 1),
+        l2_prefetch(config.contains("l2_prefetch") ? config.at("l2_prefetch") : 0) {}
 
-  std::string template_argument() const {
-    return fmt::format("fftune::chosen_config{{{}, {}, {}, {}, {}}}", tokens, rows, warps, unroll,
-                       k_parts);
+  std::string template_argument(const Problem& problem) const {
+    const char* packings[] = {"separate", "halves", "interleaved"};
+    return fmt::format(
+        "fftune::chosen_config{{{}, {}, {}, {}, {}, {}, fftune::weights_of_both::{}, "
+        "fftune::chosen_scales::{}}}",
+        tokens, rows, warps, unroll, k_parts, l2_prefetch,
+        packings[static_cast<std::size_t>(packing_of(problem))], scales_name(problem));
   }
   std::int64_t threads() const { return 32 * warps; }
   std::int64_t values() const { return tokens / 4; }
   /// 16-byte loads of weights that a thread has in flight.
   std::int64_t loads(std::int64_t operands) const { return operands * rows / 8 * unroll; }
   std::int64_t registers(std::int64_t operands) const {
-    return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48;
+    const std::int64_t of_fp8 = k_step == 64 ? 24 + operands * rows / 2 : 0;
+    return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48 + of_fp8;
   }
 };
 
@@ -63,9 +82,12 @@ class Decode : public Family {
                                      const DeviceFacts& facts) const override {
     if (auto reason = refuse_cuda(problem, "fwd", facts)) return reason;
     const Shape shape = shape_of(problem);
-    if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
-      return fmt::format("mma.sync m16n8k16 multiplies bf16 and fp16, not {}",
+    const bool is_fp8 = problem.dtype == DType::fp8;
+    if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16 && !is_fp8)
+      return fmt::format("mma.sync m16n8k16 multiplies bf16, fp16 and fp8 as fp16, not {}",
                          dtype_name(problem.dtype));
+    if (is_fp8 && facts.compute_capability < 90)
+      return "in fp8 blocks find the scales of hidden in clusters: compute capability 9.0";
     if (shape.rows() > most_rows)
       return fmt::format("every block reads all ids, up to {}: m * top-k is {}", most_rows,
                          shape.rows());
@@ -78,15 +100,17 @@ class Decode : public Family {
     // Measured on an H200: these kernels reach 58 to 82% of the memory's rate, and tiles of wgmma
     // 91 to 98% where they fill the SMs.
     const double tiles = usually_chosen(problem) * static_cast<double>(quotient_up(shape.h, 64));
-    if (facts.compute_capability == 90 && tiles > 1.45 * facts.multiprocessors)
+    const double most_tiles = is_fp8 ? 4.5 : 1.45;
+    if (facts.compute_capability == 90 && tiles > most_tiles * facts.multiprocessors)
       return fmt::format(
-          "the chosen experts have {:.0f} tiles of weights: more than 1.45 for each SM are read "
+          "the chosen experts have {:.0f} tiles of weights: more than {} for each SM are read "
           "faster by TMA",
-          tiles);
+          tiles, most_tiles);
+    const std::int64_t vector = 16 / static_cast<std::int64_t>(dtype_bytes(problem.dtype));
     for (const std::int64_t features : {shape.d, shape.h})
-      if (features % 8 != 0)
-        return fmt::format("rows of {} elements are not 16-byte aligned: use multiples of 8",
-                           features);
+      if (features % vector != 0)
+        return fmt::format("rows of {} elements are not 16-byte aligned: use multiples of {}",
+                           features, vector);
     return std::nullopt;
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const final {
@@ -124,6 +148,10 @@ class Decode : public Family {
     std::int64_t k;
   };
   virtual Weights weights(const Problem& problem) const = 0;
+  /// How much longer it takes than the bytes in flight explain.
+  virtual double longer(const Problem&, const Block&) const { return 1; }
+  /// Blocks of a cluster.
+  virtual std::int64_t cluster(const Problem&, const Block&) const { return 1; }
 
   /// The time of reading them with the bytes that a configuration has in flight, by blocks that may
   /// fill the device unevenly.
@@ -140,15 +168,30 @@ class Decode : public Family {
     const double at_once = std::max(std::floor(std::min(2048 / threads, 65536 / registers)), 1.0);
     const double resident = std::min(at_once, std::ceil(blocks / processors));
     // A warp that has no k has nothing in flight.
-    const double busy = std::min(
-        1.0, static_cast<double>(weights.k) / static_cast<double>(32 * block.unroll * block.warps));
+    const double busy =
+        std::min(1.0, static_cast<double>(weights.k) /
+                          static_cast<double>(block.k_step * block.unroll * block.warps));
     const double in_flight =
         resident * busy * threads * 16 * static_cast<double>(block.loads(weights.operands));
     const double waves = std::ceil(blocks / processors) * processors / blocks;
-    const double bytes =
-        2 * static_cast<double>(weights.operands) * weights.rows * static_cast<double>(weights.k);
-    return start_seconds + bytes / (0.9 * bandwidth) * std::max(1.0, wanted_bytes / in_flight) *
-                               (0.5 + 0.5 * waves) * (1 + 0.8 / static_cast<double>(block.rows));
+    // Clusters do not fill every GPC, and one that does not fit waits for all of the others.
+    const auto of_cluster = static_cast<double>(cluster(problem, block));
+    const double slots =
+        std::max(std::floor(0.91 * at_once * processors / of_cluster), 1.0) * of_cluster;
+    const double with_order =
+        blocks + static_cast<double>(quotient_up(shape_of(problem).h, block.rows));
+    const bool waits = of_cluster > 1 && with_order > slots;
+    const double rounds = waits ? std::ceil(with_order / slots) * slots / with_order : 1;
+    const double bytes = static_cast<double>(dtype_bytes(problem.dtype)) *
+                         static_cast<double>(weights.operands) * weights.rows *
+                         static_cast<double>(weights.k);
+    // What fits in half of the L2 with the weights of gate and up passing through it.
+    const bool prefetches = config.contains("l2_prefetch") && config.at("l2_prefetch") != 0;
+    const double gain = 2 * bytes < static_cast<double>(facts.l2_bytes) ? 0.9 : 1.05;
+    return start_seconds + (prefetches ? gain : 1) * bytes / (0.9 * bandwidth) *
+                               std::max(1.0, wanted_bytes / in_flight) * rounds *
+                               longer(problem, block) * (0.5 + 0.5 * waves) *
+                               (1 + 0.8 / static_cast<double>(block.rows));
   }
 
   Config fastest(const Problem& problem, const DeviceFacts& facts) const {
@@ -192,10 +235,16 @@ class ChosenGateUp final : public Decode {
                       const Block block(problem, c);
                       const std::int64_t accumulators =
                           block.warps * 2 * block.rows / 8 * 32 * block.values() * 4;
-                      return accumulators + block.warps * block.tokens * 4 + 4096 + 128 <=
+                      return accumulators + block.warps * block.tokens * 4 +
+                                 block.tokens * block.rows / 2 + 4096 + 128 <=
                              most_static_bytes;
                     },
-                    {"rows", "warps"});
+                    {"rows", "warps"})
+        .constraint("blocks with the 128 columns of a scale of hidden are a cluster: up to 8",
+                    [finds = finds_scales(problem)](const Config& c) {
+                      return !finds || c.at("rows") >= 16;
+                    },
+                    {"rows"});
     limit_registers(space, problem, 2);
     return space;
   }
@@ -205,9 +254,9 @@ class ChosenGateUp final : public Decode {
     const TensorPlaces places(moe_ffn_op().tensors(problem));
     const Block block(problem, config);
     std::vector<Argument> arguments;
-    const Packing packed = packing_of(problem);
-    const bool separate = packed == Packing::separate;
-    const bool interleaved = packed == Packing::interleaved;
+    const bool separate = packing_of(problem) == Packing::separate;
+    // Whole clusters, of the columns that share a scale of hidden.
+    const std::int64_t columns = finds_scales(problem) ? scale_block : block.rows;
     const auto or_null = [&](bool has, const char* name) {
       arguments.push_back(has ? Argument{tensor_of(places, name)} : Argument{std::int64_t{0}});
     };
@@ -219,24 +268,34 @@ class ChosenGateUp final : public Decode {
     or_null(weighs_before(problem), "row_weights");
     or_null(has_bias(problem), separate ? "b_gate" : "b_gate_up");
     or_null(has_bias(problem), separate ? "b_up" : "b_gate_up");
+    const bool scaled = scales_of(problem) != Scales::none;
+    for (const char* name : {"x_scale", separate ? "w_gate_scale" : "w_gate_up_scale",
+                             separate ? "w_up_scale" : "w_gate_up_scale", "hidden_scale"})
+      or_null(scaled, name);
     for (const Argument& size : sizes(shape, false)) arguments.push_back(size);
     Program program;
-    KernelLaunch& launch =
-        append_kernel(program, kernel_file,
-                      fmt::format("chosen_gate_up<{}, {}, {}, {}>", element_type(problem.dtype),
-                                  activation_type(parse_activation(problem.option("act"))),
-                                  block.template_argument(),
-                                  separate      ? "fftune::weights_of_both::separate"
-                                  : interleaved ? "fftune::weights_of_both::interleaved"
-                                                : "fftune::weights_of_both::halves"),
-                      {static_cast<std::uint32_t>(quotient_up(shape.h, block.rows)),
-                       static_cast<std::uint32_t>(most_chosen(shape) + 1)},
-                      static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+    KernelLaunch& launch = append_kernel(
+        program, kernel_file,
+        fmt::format("chosen_gate_up<{}, {}, {}>", element_type(problem.dtype),
+                    activation_type(parse_activation(problem.option("act"))),
+                    block.template_argument(problem)),
+        {static_cast<std::uint32_t>(quotient_up(shape.h, columns) * columns / block.rows),
+         static_cast<std::uint32_t>(most_chosen(shape) + 1)},
+        static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+    if (finds_scales(problem)) launch.cluster.x = static_cast<std::uint32_t>(columns / block.rows);
     launch.programmatic = facts.compute_capability >= 90;
     return program;
   }
 
  private:
+  // Measured on an H200: of four loads a row ptxas does not keep all in flight. In fp8, whose
+  // registers are expanded, it does.
+  double longer(const Problem& problem, const Block& block) const override {
+    return block.unroll == 4 && problem.dtype != DType::fp8 ? 1.35 : 1;
+  }
+  std::int64_t cluster(const Problem& problem, const Block& block) const override {
+    return finds_scales(problem) ? scale_block / block.rows : 1;
+  }
   Weights weights(const Problem& problem) const override {
     const Shape shape = shape_of(problem);
     return {2, usually_chosen(problem) * static_cast<double>(shape.h), shape.d};
@@ -258,6 +317,13 @@ class ChosenDown final : public Decode {
         .parameter("warps", "warps of a block, which share the experts", {4, 8, 16})
         .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
         .parameter("k_parts", "warps that share an expert's k", {1, 2, 4})
+        .parameter("l2_prefetch",
+                   "1: all weights are asked for in L2 while the launch before still runs", {0, 1})
+        .constraint("the bulk prefetch needs compute capability 9.0",
+                    [capability = facts.compute_capability](const Config& c) {
+                      return c.at("l2_prefetch") == 0 || capability >= 90;
+                    },
+                    {"l2_prefetch"})
         .constraint(fmt::format("each choice's products must fit in the {} bytes of shared memory "
                                 "that a block can have",
                                 facts.shared_bytes_per_block),
@@ -266,11 +332,13 @@ class ChosenDown final : public Decode {
                       return products_bytes(problem, block) + 8192 <= most;
                     },
                     {"rows", "k_parts"})
-        .constraint("a part of k is a round of loads or more",
-                    [=, k = problem.size("h")](const Config& c) {
-                      return c.at("k_parts") == 1 || k >= 32 * c.at("unroll") * c.at("k_parts");
-                    },
-                    {"unroll", "k_parts"})
+        .constraint(
+            "a part of k is a round of loads or more",
+            [k = problem.size("h"),
+             k_step = 64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))](const Config& c) {
+              return c.at("k_parts") == 1 || k >= k_step * c.at("unroll") * c.at("k_parts");
+            },
+            {"unroll", "k_parts"})
         .constraint("experts that are fewer than warps share these",
                     [=, experts = most_chosen(shape_of(problem))](const Config& c) {
                       return c.at("k_parts") == 1 || experts * c.at("k_parts") <= 4 * c.at("warps");
@@ -294,13 +362,16 @@ class ChosenDown final : public Decode {
     or_null(has_bias(problem), "b_down");
     or_null(has_residual(problem), "residual");
     arguments.emplace_back(tensor_of(places, "y"));
+    for (const char* name : {"hidden_scale", "w_down_scale"})
+      or_null(scales_of(problem) != Scales::none, name);
     for (const Argument& size : sizes(shape, true)) arguments.push_back(size);
     Program program;
-    KernelLaunch& launch = append_kernel(
-        program, kernel_file,
-        fmt::format("chosen_down<{}, {}>", element_type(problem.dtype), block.template_argument()),
-        {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
-        static_cast<std::uint32_t>(block.threads()), std::move(arguments));
+    KernelLaunch& launch =
+        append_kernel(program, kernel_file,
+                      fmt::format("chosen_down<{}, {}>", element_type(problem.dtype),
+                                  block.template_argument(problem)),
+                      {static_cast<std::uint32_t>(quotient_up(shape.d, block.rows))},
+                      static_cast<std::uint32_t>(block.threads()), std::move(arguments));
     launch.shared_bytes = static_cast<std::uint32_t>(products_bytes(problem, block));
     launch.programmatic = facts.compute_capability >= 90;
     return program;

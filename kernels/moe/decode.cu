@@ -17,9 +17,15 @@
 //                  chosen_down:    rows [k_parts][choices][rows] in f32
 //   barriers       __syncthreads before the ids are read, before the marks are, and before what the
 //                  warps computed is added up
+//
+// Elements of fp8 become fp16 in registers, which has all of their numbers. Where their scales are
+// of 128 of k, the products of each 64 are scaled and added up in f32. A scale of hidden is of 128
+// of its columns: the blocks that have these are a cluster, and read one another's largest numbers.
 #include "common/activation.cuh"
+#include "common/cluster.cuh"
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
+#include "common/quantise.cuh"
 #include "common/vector.cuh"
 
 namespace fftune {
@@ -27,9 +33,14 @@ namespace fftune {
 // How the weights of gate and up lie: as `packing` of gemm/form.cuh.
 enum class weights_of_both { separate, halves, interleaved };
 
+// What a scale of fp8 is for: as Scales of moe.hpp.
+enum class chosen_scales { none, tensor, token, block };
+
 // tokens: rows of an expert that a pass over its weights serves, 8 or 16.
 struct chosen_config {
-  int tokens, rows, warps, unroll, k_parts;
+  int tokens, rows, warps, unroll, k_parts, l2_prefetch;
+  weights_of_both packed;
+  chosen_scales scaled;
 };
 
 namespace {
@@ -117,28 +128,73 @@ struct chosen_experts {
   }
 };
 
-// A warp's MMAs of up to 16 rows with `operands` times n_fragments · 8 rows of weights.
-template <class T, chosen_config config, int operands>
+constexpr int columns_of_scale = 128;
+
+__device__ __forceinline__ int scale_blocks(int extent) {
+  return ceil_div(extent, columns_of_scale);
+}
+
+// 16 bytes of a row as pairs of what the tensor cores multiply; `wide`: the type of what is no
+// product's operand.
+template <class T>
+struct row_vector {
+  using element = T;
+  using wide = T;
+  static constexpr int elements = 8, pairs = 4;
+  static __device__ __forceinline__ void expand(const vector16& from, u32 (&pair)[pairs]) {
+#pragma unroll
+    for (int i = 0; i < pairs; ++i) pair[i] = from.word[i];
+  }
+};
+template <>
+struct row_vector<fp8> {
+  using element = fp16;
+  using wide = bf16;
+  static constexpr int elements = 16, pairs = 8;
+  static __device__ __forceinline__ u32 fp16_of(u32 two) {
+    u32 result = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<u16>(two)));
+#endif
+    return result;
+  }
+  static __device__ __forceinline__ void expand(const vector16& from, u32 (&pair)[pairs]) {
+#pragma unroll
+    for (int i = 0; i < pairs; ++i) pair[i] = fp16_of(from.word[i / 2] >> i % 2 * 16);
+  }
+};
+
+template <class T>
+using wide_of = typename row_vector<T>::wide;
+
+// A warp's MMAs of up to 16 rows with `operands` times n_fragments · 8 rows of weights. `by_block`:
+// with scales of 128 of k.
+template <class T, chosen_config config, int operands, bool by_block>
 struct chosen_mma {
+  using vector = row_vector<T>;
   static constexpr int n_fragments = config.rows / 8, unroll = config.unroll;
-  static constexpr int halves = config.tokens / 8, k_group = 32 * unroll;
+  static constexpr int halves = config.tokens / 8;
+  static constexpr int k_step = 4 * vector::elements, k_group = k_step * unroll;
   using accumulators = float[operands][n_fragments][4];
 
   const T* weights[operands][n_fragments];  // of rows past the last one those of the last
   const T* rows[halves];                    // null: there is no such row
-  int k;                                    // elements of a row
+  const float* weight_scales[operands];     // by_block; null: each is 1
+  const float* row_scales[halves];
+  int k;  // elements of a row
   accumulators sum = {};
 
   // Adds the products over [begin, end) of k, `stride` apart. Weights are loaded before the first
   // call of ready(), rows after it.
   template <class Ready>
   __device__ __forceinline__ void run(int begin, int end, int stride, const Ready& ready) {
-    const int lane_k = static_cast<int>(threadIdx.x) % 4 * 8;
+    const int lane_k = static_cast<int>(threadIdx.x) % 4 * vector::elements;
     for (int at = begin; at < end; at += stride) {
       vector16 b[operands][n_fragments][unroll], a[unroll][halves];
+      float of_b[unroll][operands], of_a[unroll][halves];  // scales
 #pragma unroll
       for (int step = 0; step < unroll; ++step) {
-        const int from = at + step * 32 + lane_k;
+        const int from = at + step * k_step + lane_k;
 #pragma unroll
         for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
@@ -146,35 +202,68 @@ struct chosen_mma {
             b[operand][fragment][step] =
                 from < k ? load_streaming(weights[operand][fragment] + from) : vector16{};
           }
+          if constexpr (by_block) {
+            const float* const scales = weight_scales[operand];
+            of_b[step][operand] = scales != nullptr ? scales[block_of(at, step)] : 1.0f;
+          }
         }
       }
       ready();
 #pragma unroll
       for (int step = 0; step < unroll; ++step) {
-        const int from = at + step * 32 + lane_k;
+        const int from = at + step * k_step + lane_k;
 #pragma unroll
         for (int half = 0; half < halves; ++half) {
-          a[step][half] =
-              from < k && rows[half] != nullptr ? load_dependent(rows[half] + from) : vector16{};
+          const bool exists = rows[half] != nullptr;
+          a[step][half] = from < k && exists ? load_dependent(rows[half] + from) : vector16{};
+          if constexpr (by_block) {
+            of_a[step][half] = exists ? row_scales[half][block_of(at, step)] : 0.0f;
+          }
         }
       }
       __syncwarp();  // keeps the MMAs behind all of the loads
 #pragma unroll
       for (int step = 0; step < unroll; ++step) {
-#pragma unroll
-        for (int part = 0; part < 4; part += 2) {
-          const vector16 &low = a[step][0], &high = a[step][halves - 1];
-          const u32 left[4] = {low.word[part], halves == 2 ? high.word[part] : 0u,
-                               low.word[part + 1], halves == 2 ? high.word[part + 1] : 0u};
+        if constexpr (by_block) {
+          accumulators part = {};
+          multiply(part, b, a, step);
 #pragma unroll
           for (int operand = 0; operand < operands; ++operand) {
 #pragma unroll
-            for (int fragment = 0; fragment < n_fragments; ++fragment) {
-              const vector16& weight = b[operand][fragment][step];
-              const u32 right[2] = {weight.word[part], weight.word[part + 1]};
-              mma_16x8x16<T>(sum[operand][fragment], left, right);
+            for (int i = 0; i < n_fragments * 4; ++i) {
+              const int half = i % 4 / 2 < halves ? i % 4 / 2 : 0;
+              sum[operand][i / 4][i % 4] +=
+                  part[operand][i / 4][i % 4] * (of_a[step][half] * of_b[step][operand]);
             }
           }
+        } else {
+          multiply(sum, b, a, step);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int block_of(int at, int step) const {
+    return smaller(at + step * k_step, k - 1) / columns_of_scale;
+  }
+  static __device__ __forceinline__ void multiply(
+      accumulators& into, const vector16 (&b)[operands][n_fragments][unroll],
+      const vector16 (&a)[unroll][halves], int step) {
+    u32 low[vector::pairs], high[vector::pairs] = {};
+    vector::expand(a[step][0], low);
+    if constexpr (halves == 2) vector::expand(a[step][halves - 1], high);
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+      for (int fragment = 0; fragment < n_fragments; ++fragment) {
+        u32 weight[vector::pairs];
+        vector::expand(b[operand][fragment][step], weight);
+#pragma unroll
+        for (int pair = 0; pair < vector::pairs; pair += 2) {
+          const u32 left[4] = {low[pair], high[pair], low[pair + 1], high[pair + 1]};
+          const u32 right[2] = {weight[pair], weight[pair + 1]};
+          mma_16x8x16<typename vector::element>(into[operand][fragment], left, right);
         }
       }
     }
@@ -230,20 +319,27 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
 // x [tokens, d], ids [tokens, top_k], w_gate and w_up [experts, h, d], or both the same tensor
 // [experts, 2 h, d]; b_gate and b_up [experts, h] the same way, or null; weights and row_weights as
 // in route.cu, where the rows of x are weighed, else null; offsets, tokens and places as the
-// stage route has them, hidden [choices, h] in the sorted order. Grid: (ceil(h / rows), experts
-// that may be chosen + 1). Block: 32 · warps.
-template <class T, class activation, chosen_config config, weights_of_both packed>
+// stage route has them, hidden [choices, h] in the sorted order. Scales are those of moe.hpp, of
+// w_gate and w_up apart or in one tensor as they are. Grid: (ceil(h / rows), experts that may be
+// chosen + 1); where it finds scales of hidden, clusters of 128 / rows along x. Block: 32 · warps.
+template <class T, class activation, chosen_config config>
 __global__ void __launch_bounds__(config.warps * 32)
     chosen_gate_up(const T* x, const int* ids, const T* w_gate, const T* w_up, int* offsets,
                    int* tokens, int* places, T* hidden, const float* weights, float* row_weights,
-                   const T* b_gate, const T* b_up, int choices, int top_k, int shared, int experts,
-                   int d, int h) {
+                   const wide_of<T>* b_gate, const wide_of<T>* b_up, const float* x_scale,
+                   const float* w_gate_scale, const float* w_up_scale, float* hidden_scale,
+                   int choices, int top_k, int shared, int experts, int d, int h) {
   constexpr int threads = config.warps * 32, n_fragments = config.rows / 8;
-  constexpr int values = config.tokens / 4;
+  constexpr int values = config.tokens / 4, halves = config.tokens / 8;
+  constexpr chosen_scales scaled = config.scaled;
+  constexpr bool quantises = scaled != chosen_scales::none;
+  constexpr bool finds_scales = scaled == chosen_scales::token || scaled == chosen_scales::block;
+  constexpr bool by_block = scaled == chosen_scales::block;
   static_assert(n_fragments <= config.warps && config.k_parts == 1);
   __shared__ chosen_experts::storage storage;
   __shared__ int lists[config.warps][config.tokens];
   __shared__ float partial[config.warps][2][n_fragments][32][values];
+  __shared__ float largest[finds_scales ? config.tokens : 1][n_fragments];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_and_launch_dependents();
   const auto chosen = chosen_experts::build<threads>(storage, ids, choices, top_k, shared, experts);
@@ -258,17 +354,17 @@ __global__ void __launch_bounds__(config.warps * 32)
   if (index >= chosen.count()) return;
   const int expert = chosen.expert(index), first_row = blockIdx.x * config.rows;
 
-  // Of gate and of up, a row of an expert among all rows.
+  // Of gate and of up, a row of an expert among all rows, each expert having `extent` of a matrix.
   struct row_of_both {
     i64 gate, up;
-    __device__ __forceinline__ row_of_both(int expert, int row, int h) {
-      constexpr bool halves = packed == weights_of_both::halves;
-      gate = static_cast<i64>(expert) * h + row, up = gate;
-      if constexpr (halves) gate += static_cast<i64>(expert) * h, up = gate + h;
-      if constexpr (packed == weights_of_both::interleaved) gate *= 2, up = gate + 1;
+    __device__ __forceinline__ row_of_both(int expert, int row, int extent) {
+      constexpr bool halves = config.packed == weights_of_both::halves;
+      gate = static_cast<i64>(expert) * extent + row, up = gate;
+      if constexpr (halves) gate += static_cast<i64>(expert) * extent, up = gate + extent;
+      if constexpr (config.packed == weights_of_both::interleaved) gate *= 2, up = gate + 1;
     }
   };
-  using mma = chosen_mma<T, config, 2>;
+  using mma = chosen_mma<T, config, 2, by_block>;
   for (int from = 0;; from += config.tokens) {
     const auto group = chosen.list(expert, from, config.tokens, lists[warp]);
     mma own;
@@ -280,12 +376,19 @@ __global__ void __launch_bounds__(config.warps * 32)
       own.weights[0][fragment] = w_gate + at.gate * d;
       own.weights[1][fragment] = w_up + at.up * d;
     }
+    if constexpr (by_block) {
+      const int block = smaller(first_row, h - 1) / columns_of_scale;
+      const row_of_both at(expert, block, scale_blocks(h));
+      own.weight_scales[0] = w_gate_scale + at.gate * scale_blocks(d);
+      own.weight_scales[1] = w_up_scale + at.up * scale_blocks(d);
+    }
 #pragma unroll
-    for (int half = 0; half < config.tokens / 8; ++half) {
+    for (int half = 0; half < halves; ++half) {
       const int rank = half * 8 + lane / 4;
-      own.rows[half] = from + rank < group.count
-                           ? x + static_cast<i64>(chosen.token(lists[warp][rank])) * d
-                           : nullptr;
+      const bool exists = from + rank < group.count;
+      const i64 token = exists ? chosen.token(lists[warp][rank]) : 0;
+      own.rows[half] = exists ? x + token * d : nullptr;
+      if constexpr (by_block) own.row_scales[half] = x_scale + token * scale_blocks(d);
     }
     own.run(warp * mma::k_group, d, config.warps * mma::k_group, [] {});
 #pragma unroll
@@ -299,6 +402,8 @@ __global__ void __launch_bounds__(config.warps * 32)
       }
     }
     __syncthreads();
+    float product[halves][2] = {};
+    const int column = first_row + warp * 8 + lane % 4 * 2;
     if (warp < n_fragments) {
       float total[2][values] = {};
 #pragma unroll
@@ -311,32 +416,95 @@ __global__ void __launch_bounds__(config.warps * 32)
           }
         }
       }
-      const int column = first_row + warp * 8 + lane % 4 * 2;
 #pragma unroll
-      for (int half = 0; half < config.tokens / 8; ++half) {
+      for (int half = 0; half < halves; ++half) {
         const int rank = from + half * 8 + lane / 4;
         if (rank < group.count && column < h) {
-          float product[2];
+          const int choice = lists[warp][rank - from];
           float weight = 1;
           if (row_weights != nullptr) {
-            const int of_weight = chosen.place_of_weight(lists[warp][rank - from]);
+            const int of_weight = chosen.place_of_weight(choice);
             weight = of_weight < 0 ? 1.0f : weights[of_weight];
           }
+          if constexpr (scaled == chosen_scales::tensor) weight *= *x_scale;
+          if constexpr (scaled == chosen_scales::token) weight *= x_scale[chosen.token(choice)];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float gate = total[0][half * 2 + i] * weight, up = total[1][half * 2 + i] * weight;
+            if constexpr (scaled == chosen_scales::tensor) {
+              const row_of_both at(expert, 0, 1);
+              gate *= w_gate_scale[at.gate], up *= w_up_scale[at.up];
+            }
+            const row_of_both at(expert, column + i, h);
+            if constexpr (scaled == chosen_scales::token) {
+              gate *= w_gate_scale[at.gate], up *= w_up_scale[at.up];
+            }
             if (b_gate != nullptr) {
-              const row_of_both at(expert, column + i, h);
               gate += to_float(b_gate[at.gate]);
               up += to_float(b_up[at.up]);
             }
-            product[i] = gated_product<activation>(gate, up);
+            product[half][i] = gated_product<activation>(gate, up);
           }
-          *reinterpret_cast<u32*>(hidden + static_cast<i64>(group.first + rank) * h + column) =
-              pack<T>(product[0], product[1]);
         }
       }
     }
+    float scale[halves] = {};
+    if constexpr (finds_scales) {
+      if (warp < n_fragments) {
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+          float own_largest = fmaxf(fabsf(product[half][0]), fabsf(product[half][1]));
+#pragma unroll
+          for (int distance = 1; distance < 4; distance *= 2) {
+            own_largest = fmaxf(own_largest, __shfl_xor_sync(~0u, own_largest, distance));
+          }
+          if (lane % 4 == 0) largest[half * 8 + lane / 4][warp] = own_largest;
+        }
+      }
+      cluster_barrier();
+      constexpr u32 ctas = columns_of_scale / config.rows;
+      if (warp < n_fragments) {
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+          float of_all = 0;
+          const u32 own_place = shared_address(largest[half * 8 + lane / 4]);
+#pragma unroll
+          for (u32 cta = 0; cta < ctas; ++cta) {
+#pragma unroll
+            for (u32 fragment = 0; fragment < n_fragments; ++fragment) {
+              of_all = fmaxf(of_all, __uint_as_float(load_cluster_word(
+                                         cluster_address(own_place + fragment * 4, cta))));
+            }
+          }
+          scale[half] = scale_of<fp8>(of_all);
+        }
+      }
+    } else if constexpr (quantises) {
+#pragma unroll
+      for (int half = 0; half < halves; ++half) scale[half] = *hidden_scale;
+    }
+    if (warp < n_fragments) {
+#pragma unroll
+      for (int half = 0; half < halves; ++half) {
+        const int rank = from + half * 8 + lane / 4;
+        if (rank < group.count && column < h) {
+          const i64 row = group.first + rank;
+          if constexpr (quantises) {
+            *reinterpret_cast<u16*>(hidden + row * h + column) =
+                static_cast<u16>(quantised_pair<fp8>(product[half][0] / scale[half],
+                                                     product[half][1] / scale[half]));
+            if (finds_scales && column % columns_of_scale == 0) {
+              hidden_scale[row * scale_blocks(h) + column / columns_of_scale] = scale[half];
+            }
+          } else {
+            *reinterpret_cast<u32*>(hidden + row * h + column) =
+                pack<T>(product[half][0], product[half][1]);
+          }
+        }
+      }
+    }
+    // A block may neither leave nor write again while others read its numbers.
+    if constexpr (finds_scales) cluster_barrier();
     if (from + config.tokens >= group.count) return;
     __syncthreads();
   }
@@ -348,9 +516,13 @@ __global__ void __launch_bounds__(config.warps * 32)
 template <class T, chosen_config config>
 __global__ void __launch_bounds__(config.warps * 32)
     chosen_down(const T* hidden, const int* ids, const float* weights, const T* w_down,
-                const T* b_down, const T* residual, T* y, int tokens, int choices, int top_k,
-                int shared, int experts, int d, int h) {
+                const wide_of<T>* b_down, const wide_of<T>* residual, wide_of<T>* y,
+                const float* hidden_scale, const float* w_down_scale, int tokens, int choices,
+                int top_k, int shared, int experts, int d, int h) {
   constexpr int threads = config.warps * 32, n_fragments = config.rows / 8;
+  using W = wide_of<T>;
+  constexpr chosen_scales scaled = config.scaled;
+  constexpr bool by_block = scaled == chosen_scales::token || scaled == chosen_scales::block;
   __shared__ chosen_experts::storage storage;
   __shared__ int lists[config.warps][config.tokens];
   extern __shared__ float products[];  // [k_parts][choices][rows]
@@ -358,13 +530,21 @@ __global__ void __launch_bounds__(config.warps * 32)
   launch_dependents();
   const auto chosen = chosen_experts::build<threads>(storage, ids, choices, top_k, shared, experts);
   const int units = chosen.count() * config.k_parts, first_row = blockIdx.x * config.rows;
+  if constexpr (config.l2_prefetch != 0) {
+    // The launch before may leave memory idle: every weight of this block is asked for.
+    const int own_rows = smaller(config.rows, d - first_row);
+    for (int index = warp; index < chosen.count(); index += config.warps) {
+      const i64 row = static_cast<i64>(chosen.expert(index)) * d + first_row;
+      if (lane == 0) prefetch_l2(w_down + row * h, own_rows * h * static_cast<int>(sizeof(T)));
+    }
+  }
   bool waited = false;
   const auto ready = [&waited] {
     if (!waited) wait_for_dependencies();
     waited = true;
   };
 
-  using mma = chosen_mma<T, config, 1>;
+  using mma = chosen_mma<T, config, 1, by_block>;
   const int groups = ceil_div(h, mma::k_group);
   for (int unit = warp; unit < units; unit += config.warps) {
     const int expert = chosen.expert(unit / config.k_parts), part = unit % config.k_parts;
@@ -378,11 +558,17 @@ __global__ void __launch_bounds__(config.warps * 32)
         const int row = smaller(first_row + fragment * 8 + lane / 4, d - 1);
         own.weights[0][fragment] = w_down + (static_cast<i64>(expert) * d + row) * h;
       }
+      if constexpr (by_block) {
+        const i64 block = static_cast<i64>(expert) * scale_blocks(d) + first_row / columns_of_scale;
+        own.weight_scales[0] =
+            scaled == chosen_scales::block ? w_down_scale + block * scale_blocks(h) : nullptr;
+      }
 #pragma unroll
       for (int half = 0; half < config.tokens / 8; ++half) {
         const int rank = from + half * 8 + lane / 4;
-        own.rows[half] =
-            rank < group.count ? hidden + static_cast<i64>(group.first + rank) * h : nullptr;
+        const i64 row = group.first + rank;
+        own.rows[half] = rank < group.count ? hidden + row * h : nullptr;
+        if constexpr (by_block) own.row_scales[half] = hidden_scale + row * scale_blocks(h);
       }
       own.run(groups * part / config.k_parts * mma::k_group,
               smaller(groups * (part + 1) / config.k_parts * mma::k_group, h), mma::k_group, ready);
@@ -394,9 +580,16 @@ __global__ void __launch_bounds__(config.warps * 32)
                             (static_cast<i64>(part) * choices + lists[warp][rank]) * config.rows +
                             lane % 4 * 2;
 #pragma unroll
-          for (int fragment = 0; fragment < n_fragments; ++fragment) {
-            to[fragment * 8] = own.sum[0][fragment][half * 2];
-            to[fragment * 8 + 1] = own.sum[0][fragment][half * 2 + 1];
+          for (int i = 0; i < 2 * n_fragments; ++i) {
+            const int own_column = i / 2 * 8 + i % 2;
+            float factor = 1;
+            if constexpr (scaled == chosen_scales::tensor) {
+              factor = *hidden_scale * w_down_scale[expert];
+            } else if constexpr (scaled == chosen_scales::token) {
+              const int row = smaller(first_row + lane % 4 * 2 + own_column, d - 1);
+              factor = w_down_scale[static_cast<i64>(expert) * d + row];
+            }
+            to[own_column] = own.sum[0][i / 2][half * 2 + i % 2] * factor;
           }
         }
       }
@@ -412,7 +605,7 @@ __global__ void __launch_bounds__(config.warps * 32)
     if (first_row + column >= d) continue;
     float low = 0, high = 0;
     if (residual != nullptr) {
-      unpack<T>(*reinterpret_cast<const u32*>(residual + static_cast<i64>(token) * d + first_row +
+      unpack<W>(*reinterpret_cast<const u32*>(residual + static_cast<i64>(token) * d + first_row +
                                               column),
                 low, high);
     }
@@ -422,7 +615,7 @@ __global__ void __launch_bounds__(config.warps * 32)
       if (expert < 0) continue;
       float first = 0, second = 0;
       if (b_down != nullptr) {
-        const T* const bias = b_down + static_cast<i64>(expert) * d + first_row + column;
+        const W* const bias = b_down + static_cast<i64>(expert) * d + first_row + column;
         first = to_float(bias[0]), second = to_float(bias[1]);
       }
 #pragma unroll
@@ -438,7 +631,7 @@ __global__ void __launch_bounds__(config.warps * 32)
       high += weight * second;
     }
     *reinterpret_cast<u32*>(y + static_cast<i64>(token) * d + first_row + column) =
-        pack<T>(low, high);
+        pack<W>(low, high);
   }
 }
 

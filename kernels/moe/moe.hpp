@@ -24,6 +24,7 @@
 
 #include "core/problem.hpp"
 #include "core/routing.hpp"
+#include "kernels/common/activation.hpp"
 #include "kernels/gemm/family.hpp"
 #include "registry/op.hpp"
 
@@ -87,6 +88,10 @@ bool has_residual(const Problem& problem);
 bool stores_gates(const Problem& problem);
 /// Whether a backward pass computes gate and up again: save=input.
 bool recomputes(const Problem& problem);
+/// Whether the stage route finds the weight of each sorted row, for stages that go by these.
+bool has_row_weights(const Problem& problem);
+/// Whether the pass bwd reads b_down: with weigh=after the gradient of a weight does.
+bool reads_down_bias(const Problem& problem);
 /// Whether the gradients of the weights are added to others: accumulate=yes.
 bool accumulates(const Problem& problem);
 
@@ -98,20 +103,33 @@ bool accumulates(const Problem& problem);
 //   down       expert_out = hidden·w_downᵀ
 //   combine    y = the sum over a token's choices of weight · expert_out, and the residual
 //
-// Backward, with c = act(gate) ⊙ up:
+// Backward:
 //
 //   route, and gate_up where gate and up are computed again
-//   d_hidden   dc = dy·w_down, d_gate = dc ⊙ up ⊙ act'(gate), d_up = dc ⊙ act(gate), hidden
-//   weigh      d_weights = Σ d_up ⊙ up, and the three times the row's weight:
-//              weighted_d_gate, weighted_d_up, weighted_hidden
+//   d_hidden   d_hidden = dy·w_down
+//   weigh      d_gate = d_hidden ⊙ up ⊙ act'(gate), d_up = d_hidden ⊙ act(gate), hidden, each times
+//              the row's weight: weighted_d_gate, weighted_d_up, weighted_hidden; and
+//              d_weights = Σ d_hidden ⊙ hidden + dy·b_down
 //   d_x        dx_rows = weighted_d_gate·w_gate + weighted_d_up·w_up
 //   d_gate_up  dw_gate = weighted_d_gateᵀ·x, dw_up = weighted_d_upᵀ·x
 //   d_down     dw_down = dyᵀ·weighted_hidden
+//   d_biases   db_gate = Σ weighted_d_gate, db_up = Σ weighted_d_up, db_down = Σ weight · dy, over
+//   an
+//              expert's rows
 //   combine_dx dx = the sum over a token's choices of dx_rows
+//
+// With packed weights the gradients of gate and up are one tensor too, weighted_d_gate_up, whose
+// columns are in the order of the rows of w_gate_up: d_x is one product with k = 2 h, and d_gate_up
+// one with 2 h rows.
+//
+// With weigh=before the weight multiplies x·w_gateᵀ and x·w_upᵀ alone. weigh then writes d_gate,
+// d_up and hidden without it too, which d_x, d_down and d_biases take; and combine_dx, which has u
+// = d_gate·w_gate + d_up·w_up in dx_rows, finds dx = Σ weight · u and d_weights = x·u.
 
 constexpr const char* stage_route = "route";
 constexpr const char* stage_combine = "combine";
 constexpr const char* stage_weigh = "weigh";
+constexpr const char* stage_d_biases = "d_biases";
 constexpr const char* stage_combine_dx = "combine_dx";
 
 /// The names of the problem's stages, in order.
@@ -119,20 +137,39 @@ std::vector<std::string> stage_names(const Problem& problem);
 /// The GEMM stages among them; null: the stage is none.
 const GemmStage* gemm_stage(const Problem& problem, std::string_view name);
 
+/// The gradients of gate and of up, as weigh writes them and later stages read them: two tensors,
+/// or with packed weights one. `weighted`: times the rows' weights.
+std::vector<std::string_view> gate_gradients(const Problem& problem, bool weighted);
+/// Those of the loss by gate and by up themselves: weighted, unless weights are applied before.
+std::vector<std::string_view> gate_gradients(const Problem& problem);
+/// The rows that dw_down sums, of the same kind: weighted_hidden or hidden.
+std::string_view hidden_of_gradient(const Problem& problem);
+/// The biases' gradients with what each is the sum of: rows in the sorted order, or of dy.
+struct BiasGradient {
+  std::string_view bias, rows;  // "db_down", "dy"
+  std::int64_t width = 0;
+};
+std::vector<BiasGradient> bias_gradients(const Problem& problem);
+
+/// The derivative of up_factor(): 0 where an activation limits up, 1 elsewhere.
+double up_slope(Activation activation, double up);
+
 /// Computes the outputs of the stage of that name in float64.
 void reference(const Problem& problem, const std::string& stage, ReferenceTensors& tensors,
                Parallel& parallel);
 
 /// The other stages on the CPU (cpu_families.cpp): combine of the pass fwd, combine_dx of bwd.
 Program cpu_route_program(const Problem& problem);
-Program cpu_combine_program(const Problem& problem);
-Program cpu_weigh_program(const Problem& problem);
+Program cpu_combine_program(const Problem& problem, const DeviceFacts& facts);
+Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts);
+Program cpu_d_biases_program(const Problem& problem, const DeviceFacts& facts);
 
 /// Of the GEMM stages, and of the others.
 std::vector<const Family*> gemm_families();
 std::vector<const Family*> route_families();
 std::vector<const Family*> combine_families();
 std::vector<const Family*> weigh_families();
+std::vector<const Family*> d_biases_families();
 /// Of several stages each, for few tokens.
 std::vector<const Family*> decode_families();
 

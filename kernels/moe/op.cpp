@@ -59,7 +59,7 @@ void add_route(const Problem& problem, std::vector<TensorSpec>& tensors) {
                            sorted(&SortedRouting::tokens)));
   tensors.push_back(routed(problem, "places", {shape.m, shape.choices()}, Role::intermediate,
                            sorted(&SortedRouting::places)));
-  if (weighs_before(problem)) {
+  if (has_row_weights(problem)) {
     const TensorSpec weights = weights_tensor(problem);
     tensors.push_back({"row_weights",
                        DType::f32,
@@ -101,8 +101,11 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
         {prefix + "gate_up" + suffix, problem.dtype, {experts, 2 * shape.h, shape.d}, role, by_d});
   tensors.push_back(
       {prefix + "down" + suffix, problem.dtype, {experts, shape.d, shape.h}, role, by_h});
-  for (std::size_t i = first; i < tensors.size() && !are_sums; ++i)
-    tensors[i].read_share = share_of_experts(problem);
+  for (std::size_t i = first; i < tensors.size(); ++i) {
+    if (!are_sums) tensors[i].read_share = share_of_experts(problem);
+    // Experts differ in their rows and in the rows' weights.
+    if (role == Role::output) tensors[i].alike = tensors[i].elements() / experts;
+  }
 }
 
 /// Scales of fp8, which undo what elements are drawn larger by.
@@ -142,21 +145,32 @@ void add_scales(const Problem& problem, std::vector<TensorSpec>& tensors) {
   add_weight("w_down_scale", shape.d, shape.h, 1);
 }
 
-void add_biases(const Problem& problem, std::vector<TensorSpec>& tensors) {
+/// The experts' biases or their gradients, of gate and up, of down, or of both.
+struct Biases {
+  std::string prefix = "b_", suffix = {};
+  Role role = Role::input;
+  bool gate_up = true, down = true;
+};
+void add_biases(const Problem& problem, const Biases& biases, std::vector<TensorSpec>& tensors) {
   if (!has_bias(problem)) return;
   const Shape shape = shape_of(problem);
   const std::size_t first = tensors.size();
-  const auto add = [&](const char* name, std::int64_t width) {
-    tensors.push_back({name, wide_dtype(problem), {shape.all_experts(), width}, Role::input, 1});
+  const bool are_read = biases.role == Role::input && biases.suffix.empty();
+  const auto add = [&](bool is_there, const char* name, std::int64_t width) {
+    if (!is_there) return;
+    tensors.push_back({biases.prefix + name + biases.suffix,
+                       wide_dtype(problem),
+                       {shape.all_experts(), width},
+                       biases.role,
+                       1});
+    if (biases.role == Role::output) tensors.back().alike = width;
   };
-  if (packing_of(problem) == Packing::separate) {
-    add("b_gate", shape.h);
-    add("b_up", shape.h);
-  } else {
-    add("b_gate_up", 2 * shape.h);
-  }
-  add("b_down", shape.d);
-  for (std::size_t i = first; i < tensors.size(); ++i)
+  const bool separate = packing_of(problem) == Packing::separate;
+  add(biases.gate_up && separate, "gate", shape.h);
+  add(biases.gate_up && separate, "up", shape.h);
+  add(biases.gate_up && !separate, "gate_up", 2 * shape.h);
+  add(biases.down, "down", shape.d);
+  for (std::size_t i = first; i < tensors.size() && are_read; ++i)
     tensors[i].read_share = share_of_experts(problem);
 }
 
@@ -171,7 +185,7 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
                                   weights_tensor(problem)};
   add_weights(problem, "w_", "", Role::input, false, tensors);
   add_scales(problem, tensors);
-  add_biases(problem, tensors);
+  add_biases(problem, {}, tensors);
   if (has_residual(problem))
     tensors.push_back({"residual", wide, {shape.m, shape.d}, Role::input, 1});
   tensors.push_back({"y", wide, {shape.m, shape.d}, Role::output, 1});
@@ -205,16 +219,31 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::input));
   for (std::size_t i = 1; i < tensors.size(); ++i) tensors[i].kept = true;
   add_weights(problem, "w_", "", Role::input, false, tensors);
-  if (accumulates(problem)) add_weights(problem, "dw_", "_before", Role::input, true, tensors);
+  add_biases(problem, {.gate_up = again, .down = reads_down_bias(problem)}, tensors);
+  if (accumulates(problem)) {
+    add_weights(problem, "dw_", "_before", Role::input, true, tensors);
+    add_biases(problem, {.prefix = "db_", .suffix = "_before"}, tensors);
+  }
   tensors.push_back({"dx", dtype, {shape.m, shape.d}, Role::output, 1});
   tensors.push_back({"d_weights", DType::f32, {shape.m, shape.top_k}, Role::output, 1});
   add_weights(problem, "dw_", "", Role::output, true, tensors);
+  add_biases(problem, {.prefix = "db_", .role = Role::output}, tensors);
   add_route(problem, tensors);
   if (again)
     for (const char* name : {"gate", "up"}) tensors.push_back(inner(name, Role::intermediate));
-  for (const char* name :
-       {"hidden", "d_gate", "d_up", "weighted_d_gate", "weighted_d_up", "weighted_hidden"})
-    tensors.push_back(inner(name, Role::intermediate));
+  tensors.push_back(inner("d_hidden", Role::intermediate));
+  const bool before = weighs_before(problem);
+  const auto add_gradients = [&](bool weighted) {
+    for (const std::string_view name : gate_gradients(problem, weighted)) {
+      tensors.push_back(inner("", Role::intermediate));
+      tensors.back().name = name;
+      if (packing_of(problem) != Packing::separate) tensors.back().shape[1] *= 2;
+    }
+  };
+  add_gradients(true);
+  if (before) add_gradients(false);
+  if (again || before) tensors.push_back(inner("hidden", Role::intermediate));
+  if (!before) tensors.push_back(inner("weighted_hidden", Role::intermediate));
   tensors.push_back({"dx_rows", dtype, {shape.rows(), shape.d}, Role::intermediate, 1});
   return tensors;
 }
@@ -224,25 +253,47 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
                       const std::vector<TensorSpec>& tensors) {
   StageSpec stage;
   stage.name = name;
+  const bool before = weighs_before(problem);
+  const auto add = [](std::vector<std::string>& to, const std::vector<std::string_view>& names) {
+    to.insert(to.end(), names.begin(), names.end());
+  };
   if (name == stage_route) {
     stage.inputs = {"ids"};
     stage.outputs = {"offsets", "tokens", "places"};
-    if (weighs_before(problem)) {
+    if (has_row_weights(problem)) {
       stage.inputs.emplace_back("weights");
       stage.outputs.emplace_back("row_weights");
     }
   } else if (name == stage_combine) {
     stage.inputs = {"expert_out", "ids", "places"};
-    if (!weighs_before(problem)) stage.inputs.emplace_back("weights");
+    if (!before) stage.inputs.emplace_back("weights");
     if (has_residual(problem)) stage.inputs.emplace_back("residual");
     stage.outputs = {"y"};
   } else if (name == stage_combine_dx) {
     stage.inputs = {"dx_rows", "places"};
     stage.outputs = {"dx"};
+    if (before) {
+      add(stage.inputs, {"weights", "x"});
+      stage.outputs.emplace_back("d_weights");
+    }
+  } else if (name == stage_d_biases) {
+    stage.inputs = {"offsets", "tokens"};
+    if (!before) stage.inputs.emplace_back("row_weights");
+    for (const BiasGradient& gradient : bias_gradients(problem)) {
+      stage.inputs.emplace_back(gradient.rows);
+      stage.outputs.emplace_back(gradient.bias);
+      if (accumulates(problem)) stage.inputs.push_back(std::string(gradient.bias) + "_before");
+    }
   } else {
-    stage.inputs = {"d_gate", "d_up", "hidden", "up", "weights", "places"};
-    stage.outputs = {"d_weights", "weighted_d_gate", "weighted_d_up", "weighted_hidden"};
-    stage.reduction_length = shape_of(problem).h;
+    stage.inputs = {"d_hidden", "gate", "up", "weights", "places"};
+    add(stage.outputs, gate_gradients(problem, true));
+    if (before) {
+      add(stage.outputs, gate_gradients(problem, false));
+      if (!recomputes(problem)) stage.outputs.emplace_back("hidden");
+    } else {
+      add(stage.outputs, {"weighted_hidden", "d_weights"});
+    }
+    if (reads_down_bias(problem)) add(stage.inputs, {"ids", "dy", "b_down"});
   }
   for (const auto* names : {&stage.inputs, &stage.outputs})
     for (const std::string& tensor : *names) {
@@ -251,8 +302,12 @@ StageSpec plain_stage(const Problem& problem, const std::string& name,
       if (names == &stage.inputs && !is_integer(spec.dtype))
         stage.flops += 2 * static_cast<double>(spec.elements());
     }
+  const Shape shape = shape_of(problem);
   if (name == stage_combine || name == stage_combine_dx)
-    stage.reduction_length = shape_of(problem).choices();
+    stage.reduction_length = before && name == stage_combine_dx ? shape.d : shape.choices();
+  if (name == stage_d_biases) stage.reduction_length = shape.m;
+  if (name == stage_weigh)
+    stage.reduction_length = shape.h + (reads_down_bias(problem) ? shape.d : 0);
   return stage;
 }
 
@@ -303,12 +358,7 @@ class MoeFfn final : public Op {
     std::vector<OptionField> options{
         {.name = "act",
          .help = "activation of the gate; swiglu-oai limits gate and up and adds 1 to up",
-         .choices = gated_activation_names(),
-         .pass = "fwd"},
-        {.name = "act",
-         .help = "activation of the gate",
-         .choices = activation_names(),
-         .pass = "bwd"},
+         .choices = gated_activation_names()},
         {.name = "routing",
          .help = "how often experts are chosen: of test data, and to choose a preset by",
          .choices = {"uniform"},
@@ -319,20 +369,17 @@ class MoeFfn final : public Op {
                        .help = "what the weights of a token's choices multiply: what its experts "
                                "give, or its row before them",
                        .choices = {"after", "before"},
-                       .rare = true,
-                       .pass = "fwd"});
+                       .rare = true});
     options.push_back({.name = "gate-up",
                        .help = "where the weights of gate and up are: separate; or packed in "
                                "w_gate_up, whose rows are those of gate and then those of up, or "
                                "one of each in turn",
                        .choices = {"separate", "halves", "interleaved"},
-                       .rare = true,
-                       .pass = "fwd"});
+                       .rare = true});
     options.push_back({.name = "bias",
                        .help = "whether gate, up and what an expert gives have biases",
                        .choices = {"none", "all"},
-                       .rare = true,
-                       .pass = "fwd"});
+                       .rare = true});
     options.push_back(residual_option());
     options.push_back({.name = "scales",
                        .help = "what a scale of fp8 is for: a whole tensor, of an expert; a token, "
@@ -341,7 +388,7 @@ class MoeFfn final : public Op {
                        .choices = {"tensor", "token", "block"},
                        .rare = true,
                        .pass = "fwd"});
-    options.push_back(accumulate_option("the weights"));
+    options.push_back(accumulate_option("the weights and biases"));
     return options;
   }
   std::vector<DType> dtypes(DeviceKind kind) const override {
@@ -375,8 +422,6 @@ class MoeFfn final : public Op {
       return fmt::format(
           "h={} is no multiple of {}: a block of gate-up=halves would be of gate and of up",
           shape.h, scale_block);
-    if (shape.shared > 0 && problem.pass == "bwd")
-      return "shared experts are for the pass fwd: give them to the pass bwd as chosen ones";
     return "";
   }
 
@@ -402,7 +447,7 @@ class MoeFfn final : public Op {
 
   std::vector<const Family*> families() const override {
     return joined({decode_families(), route_families(), gemm_families(), combine_families(),
-                   weigh_families()});
+                   weigh_families(), d_biases_families()});
   }
   std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
 };
@@ -476,6 +521,47 @@ bool accumulates(const Problem& problem) {
 
 bool recomputes(const Problem& problem) {
   return problem.pass == "bwd" && problem.has("save", "input");
+}
+
+bool has_row_weights(const Problem& problem) {
+  if (problem.pass == "fwd") return weighs_before(problem);
+  return weighs_before(problem) ? recomputes(problem) : has_bias(problem);
+}
+
+bool reads_down_bias(const Problem& problem) {
+  return problem.pass == "bwd" && has_bias(problem) && !weighs_before(problem);
+}
+
+std::vector<std::string_view> gate_gradients(const Problem& problem, bool weighted) {
+  if (packing_of(problem) == Packing::separate) {
+    if (weighted) return {"weighted_d_gate", "weighted_d_up"};
+    return {"d_gate", "d_up"};
+  }
+  return {weighted ? "weighted_d_gate_up" : "d_gate_up"};
+}
+
+std::vector<std::string_view> gate_gradients(const Problem& problem) {
+  return gate_gradients(problem, !weighs_before(problem));
+}
+
+std::string_view hidden_of_gradient(const Problem& problem) {
+  return weighs_before(problem) ? "hidden" : "weighted_hidden";
+}
+
+std::vector<BiasGradient> bias_gradients(const Problem& problem) {
+  const Shape shape = shape_of(problem);
+  const auto gradients = gate_gradients(problem);
+  std::vector<BiasGradient> all;
+  if (packing_of(problem) == Packing::separate)
+    all = {{"db_gate", gradients[0], shape.h}, {"db_up", gradients[1], shape.h}};
+  else
+    all = {{"db_gate_up", gradients[0], 2 * shape.h}};
+  all.push_back({"db_down", "dy", shape.d});
+  return all;
+}
+
+double up_slope(Activation activation, double up) {
+  return up_factor(activation, up) == up_factor(activation, 0) + up ? 1 : 0;
 }
 
 bool stores_gates(const Problem& problem) {

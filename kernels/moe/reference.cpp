@@ -31,8 +31,10 @@ class Definition {
   void route();
   void gate_up();
   void down();
-  void d_hidden();
   void weigh();
+  void d_biases();
+  /// dx = Σ weight · u and d_weights = x·u, where the weights were applied before.
+  void combine_before();
   /// out [rows, n] = the sum of in · w of each pair; w is [experts, n, k], or [experts, k, n] where
   /// it is transposed.
   struct Term {
@@ -40,6 +42,9 @@ class Definition {
     bool of_tokens = false;  // `in` has the tokens' rows, not those of the choices
   };
   Matrix product(std::int64_t n, std::int64_t k, bool transposed, const std::vector<Term>& terms);
+  void d_gate_up();
+  /// The terms of the stage d_x; packed weights make one of 2 h columns.
+  Matrix d_x();
   /// Of each expert dw [n, k] = aᵀ·b over its own rows, and dw_before where gradients accumulate.
   void reduction(const std::string& dw, const Term& a, const Term& b, std::int64_t n,
                  std::int64_t k);
@@ -112,7 +117,7 @@ void Definition::route() {
   set("offsets", numbers(sorted.offsets));
   set("tokens", numbers(sorted.tokens));
   set("places", numbers(sorted.places));
-  if (!weighs_before(problem_)) return;
+  if (!has_row_weights(problem_)) return;
   Matrix row_weights(count(shape_.rows()));
   for (std::size_t choice = 0; choice < choices.size(); ++choice)
     if (sorted.places[choice] >= 0)
@@ -149,8 +154,8 @@ Matrix Definition::product(std::int64_t n, std::int64_t k, bool transposed,
 void Definition::reduction(const std::string& dw, const Term& a, const Term& b, std::int64_t n,
                            std::int64_t k) {
   Matrix sums = accumulates(problem_) ? large_copy(tensors_.at(dw + "_before"), parallel_)
-                                      : matrix(shape_.experts * n, k);
-  for (std::int64_t expert = 0; expert < shape_.experts; ++expert) {
+                                      : matrix(shape_.all_experts() * n, k);
+  for (std::int64_t expert = 0; expert < shape_.all_experts(); ++expert) {
     const std::int64_t first = first_row(expert), last = first_row(expert + 1);
     if (first == last) continue;
     Matrix a_copies, b_copies;
@@ -166,7 +171,7 @@ Definition::Place Definition::place_of(const std::string& w, std::int64_t expert
                                        std::int64_t k, bool transposed) {
   const std::int64_t width = transposed ? n : k;
   const Packing packed = packing_of(problem_);
-  if (packed == Packing::separate || w == "w_down")
+  if (packed == Packing::separate || w == "w_down" || w == "w_gate_up")
     return {at(w.c_str()).data() + count(expert * n * k), width};
   const double* const both = at("w_gate_up").data() + count(expert * 2 * n * k);
   const bool is_up = w == "w_up";
@@ -277,44 +282,123 @@ void Definition::gate_up() {
   set("hidden", std::move(hidden));
 }
 
-void Definition::d_hidden() {
+void Definition::weigh() {
   const auto activation = parse_activation(problem_.option("act"));
-  Matrix d_up = product(shape_.h, shape_.d, true, {{"dy", "w_down", true}});
-  const Matrix &gate = at("gate"), &up = at("up");
-  Matrix d_gate = matrix(shape_.rows(), shape_.h), hidden = matrix(shape_.rows(), shape_.h);
-  for_each_row(count(shape_.rows()), count(shape_.h), parallel_, [&](std::size_t row) {
-    for (std::size_t i = row * count(shape_.h); i < (row + 1) * count(shape_.h); ++i) {
-      const double value = activate(activation, gate[i]);
-      d_gate[i] = d_up[i] * up[i] * activation_slope(activation, gate[i]);
-      d_up[i] *= value;
-      hidden[i] = value * up[i];
+  const Packing packed = packing_of(problem_);
+  const bool before = weighs_before(problem_);
+  const Matrix &d_hidden = at("d_hidden"), &gate = at("gate"), &up = at("up"),
+               &places = at("places");
+  const auto h = count(shape_.h), d = count(shape_.d);
+  Matrix d_weights = matrix(shape_.m, shape_.top_k), hidden = matrix(shape_.rows(), shape_.h);
+  Matrix gradients[2][2];  // [weighted or not][of gate and of up, or of both]
+  for (auto& each : gradients) {
+    each[0] = matrix(shape_.rows(), packed == Packing::separate ? shape_.h : 2 * shape_.h);
+    if (packed == Packing::separate) each[1] = each[0];
+  }
+  const auto set_gradient = [&](Matrix(&to)[2], std::size_t row, std::size_t i, double of_gate,
+                                double of_up) {
+    if (packed == Packing::separate) {
+      to[0][row * h + i] = of_gate;
+      to[1][row * h + i] = of_up;
+    } else {
+      const bool halves = packed == Packing::halves;
+      to[0][row * 2 * h + (halves ? i : 2 * i)] = of_gate;
+      to[0][row * 2 * h + (halves ? h + i : 2 * i + 1)] = of_up;
     }
+  };
+  for_each_row(places.size(), h, parallel_, [&](std::size_t choice) {
+    if (places[choice] < 0) return;
+    const auto row = static_cast<std::size_t>(places[choice]);
+    const double weight = weight_of(choice);
+    double of_weight = 0;
+    for (std::size_t i = 0; i < h; ++i) {
+      const std::size_t from = row * h + i;
+      const double dc = d_hidden[from], value = activate(activation, gate[from]),
+                   factor = up_factor(activation, up[from]);
+      const double d_gate = dc * factor * activation_slope(activation, gate[from]),
+                   d_up = dc * value * up_slope(activation, up[from]);
+      set_gradient(gradients[0], row, i, d_gate, d_up);
+      set_gradient(gradients[1], row, i, weight * d_gate, weight * d_up);
+      of_weight += dc * value * factor;
+      hidden[from] = value * factor * (before ? 1 : weight);
+    }
+    const std::size_t token = choice / count(shape_.choices()),
+                      own = choice % count(shape_.choices());
+    if (own >= count(shape_.top_k)) return;
+    if (reads_down_bias(problem_)) {
+      const auto expert = static_cast<std::size_t>(at("ids")[token * count(shape_.top_k) + own]);
+      for (std::size_t i = 0; i < d; ++i)
+        of_weight += at("dy")[token * d + i] * at("b_down")[expert * d + i];
+    }
+    d_weights[token * count(shape_.top_k) + own] = of_weight;
   });
-  set("d_gate", std::move(d_gate));
-  set("d_up", std::move(d_up));
-  if (!recomputes(problem_)) set("hidden", std::move(hidden));
+  for (const bool weighted : {false, true}) {
+    const auto names = gate_gradients(problem_, weighted);
+    for (std::size_t i = 0; i < names.size(); ++i)
+      set(std::string(names[i]), std::move(gradients[weighted ? 1 : 0][i]));
+  }
+  if (!before) set("d_weights", std::move(d_weights));
+  set(std::string(hidden_of_gradient(problem_)), std::move(hidden));
 }
 
-void Definition::weigh() {
-  const Matrix &d_gate = at("d_gate"), &d_up = at("d_up"), &hidden = at("hidden"), &up = at("up");
-  const Matrix &weights = at("weights"), &places = at("places");
-  Matrix d_weights = matrix(shape_.m, shape_.top_k);
-  Matrix weighted_d_gate = matrix(shape_.rows(), shape_.h), weighted_d_up = weighted_d_gate,
-         weighted_hidden = weighted_d_gate;
-  for_each_row(weights.size(), count(shape_.h), parallel_, [&](std::size_t choice) {
-    if (places[choice] < 0) return;
-    const std::size_t first = static_cast<std::size_t>(places[choice]) * count(shape_.h);
-    for (std::size_t i = first; i < first + count(shape_.h); ++i) {
-      d_weights[choice] += d_up[i] * up[i];
-      weighted_d_gate[i] = weights[choice] * d_gate[i];
-      weighted_d_up[i] = weights[choice] * d_up[i];
-      weighted_hidden[i] = weights[choice] * hidden[i];
+void Definition::d_gate_up() {
+  const auto gradients = gate_gradients(problem_, true);
+  const bool packed = packing_of(problem_) != Packing::separate;
+  for (std::size_t i = 0; i < gradients.size(); ++i)
+    reduction(packed   ? "dw_gate_up"
+              : i == 0 ? "dw_gate"
+                       : "dw_up",
+              {gradients[i].data(), nullptr}, {"x", nullptr, true},
+              packed ? 2 * shape_.h : shape_.h, shape_.d);
+}
+
+Matrix Definition::d_x() {
+  const auto gradients = gate_gradients(problem_);
+  if (packing_of(problem_) != Packing::separate)
+    return product(shape_.d, 2 * shape_.h, true, {{gradients[0].data(), "w_gate_up"}});
+  return product(shape_.d, shape_.h, true,
+                 {{gradients[0].data(), "w_gate"}, {gradients[1].data(), "w_up"}});
+}
+
+void Definition::d_biases() {
+  const Matrix& tokens = at("tokens");
+  for (const BiasGradient& gradient : bias_gradients(problem_)) {
+    const bool of_tokens = gradient.rows == "dy";
+    const Matrix& rows = at(gradient.rows.data());
+    const auto width = count(gradient.width);
+    Matrix sums = accumulates(problem_) ? tensors_.at(std::string(gradient.bias) + "_before")
+                                        : matrix(shape_.all_experts(), gradient.width);
+    for (std::int64_t expert = 0; expert < shape_.all_experts(); ++expert)
+      for (auto row = count(first_row(expert)); row < count(first_row(expert + 1)); ++row) {
+        const std::size_t from = of_tokens ? static_cast<std::size_t>(tokens[row]) : row;
+        const double weight = of_tokens && !weighs_before(problem_) ? at("row_weights")[row] : 1;
+        for (std::size_t i = 0; i < width; ++i)
+          sums[count(expert) * width + i] += weight * rows[from * width + i];
+      }
+    set(std::string(gradient.bias), std::move(sums));
+  }
+}
+
+void Definition::combine_before() {
+  const Matrix &rows = at("dx_rows"), &places = at("places"), &x = at("x");
+  Matrix dx = matrix(shape_.m, shape_.d), d_weights = matrix(shape_.m, shape_.top_k);
+  const auto width = count(shape_.d), choices = count(shape_.choices());
+  for_each_row(count(shape_.m), width * choices, parallel_, [&](std::size_t token) {
+    for (std::size_t own = 0; own < choices; ++own) {
+      const std::size_t choice = token * choices + own;
+      if (places[choice] < 0) continue;
+      const double* const row = rows.data() + static_cast<std::size_t>(places[choice]) * width;
+      const double weight = weight_of(choice);
+      double sum = 0;
+      for (std::size_t i = 0; i < width; ++i) {
+        dx[token * width + i] += weight * row[i];
+        sum += x[token * width + i] * row[i];
+      }
+      if (own < count(shape_.top_k)) d_weights[token * count(shape_.top_k) + own] = sum;
     }
   });
+  set("dx", std::move(dx));
   set("d_weights", std::move(d_weights));
-  set("weighted_d_gate", std::move(weighted_d_gate));
-  set("weighted_d_up", std::move(weighted_d_up));
-  set("weighted_hidden", std::move(weighted_hidden));
 }
 
 void Definition::combine(const char* rows, bool weighted, const char* y) {
@@ -348,18 +432,20 @@ void reference(const Problem& problem, const std::string& stage, ReferenceTensor
   else if (stage == stage_combine)
     of.combine("expert_out", !weighs_before(problem), "y");
   else if (stage == ffn::stage_d_hidden)
-    of.d_hidden();
+    of.set("d_hidden", of.product(h, d, true, {{"dy", "w_down", true}}));
   else if (stage == stage_weigh)
     of.weigh();
   else if (stage == ffn::stage_d_x)
-    of.set("dx_rows",
-           of.product(d, h, true, {{"weighted_d_gate", "w_gate"}, {"weighted_d_up", "w_up"}}));
+    of.set("dx_rows", of.d_x());
   else if (stage == ffn::stage_d_gate_up)
-    for (const auto& [gradient, dw] :
-         {std::pair{"weighted_d_gate", "dw_gate"}, {"weighted_d_up", "dw_up"}})
-      of.reduction(dw, {gradient, nullptr}, {"x", nullptr, true}, h, d);
+    of.d_gate_up();
   else if (stage == ffn::stage_d_down)
-    of.reduction("dw_down", {"dy", nullptr, true}, {"weighted_hidden", nullptr}, d, h);
+    of.reduction("dw_down", {"dy", nullptr, true}, {hidden_of_gradient(problem).data(), nullptr}, d,
+                 h);
+  else if (stage == stage_d_biases)
+    of.d_biases();
+  else if (weighs_before(problem))
+    of.combine_before();
   else
     of.combine("dx_rows", false, "dx");
 }

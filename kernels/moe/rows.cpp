@@ -1,4 +1,4 @@
-// The families of the stages combine, combine_dx and weigh.
+// The families of the stages combine, combine_dx, weigh and d_biases.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,9 +28,8 @@ bool are_aligned(const Problem& problem, std::int64_t columns) {
 struct Combination {
   const char *pass, *stage, *rows, *sums;
   bool weighted;
+  std::vector<std::string> sources;
 };
-constexpr Combination forward{"fwd", stage_combine, "expert_out", "y", true};
-constexpr Combination backward{"bwd", stage_combine_dx, "dx_rows", "dx", false};
 
 class Combine final : public StageFamily {
  public:
@@ -40,7 +39,7 @@ class Combine final : public StageFamily {
                                             : "16 bytes of a token a thread, eight rows in flight",
                      .stage = of.stage,
                      .pass = of.pass,
-                     .sources = {"moe/combine.cu"},
+                     .sources = of.sources,
                      .is_fallback = is_fallback}),
         of_(of) {}
 
@@ -68,8 +67,9 @@ class Combine final : public StageFamily {
     const std::int64_t all = problem.size("m") * vectors_of_row(problem);
     const std::int64_t vectors = vectors_of_row(problem);
     std::int64_t threads = 32;
-    while (threads < 256 && 2 * threads < 2 * vectors &&
-           all / (2 * threads) >= 2 * std::max(facts.multiprocessors, 1))
+    while (
+        threads < 256 && 2 * threads < 2 * vectors &&
+        (has_whole_rows(problem) || all / (2 * threads) >= 2 * std::max(facts.multiprocessors, 1)))
       threads *= 2;
     return {{"threads", threads}};
   }
@@ -84,11 +84,23 @@ class Combine final : public StageFamily {
     const int threads = is_fallback() ? 256 : config.get("threads");
     const std::int64_t elements =
         is_fallback() ? 1 : static_cast<std::int64_t>(16 / dtype_bytes(wide_dtype(problem)));
+    const std::string arguments =
+        fmt::format("{}, {}, {}, {}, {}", element_type(wide_dtype(problem)), shape.choices(),
+                    shape.top_k, !is_fallback(), threads);
     Program program;
+    if (has_whole_rows(problem)) {
+      KernelLaunch& launch = append_kernel(
+          program, "moe/weigh.cu", fmt::format("combine_before<{}>", arguments),
+          {static_cast<std::uint32_t>(std::min<std::int64_t>(shape.m, 65535))},
+          static_cast<std::uint32_t>(threads),
+          {tensor_of(places, "dx_rows"), tensor_of(places, "places"), tensor_of(places, "weights"),
+           tensor_of(places, "x"), tensor_of(places, "dx"), tensor_of(places, "d_weights"),
+           static_cast<std::int32_t>(shape.m), shape.d});
+      launch.programmatic = facts.compute_capability >= 90;
+      return program;
+    }
     KernelLaunch& launch = append_kernel(
-        program, "moe/combine.cu",
-        fmt::format("combine_rows<{}, {}, {}, {}, {}>", element_type(wide_dtype(problem)),
-                    shape.choices(), shape.top_k, !is_fallback(), threads),
+        program, "moe/combine.cu", fmt::format("combine_rows<{}>", arguments),
         grid_of_matrix(shape.m, shape.d, elements * threads), static_cast<std::uint32_t>(threads),
         {tensor_of(places, of_.rows), tensor_of(places, "places"),
          of_.weighted && !weighs_before(problem) ? Argument{tensor_of(places, "weights")}
@@ -101,6 +113,10 @@ class Combine final : public StageFamily {
   }
 
  private:
+  /// Whether a block has all columns of a token, for the gradients of its weights.
+  static bool has_whole_rows(const Problem& problem) {
+    return problem.pass == "bwd" && weighs_before(problem);
+  }
   static std::int64_t vectors_of_row(const Problem& problem) {
     return quotient_up(problem.size("d"),
                        static_cast<std::int64_t>(16 / dtype_bytes(wide_dtype(problem))));
@@ -108,6 +124,12 @@ class Combine final : public StageFamily {
 
   Combination of_;
 };
+
+/// The enumerator that device code has for it.
+const char* packing_type(Packing packing) {
+  if (packing == Packing::separate) return "fftune::packing::separate";
+  return packing == Packing::halves ? "fftune::packing::halves" : "fftune::packing::interleaved";
+}
 
 class Weigh final : public StageFamily {
  public:
@@ -126,19 +148,79 @@ class Weigh final : public StageFamily {
   Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
     const Shape shape = shape_of(problem);
     const TensorPlaces places(moe_ffn_op().tensors(problem));
+    const bool before = weighs_before(problem), biased = reads_down_bias(problem);
     std::vector<Argument> arguments;
-    for (const char* name : {"d_gate", "d_up", "hidden", "up", "weights", "places", "d_weights",
-                             "weighted_d_gate", "weighted_d_up", "weighted_hidden"})
-      arguments.emplace_back(tensor_of(places, name));
+    const auto add = [&](bool is_there, std::string_view name) {
+      arguments.push_back(tensor_or_null(is_there ? places.at(name) : absent));
+    };
+    for (const char* name : {"d_hidden", "gate", "up", "weights", "places"}) add(true, name);
+    for (const char* name : {"ids", "dy", "b_down"}) add(biased, name);
+    for (const bool weighted : {true, false}) {
+      const auto names = gate_gradients(problem, weighted);
+      for (std::size_t i = 0; i < 2; ++i)
+        add((weighted || before) && i < names.size(), names[std::min(i, names.size() - 1)]);
+    }
+    add(!before || !recomputes(problem), hidden_of_gradient(problem));
+    add(!before, "d_weights");
     arguments.emplace_back(shape.rows());
-    arguments.emplace_back(shape.h);
+    for (const std::int64_t size : {shape.top_k, shape.shared})
+      arguments.emplace_back(static_cast<std::int32_t>(size));
+    for (const std::int64_t size : {shape.h, shape.d}) arguments.emplace_back(size);
+    const bool aligned = are_aligned(problem, shape.h) && are_aligned(problem, shape.d);
+    const std::int64_t vectors =
+        aligned ? shape.h * static_cast<std::int64_t>(dtype_bytes(problem.dtype)) / 16 : shape.h;
+    const std::uint32_t threads = vectors <= 64 ? 64 : vectors <= 128 ? 128 : 256;
     Program program;
     KernelLaunch& launch =
         append_kernel(program, "moe/weigh.cu",
-                      fmt::format("weigh_rows<{}, {}>", element_type(problem.dtype),
-                                  are_aligned(problem, shape.h)),
-                      {static_cast<std::uint32_t>(shape.rows())}, 256, std::move(arguments));
+                      fmt::format("weigh_rows<{}, {}, fftune::weigh_config{{{}, {}, {}, {}}}>",
+                                  element_type(problem.dtype),
+                                  activation_type(parse_activation(problem.option("act"))),
+                                  packing_type(packing_of(problem)), before, aligned, threads),
+                      {static_cast<std::uint32_t>(shape.rows())}, threads, std::move(arguments));
     launch.programmatic = facts.compute_capability >= 90;
+    return program;
+  }
+};
+
+class DBiases final : public StageFamily {
+ public:
+  DBiases()
+      : StageFamily({.name = "d_biases",
+                     .summary = "sums of an expert's rows, a launch for each bias",
+                     .stage = stage_d_biases,
+                     .pass = "bwd",
+                     .option = "bias",
+                     .value = "all",
+                     .sources = {"moe/d_biases.cu"},
+                     .is_fallback = true}) {}
+
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config&) const override {
+    return seconds_of(problem, facts, stage_d_biases);
+  }
+  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
+    const Shape shape = shape_of(problem);
+    const TensorPlaces places(moe_ffn_op().tensors(problem));
+    Program program;
+    for (const BiasGradient& gradient : bias_gradients(problem)) {
+      const bool of_tokens = gradient.rows == "dy";
+      const auto tensor_if = [&](bool is_there, const char* name) {
+        return tensor_or_null(is_there ? places.at(name) : absent);
+      };
+      KernelLaunch& launch =
+          append_kernel(program, "moe/d_biases.cu",
+                        fmt::format("sum_expert_rows<{}>", element_type(problem.dtype)),
+                        {static_cast<std::uint32_t>(quotient_up(gradient.width, std::int64_t{32})),
+                         static_cast<std::uint32_t>(shape.all_experts())},
+                        512,
+                        {tensor_of(places, gradient.rows), tensor_of(places, "offsets"),
+                         tensor_if(of_tokens, "tokens"),
+                         tensor_if(of_tokens && !weighs_before(problem), "row_weights"),
+                         tensor_or_null(places, std::string(gradient.bias) + "_before"),
+                         tensor_of(places, gradient.bias), gradient.width});
+      launch.programmatic = facts.compute_capability >= 90;
+    }
     return program;
   }
 };
@@ -147,27 +229,34 @@ class Weigh final : public StageFamily {
 class CpuStage final : public StageFamily {
  public:
   CpuStage(std::string_view name, std::string_view summary, const char* stage, const char* pass,
-           Program (*make)(const Problem&))
+           Program (*make)(const Problem&, const DeviceFacts&), const char* option = "",
+           const char* value = "")
       : StageFamily({.name = name,
                      .summary = summary,
                      .device_kind = DeviceKind::cpu,
                      .stage = stage,
                      .pass = pass,
+                     .option = option,
+                     .value = value,
                      .sources = {"moe/cpu_families.cpp"},
                      .is_fallback = true}),
         make_(make) {}
 
-  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
-    return make_(problem);
+  Program program(const Problem& problem, const DeviceFacts& facts, const Config&) const override {
+    return make_(problem, facts);
   }
 
  private:
-  Program (*make_)(const Problem&);
+  Program (*make_)(const Problem&, const DeviceFacts&);
 };
 
 }  // namespace
 
 std::vector<const Family*> combine_families() {
+  static const Combination forward{"fwd", stage_combine, "expert_out",
+                                   "y",   true,          {"moe/combine.cu"}};
+  static const Combination backward{
+      "bwd", stage_combine_dx, "dx_rows", "dx", false, {"moe/combine.cu", "moe/weigh.cu"}};
   static const Combine fwd(forward, "combine_rows", false),
       fwd_fallback(forward, "combine_fallback", true), bwd(backward, "combine_dx_rows", false),
       bwd_fallback(backward, "combine_dx_fallback", true);
@@ -181,6 +270,13 @@ std::vector<const Family*> weigh_families() {
   static const Weigh rows;
   static const CpuStage cpu("cpu_weigh", "a choice a task", stage_weigh, "bwd", cpu_weigh_program);
   return {&rows, &cpu};
+}
+
+std::vector<const Family*> d_biases_families() {
+  static const DBiases sums;
+  static const CpuStage cpu("cpu_d_biases", "an expert a task", stage_d_biases, "bwd",
+                            cpu_d_biases_program, "bias", "all");
+  return {&sums, &cpu};
 }
 
 }  // namespace fftune::moe

@@ -76,19 +76,40 @@ GemmProblem down_gemm(const Problem& problem) {
   if (has_bias(problem)) gemm.epilogue.group_bias = {"b_down"};
   return gemm;
 }
+/// d_hidden = dy·w_down. What follows the activation is weigh's, which has the rows' weights.
 GemmProblem d_hidden_gemm(const Problem& problem) {
-  return grouped(problem, ffn::d_hidden_gemm(problem), {});
+  GemmProblem gemm = grouped(problem, ffn::d_hidden_gemm(problem), {{"d_gate", "d_hidden"}});
+  gemm.epilogue = {};
+  return gemm;
 }
 GemmProblem d_x_gemm(const Problem& problem) {
-  return grouped(problem, ffn::d_x_gemm(problem),
-                 {{"d_gate", "weighted_d_gate"}, {"d_up", "weighted_d_up"}, {"dx", "dx_rows"}});
+  const auto gradients = gate_gradients(problem);
+  GemmProblem gemm = ffn::d_x_gemm(problem);
+  if (packing_of(problem) != Packing::separate) {
+    gemm.form = GemmForm::single;
+    gemm.k *= 2;
+    gemm.a = {{gradients[0]}};
+    gemm.b = {{"w_gate_up"}};
+    return grouped(problem, gemm, {{"dx", "dx_rows"}});
+  }
+  return grouped(problem, gemm,
+                 {{"d_gate", gradients[0]}, {"d_up", gradients[1]}, {"dx", "dx_rows"}});
 }
 GemmProblem d_gate_up_gemm(const Problem& problem) {
-  return grouped(problem, ffn::d_gate_up_gemm(problem),
-                 {{"d_gate", "weighted_d_gate"}, {"d_up", "weighted_d_up"}});
+  const auto gradients = gate_gradients(problem, true);
+  GemmProblem gemm = ffn::d_gate_up_gemm(problem);
+  if (packing_of(problem) != Packing::separate) {
+    gemm.form = GemmForm::single;
+    gemm.m *= 2;
+    gemm.a = {{gradients[0]}};
+    gemm.c = {{"dw_gate_up"}};
+    if (accumulates(problem)) gemm.epilogue.source = {{"dw_gate_up_before"}};
+    return grouped(problem, gemm, {});
+  }
+  return grouped(problem, gemm, {{"d_gate", gradients[0]}, {"d_up", gradients[1]}});
 }
 GemmProblem d_down_gemm(const Problem& problem) {
-  return grouped(problem, ffn::d_down_gemm(problem), {{"hidden", "weighted_hidden"}});
+  return grouped(problem, ffn::d_down_gemm(problem), {{"hidden", hidden_of_gradient(problem)}});
 }
 
 constexpr GemmStage gate_up{ffn::stage_gate_up, moe_ffn_op, gate_up_gemm};
@@ -115,9 +136,11 @@ std::vector<std::string> stage_names(const Problem& problem) {
     return {stage_route, ffn::stage_gate_up, ffn::stage_down, stage_combine};
   std::vector<std::string> names{stage_route};
   if (recomputes(problem)) names.emplace_back(ffn::stage_gate_up);
-  for (const char* name : {ffn::stage_d_hidden, stage_weigh, ffn::stage_d_x, ffn::stage_d_gate_up,
-                           ffn::stage_d_down, stage_combine_dx})
+  for (const char* name :
+       {ffn::stage_d_hidden, stage_weigh, ffn::stage_d_x, ffn::stage_d_gate_up, ffn::stage_d_down})
     names.emplace_back(name);
+  if (has_bias(problem)) names.emplace_back(stage_d_biases);
+  names.emplace_back(stage_combine_dx);
   return names;
 }
 

@@ -67,6 +67,7 @@ Json segments_of(const PlanFacts& plan) {
   for (const auto& segment : plan.plan->token_plan->segments())
     segments.push_back({{"first", segment.first},
                         {"last", segment.last},
+                        {"each", segment.each},
                         {"variants", variants_of(*plan.op, segment.choice.recipe)},
                         {"preset", preset_of(segment.choice)},
                         {"reason", segment.choice.reason},

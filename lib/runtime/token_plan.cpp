@@ -72,7 +72,7 @@ TokenPlan::TokenPlan(const Catalog& catalog, Backend& backend, const Op& op, Pro
 
 void TokenPlan::compile() {
   struct Job {
-    const Variant* variant;
+    Variant variant;
     Program program;
   };
   std::vector<Job> jobs;
@@ -82,7 +82,7 @@ void TokenPlan::compile() {
     for (const auto count : tokens) {
       const Problem problem = most_.with_size(op_->token_size(), count);
       ScratchOfRecipe scratch(op_->repetition(problem).has_value());
-      for (const auto& variant : segment.choice.recipe) {
+      for (const auto& variant : recipe_at(*op_, most_, backend_->facts(), segment, count)) {
         auto program =
             family_of(*op_, variant.family).program(problem, backend_->facts(), variant.config);
         scratch.add(backend_->workspace_bytes(program));
@@ -90,7 +90,7 @@ void TokenPlan::compile() {
         bool first = count == tokens.front();
         for (const auto& kernel : program.kernels)
           if (known.insert(kernel.file + " " + kernel.expression).second) first = true;
-        if (first) jobs.push_back({&variant, std::move(program)});
+        if (first) jobs.push_back({variant, std::move(program)});
         if (known.size() > most_kernels)
           throw Error(
               ErrorKind::invalid_input,
@@ -109,7 +109,7 @@ void TokenPlan::compile() {
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
     for (std::size_t i = next++; i < jobs.size(); i = next++) try {
-        compiled_[i] = bound(*backend_, *jobs[i].variant, jobs[i].program).executable;
+        compiled_[i] = bound(*backend_, jobs[i].variant, jobs[i].program).executable;
       } catch (...) {
         errors[i] = std::current_exception();
       }
@@ -130,19 +130,13 @@ std::shared_ptr<const TokenPlan::Binding> TokenPlan::bind(std::int64_t tokens) c
   const DeviceFacts& facts = backend_->facts();
   const auto segment = std::find_if(segments_.begin(), segments_.end(),
                                     [&](const TokenSegment& each) { return tokens <= each.last; });
-  // A constraint may leave out single token counts within the segment.
-  Recipe recipe = segment->choice.recipe;
-  for (const auto& variant : segment->choice.recipe)
-    if (!illegality(*op_, problem, facts, variant).empty()) {
-      recipe = default_recipe(*op_, unrepeated(*op_, problem), facts);
-      break;
-    }
   auto binding = std::make_shared<Binding>();
   binding->tokens = tokens;
-  binding->executables = executables_of(*op_, problem, facts, recipe,
-                                        [&](const Variant& variant, const Program& program) {
-                                          return bound(*backend_, variant, program).executable;
-                                        });
+  binding->executables =
+      executables_of(*op_, problem, facts, recipe_at(*op_, most_, facts, *segment, tokens),
+                     [&](const Variant& variant, const Program& program) {
+                       return bound(*backend_, variant, program).executable;
+                     });
   if (const auto needed = scratch_bytes(binding->executables); needed > scratch_bytes_)
     throw Error(ErrorKind::unavailable,
                 fmt::format("{} needs {} bytes of scratch where its plan for up to {} has {}: make "

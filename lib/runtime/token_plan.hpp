@@ -20,7 +20,7 @@ namespace fftune {
 class TokenPlan {
  public:
   /// For 1 to `most`'s tokens. Compiles on `backend`, which must outlive the plan, on several
-  /// threads. Throws Error(invalid_input) if the op's kernels are of one token count each,
+  /// threads. Throws Error(invalid_input) if the op has kernels for single token counts,
   /// Error(unavailable) if a variant does not compile.
   TokenPlan(const Catalog& catalog, Backend& backend, const Op& op, Problem most,
             const PresetLibrary& presets);

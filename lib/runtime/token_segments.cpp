@@ -8,13 +8,14 @@
 #include <set>
 #include <utility>
 
-#include "core/error.hpp"
-
 namespace fftune {
 namespace {
 
 /// Choices this far apart have another between them: what serves from further away is called far.
 constexpr std::int64_t most_apart = 4;
+
+/// Constraints that cut finer than this are of single token counts.
+constexpr std::size_t most_segments = 64;
 
 std::set<std::int64_t> chosen_tokens(const Op& op, const Problem& most, const DeviceFacts& facts,
                                      const PresetLibrary& presets) {
@@ -38,29 +39,27 @@ class Cutter {
       : catalog_(catalog), op_(op), most_(std::move(most)), facts_(facts), presets_(presets) {}
 
   std::vector<TokenSegment> segments() {
-    for (const auto tokens : chosen_tokens(op_, most_, facts_, presets_)) append(chosen(tokens));
+    for (const auto tokens : chosen_tokens(op_, most_, facts_, presets_))
+      if (!append(chosen(tokens))) return single();
     std::vector<TokenSegment> whole;
     for (auto& segment : segments_)
       if (serves_throughout(segment))
         whole.push_back(std::move(segment));
-      else
-        fill_holes(segment, whole);
+      else if (!fill_holes(segment, whole))
+        return single();
     return whole;
   }
 
  private:
-  /// An op whose constraints cut finer than this has variants for single token counts.
-  static constexpr std::size_t most_segments = 64;
-
   TokenSegment chosen(std::int64_t tokens) const {
     return {tokens, tokens, tokens, choose(catalog_, op_, problem(tokens), facts_, presets_)};
   }
 
-  /// Cuts between the last segment and the next choice, above it.
-  void append(TokenSegment next) {
+  /// Cuts between the last segment and the next choice, above it; returns whether it could.
+  bool append(TokenSegment next) {
     if (segments_.empty()) {
       segments_.push_back(std::move(next));
-      return;
+      return true;
     }
     const auto last_of_first =
         last_legal(segments_.back().choice.recipe, segments_.back().chosen_at, next.chosen_at);
@@ -68,20 +67,19 @@ class Cutter {
         first_legal(next.choice.recipe, segments_.back().chosen_at, next.chosen_at);
     if (last_of_first + 1 < first_of_second) {
       // Neither serves between them: what serves there just below the second goes first.
-      if (segments_.size() > most_segments) refuse();
-      append(chosen(first_of_second - 1));
-      append(std::move(next));
-      return;
+      return segments_.size() <= most_segments && append(chosen(first_of_second - 1)) &&
+             append(std::move(next));
     }
     auto& before = segments_.back();
     if (next.choice.recipe == before.choice.recipe) {
       before.last = before.chosen_at = next.chosen_at;  // where the next cut begins
       before.choice = std::move(next.choice);
-      return;
+      return true;
     }
     next.first = cut(before, next, first_of_second, last_of_first + 1);
     before.last = next.first - 1;
     segments_.push_back(std::move(next));
+    return true;
   }
 
   /// Where the second takes over, in [earliest, latest]. Tiles fill waves of blocks, so the model
@@ -158,8 +156,9 @@ class Cutter {
     return true;
   }
 
-  /// Appends the segment in parts: where its choice does not serve, another one does.
-  void fill_holes(const TokenSegment& segment, std::vector<TokenSegment>& whole) const {
+  /// Appends the segment in parts: where its choice does not serve, another one does. Returns
+  /// whether the parts are few.
+  bool fill_holes(const TokenSegment& segment, std::vector<TokenSegment>& whole) const {
     const TokenSegment* part = nullptr;
     for (auto tokens = segment.first; tokens <= segment.last; ++tokens) {
       const bool own = legal(segment.choice.recipe, tokens);
@@ -168,19 +167,35 @@ class Cutter {
         whole.back().last = tokens;
         continue;
       }
-      if (whole.size() > most_segments) refuse();
+      if (whole.size() > most_segments) return false;
       whole.push_back(own ? segment : chosen(tokens));
       whole.back().first = whole.back().last = tokens;
       part = &whole.back();
     }
+    return true;
   }
 
-  [[noreturn]] void refuse() const {
-    throw Error(
-        ErrorKind::invalid_input,
-        fmt::format("{} has variants for single numbers of {}: make a plan for each instead "
-                    "of one for up to {}",
-                    op_.name(), op_.token_size(), most_.size(op_.token_size())));
+  std::vector<TokenSegment> single() const {
+    const auto end = most_.size(op_.token_size());
+    std::vector<TokenSegment> all;
+    const auto append_each = [&](std::int64_t first, std::int64_t last) {
+      if (first > last) return;
+      all.push_back({first, last, last, chosen(last).choice, true});
+      all.back().choice.reason =
+          fmt::format("variants of {} serve single numbers of {}: the op's default for each",
+                      op_.name(), op_.token_size());
+      all.back().choice.preset.reset();
+      all.back().choice.recipe = default_recipe(op_, problem(last), facts_);
+    };
+    std::int64_t next = 1;
+    for (const auto recorded : presets_.recorded_tokens(most_, facts_, comparison_of(op_))) {
+      if (recorded > end) continue;
+      append_each(next, recorded - 1);
+      all.push_back(chosen(recorded));
+      next = recorded + 1;
+    }
+    append_each(next, end);
+    return all;
   }
 
   Problem problem(std::int64_t tokens) const { return most_.with_size(op_.token_size(), tokens); }
@@ -200,12 +215,27 @@ std::vector<TokenSegment> token_segments(const Catalog& catalog, const Op& op, c
   return Cutter(catalog, op, unrepeated(op, most), facts, presets).segments();
 }
 
+Recipe recipe_at(const Op& op, const Problem& most, const DeviceFacts& facts,
+                 const TokenSegment& segment, std::int64_t tokens) {
+  const Problem problem = most.with_size(op.token_size(), tokens);
+  const auto is_legal = [&](const Variant& variant) {
+    return illegality(op, problem, facts, variant).empty();
+  };
+  const Recipe& chosen = segment.choice.recipe;
+  if (!segment.each && std::all_of(chosen.begin(), chosen.end(), is_legal)) return chosen;
+  return default_recipe(op, unrepeated(op, problem), facts);
+}
+
 std::vector<std::int64_t> scanned_tokens(const TokenSegment& segment) {
   constexpr std::int64_t all_below = 8192, parts_of_octave = 128;
+  /// Rows of so many neighbouring numbers of elements have every alignment.
+  constexpr std::int64_t neighbours = 16;
   std::vector<std::int64_t> tokens;
   for (auto count = segment.first; count <= segment.last;
-       count += count < all_below ? 1 : count / parts_of_octave)
-    tokens.push_back(count);
+       count += count < all_below ? 1 : count / parts_of_octave) {
+    const auto end = segment.each && count >= all_below ? count + neighbours : count + 1;
+    for (auto each = count; each < end && each <= segment.last; ++each) tokens.push_back(each);
+  }
   if (tokens.back() != segment.last) tokens.push_back(segment.last);
   return tokens;
 }

@@ -14,16 +14,22 @@ struct TokenSegment {
   std::int64_t last = 1;
   std::int64_t chosen_at = 1;  // the token count that `choice` was made for
   Choice choice;
+  bool each = false;  // every token count has the op's default of its own, not `choice`
 };
 
 /// The segments of 1 to `most`'s tokens, in order and without gaps. A choice is made for each token
 /// count that a preset of this layer records, and for others where those are more than 4 times
 /// apart or where neither of two serves between them. Between two choices the cost model decides
-/// where the second takes over; without one, it is their geometric mean. `most` must be canonical.
-/// Throws what choose() throws, and Error(invalid_input) for an op that has variants for single
-/// token counts.
+/// where the second takes over; without one, it is their geometric mean. An op whose variants serve
+/// single token counts, such as those that are a multiple of a vector, has the segments of its
+/// records, and between them one of `each`. `most` must be canonical. Throws what choose() throws.
 std::vector<TokenSegment> token_segments(const Catalog& catalog, const Op& op, const Problem& most,
                                          const DeviceFacts& facts, const PresetLibrary& presets);
+
+/// What serves `tokens` of the segment: its choice, and where a constraint leaves out this token
+/// count the op's default.
+Recipe recipe_at(const Op& op, const Problem& most, const DeviceFacts& facts,
+                 const TokenSegment& segment, std::int64_t tokens);
 
 /// The token counts of a segment whose programs show every kernel that it needs and the most
 /// scratch: all up to a bound, and then 128 an octave.

@@ -11,9 +11,12 @@
 #include <set>
 #include <system_error>
 #include <tuple>
+#include <unordered_map>
+#include <utility>
 
 #include "core/pattern.hpp"
 #include "core/routing.hpp"
+#include "store/nearest_points.hpp"
 
 namespace fftune {
 namespace {
@@ -51,19 +54,6 @@ std::map<std::string, std::string> words(const Problem& problem, const Compariso
 /// and where so many are not, a file is of another version of fftune.
 constexpr std::size_t most_refused = 16;
 
-/// Calls visit(place) for those of files that `admits` admits. Places are in the order of files, so
-/// a file that is not admitted is stepped over as a whole, however many records it has.
-template <typename Place, typename Admits, typename Visit>
-void for_each_place(const std::vector<Place>& places, const Admits& admits, const Visit& visit) {
-  for (auto place = places.begin(); place != places.end();) {
-    const auto end_of_file =
-        std::upper_bound(place, places.end(), place->file,
-                         [](std::size_t file, const Place& other) { return file < other.file; });
-    if (admits(place->file)) std::for_each(place, end_of_file, visit);
-    place = end_of_file;
-  }
-}
-
 /// All but the shape, and the options that are numbers or patterns: what has to be the same.
 std::string alike_key(const Problem& problem, const Comparison& comparison) {
   std::string key = fmt::format("{}/{}/{}", problem.op, problem.pass, dtype_name(problem.dtype));
@@ -82,15 +72,18 @@ std::string exact_key(const Problem& problem, const Comparison& comparison) {
   return key;
 }
 
-struct Candidate {
-  const PresetFile* file;
-  const PresetRecord* record;
-  double distance;
-  double size_difference;  // |log2| of the ratio of SM counts
-};
-
 double log_ratio(double a, double b) {
   return std::abs(std::log2(a / b));
+}
+
+/// What distance() sums up of the sizes.
+NearestPoints::Point point_of(const Problem& problem, const Comparison& comparison) {
+  NearestPoints::Point point;
+  for (const auto& [name, value] : problem.sizes) {
+    const double octaves = std::log2(static_cast<double>(std::max<std::int64_t>(value, 1)));
+    point.push_back(name == comparison.token_size ? token_weight * octaves : octaves);
+  }
+  return point;
 }
 
 std::string device_words(DeviceMatch match, const PresetDevice& preset, const DeviceFacts& device) {
@@ -151,29 +144,89 @@ PresetLibrary PresetLibrary::load(const std::vector<std::filesystem::path>& fold
   return library;
 }
 
+/// Records alike in all but the shape, of one folder and of devices that relate to this one alike.
+struct PresetLibrary::Shelf {
+  DeviceMatch match = DeviceMatch::exact;
+  std::size_t folder = 0;
+  std::size_t count = 0;
+  /// Those of one shape together, of the device nearest in size first, and equally near ones in the
+  /// order of paths and problems.
+  std::vector<std::vector<Place>> shapes;
+  std::unordered_map<std::string, std::size_t> by_key;  // of `shapes`
+  NearestPoints points;                                 // of `shapes`
+};
+
+/// The shelves by what has to agree, best first.
+struct PresetLibrary::Index {
+  std::unordered_map<std::string, std::vector<Shelf>> shelves;
+};
+
 struct PresetLibrary::Indexes {
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<const Index>> of_comparison;
+  std::map<std::string, std::shared_ptr<const Index>> known;
 };
 
 PresetLibrary::PresetLibrary() : indexes_(std::make_shared<Indexes>()) {}
 
 std::shared_ptr<const PresetLibrary::Index> PresetLibrary::index_of(
-    const Comparison& comparison) const {
+    const std::string& op, const DeviceFacts& device, const Comparison& comparison) const {
   const auto key =
-      fmt::format("{}|{}|{}", comparison.token_size, fmt::join(comparison.numbers, ","),
-                  fmt::join(comparison.patterns, ","));
+      fmt::format("{}|{}|{}|{}|{}|{}|{}|{}", op, static_cast<int>(device.kind), device.name,
+                  device.arch, device.multiprocessors, comparison.token_size,
+                  fmt::join(comparison.numbers, ","), fmt::join(comparison.patterns, ","));
   const std::lock_guard lock(indexes_->mutex);
-  auto& known = indexes_->of_comparison[key];
-  if (known) return known;
-  auto index = std::make_shared<Index>();
-  for (std::size_t file = 0; file < files_.size(); ++file)
+  auto& known = indexes_->known[key];
+  if (!known) known = make_index(op, device, comparison);
+  return known;
+}
+
+std::shared_ptr<const PresetLibrary::Index> PresetLibrary::make_index(
+    const std::string& op, const DeviceFacts& device, const Comparison& comparison) const {
+  struct Sorted {
+    double size_difference;  // |log2| of the ratio of SM counts
+    Place place;
+  };
+  using Rank = std::pair<DeviceMatch, std::size_t>;  // and the folder
+  using ByShape = std::map<std::string, std::vector<Sorted>>;
+  std::map<std::string, std::map<Rank, ByShape>> sorted;
+  for (std::size_t file = 0; file < files_.size(); ++file) {
+    const auto match = device_match(files_[file].device, device);
+    if (!match || files_[file].op != op) continue;
+    const double size_difference = log_ratio(std::max(files_[file].device.multiprocessors, 1),
+                                             std::max(device.multiprocessors, 1));
     for (std::size_t i = 0; i < files_[file].records.size(); ++i) {
       const auto& problem = files_[file].records[i].problem;
-      index->alike[alike_key(problem, comparison)].push_back({file, i});
-      index->exact[exact_key(problem, comparison)].push_back({file, i});
+      sorted[alike_key(problem, comparison)][{*match, folders_[file]}]
+            [exact_key(problem, comparison)]
+                .push_back({size_difference, {file, i}});
     }
-  return known = std::move(index);
+  }
+  const auto nearer = [](const Sorted& a, const Sorted& b) {
+    return std::tie(a.size_difference, a.place.file, a.place.record) <
+           std::tie(b.size_difference, b.place.file, b.place.record);
+  };
+  auto index = std::make_shared<Index>();
+  for (auto& [alike, ranks] : sorted)
+    for (auto& [rank, by_shape] : ranks) {
+      std::vector<std::pair<std::string, std::vector<Sorted>>> shapes(by_shape.begin(),
+                                                                      by_shape.end());
+      for (auto& [key, places] : shapes) std::sort(places.begin(), places.end(), nearer);
+      std::sort(shapes.begin(), shapes.end(), [&](const auto& a, const auto& b) {
+        return nearer(a.second.front(), b.second.front());
+      });
+      Shelf shelf{rank.first, rank.second, 0, {}, {}, NearestPoints({})};
+      std::vector<NearestPoints::Point> points;
+      for (const auto& [key, places] : shapes) {
+        points.push_back(point_of(record_at(places.front().place).problem, comparison));
+        shelf.by_key[key] = shelf.shapes.size();
+        auto& shape = shelf.shapes.emplace_back();
+        for (const auto& each : places) shape.push_back(each.place);
+        shelf.count += shape.size();
+      }
+      shelf.points = NearestPoints(std::move(points));
+      index->shelves[alike].push_back(std::move(shelf));
+    }
+  return index;
 }
 
 std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const DeviceFacts& device,
@@ -185,75 +238,58 @@ std::optional<PresetMatch> PresetLibrary::find(const Problem& problem, const Dev
 PresetLibrary::Search PresetLibrary::search(const Problem& problem, const DeviceFacts& device,
                                             const Legality& illegal,
                                             const Comparison& comparison) const {
-  const auto index = index_of(comparison);
-  const auto places_of = [](const Places& places, const std::string& key) {
-    static const std::vector<Place> none;
-    const auto found = places.find(key);
-    return found == places.end() ? &none : &found->second;
-  };
-  const auto* const alike = places_of(index->alike, alike_key(problem, comparison));
-  const auto* const exact = places_of(index->exact, exact_key(problem, comparison));
-  const auto is_exact = [&](const Place& place) {
-    return std::any_of(exact->begin(), exact->end(), [&](const Place& each) {
-      return each.file == place.file && each.record == place.record;
-    });
-  };
-  std::vector<std::optional<DeviceMatch>> matches;
-  for (const auto& file : files_) matches.push_back(device_match(file.device, device));
-
-  const auto folders = folders_.empty() ? 0 : folders_.back() + 1;
+  const auto index = index_of(problem.op, device, comparison);
+  const auto shelves = index->shelves.find(alike_key(problem, comparison));
   Search result;
-  const auto candidates_of = [&](DeviceMatch match, std::size_t folder, bool exactly) {
-    std::vector<Candidate> candidates;
-    const auto admits = [&](std::size_t file) {
-      return folders_[file] == folder && matches[file] == match;
-    };
-    for_each_place(exactly ? *exact : *alike, admits, [&](const Place& place) {
-      if (!exactly && is_exact(place)) return;
-      const auto& file = files_[place.file];
-      const auto& record = file.records[place.record];
-      candidates.push_back({&file, &record, distance(record.problem, problem, comparison),
-                            log_ratio(file.device.multiprocessors, device.multiprocessors)});
-    });
-    return candidates;
+  if (shelves == index->shelves.end()) return result;
+  const auto key = exact_key(problem, comparison);
+  const auto point = point_of(problem, comparison);
+
+  const auto serves = [&](const Shelf& shelf, const Place& place, double distance) {
+    const auto& file = files_[place.file];
+    const auto& record = record_at(place);
+    if (const auto refusal = illegal(record, problem); !refusal.empty()) {
+      if (result.refused++ == 0)
+        result.first_refusal =
+            fmt::format("{}: {}: {}", file.path.string(), record.problem.text(), refusal);
+      return false;
+    }
+    auto reason = fmt::format("{}: {}, {}", file.path.string(),
+                              device_words(shelf.match, file.device, device),
+                              shape_words(record.problem, problem, comparison));
+    if (result.refused > 0)
+      reason +=
+          fmt::format("; {} nearer {} illegal here, the first {}", result.refused,
+                      result.refused == 1 ? "record is" : "records are", result.first_refusal);
+    result.match =
+        PresetMatch{&record,  file.path,        shelf.match, record.problem.sizes == problem.sizes,
+                    distance, std::move(reason)};
+    return true;
   };
-  const auto nearer = [](const Candidate& a, const Candidate& b) {
-    return std::tie(a.distance, a.size_difference) < std::tie(b.distance, b.size_difference);
-  };
-  for (const auto match : {DeviceMatch::exact, DeviceMatch::alias, DeviceMatch::same_arch_and_size,
-                           DeviceMatch::same_arch})
-    for (std::size_t folder = 0; folder < folders; ++folder)
-      // Those of the same shape first: mostly one of them serves, and the others are not looked at.
-      for (const bool exactly : {true, false}) {
-        auto candidates = candidates_of(match, folder, exactly);
-        // Equally near records keep the order of paths and problems.
-        for (auto first = candidates.begin(); first != candidates.end(); ++first) {
-          if (!exactly && result.refused >= most_refused) {
-            result.untried += static_cast<std::size_t>(candidates.end() - first);
-            break;
-          }
-          const auto nearest = std::min_element(first, candidates.end(), nearer);
-          std::rotate(first, nearest, nearest + 1);
-          const auto& record = *first->record;
-          if (const auto refusal = illegal(record, problem); !refusal.empty()) {
-            if (result.refused++ == 0)
-              result.first_refusal = fmt::format("{}: {}: {}", first->file->path.string(),
-                                                 record.problem.text(), refusal);
-            continue;
-          }
-          auto reason = fmt::format("{}: {}, {}", first->file->path.string(),
-                                    device_words(match, first->file->device, device),
-                                    shape_words(record.problem, problem, comparison));
-          if (result.refused > 0)
-            reason += fmt::format("; {} nearer {} illegal here, the first {}", result.refused,
-                                  result.refused == 1 ? "record is" : "records are",
-                                  result.first_refusal);
-          result.match = PresetMatch{&record,         first->file->path,
-                                     match,           record.problem.sizes == problem.sizes,
-                                     first->distance, std::move(reason)};
-          return result;
-        }
+  for (const Shelf& shelf : shelves->second) {
+    std::size_t tried = 0;
+    // Those of the same shape first: mostly one of them serves, and the others are not looked at.
+    const auto exact = shelf.by_key.find(key);
+    if (exact != shelf.by_key.end())
+      for (const Place& place : shelf.shapes[exact->second]) {
+        ++tried;
+        if (serves(shelf, place, 0)) return result;
       }
+    NearestPoints::Walk walk(shelf.points, point, [&](std::size_t shape) {
+      return distance(record_at(shelf.shapes[shape].front()).problem, problem, comparison);
+    });
+    while (result.refused < most_refused) {
+      const auto near = walk.next();
+      if (!near) break;
+      if (exact != shelf.by_key.end() && near->index == exact->second) continue;
+      for (const Place& place : shelf.shapes[near->index]) {
+        if (result.refused >= most_refused) break;
+        ++tried;
+        if (serves(shelf, place, near->distance)) return result;
+      }
+    }
+    result.untried += shelf.count - tried;
+  }
   return result;
 }
 
@@ -282,17 +318,17 @@ std::set<std::int64_t> PresetLibrary::recorded_tokens(const Problem& problem,
                                                       const DeviceFacts& device,
                                                       const Comparison& comparison) const {
   std::set<std::int64_t> tokens;
-  const auto index = index_of(comparison);
-  const auto alike = index->alike.find(alike_key(problem, comparison));
-  if (alike == index->alike.end()) return tokens;
-  for (const Place& place : alike->second) {
-    const auto& file = files_[place.file];
-    const auto& sizes = file.records[place.record].problem.sizes;
-    const auto own = sizes.find(comparison.token_size);
-    if (own == sizes.end() || !device_match(file.device, device)) continue;
-    if (problem.with_size(comparison.token_size, own->second).sizes == sizes)
-      tokens.insert(own->second);
-  }
+  const auto index = index_of(problem.op, device, comparison);
+  const auto shelves = index->shelves.find(alike_key(problem, comparison));
+  if (shelves == index->shelves.end()) return tokens;
+  for (const Shelf& shelf : shelves->second)
+    for (const auto& shape : shelf.shapes) {
+      const auto& sizes = record_at(shape.front()).problem.sizes;
+      const auto own = sizes.find(comparison.token_size);
+      if (own == sizes.end()) continue;
+      if (problem.with_size(comparison.token_size, own->second).sizes == sizes)
+        tokens.insert(own->second);
+    }
   return tokens;
 }
 

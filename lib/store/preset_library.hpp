@@ -9,7 +9,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "store/preset_file.hpp"
@@ -73,12 +72,8 @@ class PresetLibrary {
   struct Place {
     std::size_t file = 0, record = 0;
   };
-  using Places = std::unordered_map<std::string, std::vector<Place>>;
-  /// The records by what has to agree, in the order of files and records.
-  struct Index {
-    Places alike;  // by all but the shape
-    Places exact;  // by the shape too
-  };
+  struct Shelf;
+  struct Index;
   struct Indexes;
   struct Search {
     std::optional<PresetMatch> match;
@@ -89,11 +84,18 @@ class PresetLibrary {
 
   Search search(const Problem& problem, const DeviceFacts& device, const Legality& illegal,
                 const Comparison& comparison) const;
-  std::shared_ptr<const Index> index_of(const Comparison& comparison) const;
+  /// The records of one op that could serve this device; made when it is first asked for.
+  std::shared_ptr<const Index> index_of(const std::string& op, const DeviceFacts& device,
+                                        const Comparison& comparison) const;
+  std::shared_ptr<const Index> make_index(const std::string& op, const DeviceFacts& device,
+                                          const Comparison& comparison) const;
+  const PresetRecord& record_at(const Place& place) const {
+    return files_[place.file].records[place.record];
+  }
 
   std::vector<PresetFile> files_;
   std::vector<std::size_t> folders_;  // of each file: its folder's place in the precedence
-  std::shared_ptr<Indexes> indexes_;  // made when they are first asked for
+  std::shared_ptr<Indexes> indexes_;
 };
 
 /// Sum over the sizes of |log2(a/b)|, the token count weighing half of the others: a plan depends

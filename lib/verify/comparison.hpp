@@ -21,6 +21,8 @@ struct RepeatedRows {
       nullptr;             // the distinct row of each row, where it is not i mod period
   std::int64_t alike = 0;  // TensorSpec::alike
   double least_bound = 0;  // of an element, where neighbours are alike
+  /// By which the absolute bound is multiplied in each distinct row; null: 1.
+  const double* factors = nullptr;
 };
 
 struct Difference {

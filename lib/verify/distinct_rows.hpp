@@ -34,6 +34,8 @@ class DistinctRows {
   const Op& op() const { return *op_; }
   const Problem& problem() const { return problem_; }
   std::uint64_t seed() const { return data_.seed; }
+  /// Whether some values were given.
+  bool any_given() const { return data_.given != nullptr; }
   /// Of the whole problem, in the op's order.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   const std::vector<StageSpec>& stages() const { return stages_; }

@@ -65,6 +65,17 @@ bool References::can_extend() const {
   return true;
 }
 
+References::Run References::simplest(Run run) const {
+  for (const auto& name : rows_->stages().at(run.stage).inputs) {
+    const std::size_t tensor = tensor_index(rows_->tensors(), name);
+    const std::size_t source = rows_->producer(tensor);
+    if (source >= run.first_stage && source < run.stage &&
+        !is_integer(rows_->tensors()[tensor].dtype))
+      return run;
+  }
+  return {run.stage, run.stage};
+}
+
 std::vector<std::int64_t> References::changed_tokens() const {
   std::vector<std::int64_t> changed;
   for (std::size_t token = 0; token < marks_.size(); ++token)
@@ -119,7 +130,7 @@ void References::add_part(std::vector<std::int64_t> tokens, const std::vector<st
 
 std::vector<const double*> References::rows(std::size_t first_stage, std::size_t tensor) {
   const auto& spec = rows_->tensors()[tensor];
-  const Run run{first_stage, rows_->producer(tensor)};
+  const Run run = simplest({first_stage, rows_->producer(tensor)});
   const auto width = static_cast<std::size_t>(rows_->columns(tensor));
   std::vector<const double*> rows;
   if (!rows_->counts_tokens(tensor)) {
@@ -156,7 +167,7 @@ const ReferenceTensors& References::outputs(Run run, std::size_t part) {
       values[name] =
           rounded(rows_->tensors()[tensor].dtype, outputs({source, source}, part).at(name));
     } else {
-      within[name] = {run.first_stage, source};
+      within[name] = simplest({run.first_stage, source});
       outputs(within[name], part);
     }
   }

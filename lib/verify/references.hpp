@@ -57,6 +57,9 @@ class References {
   };
 
   bool can_extend() const;
+  /// The run of the stage alone, where that computes the same: of what comes from the run's earlier
+  /// stages it reads integers only, which rounding leaves as they are.
+  Run simplest(Run run) const;
   std::vector<std::int64_t> changed_tokens() const;
   void add_part(std::vector<std::int64_t> tokens, const std::vector<std::uint8_t>& marks,
                 bool taken_away);

@@ -113,6 +113,10 @@ void Truth::measure(std::size_t tensor, const std::vector<const double*>& before
   expected.root_mean_square = std::sqrt(
       all.values / static_cast<double>(std::max<std::int64_t>(1, counted) * columns(tensor)));
   expected.rounding_error = all.values == 0 ? 0 : std::sqrt(all.errors / all.values);
+  if (!rows_.any_given() || !(all.errors > 0)) return;
+  const double usual = all.errors / static_cast<double>(counted);
+  for (const Squares& row : of_rows)
+    expected.row_factors.push_back(std::max(1.0, std::sqrt(row.errors / usual)));
 }
 
 const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {

@@ -20,6 +20,9 @@ struct Expected {
   double norm = 0;
   double root_mean_square = 0;
   double rounding_error = 0;  // relative: of a reference that rounds where the kernels round
+  // Of given values: by how much the errors of that reference are larger in each distinct row than
+  // in all together, at least 1. Empty: random rows are alike.
+  std::vector<double> row_factors;
   std::int64_t distinct = 0;  // elements of the distinct rows among those
   std::int64_t reduction_length = 0;
   double tolerance = 0;

@@ -158,6 +158,7 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
     backend->read(result.data(), tensors.addresses()[tensor], result.size());
     RepeatedRows shape{spec.dtype, truth.rows(tensor), truth.columns(tensor), truth.period(tensor),
                        truth.sources(tensor)};
+    if (!expected.row_factors.empty()) shape.factors = expected.row_factors.data();
     double size = expected.root_mean_square;
     if (spec.alike > 0) {
       // Rounding is relative to a row's own elements. The sums behind these are not: where terms

@@ -26,9 +26,6 @@ class _Experts:
     biased: bool
     recompute: bool
 
-    def can_train(self) -> bool:
-        return not self.biased and self.act in reference.ACTIVATIONS
-
 
 def patch_experts(module: nn.Module, known: dict, options: Options) -> str | None:
     gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
@@ -81,8 +78,8 @@ def _experts_of(module: nn.Module, options: Options) -> _Experts:
             weights = random_rows(3, choices, like=down).abs()
             theirs = module(x, ids, weights)
             for act, packing in product(acts, ("halves", "interleaved")):
-                ours = reference.moe_ffn_packed(x, ids, weights, gate_up, down, *biases, act,
-                                                packing, "after", "")
+                ours = reference.moe_ffn(x, ids, weights, gate_up, None, down, *biases, act,
+                                         packing, "after", 0, "")
                 if is_close(ours, theirs):
                     return _Experts(act, packing, transposed, biases[0] is not None,
                                     options.recompute)
@@ -93,14 +90,17 @@ def _experts_of(module: nn.Module, options: Options) -> _Experts:
 def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
                      ) -> Tensor:
     found, = self._fftune
-    wanted = torch.is_grad_enabled() and (hidden_states.requires_grad
-                                          or self.gate_up_proj.requires_grad)
-    if getattr(self, "_is_expert_parallel", False) or wanted and not found.can_train():
+    if getattr(self, "_is_expert_parallel", False):
         return original(self, hidden_states, top_k_index.long(), top_k_weights)
     gate_up, down = _weights_of(self, found.transposed)
     return ops.moe_ffn(hidden_states, top_k_index, top_k_weights, gate_up, None, down,
                        biases=_biases_of(self) if found.biased else None, act=found.act,
                        packing=found.packing, recompute=found.recompute)
+
+
+def experts_of(module: nn.Module) -> _Experts | None:
+    """What patch_experts() found the module to be."""
+    return module._fftune[0] if is_patched(module, _experts_forward) else None
 
 
 def restore_experts(module: nn.Module) -> None:
@@ -194,6 +194,11 @@ def _router_of(router: nn.Module) -> _Router:
                         8 * torch.finfo(weights.dtype).eps):
                 return found
     raise Unfit(f"{type(router).__name__} chooses in a way that is not known")
+
+
+def router_of(module: nn.Module) -> _Router | None:
+    """What patch_router() found the module to be."""
+    return module._fftune[0] if is_patched(module, _router_forward) else None
 
 
 @undoable

@@ -13,12 +13,25 @@ from ._run import Form, ready, run
 # The tensors of one layer in the order of the op's buffers; those that a layer has not are left out.
 _BEFORE_CACHES = ("attn_norm", "attn_norm_bias", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "q_norm",
                   "k_norm")
-_BEHIND_CACHES = ("w_o", "b_o", "attn_post_norm", "ffn_norm", "ffn_norm_bias", "w_gate", "w_up",
-                  "w_down", "b_up", "b_down", "ffn_post_norm")
+_BEHIND_CACHES = ("w_o", "b_o", "attn_post_norm", "ffn_norm", "ffn_norm_bias", "w_router", "w_gate",
+                  "w_up", "w_gate_up", "w_down", "b_up", "b_down", "ffn_post_norm")
 WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
-_OPTIONS = ("heads", "kv-heads", "dim", "rotary", "act", "norm", "post-norms", "block", "ffn",
-            "convention", "eps", "qkv-bias", "qk-norm", "out-bias", "ffn-bias", "rotation",
-            "angles", "softcap", "scale", "rope-scale")
+_OPTIONS = ("heads", "kv-heads", "dim", "rotary", "experts", "top-k", "act", "norm", "post-norms",
+            "block", "ffn", "score", "order", "renormalise", "gate-up", "convention", "eps",
+            "qkv-bias", "qk-norm", "out-bias", "ffn-bias", "rotation", "angles", "softcap", "scale",
+            "rope-scale", "base", "factor", "context", "low", "high")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a token chooses experts, as in ops.moe_route, and how w_gate_up has gate and up."""
+
+    experts: int
+    top_k: int
+    score: str = "softmax"
+    order: str = "before"
+    renormalise: bool = False
+    packing: str = "halves"
 
 
 @dataclass(frozen=True)
@@ -41,9 +54,10 @@ class LayerForm:
 def parse(form: str) -> LayerForm:
     found: dict = dict(entry.split("=") for entry in form.split(" "))
     names = found.pop("weights").split(",")
-    for name in found.keys() & {"heads", "kv-heads", "dim", "rotary"}:
+    for name in found.keys() & {"heads", "kv-heads", "dim", "rotary", "experts", "top-k"}:
         found[name] = int(found[name])
-    for name in found.keys() & {"eps", "softcap", "scale", "rope-scale"}:
+    for name in found.keys() & {"eps", "softcap", "scale", "rope-scale", "base", "factor",
+                                "context", "low", "high"}:
         found[name] = float(found[name])
     return LayerForm(tuple(n for n in _BEFORE_CACHES if n in names),
                      tuple(n for n in _BEHIND_CACHES if n in names), found)
@@ -51,17 +65,27 @@ def parse(form: str) -> LayerForm:
 
 def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: str, eps: float,
             convention: str, rotary: int, softcap: float, scale: float, rope_scale: float,
-            rotates: bool) -> str:
-    """The form of layers with weights of these names: "name=value", with spaces between."""
+            rotates: bool, choice: Choice | None = None, rule: dict | None = None) -> str:
+    """The form of layers with weights of these names: "name=value", with spaces between. rule: the
+    option angles and its numbers, where no table of angles is given."""
     unknown = sorted(set(names) - set(WEIGHTS))
-    needed = {"attn_norm", "w_q", "w_k", "w_v", "w_o", "w_up", "w_down"} - set(names)
+    packed = "w_gate_up" in names
+    needed = {"attn_norm", "w_q", "w_k", "w_v", "w_o", "w_gate_up" if packed else "w_up",
+              "w_down"} - set(names)
     if unknown or needed:
         raise Error(f"layer: a layer has {'no ' + sorted(needed)[0] if needed else unknown[0]}: "
                     f"its weights are called {', '.join(WEIGHTS)}")
     for group in (("b_q", "b_k", "b_v"), ("q_norm", "k_norm"), ("attn_post_norm", "ffn_post_norm")):
         if 0 < sum(name in names for name in group) < len(group):
             raise Error(f"layer: give all of {', '.join(group)}, or none")
-    layer_norm, gated = "attn_norm_bias" in names, "w_gate" in names
+    layer_norm, gated = "attn_norm_bias" in names, "w_gate" in names or packed
+    if packed and ("w_gate" in names or "w_up" in names):
+        raise Error("layer: w_gate_up is both w_gate and w_up: give it, or those")
+    if ("w_router" in names) != (choice is not None) or packed and choice is None:
+        raise Error("layer: a mixture of experts has w_router and top_k: give both"
+                    + (", or w_gate and w_up in the place of w_gate_up" if packed else ""))
+    if choice and (not gated or {"b_up", "b_down"} & set(names)):
+        raise Error("layer: experts have gates and no biases")
     if "ffn_norm" in names and ("ffn_norm_bias" in names) != layer_norm:
         raise Error("layer: give biases of both norms, or of none")
     biased = "b_down" in names
@@ -75,15 +99,22 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
         options["convention"] = convention
     for name, holds, value in (
             ("post-norms", "attn_post_norm" in names, "yes"),
-            ("block", "ffn_norm" not in names, "parallel"), ("ffn", not gated, "plain"),
+            ("block", "ffn_norm" not in names, "parallel"),
+            ("ffn", choice or not gated, "moe" if choice else "plain"),
             ("qkv-bias", "b_q" in names, "yes"), ("qk-norm", "q_norm" in names, "yes"),
             ("out-bias", "b_o" in names, "yes"), ("ffn-bias", biased, "yes"),
             ("softcap", softcap, float(softcap)), ("scale", scale, float(scale)),
-            ("rotation", not rotates, "none"), ("angles", rotates, "table"),
+            ("rotation", not rotates, "none"), ("angles", rotates and not rule, "table"),
             ("rope-scale", rotates and rope_scale, float(rope_scale)),
             ("rotary", rotates and rotary != dim, rotary)):
         if holds:
             options[name] = value
+    options |= rule or {}
+    if choice:
+        options |= {"experts": choice.experts, "top-k": choice.top_k, "score": choice.score,
+                    "order": choice.order, "renormalise": "yes" if choice.renormalise else "no"}
+        if packed:
+            options["gate-up"] = choice.packing
     return " ".join([f"{name}={value}" for name, value in options.items()])
 
 
@@ -93,8 +124,10 @@ def _shapes(form: LayerForm, d: int, h: int) -> dict[str, tuple[int, ...]]:
     shapes |= dict.fromkeys(("w_k", "w_v"), (kv_heads * dim, d))
     shapes |= dict.fromkeys(("b_k", "b_v"), (kv_heads * dim,))
     shapes |= dict.fromkeys(("q_norm", "k_norm"), (dim,))
+    experts = (form.get("experts"),) if form.get("experts") else ()
     return shapes | dict(w_q=(heads * dim, d), b_q=(heads * dim,), w_o=(d, heads * dim),
-                         w_gate=(h, d), w_up=(h, d), w_down=(d, h), b_up=(h,))
+                         w_router=(*experts, d), w_gate=(*experts, h, d), w_up=(*experts, h, d),
+                         w_gate_up=(*experts, 2 * h, d), w_down=(*experts, d, h), b_up=(h,))
 
 
 def _expect_three(x: Tensor) -> None:
@@ -108,7 +141,7 @@ def _values(options, x, positions, angles, slots, lengths, *own):
     batch, s, d = x.shape
     before, count = len(form.before), len(form.weights) + 2
     layers = len(own) // count
-    h = own[count - 1 - form.behind[::-1].index("w_up")].shape[0]
+    h = own[count - 1 - form.behind[::-1].index("w_down")].shape[-1]
     shapes = _shapes(form, d, h)
     cache = own[before].shape[2]
     for at in range(layers):
@@ -123,16 +156,18 @@ def _values(options, x, positions, angles, slots, lengths, *own):
     expect("layer", "lengths", lengths, (batch,), torch.int32)
     expect("layer", "slots", slots, (batch, s), torch.int32)
     rotates = form.get("rotation") != "none"
-    if rotates and (positions is None or angles is None):
+    tabled = form.get("angles") == "table"
+    if rotates and (positions is None or tabled and angles is None):
         raise Error("layer: no positions and angles: give both")
     if rotates:
         expect("layer", "positions", positions, (batch, s), torch.int32)
+    if tabled:
         expect("layer", "angles", angles, (angles.shape[0], form.get("rotary", form.get("dim"))),
                torch.float32)
     if not x.numel():
         return None
     return (batch, s if s > 1 else None, d, h, cache, layers if layers > 1 else None,
-            angles.shape[0] if rotates else None, *map(form.get, _OPTIONS))
+            angles.shape[0] if tabled else None, *map(form.get, _OPTIONS))
 
 
 _LAYER = Form("layer", False,
@@ -182,9 +217,11 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
           kv_heads: int | None = None, *, slots: Tensor | None = None,
           positions: Tensor | None = None, angles: Tensor | None = None, act: str = "silu",
           convention: str = "llama", eps: float = 1e-6, softcap: float = 0.0, scale: float = 0.0,
-          rope_scale: float = 0.0) -> Tensor:
+          rope_scale: float = 0.0, top_k: int = 0, score: str = "softmax", order: str = "before",
+          renormalise: bool = False, packing: str = "halves") -> Tensor:
     """Transformer layers, one after the other, for new tokens of sequences with a cache: norm, q, k
-    and v, RoPE, attention over the cache, output product, norm, feed-forward network.
+    and v, RoPE, attention over the cache, output product, norm, feed-forward network or mixture of
+    experts.
 
     x [batch, tokens, d]. weights: of each layer its tensors by name: attn_norm [d], w_q [heads *
     dim, d], w_k, w_v [kv_heads * dim, d], w_o [d, heads * dim], ffn_norm [d], w_gate, w_up [h, d],
@@ -192,6 +229,10 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
     normalisation), b_q, b_k, b_v, b_o, b_up, b_down, the norms of heads q_norm, k_norm [dim], and
     attn_post_norm, ffn_post_norm of what is added to the residual. Without w_gate the network is
     act(x w_upᵀ) w_downᵀ; without ffn_norm it takes the same normalised x as attention, beside it.
+    With w_router [experts, d] it is a mixture of experts, of which a token chooses `top_k`, by
+    `score`, `order` and `renormalise` as in moe_route: w_gate, w_up [experts, h, d], w_down
+    [experts, d, h]; or w_gate_up [experts, 2h, d] in the place of the first two, with `packing` as
+    in moe_ffn.
 
     caches: keys and values of each layer, [batch, kv_heads, cache, dim] that were made as
     torch.zeros(batch, cache, kv_heads, dim).transpose(1, 2); they are written in place. lengths
@@ -209,9 +250,13 @@ def layer(x: Tensor, weights: Sequence[Mapping[str, Tensor]],
         raise Error("layer: it has no gradient: use torch.no_grad()")
     kv_heads = heads if kv_heads is None else kv_heads
     dim = weights[0]["w_q"].shape[0] // heads if "w_q" in weights[0] else 0
+    choice = None
+    if top_k and "w_router" in weights[0]:
+        choice = Choice(weights[0]["w_router"].shape[0], top_k, score, order, renormalise, packing)
     form = form_of(tuple(weights[0]), heads=heads, kv_heads=kv_heads, dim=dim, act=act, eps=eps,
                    convention=convention, rotary=0 if angles is None else angles.shape[-1],
-                   softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None)
+                   softcap=softcap, scale=scale, rope_scale=rope_scale, rotates=angles is not None,
+                   choice=choice)
     for one in weights:
         other = sorted(set(one) ^ set(weights[0]))
         if other:

@@ -11,185 +11,14 @@ from ._run import Form, ready, run
 
 # Weights of a token's choices are float32 whatever the activations are.
 _KEEPS = (2,)
-_INPUTS = "Tensor x, Tensor ids, Tensor weights"
-_WEIGHTS = "Tensor w_gate, Tensor w_up, Tensor w_down"
-_OPTIONS = "str act, str routing"
+_EXPERTS = "Tensor w_gate, Tensor? w_up, Tensor w_down"
+_INPUTS = f"Tensor x, Tensor ids, Tensor weights, {_EXPERTS}"
+_BIASES = "Tensor? b_gate_up, Tensor? b_down"
+_OPTIONS = "str act, str packing, str weigh, int shared, str routing"
 
-
-def _expect_experts(x, ids, weights, w_gate, w_up, w_down) -> tuple:
-    """The sizes of tensors that fit together."""
-    d, k = x.shape[-1], ids.shape[-1]
-    if w_gate.dim() != 3:
-        raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}: give [experts, h, d]")
-    experts, h = w_gate.shape[:2]
-    expect("moe-ffn", "w_gate", w_gate, (experts, h, d), x.dtype)
-    expect("moe-ffn", "w_up", w_up, (experts, h, d), x.dtype)
-    expect("moe-ffn", "w_down", w_down, (experts, d, h), x.dtype)
-    expect("moe-ffn", "ids", ids, (*x.shape[:-1], k))
-    expect("moe-ffn", "weights", weights, (*x.shape[:-1], k))
-    return x.shape[:-1].numel(), d, h, k, experts
-
-
-def _forward_values(options, x, ids, weights, *experts):
-    sizes = _expect_experts(x, ids, weights, *experts)
-    return (*sizes, *options) if sizes[0] else None
-
-
-def _backward_values(options, dy, x, ids, weights, gate, up, *experts_and_into):
-    experts, into = experts_and_into[:3], experts_and_into[3:]
-    sizes = _expect_experts(x, ids, weights, *experts)
-    m, _, h, k, _ = sizes
-    expect("moe-ffn", "dy", dy, x.shape, x.dtype)
-    for name, tensor in (("gate", gate), ("up", up)):
-        expect("moe-ffn", name, tensor, (m * k, h), x.dtype)
-    for weight, tensor in zip(experts, into):
-        expect("moe-ffn", "a gradient to add to", tensor, weight.shape, weight.dtype)
-    save = "input" if gate is None else "preact"
-    return (*sizes, *options, save, "yes" if into else None) if m else None
-
-
-_NAMES = ("m", "d", "h", "top-k", "experts", "act", "routing", "save")
-_FORWARD = Form("moe-ffn", False, _NAMES, _forward_values)
-_BACKWARD = Form("moe-ffn", True, (*_NAMES, "accumulate"), _backward_values)
-
-
-def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """As the kernels read them."""
-    return ready(ids.to(torch.int32)), ready(weights.float())
-
-
-@define(f"moe_ffn({_INPUTS}, {_WEIGHTS}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS)
-def _(x, ids, weights, w_gate, w_up, w_down, act, routing):
-    x = ready(x)
-    y = torch.empty_like(x)
-    run(_FORWARD, (act, routing or None, None),
-        (x, *_choices(ids, weights), w_gate, w_up, w_down), (y,))
-    return y
-
-
-@define(f"moe_ffn_preact({_INPUTS}, {_WEIGHTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-        casts=True, keeps=_KEEPS)
-def _(x, ids, weights, w_gate, w_up, w_down, act, routing):
-    x = ready(x)
-    y, gate = torch.empty_like(x), empty(x, ids.numel(), w_gate.shape[1])
-    up = torch.empty_like(gate)
-    run(_FORWARD, (act, routing or None, "preact"),
-        (x, *_choices(ids, weights), w_gate, w_up, w_down), (y, gate, up))
-    return y, gate, up
-
-
-@define(f"moe_ffn_backward(Tensor dy, {_INPUTS}, Tensor? gate, Tensor? up, {_WEIGHTS}, {_OPTIONS}) "
-        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, act, routing):
-    x, *experts = map(ready, (x, w_gate, w_up, w_down))
-    ids, weights = _choices(ids, weights)
-    results = tuple(map(torch.empty_like, (x, weights, *experts)))
-    run(_BACKWARD, (act, routing or None), (dy, x, ids, weights, gate, up, *experts), results)
-    return results
-
-
-@define(f"moe_ffn_backward_into(Tensor dy, {_INPUTS}, Tensor? gate, Tensor? up, {_WEIGHTS}, "
-        "Tensor(a!) d_gate, Tensor(b!) d_up, Tensor(c!) d_down, "
-        f"{_OPTIONS}) -> (Tensor, Tensor)")
-def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act, routing):
-    into = d_gate, d_up, d_down
-    for tensor in into:
-        if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
-            raise Error("moe-ffn: a gradient to add to is not contiguous, or not at an address of "
-                        "16 bytes")
-    ids, weights = _choices(ids, weights)
-    dx, d_weights = empty(x, *x.shape), torch.empty_like(weights)
-    if dx.numel():
-        run(_BACKWARD, (act, routing or None),
-            (dy, x, ids, weights, gate, up, w_gate, w_up, w_down, *into), (dx, d_weights, *into))
-    return dx, d_weights
-
-
-@fake("moe_ffn")
-def _(x, *others):
-    return x.new_empty(x.shape)
-
-
-@fake("moe_ffn_preact")
-def _(x, ids, weights, w_gate, *others):
-    hidden = ids.numel(), w_gate.shape[1]
-    return x.new_empty(x.shape), x.new_empty(hidden), x.new_empty(hidden)
-
-
-@fake("moe_ffn_backward")
-def _(dy, x, ids, weights, gate, up, *others):
-    return (x.new_empty(x.shape), weights.new_empty(weights.shape, dtype=torch.float32),
-            *(w.new_empty(w.shape) for w in others[:3]))
-
-
-@fake("moe_ffn_backward_into")
-def _(dy, x, ids, weights, *others):
-    return x.new_empty(x.shape), weights.new_empty(weights.shape, dtype=torch.float32)
-
-
-def _save(ctx, inputs, output):
-    *tensors, ctx.act, ctx.routing = inputs
-    save_gates(ctx, tensors, output)
-
-
-@gradient("moe_ffn", _save)
-def _(ctx, dy, *_unused):
-    if dy is None:
-        return (None,) * 8
-    x, ids, weights, *experts, gate, up = ctx.saved_tensors
-    dx, d_weights, *d_experts = call(OPS.moe_ffn_backward, dy, x, ids, weights, gate, up, *experts,
-                                     ctx.act, ctx.routing)
-    return dx, None, d_weights.to(weights.dtype), *d_experts, None, None
-
-
-gradient("moe_ffn_preact", _save)(_)
-
-
-# gate and up in one tensor, with biases and gpt-oss' activation: for inference
-
-def _packed_values(options, x, ids, weights, w_gate_up, w_down, b_gate_up, b_down):
-    act, routing, packing, weigh = options
-    d, k = x.shape[-1], ids.shape[-1]
-    if w_gate_up.dim() != 3:
-        raise Error(f"moe-ffn: w_gate_up is {list(w_gate_up.shape)}: give [experts, 2h, d]")
-    experts, h = w_gate_up.shape[0], w_gate_up.shape[1] // 2
-    expect("moe-ffn", "w_gate_up", w_gate_up, (experts, 2 * h, d), x.dtype)
-    expect("moe-ffn", "w_down", w_down, (experts, d, h), x.dtype)
-    expect("moe-ffn", "b_gate_up", b_gate_up, (experts, 2 * h), x.dtype)
-    expect("moe-ffn", "b_down", b_down, (experts, d), x.dtype)
-    expect("moe-ffn", "ids", ids, (*x.shape[:-1], k))
-    expect("moe-ffn", "weights", weights, (*x.shape[:-1], k))
-    if (b_gate_up is None) != (b_down is None):
-        raise Error("moe-ffn: give biases of both products, or of none")
-    m = x.shape[:-1].numel()
-    return (m, d, h, k, experts, act, routing, packing, weigh,
-            None if b_down is None else "all") if m else None
-
-
-_PACKED = Form("moe-ffn", False, ("m", "d", "h", "top-k", "experts", "act", "routing", "gate-up",
-                                  "weigh", "bias"), _packed_values)
-
-
-@define(f"moe_ffn_packed({_INPUTS}, Tensor w_gate_up, Tensor w_down, Tensor? b_gate_up, "
-        "Tensor? b_down, str act, str packing, str weigh, str routing) -> Tensor", casts=True,
-        keeps=_KEEPS)
-def _(x, ids, weights, w_gate_up, w_down, b_gate_up, b_down, act, packing, weigh, routing):
-    x = ready(x)
-    y = torch.empty_like(x)
-    run(_PACKED, (act, routing or None, packing, weigh if weigh != "after" else None),
-        (x, *_choices(ids, weights), w_gate_up, w_down, b_gate_up, b_down), (y,))
-    return y
-
-
-@fake("moe_ffn_packed")
-def _(x, *others):
-    return x.new_empty(x.shape)
-
-
-# with shared experts, and in fp8: for inference
 
 def _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared) -> tuple:
-    """The sizes, and how gate and up are given."""
+    """The sizes of tensors that fit together, and how gate and up are given."""
     d, k = x.shape[-1], ids.shape[-1]
     if w_gate.dim() != 3 or not 0 <= shared <= w_gate.shape[0]:
         raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}: give [experts + shared, h, d]")
@@ -205,11 +34,152 @@ def _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared) -> t
             packing if w_up is None else None)
 
 
-def _shared_values(options, x, ids, weights, w_gate, w_up, w_down):
-    act, routing, packing, shared = options
-    sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared)
-    return (*sizes, act, routing) if sizes[0] else None
+def _expect_biases(w_gate, w_down, b_gate_up, b_down) -> None:
+    expect("moe-ffn", "b_gate_up", b_gate_up, w_gate.shape[:2], w_gate.dtype)
+    expect("moe-ffn", "b_down", b_down, w_down.shape[:2], w_down.dtype)
 
+
+def _option_values(options, bias) -> tuple:
+    act, _, weigh, _, routing = options
+    return act, routing or None, weigh if weigh != "after" else None, bias
+
+
+def _forward_values(options, x, ids, weights, w_gate, w_up, w_down, b_gate_up, b_down):
+    *options, save = options
+    sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, options[1], options[3])
+    if (b_gate_up is None) != (b_down is None):
+        raise Error("moe-ffn: give biases of both products, or of none")
+    if b_down is not None and w_up is not None:
+        raise Error("moe-ffn: biases are for gate and up in one tensor: leave w_up out")
+    _expect_biases(w_gate, w_down, b_gate_up, b_down)
+    return (*sizes, *_option_values(options, None if b_down is None else "all"), save) if sizes[0] else None
+
+
+def _backward_values(options, dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate_up,
+                     b_down, *into):
+    *options, bias = options
+    shared = options[3]
+    sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, options[1], shared)
+    _expect_biases(w_gate, w_down, b_gate_up, b_down)
+    expect("moe-ffn", "dy", dy, x.shape, x.dtype)
+    for name, tensor in (("gate", gate), ("up", up)):
+        expect("moe-ffn", name, tensor, (sizes[0] * (ids.shape[-1] + shared), sizes[2]), x.dtype)
+    for weight, tensor in zip((w_gate, w_up, w_down), into):
+        expect("moe-ffn", "a gradient to add to", tensor, weight.shape, weight.dtype)
+    return (*sizes, *_option_values(options, bias), "input" if gate is None else "preact",
+            "yes" if into else None) if sizes[0] else None
+
+
+_GATE_UP_NAMES = ("m", "d", "h", "top-k", "experts", "shared", "gate-up", "act", "routing")
+_NAMES = (*_GATE_UP_NAMES, "weigh", "bias", "save")
+_FORWARD = Form("moe-ffn", False, _NAMES, _forward_values)
+_BACKWARD = Form("moe-ffn", True, (*_NAMES, "accumulate"), _backward_values)
+
+
+def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """As the kernels read them."""
+    return ready(ids.to(torch.int32)), ready(weights.float())
+
+
+@define(f"moe_ffn({_INPUTS}, {_BIASES}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS)
+def _(x, ids, weights, w_gate, w_up, w_down, b_gate_up, b_down, *options):
+    x = ready(x)
+    y = torch.empty_like(x)
+    run(_FORWARD, (*options, None),
+        (x, *_choices(ids, weights), w_gate, w_up, w_down, b_gate_up, b_down), (y,))
+    return y
+
+
+@define(f"moe_ffn_preact({_INPUTS}, {_BIASES}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+        casts=True, keeps=_KEEPS)
+def _(x, ids, weights, w_gate, w_up, w_down, b_gate_up, b_down, *options):
+    x = ready(x)
+    y, gate = torch.empty_like(x), empty(x, *_hidden_shape(ids, w_down, options[3]))
+    up = torch.empty_like(gate)
+    run(_FORWARD, (*options, "preact"),
+        (x, *_choices(ids, weights), w_gate, w_up, w_down, b_gate_up, b_down), (y, gate, up))
+    return y, gate, up
+
+
+def _hidden_shape(ids: Tensor, w_down: Tensor, shared: int) -> tuple[int, int]:
+    return ids.numel() + ids.shape[:-1].numel() * shared, w_down.shape[2]
+
+
+@define(f"moe_ffn_backward(Tensor dy, Tensor x, Tensor ids, Tensor weights, Tensor? gate, "
+        f"Tensor? up, {_EXPERTS}, {_BIASES}, {_OPTIONS}) -> Tensor[]")
+def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate_up, b_down, *options):
+    given = [None if t is None else ready(t) for t in (w_gate, w_up, w_down, b_gate_up, b_down)]
+    x, (ids, weights) = ready(x), _choices(ids, weights)
+    results = [torch.empty_like(t) for t in (x, weights, *given) if t is not None]
+    # Of the biases the kernels read those that a gradient depends on.
+    *experts, b_gate_up, b_down = given
+    run(_BACKWARD, (*options, None if b_down is None else "all"),
+        (dy, x, ids, weights, gate, up, *experts, b_gate_up if gate is None else None,
+         b_down if options[2] == "after" else None), results)
+    return results
+
+
+@define("moe_ffn_backward_into(Tensor dy, Tensor x, Tensor ids, Tensor weights, Tensor? gate, "
+        "Tensor? up, Tensor w_gate, Tensor w_up, Tensor w_down, Tensor(a!) d_gate, "
+        f"Tensor(b!) d_up, Tensor(c!) d_down, str act, str routing) -> (Tensor, Tensor)")
+def _(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, d_gate, d_up, d_down, act, routing):
+    into = d_gate, d_up, d_down
+    for tensor in into:
+        if not tensor.is_contiguous() or tensor.is_cuda and tensor.data_ptr() & 15:
+            raise Error("moe-ffn: a gradient to add to is not contiguous, or not at an address of "
+                        "16 bytes")
+    ids, weights = _choices(ids, weights)
+    dx, d_weights = empty(x, *x.shape), torch.empty_like(weights)
+    if dx.numel():
+        run(_BACKWARD, (act, "", "after", 0, routing, None),
+            (dy, x, ids, weights, gate, up, w_gate, w_up, w_down, None, None, *into),
+            (dx, d_weights, *into))
+    return dx, d_weights
+
+
+@fake("moe_ffn")
+def _(x, *others):
+    return x.new_empty(x.shape)
+
+
+@fake("moe_ffn_preact")
+def _(x, ids, weights, w_gate, w_up, w_down, *others):
+    hidden = _hidden_shape(ids, w_down, others[5])
+    return x.new_empty(x.shape), x.new_empty(hidden), x.new_empty(hidden)
+
+
+@fake("moe_ffn_backward")
+def _(dy, x, ids, weights, gate, up, *others):
+    return [x.new_empty(x.shape), weights.new_empty(weights.shape, dtype=torch.float32),
+            *(t.new_empty(t.shape) for t in others[:5] if t is not None)]
+
+
+@fake("moe_ffn_backward_into")
+def _(dy, x, ids, weights, *others):
+    return x.new_empty(x.shape), weights.new_empty(weights.shape, dtype=torch.float32)
+
+
+def _save(ctx, inputs, output):
+    tensors, ctx.options = inputs[:8], inputs[8:]
+    save_gates(ctx, tensors, output)
+
+
+@gradient("moe_ffn", _save)
+def _(ctx, dy, *_unused):
+    if dy is None:
+        return (None,) * 13
+    x, ids, weights, *given, gate, up = ctx.saved_tensors
+    dx, d_weights, *gradients = call(OPS.moe_ffn_backward, dy, x, ids, weights, gate, up, *given,
+                                     *ctx.options)
+    gradients = iter(gradients)
+    return (dx, None, d_weights.to(weights.dtype),
+            *(None if t is None else next(gradients) for t in given), *(None,) * 5)
+
+
+gradient("moe_ffn_preact", _save)(_)
+
+
+# in fp8: for inference
 
 def _fp8_values(options, x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
                 hidden_scale, w_down_scale):
@@ -235,22 +205,10 @@ def _fp8_values(options, x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_
     return (*sizes, act, routing, scales) if m else None
 
 
-_GATE_UP_NAMES = ("m", "d", "h", "top-k", "experts", "shared", "gate-up", "act", "routing")
-_SHARED = Form("moe-ffn", False, _GATE_UP_NAMES, _shared_values)
 _FP8 = Form("moe-ffn", False, (*_GATE_UP_NAMES, "scales"), _fp8_values)
 
 
-@define(f"moe_ffn_shared({_INPUTS}, Tensor w_gate, Tensor? w_up, Tensor w_down, str act, "
-        "str packing, int shared, str routing) -> Tensor", casts=True, keeps=_KEEPS)
-def _(x, ids, weights, w_gate, w_up, w_down, act, packing, shared, routing):
-    x = ready(x)
-    y = torch.empty_like(x)
-    run(_SHARED, (act, routing or None, packing, shared),
-        (x, *_choices(ids, weights), w_gate, w_up, w_down), (y,))
-    return y
-
-
-@define(f"moe_ffn_fp8({_INPUTS}, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor x_scale, "
+@define(f"moe_ffn_fp8({_INPUTS}, Tensor x_scale, "
         "Tensor w_gate_scale, Tensor? w_up_scale, Tensor? hidden_scale, Tensor w_down_scale, "
         "str act, str packing, int shared, str routing) -> Tensor")
 def _(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, hidden_scale,
@@ -261,11 +219,6 @@ def _(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale, 
         (x, *_choices(ids, weights), w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
          hidden_scale, w_down_scale), (y,))
     return y
-
-
-@fake("moe_ffn_shared")
-def _(x, *others):
-    return x.new_empty(x.shape)
 
 
 @fake("moe_ffn_fp8")
@@ -290,15 +243,6 @@ def moe_ffn_fp8(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: T
                 routing or "")
 
 
-def gate_and_up(gate_up: Tensor, packing: str) -> tuple[Tensor, Tensor]:
-    """Views of both, of a weight [experts, 2h, d], or a bias [experts, 2h], that holds them."""
-    if packing not in ("halves", "interleaved"):
-        raise Error(f"moe-ffn: there is no packing '{packing}': give halves or interleaved")
-    if packing == "halves":
-        return tuple(gate_up.chunk(2, 1))
-    return gate_up[:, 0::2], gate_up[:, 1::2]
-
-
 def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor | None,
             w_down: Tensor, *, biases: tuple[Tensor, Tensor] | None = None, act: str = "silu",
             packing: str = "halves", weigh: str = "after", shared: int = 0,
@@ -309,50 +253,34 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
     [0, experts) is not here and adds nothing. weights [..., k] of any floating type, float32 in the
     kernels. w_gate, w_up [experts, h, d]; w_down [experts, d, h]. -> [..., d]. Without w_up, w_gate
     [experts, 2h, d] holds both, of each expert first all of gate, or with packing="interleaved" a
-    row of each in turn; then there may be biases [experts, 2h], in the same order, and [experts, d],
-    and weigh="before": a token is multiplied by its weights before the experts' first product.
+    row of each in turn; then there may be biases [experts, 2h], in the same order, and [experts, d].
+    weigh="before": a token is multiplied by its weights before the experts' first product.
+    act="swiglu-oai" is gpt-oss' clamped activation. shared: so many of the experts, the last ones,
+    are of every token, with weight 1.
 
-    x, weights (for the router) and the experts have gradients, but with biases, with weigh="before"
-    and with act="swiglu-oai", gpt-oss' clamped activation. Without w_up gate and up are copied for
-    them. shared: so many of the experts, the last ones, are of every token, with weight 1; they have
-    no gradients. act and recompute: as of `ffn`. routing: how tokens are expected to choose, to choose
-    kernels by: "uniform" (the default) or "zipf:1"; any choice is right.
+    x, weights (for the router), the experts and their biases have gradients. act and recompute: as
+    of `ffn`. routing: how tokens are expected to choose, to choose kernels by: "uniform" (the
+    default) or "zipf:1"; any choice is right.
     """
-    wanted = wants_gradient(x, weights, w_gate, w_up, w_down, *(biases or ()))
-    special = biases is not None or weigh != "after" or act == "swiglu-oai"
-    if shared:
-        if wanted or special:
-            raise Error("moe-ffn: shared experts have no "
-                        + ("gradients: use torch.no_grad()" if wanted else
-                           "biases, weigh=\"before\" or act=\"swiglu-oai\""))
-        return call(OPS.moe_ffn_shared, x, ids, weights, w_gate, w_up, w_down, act,
-                    packing, shared, routing or "")
-    if w_up is None:
-        gate, up = gate_and_up(w_gate, packing)
-        if not wanted:
-            return call(OPS.moe_ffn_packed, x, ids, weights, w_gate, w_down,
-                        *(biases or (None, None)), act, packing, weigh, routing or "")
-        w_gate, w_up = gate, up
-    if special:
-        raise Error("moe-ffn: biases, weigh=\"before\" and act=\"swiglu-oai\" " + (
-            "have no gradients: use torch.no_grad()" if wanted else
-            "are for gate and up in one tensor: leave w_up out"))
-    arguments = x, ids, weights, w_gate, w_up, w_down
-    if not recompute and wanted:
-        return call(OPS.moe_ffn_preact, *arguments, act, routing or "")[0]
-    return call(OPS.moe_ffn, *arguments, act, routing or "")
+    arguments = (x, ids, weights, w_gate, w_up, w_down, *(biases or (None, None)), act, packing,
+                 weigh, shared, routing or "")
+    if not recompute and wants_gradient(x, weights, w_gate, w_up, w_down, *(biases or ())):
+        return call(OPS.moe_ffn_preact, *arguments)[0]
+    return call(OPS.moe_ffn, *arguments)
 
 
 def moe_ffn_backward(dy: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Tensor | None,
                      up: Tensor | None, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *,
                      act: str = "silu", into: Sequence[Tensor] | None = None,
                      routing: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn`; d_weights is float32. dy [..., d];
-    gate, up [tokens * k, h]: what torch.ops.fftune.moe_ffn_preact gave, or None to compute them
-    again. into: three tensors like the experts' weights, to which their gradients are added."""
+    """(dx, d_weights, dw_gate, dw_up, dw_down) of `moe_ffn` without biases and shared experts, with
+    gate and up apart; d_weights is float32. dy [..., d]; gate, up [tokens * k, h]: what
+    torch.ops.fftune.moe_ffn_preact gave, or None to compute them again. into: three tensors like the
+    experts' weights, to which their gradients are added."""
     arguments = dy, x, ids, weights, gate, up, w_gate, w_up, w_down
     if into is None:
-        return call(OPS.moe_ffn_backward, *arguments, act, routing or "")
+        return tuple(call(OPS.moe_ffn_backward, *arguments, None, None, act, "halves", "after", 0,
+                          routing or ""))
     return *fftune_ops.moe_ffn_backward_into(*arguments, *into, act, routing or ""), *into
 
 

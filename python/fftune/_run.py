@@ -137,8 +137,7 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
     if plan.workspace_bytes:
         # CUDA's allocator aligns to 512 bytes, the host's to 64.
         slack = 0 if device >= 0 else 256
-        memory = torch.empty(plan.workspace_bytes + slack, dtype=torch.uint8,
-                             device=outputs[0].device)
+        memory = outputs[0].new_empty(plan.workspace_bytes + slack, dtype=torch.uint8)
         scratch = (memory.data_ptr() + slack) & -256 if slack else memory.data_ptr()
     if device < 0:
         status = _plan_run(plan.handle, plan.addresses(*pointers), plan.count, scratch, None)

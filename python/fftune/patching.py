@@ -452,6 +452,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if arguments or checkpoints or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states, *arguments, **options)
+    options.setdefault("attention_mask", None)  # transformers 4 has no default for it
     normed = self.input_layernorm(hidden_states)
     if _projects(self.self_attn, normed):
         return _block(norm, mlp, _attend(self.self_attn, normed, hidden_states, **options), None)
@@ -468,6 +469,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
             or hidden_states.dtype != norm.weight.dtype
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
+    options.setdefault("attention_mask", None)
     pair, = self._fftune
     convention, eps = norm._fftune
     normed = self.input_layernorm(hidden_states)

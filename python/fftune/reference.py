@@ -205,18 +205,8 @@ def _rows_by_expert(ids, experts):
             yield expert, tokens, choices
 
 
-def moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, act, routing):
-    rows, ids, shares = _rows(x), _rows(ids), _rows(weights)
-    y = torch.zeros(rows.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    gates, ups = [], []
-    for expert, tokens, choices in _rows_by_expert(ids, w_gate.shape[0]):
-        gate, up = (F.linear(rows[tokens], w[expert]) for w in (w_gate, w_up))
-        out = F.linear(ACTIVATIONS[act](gate) * up, w_down[expert])
-        y = y.index_add(0, tokens, shares[tokens, choices, None].to(y.dtype) * out.to(y.dtype))
-        gates.append(gate)
-        ups.append(up)
-    missing = x.new_zeros(ids.numel() - sum(map(len, gates)), w_gate.shape[1])
-    return y.to(x.dtype).view(x.shape), torch.cat((*gates, missing)), torch.cat((*ups, missing))
+def _gate_and_up(both, packing):
+    return both.chunk(2, 0) if packing == "halves" else (both[0::2], both[1::2])
 
 
 def _swiglu_oai(gate, up):
@@ -224,24 +214,8 @@ def _swiglu_oai(gate, up):
     return (up + 1) * gate * torch.sigmoid(1.702 * gate)
 
 
-def moe_ffn_packed(x, ids, weights, w_gate_up, w_down, b_gate_up, b_down, act, packing, weigh,
-                   routing):
-    rows, ids, shares = _rows(x), _rows(ids), _rows(weights)
-    y = torch.zeros(rows.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    for expert, tokens, choices in _rows_by_expert(ids, w_gate_up.shape[0]):
-        share = shares[tokens, choices, None]
-        own = rows[tokens] if weigh == "after" else (rows[tokens] * share).to(x.dtype)
-        both = F.linear(own, w_gate_up[expert], None if b_gate_up is None else b_gate_up[expert])
-        gate, up = both.chunk(2, -1) if packing == "halves" else (both[:, 0::2], both[:, 1::2])
-        hidden = _swiglu_oai(gate, up) if act == "swiglu-oai" else ACTIVATIONS[act](gate) * up
-        out = F.linear(hidden, w_down[expert], None if b_down is None else b_down[expert])
-        out = out.to(y.dtype)
-        y = y.index_add(0, tokens, out * share.to(y.dtype) if weigh == "after" else out)
-    return y.to(x.dtype).view(x.shape)
-
-
-def moe_ffn(x, ids, weights, w_gate, w_up, w_down, act, routing):
-    return moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, act, routing)[0]
+def _activated(act, gate, up):
+    return _swiglu_oai(gate, up) if act == "swiglu-oai" else ACTIVATIONS[act](gate) * up
 
 
 def _with_shared(ids, weights, experts, shared):
@@ -252,11 +226,36 @@ def _with_shared(ids, weights, experts, shared):
             torch.cat((weights, torch.ones_like(more, dtype=weights.dtype)), -1))
 
 
-def moe_ffn_shared(x, ids, weights, w_gate, w_up, w_down, act, packing, shared, routing):
+def _of_expert(expert, given, w_gate, w_up, b_gate_up, packing):
+    """gate and up of its tokens."""
+    if w_up is not None:
+        return tuple(F.linear(given, w[expert]) for w in (w_gate, w_up))
+    weights = _gate_and_up(w_gate[expert], packing)
+    biases = (None, None) if b_gate_up is None else _gate_and_up(b_gate_up[expert], packing)
+    return tuple(F.linear(given, w, b) for w, b in zip(weights, biases))
+
+
+def moe_ffn_preact(x, ids, weights, w_gate, w_up, w_down, b_gate_up, b_down, act, packing, weigh,
+                   shared, routing):
     ids, weights = _with_shared(ids, weights, w_gate.shape[0], shared)
-    if w_up is None:
-        return moe_ffn_packed(x, ids, weights, w_gate, w_down, None, None, act, packing, "after", "")
-    return moe_ffn(x, ids, weights, w_gate, w_up, w_down, act, "")
+    rows, ids, shares = _rows(x), _rows(ids), _rows(weights)
+    y = torch.zeros(rows.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    gates, ups = [], []
+    for expert, tokens, choices in _rows_by_expert(ids, w_gate.shape[0]):
+        share = shares[tokens, choices, None]
+        given = rows[tokens] if weigh == "after" else (rows[tokens] * share).to(x.dtype)
+        gate, up = _of_expert(expert, given, w_gate, w_up, b_gate_up, packing)
+        bias = None if b_down is None else b_down[expert]
+        out = F.linear(_activated(act, gate, up), w_down[expert], bias).to(y.dtype)
+        y = y.index_add(0, tokens, out * share.to(y.dtype) if weigh == "after" else out)
+        gates.append(gate)
+        ups.append(up)
+    missing = x.new_zeros(ids.numel() - sum(map(len, gates)), w_down.shape[2])
+    return y.to(x.dtype).view(x.shape), torch.cat((*gates, missing)), torch.cat((*ups, missing))
+
+
+def moe_ffn(*arguments):
+    return moe_ffn_preact(*arguments)[0]
 
 
 def _expert_of_fp8(w, scale):
@@ -294,30 +293,58 @@ def moe_ffn_fp8(x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_
     return y.bfloat16().view(x.shape)
 
 
-def moe_ffn_backward(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, act, routing):
-    wide = torch.promote_types(x.dtype, torch.float32)
-    rows, grads, ids, shares = (_rows(t) for t in (x, dy, ids, weights))
+def _activated_backward(act, d_hidden, gate, up):
+    """The gradients by gate and by up."""
+    if act != "swiglu-oai":
+        return activation_backward(act, d_hidden * up, gate), d_hidden * ACTIVATIONS[act](gate)
+    near, share = gate.clamp(max=7.0), torch.sigmoid(1.702 * gate.clamp(max=7.0))
+    slope = torch.where(gate > 7, 0.0, share + 1.702 * near * share * (1 - share))
+    factor = up.clamp(-7.0, 7.0) + 1
+    return d_hidden * factor * slope, torch.where(up.abs() > 7, 0.0, d_hidden * near * share)
+
+
+def moe_ffn_backward(dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_gate_up, b_down, act,
+                     packing, weigh, shared, routing):
+    wide, k = torch.promote_types(x.dtype, torch.float32), ids.shape[-1]
+    ids, every = _with_shared(ids, weights, w_gate.shape[0], shared)
+    rows, grads, ids, shares = (_rows(t) for t in (x, dy, ids, every))
     dx, d_shares = torch.zeros_like(rows, dtype=wide), torch.zeros_like(shares, dtype=wide)
-    d_weights = [torch.zeros_like(w) for w in (w_gate, w_up, w_down)]
+    d_experts = [None if t is None else torch.zeros_like(t)
+                 for t in (w_gate, w_up, w_down, b_gate_up, b_down)]
+    dw_gate, dw_up, dw_down, db_gate_up, db_down = d_experts
     for expert, tokens, choices in _rows_by_expert(ids, w_gate.shape[0]):
-        own, grad = rows[tokens], grads[tokens]
-        gate, up = (F.linear(own, w[expert]) for w in (w_gate, w_up))
-        hidden = ACTIVATIONS[act](gate) * up
-        d_hidden = grad @ w_down[expert]
-        d_shares[tokens, choices] = (hidden * d_hidden).sum(-1).to(wide)
-        share = shares[tokens, choices, None].to(x.dtype)
-        d_hidden = d_hidden * share
-        d_gate = activation_backward(act, d_hidden * up, gate)
-        d_up = d_hidden * ACTIVATIONS[act](gate)
-        dx.index_add_(0, tokens, (d_gate @ w_gate[expert] + d_up @ w_up[expert]).to(wide))
-        for total, a, b in zip(d_weights, (d_gate, d_up, grad * share), (own, own, hidden)):
-            total[expert] = a.T @ b
-    return dx.to(x.dtype).view(x.shape), d_shares.view(weights.shape), *d_weights
+        own, grad, share = rows[tokens], grads[tokens], shares[tokens, choices, None].to(x.dtype)
+        given, grad_out = (own, grad * share) if weigh == "after" else (own * share, grad)
+        gate, up = _of_expert(expert, given, w_gate, w_up, b_gate_up, packing)
+        hidden = _activated(act, gate, up)
+        d_gates = _activated_backward(act, grad_out @ w_down[expert], gate, up)
+        matrices = ((w_gate[expert], w_up[expert]) if w_up is not None
+                    else _gate_and_up(w_gate[expert], packing))
+        d_given = sum(d @ w for d, w in zip(d_gates, matrices))
+        dx.index_add_(0, tokens, (d_given if weigh == "after" else d_given * share).to(wide))
+        if weigh == "after":
+            out = F.linear(hidden, w_down[expert], None if b_down is None else b_down[expert])
+            d_share = (grad * out).sum(-1)
+        else:
+            d_share = (own * d_given).sum(-1)
+        d_shares[tokens, choices] = d_share.to(wide)
+        into = ((dw_gate[expert], dw_up[expert]) if w_up is not None
+                else _gate_and_up(dw_gate[expert], packing))
+        for total, d in zip(into, d_gates):
+            total.copy_(d.T @ given)
+        dw_down[expert] = grad_out.T @ hidden
+        if b_down is not None:
+            for total, d in zip(_gate_and_up(db_gate_up[expert], packing), d_gates):
+                total.copy_(d.sum(0))
+            db_down[expert] = grad_out.sum(0)
+    return (dx.to(x.dtype).view(x.shape), d_shares.view(every.shape)[..., :k].contiguous(),
+            *(t for t in d_experts if t is not None))
 
 
 def moe_ffn_backward_into(dy, x, ids, weights, gate, up, *others):
-    experts, into, options = others[:3], others[3:6], others[6:]
-    dx, d_weights, *grads = moe_ffn_backward(dy, x, ids, weights, gate, up, *experts, *options)
+    experts, into, (act, routing) = others[:3], others[3:6], others[6:]
+    dx, d_weights, *grads = moe_ffn_backward(dy, x, ids, weights, gate, up, *experts, None, None,
+                                             act, "halves", "after", 0, routing)
     for total, own in zip(into, grads):
         total += own
     return dx, d_weights
@@ -634,8 +661,10 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
         q, k = (rmsnorm(t, w[f"{part}_norm"], eps, "gemma" if gemma else "t5")
                 for t, part in ((q, "q"), (k, "k")))
     if form.get("rotation") != "none":
-        angle, factor = angles_at(positions, angles, "halves", None, "table",
-                                  [0.0] * 7 + [form.get("rope-scale", 0.0)])
+        angle, factor = angles_at(
+            positions, angles, "halves", form.get("rotary", form.get("dim")), form.get("angles"),
+            [form.get("base", 10000.0), form.get("factor", 1.0), form.get("context", 0.0),
+             form.get("low", 1.0), form.get("high", 4.0), 32.0, 1.0, form.get("rope-scale", 0.0)])
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, "halves", False) for t in (q, k))
     keys, values = (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):
@@ -654,11 +683,23 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
     attended = attended.to(x.dtype).transpose(1, 2).flatten(2)
     mid = added(F.linear(attended, w["w_o"], w.get("b_o")), "attn_post_norm", x)
     inner = norm(mid, "ffn_norm") if "ffn_norm" in w else normed
+    if "w_router" in w:
+        return added(_experts(inner, w, form), "ffn_post_norm", mid)
     hidden = ACTIVATIONS[form.get("act")](
         F.linear(inner, w["w_gate" if "w_gate" in w else "w_up"], w.get("b_up")))
     if "w_gate" in w:
         hidden = hidden * F.linear(inner, w["w_up"])
     return added(F.linear(hidden, w["w_down"], w.get("b_down")), "ffn_post_norm", mid)
+
+
+def _experts(x, w, form):
+    weights, ids = moe_route(F.linear(x, w["w_router"]), None, form.get("top-k"),
+                             form.get("score"), form.get("order"), 0, 0, "max",
+                             form.get("renormalise") == "yes", 1.0)
+    packed = "w_gate_up" in w
+    return moe_ffn(x, ids, weights, w["w_gate_up" if packed else "w_gate"],
+                   None if packed else w["w_up"], w["w_down"], None, None, form.get("act"),
+                   form.get("gate-up") if packed else "halves", "after", 0, "")
 
 
 # ngram-block

@@ -71,15 +71,13 @@ def _moe(r, tokens=(7,), experts=6, top_k=3, d=24, h=40, missing=True) -> tuple:
     return r(*tokens, d), ids.to(torch.int32), torch.rand(*tokens, top_k), *weights
 
 
-def _moe_packed(r, *options, bias=False) -> tuple:
-    x, ids, shares, w_gate, w_up, w_down = _moe(r)
+def _mixture(r, *options, packed=False, bias=False, **sizes) -> tuple:
+    """Of moe_ffn: act, packing, weigh, shared, routing."""
+    x, ids, shares, w_gate, w_up, w_down = _moe(r, **sizes)
+    if packed:
+        w_gate, w_up = torch.cat((w_gate, w_up), 1), None
     biases = (r(6, 80), r(6, 24)) if bias else (None, None)
-    return x, ids, shares, torch.cat((w_gate, w_up), 1), w_down, *biases, *options, ""
-
-
-def _packed_experts(r) -> tuple:
-    x, ids, shares, w_gate, w_up, w_down = _moe(r)
-    return x, ids, shares, torch.cat((w_gate, w_up), 1), None, w_down
+    return x, ids, shares, w_gate, w_up, w_down, *biases, *options
 
 
 def moe_fp8_arguments(kind, packed=False, device="cpu") -> tuple:
@@ -112,12 +110,10 @@ def moe_fp8_arguments(kind, packed=False, device="cpu") -> tuple:
     return tuple(a.to(device) if isinstance(a, Tensor) else a for a in arguments)
 
 
-def _moe_backward(r, gates=False) -> tuple:
-    x, ids, shares, *weights = _moe(r)
-    gate_up = (None, None)
-    if gates:
-        _, *gate_up = reference.moe_ffn_preact(x, ids, shares, *weights, "silu", "")
-    return r(*x.shape), x, ids, shares, *gate_up, *weights
+def _moe_backward(r, *options, gates=False, **form) -> tuple:
+    given = _mixture(r, *options, **form)
+    gate_up = reference.moe_ffn_preact(*given)[1:] if gates else (None, None)
+    return r(*given[0].shape), *given[:3], *gate_up, *given[3:]
 
 
 def _route(r, *options, bias=False) -> tuple:
@@ -225,21 +221,25 @@ CASES = [
     Case("masked_softmax-causal", "masked_softmax", lambda r: (r(1, 2, 5, 7), None, True, 1.0)),
     Case("layernorm", "layernorm", lambda r: (r(2, 3, 24), r(24), r(24), 1e-5)),
     Case("add_layernorm", "add_layernorm", lambda r: (r(6, 24), r(6, 24), r(24), r(24), 1e-5)),
-    Case("moe_ffn", "moe_ffn", lambda r: (*_moe(r), "silu", "")),
-    Case("moe_ffn-batches", "moe_ffn", lambda r: (*_moe(r, (2, 5)), "gelu-tanh", "zipf:1")),
-    Case("moe_ffn_preact", "moe_ffn_preact", lambda r: (*_moe(r, missing=False), "silu", ""),
-         outputs=1),
-    Case("moe_ffn_packed", "moe_ffn_packed", lambda r: _moe_packed(r, "silu", "halves", "after"),
-         differentiable=False),
-    Case("moe_ffn_packed-oai", "moe_ffn_packed",
-         lambda r: _moe_packed(r, "swiglu-oai", "interleaved", "after", bias=True),
-         differentiable=False),
-    Case("moe_ffn_packed-before", "moe_ffn_packed",
-         lambda r: _moe_packed(r, "gelu", "interleaved", "before"), differentiable=False),
-    Case("moe_ffn_shared", "moe_ffn_shared",
-         lambda r: (*_moe(r), "silu", "halves", 1, ""), differentiable=False),
-    Case("moe_ffn_shared-packed", "moe_ffn_shared",
-         lambda r: (*_packed_experts(r), "gelu", "interleaved", 2, "zipf:1"), differentiable=False),
+    Case("moe_ffn", "moe_ffn", lambda r: _mixture(r, "silu", "halves", "after", 0, "")),
+    Case("moe_ffn-batches", "moe_ffn",
+         lambda r: _mixture(r, "gelu-tanh", "halves", "after", 0, "zipf:1", tokens=(2, 5))),
+    Case("moe_ffn-packed", "moe_ffn",
+         lambda r: _mixture(r, "silu", "halves", "after", 0, "", packed=True)),
+    Case("moe_ffn-oai", "moe_ffn",
+         lambda r: _mixture(r, "swiglu-oai", "interleaved", "after", 0, "", packed=True, bias=True)),
+    Case("moe_ffn-before", "moe_ffn",
+         lambda r: _mixture(r, "gelu", "interleaved", "before", 0, "", packed=True)),
+    Case("moe_ffn-before-bias", "moe_ffn",
+         lambda r: _mixture(r, "silu", "halves", "before", 1, "", packed=True, bias=True)),
+    Case("moe_ffn-shared", "moe_ffn", lambda r: _mixture(r, "silu", "halves", "after", 1, "")),
+    Case("moe_ffn-shared-packed", "moe_ffn",
+         lambda r: _mixture(r, "gelu", "interleaved", "after", 2, "zipf:1", packed=True)),
+    Case("moe_ffn_preact", "moe_ffn_preact",
+         lambda r: _mixture(r, "silu", "halves", "after", 0, "", missing=False), outputs=1),
+    Case("moe_ffn_preact-oai", "moe_ffn_preact",
+         lambda r: _mixture(r, "swiglu-oai", "halves", "after", 0, "", packed=True, bias=True,
+                            missing=False), outputs=1),
     Case("moe_route", "moe_route",
          lambda r: _route(r, 3, "softmax", "before", 0, 0, "max", False, 1.0), outputs=1),
     Case("moe_route-after", "moe_route",
@@ -302,11 +302,18 @@ BACKWARDS = [
          lambda r: (r(2, 3, 5, 7), r(2, 3, 5, 7).softmax(-1), False, 0.5)),
     Case("layernorm_backward", "layernorm_backward",
          lambda r: (r(6, 24), r(6, 24), r(24), r(6, 24), 1e-5)),
-    Case("moe_ffn_backward", "moe_ffn_backward", lambda r: (*_moe_backward(r, True), "silu", "")),
-    Case("moe_ffn_backward-input", "moe_ffn_backward", lambda r: (*_moe_backward(r), "gelu", "")),
+    Case("moe_ffn_backward", "moe_ffn_backward",
+         lambda r: _moe_backward(r, "silu", "halves", "after", 0, "", gates=True)),
+    Case("moe_ffn_backward-input", "moe_ffn_backward",
+         lambda r: _moe_backward(r, "gelu", "halves", "after", 0, "")),
+    Case("moe_ffn_backward-oai", "moe_ffn_backward",
+         lambda r: _moe_backward(r, "swiglu-oai", "interleaved", "after", 1, "", gates=True,
+                                 packed=True, bias=True)),
+    Case("moe_ffn_backward-before", "moe_ffn_backward",
+         lambda r: _moe_backward(r, "silu", "halves", "before", 0, "", packed=True, bias=True)),
     Case("moe_ffn_backward_into", "moe_ffn_backward_into",
-         lambda r: (*_moe_backward(r), r(6, 40, 24), r(6, 40, 24), r(6, 24, 40), "silu", ""),
-         updated=(9, 10, 11)),
+         lambda r: (*_moe_backward(r)[:9], r(6, 40, 24), r(6, 40, 24), r(6, 24, 40),
+                    "silu", ""), updated=(9, 10, 11)),
     Case("moe_route_backward", "moe_route_backward",
          lambda r: (torch.randn(5, 3), r(5, 12), torch.rand(5, 12).argsort(-1)[:, :3].int(),
                     "softmax", "before", True, 2.0)),

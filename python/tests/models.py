@@ -38,6 +38,11 @@ LAYERED = {
         **{**_SIZES, "num_hidden_layers": 3}, head_dim=8, sliding_window=64,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
     "phi3": lambda: transformers.Phi3Config(**_SIZES),
+    "linear": lambda: transformers.LlamaConfig(
+        **_SIZES, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
+    "yarn": lambda: transformers.LlamaConfig(
+        **_SIZES, rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+                                       original_max_position_embeddings=32)),
 }
 
 _EXPERTS = dict(_SIZES, num_experts_per_tok=2)

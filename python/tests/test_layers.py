@@ -22,13 +22,17 @@ FORMS = {
     "biased": dict(bias=True),
     "phi": dict(bias=True, layer_norm=True, gated=False, parallel=True, act="gelu-tanh", rotary=4),
     "gpt2": dict(bias=True, layer_norm=True, gated=False, act="relu", rotary=0),
+    "mixtral": dict(experts=5, top_k=2, order="after"),
+    "qwen3-moe": dict(experts=6, top_k=3, packed=True, norms_of_heads=True, renormalise=True),
+    "interleaved": dict(experts=4, top_k=2, packed=True, packing="interleaved", score="sigmoid"),
 }
 needs_transformers_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5,
                                           reason="transformers is older than 5")
 
 
 def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=False, layer_norm=False,
-                gated=True, norms_of_heads=False, post_norms=False, parallel=False, **options):
+                gated=True, norms_of_heads=False, post_norms=False, parallel=False, experts=0,
+                packed=False, **options):
     """Arguments of ops.layer."""
     d, h, heads, kv_heads, dim, cache = 32, 48, 4, 2, 8, 24
 
@@ -41,10 +45,17 @@ def make_layers(dtype=torch.float32, batch=2, s=1, layers=2, rotary=8, bias=Fals
             yield f"w_{name}", random(rows * dim, d)
             if bias:
                 yield f"b_{name}", random(rows * dim)
-        yield from (("w_o", random(d, heads * dim)), ("w_up", random(h, d)),
-                    ("w_down", random(d, h)))
-        if gated:
-            yield "w_gate", random(h, d)
+        yield "w_o", random(d, heads * dim)
+        if experts:
+            yield "w_router", random(experts, d)
+        of_experts = (experts,) if experts else ()
+        if packed:
+            yield "w_gate_up", random(*of_experts, 2 * h, d)
+        else:
+            yield "w_up", random(*of_experts, h, d)
+            if gated:
+                yield "w_gate", random(*of_experts, h, d)
+        yield "w_down", random(*of_experts, d, h)
         if not parallel:
             yield "ffn_norm", random(d, about=1)
         if layer_norm:
@@ -136,6 +147,10 @@ def _other(at, change):
     (lambda: _other(2, lambda c: [tuple(t.contiguous() for t in pair) for pair in c]),
      "does not lie in memory"),
     (lambda: _other(2, lambda c: c[:1]), "caches of 1"),
+    (lambda: _other(1, lambda w: [{**one, "w_router": one["w_o"][:4]} for one in w]),
+     "w_router and top_k: give both"),
+    (lambda: _other(1, lambda w: [{**one, "w_gate_up": one["w_up"]} for one in w]),
+     "w_gate_up is both"),
     (lambda: _other(3, lambda t: t.long()), "lengths is torch.int64"),
     (lambda: _other(0, lambda x: x.requires_grad_()), "no gradient"),
     (lambda: _other(0, lambda x: x[0]), "give [batch, tokens, features]"),
@@ -149,7 +164,8 @@ def test_errors(make_call, words):
 
 # patch
 
-SERVED = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gemma", "phi", "gpt2", *LAYERED]
+SERVED = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gemma", "phi", "gpt2", "mixtral",
+          "qwen3-moe", *LAYERED]
 GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static",
                 disable_compile=True, eos_token_id=None)
 
@@ -219,6 +235,42 @@ def test_generate(name, runs):
 
 
 @needs_transformers_5
+@pytest.mark.parametrize("name, words", [
+    ("llama", ["angles=base base=10000.0"]), ("linear", ["angles=base base=10000.0 factor=4.0"]),
+    ("llama3", ["angles=llama3 base=500000.0 factor=8.0 context=64.0 low=1.0 high=4.0"]),
+    ("gemma3", ["angles=base base=10000.0", "angles=base base=1000000.0"]), ("yarn", [None]),
+    ("gpt2", [None])])
+def test_angles_are_by_rule_where_there_is_one(name, words):
+    _, own = patched(name)
+    layers, = (vars(m)["_fftune_layers"] for m in own.modules()
+               if isinstance(vars(m).get("_fftune_layers"), _layers.Layers))
+    ruled = [group.specs[0].ruled for group in layers.groups]
+    assert len(ruled) == len(words)
+    for form, expected in zip(ruled, words):
+        assert (form is None) == (expected is None)
+        if form:
+            assert expected in form and "table" not in form
+    assert all(("angles=table" in group.specs[0].form) == (name != "gpt2")
+               for group in layers.groups)
+
+
+@needs_transformers_5
+def test_angles_are_a_table_where_positions_are_not_told(monkeypatch, runs):
+    model, own = patched("llama")
+    original = _layers._Group.run
+    seen = []
+
+    def run(self, x, kv, embeddings, position_ids):
+        return original(self, x, kv, embeddings, None)
+
+    monkeypatch.setattr(_layers._Group, "run", run)
+    forms = _layers.call
+    monkeypatch.setattr(_layers, "call", lambda op, *given: seen.append(given[-1]) or forms(op, *given))
+    assert error(decode(own), decode(model)) < 2e-6
+    assert seen and all("angles=table" in form for form in seen)
+
+
+@needs_transformers_5
 @pytest.mark.parametrize("options", [dict(attention=True), dict(graphs=True),
                                      dict(projections=False)], ids=str)
 def test_generate_beside_other_options(options, runs):
@@ -249,8 +301,9 @@ def test_decode_is_compiled_as_one_graph(name):
 
 
 @needs_transformers_5
-def test_weights_and_caches_are_read_where_they_are(monkeypatch):
-    _, own = patched("llama")
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe"])
+def test_weights_and_caches_are_read_where_they_are(name, monkeypatch):
+    _, own = patched(name)
     seen, original = [], _layers.call
     monkeypatch.setattr(_layers, "call",
                         lambda op, *given: seen.append(given) or original(op, *given))
@@ -376,7 +429,7 @@ def test_copies_and_casts(runs):
 
 
 @needs_transformers_5
-@pytest.mark.parametrize("name, words", [("mixtral", "no MLP that is known"),
+@pytest.mark.parametrize("name, words", [("qwen2-moe", "is not known"),
                                          ("t5", "T5Block has other parts"),
                                          ("deepseek", "layers: ")])
 def test_report_says_what_is_left(name, words):

@@ -91,12 +91,33 @@ def test_experts_in_fp8(kind, packed):
                         down_scale[1:], hidden)
 
 
-def test_shared_experts_have_no_gradient():
-    x, ids, weights, *experts = CASES[[c.name for c in CASES].index("moe_ffn_shared")].arguments()[:6]
-    right = reference.moe_ffn_shared(x, ids, weights, *experts, "silu", "halves", 1, "")
-    assert error(ops.moe_ffn(x, ids, weights, *experts, shared=1), right) < 3e-6
-    with pytest.raises(fftune.Error, match="no gradients"):
-        ops.moe_ffn(x.requires_grad_(), ids, weights, *experts, shared=1)
+def test_what_moe_ffn_refuses():
+    x, ids, weights, w_gate, w_up, w_down = CASES[
+        [c.name for c in CASES].index("moe_ffn")].arguments()[:6]
+    biases = torch.zeros(6, 80), torch.zeros(6, 24)
+    with pytest.raises(fftune.Error, match="leave w_up out"):
+        ops.moe_ffn(x, ids, weights, w_gate, w_up, w_down, biases=biases)
+    both = torch.cat((w_gate, w_up), 1)
+    with pytest.raises(fftune.Error, match="both products"):
+        ops.moe_ffn(x, ids, weights, both, None, w_down, biases=(biases[0], None))
+    with pytest.raises(fftune.Error, match="no packing"):
+        ops.moe_ffn(x, ids, weights, both, None, w_down, packing="thirds")
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_experts_without_copies_have_the_gradients_of_those_with(recompute):
+    x, ids, weights, w_gate, w_up, w_down = CASES[
+        [c.name for c in CASES].index("moe_ffn")].arguments()[:6]
+    apart = [t.requires_grad_() for t in (x, weights, w_gate, w_up, w_down)]
+    both = torch.cat((w_gate, w_up), 1).detach().requires_grad_()
+    seed = torch.randn_like(x)
+    own = torch.autograd.grad(ops.moe_ffn(x, ids, weights, w_gate, w_up, w_down), apart, seed)
+    dx, d_weights, d_both, d_down = torch.autograd.grad(
+        ops.moe_ffn(x, ids, weights, both, None, w_down, recompute=recompute),
+        (x, weights, both, w_down), seed)
+    for mine, other in zip((dx, d_weights, d_both, d_down),
+                           (*own[:2], torch.cat(own[2:4], 1), own[4])):
+        assert error(mine, other) < 2e-6
 
 
 @each(DIFFERENTIABLE)
@@ -494,7 +515,8 @@ def test_a_choice_of_experts_has_gradients_to_the_router():
     exact = mixture(lambda t: reference.moe_route(t, None, 2, "softmax", "before", 0, 0, "max",
                                                   True, 1.0)[::-1],
                     lambda x, ids, weights, gate_up, down: reference.moe_ffn(
-                        x, ids, weights, *gate_up.chunk(2, 1), down, "silu", ""), torch.float64)
+                        x, ids, weights, gate_up, None, down, None, None, "silu", "halves", "after",
+                        0, ""), torch.float64)
     assert error(ours, exact) < 1e-6
     seed = torch.randn(5, 24)
     for mine, other in zip(torch.autograd.grad(ours, (x, router), seed),

@@ -1,8 +1,62 @@
 // Random problems against the float64 reference, on every family of a device; and the CUDA spaces.
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "attention/problems.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
+
+namespace {
+
+using Sizes = std::map<std::string, std::int64_t>;
+using Options = std::map<std::string, std::string>;
+
+/// Problems of ragged tiles, few enough that two warpgroups may divide the keys of one.
+std::vector<Problem> few_tiles() {
+  std::vector<Problem> problems;
+  const auto add = [&](DType dtype, std::int64_t dim, Sizes sizes, Options options) {
+    sizes.insert({{"b", 3}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}});
+    problems.push_back(
+        attention_problem(DeviceKind::cuda, "fwd", dtype, std::move(sizes), std::move(options)));
+  };
+  add(DType::bf16, 128, {{"s", 65}}, {{"mask", "causal"}});
+  add(DType::bf16, 64, {{"s", 1000}}, {{"mask", "causal"}, {"lse", "yes"}});
+  add(DType::bf16, 128, {{"s", 63}, {"kv", 1000}}, {});
+  add(DType::fp16, 96, {{"s", 300}, {"kv", 100}}, {{"mask", "causal"}, {"lse", "yes"}});
+  add(DType::bf16, 128, {{"s", 130}, {"kv", 400}, {"window", 50}}, {{"mask", "causal"}});
+  add(DType::bf16, 128, {{"s", 70}, {"kv", 300}}, {{"mask", "causal"}, {"lengths", "yes"}});
+  add(DType::bf16, 64, {{"s", 70}, {"kv", 300}, {"page", 16}}, {{"lengths", "yes"}});
+  add(DType::bf16, 128, {{"s", 700}}, {{"mask", "causal"}, {"layout", "thd"}, {"lse", "yes"}});
+  add(DType::bf16, 64, {{"s", 200}},
+      {{"bias", "yes"}, {"softcap", "2"}, {"sinks", "yes"}, {"mask", "causal"}});
+  return problems;
+}
+
+struct Chosen {
+  Problem problem;
+  DrawnVariant variant;
+  CompileResult compiled;
+};
+
+void verify_chosen(Backend& backend, std::vector<Chosen>& cases, std::mt19937_64& random) {
+  HostThreads threads;
+  threads.run(static_cast<int>(cases.size()), threads.max_threads(), [&](int i) {
+    auto& each = cases[static_cast<std::size_t>(i)];
+    each.compiled = backend.compile(
+        each.variant.family->program(each.problem, backend.facts(), each.variant.config));
+  });
+  for (const Chosen& each : cases) {
+    Verifier verifier(backend, attention_op(), each.problem, random());
+    verify_variant(verifier, each.variant, each.compiled);
+  }
+}
+
+}  // namespace
 
 TEST_CASE("two thousand small random problems of attention are right on the CPU") {
   verify_small_on_cpu(attention_op(), random_attention, 2000);
@@ -27,6 +81,61 @@ TEST_CASE("random problems of attention are right on the GPU, third part", "[gpu
 
 TEST_CASE("a few small problems of attention are right on the GPU", "[gpu][small]") {
   verify_small_on_gpu(attention_op(), random_attention);
+}
+
+TEST_CASE("tiles of several warpgroups are right on the GPU, their keys divided or not",
+          "[gpu][split]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  const Family& family = family_of(attention_op(), "attention_sm90");
+  Draw draw(6), draw_other(7);
+  std::vector<Problem> problems = few_tiles();
+  for (int i = 0; i < 1200; ++i)
+    problems.push_back(random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18));
+  std::vector<Chosen> cases;
+  for (const Problem& problem : problems) {
+    if (family.refusal(problem, facts)) continue;
+    auto configs = family.space(problem, facts).feasible();
+    std::erase_if(configs, [](const Config& config) { return config.at("split_keys") == 0; });
+    if (configs.empty()) continue;
+    const auto at = static_cast<std::size_t>(draw.below(std::ssize(configs)));
+    cases.push_back({problem, {&family, configs[at], 0, 1}, {}});
+    // Tiles of several warpgroups, which under a causal mask end with the last query.
+    configs = family.space(problem, facts).feasible();
+    std::erase_if(configs, [](const Config& config) {
+      return config.at("split_keys") != 0 || config.at("mma_warpgroups") == 1;
+    });
+    if (problem.option("mask") != "causal" || configs.empty()) continue;
+    const auto other = static_cast<std::size_t>(draw_other.below(std::ssize(configs)));
+    cases.push_back({problem, {&family, configs[other], 0, 1}, {}});
+  }
+  verify_chosen(*backend, cases, draw.random());
+}
+
+TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const DeviceFacts& facts = backend->facts();
+  std::mt19937_64 random(7);
+  std::vector<Chosen> cases;
+  for (const std::int64_t dim : {64, 128, 256})
+    for (const char* deterministic : {"no", "yes"}) {
+      const Problem problem =
+          attention_problem(DeviceKind::cuda, "bwd", DType::bf16,
+                            {{"s", 200}, {"b", 1}, {"heads", 4}, {"kv-heads", 2}, {"dim", dim}},
+                            {{"mask", "causal"}, {"deterministic", deterministic}});
+      const Family& family = family_of(attention_op(), "attention_bwd_sm90");
+      if (family.refusal(problem, facts)) continue;
+      const auto configs = family.space(problem, facts).feasible();
+      for (const char* way : {"bulk", "direct"}) {
+        const auto first = std::find_if(configs.begin(), configs.end(), [&](const Config& config) {
+          return config.word("dq") == way && config.at("ahead") == (dim == 64 ? 1 : 0);
+        });
+        if (first != configs.end()) cases.push_back({problem, {&family, *first, 0, 1}, {}});
+      }
+    }
+  verify_chosen(*backend, cases, random);
 }
 
 TEST_CASE("every CUDA family of attention has a space with its default in it, and legal launches") {

@@ -275,6 +275,12 @@ TEST_CASE("a budget that cannot be kept is told before the search") {
   const Finished done = running->wait();
   CHECK(done.code == 0);
   CHECK(done.err.find("--budget 1s is too short for 14 problems") != std::string::npos);
+  // And once it is spent, by what the problems have taken here.
+  const Finished short_one = sandbox.fftune(
+      "ffn --d 16 --h 16 --m 1,2,3,4 --budget 100ms --wait 0s --device cpu --progress none");
+  CHECK(short_one.code == 0);
+  CHECK(short_one.err.find("the budget of 0.1 s is spent after ") != std::string::npos);
+  CHECK(short_one.err.find(" of 4 problems: the others take about ") != std::string::npos);
 }
 
 TEST_CASE("work of more than a minute is announced") {

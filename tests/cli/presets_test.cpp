@@ -67,12 +67,21 @@ TEST_CASE("tables of vLLM become searches") {
              "{\"triton_version\": \"3.4.0\", \"64\": " + entry + ", \"1\": " + entry + "}");
   write_text(folder / "E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
              "{\"1\": " + entry + "}");
+  for (const char* kind : {"dtype=fp8_w8a8,block_shape=[128,128]",
+                           "dtype=fp8_w8a8,block_shape=[64, 128]", "dtype=int8_w8a16"})
+    write_text(folder / ("E=256,N=256,device_name=NVIDIA_H200," + std::string(kind) + ".json"),
+               "{\"16\": " + entry + "}");
   const Finished all = sandbox.fftune("presets import-vllm tables");
   CHECK(all.code == 0);
   CHECK(all.out.find("fftune moe-ffn --d 2048 --h 384 --experts 128 --top-k 8 --m 1,64  # "
                      "qwen3-30b-a3b, 2 devices\n") != std::string::npos);
-  CHECK(all.out.find("dtype=fp8_w8a8.json: moe-ffn computes in bf16 and fp16, not fp8_w8a8") !=
-        std::string::npos);
+  CHECK(all.out.find("--d 4096 --h 7168 --experts 8 --top-k 2 --m 1 --dtype fp8  # "
+                     "mixtral-8x7b, 2 devices\n") != std::string::npos);
+  CHECK(
+      all.out.find("--d 7168 --h 256 --experts 256 --top-k 8 --m 16 --dtype fp8 --scales block  # "
+                   "deepseek-v3, 8 devices\n") != std::string::npos);
+  for (const char* other : {"not fp8_w8a8 in [64, 128]", "not int8_w8a16"})
+    CHECK(all.out.find(other) != std::string::npos);
   const Finished given = sandbox.fftune(
       "presets import-vllm tables/E=128,N=384,device_name=NVIDIA_H200.json --d 512 --top-k 4 "
       "--json");
@@ -156,6 +165,11 @@ TEST_CASE("a search says how the library comes to its result, and install makes 
   const Finished after = sandbox.fftune("devices");
   CHECK(after.out.find("would load " + sandbox.folder().string() +
                        "/.local/share/fftune/presets") != std::string::npos);
+  CHECK(after.out.find("presets install") == std::string::npos);
+  CHECK(after.out.find("would not load") == std::string::npos);
+  // Until there is something else to install.
+  REQUIRE(sandbox.fftune(replaced(sweep, "--m 2", "--m 5")).code == 0);
+  CHECK(sandbox.fftune("devices").out.find("fftune presets install presets") != std::string::npos);
   const Finished direct = sandbox.fftune(sweep + " --out .local/share/fftune/presets");
   CHECK(direct.out.find("presets install") == std::string::npos);
 }

@@ -231,6 +231,173 @@ TEST_CASE("experts are stacked, by Qwen's names or Mixtral's") {
   }
 }
 
+TEST_CASE("experts that are packed are one tensor of gate and up") {
+  Model model;
+  model.add("model.layers.0.mlp.experts.gate_up_proj", {5, 6, 2}, 0);
+  model.add("model.layers.0.mlp.experts.down_proj", {5, 2, 3}, 100);
+  model.config(R"({"num_experts_per_tok":2})");
+  const SavedInputs moe = model.open("moe-ffn");
+  const Problem problem = model.problems(moe).at(0);
+  CHECK(sizes_text(problem) == "d=2 experts=5 h=3 top-k=2 ");
+  CHECK(problem.has("gate-up", "halves"));
+  CHECK(values(moe, problem, "w_gate_up") == counting({5, 6, 2}, 0));
+}
+
+namespace {
+
+const ProblemOptions decoding{
+    .sizes = {{"batch", "2"}, {"cache", "8"}}, .options = {}, .dtypes = {}, .pass = {}};
+
+/// Those of the options that are named.
+std::string options_text(const Problem& problem, const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names)
+    text += name + "=" + (problem.options.contains(name) ? problem.option(name) : "-") + " ";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a layer of Phi is parallel, with biases and no gate") {
+  Model model;
+  const std::string start = "model.layers.0.";
+  for (const auto& [name, shape] :
+       std::vector<std::pair<std::string, Shape>>{{"input_layernorm", {4}},
+                                                  {"self_attn.q_proj", {16, 4}},
+                                                  {"self_attn.k_proj", {16, 4}},
+                                                  {"self_attn.v_proj", {16, 4}},
+                                                  {"self_attn.dense", {4, 16}},
+                                                  {"mlp.fc1", {6, 4}},
+                                                  {"mlp.fc2", {4, 6}}}) {
+    model.add(start + name + ".weight", shape, 10);
+    model.add(start + name + ".bias", {shape[0]}, 20);
+  }
+  model.config(R"({"model_type":"phi","num_attention_heads":2,"hidden_size":16,)"
+               R"("hidden_act":"gelu_new","layer_norm_eps":0.001,)"
+               R"("rope_parameters":{"rope_theta":500.0,"partial_rotary_factor":0.25}})");
+  const SavedInputs saved = model.open("layer");
+  const Problem problem = model.problems(saved, decoding).at(0);
+  CHECK(sizes_text(problem) == "batch=2 cache=8 d=4 dim=8 h=6 heads=2 rotary=2 ");
+  CHECK(options_text(problem, {"norm", "block", "ffn", "act", "qkv-bias", "out-bias", "ffn-bias",
+                               "eps", "base"}) ==
+        "norm=layer block=parallel ffn=plain act=gelu-tanh qkv-bias=yes out-bias=yes ffn-bias=yes "
+        "eps=0.001 base=500 ");
+  CHECK(values(saved, problem, "w_down") == counting({4, 6}, 10));
+  CHECK(values(saved, problem, "attn_norm_bias") == counting({4}, 20));
+  CHECK(values(saved, problem, "b_up") == counting({6}, 20));
+  const SavedInputs ffn = model.open("ffn");
+  CHECK(options_text(model.problems(ffn).at(0), {"gate", "bias"}) == "gate=no bias=both ");
+  // Its norm is layer normalisation.
+  CHECK_FALSE(model.open("rmsnorm").has_weights());
+  CHECK(model.open("layernorm").has_weights());
+}
+
+TEST_CASE("a layer of GPT-2 has no RoPE, and transposed weights") {
+  Model model;
+  const std::string start = "transformer.h.0.";
+  for (const auto& [name, shape] :
+       std::vector<std::pair<std::string, Shape>>{{"ln_1", {16}},
+                                                  {"attn.c_attn", {16, 48}},
+                                                  {"attn.c_proj", {16, 16}},
+                                                  {"ln_2", {16}},
+                                                  {"mlp.c_fc", {16, 6}},
+                                                  {"mlp.c_proj", {6, 16}}}) {
+    model.add(start + name + ".weight", shape, 10);
+    model.add(start + name + ".bias", {shape.back()}, 20);
+  }
+  model.config(R"({"model_type":"gpt2","n_head":2,"n_embd":16,"activation_function":"gelu_new"})");
+  const SavedInputs saved = model.open("layer");
+  const Problem problem = model.problems(saved, decoding).at(0);
+  CHECK(sizes_text(problem) == "batch=2 cache=8 d=16 dim=8 h=6 heads=2 ");
+  CHECK(options_text(problem, {"norm", "block", "ffn", "act", "rotation", "qkv-bias"}) ==
+        "norm=layer block=- ffn=plain act=gelu-tanh rotation=none qkv-bias=yes ");
+  CHECK(values(saved, problem, "w_up").at(1) == 16);    // [1, 0] in the file
+  CHECK(values(saved, problem, "w_down").at(1) == 26);  // [1, 0]
+  CHECK(values(saved, problem, "w_v").at(1) == 90);     // [1, 32]
+  CHECK(values(saved, problem, "b_v") == counting({16}, 52));
+  CHECK(values(saved, problem, "ffn_norm_bias") == counting({16}, 20));
+}
+
+TEST_CASE("layers of Gemma differ by the window and the angles") {
+  Model model;
+  for (const char* layer : {"0.", "1."}) {
+    const std::string start = std::string("model.layers.") + layer;
+    for (const char* name : {"input", "post_attention", "pre_feedforward", "post_feedforward"})
+      model.add(start + name + "_layernorm.weight", {8}, 1);
+    for (const char* name : {"q", "k", "v", "o"})
+      model.add(start + "self_attn." + name + "_proj.weight", {8, 8}, 100);
+    for (const char* name : {"gate", "up", "down"})
+      model.add(start + "mlp." + name + "_proj.weight", {8, 8}, 500);
+  }
+  const auto layer_text = [&](const std::string& layer) {
+    const SavedInputs saved = model.open("layer", {.layer = layer});
+    const Problem problem = model.problems(saved, decoding).at(0);
+    return options_text(problem, {"base", "factor"}) +
+           (problem.sizes.contains("window") ? "window" : "");
+  };
+  const std::string common = R"("num_attention_heads":1,"sliding_window":4)";
+  model.config(
+      R"({"model_type":"gemma3_text","layer_types":["sliding_attention","full_attention"],)"
+      R"("rope_parameters":{"sliding_attention":{"rope_theta":1000.0},)"
+      R"("full_attention":{"rope_theta":5000.0,"rope_type":"linear","factor":8.0}},)" +
+      common + "}");
+  CHECK(layer_text("0") == "base=1000 factor=- window");
+  CHECK(layer_text("1") == "base=5000 factor=8 ");
+  model.config(
+      R"({"model_type":"gemma3_text","sliding_window_pattern":2,"rope_theta":5000.0,)"
+      R"("rope_local_base_freq":1000.0,"rope_scaling":{"rope_type":"linear","factor":8.0},)" +
+      common + "}");
+  CHECK(layer_text("0") == "base=1000 factor=- window");
+  CHECK(layer_text("1") == "base=5000 factor=8 ");
+  model.config(
+      R"({"model_type":"gemma2","query_pre_attn_scalar":64,"attn_logit_softcapping":50.0,)" +
+      common + "}");
+  CHECK(layer_text("0") == "base=- factor=- window");
+  CHECK(layer_text("1") == "base=- factor=- ");
+  const SavedInputs saved = model.open("layer");
+  CHECK(options_text(model.problems(saved, decoding).at(0),
+                     {"scale", "softcap", "post-norms", "convention"}) ==
+        "scale=0.125 softcap=50 post-norms=yes convention=gemma ");
+  // What is no list, and what it has not, leave the rule of the model.
+  model.config(R"({"model_type":"gemma2","layer_types":[1],)" + common + "}");
+  CHECK(layer_text("0") == "base=- factor=- window");
+  CHECK(layer_text("1") == "base=- factor=- ");
+}
+
+TEST_CASE("a layer with experts has a router") {
+  for (const bool packed : {false, true}) {
+    CAPTURE(packed);
+    Model model;
+    const std::string start = "model.layers.0.";
+    const std::string moe = start + (packed ? "mlp." : "block_sparse_moe.");
+    for (const char* name : {"input", "post_attention"})
+      model.add(start + name + "_layernorm.weight", {8}, 1);
+    for (const char* name : {"q", "k", "v", "o"})
+      model.add(start + "self_attn." + name + "_proj.weight", {8, 8}, 100);
+    model.add(moe + "gate.weight", {3, 8}, 200);
+    if (packed) {
+      model.add(moe + "experts.gate_up_proj", {3, 12, 8}, 300);
+      model.add(moe + "experts.down_proj", {3, 8, 6}, 500);
+    } else {
+      for (const char* expert : {"0.", "1.", "2."}) {
+        model.add(moe + "experts." + expert + "w1.weight", {6, 8}, 300);
+        model.add(moe + "experts." + expert + "w3.weight", {6, 8}, 400);
+        model.add(moe + "experts." + expert + "w2.weight", {8, 6}, 500);
+      }
+    }
+    model.config(std::string(R"({"num_attention_heads":1,"num_experts_per_tok":2,)") +
+                 (packed ? R"("model_type":"qwen3_moe","norm_topk_prob":true})"
+                         : R"("model_type":"mixtral"})"));
+    const SavedInputs saved = model.open("layer");
+    const Problem problem = model.problems(saved, decoding).at(0);
+    CHECK(sizes_text(problem) == "batch=2 cache=8 d=8 dim=8 experts=3 h=6 heads=1 top-k=2 ");
+    CHECK(options_text(problem, {"ffn", "renormalise", "gate-up"}) ==
+          std::string("ffn=moe renormalise=yes gate-up=") + (packed ? "halves " : "- "));
+    CHECK(values(saved, problem, "w_router") == counting({3, 8}, 200));
+    CHECK(values(saved, problem, packed ? "w_gate_up" : "w_up").at(6 * 8) == (packed ? 348 : 400));
+  }
+}
+
 TEST_CASE("layers of one plan are those from --layer on") {
   Model model;
   for (int layer = 0; layer < 3; ++layer) {
@@ -305,7 +472,7 @@ TEST_CASE("what contradicts a saved model is one line") {
        {"w_gate of ffn is [6, 5]", "mlp.gate_proj.weight", "[6, 4]"}},
       {model.complaint("ffn", {.layer = "7"}), {"no layer 7", "from 0 to 0"}},
       {model.complaint("ffn", {.layer = "x"}), {"--layer 'x' is not a whole number"}},
-      {model.complaint("moe-ffn"), {"mlp.experts", "--map w_gate=TENSOR"}},
+      {model.complaint("moe-ffn"), {"mlp.experts", "--map w_down=TENSOR"}},
       {model.complaint("linear", {.map = "w=mlp.gateproj.weight"}),
        {"no tensor", "did you mean model.layers.0.mlp.gate_proj.weight?"}},
       {model.complaint("linear", {.map = "w"}), {"--map 'w' is no pair"}},

@@ -87,6 +87,11 @@ TEST_CASE("layer's buffers are in the order that the API promises") {
         Names{"x",    "positions", "slots",   "lengths", "attn_norm", "w_q",      "w_k",
               "w_v",  "k_cache",   "v_cache", "w_o",     "ffn_norm",  "w_router", "w_gate",
               "w_up", "w_down",    "b_gate",  "b_up",    "b_down",    "y"});
+  CHECK(names_of(small({{"experts", 8}, {"top-k", 2}}),
+                 {{"ffn", "moe"}, {"ffn-bias", "yes"}, {"gate-up", "halves"}}) ==
+        Names{"x", "positions", "slots", "lengths", "attn_norm", "w_q", "w_k", "w_v", "k_cache",
+              "v_cache", "w_o", "ffn_norm", "w_router", "w_gate_up", "w_down", "b_gate_up",
+              "b_down", "y"});
 }
 
 TEST_CASE("layers of one plan are the one layer, each with its own tensors") {
@@ -128,6 +133,7 @@ TEST_CASE("layer refuses fields that do not go together") {
                  "top-k=9 exceeds experts=8"));
   CHECK(contains(complaint(small({{"experts", 8}})), "experts=8 is of ffn=moe"));
   CHECK(contains(complaint(small(), {{"renormalise", "yes"}}), "renormalise=yes is of ffn=moe"));
+  CHECK(contains(complaint(small(), {{"gate-up", "halves"}}), "gate-up=halves is of ffn=moe"));
   Sizes heads = small();
   heads["kv-heads"] = 3;
   CHECK(contains(complaint(heads), "kv-heads=3 do not divide heads=4"));

@@ -74,7 +74,7 @@ inline std::vector<SmallModel> small_models() {
        {{"ffn", "moe"}, {"qk-norm", "yes"}, {"renormalise", "yes"}}},
       {"mixtral",
        with_experts(sizes(72, 136, 4, 2, 16), 6, 2),
-       {{"ffn", "moe"}, {"order", "after"}, {"routing", "zipf:1"}}},
+       {{"ffn", "moe"}, {"order", "after"}, {"routing", "zipf:1"}, {"gate-up", "halves"}}},
       {"gemma with experts",
        with(with_experts(sizes(48, 40, 4, 1, 16), 5, 2), "shared", 1),
        {{"ffn", "moe"}, {"convention", "gemma"}, {"post-norms", "yes"}, {"score", "sigmoid"}}},

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/layernorm/layernorm.hpp"
+#include "kernels/norm/norm.hpp"
 #include "support/fuzz.hpp"
 
 namespace fftune::test {
@@ -20,7 +20,7 @@ inline Problem layernorm_problem(DeviceKind kind, const std::string& pass, DType
 
 /// A problem with every field drawn.
 inline Problem random_layernorm(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
-  const auto [m, d] = draw.matrix(most_elements, layernorm::most_features);
+  const auto [m, d] = draw.matrix(most_elements, norm::most_features);
   return layernorm_problem(
       kind, draw.of({"fwd", "bwd"}), draw.of(layernorm_op().dtypes(kind)), m, d,
       {{"residual", draw.of({"no", "yes"})}, {"eps", draw.of({"1e-6", "1e-5", "0.1"})}});

@@ -1,6 +1,9 @@
 // The backward passes' references against central differences.
+#include <cmath>
+#include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/routing.hpp"
@@ -22,23 +25,59 @@ std::vector<double> ids_of(const MoeSizes& sizes, std::uint64_t seed) {
 }  // namespace
 
 TEST_CASE("the gradients of a mixture are its central differences") {
+  using Options = std::map<std::string, std::string>;
   std::mt19937_64 random(1);
-  for (const std::string& act : activation_names())
+  const auto check = [&](const MoeSizes& sizes, Options options, const std::string& save) {
+    auto ids = ids_of(sizes, random());
+    if (sizes.choices > 1) ids.front() = -1;
+    const bool separate = !options.contains("gate-up") || options["gate-up"] == "separate";
+    std::vector<std::pair<std::string, std::string>> gradients{
+        {"x", "dx"}, {"weights", "d_weights"}, {"w_down", "dw_down"}};
+    const auto add = [&](const char* of, bool is_there) {
+      for (const char* name : {"gate", "up", "gate_up"})
+        if (is_there && separate == (std::string(name) != "gate_up"))
+          gradients.emplace_back(of + std::string(name), "d" + (of + std::string(name)));
+    };
+    add("w_", true);
+    add("b_", options.contains("bias"));
+    if (options.contains("bias")) gradients.emplace_back("b_down", "db_down");
+    const auto problem = [&](const char* pass, const std::string& kept) {
+      Options all = options;
+      all["save"] = kept;
+      return moe_problem(sizes, DType::f32, DeviceKind::cuda, std::move(all), pass);
+    };
+    check_gradients(moe_ffn_op(), problem("fwd", "preact"), problem("bwd", save), gradients, random,
+                    {{"ids", ids}});
+  };
+  for (const std::string& act : gated_activation_names())
     for (const char* save : {"preact", "input"})
-      for (const MoeSizes& sizes : {MoeSizes{1, 2, 3, 2, 1}, MoeSizes{5, 3, 2, 4, 3}}) {
-        auto ids = ids_of(sizes, random());
-        if (sizes.choices > 1) ids.front() = -1;
-        check_gradients(
-            moe_ffn_op(),
-            moe_problem(sizes, DType::f32, DeviceKind::cuda, {{"act", act}, {"save", "preact"}}),
-            moe_problem(sizes, DType::f32, DeviceKind::cuda, {{"act", act}, {"save", save}}, "bwd"),
-            {{"x", "dx"},
-             {"weights", "d_weights"},
-             {"w_gate", "dw_gate"},
-             {"w_up", "dw_up"},
-             {"w_down", "dw_down"}},
-            random, {{"ids", ids}});
+      for (const MoeSizes& sizes : {MoeSizes{1, 2, 3, 2, 1}, MoeSizes{5, 3, 2, 4, 3, 1}})
+        check(sizes, {{"act", act}}, save);
+  for (const char* packing : {"separate", "halves", "interleaved"})
+    for (const char* weigh : {"after", "before"})
+      for (const char* save : {"preact", "input"}) {
+        check({4, 3, 5, 3, 2, 2}, {{"gate-up", packing}, {"weigh", weigh}, {"bias", "all"}}, save);
+        check({4, 3, 5, 3, 2}, {{"gate-up", packing}, {"weigh", weigh}, {"act", "swiglu-oai"}},
+              save);
       }
+}
+
+TEST_CASE("what swiglu-oai limits has no gradient by gate and up, but by the weight") {
+  // gate and up are 1000 times x: beyond the limits, where the expert gives 7 sigmoid(7·1.702) · 8.
+  for (const char* weigh : {"after", "before"}) {
+    const std::map<std::string, std::string> options{{"act", "swiglu-oai"}, {"weigh", weigh}};
+    const MoeSizes sizes{1, 1, 1, 1, 1};
+    const Problem backward = moe_problem(sizes, DType::f32, DeviceKind::cuda, options, "bwd");
+    ReferenceTensors tensors{{"dy", {2}},        {"x", {1}},       {"ids", {0}},
+                             {"weights", {1}},   {"gate", {1000}}, {"up", {1000}},
+                             {"w_gate", {1000}}, {"w_up", {1000}}, {"w_down", {0.5}}};
+    run_reference(moe_ffn_op(), backward, tensors);
+    for (const char* zero : {"dx", "dw_gate", "dw_up"}) CHECK(tensors.at(zero).front() == 0);
+    const double given = 7 / (1 + std::exp(-1.702 * 7)) * 8;
+    CHECK(tensors.at("dw_down").front() == Approx(2 * given));
+    CHECK(tensors.at("d_weights").front() ==
+          Approx(std::string(weigh) == "after" ? 2 * 0.5 * given : 0));
+  }
 }
 
 TEST_CASE("the gradient of a router is the central difference of its weights") {

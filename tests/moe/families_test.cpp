@@ -89,6 +89,19 @@ std::vector<Options> forward_forms() {
           {{"weigh", "before"}, {"save", "preact"}, {"act", "gelu"}}};
 }
 
+/// The same of the backward pass.
+std::vector<Options> backward_forms() {
+  return {{},
+          {{"save", "input"}},
+          {{"accumulate", "yes"}, {"act", "gelu"}},
+          {{"weigh", "before"}},
+          {{"weigh", "before"}, {"save", "input"}, {"gate-up", "interleaved"}},
+          {{"gate-up", "halves"}, {"accumulate", "yes"}},
+          {{"gate-up", "interleaved"}, {"act", "swiglu-oai"}, {"bias", "all"}},
+          {{"gate-up", "halves"}, {"act", "swiglu-oai"}, {"bias", "all"}, {"save", "input"}},
+          {{"bias", "all"}, {"weigh", "before"}, {"accumulate", "yes"}}};
+}
+
 /// Of one expert, of none that is here, of the last, all different, and some that are not here.
 std::map<std::string, std::vector<float>> routings_of(const MoeSizes& sizes) {
   const auto rows = static_cast<std::size_t>(sizes.m * sizes.choices);
@@ -189,10 +202,12 @@ TEST_CASE("the mixture in fp8 on the CPU") {
 TEST_CASE("the mixture's backward pass on the CPU") {
   const auto backend = open_cpu();
   std::mt19937_64 random(2);
-  for (const Options& options :
-       {Options{}, Options{{"save", "input"}}, Options{{"accumulate", "yes"}, {"act", "gelu"}}})
-    for (const MoeSizes& sizes : {MoeSizes{1, 24, 40, 6, 3}, MoeSizes{21, 40, 24, 5, 2}})
+  for (const Options& options : backward_forms())
+    for (const MoeSizes& sizes :
+         {MoeSizes{1, 24, 40, 6, 3}, MoeSizes{21, 40, 24, 5, 2}, MoeSizes{11, 7, 5, 3, 2, 2}})
       verify(*backend, moe_problem(sizes, DType::f32, DeviceKind::cpu, options, "bwd"), random, 1);
+  verify(*backend, moe_problem({13, 24, 40, 6, 3, 1}, DType::bf16, DeviceKind::cpu, {}, "bwd"),
+         random, 1);
 }
 
 TEST_CASE("the router on the CPU") {
@@ -211,6 +226,11 @@ TEST_CASE("routings to one expert, to none, and to the same one twice on the CPU
       moe_problem(with_shared, DType::f32, DeviceKind::cpu, {{"weigh", "before"}});
   compare_recipes(*backend, before, with_shared,
                   {default_recipe(moe_ffn_op(), before, backend->facts())});
+  for (const Options& options : {Options{{"bias", "all"}}, Options{{"weigh", "before"}}}) {
+    const Problem backward = moe_problem(with_shared, DType::f32, DeviceKind::cpu, options, "bwd");
+    compare_recipes(*backend, backward, with_shared,
+                    {default_recipe(moe_ffn_op(), backward, backend->facts())});
+  }
   for (const char* pass : {"fwd", "bwd"}) {
     const Problem problem = moe_problem(sizes, DType::f32, DeviceKind::cpu, {}, pass);
     compare_recipes(*backend, problem, sizes,
@@ -264,6 +284,29 @@ TEST_CASE("the mixture in fp8 on a GPU", "[gpu]") {
            random, 0);
 }
 
+// What a sanitizer gets through in half a minute: each family's default, once.
+TEST_CASE("every family of the mixture once on a GPU", "[gpu][small]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  std::mt19937_64 random(12);
+  const MoeSizes sizes{6, 64, 80, 8, 2, 1};
+  const DeviceKind cuda = DeviceKind::cuda;
+  for (const Problem& problem :
+       {moe_problem(sizes, DType::bf16, cuda, {{"weigh", "before"}, {"bias", "all"}}),
+        moe_problem({6, 128, 144, 8, 2}, DType::fp8, cuda, {{"scales", "block"}}),
+        moe_problem(sizes, DType::bf16, cuda, {{"gate-up", "interleaved"}, {"bias", "all"}}, "bwd"),
+        moe_problem(sizes, DType::bf16, cuda, {{"weigh", "before"}}, "bwd")}) {
+    const auto variants = draw_variants(backend->facts(), moe_ffn_op(), problem, random, 0);
+    std::vector<Program> programs;
+    for (const DrawnVariant& variant : variants)
+      programs.push_back(variant.family->program(problem, backend->facts(), variant.config));
+    const auto compiled = compile_all(*backend, programs);
+    Verifier verifier(*backend, moe_ffn_op(), problem, random());
+    for (std::size_t i = 0; i < variants.size(); ++i)
+      verify_variant(verifier, variants[i], compiled[i]);
+  }
+}
+
 TEST_CASE("many choices are sorted on a GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -289,11 +332,15 @@ TEST_CASE("the mixture's backward pass on a GPU", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   std::mt19937_64 random(6);
-  for (const Options& options :
-       {Options{}, Options{{"save", "input"}}, Options{{"accumulate", "yes"}, {"act", "gelu"}}})
-    for (const MoeSizes& sizes : {MoeSizes{3, 64, 128, 8, 2}, MoeSizes{500, 256, 72, 33, 8}})
+  for (const Options& options : backward_forms()) {
+    for (const MoeSizes& sizes : {MoeSizes{3, 64, 128, 8, 2}, MoeSizes{300, 256, 72, 33, 8, 1}})
       verify(*backend, moe_problem(sizes, DType::bf16, DeviceKind::cuda, options, "bwd"), random,
              1);
+    verify(*backend, moe_problem({20, 7, 5, 3, 2, 1}, DType::f32, DeviceKind::cuda, options, "bwd"),
+           random, 0);
+  }
+  verify(*backend, moe_problem({130, 64, 136, 5, 3}, DType::fp16, DeviceKind::cuda, {}, "bwd"),
+         random, 1);
 }
 
 TEST_CASE("the router on a GPU", "[gpu]") {
@@ -321,9 +368,8 @@ TEST_CASE("routings to one expert, to none, and to the same one twice on a GPU",
   const DeviceFacts& facts = backend->facts();
   for (const MoeSizes& sizes : {MoeSizes{11, 128, 64, 16, 3}, MoeSizes{300, 128, 192, 8, 2},
                                 MoeSizes{70, 64, 128, 16, 3, 2}})
-    for (const char* pass : {"fwd", "bwd"}) {
-      if (sizes.shared > 0 && std::string(pass) == "bwd") continue;
-      const Problem problem = moe_problem(sizes, DType::bf16, DeviceKind::cuda, {}, pass);
+    for (const auto& [pass, options] : {std::pair{"fwd", Options{}}, {"bwd", {{"bias", "all"}}}}) {
+      const Problem problem = moe_problem(sizes, DType::bf16, DeviceKind::cuda, options, pass);
       const Op& op = moe_ffn_op();
       // Each GEMM family in the place of the fallback.
       const Recipe fallbacks = fallback_recipe(op, problem, facts);

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/norm/norm.hpp"
 #include "support/fuzz.hpp"
 
 namespace fftune::test {
@@ -19,7 +19,7 @@ inline Problem rmsnorm_problem(DeviceKind kind, const std::string& pass, DType d
 
 /// A problem with every field drawn.
 inline Problem random_rmsnorm(DeviceKind kind, Draw& draw, std::int64_t most_elements) {
-  const auto [m, d] = draw.matrix(most_elements, rmsnorm::most_features);
+  const auto [m, d] = draw.matrix(most_elements, norm::most_features);
   const std::string pass = draw.of({"fwd", "bwd"}), output = draw.of({"same", "fp8", "i8"});
   const bool any_residual = pass == "fwd" && output == "same";
   return rmsnorm_problem(

@@ -56,13 +56,14 @@ constexpr const char* prompt_text = "3,1,4,15,9,26,5";
 
 void require_same_ids(const std::string& device) {
   std::set<std::vector<int>> seen;
+  const TemporaryFolder folder;
   for (const auto& [name, shape] : cases()) {
     CAPTURE(name);
-    const TemporaryFolder folder;
     const SmallModel model(shape);
-    model.write(folder.path() / "model");
-    const Finished done = run(folder.path(), std::string("model --prompt-ids ") + prompt_text +
-                                                 " --tokens 12 --device " + device);
+    const std::string own = "model-" + std::to_string(seen.size());
+    model.write(folder.path() / own);
+    const Finished done = run(
+        folder.path(), own + " --prompt-ids " + prompt_text + " --tokens 12 --device " + device);
     INFO(done.err);
     REQUIRE(done.code == 0);
     const auto ids = ids_in(done.out);
@@ -130,13 +131,13 @@ TEST_CASE("what is wrong with a model is one line") {
   write_text(model / "config.json", "[]");
   check("model" + ids, "config.json is no JSON object");
   std::string other = config;
-  other.replace(other.find("\"llama\""), 7, "\"gemma\"");
+  other.replace(other.find("\"llama\""), 7, "\"bloom\"");
   write_text(model / "config.json", other);
-  check("model" + ids, "model_type gemma");
+  check("model" + ids, "model_type bloom is not one of gemma, ");
   other = config;
   other.replace(other.find("\"intermediate_size\":48"), 22, "\"intermediate_size\":49");
   write_text(model / "config.json", other);
-  check("model" + ids, "instead of f32 [49,32]");
+  check("model" + ids, "instead of F32 [49,32]");
   write_text(model / "config.json", config);
   const std::string whole = text_of(model / "model.safetensors");
   write_text(model / "model.safetensors", whole.substr(0, whole.size() - 8));

@@ -17,7 +17,7 @@
 
 namespace fftune {
 
-enum class Misbehaviour { compile, spill, wrong, launch, fault, lose_device };
+enum class Misbehaviour { compile, spill, wrong, launch, fault, killed, lose_device };
 
 class FakeEvaluator : public Evaluator {
  public:
@@ -64,6 +64,12 @@ class FakeEvaluator : public Evaluator {
     if (cancel && *cancel) ++verified_after_cancel;
     if (behaves(id, Misbehaviour::wrong)) return {false, 0.5, 1e-3, false, "wrong by 0.5"};
     if (behaves(id, Misbehaviour::fault)) return {false, 0, 1e-3, true, "illegal address"};
+    if (behaves(id, Misbehaviour::killed)) {
+      clock += restart_seconds;
+      Verified killed{false, 0, 1e-3, false, "killed by SIGKILL"};
+      killed.fatal = killed.killed = true;
+      return killed;
+    }
     if (behaves(id, Misbehaviour::lose_device)) {
       lost_ = "illegal address";
       return {false, 0, 1e-3, true, "illegal address"};
@@ -116,6 +122,7 @@ class FakeEvaluator : public Evaluator {
   double clock = 0;
   double begin_seconds = 0.01;
   double compile_seconds = 0.001;
+  double restart_seconds = 1;  // of a process that was killed
   std::string refusal;
   std::map<std::string, Misbehaviour> misbehaving;  // by id
   std::function<int(const std::string&)> registers;

@@ -37,6 +37,25 @@ TEST_CASE("problems share a budget; each gets a part and the end is in time") {
   CHECK(evaluator.clock < 23);
 }
 
+TEST_CASE("of many problems that take all of their time the last one is not starved") {
+  constexpr int problems = 12;
+  constexpr double budget = 120;
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 2000);
+  FakeEvaluator evaluator(slope);
+  evaluator.compile_seconds = 0.05;
+  auto options = evaluator.options();
+  options.budget_seconds = budget;
+  std::vector<Problem> all;
+  for (int i = 0; i < problems; ++i) all.push_back(fake.problem(100 + i));
+  std::vector<double> seconds;
+  tune_all(fake.catalog(), evaluator, all, options,
+           [&](const TuneResult& result) { seconds.push_back(result.seconds); });
+  REQUIRE(seconds.size() == problems);
+  CHECK(seconds.back() > 0.6 * budget / problems);
+  CHECK(evaluator.clock < budget * 1.05);
+}
+
 TEST_CASE("a short problem beside a long one still gets time to be searched") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 60);

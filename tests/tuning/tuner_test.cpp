@@ -159,6 +159,24 @@ TEST_CASE("when everything fails there is no record, and the outcomes say why") 
   for (const auto& outcome : result.outcomes) CHECK(outcome.kind == OutcomeKind::verify_failed);
 }
 
+TEST_CASE("a search whose processes were killed until its time was up blames no want of time") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 40);
+  FakeEvaluator evaluator([](const Variant&) { return 100.0; });
+  for (int p = 0; p < 40; ++p)
+    evaluator.misbehaving[fmt::format("f/p={}", p)] = Misbehaviour::killed;
+  auto options = evaluator.options();
+  options.budget_seconds = 6.5;
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(1), options);
+  CHECK_FALSE(result.record);
+  CHECK(result.stopped.find("processes of ") == 4);
+  CHECK(result.stopped.find("as happens when memory runs out; then the budget of 6.5 s") !=
+        std::string::npos);
+  CHECK(std::any_of(result.notes.begin(), result.notes.end(), [](const std::string& note) {
+    return note.find(" variants of a were not measured") != std::string::npos;
+  }));
+}
+
 TEST_CASE("a lost device ends the search with what is known") {
   FakeCatalog fake(2);
   fake.op.add("f", {"a"}, 50);

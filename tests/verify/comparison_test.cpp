@@ -50,6 +50,21 @@ TEST_CASE("the difference of random matrices is what a plain loop finds") {
   }
 }
 
+TEST_CASE("the absolute bound of a row is multiplied by its factor") {
+  HostThreads threads;
+  const std::vector<double> reference(12, 1);
+  std::vector<float> out(24, 1);  // of each row of the reference two
+  for (const std::size_t row : {0U, 1U, 2U, 5U}) out[row * 4 + 1] += 0.5F;
+  const std::vector<double> factors{1, 3, 1};
+  RepeatedRows shape{DType::f32, 6, 4, 3};
+  const auto outliers = [&] {
+    return compare(shape, out.data(), rows_of(reference, 4), 0, 0.2, threads).outliers;
+  };
+  CHECK(outliers() == 4);
+  shape.factors = factors.data();
+  CHECK(outliers() == 3);
+}
+
 TEST_CASE("poison is counted in both element sizes") {
   HostThreads threads;
   for (const auto dtype : {DType::f32, DType::bf16, DType::fp16}) {
@@ -95,4 +110,18 @@ TEST_CASE("where neighbours are alike, an element's bound follows from their siz
   CHECK(outliers(0, 0) == 0);
   CHECK(outliers(8, 0) == 1);
   CHECK(outliers(8, 1e-3) == 0);
+}
+
+TEST_CASE("any number of neighbours may be alike") {
+  HostThreads threads;
+  std::vector<double> reference(6000, 1.0);
+  std::fill(reference.begin() + 3000, reference.end(), 100.0);
+  std::vector<float> out(reference.begin(), reference.end());
+  out[2999] += 0.5F;
+  out[3000] += 0.5F;
+  RepeatedRows shape{DType::f32, 1, 6000, 1};
+  shape.alike = 3000;
+  const auto difference = compare(shape, out.data(), rows_of(reference, 6000), 0, 0.01, threads);
+  CHECK(difference.outliers == 1);
+  CHECK(difference.first_outlier == 2999);
 }

@@ -1,5 +1,6 @@
 // Inputs that are given instead of drawn.
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "verify/distinct_rows.hpp"
 #include "verify/host_threads.hpp"
 #include "verify/toy_run.hpp"
+#include "verify/truth.hpp"
 
 using namespace fftune;
 using namespace fftune::test;
@@ -84,4 +86,38 @@ TEST_CASE("what is verified is computed from the given values") {
   CHECK(plain.passed);
   CHECK(counted.passed);
   CHECK(plain.bits != counted.bits);
+}
+
+namespace {
+
+/// Gives x a row that is 100 times the others.
+class LargeRow final : public GivenTensors {
+ public:
+  bool fill(const TensorSpec& spec, std::span<std::byte> out, Parallel&) const override {
+    if (spec.name != "x") return false;
+    std::vector<float> values(static_cast<std::size_t>(spec.elements()));
+    const auto columns = static_cast<std::size_t>(spec.shape.at(1));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = (static_cast<float>(i % 7) - 3) * (i / columns == 2 ? 100.0F : 1.0F);
+    encode(spec.dtype, std::span<const float>(values), out.data());
+    return true;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("of given values the elements of a row have a bound of its own rounding errors") {
+  const ToyOp op;
+  HostThreads threads;
+  const Problem problem = ToyOp::problem(DType::bf16, 40, 16, 24);
+  Truth random(op, problem, 5, threads);
+  CHECK(random.expected(0, toy_y).row_factors.empty());
+  const LargeRow x;
+  Truth given(op, problem, {5, &x}, threads);
+  const auto& factors = given.expected(0, toy_y).row_factors;
+  REQUIRE(factors.size() == 40);
+  for (std::size_t row = 0; row < factors.size(); ++row)
+    if (row != 2) CHECK(factors[row] == 1);
+  // Nearly all of the errors are its own.
+  CHECK(std::abs(factors[2] - std::sqrt(40.0)) < 0.1);
 }

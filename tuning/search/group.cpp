@@ -113,23 +113,31 @@ void Group::record_finalists(const std::vector<std::size_t>& indices) {
 }
 
 void Group::compile(const std::vector<std::size_t>& indices) {
-  std::vector<std::size_t> wanted;
+  compile_together({{this, indices}});
+}
+
+void Group::compile_together(
+    const std::vector<std::pair<Group*, std::vector<std::size_t>>>& wanted) {
+  std::vector<std::pair<Group*, std::size_t>> all;
   std::vector<Candidate> candidates;
-  for (const auto index : indices) {
-    const auto& entry = entries_[index];
-    if (entry.compiled || entry.from_journal || entry.outcome.failed()) {
-      count_compile(index);
-      continue;
+  for (const auto& [group, indices] : wanted)
+    for (const auto index : indices) {
+      const auto& entry = group->entries_[index];
+      if (entry.compiled || entry.from_journal || entry.outcome.failed()) {
+        group->count_compile(index);
+        continue;
+      }
+      all.emplace_back(group, index);
+      candidates.push_back(group->candidate(index));
     }
-    wanted.push_back(index);
-    candidates.push_back(candidate(index));
-  }
-  if (wanted.empty()) return;
-  session_.evaluator().compile(candidates, [&](std::size_t i, const Compiled& compiled) {
-    take_compiled(wanted[i], compiled);
-    count_compile(wanted[i]);
-    return !stopped();
-  });
+  if (all.empty()) return;
+  all.front().first->session_.evaluator().compile(candidates,
+                                                  [&](std::size_t i, const Compiled& compiled) {
+                                                    const auto& [group, index] = all[i];
+                                                    group->take_compiled(index, compiled);
+                                                    group->count_compile(index);
+                                                    return !group->stopped();
+                                                  });
 }
 
 void Group::take_compiled(std::size_t index, const Compiled& compiled) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tuning/evaluate/evaluator.hpp"
@@ -56,6 +57,9 @@ class Group : public Search {
   double predicted_us(std::size_t index) const override;
   std::vector<double> traits(std::size_t index) const override;
   void compile(const std::vector<std::size_t>& indices) override;
+  /// Compiles variants of several groups side by side: a few of each leave most cores idle.
+  static void compile_together(
+      const std::vector<std::pair<Group*, std::vector<std::size_t>>>& wanted);
   void screen(std::size_t index, double abandon_us) override;
   std::size_t workers() const override { return session_.evaluator().workers(); }
   std::vector<std::size_t> screen_all(const std::vector<std::size_t>& indices, double band,

@@ -5,7 +5,8 @@
 //   E=128,N=768,device_name=NVIDIA_H200[,dtype=fp8_w8a8][,block_shape=[128,128]].json
 // and its keys are numbers of tokens, beside "triton_version". The embedding size and the experts
 // of a token are not in it: a known model of these sizes has them, or --d and --top-k give them.
-// Its values are parameters of that kernel, and mean nothing to others.
+// Its values are parameters of that kernel, and mean nothing to others. fp8_w8a8 is fp8 with scales
+// of tensors, with a block_shape of 128 x 128 with scales of blocks.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
@@ -40,16 +41,30 @@ struct Options {
 struct Table {
   std::filesystem::path path;
   std::int64_t experts = 0, h = 0;
-  std::string device, dtype;
+  std::string device, dtype, block_shape;
   std::vector<std::int64_t> tokens;
 };
 
-/// The value of "NAME=value" in a table's name; empty: there is none.
+/// The value of "NAME=value" in a table's name, or of "NAME=[a,b]" with its brackets; empty: there
+/// is none.
 std::string field_of(const std::string& name, const std::string& field) {
   const auto at = ("," + name).find("," + field + "=");
   if (at == std::string::npos) return "";
   const auto first = at + field.size() + 1;
-  return name.substr(first, name.find(',', first) - first);
+  const bool is_list = name.compare(first, 1, "[") == 0;
+  const auto end = is_list ? name.find(']', first) : name.find(',', first);
+  return name.substr(first, end == std::string::npos ? end : end - first + (is_list ? 1 : 0));
+}
+
+/// How a search says the element type of a table; nothing: moe-ffn has no such type.
+std::optional<std::string> dtype_options(const Table& table) {
+  if (table.dtype.empty() && table.block_shape.empty()) return "";
+  if (table.dtype != "fp8_w8a8") return std::nullopt;
+  if (table.block_shape.empty()) return " --dtype fp8";
+  std::string shape = table.block_shape;
+  std::erase(shape, ' ');
+  if (shape == "[128,128]") return " --dtype fp8 --scales block";
+  return std::nullopt;
 }
 
 /// All of the text as a whole number from 1 on.
@@ -76,6 +91,7 @@ Table read_table(const std::filesystem::path& path) {
   table.h = *h;
   table.device = field_of(name, "device_name");
   table.dtype = field_of(name, "dtype");
+  table.block_shape = field_of(name, "block_shape");
   std::ifstream file(path);
   const auto json = nlohmann::json::parse(file, nullptr, false);
   if (!json.is_object()) reject("not a JSON object of numbers of tokens");
@@ -139,8 +155,12 @@ int run(const Options& options, const Session& session) {
       session.output.line(fmt::format("# {}: {}", name, why));
       document.push_back({{"table", name}, {"skipped", why}});
     };
-    if (!table.dtype.empty()) {
-      skip(fmt::format("{} computes in bf16 and fp16, not {}", op_name, table.dtype));
+    const auto dtype = dtype_options(table);
+    if (!dtype) {
+      skip(fmt::format(
+          "{} computes in bf16, fp16 and fp8 with scales of tensors or of 128 x 128 "
+          "blocks, not {}",
+          op_name, table.dtype + (table.block_shape.empty() ? "" : " in " + table.block_shape)));
       continue;
     }
     const auto layers = layers_of(op, table, options);
@@ -153,9 +173,9 @@ int run(const Options& options, const Session& session) {
               ? ""
               : fmt::format("  # {}{}", layer.model,
                             layer.tp > 1 ? fmt::format(", {} devices", layer.tp) : "");
-      session.output.line(fmt::format("fftune {} --d {} --h {} --experts {} --top-k {} --m {}{}",
+      session.output.line(fmt::format("fftune {} --d {} --h {} --experts {} --top-k {} --m {}{}{}",
                                       op_name, layer.d, table.h, table.experts, layer.choices,
-                                      fmt::join(table.tokens, ","), why));
+                                      fmt::join(table.tokens, ","), *dtype, why));
       document.push_back({{"table", name},
                           {"device", table.device},
                           {"model", layer.model},
@@ -165,6 +185,8 @@ int run(const Options& options, const Session& session) {
                           {"h", table.h},
                           {"experts", table.experts},
                           {"top-k", layer.choices},
+                          {"dtype", dtype->empty() ? "" : "fp8"},
+                          {"scales", table.block_shape.empty() ? "" : "block"},
                           {"m", table.tokens}});
       ++searches;
     }

@@ -37,6 +37,8 @@
 //  q full[stage]      the bytes of q and lse              MMA warpgroups
 //  q empty[stage]     each MMA warp: dk is done           warp 0
 //  d_out full, empty  the same; dv is done                the same
+//  dq full[group]     each warp of an MMA warpgroup       warp 1
+//  dq empty[group]    warp 1: the stage of dq is read     the MMA warpgroup
 //
 // A stage of q also says which query block it has: the producer alone decides what is visited.
 #include "attention/sm90/backward_rows.cuh"
@@ -67,9 +69,7 @@ __device__ __forceinline__ void fence_global_async() {
 // Named barriers.
 enum class backward_barrier {
   scores = 1,    // the MMA warpgroups: around P and dS in shared memory
-  dq_empty = 2,  // + MMA warpgroup, with the dq warp: its stage of dq may be written
-  dq_full = 5,   // + MMA warpgroup, with the dq warp: it is written
-  warpgroup = 8  // + MMA warpgroup: its threads
+  warpgroup = 2  // + MMA warpgroup: its threads
 };
 
 template <attention_form form, sm90_backward_config config>
@@ -129,10 +129,6 @@ struct attention_backward {
   static __device__ __forceinline__ void sync(backward_barrier barrier, int threads,
                                               int warpgroup = 0) {
     named_barrier_sync(static_cast<int>(barrier) + warpgroup, threads);
-  }
-  static __device__ __forceinline__ void arrive(backward_barrier barrier, int threads,
-                                                int warpgroup = 0) {
-    named_barrier_arrive(static_cast<int>(barrier) + warpgroup, threads);
   }
 
   __device__ __forceinline__ int query_blocks() const { return params.padded_rows / bm; }
@@ -231,52 +227,50 @@ struct attention_backward {
 
   // --- Warp 1 of the producers: has TMA add the warpgroups' dq to memory ---
 
-  __device__ __forceinline__ u32 dq_visit_at(int warpgroup) const {
-    return base + plan.dq_visits_at + warpgroup * 16;
+  // A stage of dq of each MMA warpgroup, and in `buffer` of which visit it is.
+  using dq_stage = pipeline<1, 0>;
+  __device__ __forceinline__ dq_stage dq_stage_of(int warpgroup) const {
+    const u32 visit = base + plan.dq_visits_at + warpgroup * plan.dq_visit_bytes;
+    return {visit, visit + 8, visit + 16};
   }
   __device__ __forceinline__ float* dq_of(const visit& visit, int warpgroup) const {
     return attention.dq_partials + number(visit) * plan.dq_words +
            warpgroup * (plan.dq_words / warpgroups);
   }
 
+  // One thread.
   __device__ __forceinline__ void add_dq_stages() const {
-    const int lane = threadIdx.x % 32;
     wait_for_dependencies();
     fence_global_async();
-#pragma unroll
-    for (int warpgroup = 0; warpgroup < warpgroups; ++warpgroup) {
-      arrive(backward_barrier::dq_empty, 160, warpgroup);
-    }
-    for (bool any = true; any;) {
+    u32 phase = 0;
+    for (bool any = true; any; phase ^= 1) {
 #pragma unroll
       for (int warpgroup = 0; warpgroup < warpgroups; ++warpgroup) {
-        sync(backward_barrier::dq_full, 160, warpgroup);
-        const visit now = load_visit(dq_visit_at(warpgroup));
+        const dq_stage stage = dq_stage_of(warpgroup);
+        barrier_wait(stage.full, phase);
+        const visit now = load_visit(stage.buffers);
         if (now.block < 0) {
           any = false;  // the warpgroups visit the same blocks: the others end in this round, too
           continue;
         }
-        if (lane == 0) {
-          if constexpr (form.deterministic) {
-            wait_turn(now, warpgroup);
-            fence_global_async();
-          }
-          bulk_add(dq_of(now, warpgroup), base + plan.dq_at + warpgroup * plan.dq_bytes,
-                   plan.dq_bytes);
-          tma_store_commit();
-          if constexpr (form.deterministic) {
-            tma_store_wait<0>();
-            fence_global_async();
-            end_turn(now, warpgroup);
-          } else {
-            tma_store_wait_read<0>();
-          }
+        if constexpr (form.deterministic) {
+          wait_turn(now, warpgroup);
+          fence_global_async();
         }
-        __syncwarp();
-        arrive(backward_barrier::dq_empty, 160, warpgroup);
+        bulk_add(dq_of(now, warpgroup), base + plan.dq_at + warpgroup * plan.dq_bytes,
+                 plan.dq_bytes);
+        tma_store_commit();
+        if constexpr (form.deterministic) {
+          tma_store_wait<0>();
+          fence_global_async();
+          end_turn(now, warpgroup);
+        } else {
+          tma_store_wait_read<0>();
+        }
+        barrier_arrive(stage.empty);
       }
     }
-    if (lane == 0) tma_store_wait<0>();
+    tma_store_wait<0>();
   }
 
   // --- MMA warpgroups ---
@@ -494,14 +488,21 @@ struct attention_backward {
     }
   }
 
+  // Passes this warpgroup's stage of dq to the dq warp, with the visit that it is of.
+  __device__ __forceinline__ void pass_dq(dq_stage& stage, const visit& visit) const {
+    if (threadIdx.x % 128 == 0) store_visit(stage.buffers, visit);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(stage.full);
+    stage.advance();
+  }
+
   // Adds to dq in memory. Where a thread's four neighbouring accumulators lie there is known to the
   // kernel that converts dq, dq_fragment in backward_rows.cuh.
-  __device__ __forceinline__ void add_dq(const dq_tiles& dq, const visit& visit,
+  __device__ __forceinline__ void add_dq(const dq_tiles& dq, const visit& visit, dq_stage& stage,
                                          int warpgroup) const {
     const int thread = threadIdx.x % 128;
     if constexpr (stages_dq) {
-      sync(backward_barrier::dq_empty, 160, warpgroup);
-      if (thread == 0) store_visit(dq_visit_at(warpgroup), visit);
+      stage.wait_empty();
       const u32 own = base + plan.dq_at + warpgroup * plan.dq_bytes + thread * 16;
 #pragma unroll
       for (int i = 0; i < plan.dq_tiles * dq_values / 4; ++i) {
@@ -509,7 +510,7 @@ struct attention_backward {
         store_shared(own + i * 128 * 16, make_float4(from[0], from[1], from[2], from[3]));
       }
       async_proxy_fence();
-      arrive(backward_barrier::dq_full, 160, warpgroup);
+      pass_dq(stage, visit);
     } else {
       if constexpr (form.deterministic) {
         if (thread == 0) wait_turn(visit, warpgroup);
@@ -612,6 +613,7 @@ struct attention_backward {
     query_state state;
     int more = 0;      // 1: dk and dv have been begun
     u32 ds_stage = 0;  // in bytes
+    dq_stage dq_to = dq_stage_of(warpgroup);
     if constexpr (!stages_dq) wait_for_dependencies();
     visit now = next_visit(q);
     if (now.block >= 0) {
@@ -664,7 +666,7 @@ struct attention_backward {
         d_out.advance();
       }
       wgmma_wait<config.ahead ? 2 : 1>();
-      add_dq(dq, now, warpgroup);
+      add_dq(dq, now, dq_to, warpgroup);
       wgmma_wait<config.ahead ? 1 : 0>();  // dk
       release(q_empty);
       if constexpr (config.ahead) {
@@ -680,10 +682,8 @@ struct attention_backward {
       for (int i = 0; i < gradient_values; ++i) dk[i] = dv[i] = 0.0f;
     }
     if constexpr (stages_dq) {
-      sync(backward_barrier::dq_empty, 160, warpgroup);
-      if (threadIdx.x % 128 == 0) store_visit(dq_visit_at(warpgroup), {-1, 0, false});
-      __syncwarp();
-      arrive(backward_barrier::dq_full, 160, warpgroup);
+      dq_to.wait_empty();
+      pass_dq(dq_to, {-1, 0, false});
     }
     if (work.first < work.last) {  // also where no block was visited
       barrier_wait(k_full(), 0);
@@ -758,6 +758,13 @@ struct attention_backward {
       barrier_init(d_out.full + stage * 8, 1);
       barrier_init(d_out.empty + stage * 8, mma_threads);
     }
+    if constexpr (stages_dq) {
+      for (int warpgroup = 0; warpgroup < warpgroups; ++warpgroup) {
+        const dq_stage stage = dq_stage_of(warpgroup);
+        barrier_init(stage.full, 4);
+        barrier_init(stage.empty, 1);
+      }
+    }
     barrier_init_fence();
   }
 
@@ -776,7 +783,7 @@ struct attention_backward {
       const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0);
       if (warp == 0) self.load();
       if constexpr (stages_dq) {
-        if (warp == 1) self.add_dq_stages();
+        if (warp == 1 && threadIdx.x % 32 == 0) self.add_dq_stages();
       }
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(int{plan.mma_registers}));

@@ -48,7 +48,8 @@ struct sm90_backward_plan {
   int dq_bytes;                 // staged, of a warpgroup
 
   // Shared memory from a 1024-byte boundary on.
-  int k_at, v_at, q_at, do_at, p_at, ds_at, dq_at, lse_at, delta_at, visits_at, dq_visits_at;
+  int k_at, v_at, q_at, do_at, p_at, ds_at, dq_at, lse_at, delta_at, visits_at;
+  int dq_visits_at, dq_visit_bytes;  // of each MMA warpgroup a visit, then two barriers
   int barriers_at;
   int shared_bytes;  // with room to align to 1024
 };
@@ -90,7 +91,8 @@ constexpr sm90_backward_plan sm90_backward_plan_of(const attention_form& form,
   plan.delta_at = plan.lse_at + config.q_stages * config.bm * 4;
   plan.visits_at = plan.delta_at + config.do_stages * config.bm * 4;
   plan.dq_visits_at = plan.visits_at + config.q_stages * 16;
-  plan.barriers_at = plan.dq_visits_at + 4 * 16;
+  plan.dq_visit_bytes = 8 + 2 * 8;
+  plan.barriers_at = plan.dq_visits_at + warpgroups * plan.dq_visit_bytes;
   plan.shared_bytes =
       1024 + plan.barriers_at + (2 + 2 * config.q_stages + 2 * config.do_stages) * 8;
   return plan;

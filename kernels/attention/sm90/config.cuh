@@ -17,22 +17,27 @@ struct attention_sm90_config {
   int ctas_per_sm = 1;
   /// CTAs take their tiles from a counter in memory, the longest first, rather than in fixed turns.
   bool dynamic = false;
+  /// Two MMA warpgroups have the same 64 queries and take blocks of keys in turn; what they have is
+  /// added up at the end of a tile. For tiles that are too few, or too long, for the SMs.
+  bool split_keys = false;
 };
 
 struct attention_sm90_plan {
+  int q_parts;       // of 64 queries, of a work tile
   int bm;            // queries of a work tile
   int slab_columns;  // of a row of q, k or v in shared memory: 128 bytes, or 64 with 64-byte
                      // swizzle
   int row_bytes;     // of a slab
   int slabs;         // of a head
-  int q_bytes;       // of one MMA warpgroup
+  int q_bytes;       // of a part
   int kv_bytes;      // of a stage of keys, or of values
   int score_registers, out_registers;  // accumulators of a thread
   int threads;
   bool reallocates_registers;
   int producer_registers, mma_registers;
   // Shared memory from a 1024-byte boundary on.
-  int k_at, v_at;                                   // q is at 0
+  int k_at, v_at;                   // q is at 0
+  int exchange_at, exchange_bytes;  // split_keys: from an MMA warpgroup to the other
   int q_barriers_at, k_barriers_at, v_barriers_at;  // full ones, then as many empty ones
   int tile_at, tile_bytes;                          // the next work tile, then its barriers
   int shared_bytes;                                 // with room to align to 1024
@@ -41,7 +46,8 @@ struct attention_sm90_plan {
 constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
                                                      const attention_sm90_config& config) {
   attention_sm90_plan plan = {};
-  plan.bm = 64 * config.mma_warpgroups;
+  plan.q_parts = config.split_keys ? 1 : config.mma_warpgroups;
+  plan.bm = 64 * plan.q_parts;
   plan.slab_columns = form.dim % 64 == 0 ? 64 : 32;
   plan.row_bytes = plan.slab_columns * 2;
   plan.slabs = form.dim / plan.slab_columns;
@@ -65,10 +71,13 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
     plan.producer_registers = 40;
     plan.mma_registers = 216;
   }
-  plan.k_at = config.mma_warpgroups * plan.q_bytes;
+  plan.k_at = plan.q_parts * plan.q_bytes;
   plan.v_at = plan.k_at + config.stages * plan.kv_bytes;
-  plan.q_barriers_at = plan.v_at + config.stages * plan.kv_bytes;
-  plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * config.mma_warpgroups;
+  plan.exchange_at = plan.v_at + config.stages * plan.kv_bytes;
+  // Of every thread half of a row, and its reference and sum.
+  plan.exchange_bytes = config.split_keys ? 128 * (form.dim + 8) : 0;
+  plan.q_barriers_at = plan.exchange_at + 2 * plan.exchange_bytes;
+  plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * plan.q_parts;
   plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
   plan.tile_at = plan.v_barriers_at + 2 * 8 * config.stages;
   plan.tile_bytes = form.packed_sequences() || form.lengths ? 32 : 16;

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
+#include <queue>
 #include <string>
+#include <vector>
 
 #include "core/error.hpp"
 #include "kernels/attention/families.hpp"
@@ -23,20 +26,26 @@ attention_sm90_config config_of(const Config& config) {
           .stages = config.get("stages"),
           .ordered = config.at("ordered") != 0,
           .ctas_per_sm = config.get("ctas_per_sm"),
-          .dynamic = config.word("scheduler") == "dynamic"};
+          .dynamic = config.word("scheduler") == "dynamic",
+          .split_keys = config.at("split_keys") != 0};
 }
 
 std::string template_argument(const attention_sm90_config& config) {
   return fmt::format(
       "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
-      ".ctas_per_sm = {}, .dynamic = {}}}",
+      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}}}",
       config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
-      config.dynamic);
+      config.dynamic, config.split_keys);
 }
 
 /// Whether some tiles see more keys than others.
 bool has_unlike_tiles(const Layer& layer) {
   return layer.mask != Mask::none || layer.lengths || layer.layout == Layout::thd;
+}
+
+/// Queries of a tile.
+std::int64_t tile_queries(const Config& config) {
+  return config.at("split_keys") != 0 ? 64 : 64 * config.at("mma_warpgroups");
 }
 
 /// Heads of k and v that are scheduled together by default: as many, in powers of two up to 128, as
@@ -49,13 +58,31 @@ std::int64_t usual_group(const Layer& layer, const DeviceFacts& facts) {
 }
 
 /// Registers of an MMA thread: accumulators of the scores and of the output, the probabilities that
-/// are multiplied meanwhile, words of a mask, and addresses.
+/// are multiplied meanwhile, words of a mask, and addresses; and what is added up of divided keys.
 int registers_needed(const attention_form& form, const attention_sm90_config& config) {
   const attention_sm90_plan plan = attention_sm90_plan_of(form, config);
   const int probabilities = config.bn / 4;
   const int mask = form.mask == attention_mask::packed ? config.bn / 16 + 12 : 0;
-  constexpr int others = 32;
+  const int others = config.split_keys ? 56 : 32;
   return plan.score_registers + plan.out_registers + probabilities + mask + others;
+}
+
+/// Cycles until the last CTA is done, if each takes the longest tile that is left: `cycles` of the
+/// tiles of a head, which `matrices` heads have each, the longest first.
+double last_of_tiles(const std::vector<double>& cycles, std::int64_t matrices, std::int64_t ctas) {
+  std::priority_queue<double, std::vector<double>, std::greater<>> done;
+  double last = 0;
+  for (const double own : cycles)
+    for (std::int64_t i = 0; i < matrices; ++i) {
+      double begin = 0;
+      if (std::ssize(done) == ctas) {
+        begin = done.top();
+        done.pop();
+      }
+      done.push(begin + own);
+      last = std::max(last, begin + own);
+    }
+  return last;
 }
 
 /// Cycles of the launch: tiles, of which each SM has its share, and their blocks of keys: the MMAs
@@ -71,7 +98,12 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   if (layer.mask == Mask::causal)
     seen = std::min(keys, keys - std::min(queries, keys) / 2 + plan.bm / 2.0);
   if (layer.window > 0) seen = std::min(seen, static_cast<double>(layer.window + plan.bm));
-  const double blocks = seen < keys ? seen / config.bn + 0.5 : std::ceil(keys / config.bn);
+  double blocks = seen < keys ? seen / config.bn + 0.5 : std::ceil(keys / config.bn);
+  double most_blocks = std::ceil(std::min(keys, seen * 2) / config.bn);
+  if (config.split_keys) {
+    blocks = blocks / 2 + 0.25;
+    most_blocks = std::ceil(most_blocks / 2);
+  }
   // Measured: wide heads hide exponentials beneath their MMAs, heads of 64 do not.
   constexpr double flops_of_cycle = 4096, exponentials_of_cycle = 16;  // of an SM
   const auto dim = static_cast<double>(layer.dim);
@@ -90,13 +122,28 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double share = tiles / static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
   // Its queries, its last product, and the store: CTAs that stay overlap them with the next tile.
   const std::string& scheduler = values.word("scheduler");
-  const double of_tile = share > 1 && scheduler == "single" ? 2500 : 1500;
+  const double of_tile =
+      (share > 1 && scheduler == "single" ? 2500 : 1500) + (config.split_keys ? 600 : 0);
   const double tile_cycles = blocks * (mma + softmax + fixed) + of_tile;
   // In one round the longest tile counts. Unlike tiles, the longest first, even out in several but
   // for the last, as do those of CTAs that share an SM.
   const bool evens_out = layer.mask == Mask::causal || config.ctas_per_sm > 1;
   const double rounds = evens_out ? share + 0.4 : std::ceil(share);
-  const double longest = std::ceil(std::min(keys, seen * 2) / config.bn) * (mma + softmax + fixed);
+  const double longest = most_blocks * (mma + softmax + fixed);
+  double all = std::max(rounds * tile_cycles, longest + of_tile);
+  // Few tiles do not even out.
+  const std::int64_t ctas = facts.multiprocessors * config.ctas_per_sm;
+  if (layer.mask == Mask::causal && layer.layout == Layout::bshd && layer.window == 0 &&
+      tiles < 4 * static_cast<double>(ctas)) {
+    std::vector<double> of_rows;
+    for (std::int64_t row = layer.s; row > 0; row -= plan.bm) {
+      const std::int64_t visible = std::max<std::int64_t>(row + layer.kv - layer.s, 0);
+      std::int64_t steps = quotient_up(visible, config.bn);
+      if (config.split_keys) steps = quotient_up(steps, 2);
+      of_rows.push_back(static_cast<double>(steps) * (mma + softmax + fixed) + of_tile);
+    }
+    all = last_of_tiles(of_rows, layer.b * layer.heads, ctas);
+  }
   constexpr double of_launch = 6000;
   const double sharing = config.ctas_per_sm > 1 ? 1.15 : 1;  // of one SM's shared memory
   // Fixed turns that pass from heads to others do not even out unlike tiles: up to 1.6 times.
@@ -105,8 +152,7 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double group =
       static_cast<double>(values.at("group")) / static_cast<double>(usual_group(layer, facts));
   const double locality = 1 + 0.001 * std::abs(std::log2(group));
-  return locality * balance * sharing * std::max(rounds * tile_cycles, longest + of_tile) +
-         of_launch;
+  return locality * balance * sharing * all + of_launch;
 }
 
 class Sm90Forward final : public StageFamily {
@@ -154,6 +200,10 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                  "single: a CTA for each tile; static: CTAs stay, with tiles in fixed turns; "
                  "dynamic: they take tiles from a counter",
                  {"single", "static", "dynamic"})
+      .parameter("split_keys",
+                 "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
+                 "own",
+                 {0, 1})
       .parameter("group", "heads of k and v whose tiles are scheduled together",
                  {1, 2, 4, 8, 16, 32, 64, 128})
       .constraint("the keys and values of heads together fit in L2, and where all do, all are",
@@ -170,6 +220,16 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
           "two CTAs share an SM's registers if each has one MMA warpgroup",
           [](const Config& c) { return c.at("ctas_per_sm") == 1 || c.at("mma_warpgroups") == 1; },
           {"mma_warpgroups", "ctas_per_sm"})
+      .constraint(
+          "two MMA warpgroups divide keys, in an even number of stages, where tiles are few; heads "
+          "are narrow enough to be added up in registers, and no flags say which blocks there are",
+          [layer, form, facts](const Config& c) {
+            return c.at("split_keys") == 0 ||
+                   (c.at("mma_warpgroups") == 2 && c.at("stages") % 2 == 0 && layer.dim <= 128 &&
+                    form.mask != attention_mask::packed &&
+                    query_tiles(layer, 128) < 2 * facts.multiprocessors && layer.kv > 64);
+          },
+          {"mma_warpgroups", "stages", "split_keys"})
       .constraint("a block of a packed mask is one or two of its tiles wide",
                   [form](const Config& c) {
                     return form.mask != attention_mask::packed || c.at("bn") == 64 ||
@@ -186,28 +246,26 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
           [layer](const Config& c) { return c.at("bn") == 64 || c.at("bn") < layer.kv + 64; },
           {"bn"})
       .constraint("no more MMA warpgroups than a sequence has queries for",
-                  [layer](const Config& c) {
-                    return c.at("mma_warpgroups") == 1 ||
-                           64 * (c.at("mma_warpgroups") - 1) < layer.s;
-                  },
-                  {"mma_warpgroups"})
-      .constraint("scores, probabilities and the output are in an MMA thread's registers",
-                  [form, whole](const Config& c) {
-                    const auto config = whole(c);
-                    const int have = attention_sm90_plan_of(form, config).mma_registers;
-                    // The smallest blocks always fit, some of them barely.
-                    return (config.bn == 64 && config.mma_warpgroups < 3) ||
-                           registers_needed(form, config) <= have;
-                  },
-                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler"})
-      .constraint("queries, and the stages of keys and values, fit in shared memory",
-                  [form, facts, whole](const Config& c) {
-                    const auto config = whole(c);
-                    return fits_shared_memory(facts,
-                                              attention_sm90_plan_of(form, config).shared_bytes,
-                                              config.ctas_per_sm);
-                  },
-                  {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler"})
+                  [layer](const Config& c) { return tile_queries(c) < layer.s + 64; },
+                  {"mma_warpgroups", "split_keys"})
+      .constraint(
+          "scores, probabilities and the output are in an MMA thread's registers",
+          [form, whole](const Config& c) {
+            const auto config = whole(c);
+            const int have = attention_sm90_plan_of(form, config).mma_registers;
+            // The smallest blocks always fit, some of them barely.
+            return (config.bn == 64 && config.mma_warpgroups < 3) ||
+                   registers_needed(form, config) <= have;
+          },
+          {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler", "split_keys"})
+      .constraint(
+          "queries, and the stages of keys and values, fit in shared memory",
+          [form, facts, whole](const Config& c) {
+            const auto config = whole(c);
+            return fits_shared_memory(facts, attention_sm90_plan_of(form, config).shared_bytes,
+                                      config.ctas_per_sm);
+          },
+          {"mma_warpgroups", "bn", "stages", "ordered", "ctas_per_sm", "scheduler", "split_keys"})
       .constraint("a counter balances tiles that are unlike",
                   [layer](const Config& c) {
                     return c.word("scheduler") != "dynamic" || has_unlike_tiles(layer);
@@ -222,10 +280,10 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
       .constraint("CTAs that stay have more than one tile each",
                   [layer, facts](const Config& c) {
                     return c.word("scheduler") == "single" ||
-                           query_tiles(layer, 64 * c.at("mma_warpgroups")) >
+                           query_tiles(layer, tile_queries(c)) >
                                facts.multiprocessors * c.at("ctas_per_sm");
                   },
-                  {"mma_warpgroups", "ctas_per_sm", "scheduler"});
+                  {"mma_warpgroups", "ctas_per_sm", "scheduler", "split_keys"});
   return space;
 }
 

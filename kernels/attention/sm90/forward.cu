@@ -11,14 +11,15 @@
 //                          +---------------------------+   +---------------------------------+
 //
 //  barrier               arrivals that complete a phase     who waits
-//  q full [warpgroup]    the producer with q's bytes        the MMA warpgroup
-//  q empty [warpgroup]   a thread of the MMA warpgroup      the producer
+//  q full [part]         the producer with q's bytes        its MMA warpgroup, or both
+//  q empty [part]        a thread of each of these          the producer
 //  k, v full [stage]     the producer with the bytes        MMA warpgroups
 //  k, v empty [stage]    a thread of each MMA warpgroup     the producer
 //  order [warpgroup]     named: itself and the one before   the MMA warpgroup
 //  tile full             a thread of the producer           MMA warpgroups: which tile is next
 //  tile empty            a thread of each MMA warp          the producer
 //  zero fill [warpgroup] named: its 128 threads             the same
+//  exchange              named: both MMA warpgroups         the same
 //
 // Two overlaps keep the tensor cores busy during the softmax. An MMA warpgroup issues the scores of
 // the next block, then the product of this block's probabilities with v, and computes the softmax
@@ -26,6 +27,10 @@
 // softmax runs beside the others' MMAs. At the end of a tile its last product with v is issued
 // together with the next tile's first scores, beneath which the tile is stored. Under a causal mask
 // a warpgroup passes over the blocks at a tile's beginning that only later rows see.
+//
+// With split_keys two MMA warpgroups have the same queries, and each every other block of keys; a
+// last block that nobody sees makes them even. At the end of a tile each gives the other one of a
+// thread's two rows, and finishes the other one.
 //
 // The accumulators of scores have the layout of A in registers, so probabilities never leave them.
 #include "attention/key_walk.cuh"
@@ -50,6 +55,7 @@ struct attention_sm90_traits {
 enum class attention_barrier {
   order = 1,      // + MMA warpgroup
   zero_fill = 4,  // + MMA warpgroup
+  exchange = 7,
 };
 
 template <class Traits>
@@ -62,6 +68,12 @@ struct attention_forward {
   // Whether an element mask looks at the range of keys of a row: bits say it all but for these.
   static constexpr bool has_ranges = !packed || form.lengths || form.window;
   static constexpr bool orders = config.ordered && warpgroups > 1;
+  static constexpr int no_tile = -(1 << 30);  // for a tile's first row
+  static constexpr bool splits = config.split_keys;
+  // Blocks of keys from one of an MMA warpgroup to its next.
+  static constexpr int stride = splits ? warpgroups : 1;
+  // A stage is one MMA warpgroup's alone, so that this one knows its phase.
+  static_assert(!splits || (warpgroups == 2 && config.stages % stride == 0 && !packed));
   static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
   // setmaxnreg would wait for ever for registers that the CTA does not have.
   static_assert(!plan.reallocates_registers ||
@@ -78,11 +90,11 @@ struct attention_forward {
   const attention_params& params;
   u32 base;  // of shared memory
 
-  __device__ __forceinline__ u32 q_full(int warpgroup) const {
-    return base + plan.q_barriers_at + warpgroup * 8;
+  __device__ __forceinline__ u32 q_full(int part) const {
+    return base + plan.q_barriers_at + part * 8;
   }
-  __device__ __forceinline__ u32 q_empty(int warpgroup) const {
-    return base + plan.q_barriers_at + (warpgroups + warpgroup) * 8;
+  __device__ __forceinline__ u32 q_empty(int part) const {
+    return base + plan.q_barriers_at + (plan.q_parts + part) * 8;
   }
   __device__ __forceinline__ stages pipe(int buffers_at, int barriers_at) const {
     return {base + buffers_at, base + barriers_at, base + barriers_at + config.stages * 8};
@@ -93,6 +105,26 @@ struct attention_forward {
   __device__ __forceinline__ tile_slots tile_pipe() const {
     constexpr int barriers_at = plan.tile_at + plan.tile_bytes;
     return {base + plan.tile_at, base + barriers_at, base + barriers_at + 8};
+  }
+
+  // The part of a tile's queries that an MMA warpgroup has.
+  static __device__ __forceinline__ int part_of(int warpgroup) { return splits ? 0 : warpgroup; }
+
+  // Under a causal mask tiles end with the last row instead of beginning with the first one, so
+  // that the one whose rows are not all there is the shortest: its first row is negative.
+  static __device__ __forceinline__ attention_tile placed(attention_tile tile) {
+    if constexpr (form.mask == attention_mask::causal) {
+      const int rows = tile.sequence.q_len;
+      tile.first_row -= ceil_div(rows, plan.bm) * plan.bm - rows;
+    }
+    return tile;
+  }
+
+  // A tile's blocks of keys, which `part` of its queries sees some of.
+  __device__ __forceinline__ walk walk_of(const attention_tile& tile, int part) const {
+    walk keys(params, tile, part * 64);
+    if constexpr (splits) keys.round_up(stride);
+    return keys;
   }
 
   // --- Producer warp ---
@@ -131,18 +163,18 @@ struct attention_forward {
     }
   }
 
-  // One thread: the queries of every MMA warpgroup.
+  // One thread.
   __device__ __forceinline__ void load_q(const attention_tile& tile, u32 phase) const {
 #pragma unroll
-    for (int warpgroup = 0; warpgroup < warpgroups; ++warpgroup) {
-      const u32 full = q_full(warpgroup);
-      barrier_wait(q_empty(warpgroup), phase ^ 1);
+    for (int part = 0; part < plan.q_parts; ++part) {
+      const u32 full = q_full(part);
+      barrier_wait(q_empty(part), phase ^ 1);
       barrier_arrive_expect(full, plan.q_bytes);
 #pragma unroll
       for (int slab = 0; slab < plan.slabs; ++slab) {
-        tma_load(base + warpgroup * plan.q_bytes + slab * 64 * plan.row_bytes, maps.q, full,
+        tma_load(base + part * plan.q_bytes + slab * 64 * plan.row_bytes, maps.q, full,
                  tile.head * form.dim + slab * plan.slab_columns,
-                 tile.sequence.q_first + tile.first_row + warpgroup * 64,
+                 tile.sequence.q_first + tile.first_row + part * 64,
                  form.packed_sequences() ? 0 : tile.sequence.index, l2_policy::evict_first);
       }
     }
@@ -153,7 +185,7 @@ struct attention_forward {
   __device__ __forceinline__ void load_tile(const attention_tile& tile, int column, stages& k,
                                             stages& v, u32& q_phase) const {
     const bool loads = threadIdx.x % 32 == 0;
-    walk keys(params, tile, 0);
+    walk keys = walk_of(tile, 0);
     if (!keys.is_valid()) return;
     int before = keys.block();
     if (loads) {
@@ -191,10 +223,10 @@ struct attention_forward {
   }
   // One thread: tells the MMA warpgroups their next tile, or that there is none.
   __device__ __forceinline__ void publish(const tile_slots& to, const scheduler& work) const {
-    const attention_tile& tile = work.tile();
+    const attention_tile tile = placed(work.tile());
     to.wait_empty();
     store_shared(to.buffer(),
-                 make_float4(__int_as_float(work.is_valid() ? tile.first_row : -1),
+                 make_float4(__int_as_float(work.is_valid() ? tile.first_row : no_tile),
                              __int_as_float(tile.head), __int_as_float(tile.sequence.index), 0));
     if constexpr (plan.tile_bytes > 16) {
       store_shared(to.buffer() + 16, make_float4(__int_as_float(tile.sequence.q_first),
@@ -226,7 +258,7 @@ struct attention_forward {
       if (!work.is_valid()) return;
       u64 answer = 0;
       if constexpr (config.dynamic) answer = ask();
-      load_tile(work.tile(), column, k, v, q_phase);
+      load_tile(placed(work.tile()), column, k, v, q_phase);
       if constexpr (config.dynamic) {
         const int index = number_of(answer);
         work.take(index);
@@ -261,6 +293,13 @@ struct attention_forward {
   static __device__ __forceinline__ int own_row() {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   }
+  // The part of a tile's queries that this thread's rows are of, and the first of them in the tile.
+  static __device__ __forceinline__ int own_part() {
+    return part_of(warpgroup_of_thread());
+  }
+  static __device__ __forceinline__ int own_tile_row() {
+    return own_part() * 64 + own_row();
+  }
   // The first of a thread's columns among 8.
   static __device__ __forceinline__ int own_column() {
     return threadIdx.x % 4 * 2;
@@ -271,8 +310,7 @@ struct attention_forward {
   }
 
   __device__ __forceinline__ void issue_scores(score_accumulators& scores, u32 k) const {
-    const u64 q_rows =
-        wgmma_swizzled_descriptor<plan.row_bytes>(base + warpgroup_of_thread() * plan.q_bytes);
+    const u64 q_rows = wgmma_swizzled_descriptor<plan.row_bytes>(base + own_part() * plan.q_bytes);
     const u64 k_rows = wgmma_swizzled_descriptor<plan.row_bytes>(k);
     constexpr int in_slab = plan.slab_columns / 16;
     wgmma_fence();
@@ -298,8 +336,8 @@ struct attention_forward {
     wgmma_commit();
   }
 
-  // Overwrites with zeros what a block of values has from key `count` on. Each MMA warpgroup does,
-  // so that it need not wait for another: they write the same.
+  // Overwrites with zeros what a block of values has from key `count` on. Each MMA warpgroup that
+  // reads it does, so that it need not wait for another: they write the same.
   __device__ __forceinline__ void zero_fill(u32 v, int count) const {
     constexpr int vectors_row = plan.row_bytes / 16;
     const int vectors = (bn - count) * vectors_row;  // of a slab
@@ -315,7 +353,7 @@ struct attention_forward {
   __device__ __forceinline__ void zero_foreign(const attention_tile& tile, u32 v, int block) const {
     if constexpr (form.foreign_keys()) {
       const int count = tile.sequence.kv_len - block * bn;
-      if (count < bn) zero_fill(v, count);
+      if (count < bn) zero_fill(v, splits ? larger(0, count) : count);
     }
   }
 
@@ -349,8 +387,7 @@ struct attention_forward {
       const packed_mask mask(params, tile.sequence.index, tile.head);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = smaller(tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8,
-                                params.q_len - 1);
+        const int row = smaller(tile.first_row + own_tile_row() + i * 8, params.q_len - 1);
         const u32* const from = mask.row_bits(row, block * bn);
 #pragma unroll
         for (int w = 0; w < bn / 32; w += 2) {
@@ -377,8 +414,8 @@ struct attention_forward {
       const int left = tile.sequence.kv_len - block * bn - own_column();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = smaller(tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8,
-                                tile.sequence.q_len - 1);
+        const int row =
+            smaller(larger(0, tile.first_row + own_tile_row() + i * 8), tile.sequence.q_len - 1);
         const T* const from =
             bias + static_cast<i64>(row) * params.bias_row + block * bn + own_column();
 #pragma unroll
@@ -402,8 +439,8 @@ struct attention_forward {
     const int start = block * bn + own_column();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const key_range keys = keys_of_row<form>(
-          params, tile.sequence, tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8);
+      const key_range keys =
+          keys_of_row<form>(params, tile.sequence, tile.first_row + own_tile_row() + i * 8);
       const int first = keys.first - start, last = keys.last - start;
 #pragma unroll
       for (int j = 0; j < bn / 8; ++j) {
@@ -492,7 +529,7 @@ struct attention_forward {
 
   // Where a row of a tile is stored; null if the sequence has no such row.
   __device__ __forceinline__ T* out_row(const attention_tile& tile, int row) const {
-    if (row >= tile.sequence.q_len) return nullptr;
+    if (row < 0 || row >= tile.sequence.q_len) return nullptr;
     T* const out = static_cast<T*>(params.out) + tile.head * form.dim;
     const i64 in_tensor = tile.sequence.q_first + row;
     return out + in_tensor * params.out_row +
@@ -508,59 +545,124 @@ struct attention_forward {
     }
   }
 
+  // Of one of a thread's two rows: pairs of neighbouring columns, 8 columns apart.
+  using row_values = float[form.dim / 4];
+  static __device__ __forceinline__ float value_of(const out_accumulators& out, int i, int at) {
+    return out[at / 2 * 4 + i * 2 + at % 2];
+  }
+
+  // split_keys: gives the other MMA warpgroup one of a thread's rows, and adds to the other row
+  // what that one has of it.
+  __device__ __forceinline__ softmax_row exchange(const out_accumulators& out,
+                                                  const tile_rows& rows, row_values& sums) const {
+    constexpr int barrier = static_cast<int>(attention_barrier::exchange);
+    const int warpgroup = warpgroup_of_thread(), thread = threadIdx.x % 128;
+    const bool second = warpgroup != 0;
+    const u32 given = base + plan.exchange_at + warpgroup * plan.exchange_bytes;
+    const u32 taken = base + plan.exchange_at + (1 - warpgroup) * plan.exchange_bytes;
+    constexpr int vectors = form.dim / 16, row_at = vectors * 128 * 16;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      float vector[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float low = value_of(out, 0, i * 4 + j), high = value_of(out, 1, i * 4 + j);
+        vector[j] = second ? low : high;
+        sums[i * 4 + j] = second ? high : low;
+      }
+      store_shared(given + (i * 128 + thread) * 16,
+                   make_float4(vector[0], vector[1], vector[2], vector[3]));
+    }
+    const softmax_row low = rows.softmax[0], high = rows.softmax[1];
+    softmax_row own = second ? high : low;
+    store_shared(given + row_at + thread * 8,
+                 second ? float2{low.reference, low.sum} : float2{high.reference, high.sum});
+    named_barrier_sync(barrier, 256);
+    const float2 pair = load_shared_pair(taken + row_at + thread * 8);
+    softmax_row other{pair.x, pair.y};
+    const float own_factor = own.rescale(other.reference);
+    const float other_factor = other.rescale(own.reference);
+    own.sum += other.sum;
+#pragma unroll
+    for (int i = 0; i < vectors; ++i) {
+      const float4 vector = load_shared(taken + (i * 128 + thread) * 16);
+      const float values[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float& sum = sums[i * 4 + j];
+        sum = sum * own_factor + values[j] * other_factor;
+      }
+    }
+    named_barrier_sync(barrier, 256);  // the exchange may be written again
+    return own;
+  }
+
   // Four threads have neighbouring pairs of columns of a row. They exchange, so that each has 8
   // neighbouring columns of 32 and stores 16 bytes.
-  __device__ __forceinline__ void store(const out_accumulators& out, const attention_tile& tile,
-                                        const tile_rows& rows) const {
+  __device__ __forceinline__ void store_row(const row_values& sums, softmax_row total,
+                                            const attention_tile& tile, int row, float sink) const {
     const int quarter = threadIdx.x % 4;
-    const float sink = form.sinks ? params.sinks[tile.head] : minus_infinity();
+    total.sum += __shfl_xor_sync(~0u, total.sum, 1);
+    total.sum += __shfl_xor_sync(~0u, total.sum, 2);
+    const softmax_result result = finish_softmax(total, sink);
+    T* const to = out_row(tile, row);
+    if (to != nullptr && quarter == 0) store_lse(tile, row, result.lse);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      softmax_row total = rows.softmax[i];
-      total.sum += __shfl_xor_sync(~0u, total.sum, 1);
-      total.sum += __shfl_xor_sync(~0u, total.sum, 2);
-      const softmax_result result = finish_softmax(total, sink);
-      const int row = tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8;
-      T* const to = out_row(tile, row);
-      if (to != nullptr && quarter == 0) store_lse(tile, row, result.lse);
+    for (int part = 0; part < form.dim / 32; ++part) {
+      u32 word[4];
 #pragma unroll
-      for (int part = 0; part < form.dim / 32; ++part) {
-        u32 word[4];
+      for (int j = 0; j < 4; ++j) {
+        const int at = part * 8 + j * 2;
+        word[j] = pack<T>(sums[at] * result.factor, sums[at + 1] * result.factor);
+      }
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) {
+        const bool upper = (quarter & step) != 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int at = part * 16 + j * 4 + i * 2;
-          word[j] = pack<T>(out[at] * result.factor, out[at + 1] * result.factor);
-        }
-#pragma unroll
-        for (int step = 1; step < 4; step *= 2) {
-          const bool upper = (quarter & step) != 0;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            if ((j & step) != 0) continue;
-            const u32 sent = upper ? word[j] : word[j + step];
-            const u32 received = __shfl_xor_sync(~0u, sent, step);
-            if (upper) {
-              word[j] = received;
-            } else {
-              word[j + step] = received;
-            }
+          if ((j & step) != 0) continue;
+          const u32 sent = upper ? word[j] : word[j + step];
+          const u32 received = __shfl_xor_sync(~0u, sent, step);
+          if (upper) {
+            word[j] = received;
+          } else {
+            word[j + step] = received;
           }
         }
-        if (to != nullptr) {
-          *reinterpret_cast<uint4*>(to + part * 32 + quarter * 8) =
-              make_uint4(word[0], word[1], word[2], word[3]);
-        }
+      }
+      if (to != nullptr) {
+        *reinterpret_cast<uint4*>(to + part * 32 + quarter * 8) =
+            make_uint4(word[0], word[1], word[2], word[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(const out_accumulators& out, const attention_tile& tile,
+                                        const tile_rows& rows) const {
+    const float sink = form.sinks ? params.sinks[tile.head] : minus_infinity();
+    const int first_row = tile.first_row + own_tile_row();
+    row_values sums;
+    if constexpr (splits) {
+      const softmax_row total = exchange(out, rows, sums);
+      store_row(sums, total, tile, first_row + warpgroup_of_thread() * 8, sink);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int at = 0; at < form.dim / 4; ++at) sums[at] = value_of(out, i, at);
+        store_row(sums, rows.softmax[i], tile, first_row + i * 8, sink);
       }
     }
   }
 
   // A tile whose rows see no key.
   __device__ __forceinline__ void store_empty(const attention_tile& tile) const {
+    if (splits && warpgroup_of_thread() != 0) return;
     const int quarter = threadIdx.x % 4;
     const float sink = form.sinks ? params.sinks[tile.head] * log2_e : minus_infinity();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = tile.first_row + warpgroup_of_thread() * 64 + own_row() + i * 8;
+      const int row = tile.first_row + own_tile_row() + i * 8;
       T* const to = out_row(tile, row);
       if (to == nullptr) continue;
       if (quarter == 0) store_lse(tile, row, sink);
@@ -590,8 +692,9 @@ struct attention_forward {
       }
       barrier_arrive(tiles.empty_barrier());
       tiles.advance();
-      if (tile.first_row < 0) return false;
-      keys = walk(params, tile, warpgroup_of_thread() * 64);
+      if (tile.first_row == no_tile) return false;
+      keys = walk_of(tile, own_part());
+      if constexpr (splits) keys.skip(warpgroup_of_thread());
       if (keys.is_valid()) return true;
       store_empty(tile);
     }
@@ -599,9 +702,10 @@ struct attention_forward {
 
   // The work of an MMA warpgroup.
   __device__ __forceinline__ void compute() const {
-    const int warpgroup = warpgroup_of_thread();
+    const int warpgroup = warpgroup_of_thread(), part = part_of(warpgroup);
     const score_scaling<form> scaling(params);
     stages k = k_pipe();
+    if constexpr (splits) k.advance(warpgroup);
     u32 q_phase = 0;
     tile_slots tiles = tile_pipe();
     attention_tile tile = {};
@@ -614,18 +718,30 @@ struct attention_forward {
     probabilities from;
     tile_rows rows;
     mask_words words;
+    const auto next_block = [&] {
+      if constexpr (splits) {
+        keys.skip(stride);
+      } else {
+        keys.next(params, tile, part * 64);
+      }
+    };
     const auto release_k = [&](bool was_last) {
       release(k.empty_barrier());
-      k.advance();
-      if (was_last) release(q_empty(warpgroup));
+      if constexpr (splits) {
+        k.advance(stride);
+      } else {
+        k.advance();
+      }
+      if (was_last) release(q_empty(part));
     };
-    // The values of a block are in use until one block, or two, later than its keys.
+    // The values of a block are in use until one of this warpgroup's blocks, or two, later than its
+    // keys.
     const auto values = [&](int blocks_behind) {
       stages v = k;
       v.buffers += plan.v_at - plan.k_at;
       v.full += plan.v_barriers_at - plan.k_barriers_at;
       v.empty += plan.v_barriers_at - plan.k_barriers_at;
-      v.retreat(blocks_behind);
+      v.retreat(blocks_behind * stride);
       return v;
     };
     // The product with the values of block `before`, whose probabilities are there.
@@ -641,7 +757,7 @@ struct attention_forward {
     // they are full, so that phases stay in step.
     const auto pass_over = [&] {
       int count = 0;
-      if constexpr (warpgroups > 1) {
+      if constexpr (plan.q_parts > 1) {
         for (const int unseen = smaller(keys.unseen(), config.stages - 1); count < unseen;
              ++count) {
           k.wait_full();
@@ -649,7 +765,7 @@ struct attention_forward {
           release(k.empty_barrier());
           release(values(0).empty_barrier());
           k.advance();
-          keys.next(params, tile, warpgroup * 64);
+          next_block();
         }
       }
       return count;
@@ -657,7 +773,7 @@ struct attention_forward {
     // One block of keys, and the values of the one before.
     const auto block_step = [&]<bool masked>() {
       const int block = keys.block();
-      keys.next(params, tile, warpgroup * 64);
+      next_block();
       if constexpr (masked) load_mask(tile, block, words);
       k.wait_full();
       wait_turn();
@@ -683,7 +799,7 @@ struct attention_forward {
     };
 
     int passed_over = pass_over();
-    barrier_wait(q_full(warpgroup), q_phase);
+    barrier_wait(q_full(part), q_phase);
     k.wait_full();
     issue_scores(scores, k.buffer());
     load_mask(tile, keys.block(), words);
@@ -694,7 +810,7 @@ struct attention_forward {
         before = keys.block();
         accumulate = 0;
         const bool masked = keys.masked();
-        keys.next(params, tile, warpgroup * 64);
+        next_block();
         release_k(!keys.is_valid());
         q_phase ^= 1;
         transform(scores, tile, before, scaling);
@@ -729,7 +845,7 @@ struct attention_forward {
       wait_turn();
       multiply_values(done, 1 + passed_over);
       pass_turn(warpgroup);
-      barrier_wait(q_full(warpgroup), q_phase);
+      barrier_wait(q_full(part), q_phase);
       k.wait_full();
       issue_scores(scores, k.buffer());
       load_mask(tile, keys.block(), words);
@@ -745,14 +861,17 @@ struct attention_forward {
   // One thread.
   __device__ __forceinline__ void init_barriers() const {
 #pragma unroll
-    for (int i = 0; i < 2 * warpgroups; ++i) barrier_init(q_full(0) + i * 8, 1);
+    for (int part = 0; part < plan.q_parts; ++part) {
+      barrier_init(q_full(part), 1);
+      barrier_init(q_empty(part), stride);
+    }
     const stages k = k_pipe(), v = v_pipe();
 #pragma unroll
     for (int stage = 0; stage < config.stages; ++stage) {
       barrier_init(k.full + stage * 8, 1);
       barrier_init(v.full + stage * 8, 1);
-      barrier_init(k.empty + stage * 8, warpgroups);
-      barrier_init(v.empty + stage * 8, warpgroups);
+      barrier_init(k.empty + stage * 8, plan.q_parts);
+      barrier_init(v.empty + stage * 8, plan.q_parts);
     }
     const tile_slots tiles = tile_pipe();
     barrier_init(tiles.full, 1);

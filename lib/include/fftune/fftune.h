@@ -142,8 +142,9 @@ FFTUNE_API void fftune_context_destroy(fftune_context* context);
  * The size that counts tokens ("m" of most ops, as `fftune ops` says) may be {"max": 8192}: the
  * plan is then for any number of tokens up to that, which each fftune_plan_launch gives. The
  * variants of the token counts that presets record, and for other ranges the defaults, are
- * compiled here, and the cost model decides between them. An op that compiles its kernels for each
- * number of tokens (masked-softmax) refuses.
+ * compiled here, and the cost model decides between them. Where rows are as long as there are
+ * tokens (masked-softmax and pack-mask, whose vectors have to divide a row), each number without a
+ * record has its default. An op that has more than 64 kernels for single numbers refuses.
  *
  * FFTUNE_INVALID_INPUT: a NULL, no JSON, an unknown op or field, a value out of its range, or sizes
  * whose product has no end. FFTUNE_UNAVAILABLE: no memory, no compiler, or after fork().
@@ -170,7 +171,8 @@ FFTUNE_API int64_t fftune_plan_max_tokens(const fftune_plan* plan);
 /* JSON: the problem, the variant of every stage, where they came from and by which rule, whether
  * that preset is stale, far from the problem, or a fallback runs, and the buffers in order with
  * dtype, shape, bytes and alignment. Of a plan for any number of tokens, all this is of the most,
- * and "segments" lists which variants serve from which number to which. Lives as long as the plan;
+ * and "segments" lists which variants serve from which number to which ("each": every number has
+ * the default of its own, not these). Lives as long as the plan;
  * NULL for a NULL plan. */
 FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
 

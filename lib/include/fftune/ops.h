@@ -458,47 +458,42 @@
 
 /* moe-ffn: mixture of experts: y_t = sum_j weights_tj * ffn of expert ids_tj (x_t)
  *
- *   m           1 to 2147483647                    tokens (any number)
- *   d           1 to 2147483647                    embedding size
- *   h           1 to 2147483647                    intermediate size of an expert
- *   top-k       1 to 32                            experts that a token chooses
- *   experts     1 to 1024                          experts to choose from
- *   shared      1 to 8, rare                       experts that every token goes through with
- *                                                  weight 1, the last ones of the stacked weights;
- *                                                  left out: none
- *   act                                            silu, gelu, gelu-tanh, relu, none, swiglu-oai:
- *                                                  pass fwd: activation of the gate; swiglu-oai
- *                                                  limits gate and up and adds 1 to up
- *   act         silu, gelu, gelu-tanh, relu, none  pass bwd: activation of the gate
- *   routing                                        uniform, or zipf:SKEW with a skew from 0 to 4,
- *                                                  or file:IDS, a text file of ids: how often
- *                                                  experts are chosen: of test data, and to choose
- *                                                  a preset by
- *   save        none, preact                       pass fwd: what is written for a backward pass:
- *                                                  gate and up before the activation, in the order
- *                                                  of the experts
- *   save        preact, input                      pass bwd: what the forward pass kept: gate and
- *                                                  up before the activation, in the order of the
- *                                                  experts, or its input alone, from which they are
- *                                                  computed again
- *   weigh       after, before                      pass fwd: what the weights of a token's choices
- *                                                  multiply: what its experts give, or its row
- *                                                  before them
- *   gate-up     separate, halves, interleaved      pass fwd: where the weights of gate and up are:
- *                                                  separate; or packed in w_gate_up, whose rows are
- *                                                  those of gate and then those of up, or one of
- *                                                  each in turn
- *   bias        none, all                          pass fwd: whether gate, up and what an expert
- *                                                  gives have biases
- *   residual    no, yes                            pass fwd: whether y is added to a residual of
- *                                                  its size
- *   scales      tensor, token, block               pass fwd: what a scale of fp8 is for: a whole
- *                                                  tensor, of an expert; a token, and a row of a
- *                                                  weight; or blocks of 128 elements, in a weight
- *                                                  of 128 rows too
- *   accumulate  no, yes                            pass bwd: whether the gradients of the weights
- *                                                  are added to others, which may be the same
- *                                                  buffers
+ *   m           1 to 2147483647                tokens (any number)
+ *   d           1 to 2147483647                embedding size
+ *   h           1 to 2147483647                intermediate size of an expert
+ *   top-k       1 to 32                        experts that a token chooses
+ *   experts     1 to 1024                      experts to choose from
+ *   shared      1 to 8, rare                   experts that every token goes through with weight 1,
+ *                                              the last ones of the stacked weights; left out: none
+ *   act                                        silu, gelu, gelu-tanh, relu, none, swiglu-oai:
+ *                                              activation of the gate; swiglu-oai limits gate and
+ *                                              up and adds 1 to up
+ *   routing                                    uniform, or zipf:SKEW with a skew from 0 to 4, or
+ *                                              file:IDS, a text file of ids: how often experts are
+ *                                              chosen: of test data, and to choose a preset by
+ *   save        none, preact                   pass fwd: what is written for a backward pass: gate
+ *                                              and up before the activation, in the order of the
+ *                                              experts
+ *   save        preact, input                  pass bwd: what the forward pass kept: gate and up
+ *                                              before the activation, in the order of the experts,
+ *                                              or its input alone, from which they are computed
+ *                                              again
+ *   weigh       after, before                  what the weights of a token's choices multiply: what
+ *                                              its experts give, or its row before them
+ *   gate-up     separate, halves, interleaved  where the weights of gate and up are: separate; or
+ *                                              packed in w_gate_up, whose rows are those of gate
+ *                                              and then those of up, or one of each in turn
+ *   bias        none, all                      whether gate, up and what an expert gives have
+ *                                              biases
+ *   residual    no, yes                        pass fwd: whether y is added to a residual of its
+ *                                              size
+ *   scales      tensor, token, block           pass fwd: what a scale of fp8 is for: a whole
+ *                                              tensor, of an expert; a token, and a row of a
+ *                                              weight; or blocks of 128 elements, in a weight of
+ *                                              128 rows too
+ *   accumulate  no, yes                        pass bwd: whether the gradients of the weights and
+ *                                              biases are added to others, which may be the same
+ *                                              buffers
  *
  * Pass fwd: dtype bf16, fp16, f32, fp8 on CUDA; f32, bf16, fp8 on the CPU
  *   0  x        input   T    [m, d]
@@ -561,6 +556,20 @@
  *   13  dw_down  output  T  [experts + shared, d, h]
  * with save=input: dy, x, ids, weights, w_gate, w_up, w_down, dx, d_weights, dw_gate, dw_up,
  *   dw_down
+ * with gate-up=halves: dy, x, ids, weights, gate, up, w_gate_up, w_down, dx, d_weights,
+ *   dw_gate_up, dw_down
+ *   6   w_gate_up   input   T  [experts, 2 * h, d]
+ *   10  dw_gate_up  output  T  [experts, 2 * h, d]
+ * with gate-up=interleaved: dy, x, ids, weights, gate, up, w_gate_up, w_down, dx, d_weights,
+ *   dw_gate_up, dw_down
+ *   6   w_gate_up   input   T  [experts, 2 * h, d]
+ *   10  dw_gate_up  output  T  [experts, 2 * h, d]
+ * with bias=all: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, b_down, dx, d_weights,
+ *   dw_gate, dw_up, dw_down, db_gate, db_up, db_down
+ *   9   b_down   input   T  [experts, d]
+ *   15  db_gate  output  T  [experts, h]
+ *   16  db_up    output  T  [experts, h]
+ *   17  db_down  output  T  [experts, d]
  * with accumulate=yes: dy, x, ids, weights, gate, up, w_gate, w_up, w_down, dw_gate_before,
  *   dw_up_before, dw_down_before, dx, d_weights, dw_gate, dw_up, dw_down
  *   9   dw_gate_before  input  T  [experts, h, d]
@@ -919,6 +928,10 @@
  *                                                   ones after it
  *   renormalise  no, yes                            whether the weights of a token's experts add up
  *                                                   to 1
+ *   gate-up      separate, halves, interleaved      the experts' weights of gate and up: separate;
+ *                                                   or packed in w_gate_up, whose rows are those of
+ *                                                   gate and then those of up, or one of each in
+ *                                                   turn
  *   routing                                         uniform, or zipf:SKEW with a skew from 0 to 4,
  *                                                   or file:IDS, a text file of ids: how often
  *                                                   experts are chosen: of test data, and to choose

@@ -5,9 +5,9 @@
 
 #include "device/blocks.hpp"
 #include "device/large_vector.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/norm/norm.hpp"
 
-namespace fftune::rmsnorm {
+namespace fftune::norm {
 namespace {
 
 double factor(const Layer& layer, double weight) {
@@ -20,10 +20,18 @@ double normalised(const Layer& layer, double value) {
   return rounds ? round_to(layer.dtype, value) : value;
 }
 
-double reciprocal_deviation(const Layer& layer, const double* row) {
-  double squares = 0;
-  for (std::int64_t i = 0; i < layer.d; ++i) squares += row[i] * row[i];
-  return 1 / std::sqrt(squares / static_cast<double>(layer.d) + double{layer.eps});
+struct Moments {
+  double mean = 0;  // taken away: 0 of rmsnorm
+  double rstd = 0;
+};
+
+Moments moments_of(const Layer& layer, const double* row) {
+  double sum = 0, squares = 0;
+  if (layer.centres)
+    for (std::int64_t i = 0; i < layer.d; ++i) sum += row[i];
+  const double mean = sum / static_cast<double>(layer.d);
+  for (std::int64_t i = 0; i < layer.d; ++i) squares += (row[i] - mean) * (row[i] - mean);
+  return {mean, 1 / std::sqrt(squares / static_cast<double>(layer.d) + double{layer.eps})};
 }
 
 /// Divides a row by its scale, which it returns.
@@ -55,12 +63,16 @@ void forward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel) 
         x[i] = round_to(layer.dtype, sum[row * d + i]);
       }
     }
-    rstd[row] = reciprocal_deviation(layer, x);
+    const Moments of = moments_of(layer, x);
+    rstd[row] = of.rstd;
+    double* const out = y.data() + row * d;
     for (std::size_t i = 0; i < d; ++i)
-      y[row * d + i] = normalised(layer, x[i] * rstd[row]) * factor(layer, w[i]);
+      out[i] = normalised(layer, (x[i] - of.mean) * of.rstd) * factor(layer, w[i]);
+    if (layer.centres)
+      for (std::size_t i = 0; i < d; ++i) out[i] += tensors.at("b")[i];
     if (layer.adds_after)
-      for (std::size_t i = 0; i < d; ++i) y[row * d + i] += tensors.at("residual")[row * d + i];
-    if (layer.quantises()) scale[row] = quantise(layer, y.data() + row * d);
+      for (std::size_t i = 0; i < d; ++i) out[i] += tensors.at("residual")[row * d + i];
+    if (layer.quantises()) scale[row] = quantise(layer, out);
   });
   tensors["y"] = std::move(y);
   if (layer.saves) tensors["rstd"] = std::move(rstd);
@@ -74,34 +86,49 @@ void backward(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel)
   const auto& x = tensors.at("x");
   const auto& w = tensors.at("w");
   const auto& dy = tensors.at("dy");
-  std::vector<double> rstd(m);
+  std::vector<Moments> moments(m);
   auto dx = large_vector<double>(x.size(), parallel);
   for_each_row(m, d, parallel, [&](std::size_t row) {
     const std::size_t first = row * d;
-    const double r =
-        layer.saves ? tensors.at("rstd")[row] : reciprocal_deviation(layer, x.data() + first);
-    double product = 0;
-    for (std::size_t i = 0; i < d; ++i)
-      product += factor(layer, w[i]) * dy[first + i] * x[first + i] * r;
-    const double mean = product / static_cast<double>(layer.d);
+    Moments& of = moments[row];
+    if (layer.saves)
+      of.rstd = tensors.at("rstd")[row];
+    else
+      of = moments_of(layer, x.data() + first);
+    const auto [mean, rstd] = of;
+    double sum = 0, product = 0;
     for (std::size_t i = 0; i < d; ++i) {
-      dx[first + i] = r * (factor(layer, w[i]) * dy[first + i] - x[first + i] * r * mean);
+      const double g = factor(layer, w[i]) * dy[first + i];
+      if (layer.centres) sum += g;
+      product += g * (x[first + i] - mean) * rstd;
+    }
+    sum /= static_cast<double>(layer.d);
+    product /= static_cast<double>(layer.d);
+    for (std::size_t i = 0; i < d; ++i) {
+      const double g = factor(layer, w[i]) * dy[first + i] - sum;
+      dx[first + i] = rstd * (g - (x[first + i] - mean) * rstd * product);
+      // Two features: what the subtraction leaves of them is known without it.
+      if (layer.centres && d == 2) dx[first + i] = rstd * g * layer.eps * rstd * rstd;
       if (layer.adds) dx[first + i] += tensors.at("dsum")[first + i];
     }
-    rstd[row] = r;
   });
-  std::vector<double> dw(d);
+  std::vector<double> dw(d), db(layer.centres ? d : 0);
   constexpr std::size_t columns = 64;  // of a task: every row's part of it is a few cache lines
   parallel.run(static_cast<int>((d + columns - 1) / columns), parallel.max_threads(),
                [&](int task) {
                  const std::size_t begin = static_cast<std::size_t>(task) * columns;
                  const std::size_t end = std::min(d, begin + columns);
-                 for (std::size_t row = 0; row < m; ++row)
-                   for (std::size_t i = begin; i < end; ++i)
-                     dw[i] += dy[row * d + i] * x[row * d + i] * rstd[row];
+                 for (std::size_t row = 0; row < m; ++row) {
+                   const auto [mean, rstd] = moments[row];
+                   for (std::size_t i = begin; i < end; ++i) {
+                     dw[i] += dy[row * d + i] * (x[row * d + i] - mean) * rstd;
+                     if (layer.centres) db[i] += dy[row * d + i];
+                   }
+                 }
                });
   tensors["dx"] = std::move(dx);
   tensors["dw"] = std::move(dw);
+  if (layer.centres) tensors["db"] = std::move(db);
 }
 
 }  // namespace
@@ -113,4 +140,4 @@ void reference(const Layer& layer, ReferenceTensors& tensors, Parallel& parallel
     forward(layer, tensors, parallel);
 }
 
-}  // namespace fftune::rmsnorm
+}  // namespace fftune::norm

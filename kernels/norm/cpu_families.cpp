@@ -1,21 +1,23 @@
-// Rows in vectors on the CPU. Forward, a row is summed, and read again from the cache. Backward,
-// each thread goes through its own rows and adds up their dw, then the threads' sums are added up,
-// column by column. Which rows make a part is fixed, and so are the bits.
+// Rows on the CPU: rmsnorm's in vectors, layernorm's in float with sums in double. Forward, a row
+// is summed, and read again from the cache. Backward, each thread goes through its own rows and
+// adds up their dw and db, then the threads' sums are added up, column by column. Which rows make a
+// part is fixed, and so are the bits.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/common/cpu_rows.hpp"
 #include "kernels/common/cpu_task.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/norm/norm.hpp"
 
-namespace fftune::rmsnorm {
+namespace fftune::norm {
 namespace {
 
 std::vector<std::string> cpu_sources() {
-  return {"rmsnorm/cpu_families.cpp", row_kernel_sources[0], row_kernel_sources[1]};
+  return {"norm/cpu_families.cpp", row_kernel_sources[0], row_kernel_sources[1]};
 }
 
 /// A matrix's row.
@@ -23,10 +25,6 @@ std::byte* row_of(const Layer& layer, void* matrix, std::int64_t row) {
   if (!matrix) return nullptr;
   const auto at = static_cast<std::size_t>(row) * static_cast<std::size_t>(layer.d);
   return static_cast<std::byte*>(matrix) + at * dtype_bytes(layer.dtype);
-}
-
-std::int64_t row_bytes(const Layer& layer) {
-  return layer.d * static_cast<std::int64_t>(dtype_bytes(layer.dtype));
 }
 
 /// The bytes of scratch memory that factors_of needs.
@@ -118,14 +116,98 @@ void add_to_row(const Layer& layer, const std::byte* x, const std::byte* residua
   }
 }
 
-class CpuForward final : public CpuRowFamily {
+std::vector<float> floats_of(const Layer& layer, const std::byte* row) {
+  std::vector<float> values(static_cast<std::size_t>(layer.d));
+  decode(layer.dtype, row, std::span<float>(values));
+  return values;
+}
+
+/// Of layernorm. Sums of floats in double cost nothing beside reading them, and cancel less.
+struct Moments {
+  float mean, rstd;
+
+  Moments(const Layer& layer, std::span<const float> row) {
+    double sum = 0, squares = 0;
+    for (const float value : row) sum += value;
+    const double exact = sum / static_cast<double>(layer.d);
+    for (const float value : row) squares += (value - exact) * (value - exact);
+    mean = static_cast<float>(exact);
+    rstd = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(layer.d) + layer.eps));
+  }
+};
+
+/// y of a row of layernorm.
+void normalise_centred(const Layer& layer, const std::byte* x, const float* factors,
+                       const float* biases, std::byte* y) {
+  auto row = floats_of(layer, x);
+  const Moments of(layer, row);
+  for (std::size_t i = 0; i < row.size(); ++i)
+    row[i] = (row[i] - of.mean) * of.rstd * factors[i] + biases[i];
+  encode(layer.dtype, std::span<const float>(row), y);
+}
+
+/// dx of a row of layernorm, and what it adds to dw [d] and db [d] behind it.
+void differentiate_centred(const Layer& layer, const Gradient& gradient, const float* factors,
+                           float* dw_and_db) {
+  const auto d = static_cast<std::size_t>(layer.d);
+  const auto row = floats_of(layer, gradient.x);
+  auto slope = floats_of(layer, gradient.dy);
+  const Moments of(layer, row);
+  double sum = 0, product = 0;
+  for (std::size_t i = 0; i < d; ++i) {
+    const float normalised = (row[i] - of.mean) * of.rstd;
+    dw_and_db[i] += slope[i] * normalised;
+    dw_and_db[d + i] += slope[i];
+    slope[i] *= factors[i];
+    sum += slope[i];
+    product += double{slope[i]} * normalised;
+  }
+  const auto mean = static_cast<float>(sum / static_cast<double>(d));
+  const auto mean_product = static_cast<float>(product / static_cast<double>(d));
+  for (std::size_t i = 0; i < d; ++i) {
+    const float centred = slope[i] - mean;
+    slope[i] = d == 2 ? of.rstd * centred * (layer.eps * of.rstd * of.rstd)
+                      : of.rstd * (centred - (row[i] - of.mean) * of.rstd * mean_product);
+  }
+  if (gradient.dsum) {
+    const auto more = floats_of(layer, gradient.dsum);
+    for (std::size_t i = 0; i < d; ++i) slope[i] += more[i];
+  }
+  encode(layer.dtype, std::span<const float>(slope), gradient.dx);
+}
+
+/// dx of a row of rmsnorm, and what it adds to dw [d].
+void differentiate(const Layer& layer, const RowKernels& kernels, const Gradient& of,
+                   const float* factors, const float* rstd, float* dw, bool nontemporal) {
+  const auto d = static_cast<std::size_t>(layer.d);
+  float sums[2];
+  kernels.products(of.x, of.dy, factors, d, sums);
+  const float r = rstd ? *rstd : reciprocal_deviation(layer, sums[1]);
+  kernels.norm_gradient(of.x, of.dy, of.dsum, factors, r, sums[0] * r / static_cast<float>(layer.d),
+                        of.dx, dw, d, nontemporal);
+  if (layer.d == 1 && !rstd) differentiate_one(layer, of, factors[0], r);
+}
+
+class CpuNorm : public CpuRowFamily {
+ protected:
+  using CpuRowFamily::CpuRowFamily;
+  RowWork work(const Problem& problem) const override {
+    const Layer layer = layer_of(problem);
+    return {.rows = layer.m,
+            .row_bytes = layer.d * static_cast<std::int64_t>(dtype_bytes(layer.dtype)),
+            .sums = layer.backward,
+            .nontemporal = !layer.centres};
+  }
+};
+
+class CpuForward final : public CpuNorm {
  public:
   CpuForward()
-      : CpuRowFamily({.name = "cpu_forward",
-                      .summary = "blocks of rows in vectors, on all threads",
-                      .stage = stage_forward,
-                      .pass = "fwd",
-                      .sources = cpu_sources()}) {}
+      : CpuNorm({.name = "cpu_forward",
+                 .summary = "blocks of rows, on all threads",
+                 .stage = stage_forward,
+                 .pass = "fwd",
+                 .sources = cpu_sources()}) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -135,17 +217,23 @@ class CpuForward final : public CpuRowFamily {
     const TensorPlaces at = places_of(layer);
     Program program;
     program.host_tensors = at.count();
-    program.scratch = {{factor_bytes(layer), false}};
-    program.steps.emplace_back(HostFunction(
-        [=, &kernels, x = at.at("x"), residual = at.at("residual"), w = at.at("w"), y = at.at("y"),
-         sum = at.at("sum"), rstd = at.at("rstd"), scale = at.at("scale")](const HostCall& call) {
+    program.scratch = {{factor_bytes(layer), false},
+                       {layer.centres ? factor_bytes(layer) : 0, false}};
+    program.steps.emplace_back(
+        HostFunction([=, &kernels, x = at.at("x"), residual = at.at("residual"), w = at.at("w"),
+                      b = at.at("b"), y = at.at("y"), sum = at.at("sum"), rstd = at.at("rstd"),
+                      scale = at.at("scale")](const HostCall& call) {
           const auto d = static_cast<std::size_t>(layer.d);
           const auto row_in = [&](std::size_t place, std::int64_t row) {
             return row_of(layer, call.tensors[place], row);
           };
+          const auto floats_in = [&](std::size_t place, std::size_t scratch) {
+            return factors_of(layer, call.tensors[place],
+                              reinterpret_cast<float*>(call.scratch[scratch]));
+          };
           auto* const rstds = static_cast<float*>(address_of(call, rstd));
-          const float* const factors =
-              factors_of(layer, call.tensors[w], reinterpret_cast<float*>(call.scratch[0]));
+          const float* const factors = floats_in(w, 0);
+          const float* const biases = layer.centres ? floats_in(b, 1) : nullptr;
           tasks.run(call.parallel, kernels.fence, [&](std::int64_t row) {
             const std::byte* values = row_in(x, row);
             float squares = 0;
@@ -153,9 +241,11 @@ class CpuForward final : public CpuRowFamily {
               std::byte* const total = row_in(sum, row);
               squares = kernels.add(values, row_in(residual, row), total, d);
               values = total;
-            } else {
+            } else if (!layer.centres) {
               squares = kernels.squares(values, d);
             }
+            if (layer.centres)
+              return normalise_centred(layer, values, factors, biases, row_in(y, row));
             const float r = reciprocal_deviation(layer, squares);
             if (rstds) rstds[row] = r;
             if (layer.quantises())
@@ -171,22 +261,16 @@ class CpuForward final : public CpuRowFamily {
         }));
     return program;
   }
-
- protected:
-  RowWork work(const Problem& problem) const override {
-    return {.rows = problem.size("m"), .row_bytes = row_bytes(layer_of(problem))};
-  }
 };
 
-class CpuBackward final : public CpuRowFamily {
+class CpuBackward final : public CpuNorm {
  public:
   CpuBackward()
-      : CpuRowFamily(
-            {.name = "cpu_backward",
-             .summary = "a part of the rows for each thread, in vectors, then the sum of their dw",
-             .stage = stage_backward,
-             .pass = "bwd",
-             .sources = cpu_sources()}) {}
+      : CpuNorm({.name = "cpu_backward",
+                 .summary = "a part of the rows for each thread, then the sums of theirs",
+                 .stage = stage_backward,
+                 .pass = "bwd",
+                 .sources = cpu_sources()}) {}
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -194,38 +278,41 @@ class CpuBackward final : public CpuRowFamily {
     const RowParts parts(work(problem), config);
     const RowKernels& kernels = row_kernels(facts.arch, layer.dtype);
     const TensorPlaces at = places_of(layer);
+    const auto d = static_cast<std::size_t>(layer.d);
+    const std::int64_t columns = layer.centres ? 2 * layer.d : layer.d;
     Program program;
     program.host_tensors = at.count();
-    program.scratch = {{factor_bytes(layer), false}, parts.scratch(layer.d)};
-    program.steps.emplace_back(HostFunction(
-        [=, &kernels, x = at.at("x"), w = at.at("w"), dy = at.at("dy"), dsum = at.at("dsum"),
-         rstd = at.at("rstd"), dx = at.at("dx"), dw = at.at("dw")](const HostCall& call) {
-          const auto d = static_cast<std::size_t>(layer.d);
+    program.scratch = {{factor_bytes(layer), false},
+                       parts.scratch(columns),
+                       {layer.centres ? 2 * d * sizeof(float) : 0, false}};
+    program.steps.emplace_back(
+        HostFunction([=, &kernels, x = at.at("x"), w = at.at("w"), dy = at.at("dy"),
+                      dsum = at.at("dsum"), rstd = at.at("rstd"), dx = at.at("dx"),
+                      dw = at.at("dw"), db = at.at("db")](const HostCall& call) {
           const auto* const rstds = static_cast<const float*>(address_of(call, rstd));
           const float* const factors =
               factors_of(layer, call.tensors[w], reinterpret_cast<float*>(call.scratch[0]));
-          const auto of_row = [&](std::int64_t row, float* dw_of_part) {
+          const auto of_row = [&](std::int64_t row, float* sums) {
             const Gradient of{.x = row_of(layer, call.tensors[x], row),
                               .dy = row_of(layer, call.tensors[dy], row),
                               .dsum = row_of(layer, address_of(call, dsum), row),
                               .dx = row_of(layer, call.tensors[dx], row)};
-            float sums[2];
-            kernels.products(of.x, of.dy, factors, d, sums);
-            const float r = rstds ? rstds[row] : reciprocal_deviation(layer, sums[1]);
-            kernels.norm_gradient(of.x, of.dy, of.dsum, factors, r,
-                                  sums[0] * r / static_cast<float>(layer.d), of.dx, dw_of_part, d,
-                                  parts.nontemporal);
-            if (layer.d == 1 && !rstds) differentiate_one(layer, of, factors[0], r);
+            if (layer.centres)
+              differentiate_centred(layer, of, factors, sums);
+            else
+              differentiate(layer, kernels, of, factors, rstds ? rstds + row : nullptr, sums,
+                            parts.nontemporal);
           };
-          parts.run(call, kernels.fence, call.scratch[1], layer.d, layer.weight_dtype,
-                    call.tensors[dw], of_row);
+          // dw and db lie beside each other only in scratch memory.
+          auto* const both = reinterpret_cast<float*>(call.scratch[2]);
+          parts.run(call, kernels.fence, call.scratch[1], columns,
+                    layer.centres ? DType::f32 : layer.weight_dtype,
+                    layer.centres ? both : call.tensors[dw], of_row);
+          if (!layer.centres) return;
+          encode(layer.dtype, std::span<const float>(both, d), call.tensors[dw]);
+          encode(layer.dtype, std::span<const float>(both + d, d), call.tensors[db]);
         }));
     return program;
-  }
-
- protected:
-  RowWork work(const Problem& problem) const override {
-    return {.rows = problem.size("m"), .row_bytes = row_bytes(layer_of(problem)), .sums = true};
   }
 };
 
@@ -237,4 +324,4 @@ std::vector<const Family*> cpu_families() {
   return {&forward, &backward};
 }
 
-}  // namespace fftune::rmsnorm
+}  // namespace fftune::norm

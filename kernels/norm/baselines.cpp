@@ -3,9 +3,9 @@
 #include <string>
 
 #include "kernels/common/cuda_kernel.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/norm/norm.hpp"
 
-namespace fftune::rmsnorm {
+namespace fftune::norm {
 namespace {
 
 constexpr const char* file = "rmsnorm/baseline.cu";
@@ -50,7 +50,9 @@ Baseline unfused_forward(const Layer& layer) {
 
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) {
   const Layer layer = layer_of(problem);
-  if (facts.kind == DeviceKind::cpu || layer.quantises() || layer.adds_after) return {};
+  // What a user would write of layernorm is PyTorch's kernel: bench/ compares with it.
+  if (layer.centres || facts.kind == DeviceKind::cpu || layer.quantises() || layer.adds_after)
+    return {};
   if (!layer.backward) return {unfused_forward(layer)};
   Baseline baseline;
   baseline.name = "unfused";
@@ -59,4 +61,4 @@ std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts
   return {baseline};
 }
 
-}  // namespace fftune::rmsnorm
+}  // namespace fftune::norm

@@ -1,0 +1,548 @@
+// A saved model, as transformers writes it: the tensors of its files, what its layers are to the op
+// layer, and the weights in the shapes that the op takes. Part of the example run_model.cpp.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+using nlohmann::json;
+using Shape = std::vector<std::int64_t>;
+using Bytes = std::vector<char>;
+
+[[noreturn]] inline void fail(const std::string& what) {
+  throw std::runtime_error(what);
+}
+
+inline json read_json(const std::filesystem::path& path) {
+  std::ifstream stream(path);
+  if (!stream) fail(path.string() + " cannot be read");
+  json value = json::parse(stream, nullptr, false);
+  if (!value.is_object()) fail(path.string() + " is no JSON object");
+  return value;
+}
+
+// ---- numbers ------------------------------------------------------------------------------------
+
+/// A type of numbers, as the library and as safetensors call it.
+struct Dtype {
+  enum class Kind { f32, bf16, fp16 } kind = Kind::f32;
+  std::string name, saved;
+  std::size_t bytes = 0;
+};
+
+inline const Dtype& dtype_of(const std::string& saved) {
+  static const std::vector<Dtype> all{{Dtype::Kind::f32, "f32", "F32", 4},
+                                      {Dtype::Kind::bf16, "bf16", "BF16", 2},
+                                      {Dtype::Kind::fp16, "fp16", "F16", 2}};
+  for (const Dtype& dtype : all)
+    if (dtype.saved == saved) return dtype;
+  fail("the weights are " + saved + ": this example runs F32, BF16 and F16");
+}
+
+inline float f32_of_half(std::uint32_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float value = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                      : exponent == 31
+                          ? (fraction ? NAN : INFINITY)
+                          : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+  return bits & 0x8000 ? -value : value;
+}
+
+inline std::vector<float> numbers_of(const Dtype& dtype, const char* elements, std::size_t count) {
+  std::vector<float> numbers(count);
+  if (dtype.kind == Dtype::Kind::f32) {
+    std::memcpy(numbers.data(), elements, count * 4);
+    return numbers;
+  }
+  std::vector<std::uint16_t> halves(count);
+  std::memcpy(halves.data(), elements, count * 2);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = std::uint32_t{halves[i]} << 16;  // bf16: the upper half of an f32
+    if (dtype.kind == Dtype::Kind::fp16)
+      numbers[i] = f32_of_half(halves[i]);
+    else
+      std::memcpy(&numbers[i], &bits, sizeof bits);
+  }
+  return numbers;
+}
+
+/// Rounds to the nearest, of two to the even one.
+inline void write_number(const Dtype& dtype, float value, char* element) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (dtype.kind == Dtype::Kind::bf16) {
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  } else if (dtype.kind == Dtype::Kind::fp16) {
+    int exponent = 0;
+    std::frexp(value, &exponent);
+    exponent = std::max(exponent, -13);  // below, numbers have the same step
+    const float steps = std::nearbyint(std::ldexp(std::fabs(value), 11 - exponent));
+    const auto units = static_cast<std::uint32_t>(exponent + 13) * 1024 +
+                       static_cast<std::uint32_t>(std::isfinite(value) ? steps : 0);
+    bits = (bits >> 16 & 0x8000) | (std::fabs(value) < 65520 ? units : 0x7c00);
+  }
+  std::memcpy(element, &bits, dtype.bytes);
+}
+
+// ---- files --------------------------------------------------------------------------------------
+
+struct Tensor {
+  std::string dtype;
+  Shape shape;
+  const char* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// The tensors of a folder's safetensors files, which stay mapped for good.
+class Files {
+ public:
+  explicit Files(const std::filesystem::path& folder) {
+    std::set<std::string> files{"model.safetensors"};
+    const auto index = folder / "model.safetensors.index.json";
+    if (std::filesystem::exists(index)) {
+      files.clear();
+      const json map = read_json(index).at("weight_map");
+      for (const auto& [name, file] : map.items()) files.insert(file.get<std::string>());
+    }
+    for (const std::string& file : files) add(folder / file);
+  }
+
+  const std::map<std::string, Tensor>& all() const { return tensors_; }
+  const Tensor* find(const std::string& name) const {
+    const auto entry = tensors_.find(name);
+    return entry == tensors_.end() ? nullptr : &entry->second;
+  }
+  const Tensor& at(const std::string& name) const {
+    const Tensor* const tensor = find(name);
+    return tensor ? *tensor : (fail("the model has no tensor " + name), *tensor);
+  }
+
+ private:
+  void add(const std::filesystem::path& path) {
+    const int descriptor = ::open(path.c_str(), O_RDONLY);
+    struct stat status {};
+    if (descriptor < 0 || ::fstat(descriptor, &status) != 0)
+      fail(path.string() + " cannot be read");
+    const auto size = static_cast<std::size_t>(status.st_size);
+    void* const memory =
+        size == 0 ? MAP_FAILED : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    ::close(descriptor);
+    std::uint64_t length = 0;
+    if (memory == MAP_FAILED || size < sizeof length)
+      fail(path.string() + " is no safetensors file");
+    const auto* const file = static_cast<const char*>(memory);
+    std::memcpy(&length, file, sizeof length);
+    if (length > size - sizeof length) fail(path.string() + " is cut short");
+    const char* const text = file + sizeof length;
+    const json header = json::parse(text, text + length, nullptr, false);
+    if (!header.is_object()) fail(path.string() + " has no header");
+    for (const auto& [name, entry] : header.items()) {
+      if (name == "__metadata__") continue;
+      const auto offsets = entry.at("data_offsets").get<std::vector<std::size_t>>();
+      if (offsets.size() != 2 || offsets[0] > offsets[1] ||
+          offsets[1] > size - sizeof length - length)
+        fail(path.string() + " is cut short at " + name);
+      Tensor tensor{entry.at("dtype"), entry.at("shape"), text + length + offsets[0],
+                    offsets[1] - offsets[0]};
+      std::size_t bytes = dtype_of(tensor.dtype).bytes;
+      for (const std::int64_t extent : tensor.shape) bytes *= static_cast<std::size_t>(extent);
+      if (bytes != tensor.bytes)
+        fail(path.string() + ": the shape of " + name + " has other bytes");
+      tensors_[name] = std::move(tensor);
+    }
+  }
+
+  std::map<std::string, Tensor> tensors_;
+};
+
+// ---- names --------------------------------------------------------------------------------------
+
+/// Which tensor of a layer a weight of the op is.
+struct Name {
+  std::string saved;  // behind "model.layers.N."; '*' stands for each expert in turn
+  std::vector<std::string> parts = {};  // the weights whose rows it has, one after the other
+  bool transposed = false;              // [in, out]: GPT-2's Conv1D
+};
+
+/// Of Llama, Mistral, Qwen and Gemma; Phi and Phi-3; GPT-2; Mixtral and Qwen3-MoE.
+inline const std::vector<Name>& names_of(const std::string& weight) {
+  const std::vector<std::string> qkv{"w_q", "w_k", "w_v"}, biases{"b_q", "b_k", "b_v"};
+  const std::vector<std::string> gate_up{"w_gate", "w_up"};
+  const auto projection = [&](const std::string& which) -> std::vector<Name> {
+    return {{"self_attn." + which + "_proj.weight"},
+            {"self_attn.qkv_proj.weight", qkv},
+            {"attn.c_attn.weight", qkv, true}};
+  };
+  const auto bias = [&](const std::string& which) -> std::vector<Name> {
+    return {{"self_attn." + which + "_proj.bias"}, {"attn.c_attn.bias", biases}};
+  };
+  static const std::map<std::string, std::vector<Name>> names{
+      {"attn_norm", {{"input_layernorm.weight"}, {"ln_1.weight"}}},
+      {"attn_norm_bias", {{"input_layernorm.bias"}, {"ln_1.bias"}}},
+      {"w_q", projection("q")},
+      {"w_k", projection("k")},
+      {"w_v", projection("v")},
+      {"b_q", bias("q")},
+      {"b_k", bias("k")},
+      {"b_v", bias("v")},
+      {"q_norm", {{"self_attn.q_norm.weight"}}},
+      {"k_norm", {{"self_attn.k_norm.weight"}}},
+      {"w_o",
+       {{"self_attn.o_proj.weight"}, {"self_attn.dense.weight"}, {"attn.c_proj.weight", {}, true}}},
+      {"b_o", {{"self_attn.o_proj.bias"}, {"self_attn.dense.bias"}, {"attn.c_proj.bias"}}},
+      // Gemma 2 and 3 have a norm behind attention by the name that others' norm in front of the
+      // network has: attn_post_norm is asked for only of those.
+      {"attn_post_norm", {{"post_attention_layernorm.weight"}}},
+      {"ffn_norm",
+       {{"pre_feedforward_layernorm.weight"},
+        {"post_attention_layernorm.weight"},
+        {"ln_2.weight"}}},
+      {"ffn_norm_bias", {{"ln_2.bias"}}},
+      {"ffn_post_norm", {{"post_feedforward_layernorm.weight"}}},
+      {"w_gate",
+       {{"mlp.gate_proj.weight"},
+        {"mlp.gate_up_proj.weight", gate_up},
+        {"mlp.experts.*.gate_proj.weight"},
+        {"block_sparse_moe.experts.*.w1.weight"}}},
+      {"w_up",
+       {{"mlp.up_proj.weight"},
+        {"mlp.gate_up_proj.weight", gate_up},
+        {"mlp.experts.*.up_proj.weight"},
+        {"block_sparse_moe.experts.*.w3.weight"},
+        {"mlp.fc1.weight"},
+        {"mlp.c_fc.weight", {}, true}}},
+      {"w_gate_up", {{"mlp.experts.gate_up_proj"}}},
+      {"w_down",
+       {{"mlp.down_proj.weight"},
+        {"mlp.experts.*.down_proj.weight"},
+        {"block_sparse_moe.experts.*.w2.weight"},
+        {"mlp.experts.down_proj"},
+        {"mlp.fc2.weight"},
+        {"mlp.c_proj.weight", {}, true}}},
+      {"b_up", {{"mlp.fc1.bias"}, {"mlp.c_fc.bias"}}},
+      {"b_down", {{"mlp.down_proj.bias"}, {"mlp.fc2.bias"}, {"mlp.c_proj.bias"}}},
+      {"w_router", {{"mlp.gate.weight"}, {"block_sparse_moe.gate.weight"}}}};
+  const auto entry = names.find(weight);
+  if (entry == names.end()) fail("the layers have an input " + weight);
+  return entry->second;
+}
+
+// ---- the model ----------------------------------------------------------------------------------
+
+class SavedModel {
+ public:
+  explicit SavedModel(const std::filesystem::path& folder)
+      : files_(folder), config_(read_json(folder / "config.json")) {
+    type_ = config_.at("model_type");
+    const std::set<std::string> known{"llama", "mistral", "qwen2",       "qwen3",
+                                      "gemma", "gemma2",  "gemma3_text", "phi",
+                                      "phi3",  "gpt2",    "mixtral",     "qwen3_moe"};
+    if (!known.contains(type_)) {
+      std::string all;
+      for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+      fail("model_type " + type_ + " is not one of " + all);
+    }
+    is_gpt2_ = type_ == "gpt2";
+    // Without its head a model has no prefix.
+    const std::string start = is_gpt2_ ? "transformer." : "model.";
+    prefix_ = files_.find(start + embedding_name()) ? start : "";
+    dtype_ = dtype_of(files_.at(prefix_ + embedding_name()).dtype);
+  }
+
+  const Dtype& dtype() const { return dtype_; }
+  std::int64_t features() const { return number({"hidden_size", "n_embd"}); }
+  std::int64_t vocabulary() const { return number({"vocab_size"}); }
+  std::int64_t layers() const { return number({"num_hidden_layers", "n_layer"}); }
+  /// Of the logits; 0: none.
+  double softcap() const { return value({"final_logit_softcapping"}, 0); }
+
+  /// A layer as a problem of the op, but for what a run decides: batch, s, cache, layers.
+  json layer(std::int64_t index) const {
+    const auto has = [&](const char* weight) { return source(index, weight) != nullptr; };
+    const auto yes = [&](const char* weight) { return has(weight) ? "yes" : "no"; };
+    const std::int64_t d = features(), heads = number({"num_attention_heads", "n_head"});
+    const std::int64_t dim = value({"head_dim"}, d / heads);
+    const bool experts = has("w_router"), post_norms = has("ffn_post_norm");
+    json problem{{"op", "layer"},
+                 {"dtype", dtype_.name},
+                 {"d", d},
+                 {"h", experts ? number({"moe_intermediate_size", "intermediate_size"})
+                               : value({"intermediate_size", "n_inner"}, 4 * d)},
+                 {"heads", heads},
+                 {"kv-heads", value({"num_key_value_heads"}, heads)},
+                 {"dim", dim},
+                 {"act", activation()},
+                 {"eps", eps()},
+                 {"qkv-bias", yes("b_q")},
+                 {"qk-norm", yes("q_norm")},
+                 {"out-bias", yes("b_o")},
+                 {"ffn-bias", yes("b_down")},
+                 {"post-norms", post_norms ? "yes" : "no"},
+                 {"block", type_ == "phi" ? "parallel" : "serial"}};
+    if (has("attn_norm_bias"))
+      problem["norm"] = "layer";
+    else
+      problem["convention"] = convention();
+    if (experts) {
+      problem["ffn"] = "moe";
+      problem["experts"] = number({"num_local_experts", "num_experts"});
+      problem["top-k"] = number({"num_experts_per_tok"});
+      problem["renormalise"] =
+          type_ == "mixtral" || value({"norm_topk_prob"}, false) ? "yes" : "no";
+      problem["gate-up"] = has("w_gate_up") ? "halves" : "separate";
+    } else {
+      problem["ffn"] = type_ == "phi" || is_gpt2_ ? "plain" : "gated";
+    }
+    if (slides(index)) problem["window"] = number({"sliding_window"});
+    if (const double cap = value({"attn_logit_softcapping"}, 0.0); cap > 0)
+      problem["softcap"] = json(cap).dump();
+    if (const double scalar = value({"query_pre_attn_scalar"}, 0.0); scalar > 0)
+      problem["scale"] = json(1 / std::sqrt(scalar)).dump();
+    if (value({"scale_attn_by_inverse_layer_idx"}, false))
+      fail("scale_attn_by_inverse_layer_idx is not known to this example");
+    add_angles(index, dim, problem);
+    return problem;
+  }
+
+  /// A weight of a layer in the shape that the op takes; `shapes` has all of the layer's, of which
+  /// expect_same() is true.
+  Bytes weight(std::int64_t index, const std::string& name,
+               const std::map<std::string, Shape>& shapes) const {
+    const Name& own = *source(index, name);
+    const Shape& shape = shapes.at(name);
+    if (own.saved.find('*') == std::string::npos)
+      return rows(start_of(index) + own.saved, own, name, shape, shapes);
+    Bytes all;
+    for (std::int64_t expert = 0; expert < shape.at(0); ++expert) {
+      const Bytes one = rows(start_of(index) + of_expert(own.saved, expert), own, name,
+                             {shape.begin() + 1, shape.end()}, shapes);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+
+  /// That a layer has the weights of these names, and no others: those would be left out silently.
+  void expect_same(std::int64_t index, const std::map<std::string, Shape>& shapes) const {
+    std::set<std::string> used;
+    for (const auto& [name, shape] : shapes) {
+      const Name* const own = source(index, name);
+      if (own == nullptr)
+        fail("the model has no tensor " + start_of(index) + names_of(name).front().saved);
+      for (std::int64_t expert = 0; expert < shape.at(0); ++expert)
+        used.insert(of_expert(own->saved, expert));
+    }
+    const std::string start = start_of(index);
+    for (auto entry = files_.all().lower_bound(start);
+         entry != files_.all().end() && entry->first.starts_with(start); ++entry) {
+      const std::string name = entry->first.substr(start.size());
+      // Constants that older versions saved too.
+      const bool constant = name == "attn.bias" || name == "attn.masked_bias" ||
+                            name == "self_attn.rotary_emb.inv_freq";
+      if (!constant && !used.contains(name))
+        fail(entry->first + " is not of a layer that is known");
+    }
+  }
+
+  /// What goes into the first layer for a token.
+  void add_embedding(std::int64_t id, std::int64_t position, Bytes& bytes) const {
+    if (id < 0 || id >= vocabulary()) fail("there is no id " + std::to_string(id));
+    const auto row = [&](const std::string& name, std::int64_t at) {
+      const Tensor& table = files_.at(prefix_ + name);
+      if (at >= table.shape.at(0)) fail("there is no position " + std::to_string(at));
+      return table.data + static_cast<std::size_t>(at * features()) * dtype_.bytes;
+    };
+    const char* const own = row(embedding_name(), id);
+    const char* const place = is_gpt2_ ? row("wpe.weight", position) : nullptr;
+    const std::size_t begin = bytes.size();
+    bytes.insert(bytes.end(), own, own + static_cast<std::size_t>(features()) * dtype_.bytes);
+    const bool is_gemma = convention() == "gemma";
+    if (place == nullptr && !is_gemma) return;
+    const auto count = static_cast<std::size_t>(features());
+    char rounded[4];  // Gemma's factor is rounded to the type of the weights
+    write_number(dtype_, is_gemma ? std::sqrt(static_cast<float>(count)) : 1, rounded);
+    const float factor = numbers_of(dtype_, rounded, 1)[0];
+    const auto row_of = numbers_of(dtype_, own, count);
+    const auto more = place ? numbers_of(dtype_, place, count) : std::vector<float>(count);
+    for (std::size_t i = 0; i < count; ++i)
+      write_number(dtype_, row_of[i] * factor + more[i], &bytes[begin + i * dtype_.bytes]);
+  }
+
+  /// The norm behind the layers and the product behind it, as problems of one token.
+  json norm() const {
+    json problem{
+        {"op", "layernorm"}, {"dtype", dtype_.name}, {"m", 1}, {"d", features()}, {"eps", eps()}};
+    if (files_.find(tensor_of("norm", "b"))) return problem;
+    problem["op"] = "rmsnorm";
+    problem["convention"] = convention();
+    return problem;
+  }
+  json head() const {
+    return {{"op", "linear"},
+            {"dtype", dtype_.name},
+            {"m", 1},
+            {"k", features()},
+            {"n", vocabulary()},
+            {"bias", files_.find("lm_head.bias") ? "yes" : "no"}};
+  }
+  /// The saved name of their buffers "w", "b" and "bias".
+  std::string tensor_of(const std::string& step, const std::string& buffer) const {
+    const std::string kind = buffer == "w" ? ".weight" : ".bias";
+    if (step == "norm") {
+      const std::string name = is_gpt2_ ? "ln_f" : type_ == "phi" ? "final_layernorm" : "norm";
+      return prefix_ + name + kind;
+    }
+    const bool tied = buffer == "w" && files_.find("lm_head.weight") == nullptr;
+    return tied ? prefix_ + embedding_name() : "lm_head" + kind;
+  }
+  Bytes tensor(const std::string& name, const Shape& shape) const {
+    return rows(name, {}, "", shape, {});
+  }
+
+ private:
+  /// The first of these that the configuration has.
+  const json* find(std::initializer_list<const char*> keys) const {
+    for (const char* key : keys)
+      if (const auto entry = config_.find(key); entry != config_.end() && !entry->is_null())
+        return &*entry;
+    return nullptr;
+  }
+  template <typename T>
+  T value(std::initializer_list<const char*> keys, T otherwise) const {
+    const json* const found = find(keys);
+    return found ? found->get<T>() : otherwise;
+  }
+  std::int64_t number(std::initializer_list<const char*> keys) const {
+    const json* const found = find(keys);
+    if (!found) fail(std::string("config.json has no ") + *keys.begin());
+    return found->get<std::int64_t>();
+  }
+
+  std::string embedding_name() const { return is_gpt2_ ? "wte.weight" : "embed_tokens.weight"; }
+  std::string start_of(std::int64_t layer) const {
+    return prefix_ + (is_gpt2_ ? "h." : "layers.") + std::to_string(layer) + ".";
+  }
+  static std::string of_expert(std::string name, std::int64_t expert) {
+    const auto star = name.find('*');
+    return star == name.npos ? name : name.replace(star, 1, std::to_string(expert));
+  }
+
+  /// Where a weight of the layer is; null if nowhere.
+  const Name* source(std::int64_t index, const std::string& weight) const {
+    for (const Name& name : names_of(weight))
+      if (files_.find(start_of(index) + of_expert(name.saved, 0))) return &name;
+    return nullptr;
+  }
+
+  std::string activation() const {
+    const std::string name =
+        value<std::string>({"hidden_activation", "hidden_act", "activation_function"}, "silu");
+    if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast")
+      return "gelu-tanh";
+    return name == "swish" ? "silu" : name;
+  }
+  std::string eps() const {
+    const json* const found = find({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"});
+    return found ? found->dump() : "1e-06";
+  }
+  std::string convention() const { return type_.starts_with("gemma") ? "gemma" : "llama"; }
+
+  /// Whether a query of the layer sees the nearest keys alone.
+  bool slides(std::int64_t index) const {
+    if (!find({"sliding_window"})) return false;
+    if (const json* const types = find({"layer_types"}))
+      return types->at(static_cast<std::size_t>(index)) == "sliding_attention";
+    if (type_ == "gemma2") return index % 2 == 0;
+    if (type_ == "gemma3_text")
+      return (index + 1) % value<std::int64_t>({"sliding_window_pattern"}, 6) != 0;
+    if (type_.starts_with("qwen"))
+      return value({"use_sliding_window"}, false) &&
+             index >= value<std::int64_t>({"max_window_layers"}, 28);
+    return true;
+  }
+
+  /// Older configurations have rope_theta beside rope_scaling, newer ones both in rope_parameters,
+  /// for each type of layer where they differ.
+  void add_angles(std::int64_t index, std::int64_t dim, json& problem) const {
+    if (is_gpt2_) {
+      problem["rotation"] = "none";
+      return;
+    }
+    const bool local = slides(index) && find({"rope_local_base_freq"});
+    json rope = value<json>({"rope_parameters", "rope_scaling"}, json::object());
+    if (local) rope = {{"rope_theta", *find({"rope_local_base_freq"})}};
+    const char* const type = slides(index) ? "sliding_attention" : "full_attention";
+    if (rope.contains(type)) rope = rope.at(type);
+    const auto get = [&](const char* key, const json& otherwise) {
+      return rope.contains(key) ? rope.at(key) : value<json>({key}, otherwise);
+    };
+    problem["base"] = get("rope_theta", 10000.0).dump();
+    const double share = get("partial_rotary_factor", type_ == "phi" ? 0.5 : 1.0);
+    if (share < 1) problem["rotary"] = static_cast<std::int64_t>(static_cast<double>(dim) * share);
+    const std::string kind = rope.value("rope_type", rope.value("type", "default"));
+    if (kind == "llama3") {
+      problem["angles"] = kind;
+      for (const auto& [ours, theirs] : {std::pair{"factor", "factor"},
+                                         {"low", "low_freq_factor"},
+                                         {"high", "high_freq_factor"},
+                                         {"context", "original_max_position_embeddings"}})
+        problem[ours] = rope.at(theirs).dump();
+    } else if (kind == "linear") {
+      problem["factor"] = rope.at("factor").dump();
+    } else if (kind != "default") {
+      fail("rope_type " + kind + " is not one that this example knows");
+    }
+  }
+
+  /// The rows of a saved tensor that are the weight `name`.
+  Bytes rows(const std::string& saved, const Name& of, const std::string& name, const Shape& shape,
+             const std::map<std::string, Shape>& shapes) const {
+    const Tensor& tensor = files_.at(saved);
+    Shape whole = shape;
+    std::int64_t first = 0;
+    if (!of.parts.empty()) {
+      whole[0] = 0;
+      for (const std::string& part : of.parts) {
+        if (part == name) first = whole[0];
+        whole[0] += shapes.at(part).at(0);
+      }
+    }
+    Shape expected = whole;
+    if (of.transposed) std::reverse(expected.begin(), expected.end());
+    if (tensor.shape != expected || tensor.dtype != dtype_.saved)
+      fail(saved + " is " + tensor.dtype + " " + json(tensor.shape).dump() + " instead of " +
+           dtype_.saved + " " + json(expected).dump());
+    const std::size_t row = tensor.bytes / static_cast<std::size_t>(whole[0]);
+    const std::size_t begin = static_cast<std::size_t>(first) * row;
+    const std::size_t size = static_cast<std::size_t>(shape[0]) * row;
+    if (!of.transposed) return {tensor.data + begin, tensor.data + begin + size};
+    Bytes turned(size);
+    const std::size_t element = dtype_.bytes, height = static_cast<std::size_t>(whole[0]);
+    for (std::size_t at = 0; at < size; at += element) {
+      const std::size_t from = (begin + at) / row, column = at % row / element;
+      std::memcpy(&turned[at], tensor.data + (column * height + from) * element, element);
+    }
+    return turned;
+  }
+
+  Files files_;
+  json config_;
+  std::string type_, prefix_;
+  Dtype dtype_;
+  bool is_gpt2_ = false;
+};

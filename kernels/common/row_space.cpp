@@ -1,0 +1,94 @@
+#include "kernels/common/row_space.hpp"
+
+#include <fmt/format.h>
+
+#include "kernels/common/cuda_kernel.hpp"
+
+namespace fftune {
+namespace {
+
+constexpr std::int64_t most_block_threads = 1024;
+
+/// Blocks that share a row.
+std::int64_t cluster_of(const Config& config) {
+  return config.contains("cluster") ? config.at("cluster") : 1;
+}
+
+}  // namespace
+
+std::int64_t elements_of_vector(const RowShape& shape, const Config& config) {
+  return config.at("vector") / shape.element_bytes();
+}
+
+std::int64_t vectors_of_thread(const RowShape& shape, const Config& config) {
+  return quotient_up(shape.vectors(config.at("vector")), config.at("group") * cluster_of(config));
+}
+
+std::int64_t block_threads(const Config& config) {
+  return config.at("group") * config.at("groups");
+}
+
+void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimits& limits,
+                        const DeviceFacts& facts) {
+  const std::int64_t widest = widest_vector(shape.bytes());
+  std::vector<std::string> sharing{"vector", "group"};
+  space.parameter("vector", "bytes of an access", {2, 4, 8, 16})
+      .parameter("group", "threads of a block that share a row", limits.group)
+      .parameter("groups", "rows of a block side by side", limits.groups);
+  if (limits.clusters) {
+    sharing.emplace_back("cluster");
+    space.parameter("cluster", "blocks that share a row", {1, 2, 4, 8})
+        .parameter("evict_first", "1: accesses use the L2 policy evict_first; 0: evict_normal",
+                   {0, 1});
+  }
+  space
+      .constraint("an access is at least one element, and rows are aligned to it",
+                  [widest, least = shape.element_bytes()](const Config& c) {
+                    return c.at("vector") >= least && c.at("vector") <= widest;
+                  },
+                  {"vector"})
+      .constraint("accesses narrower than half of what alignment allows only add instructions",
+                  [widest](const Config& c) { return 2 * c.at("vector") >= widest; }, {"vector"})
+      .constraint("a block has 64 to 1024 threads",
+                  [](const Config& c) {
+                    return block_threads(c) >= 64 && block_threads(c) <= most_block_threads;
+                  },
+                  {"group", "groups"})
+      .constraint("no more rows side by side than there are",
+                  [shape](const Config& c) {
+                    return block_threads(c) == 64 || c.at("groups") < 2 * shape.rows;
+                  },
+                  {"group", "groups"})
+      .constraint(
+          "at most half of a row's threads have nothing to do",
+          [shape, least = limits.group.front()](const Config& c) {
+            const std::int64_t threads = c.at("group") * cluster_of(c);
+            return threads <= least || threads < 2 * shape.vectors(c.at("vector"));
+          },
+          sharing);
+  if (!limits.clusters) return;
+  space
+      .constraint("clusters need compute capability 9.0",
+                  [capability = facts.compute_capability](const Config& c) {
+                    return c.at("cluster") == 1 || capability >= 90;
+                  },
+                  {"cluster"})
+      .constraint("a row on several SMs has at least 8 KB, and whole blocks, for each",
+                  [shape](const Config& c) {
+                    return c.at("cluster") == 1 || (c.at("groups") == 1 && c.at("group") >= 128 &&
+                                                    shape.bytes() >= 8192 * c.at("cluster"));
+                  },
+                  {"group", "groups", "cluster"});
+}
+
+std::optional<std::string> refuse_rows(const Family& family, const Problem& problem,
+                                       std::string_view pass, const DeviceFacts& facts,
+                                       std::string_view extent, std::int64_t elements) {
+  if (auto refusal = refuse_cuda(problem, pass, facts)) return refusal;
+  const Config config = family.default_config(problem, facts);
+  if (family.space(problem, facts).violations(config).empty()) return std::nullopt;
+  return fmt::format("rows of {}={} in {} do not suit a block's registers and accesses", extent,
+                     elements, dtype_name(problem.dtype));
+}
+
+}  // namespace fftune

@@ -1,0 +1,129 @@
+"""docs/examples/run_model.cpp beside transformers: ids and logits of tiny models of every kind."""
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from fftune._library import library_path
+from models import make
+from test_ops import error
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "run_model.cpp"
+KINDS = ["llama", "llama3", "linear", "mistral-window", "qwen2", "qwen3", "gemma", "gemma2",
+         "gemma3", "phi", "phi3", "gpt2", "mixtral", "qwen3-moe"]
+PROMPT = [3, 17, 5, 60, 31, 8, 44]
+TOKENS = 70  # more than a window of 64
+
+
+@pytest.fixture(scope="session")
+def run_model(tmp_path_factory):
+    """The program, compiled as its documentation says; $FFTUNE_RUN_MODEL is one that is."""
+    if given := os.environ.get("FFTUNE_RUN_MODEL"):
+        return given
+    compiler = shutil.which("g++")
+    if compiler is None or not Path("/usr/include/nlohmann/json.hpp").exists():
+        pytest.skip("there is no g++ with nlohmann/json here")
+    library = library_path()
+    headers = Path(os.environ.get("FFTUNE_INCLUDE", library.parents[1] / "include"))
+    program = tmp_path_factory.mktemp("run-model") / "run-model"
+    subprocess.run([compiler, "-std=c++20", "-O1", f"-I{headers}", str(EXAMPLE), "-o", str(program),
+                    str(library), f"-Wl,-rpath,{library.parent}", "-ldl"], check=True)
+    return str(program)
+
+
+def run(program, folder, *options, prompt=PROMPT, tokens=TOKENS, vocabulary=96):
+    """(ids, logits) that the program gives."""
+    done = subprocess.run(
+        [program, str(folder), "--prompt-ids", ",".join(map(str, prompt)), "--tokens", str(tokens),
+         "--logits", str(folder / "logits"), *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ids = [int(word) for word in done.stdout.split("\n")[0].split()]
+    logits = torch.frombuffer(bytearray((folder / "logits").read_bytes()), dtype=torch.float32)
+    return ids, logits.view(len(ids), vocabulary)
+
+
+@torch.no_grad()
+def logits_of(model, ids, prompt=PROMPT):
+    """Those that transformers' eager attention gives for each of the ids behind the prompt."""
+    model.config._attn_implementation = "eager"
+    given = torch.tensor([prompt + ids[:-1]], device=model.device)
+    return model(given, use_cache=False).logits[0, len(prompt) - 1:].float().cpu()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ids_and_logits(name, run_model, tmp_path):
+    model = make(name)
+    model.save_pretrained(tmp_path)
+    ids, logits = run(run_model, tmp_path)
+    right = logits_of(model, ids)
+    assert error(logits, right) < 1e-5
+    assert ids == right.argmax(-1).tolist()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_on_a_gpu(name, dtype, run_model, tmp_path):
+    """No further from those of float32 than transformers' in the same type are, about."""
+    model = make(name, dtype, "cuda")
+    model.save_pretrained(tmp_path)
+    ids, logits = run(run_model, tmp_path, "--device", "0")
+    narrow, right = logits_of(model, ids), logits_of(model.float(), ids)
+    # A token in the middle: rounding may send another one to other experts.
+    ours, theirs = (torch.tensor([error(*rows) for rows in zip(given, right)]).median()
+                    for given in (logits, narrow))
+    assert ours < 2 * theirs
+
+
+def changed(config):
+    """Configurations as older versions of transformers wrote them."""
+    config = dict(config)
+    kinds = config.pop("layer_types", None)
+    rope = config.pop("rope_parameters", {})
+    if kinds:  # of each type
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+        config["sliding_window_pattern"] = 3
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    return config
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+def test_older_configurations(name, run_model, tmp_path):
+    import json
+
+    model = make(name)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(changed(config)))
+    ids, logits = run(run_model, tmp_path)
+    assert error(logits, logits_of(model, ids)) < 1e-5
+
+
+def test_a_model_without_its_head(run_model, tmp_path):
+    """GPT-2 as it was published: no prefix, and constants beside the weights."""
+    from safetensors.torch import save_file
+
+    model = make("gpt2")
+    model.save_pretrained(tmp_path)
+    tensors = {name: t.contiguous() for name, t in model.transformer.state_dict().items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
+    save_file(tensors, tmp_path / "model.safetensors")
+    ids, logits = run(run_model, tmp_path, tokens=5)
+    assert error(logits, logits_of(model, ids)) < 1e-5
+
+
+def test_weights_that_no_layer_has_are_refused(run_model, tmp_path):
+    model = make("llama")
+    model.model.layers[1].self_attn.sinks = nn.Parameter(torch.zeros(4))
+    model.save_pretrained(tmp_path)
+    done = subprocess.run([run_model, str(tmp_path), "--prompt-ids", "1"], capture_output=True,
+                          text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "model.layers.1.self_attn.sinks is not of a layer that is known" in done.stderr
