@@ -19,8 +19,8 @@
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_kernel.hpp"
 #include "kernels/layer/layer.hpp"
+#include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
-#include "kernels/rmsnorm/rmsnorm.hpp"
 #include "registry/repeated_family.hpp"
 
 namespace fftune::layer {
@@ -41,13 +41,13 @@ const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name
   return place == parts.end() ? nullptr : &*place;
 }
 
-const char* norm_type(rmsnorm::Convention convention) {
+const char* norm_type(norm::Convention convention) {
   switch (convention) {
-    case rmsnorm::Convention::llama:
+    case norm::Convention::llama:
       return "fftune::llama_norm";
-    case rmsnorm::Convention::gemma:
+    case norm::Convention::gemma:
       return "fftune::gemma_norm";
-    case rmsnorm::Convention::t5:
+    case norm::Convention::t5:
       break;
   }
   return "fftune::t5_norm";
@@ -57,7 +57,7 @@ const char* norm_type(rmsnorm::Convention convention) {
 struct Layer {
   qkv::Layer heads;
   attention::Layer attention;
-  rmsnorm::Layer norm;
+  norm::Layer norm;
   Activation activation = Activation::silu;
   std::int64_t cache = 0;
 
@@ -67,7 +67,7 @@ struct Layer {
     const auto parts = parts_of(problem);
     heads = qkv::layer_of(part_named(parts, "qkv")->problem);
     attention = attention::layer_of(part_named(parts, "attention")->problem);
-    norm = rmsnorm::layer_of(part_named(parts, "attn_norm")->problem);
+    norm = norm::layer_of(part_named(parts, "attn_norm")->problem);
   }
 };
 
