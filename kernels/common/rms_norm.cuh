@@ -1,5 +1,5 @@
 // The conventions of RMS normalisation on the device, each a type. They are defined in
-// kernels/norm/norm.hpp.
+// kernels/rmsnorm/rmsnorm.hpp.
 #pragma once
 
 #include "common/float16.cuh"

@@ -42,7 +42,7 @@ bool finds_scales(const Problem& problem) {
 /// decode.cu's chosen_config.
 struct Block {
   std::int64_t k_step;  // elements of a row that four threads load at once
-  std::int64_t tokens, rows, warps, unroll, k_parts;
+  std::int64_t tokens, rows, warps, unroll, k_parts, l2_prefetch;
 
   Block(const Problem& problem, const Config& config)
       : k_step(64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))),
@@ -50,14 +50,15 @@ struct Block {
         rows(config.at("rows")),
         warps(config.at("warps")),
         unroll(config.at("unroll")),
-        k_parts(config.contains("k_parts") ? config.at("k_parts") : 1) {}
+        k_parts(config.contains("k_parts") ? config.at("k_parts") : 1),
+        l2_prefetch(config.contains("l2_prefetch") ? config.at("l2_prefetch") : 0) {}
 
   std::string template_argument(const Problem& problem) const {
     const char* packings[] = {"separate", "halves", "interleaved"};
     return fmt::format(
-        "fftune::chosen_config{{{}, {}, {}, {}, {}, fftune::weights_of_both::{}, "
+        "fftune::chosen_config{{{}, {}, {}, {}, {}, {}, fftune::weights_of_both::{}, "
         "fftune::chosen_scales::{}}}",
-        tokens, rows, warps, unroll, k_parts,
+        tokens, rows, warps, unroll, k_parts, l2_prefetch,
         packings[static_cast<std::size_t>(packing_of(problem))], scales_name(problem));
   }
   std::int64_t threads() const { return 32 * warps; }
@@ -65,7 +66,8 @@ struct Block {
   /// 16-byte loads of weights that a thread has in flight.
   std::int64_t loads(std::int64_t operands) const { return operands * rows / 8 * unroll; }
   std::int64_t registers(std::int64_t operands) const {
-    const std::int64_t of_fp8 = k_step == 64 ? 24 + operands * rows / 2 : 0;
+    // What is expanded to fp16, and partial sums: as ptxas has it.
+    const std::int64_t of_fp8 = k_step == 32 ? 0 : operands == 2 ? 16 : 24 + rows / 2;
     return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48 + of_fp8;
   }
 };
@@ -99,11 +101,12 @@ class Decode : public Family {
     // Measured on an H200: these kernels reach 58 to 82% of the memory's rate, and tiles of wgmma
     // 91 to 98% where they fill the SMs.
     const double tiles = usually_chosen(problem) * static_cast<double>(quotient_up(shape.h, 64));
-    if (facts.compute_capability == 90 && !is_fp8 && tiles > 1.45 * facts.multiprocessors)
+    const double most_tiles = is_fp8 ? 4.5 : 1.45;
+    if (facts.compute_capability == 90 && tiles > most_tiles * facts.multiprocessors)
       return fmt::format(
-          "the chosen experts have {:.0f} tiles of weights: more than 1.45 for each SM are read "
+          "the chosen experts have {:.0f} tiles of weights: more than {} for each SM are read "
           "faster by TMA",
-          tiles);
+          tiles, most_tiles);
     const std::int64_t vector = 16 / static_cast<std::int64_t>(dtype_bytes(problem.dtype));
     for (const std::int64_t features : {shape.d, shape.h})
       if (features % vector != 0)
@@ -146,6 +149,10 @@ class Decode : public Family {
     std::int64_t k;
   };
   virtual Weights weights(const Problem& problem) const = 0;
+  /// How much longer it takes than the bytes in flight explain.
+  virtual double longer(const Problem&, const Block&) const { return 1; }
+  /// Blocks of a cluster.
+  virtual std::int64_t cluster(const Problem&, const Block&) const { return 1; }
 
   /// The time of reading them with the bytes that a configuration has in flight, by blocks that may
   /// fill the device unevenly.
@@ -161,6 +168,9 @@ class Decode : public Family {
     const double blocks = std::max(weights.rows / static_cast<double>(block.rows), 1.0);
     const double at_once = std::max(std::floor(std::min(2048 / threads, 65536 / registers)), 1.0);
     const double resident = std::min(at_once, std::ceil(blocks / processors));
+    // Expanding fp8 takes about as long as reading it where a scheduler has a single warp.
+    const bool few_warps =
+        problem.dtype == DType::fp8 && resident * static_cast<double>(block.warps) < 8;
     // A warp that has no k has nothing in flight.
     const double busy =
         std::min(1.0, static_cast<double>(weights.k) /
@@ -168,10 +178,23 @@ class Decode : public Family {
     const double in_flight =
         resident * busy * threads * 16 * static_cast<double>(block.loads(weights.operands));
     const double waves = std::ceil(blocks / processors) * processors / blocks;
+    // Clusters do not fill every GPC, and one that does not fit waits for all of the others.
+    const auto of_cluster = static_cast<double>(cluster(problem, block));
+    const double slots =
+        std::max(std::floor(0.91 * at_once * processors / of_cluster), 1.0) * of_cluster;
+    const double with_order =
+        blocks + static_cast<double>(quotient_up(shape_of(problem).h, block.rows));
+    const bool waits = of_cluster > 1 && with_order > slots;
+    const double rounds = waits ? std::ceil(with_order / slots) * slots / with_order : 1;
     const double bytes = static_cast<double>(dtype_bytes(problem.dtype)) *
                          static_cast<double>(weights.operands) * weights.rows *
                          static_cast<double>(weights.k);
-    return start_seconds + bytes / (0.9 * bandwidth) * std::max(1.0, wanted_bytes / in_flight) *
+    // What fits in half of the L2 with the weights of gate and up passing through it.
+    const bool prefetches = config.contains("l2_prefetch") && config.at("l2_prefetch") != 0;
+    const double gain = 2 * bytes < static_cast<double>(facts.l2_bytes) ? 0.9 : 1.05;
+    return start_seconds + (prefetches ? gain : 1) * bytes / (0.9 * bandwidth) *
+                               std::max(1.0, wanted_bytes / in_flight) * rounds *
+                               longer(problem, block) * (few_warps ? 1.15 : 1) *
                                (0.5 + 0.5 * waves) * (1 + 0.8 / static_cast<double>(block.rows));
   }
 
@@ -269,6 +292,17 @@ class ChosenGateUp final : public Decode {
   }
 
  private:
+  // Measured on an H200 in bf16. Of four loads a row ptxas does not keep all in flight; one asks
+  // for half of a line of 128 bytes, which many rows make worse.
+  double longer(const Problem& problem, const Block& block) const override {
+    if (problem.dtype == DType::fp8) return 1;
+    if (block.unroll == 1) return block.rows == 32 ? 1.3 : 0.97;
+    if (block.unroll == 4) return 1.35;
+    return block.rows == 32 ? 0.95 : 1;
+  }
+  std::int64_t cluster(const Problem& problem, const Block& block) const override {
+    return finds_scales(problem) ? scale_block / block.rows : 1;
+  }
   Weights weights(const Problem& problem) const override {
     const Shape shape = shape_of(problem);
     return {2, usually_chosen(problem) * static_cast<double>(shape.h), shape.d};
@@ -290,6 +324,13 @@ class ChosenDown final : public Decode {
         .parameter("warps", "warps of a block, which share the experts", {4, 8, 16})
         .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4, 8})
         .parameter("k_parts", "warps that share an expert's k", {1, 2, 4})
+        .parameter("l2_prefetch",
+                   "1: all weights are asked for in L2 while the launch before still runs", {0, 1})
+        .constraint("the bulk prefetch needs compute capability 9.0",
+                    [capability = facts.compute_capability](const Config& c) {
+                      return c.at("l2_prefetch") == 0 || capability >= 90;
+                    },
+                    {"l2_prefetch"})
         .constraint(fmt::format("each choice's products must fit in the {} bytes of shared memory "
                                 "that a block can have",
                                 facts.shared_bytes_per_block),

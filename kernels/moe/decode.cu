@@ -38,7 +38,7 @@ enum class chosen_scales { none, tensor, token, block };
 
 // tokens: rows of an expert that a pass over its weights serves, 8 or 16.
 struct chosen_config {
-  int tokens, rows, warps, unroll, k_parts;
+  int tokens, rows, warps, unroll, k_parts, l2_prefetch;
   weights_of_both packed;
   chosen_scales scaled;
 };
@@ -530,6 +530,14 @@ __global__ void __launch_bounds__(config.warps * 32)
   launch_dependents();
   const auto chosen = chosen_experts::build<threads>(storage, ids, choices, top_k, shared, experts);
   const int units = chosen.count() * config.k_parts, first_row = blockIdx.x * config.rows;
+  if constexpr (config.l2_prefetch != 0) {
+    // The launch before may leave memory idle: every weight of this block is asked for.
+    const int own_rows = smaller(config.rows, d - first_row);
+    for (int index = warp; index < chosen.count(); index += config.warps) {
+      const i64 row = static_cast<i64>(chosen.expert(index)) * d + first_row;
+      if (lane == 0) prefetch_l2(w_down + row * h, own_rows * h * static_cast<int>(sizeof(T)));
+    }
+  }
   bool waited = false;
   const auto ready = [&waited] {
     if (!waited) wait_for_dependencies();

@@ -101,8 +101,11 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
         {prefix + "gate_up" + suffix, problem.dtype, {experts, 2 * shape.h, shape.d}, role, by_d});
   tensors.push_back(
       {prefix + "down" + suffix, problem.dtype, {experts, shape.d, shape.h}, role, by_h});
-  for (std::size_t i = first; i < tensors.size() && !are_sums; ++i)
-    tensors[i].read_share = share_of_experts(problem);
+  for (std::size_t i = first; i < tensors.size(); ++i) {
+    if (!are_sums) tensors[i].read_share = share_of_experts(problem);
+    // Experts differ in their rows and in the rows' weights.
+    if (role == Role::output) tensors[i].alike = tensors[i].elements() / experts;
+  }
 }
 
 /// Scales of fp8, which undo what elements are drawn larger by.
@@ -154,12 +157,13 @@ void add_biases(const Problem& problem, const Biases& biases, std::vector<Tensor
   const std::size_t first = tensors.size();
   const bool are_read = biases.role == Role::input && biases.suffix.empty();
   const auto add = [&](bool is_there, const char* name, std::int64_t width) {
-    if (is_there)
-      tensors.push_back({biases.prefix + name + biases.suffix,
-                         wide_dtype(problem),
-                         {shape.all_experts(), width},
-                         biases.role,
-                         1});
+    if (!is_there) return;
+    tensors.push_back({biases.prefix + name + biases.suffix,
+                       wide_dtype(problem),
+                       {shape.all_experts(), width},
+                       biases.role,
+                       1});
+    if (biases.role == Role::output) tensors.back().alike = width;
   };
   const bool separate = packing_of(problem) == Packing::separate;
   add(biases.gate_up && separate, "gate", shape.h);

@@ -75,23 +75,24 @@ class Route final : public RouteFamily {
                       return shared_bytes(shape, c.at("threads")) <= most;
                     },
                     {"threads"})
-        .constraint("a warp has 32 choices or more",
-                    [rows = shape.rows()](const Config& c) {
+        .constraint("a warp has 32 choices or more, or eight experts",
+                    [rows = shape.rows(), experts = shape.experts](const Config& c) {
                       const std::int64_t threads = c.at("threads") * c.at("ctas");
-                      return threads == 128 || threads < 2 * rows;
+                      return threads == 128 || threads < 2 * rows ||
+                             (c.at("ctas") == 1 && threads <= 4 * experts);
                     },
                     {"threads", "ctas"});
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
     const auto feasible = space(problem, facts).feasible();
-    const std::int64_t rows = shape_of(problem).rows();
+    const Shape shape = shape_of(problem);
     return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
-      return seconds(rows, a) < seconds(rows, b);
+      return seconds(shape, a) < seconds(shape, b);
     });
   }
   std::optional<double> estimate(const Problem& problem, const DeviceFacts&,
                                  const Config& config) const override {
-    return seconds(shape_of(problem).rows(), config);
+    return seconds(shape_of(problem), config);
   }
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
@@ -100,11 +101,14 @@ class Route final : public RouteFamily {
 
  private:
   // A round of loads is 8 choices a thread, and both passes make it. Threads that are too few wait
-  // for memory again, blocks for each other once; more warps have more counts.
-  static double seconds(std::int64_t rows, const Config& config) {
+  // for memory again, blocks for each other once; more warps have more counts, and each adds up
+  // those of some experts, one after the other.
+  static double seconds(const Shape& shape, const Config& config) {
     const std::int64_t threads = config.at("threads") * config.at("ctas");
-    return 1e-6 * (3 + static_cast<double>(quotient_up(rows, 8 * threads)) +
-                   (config.at("ctas") > 1 ? 1.0 : 0.0) + static_cast<double>(threads) / 8192);
+    const std::int64_t of_warp = quotient_up(32 * shape.experts, config.at("threads"));
+    return 1e-6 * (3 + static_cast<double>(quotient_up(shape.rows(), 8 * threads)) +
+                   (config.at("ctas") > 1 ? 1.0 : 0.0) + static_cast<double>(threads) / 8192 +
+                   0.07 * static_cast<double>(std::max<std::int64_t>(of_warp - 8, 0)));
   }
 };
 

@@ -28,9 +28,8 @@ bool are_aligned(const Problem& problem, std::int64_t columns) {
 struct Combination {
   const char *pass, *stage, *rows, *sums;
   bool weighted;
+  std::vector<std::string> sources;
 };
-constexpr Combination forward{"fwd", stage_combine, "expert_out", "y", true};
-constexpr Combination backward{"bwd", stage_combine_dx, "dx_rows", "dx", false};
 
 class Combine final : public StageFamily {
  public:
@@ -40,7 +39,7 @@ class Combine final : public StageFamily {
                                             : "16 bytes of a token a thread, eight rows in flight",
                      .stage = of.stage,
                      .pass = of.pass,
-                     .sources = {"moe/combine.cu"},
+                     .sources = of.sources,
                      .is_fallback = is_fallback}),
         of_(of) {}
 
@@ -91,7 +90,7 @@ class Combine final : public StageFamily {
     Program program;
     if (has_whole_rows(problem)) {
       KernelLaunch& launch = append_kernel(
-          program, "moe/combine.cu", fmt::format("combine_before<{}>", arguments),
+          program, "moe/weigh.cu", fmt::format("combine_before<{}>", arguments),
           {static_cast<std::uint32_t>(std::min<std::int64_t>(shape.m, 65535))},
           static_cast<std::uint32_t>(threads),
           {tensor_of(places, "dx_rows"), tensor_of(places, "places"), tensor_of(places, "weights"),
@@ -254,6 +253,10 @@ class CpuStage final : public StageFamily {
 }  // namespace
 
 std::vector<const Family*> combine_families() {
+  static const Combination forward{"fwd", stage_combine, "expert_out",
+                                   "y",   true,          {"moe/combine.cu"}};
+  static const Combination backward{
+      "bwd", stage_combine_dx, "dx_rows", "dx", false, {"moe/combine.cu", "moe/weigh.cu"}};
   static const Combine fwd(forward, "combine_rows", false),
       fwd_fallback(forward, "combine_fallback", true), bwd(backward, "combine_dx_rows", false),
       bwd_fallback(backward, "combine_dx_fallback", true);

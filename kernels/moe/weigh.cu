@@ -8,7 +8,8 @@
 // rows are not 16-byte aligned, one element. They add up their sums in a fixed order: a warp's by
 // shuffles, then the warps'.
 //
-// Grid: min(choices, 2^31 - 1). Block: threads.
+// Grid: min(choices, 2^31 - 1). Block: threads. Where weights were applied before the first
+// product, their gradient needs the last one: combine_before.
 #include "common/activation.cuh"
 #include "common/dependency.cuh"
 #include "common/float16.cuh"
@@ -181,6 +182,74 @@ __global__ void __launch_bounds__(config.threads)
 #pragma unroll
       for (int warp = 0; warp < threads / 32; ++warp) total += sums[warp];
       d_weights[token * top_k + own] = total;
+    }
+    __syncthreads();
+  }
+}
+
+// The last stage where weights were applied before: u = rows is the gradient by a token's weighted
+// row, so dx = the sum of weight times u, and the gradient of a weight is x·u.
+//
+// A block has a token: its threads take the columns in turn, and add up the products of each
+// choice, a warp's by shuffles, then the warps'. rows [.., columns], places [tokens, choices],
+// weights and d_weights [tokens, weighted], x and dx [tokens, columns]. Grid: min(tokens, 65535).
+// Block: threads.
+template <class T, int choices, int weighted, bool aligned, int threads>
+__global__ void __launch_bounds__(threads)
+    combine_before(const T* rows, const int* places, const float* weights, const T* x, T* dx,
+                   float* d_weights, int tokens, i64 width) {
+  using columns = columns_of_row<T, aligned>;
+  constexpr int together = choices < 4 ? choices : 4;  // rows in flight
+  __shared__ float sums[weighted][threads / 32];
+  launch_dependents();
+  wait_for_dependencies();
+  for (int token = blockIdx.x; token < tokens; token += gridDim.x) {
+    const int* const own_places = places + static_cast<i64>(token) * choices;
+    const float* const own_weights = weights + static_cast<i64>(token) * weighted;
+    float products[weighted] = {};
+    for (i64 column = threadIdx.x * columns::count; column < width;
+         column += threads * columns::count) {
+      const i64 at = token * width + column;
+      const columns own = columns::load(x + at);
+      columns total = {};
+#pragma unroll
+      for (int begin = 0; begin < choices; begin += together) {
+        columns row[together] = {};
+#pragma unroll
+        for (int i = 0; i < together; ++i) {
+          const int place = begin + i < choices ? own_places[begin + i] : -1;
+          if (place >= 0) row[i] = columns::load(rows + place * width + column);
+        }
+#pragma unroll
+        for (int i = 0; i < together; ++i) {
+          const int choice = begin + i;
+          if (choice >= choices) continue;
+          const float weight = choice < weighted ? own_weights[choice] : 1.0f;
+#pragma unroll
+          for (int element = 0; element < columns::count; ++element) {
+            total.value[element] += weight * row[i].value[element];
+            if (choice < weighted) {
+              products[choice] += own.value[element] * row[i].value[element];
+            }
+          }
+        }
+      }
+      total.store_times(1.0f, dx + at);
+    }
+#pragma unroll
+    for (int choice = 0; choice < weighted; ++choice) {
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) {
+        products[choice] += __shfl_xor_sync(~0u, products[choice], distance);
+      }
+      if (threadIdx.x % 32 == 0) sums[choice][threadIdx.x / 32] = products[choice];
+    }
+    __syncthreads();
+    if (threadIdx.x < weighted) {
+      float total = 0;
+#pragma unroll
+      for (int warp = 0; warp < threads / 32; ++warp) total += sums[threadIdx.x][warp];
+      d_weights[static_cast<i64>(token) * weighted + threadIdx.x] = total;
     }
     __syncthreads();
   }

@@ -1,8 +1,7 @@
 // Normalisation of rows of d features: the ops rmsnorm and layernorm.
 //
-// rmsnorm (Zhang and Sennrich 2019, arXiv 1910.07467): y = x̂ ⊙ factor(w), x̂ = x / sqrt(mean(x²) +
-// eps). Conventions: llama rounds x̂ to the dtype before it multiplies, and factor(w) = w; gemma
-// rounds nothing on the way, and factor(w) = 1 + w; t5 rounds nothing either, and factor(w) = w.
+// rmsnorm: y = x̂ ⊙ factor(w), x̂ = x / sqrt(mean(x²) + eps), in the conventions of
+// kernels/rmsnorm/rmsnorm.hpp.
 //
 // layernorm (Ba, Kiros and Hinton 2016, arXiv 1607.06450): y = x̂ ⊙ w + b, x̂ = (x − mean(x)) /
 // sqrt(var(x) + eps), the variance with a denominator of d. Nothing is rounded on the way.
@@ -34,6 +33,7 @@
 
 #include "core/problem.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
 #include "registry/op.hpp"
 
 namespace fftune {
@@ -48,8 +48,6 @@ constexpr const char* stage_forward = "forward";
 constexpr const char* stage_backward = "backward";
 
 constexpr std::int64_t most_features = 65536;
-
-enum class Convention { llama, gemma, t5 };
 
 /// A problem's sizes and options, read once.
 struct Layer {

@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "device/placed_executable.hpp"
 #include "registry/catalog.hpp"
+#include "registry/repeated_family.hpp"
 
 namespace fftune {
 namespace {
@@ -47,6 +48,12 @@ void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts
 
 Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                            const Recipe& recipe, const MakeExecutable& make) {
+  const auto repetition = op.repetition(problem);
+  if (repetition && recipe.size() == 1) {
+    const auto& variant = recipe.front();
+    if (const auto* family = dynamic_cast<const RepeatedFamily*>(&family_of(op, variant.family)))
+      return {make(variant, family->repeated_program(problem, *repetition, facts, variant.config))};
+  }
   const auto made = [&](const Variant& variant, bool first) {
     Program program = family_of(op, variant.family).program(problem, facts, variant.config);
     if (first) launch_normally(program);
@@ -57,7 +64,6 @@ Executables executables_of(const Op& op, const Problem& problem, const DeviceFac
   Executables executables;
   for (const auto& variant : recipe)
     executables.push_back(made(variant, composed && executables.empty()));
-  const auto repetition = op.repetition(problem);
   if (!repetition) return executables;
   const auto first = executables.front();
   if (composed) executables.front() = made(recipe.front(), false);

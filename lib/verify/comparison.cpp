@@ -40,11 +40,14 @@ std::int64_t count_poison(const std::byte* data, std::size_t count, std::int64_t
   return poisoned;
 }
 
-/// Up to 1024 elements of one row, `index` being the first one's place in the matrix.
+/// Elements of a row that are compared at a time.
+constexpr std::int64_t most_together = 1024;
+
+/// Up to so many elements of one row, `index` being the first one's place in the matrix.
 void compare_part(DType dtype, std::int64_t index, const std::byte* out,
                   std::span<const double> reference, double relative_bound, double absolute_bound,
                   Partial& partial) {
-  std::array<float, 1024> values;
+  std::array<float, most_together> values;
   const std::size_t count = reference.size();
   decode(dtype, out, {values.data(), count});
 
@@ -100,23 +103,29 @@ Difference compare(const RepeatedRows& shape, const void* out,
                    const std::vector<const double*>& reference, double relative_bound,
                    double absolute_bound, Parallel& parallel) {
   const std::size_t element = dtype_bytes(shape.dtype);
-  const std::int64_t step = shape.alike > 0 ? shape.alike : 1024;
+  const std::int64_t alike = shape.alike > 0 ? shape.alike : shape.columns;
   std::vector<Partial> partials(static_cast<std::size_t>(block_count(shape.rows, shape.columns)));
   for_each_block(shape.rows, shape.columns, parallel, [&](const Block& block) {
     Partial partial;
     for (std::int64_t row = block.first_row; row < block.last_row; ++row) {
       const std::int64_t source = shape.source != nullptr ? shape.source[row] : row % shape.period;
       const double* const expected = reference[static_cast<std::size_t>(source)];
-      for (std::int64_t column = 0; column < shape.columns; column += step) {
-        const auto count = static_cast<std::size_t>(std::min(step, shape.columns - column));
-        const std::int64_t index = row * shape.columns + column;
-        const std::span<const double> part(expected + column, count);
-        const double bound = (shape.alike > 0 ? size_of(part) * absolute_bound + shape.least_bound
-                                              : absolute_bound) *
-                             (shape.factors != nullptr ? shape.factors[source] : 1);
-        compare_part(shape.dtype, index,
-                     static_cast<const std::byte*>(out) + static_cast<std::size_t>(index) * element,
-                     part, relative_bound, bound, partial);
+      for (std::int64_t first = 0; first < shape.columns; first += alike) {
+        const std::int64_t last = std::min(first + alike, shape.columns);
+        const double own =
+            shape.alike > 0 ? size_of({expected + first, static_cast<std::size_t>(last - first)}) *
+                                      absolute_bound +
+                                  shape.least_bound
+                            : absolute_bound;
+        const double bound = own * (shape.factors != nullptr ? shape.factors[source] : 1);
+        for (std::int64_t column = first; column < last; column += most_together) {
+          const auto count = static_cast<std::size_t>(std::min(most_together, last - column));
+          const std::int64_t index = row * shape.columns + column;
+          compare_part(
+              shape.dtype, index,
+              static_cast<const std::byte*>(out) + static_cast<std::size_t>(index) * element,
+              {expected + column, count}, relative_bound, bound, partial);
+        }
       }
     }
     partials[static_cast<std::size_t>(block.index)] = partial;

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, reference
 from ._custom import OPS, call
 from ._experts import experts_of, router_of
 from ._layer_ops import Choice, form_of, has_layout, parse
-from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks, expect_plain_parameters,
-                         is_patched, probing, random_rows, remembered, undoable)
+from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks,
+                         expect_plain_parameters, is_known, is_patched, probing, random_rows, remembered, undoable)
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -146,7 +145,7 @@ class Layers:
             return False
         for spec in specs:
             _lay_out(kv[spec.index], batch, spec, embedding)
-        if not statically_known_true(batch * s <= MOST_TOKENS):
+        if not is_known(batch * s <= MOST_TOKENS):
             return False
         for name in ("output_attentions", "output_hidden_states"):
             wanted = options.get(name)
@@ -561,6 +560,9 @@ class _Recogniser:
         past = random_rows(2, batch, size, *spec.heads, like=like)
         ours = [t.clone().transpose(1, 2) for t in past]
         kv = StaticLayer(size)
+        if not hasattr(kv, "cumulative_length"):
+            raise Unfit("the static cache of this transformers does not count its tokens: whole "
+                        "layers need version 5")
         kv.lazy_initialization(*ours)
         kv.keys, kv.values = (t.clone().transpose(1, 2) for t in past)
         kv.cumulative_length.fill_(before)

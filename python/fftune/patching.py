@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, ops, reference
 from ._experts import patch_experts, patch_router, restore_experts
@@ -20,7 +19,7 @@ from ._graphs import patch_steps, restore_steps
 from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, is_close, is_patched, original, probing, random_rows,
+                         expect_plain, is_close, is_known, is_patched, original, probing, random_rows,
                          reason_of, remembered, replace_forward, undoable)
 
 
@@ -452,6 +451,7 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if arguments or checkpoints or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states, *arguments, **options)
+    options.setdefault("attention_mask", None)  # transformers 4 has no default for it
     normed = self.input_layernorm(hidden_states)
     if _projects(self.self_attn, normed):
         return _block(norm, mlp, _attend(self.self_attn, normed, hidden_states, **options), None)
@@ -468,6 +468,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
             or hidden_states.dtype != norm.weight.dtype
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
+    options.setdefault("attention_mask", None)
     pair, = self._fftune
     convention, eps = norm._fftune
     normed = self.input_layernorm(hidden_states)
@@ -713,7 +714,7 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
     return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
             and attention.config._attn_implementation in ("sdpa", *_attention.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
-                 and statically_known_true(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
+                 and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
 
 def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, float] | None:

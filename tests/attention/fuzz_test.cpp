@@ -83,12 +83,13 @@ TEST_CASE("a few small problems of attention are right on the GPU", "[gpu][small
   verify_small_on_gpu(attention_op(), random_attention);
 }
 
-TEST_CASE("keys that two warpgroups divide are added up right on the GPU", "[gpu][split]") {
+TEST_CASE("tiles of several warpgroups are right on the GPU, their keys divided or not",
+          "[gpu][split]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
   const DeviceFacts& facts = backend->facts();
   const Family& family = family_of(attention_op(), "attention_sm90");
-  Draw draw(6);
+  Draw draw(6), draw_other(7);
   std::vector<Problem> problems = few_tiles();
   for (int i = 0; i < 1200; ++i)
     problems.push_back(random_attention(DeviceKind::cuda, draw, std::int64_t{1} << 18));
@@ -100,6 +101,14 @@ TEST_CASE("keys that two warpgroups divide are added up right on the GPU", "[gpu
     if (configs.empty()) continue;
     const auto at = static_cast<std::size_t>(draw.below(std::ssize(configs)));
     cases.push_back({problem, {&family, configs[at], 0, 1}, {}});
+    // Tiles of several warpgroups, which under a causal mask end with the last query.
+    configs = family.space(problem, facts).feasible();
+    std::erase_if(configs, [](const Config& config) {
+      return config.at("split_keys") != 0 || config.at("mma_warpgroups") == 1;
+    });
+    if (problem.option("mask") != "causal" || configs.empty()) continue;
+    const auto other = static_cast<std::size_t>(draw_other.below(std::ssize(configs)));
+    cases.push_back({problem, {&family, configs[other], 0, 1}, {}});
   }
   verify_chosen(*backend, cases, draw.random());
 }

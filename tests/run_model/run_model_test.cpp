@@ -62,8 +62,8 @@ void require_same_ids(const std::string& device) {
     const SmallModel model(shape);
     const std::string own = "model-" + std::to_string(seen.size());
     model.write(folder.path() / own);
-    const Finished done = run(folder.path(), own + " --prompt-ids " + prompt_text +
-                                                 " --tokens 12 --device " + device);
+    const Finished done = run(
+        folder.path(), own + " --prompt-ids " + prompt_text + " --tokens 12 --device " + device);
     INFO(done.err);
     REQUIRE(done.code == 0);
     const auto ids = ids_in(done.out);

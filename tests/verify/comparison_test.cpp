@@ -111,3 +111,17 @@ TEST_CASE("where neighbours are alike, an element's bound follows from their siz
   CHECK(outliers(8, 0) == 1);
   CHECK(outliers(8, 1e-3) == 0);
 }
+
+TEST_CASE("any number of neighbours may be alike") {
+  HostThreads threads;
+  std::vector<double> reference(6000, 1.0);
+  std::fill(reference.begin() + 3000, reference.end(), 100.0);
+  std::vector<float> out(reference.begin(), reference.end());
+  out[2999] += 0.5F;
+  out[3000] += 0.5F;
+  RepeatedRows shape{DType::f32, 1, 6000, 1};
+  shape.alike = 3000;
+  const auto difference = compare(shape, out.data(), rows_of(reference, 6000), 0, 0.01, threads);
+  CHECK(difference.outliers == 1);
+  CHECK(difference.first_outlier == 2999);
+}
