@@ -66,8 +66,10 @@ struct Block {
   /// 16-byte loads of weights that a thread has in flight.
   std::int64_t loads(std::int64_t operands) const { return operands * rows / 8 * unroll; }
   std::int64_t registers(std::int64_t operands) const {
-    // What is expanded to fp16, and partial sums: as ptxas has it.
-    const std::int64_t of_fp8 = k_step == 32 ? 0 : operands == 2 ? 16 : 24 + rows / 2;
+    // What is expanded to fp16, scales and partial sums: as ptxas has it.
+    const std::int64_t of_fp8 = k_step == 32    ? 0
+                                : operands == 2 ? 20 * unroll + rows - 16
+                                                : 24 + rows / 2;
     return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48 + of_fp8;
   }
 };
@@ -292,13 +294,10 @@ class ChosenGateUp final : public Decode {
   }
 
  private:
-  // Measured on an H200 in bf16. Of four loads a row ptxas does not keep all in flight; one asks
-  // for half of a line of 128 bytes, which many rows make worse.
+  // Measured on an H200 in bf16: one load asks for half of a line of 128 bytes, which many rows
+  // make worse.
   double longer(const Problem& problem, const Block& block) const override {
-    if (problem.dtype == DType::fp8) return 1;
-    if (block.unroll == 1) return block.rows == 32 ? 1.3 : 0.97;
-    if (block.unroll == 4) return 1.35;
-    return block.rows == 32 ? 0.95 : 1;
+    return problem.dtype != DType::fp8 && block.rows == 32 && block.unroll == 1 ? 1.3 : 1;
   }
   std::int64_t cluster(const Problem& problem, const Block& block) const override {
     return finds_scales(problem) ? scale_block / block.rows : 1;
