@@ -68,7 +68,7 @@ struct Block {
   std::int64_t registers(std::int64_t operands) const {
     // What is expanded to fp16, scales and partial sums: as ptxas has it.
     const std::int64_t of_fp8 = k_step == 32    ? 0
-                                : operands == 2 ? 20 * unroll + rows - 16
+                                : operands == 2 ? 20 * unroll + rows + 2 * tokens - 32
                                                 : 24 + rows / 2;
     return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48 + of_fp8;
   }
