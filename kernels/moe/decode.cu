@@ -134,17 +134,6 @@ __device__ __forceinline__ int scale_blocks(int extent) {
   return ceil_div(extent, columns_of_scale);
 }
 
-// A weight, which is read once. Not as load_streaming(), by the read-only path: ptxas moves such
-// loads behind the barrier that is to keep all of them before the MMAs, and then few are in flight.
-__device__ __forceinline__ vector16 load_weight(const void* address) {
-  vector16 value;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
-               : "l"(address)
-               : "memory");
-  return value;
-}
-
 // 16 bytes of a row as pairs of what the tensor cores multiply; `wide`: the type of what is no
 // product's operand.
 template <class T>
@@ -211,7 +200,7 @@ struct chosen_mma {
 #pragma unroll
           for (int fragment = 0; fragment < n_fragments; ++fragment) {
             b[operand][fragment][step] =
-                from < k ? load_weight(weights[operand][fragment] + from) : vector16{};
+                from < k ? load_streaming(weights[operand][fragment] + from) : vector16{};
           }
           if constexpr (by_block) {
             const float* const scales = weight_scales[operand];
@@ -334,7 +323,7 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
 // w_gate and w_up apart or in one tensor as they are. Grid: (ceil(h / rows), experts that may be
 // chosen + 1); where it finds scales of hidden, clusters of 128 / rows along x. Block: 32 · warps.
 template <class T, class activation, chosen_config config>
-__global__ void __launch_bounds__(config.warps * 32, 1)
+__global__ void __launch_bounds__(config.warps * 32)
     chosen_gate_up(const T* x, const int* ids, const T* w_gate, const T* w_up, int* offsets,
                    int* tokens, int* places, T* hidden, const float* weights, float* row_weights,
                    const wide_of<T>* b_gate, const wide_of<T>* b_up, const float* x_scale,
@@ -525,7 +514,7 @@ __global__ void __launch_bounds__(config.warps * 32, 1)
 // weights [tokens, top_k] or null, residual and y [tokens, d], the former or null. Grid: ceil(d /
 // rows). Block: 32 · warps. Dynamic shared memory: rows in f32.
 template <class T, chosen_config config>
-__global__ void __launch_bounds__(config.warps * 32, 1)
+__global__ void __launch_bounds__(config.warps * 32)
     chosen_down(const T* hidden, const int* ids, const float* weights, const T* w_down,
                 const wide_of<T>* b_down, const wide_of<T>* residual, wide_of<T>* y,
                 const float* hidden_scale, const float* w_down_scale, int tokens, int choices,
