@@ -95,7 +95,7 @@ struct TensorSpec {
   bool begins_sum = false;
   /// Of an output whose rows differ in size, as averages over few and over many values do: how many
   /// neighbouring elements of a row are of one size. What an element may be off by then follows
-  /// from the size of these, at most 1024, instead of that of the whole tensor. 0: of all.
+  /// from the size of these, instead of that of the whole tensor. 0: of all.
   std::int64_t alike = 0;
   /// Of an output that is added up in the order in which blocks finish: two runs may differ in the
   /// last bits.
