@@ -16,9 +16,11 @@ install(CODE "${install_presets}" COMPONENT library)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/lib/include/fftune DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         COMPONENT development)
 
-# A wheel has no symbolic links: the library is one file there, and Python packages are what finds it.
+# A wheel has no symbolic links: the library is one file there, of the name that programs linked to it
+# look for.
 if(SKBUILD)
-  install(FILES $<TARGET_FILE:fftune> DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME libfftune.so)
+  install(FILES $<TARGET_FILE:fftune> DESTINATION ${CMAKE_INSTALL_LIBDIR}
+          RENAME $<TARGET_SONAME_FILE_NAME:fftune>)
   return()
 endif()
 

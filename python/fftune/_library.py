@@ -17,7 +17,8 @@ class Error(RuntimeError):
 def library_path() -> Path:
     """$FFTUNE_LIBRARY, for a library that was built elsewhere, else the one in this package."""
     given = os.environ.get("FFTUNE_LIBRARY")
-    return Path(given) if given else _ROOT / "lib" / "libfftune.so"
+    return Path(given) if given else next(iter((_ROOT / "lib").glob("libfftune.so.*")),
+                                          _ROOT / "lib" / "libfftune.so")
 
 
 def tool_path() -> Path:
