@@ -43,7 +43,7 @@ std::int64_t count_poison(const std::byte* data, std::size_t count, std::int64_t
 /// Elements of a row that are compared at a time.
 constexpr std::int64_t most_together = 1024;
 
-/// Up to so many elements of one row, `index` being the first one's place in the matrix.
+/// Up to most_together elements of one row, `index` being the first one's place in the matrix.
 void compare_part(DType dtype, std::int64_t index, const std::byte* out,
                   std::span<const double> reference, double relative_bound, double absolute_bound,
                   Partial& partial) {

@@ -22,7 +22,8 @@ from ._custom import OPS, call
 from ._experts import experts_of, router_of
 from ._layer_ops import Choice, form_of, has_layout, parse
 from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain_parameters, is_known, is_patched, probing, random_rows, remembered, undoable)
+                         expect_plain_parameters, is_known, is_patched, probing, random_rows,
+                         remembered, undoable)
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)

@@ -16,19 +16,27 @@
 using namespace fftune;
 using namespace fftune::test;
 
+namespace {
+
+Problem two_layers() {
+  return layer_problem(DeviceKind::cpu, DType::f32,
+                       {{"batch", 2},
+                        {"d", 64},
+                        {"h", 96},
+                        {"heads", 4},
+                        {"kv-heads", 2},
+                        {"dim", 16},
+                        {"cache", 24},
+                        {"layers", 2}});
+}
+
+}  // namespace
+
 TEST_CASE("a layer is tuned in place on the CPU; of several layers the record is that of one") {
   const Catalog& catalog = builtin_catalog();
   const auto backend = open_cpu();
   LocalEvaluator evaluator(*backend, catalog, 1);
-  const Problem problem = layer_problem(DeviceKind::cpu, DType::f32,
-                                        {{"batch", 2},
-                                         {"d", 64},
-                                         {"h", 96},
-                                         {"heads", 4},
-                                         {"kv-heads", 2},
-                                         {"dim", 16},
-                                         {"cache", 24},
-                                         {"layers", 2}});
+  const Problem problem = two_layers();
   TuneOptions options;
   options.budget_seconds = 6;
   options.patience_seconds = 0;
@@ -55,15 +63,7 @@ TEST_CASE("a layer's search begins with what records of its parts name") {
   const Catalog& catalog = builtin_catalog();
   const auto backend = open_cpu();
   LocalEvaluator evaluator(*backend, catalog, 1);
-  const Problem problem = layer_problem(DeviceKind::cpu, DType::f32,
-                                        {{"batch", 2},
-                                         {"d", 64},
-                                         {"h", 96},
-                                         {"heads", 4},
-                                         {"kv-heads", 2},
-                                         {"dim", 16},
-                                         {"cache", 24},
-                                         {"layers", 2}});
+  const Problem problem = two_layers();
   const DeviceFacts& facts = evaluator.facts();
   const fftune::testing::TemporaryFolder folder;
   const auto recorded = [&] {
