@@ -104,7 +104,8 @@ __device__ __forceinline__ u32 transposed_matrix(u32 word) {
   return result;
 }
 
-// One lane of the warp, for which ptxas needs no loop over the lanes around each bulk copy.
+// One lane of the warp, once all are here. Unlike with a comparison of lanes, ptxas makes no loop
+// over the lanes around each bulk copy, which would take longer than the copy.
 __device__ __forceinline__ bool is_elected() {
   u32 elected = 0;
   asm volatile(
