@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <numbers>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -244,23 +245,22 @@ class PersistentLayers final : public RepeatedFamily {
     const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
                                           static_cast<double>(config.at("in_flight")) /
                                           static_cast<double>(default_elements)));
+    const double of_layer =
+        (problem.size("batch") <= most_preferred ? waits : waits_of_many) + off * 1e-6;
     return cost_of(layer_op(), problem).bytes / bandwidth +
-           (problem.size("batch") <= most_preferred ? waits : waits_of_many) + off * 1e-6;
+           static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
   }
-  bool is_preferred(const Problem& one, const DeviceFacts&) const override {
-    return one.size("batch") <= most_preferred;
+  bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
+    return problem.size("batch") <= most_preferred;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
-    const auto count = layer_op().tensors(problem).size();
-    std::vector<std::size_t> places(count);
-    for (std::size_t i = 0; i < count; ++i) places[i] = i;
+    if (const auto repetition = layer_op().repetition(problem))
+      return program_of(repetition->one, repetition->places, facts, config);
+    std::vector<std::size_t> places(layer_op().tensors(problem).size());
+    std::iota(places.begin(), places.end(), std::size_t{0});
     return program_of(problem, {places}, facts, config);
-  }
-  Program repeated_program(const Problem&, const Repetition& repetition, const DeviceFacts& facts,
-                           const Config& config) const override {
-    return program_of(repetition.one, repetition.places, facts, config);
   }
 
  private:
