@@ -1,12 +1,16 @@
 // The persistent family: what it refuses, and on a GPU layers of few tokens against the float64
 // reference.
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "device/facts.hpp"
 #include "layer/problems.hpp"
+#include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
+#include "store/example.hpp"
+#include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -93,6 +97,39 @@ TEST_CASE("the persistent family says what it cannot compute") {
   refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
   refuses(problem_of(DType::bf16, {}, {{"out-bias", "yes"}}), "out-bias=yes");
   refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
+}
+
+TEST_CASE("one launch for all layers serves few tokens, even beside records of the parts") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto choice_of = [&](std::int64_t batch) {
+    const Problem problem =
+        problem_of(DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"layers", 4}});
+    const auto parts = layer_op().parts(problem);
+    const auto part = std::find_if(parts.begin(), parts.end(),
+                                   [](const OpPart& each) { return each.name == "qkv"; });
+    REQUIRE(part != parts.end());
+    PresetRecord record = example::record(part->problem);
+    record.stages.resize(1);
+    record.stages[0].stages = {"product"};
+    record.stages[0].variant = default_recipe(*part->op, part->problem, facts).front();
+    const testing::TemporaryFolder folder;
+    merge_preset_records(
+        folder.path(),
+        {facts.slug(), facts.name, facts.kind, facts.arch, facts.multiprocessors, {}}, "qkv",
+        {record});
+    return choose(builtin_catalog(), layer_op(), problem, facts,
+                  PresetLibrary::load({folder.path()}));
+  };
+  for (const std::int64_t batch : {1, 2}) {
+    const Choice choice = choice_of(batch);
+    CAPTURE(choice.reason);
+    REQUIRE(choice.recipe.size() == 1);
+    CHECK(choice.recipe.front().family == persistent);
+    CHECK(choice.reason.find("default of the op") != std::string::npos);
+  }
+  const Choice choice = choice_of(4);
+  CHECK(choice.recipe.size() > 1);
+  CHECK(choice.reason.find("records of qkv") != std::string::npos);
 }
 
 TEST_CASE("persistent layers against the reference", "[gpu]") {
