@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <string_view>
 
 #include "apps/fftune/exit_code.hpp"
 
@@ -16,6 +17,10 @@ static_assert(std::atomic<bool>::is_always_lock_free, "needed in a signal handle
 
 void on_signal(int) {
   if (interrupt_requested.exchange(true)) _exit(exit_interrupted);
+  // A reference may take minutes, which nobody would wait for without a word.
+  constexpr std::string_view word =
+      "\ninterrupted: ending as soon as what runs is done; a second time ends at once\n";
+  if (::write(STDERR_FILENO, word.data(), word.size()) < 0) return;
 }
 
 void handle(void (*handler)(int)) {

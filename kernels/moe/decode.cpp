@@ -66,7 +66,8 @@ struct Block {
   /// 16-byte loads of weights that a thread has in flight.
   std::int64_t loads(std::int64_t operands) const { return operands * rows / 8 * unroll; }
   std::int64_t registers(std::int64_t operands) const {
-    const std::int64_t of_fp8 = k_step == 64 ? 24 + operands * rows / 2 : 0;
+    // What is expanded to fp16, and partial sums: as ptxas has it.
+    const std::int64_t of_fp8 = k_step == 32 ? 0 : operands == 2 ? 16 : 24 + rows / 2;
     return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48 + of_fp8;
   }
 };
@@ -167,6 +168,9 @@ class Decode : public Family {
     const double blocks = std::max(weights.rows / static_cast<double>(block.rows), 1.0);
     const double at_once = std::max(std::floor(std::min(2048 / threads, 65536 / registers)), 1.0);
     const double resident = std::min(at_once, std::ceil(blocks / processors));
+    // Expanding fp8 takes about as long as reading it where a scheduler has a single warp.
+    const bool few_warps =
+        problem.dtype == DType::fp8 && resident * static_cast<double>(block.warps) < 8;
     // A warp that has no k has nothing in flight.
     const double busy =
         std::min(1.0, static_cast<double>(weights.k) /
@@ -190,8 +194,8 @@ class Decode : public Family {
     const double gain = 2 * bytes < static_cast<double>(facts.l2_bytes) ? 0.9 : 1.05;
     return start_seconds + (prefetches ? gain : 1) * bytes / (0.9 * bandwidth) *
                                std::max(1.0, wanted_bytes / in_flight) * rounds *
-                               longer(problem, block) * (0.5 + 0.5 * waves) *
-                               (1 + 0.8 / static_cast<double>(block.rows));
+                               longer(problem, block) * (few_warps ? 1.15 : 1) *
+                               (0.5 + 0.5 * waves) * (1 + 0.8 / static_cast<double>(block.rows));
   }
 
   Config fastest(const Problem& problem, const DeviceFacts& facts) const {
@@ -288,10 +292,13 @@ class ChosenGateUp final : public Decode {
   }
 
  private:
-  // Measured on an H200: of four loads a row ptxas does not keep all in flight. In fp8, whose
-  // registers are expanded, it does.
+  // Measured on an H200 in bf16. Of four loads a row ptxas does not keep all in flight; one asks
+  // for half of a line of 128 bytes, which many rows make worse.
   double longer(const Problem& problem, const Block& block) const override {
-    return block.unroll == 4 && problem.dtype != DType::fp8 ? 1.35 : 1;
+    if (problem.dtype == DType::fp8) return 1;
+    if (block.unroll == 1) return block.rows == 32 ? 1.3 : 0.97;
+    if (block.unroll == 4) return 1.35;
+    return block.rows == 32 ? 0.95 : 1;
   }
   std::int64_t cluster(const Problem& problem, const Block& block) const override {
     return finds_scales(problem) ? scale_block / block.rows : 1;

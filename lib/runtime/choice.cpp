@@ -135,6 +135,18 @@ ChoiceOfParts choice_of_parts(const Catalog& catalog, const Op& op, const Proble
 
 }  // namespace
 
+Recipe recorded_in_parts(const Catalog& catalog, const Op& op, const Problem& problem,
+                         const DeviceFacts& facts, const PresetLibrary& presets) {
+  Recipe recipe;
+  for (const OpPart& part : op.parts(unrepeated(op, problem))) {
+    const Choice choice = choose(catalog, *part.op, part.problem, facts, presets);
+    if (!choice.preset) continue;
+    for (const Variant& variant : choice.recipe)
+      recipe.push_back({part_family_name(part.name, variant.family), variant.config});
+  }
+  return recipe;
+}
+
 Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const DeviceFacts& facts,
               const PresetLibrary& presets) {
   const Problem problem = unrepeated(op, given);

@@ -26,6 +26,11 @@ struct Choice {
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
 
+/// What records of its parts name for the stages of an op made of ops, as variants of the whole: a
+/// search may begin with them, some of which may be illegal there. Empty for other ops.
+Recipe recorded_in_parts(const Catalog& catalog, const Op& op, const Problem& problem,
+                         const DeviceFacts& facts, const PresetLibrary& presets);
+
 /// The sizes by which a record is far from a problem, the token size by more than 4 times, another
 /// by more than 2: "m is 16 times the record's, d is 1/4 of the record's". Empty: it is near.
 std::string far_words(const Op& op, const Problem& problem, const Problem& record);

@@ -19,7 +19,7 @@ WEIGHTS = _BEFORE_CACHES + _BEHIND_CACHES
 _OPTIONS = ("heads", "kv-heads", "dim", "rotary", "experts", "top-k", "act", "norm", "post-norms",
             "block", "ffn", "score", "order", "renormalise", "gate-up", "convention", "eps",
             "qkv-bias", "qk-norm", "out-bias", "ffn-bias", "rotation", "angles", "softcap", "scale",
-            "rope-scale", "base", "factor", "context", "low", "high")
+            "rope-scale")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ def parse(form: str) -> LayerForm:
     names = found.pop("weights").split(",")
     for name in found.keys() & {"heads", "kv-heads", "dim", "rotary", "experts", "top-k"}:
         found[name] = int(found[name])
-    for name in found.keys() & {"eps", "softcap", "scale", "rope-scale", "base", "factor",
-                                "context", "low", "high"}:
+    for name in found.keys() & {"eps", "softcap", "scale", "rope-scale"}:
         found[name] = float(found[name])
     return LayerForm(tuple(n for n in _BEFORE_CACHES if n in names),
                      tuple(n for n in _BEHIND_CACHES if n in names), found)
@@ -65,9 +64,8 @@ def parse(form: str) -> LayerForm:
 
 def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: str, eps: float,
             convention: str, rotary: int, softcap: float, scale: float, rope_scale: float,
-            rotates: bool, choice: Choice | None = None, rule: dict | None = None) -> str:
-    """The form of layers with weights of these names: "name=value", with spaces between. rule: the
-    option angles and its numbers, where no table of angles is given."""
+            rotates: bool, choice: Choice | None = None) -> str:
+    """The form of layers with weights of these names: "name=value", with spaces between."""
     unknown = sorted(set(names) - set(WEIGHTS))
     packed = "w_gate_up" in names
     needed = {"attn_norm", "w_q", "w_k", "w_v", "w_o", "w_gate_up" if packed else "w_up",
@@ -104,12 +102,11 @@ def form_of(names: Sequence[str], *, heads: int, kv_heads: int, dim: int, act: s
             ("qkv-bias", "b_q" in names, "yes"), ("qk-norm", "q_norm" in names, "yes"),
             ("out-bias", "b_o" in names, "yes"), ("ffn-bias", biased, "yes"),
             ("softcap", softcap, float(softcap)), ("scale", scale, float(scale)),
-            ("rotation", not rotates, "none"), ("angles", rotates and not rule, "table"),
+            ("rotation", not rotates, "none"), ("angles", rotates, "table"),
             ("rope-scale", rotates and rope_scale, float(rope_scale)),
             ("rotary", rotates and rotary != dim, rotary)):
         if holds:
             options[name] = value
-    options |= rule or {}
     if choice:
         options |= {"experts": choice.experts, "top-k": choice.top_k, "score": choice.score,
                     "order": choice.order, "renormalise": "yes" if choice.renormalise else "no"}
@@ -156,18 +153,16 @@ def _values(options, x, positions, angles, slots, lengths, *own):
     expect("layer", "lengths", lengths, (batch,), torch.int32)
     expect("layer", "slots", slots, (batch, s), torch.int32)
     rotates = form.get("rotation") != "none"
-    tabled = form.get("angles") == "table"
-    if rotates and (positions is None or tabled and angles is None):
+    if rotates and (positions is None or angles is None):
         raise Error("layer: no positions and angles: give both")
     if rotates:
         expect("layer", "positions", positions, (batch, s), torch.int32)
-    if tabled:
         expect("layer", "angles", angles, (angles.shape[0], form.get("rotary", form.get("dim"))),
                torch.float32)
     if not x.numel():
         return None
     return (batch, s if s > 1 else None, d, h, cache, layers if layers > 1 else None,
-            angles.shape[0] if tabled else None, *map(form.get, _OPTIONS))
+            angles.shape[0] if rotates else None, *map(form.get, _OPTIONS))
 
 
 _LAYER = Form("layer", False,

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, reference
 from ._custom import OPS, call
 from ._experts import experts_of, router_of
 from ._layer_ops import Choice, form_of, has_layout, parse
-from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks, expect_plain_parameters,
-                         is_patched, probing, random_rows, remembered, undoable)
+from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks,
+                         expect_plain_parameters, is_known, is_patched, probing, random_rows, remembered, undoable)
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -53,8 +52,7 @@ class _Weight:
 class _Spec:
     """What a layer is to the op."""
 
-    form: str  # with a table of angles, where it rotates
-    ruled: str | None  # the same by a rule of the op, which finds the angles by the positions
+    form: str
     heads: tuple[int, int]  # of keys, and their features
     rotates: bool
     weights: tuple[_Weight, ...]  # in the form's order
@@ -86,7 +84,7 @@ class _Group:
     def run(self, x: Tensor, kv: list, embeddings, position_ids: Tensor | None) -> Tensor:
         first = self.specs[0]
         batch, s, _ = x.shape
-        rows, angles, form = self._angles(x, embeddings, position_ids, first)
+        rows, angles = self._angles(x, embeddings, position_ids, first)
         caches = [kv[spec.index] for spec in self.specs]
         start = 0
         while start < len(caches):
@@ -99,29 +97,26 @@ class _Group:
                        for w in self.specs[at].weights]
             start = end
             tensors = [t for cache in own for t in (cache.keys, cache.values)]
-            x = call(OPS.layer, x, rows, angles, slots, lengths, weights, tensors, form)
+            x = call(OPS.layer, x, rows, angles, slots, lengths, weights, tensors,
+                     first.form)
             torch._foreach_add_([cache.cumulative_length for cache in own], s)
             for cache in own:
                 if hasattr(cache, "cumulative_length_int"):
                     cache.cumulative_length_int += s
         return x
 
-    def _angles(self, x, embeddings, position_ids, spec
-                ) -> tuple[Tensor | None, Tensor | None, str]:
-        """The row of every token in a table of angles [batch, tokens], the table, and the form that
-        has it; or the positions and the form of the rule."""
+    def _angles(self, x, embeddings, position_ids, spec) -> tuple[Tensor | None, Tensor | None]:
+        """The row of every token [batch, tokens], and the angles of the rows."""
         if not spec.rotates:
-            return None, None, spec.form
+            return None, None
         batch, s, _ = x.shape
-        if spec.ruled is not None and position_ids is not None:
-            return position_ids.to(torch.int32).expand(batch, -1).contiguous(), None, spec.ruled
         if spec.angles is None:
             angles, rows = embeddings
-            return rows, angles.flatten(0, 1), spec.form
+            return rows, angles.flatten(0, 1)
         pairs = position_ids[..., None].float() * _frequencies(self.rotary, spec.angles)
         angles = torch.cat((pairs, pairs), -1).flatten(0, 1)
         rows = torch.arange(angles.shape[0], dtype=torch.int32, device=x.device)
-        return rows.view(-1, s).expand(batch, -1).contiguous(), angles, spec.form
+        return rows.view(-1, s).expand(batch, -1).contiguous(), angles
 
 
 class Layers:
@@ -150,7 +145,7 @@ class Layers:
             return False
         for spec in specs:
             _lay_out(kv[spec.index], batch, spec, embedding)
-        if not statically_known_true(batch * s <= MOST_TOKENS):
+        if not is_known(batch * s <= MOST_TOKENS):
             return False
         for name in ("output_attentions", "output_hidden_states"):
             wanted = options.get(name)
@@ -229,8 +224,8 @@ def _places(length: Tensor, batch: int, s: int, cache: int) -> tuple[Tensor, Ten
     return found[-1, 0, :batch], found[:, 1, :batch].t().contiguous()
 
 
-def _frequencies(rotary: nn.Module, kind: str | None) -> Tensor:
-    return rotary.inv_freq if kind is None else getattr(rotary, f"{kind}_inv_freq")
+def _frequencies(rotary: nn.Module, kind: str) -> Tensor:
+    return getattr(rotary, f"{kind}_inv_freq")
 
 
 # what runs
@@ -278,14 +273,13 @@ def patch_layers(decoder: nn.Module, known: dict, norm_forward, mlp_forwards, ro
         if _is_foreign(layer) or _watched(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
         spec = recogniser.spec_of(layer)
-        key = type(layer), next(layer.parameters()).dtype, spec.form, spec.ruled, spec.angles
+        key = type(layer), next(layer.parameters()).dtype, spec.form, spec.angles
         specs.append(spec)
         remembered(known, key, lambda: recogniser.expect(layer, spec))
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None
-        if last is None or ((last.form, last.ruled, last.angles)
-                            != (spec.form, spec.ruled, spec.angles)):
+        if last is None or (last.form, last.angles) != (spec.form, spec.angles):
             groups.append(_Group([], [], recogniser.rotary))
         groups[-1].layers.append(layer)
         groups[-1].specs.append(spec)
@@ -423,12 +417,9 @@ class _Recogniser:
             raise Unfit("layers: norms that differ in their eps, or in how they round")
         (convention, eps), = settings
         kind, rotary = self._rotation(attention)
-        options |= dict(convention=convention, eps=eps, rotary=rotary, rotates=rotary > 0,
-                        softcap=self._softcap(attention),
-                        rope_scale=self._rope_scale(kind) if rotary else 0.0)
-        form = form_of(tuple(parts.weights), **options)
-        rule = self._rule(kind) if rotary else None
-        ruled = form_of(tuple(parts.weights), **options, rule=rule) if rule else None
+        form = form_of(tuple(parts.weights), convention=convention, eps=eps, rotary=rotary,
+                       rotates=rotary > 0, softcap=self._softcap(attention),
+                       rope_scale=self._rope_scale(kind) if rotary else 0.0, **options)
         order = parse(form).weights
         window = getattr(attention, "sliding_window", None)
         if window is None and not hasattr(attention, "layer_type"):
@@ -436,7 +427,7 @@ class _Recogniser:
         heads = options["kv_heads"], options["dim"]
         for name in (attention_name, "mlp"):
             parts.kinds.append(((name,), type(layer._modules[name])))
-        return _Spec(form, ruled, heads, rotary > 0, tuple(parts.weights[name] for name in order), tuple(parts.kinds),
+        return _Spec(form, heads, rotary > 0, tuple(parts.weights[name] for name in order), tuple(parts.kinds),
                      attention.layer_idx, window, kind)
 
     def _norm_of(self, module: nn.Module) -> tuple[str, float]:
@@ -544,29 +535,6 @@ class _Recogniser:
             raise Unfit(f"layers: {type(rotary).__name__} was not replaced")
         return None, 2 * rotary.inv_freq.numel()
 
-    def _rule(self, kind: str | None) -> dict | None:
-        """The option angles and its numbers, if the op's rule gives the frequencies, but for their
-        last bits: then records of layers serve, whose angles no table has."""
-        parameters = getattr(self.decoder.config, "rope_parameters", None) or {}
-        parameters = parameters.get(kind, {}) if kind is not None else parameters
-        rule = {"default": "base", "linear": "base", "llama3": "llama3"}.get(
-            parameters.get("rope_type", "default"))
-        names = {"base": "rope_theta", "factor": "factor"}
-        if rule == "llama3":
-            names |= {"context": "original_max_position_embeddings", "low": "low_freq_factor",
-                      "high": "high_freq_factor"}
-        found = {ours: float(parameters[name]) for ours, name in names.items()
-                 if isinstance(parameters.get(name), (int, float))}
-        if rule is None or "base" not in found or rule == "llama3" and len(found) < len(names):
-            return None
-        theirs = _frequencies(self.rotary, kind).float().cpu()
-        numbers = [found["base"], found.get("factor", 1.0), found.get("context", 0.0),
-                   found.get("low", 1.0), found.get("high", 4.0), 32.0, 1.0, 0.0]
-        ours, _ = reference._frequencies(2 * theirs.numel(), rule, numbers)
-        if not torch.allclose(ours, theirs, rtol=5e-7, atol=0):
-            return None
-        return {"angles": rule, **found}
-
     def _rope_scale(self, kind: str | None) -> float:
         name = "attention_scaling" if kind is None else f"{kind}_attention_scaling"
         scale = float(getattr(self.rotary, name, 1.0))
@@ -617,8 +585,8 @@ class _Recogniser:
                            position_ids=position_ids, **options)
             theirs = theirs[0] if isinstance(theirs, tuple) else theirs
             group = _Group([layer], [spec], self.rotary)
-            rows, angles, form = group._angles(x, embeddings, position_ids, spec)
-            mine = reference.layer(x, rows, angles, slots, lengths, weights, ours, form)
+            rows, angles = group._angles(x, embeddings, position_ids, spec)
+            mine = reference.layer(x, rows, angles, slots, lengths, weights, ours, spec.form)
         eps = torch.finfo(x.dtype).eps
         factor = 64 if x.dtype == torch.float32 else 8
         for own, other in ((mine, theirs), (ours[0], kv.keys), (ours[1], kv.values)):

@@ -5,12 +5,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 
 from . import reference
 
 _CPU_TYPES = (torch.float32, torch.bfloat16)
 _CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _is_constant(condition) -> bool:
+    return isinstance(condition, bool) and condition
+
+
+# Whether a condition on sizes holds in every call of what is being compiled, without a guard for it.
+# PyTorch 2.6 cannot trace its own function: there sizes that may change are not known.
+is_known = (_is_constant if torch.__version__.startswith("2.6.")
+            else torch.fx.experimental.symbolic_shapes.statically_known_true)
 
 
 class Unfit(Exception):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import _attention, ops, reference
 from ._experts import patch_experts, patch_router, restore_experts
@@ -20,7 +19,7 @@ from ._graphs import patch_steps, restore_steps
 from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, is_close, is_patched, original, probing, random_rows,
+                         expect_plain, is_close, is_known, is_patched, original, probing, random_rows,
                          reason_of, remembered, replace_forward, undoable)
 
 
@@ -715,7 +714,7 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
     return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
             and attention.config._attn_implementation in ("sdpa", *_attention.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
-                 and statically_known_true(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
+                 and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
 
 
 def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, float] | None:

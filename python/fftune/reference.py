@@ -661,10 +661,8 @@ def _one_layer(x, positions, angles, slots, lengths, w, caches, form):
         q, k = (rmsnorm(t, w[f"{part}_norm"], eps, "gemma" if gemma else "t5")
                 for t, part in ((q, "q"), (k, "k")))
     if form.get("rotation") != "none":
-        angle, factor = angles_at(
-            positions, angles, "halves", form.get("rotary", form.get("dim")), form.get("angles"),
-            [form.get("base", 10000.0), form.get("factor", 1.0), form.get("context", 0.0),
-             form.get("low", 1.0), form.get("high", 4.0), 32.0, 1.0, form.get("rope-scale", 0.0)])
+        angle, factor = angles_at(positions, angles, "halves", None, "table",
+                                  [0.0] * 7 + [form.get("rope-scale", 0.0)])
         q, k = (_rotated(t, angle.unsqueeze(-2), factor, "halves", False) for t in (q, k))
     keys, values = (cache.transpose(1, 2) for cache in caches)
     for cache, rows in ((keys, k), (values, v)):

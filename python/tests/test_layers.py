@@ -235,42 +235,6 @@ def test_generate(name, runs):
 
 
 @needs_transformers_5
-@pytest.mark.parametrize("name, words", [
-    ("llama", ["angles=base base=10000.0"]), ("linear", ["angles=base base=10000.0 factor=4.0"]),
-    ("llama3", ["angles=llama3 base=500000.0 factor=8.0 context=64.0 low=1.0 high=4.0"]),
-    ("gemma3", ["angles=base base=10000.0", "angles=base base=1000000.0"]), ("yarn", [None]),
-    ("gpt2", [None])])
-def test_angles_are_by_rule_where_there_is_one(name, words):
-    _, own = patched(name)
-    layers, = (vars(m)["_fftune_layers"] for m in own.modules()
-               if isinstance(vars(m).get("_fftune_layers"), _layers.Layers))
-    ruled = [group.specs[0].ruled for group in layers.groups]
-    assert len(ruled) == len(words)
-    for form, expected in zip(ruled, words):
-        assert (form is None) == (expected is None)
-        if form:
-            assert expected in form and "table" not in form
-    assert all(("angles=table" in group.specs[0].form) == (name != "gpt2")
-               for group in layers.groups)
-
-
-@needs_transformers_5
-def test_angles_are_a_table_where_positions_are_not_told(monkeypatch, runs):
-    model, own = patched("llama")
-    original = _layers._Group.run
-    seen = []
-
-    def run(self, x, kv, embeddings, position_ids):
-        return original(self, x, kv, embeddings, None)
-
-    monkeypatch.setattr(_layers._Group, "run", run)
-    forms = _layers.call
-    monkeypatch.setattr(_layers, "call", lambda op, *given: seen.append(given[-1]) or forms(op, *given))
-    assert error(decode(own), decode(model)) < 2e-6
-    assert seen and all("angles=table" in form for form in seen)
-
-
-@needs_transformers_5
 @pytest.mark.parametrize("options", [dict(attention=True), dict(graphs=True),
                                      dict(projections=False)], ids=str)
 def test_generate_beside_other_options(options, runs):

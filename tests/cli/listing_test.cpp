@@ -2,9 +2,12 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "registry/catalog.hpp"
 #include "sandbox.hpp"
+#include "store/example.hpp"
 #include "support/catch.hpp"
 
+using namespace fftune;
 using fftune::testing::Finished;
 using fftune::testing::Sandbox;
 using Json = nlohmann::json;
@@ -95,4 +98,23 @@ TEST_CASE("compile takes a family that serves nothing but rare sizes too") {
   INFO(done.err);
   REQUIRE(done.code == 0);
   CHECK(Json::parse(done.out).at("programs").size() == 1);
+}
+
+TEST_CASE("a bundle for an architecture without presets has the defaults of the others' problems") {
+  const Sandbox sandbox;
+  Problem problem{"rmsnorm", "fwd", DType::bf16, {{"m", 8}, {"d", 1024}}, {}};
+  problem = canonical(builtin_catalog().op("rmsnorm"), problem, DeviceKind::cuda);
+  auto record = fftune::example::record(problem);
+  record.stages.resize(1);
+  record.stages.front().stages = {"forward"};
+  record.stages.front().variant = {"forward_fallback", {}};
+  merge_preset_records(sandbox.folder() / "presets", fftune::example::device(), "rmsnorm",
+                       {record});
+  const Finished both = sandbox.fftune("bundle --arch sm_90a,sm_80 -o both.bundle --json");
+  if (both.code == 3) FFTUNE_SKIP("no NVRTC: " + both.err);
+  INFO(both.err);
+  REQUIRE(both.code == 0);
+  CHECK(Json::parse(both.out).at("programs").at("sm_80") == 1);
+  CHECK(both.err.find("no preset is of sm_80") != std::string::npos);
+  CHECK(sandbox.fftune("bundle --arch sm_80 --op rope -o none.bundle").code == 2);
 }

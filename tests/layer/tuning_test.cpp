@@ -4,8 +4,11 @@
 
 #include "cpu/open.hpp"
 #include "layer/problems.hpp"
+#include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
+#include "store/preset_file.hpp"
 #include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/tuner.hpp"
 #include "verify/verifier.hpp"
@@ -46,4 +49,43 @@ TEST_CASE("a layer is tuned in place on the CPU; of several layers the record is
   const auto verified = verifier.verify(0, layer_op().stages(problem).size(), plan.executables());
   CAPTURE(verified.failure);
   CHECK(verified.passed);
+}
+
+TEST_CASE("a layer's search begins with what records of its parts name") {
+  const Catalog& catalog = builtin_catalog();
+  const auto backend = open_cpu();
+  LocalEvaluator evaluator(*backend, catalog, 1);
+  const Problem problem = layer_problem(DeviceKind::cpu, DType::f32,
+                                        {{"batch", 2},
+                                         {"d", 64},
+                                         {"h", 96},
+                                         {"heads", 4},
+                                         {"kv-heads", 2},
+                                         {"dim", 16},
+                                         {"cache", 24},
+                                         {"layers", 2}});
+  const DeviceFacts& facts = evaluator.facts();
+  const fftune::testing::TemporaryFolder folder;
+  const auto recorded = [&] {
+    return recorded_in_parts(catalog, layer_op(), problem, facts,
+                             PresetLibrary::load({folder.path()}));
+  };
+  CHECK(recorded().empty());
+  Recipe expected;
+  for (const OpPart& part : layer_op().parts(unrepeated(layer_op(), problem))) {
+    if (part.name != "out" && part.name != "ffn") continue;
+    TuneOptions options;
+    options.budget_seconds = 1;
+    options.patience_seconds = 0;
+    const auto result = tune(catalog, evaluator, part.problem, options);
+    REQUIRE(result.record);
+    merge_preset_records(folder.path(), preset_device(facts), std::string(part.op->name()),
+                         {*result.record});
+    for (const StageRecord& stage : result.record->stages)
+      expected.push_back({part.name + "." + stage.variant.family, stage.variant.config});
+  }
+  CHECK(recorded() == expected);
+  CHECK(recorded_in_parts(catalog, catalog.op("ffn"), layer_op().parts(problem).back().problem,
+                          facts, PresetLibrary::load({folder.path()}))
+            .empty());
 }

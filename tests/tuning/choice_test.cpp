@@ -22,6 +22,7 @@ TEST_CASE("stop rules compose, the first with a reason speaks") {
       any_of({stop_when(cancel, "interrupted"), stop_after_seconds(10), stop_after_variants(5)});
   CHECK(rule({9.9, 4}).empty());
   CHECK(rule({10, 4}) == "the budget of 10 s is spent");
+  CHECK(stop_after_seconds(0.5, 60)({0.6, 0}) == "its part of the budget, 0.5 of 60 s, is spent");
   CHECK(rule({1, 5}) == "5 variants were tried");
   cancel = true;
   CHECK(rule({10, 5}) == "interrupted");

@@ -72,7 +72,7 @@ void Session::set_budget(double budget_seconds) {
   budget_seconds_ = budget_seconds;
   std::vector<StopRule> rules;
   if (options_.cancel) rules.push_back(stop_when(*options_.cancel, "interrupted"));
-  rules.push_back(stop_after_seconds(budget_seconds));
+  rules.push_back(stop_after_seconds(budget_seconds, options_.budget_seconds));
   stop_ = any_of(std::move(rules));
 }
 

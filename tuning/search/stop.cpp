@@ -6,9 +6,12 @@
 
 namespace fftune {
 
-StopRule stop_after_seconds(double seconds) {
-  return [seconds](const Spent& spent) {
-    return spent.seconds < seconds ? "" : fmt::format("the budget of {:.3g} s is spent", seconds);
+StopRule stop_after_seconds(double seconds, double all) {
+  auto reason = all > seconds ? fmt::format("its part of the budget, {:.3g} of {:.3g} s, is spent",
+                                            seconds, all)
+                              : fmt::format("the budget of {:.3g} s is spent", seconds);
+  return [seconds, reason = std::move(reason)](const Spent& spent) {
+    return spent.seconds < seconds ? "" : reason;
   };
 }
 

@@ -17,7 +17,8 @@ struct Spent {
 /// The reason to stop, one line for the user; empty: go on.
 using StopRule = std::function<std::string(const Spent&)>;
 
-StopRule stop_after_seconds(double seconds);
+/// `all`: the budget of which these seconds are a part, if they are one.
+StopRule stop_after_seconds(double seconds, double all = 0);
 StopRule stop_after_variants(int variants);
 /// `flag` must outlive the rule; another thread or a signal handler sets it.
 StopRule stop_when(const std::atomic<bool>& flag, std::string reason);

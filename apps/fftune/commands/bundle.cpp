@@ -80,13 +80,14 @@ Wanted wanted_of(const Options& options, const Catalog& catalog) {
   return wanted;
 }
 
-/// The problems of the presets of one architecture, in canonical form; what this build does not
-/// know is left out, as the library leaves it out.
+/// The problems of the presets of one architecture, or of all (empty), in canonical form; what this
+/// build does not know is left out, as the library leaves it out.
 std::set<Problem> preset_problems(const PresetLibrary& presets, const Catalog& catalog,
                                   const std::string& arch, const std::set<std::string>& ops) {
   std::set<Problem> problems;
   for (const PresetFile& file : presets.files()) {
-    if (file.device.kind != DeviceKind::cuda || file.device.arch != arch) continue;
+    if (file.device.kind != DeviceKind::cuda) continue;
+    if (!arch.empty() && file.device.arch != arch) continue;
     if (!ops.empty() && !ops.contains(file.op)) continue;
     for (const PresetRecord& record : file.records) try {
         problems.insert(canonical(catalog.op(file.op), record.problem, DeviceKind::cuda));
@@ -100,7 +101,13 @@ std::set<Problem> preset_problems(const PresetLibrary& presets, const Catalog& c
 std::vector<BundleJob> jobs_for(const std::string& arch, const Wanted& wanted,
                                 const PresetLibrary& presets, const Catalog& catalog) {
   BundleJobs jobs(catalog, presets, arch);
-  const auto problems = preset_problems(presets, catalog, arch, wanted.ops);
+  auto problems = preset_problems(presets, catalog, arch, wanted.ops);
+  if (problems.empty() && wanted.problems.empty()) {
+    problems = preset_problems(presets, catalog, "", wanted.ops);
+    if (!problems.empty())
+      spdlog::info("no preset is of {}: what runs the problems of the others by default is bundled",
+                   arch);
+  }
   std::set<Problem> layers;
   for (const Problem& problem : problems) {
     const Op& op = catalog.op(problem.op);
@@ -185,9 +192,10 @@ int run(const Options& options, const Session& session) {
     auto own = jobs_for(arch, wanted, presets, session.catalog);
     if (own.empty())
       throw Error(ErrorKind::invalid_input,
-                  fmt::format("nothing to bundle for {}: no preset is of it: give --presets with "
-                              "one, or --problem with what the plans will be made for",
-                              arch));
+                  fmt::format("nothing to bundle for {}: there is no preset of a GPU{}: give "
+                              "--presets with one, or --problem with what the plans will be made "
+                              "for",
+                              arch, wanted.ops.empty() ? "" : " for these ops"));
     programs[arch] = own.size();
     std::move(own.begin(), own.end(), std::back_inserter(jobs));
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
@@ -31,6 +32,7 @@
 #include "apps/fftune/values.hpp"
 #include "apps/fftune/writable.hpp"
 #include "core/error.hpp"
+#include "runtime/choice.hpp"
 #include "tuning/journal/journal.hpp"
 #include "tuning/journal/quarantine.hpp"
 #include "tuning/strategies/strategy.hpp"
@@ -89,6 +91,22 @@ TuneOptions tune_options(const Options& options) {
   return tuning;
 }
 
+/// What the records that the library finds, and those of earlier searches, name for the parts of an
+/// op made of ops: in the whole they are among the first that are tried.
+Recipe recorded_in_parts_of(const Op& op, const std::vector<Problem>& problems,
+                            const std::string& out, const DeviceFacts& facts,
+                            const Session& session) {
+  if (problems.empty() || op.parts(problems.front()).empty()) return {};
+  auto folders = session.environment.preset_folders;
+  if (std::filesystem::is_directory(out)) folders.insert(folders.begin(), out);
+  const PresetLibrary presets = load_presets(folders);
+  Recipe recipe;
+  for (const Problem& problem : problems)
+    for (Variant& variant : recorded_in_parts(session.catalog, op, problem, facts, presets))
+      recipe.push_back(std::move(variant));
+  return recipe;
+}
+
 /// Searches one device, or several of one model together, and writes each record as soon as it is
 /// there.
 Sweep sweep(const Op& op, const std::vector<std::string>& devices,
@@ -110,6 +128,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
         options.budget, problems.size(), least_seconds, least);
   const LockWait wait = lock_wait(tuning.cancel);
   require_out(options.out, preset, op_name, wait);
+  tuning.try_first = recorded_in_parts_of(op, problems, options.out, facts, session);
   if (options.same_bits) tuning.same_bits_as = present_winners(options.out, preset, problems);
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume);
   if (options.resume)

@@ -36,8 +36,10 @@ struct attention_sm90_plan {
   bool reallocates_registers;
   int producer_registers, mma_registers;
   // Shared memory from a 1024-byte boundary on.
-  int k_at, v_at;                   // q is at 0
-  int exchange_at, exchange_bytes;  // split_keys: from an MMA warpgroup to the other
+  int k_at, v_at;  // q is at 0
+  // split_keys: of what an MMA warpgroup gives to the other; then a full and an empty barrier of
+  // each.
+  int exchange_at, exchange_bytes;
   int q_barriers_at, k_barriers_at, v_barriers_at;  // full ones, then as many empty ones
   int tile_at, tile_bytes;                          // the next work tile, then its barriers
   int shared_bytes;                                 // with room to align to 1024
@@ -59,14 +61,14 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   // Registers move from the producer warp, which needs few, to the MMA warpgroups. With one of
   // these alone on an SM every thread has enough at the start.
   plan.reallocates_registers = config.mma_warpgroups > 1 || config.ctas_per_sm > 1;
+  // Pages, and flags of a packed mask.
+  const bool looks_up = form.paged || form.mask == attention_mask::packed;
   if (config.mma_warpgroups == 3) {
-    // Flags of a packed mask are looked up, as pages are.
-    const bool looks_up = form.paged || form.mask == attention_mask::packed;
     plan.producer_registers = looks_up ? 56 : 32;
     plan.mma_registers = looks_up ? 152 : 160;
   } else if (config.mma_warpgroups == 2) {
-    plan.producer_registers = form.paged ? 56 : 40;  // pages are looked up
-    plan.mma_registers = form.paged ? 224 : 232;
+    plan.producer_registers = looks_up ? 56 : 40;
+    plan.mma_registers = looks_up ? 224 : 232;
   } else {
     plan.producer_registers = 40;
     plan.mma_registers = 216;
@@ -76,7 +78,7 @@ constexpr attention_sm90_plan attention_sm90_plan_of(const attention_form& form,
   plan.exchange_at = plan.v_at + config.stages * plan.kv_bytes;
   // Of every thread half of a row, and its reference and sum.
   plan.exchange_bytes = config.split_keys ? 128 * (form.dim + 8) : 0;
-  plan.q_barriers_at = plan.exchange_at + 2 * plan.exchange_bytes;
+  plan.q_barriers_at = plan.exchange_at + 2 * (plan.exchange_bytes + (config.split_keys ? 16 : 0));
   plan.k_barriers_at = plan.q_barriers_at + 2 * 8 * plan.q_parts;
   plan.v_barriers_at = plan.k_barriers_at + 2 * 8 * config.stages;
   plan.tile_at = plan.v_barriers_at + 2 * 8 * config.stages;

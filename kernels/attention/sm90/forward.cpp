@@ -112,7 +112,10 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double softmax = pairs / exponentials_of_cycle * std::min(1.0, 64 / dim);
   const int warpgroups = config.mma_warpgroups * config.ctas_per_sm;
   const double fixed = (warpgroups == 1 ? 1300 : 600) + (config.ordered ? 0 : 40) +
-                       (config.stages > 2 ? 0 : 30) +
+                       // Of divided keys a warpgroup has half of the stages.
+                       (config.stages > 2   ? 0
+                        : config.split_keys ? 800
+                                            : 30) +
                        (warpgroups == 2 && layer.dim <= 64 ? 300 : 0) +
                        // Registers are short.
                        std::max(0, config.bn - 128) * dim / 16 +
@@ -123,7 +126,7 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   // Its queries, its last product, and the store: CTAs that stay overlap them with the next tile.
   const std::string& scheduler = values.word("scheduler");
   const double of_tile =
-      (share > 1 && scheduler == "single" ? 2500 : 1500) + (config.split_keys ? 600 : 0);
+      (share > 1 && scheduler == "single" ? 2500 : 1500) + (config.split_keys ? 2100 : 0);
   const double tile_cycles = blocks * (mma + softmax + fixed) + of_tile;
   // In one round the longest tile counts. Unlike tiles, the longest first, even out in several but
   // for the last, as do those of CTAs that share an SM.
@@ -149,9 +152,13 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   // Fixed turns that pass from heads to others do not even out unlike tiles: up to 1.6 times.
   const bool unbalanced = has_unlike_tiles(layer) && scheduler == "static";
   const double balance = !unbalanced ? 1 : values.at("group") < kv_matrices(layer) ? 1.2 : 1.03;
-  const double group =
-      static_cast<double>(values.at("group")) / static_cast<double>(usual_group(layer, facts));
-  const double locality = 1 + 0.001 * std::abs(std::log2(group));
+  // Unlike tiles even out among the tiles of many heads. Of like ones the SMs do a few heads' at a
+  // time whatever the order, and the fewer keys and values these read the better.
+  const bool unlike = has_unlike_tiles(layer);
+  const double best_group = unlike ? static_cast<double>(usual_group(layer, facts)) : 1;
+  const double locality =
+      1 + (unlike ? 0.001 : 0.003) *
+              std::abs(std::log2(static_cast<double>(values.at("group")) / best_group));
   return locality * balance * sharing * all + of_launch;
 }
 

@@ -19,7 +19,7 @@
 //  tile full             a thread of the producer           MMA warpgroups: which tile is next
 //  tile empty            a thread of each MMA warp          the producer
 //  zero fill [warpgroup] named: its 128 threads             the same
-//  exchange              named: both MMA warpgroups         the same
+//  exchange full, empty  each thread of an MMA warpgroup    the other one
 //
 // Two overlaps keep the tensor cores busy during the softmax. An MMA warpgroup issues the scores of
 // the next block, then the product of this block's probabilities with v, and computes the softmax
@@ -55,7 +55,6 @@ struct attention_sm90_traits {
 enum class attention_barrier {
   order = 1,      // + MMA warpgroup
   zero_fill = 4,  // + MMA warpgroup
-  exchange = 7,
 };
 
 template <class Traits>
@@ -84,6 +83,7 @@ struct attention_forward {
   using stages = pipeline<config.stages, plan.kv_bytes>;
   using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm>;
   using tile_slots = pipeline<1, plan.tile_bytes>;
+  using exchange_slot = pipeline<1, plan.exchange_bytes>;
   using walk = key_walk<form, plan.bm, 64, bn>;
 
   const attention_sm90_params& maps;
@@ -125,6 +125,12 @@ struct attention_forward {
     walk keys(params, tile, part * 64);
     if constexpr (splits) keys.round_up(stride);
     return keys;
+  }
+
+  // From MMA warpgroup `warpgroup` to the other one.
+  __device__ __forceinline__ exchange_slot exchange_from(int warpgroup) const {
+    const u32 barriers = base + plan.exchange_at + 2 * plan.exchange_bytes + warpgroup * 16;
+    return {base + plan.exchange_at + warpgroup * plan.exchange_bytes, barriers, barriers + 8};
   }
 
   // --- Producer warp ---
@@ -180,38 +186,55 @@ struct attention_forward {
     }
   }
 
+  // Asks for a tile that no CTA has, in lane 0.
+  __device__ __forceinline__ u64 ask() const {
+    return threadIdx.x % 32 == 0 ? atomicAdd(maps.next_tile, u64{1}) : 0;
+  }
   // A warp: loads of a tile in the order of their use, so that none waits for the release of a
-  // stage that the MMA warpgroups get to only after it.
-  __device__ __forceinline__ void load_tile(const attention_tile& tile, int column, stages& k,
-                                            stages& v, u32& q_phase) const {
+  // stage that the MMA warpgroups get to only after it. Returns the answer to ask(), which comes
+  // before the last block's loads: while there are tiles left, a CTA has no more than it is about
+  // to begin, and the MMA warpgroups have the blocks of some stages to do until it knows.
+  __device__ __forceinline__ u64 load_tile(const attention_tile& tile, int column, stages& k,
+                                           stages& v, u32& q_phase) const {
     const bool loads = threadIdx.x % 32 == 0;
+    u64 answer = 0;
     walk keys = walk_of(tile, 0);
-    if (!keys.is_valid()) return;
-    int before = keys.block();
+    const auto ask_at_end = [&] {
+      if (config.dynamic && !keys.is_valid()) answer = ask();
+    };
+    const auto next = [&] {
+      const int block = keys.block();
+      keys.next(params, tile, 0);
+      ask_at_end();
+      return block;
+    };
+    if (!keys.is_valid()) {
+      ask_at_end();
+      return answer;
+    }
+    int before = next();
     if (loads) {
       load_block(k, maps.k, tile, column, before);
       load_q(tile, q_phase);
     }
     k.advance();
     q_phase ^= 1;
-    for (keys.next(params, tile, 0); keys.is_valid(); keys.next(params, tile, 0)) {
+    while (keys.is_valid()) {
+      const int block = next();
       if (loads) {
-        load_block(k, maps.k, tile, column, keys.block());
+        load_block(k, maps.k, tile, column, block);
         load_block(v, maps.v, tile, column, before);
       }
-      before = keys.block();
+      before = block;
       k.advance();
       v.advance();
     }
     if (loads) load_block(v, maps.v, tile, column, before);
     v.advance();
     __syncwarp();
+    return answer;
   }
 
-  // Asks for a tile that no CTA has, in lane 0: before a tile's loads, for after them.
-  __device__ __forceinline__ u64 ask() const {
-    return threadIdx.x % 32 == 0 ? atomicAdd(maps.next_tile, u64{1}) : 0;
-  }
   // The number of the tile. Who asked before the counter counted asks again.
   __device__ __forceinline__ int number_of(u64 answer) const {
     using counter = attention_tile_counter;
@@ -256,9 +279,7 @@ struct attention_forward {
       if (first_lane) publish(tiles, work);
       tiles.advance();
       if (!work.is_valid()) return;
-      u64 answer = 0;
-      if constexpr (config.dynamic) answer = ask();
-      load_tile(placed(work.tile()), column, k, v, q_phase);
+      const u64 answer = load_tile(placed(work.tile()), column, k, v, q_phase);
       if constexpr (config.dynamic) {
         const int index = number_of(answer);
         work.take(index);
@@ -284,6 +305,7 @@ struct attention_forward {
   // What an MMA thread keeps of its two rows of a tile.
   struct tile_rows {
     softmax_row softmax[2];
+    u32 exchange_phase = 0;
   };
 
   static __device__ __forceinline__ int warpgroup_of_thread() {
@@ -553,14 +575,16 @@ struct attention_forward {
 
   // split_keys: gives the other MMA warpgroup one of a thread's rows, and adds to the other row
   // what that one has of it.
-  __device__ __forceinline__ softmax_row exchange(const out_accumulators& out,
-                                                  const tile_rows& rows, row_values& sums) const {
-    constexpr int barrier = static_cast<int>(attention_barrier::exchange);
+  __device__ __forceinline__ softmax_row exchange(const out_accumulators& out, tile_rows& rows,
+                                                  row_values& sums) const {
     const int warpgroup = warpgroup_of_thread(), thread = threadIdx.x % 128;
     const bool second = warpgroup != 0;
-    const u32 given = base + plan.exchange_at + warpgroup * plan.exchange_bytes;
-    const u32 taken = base + plan.exchange_at + (1 - warpgroup) * plan.exchange_bytes;
+    exchange_slot to = exchange_from(warpgroup), from = exchange_from(1 - warpgroup);
+    to.phase = from.phase = rows.exchange_phase;
+    rows.exchange_phase ^= 1;
+    const u32 given = to.buffer(), taken = from.buffer();
     constexpr int vectors = form.dim / 16, row_at = vectors * 128 * 16;
+    to.wait_empty();
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       float vector[4];
@@ -577,7 +601,8 @@ struct attention_forward {
     softmax_row own = second ? high : low;
     store_shared(given + row_at + thread * 8,
                  second ? float2{low.reference, low.sum} : float2{high.reference, high.sum});
-    named_barrier_sync(barrier, 256);
+    barrier_arrive(to.full_barrier());
+    from.wait_full();
     const float2 pair = load_shared_pair(taken + row_at + thread * 8);
     softmax_row other{pair.x, pair.y};
     const float own_factor = own.rescale(other.reference);
@@ -593,7 +618,7 @@ struct attention_forward {
         sum = sum * own_factor + values[j] * other_factor;
       }
     }
-    named_barrier_sync(barrier, 256);  // the exchange may be written again
+    barrier_arrive(from.empty_barrier());
     return own;
   }
 
@@ -638,7 +663,7 @@ struct attention_forward {
   }
 
   __device__ __forceinline__ void store(const out_accumulators& out, const attention_tile& tile,
-                                        const tile_rows& rows) const {
+                                        tile_rows& rows) const {
     const float sink = form.sinks ? params.sinks[tile.head] : minus_infinity();
     const int first_row = tile.first_row + own_tile_row();
     row_values sums;
@@ -872,6 +897,14 @@ struct attention_forward {
       barrier_init(v.full + stage * 8, 1);
       barrier_init(k.empty + stage * 8, plan.q_parts);
       barrier_init(v.empty + stage * 8, plan.q_parts);
+    }
+    if constexpr (splits) {
+#pragma unroll
+      for (int warpgroup = 0; warpgroup < warpgroups; ++warpgroup) {
+        const exchange_slot slot = exchange_from(warpgroup);
+        barrier_init(slot.full, 128);
+        barrier_init(slot.empty, 128);
+      }
     }
     const tile_slots tiles = tile_pipe();
     barrier_init(tiles.full, 1);

@@ -172,8 +172,7 @@ FFTUNE_API int64_t fftune_plan_max_tokens(const fftune_plan* plan);
  * that preset is stale, far from the problem, or a fallback runs, and the buffers in order with
  * dtype, shape, bytes and alignment. Of a plan for any number of tokens, all this is of the most,
  * and "segments" lists which variants serve from which number to which ("each": every number has
- * the default of its own, not these). Lives as long as the plan;
- * NULL for a NULL plan. */
+ * the default of its own, not these). Lives as long as the plan; NULL for a NULL plan. */
 FFTUNE_API const char* fftune_plan_describe(const fftune_plan* plan);
 
 /* Enqueues the plan on `stream`, a CUstream or cudaStream_t of the device's primary context (NULL
@@ -206,8 +205,8 @@ typedef struct fftune_run {
   size_t output_count;
   void* workspace;
   void* stream;
-  int64_t
-      tokens; /* of a plan for any number of tokens: how many; else 0 or the plan's own number */
+  /* Of a plan for any number of tokens: how many; else 0 or the plan's own number. */
+  int64_t tokens;
 } fftune_run;
 
 /* fftune_plan_run with const inputs, and for any number of tokens. Each buffer is as a plan for
