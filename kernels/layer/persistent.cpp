@@ -184,7 +184,7 @@ class PersistentLayers final : public RepeatedFamily {
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
         .parameter("in_flight",
                    "stages that are copied at a time: what other blocks poll queues behind them",
-                   {2, 3, 4, 6, most_stages})
+                   {2, 3, 4, 6, 8})
         .parameter("least_keys", "keys at least that a block has of a sequence", {16, 64})
         .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})
         .constraint(
@@ -208,6 +208,9 @@ class PersistentLayers final : public RepeatedFamily {
             "at least 4 stages fit in shared memory beside the activations",
             [of](const Config& c) { return of(c).stages >= 4; }, sizes)
         .constraint(
+            "no more stages are copied at a time than there are",
+            [of](const Config& c) { return c.at("in_flight") <= of(c).stages; }, sizes)
+        .constraint(
             "each thread has one element of the residual stream at most",
             [of](const Config& c) {
               const persistent_config p = of(c);
@@ -229,7 +232,7 @@ class PersistentLayers final : public RepeatedFamily {
     return *std::max_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
       const auto rank = [](const Config& c) {
         return std::tuple(c.at("warps") == 8, c.at("chunk") == 512, -c.at("chunk"),
-                          c.at("in_flight") == (c.at("chunk") > 512 ? 3 : 4),
+                          c.at("in_flight") == (c.at("chunk") > 512 ? 2 : 4),
                           c.at("least_keys") == 16, c.at("input_kb") == 36);
       };
       return rank(a) < rank(b);

@@ -58,6 +58,7 @@ __device__ __forceinline__ vector16 complement(vector16 value) {
 }
 template <class T, persistent_config c, class activation, class norm>
 struct persistent_layers {
+  static_assert(c.in_flight >= 1 && c.in_flight <= c.stages);
   static constexpr int row_stride = 2 * c.chunk + c.row_padding;
   static constexpr int key_bytes = 2 * c.kv_rows();
   static constexpr int key_stride = key_bytes + c.row_padding;

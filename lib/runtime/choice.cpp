@@ -161,9 +161,7 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
     ChoiceOfParts of_parts = choice_of_parts(catalog, op, problem, facts, presets);
     choice.recipe = default_recipe(op, problem, facts);
     // A family of the whole should be faster than the best of the parts.
-    const bool whole =
-        choice.recipe.size() == 1 && dynamic_cast<const RepeatedFamily*>(
-                                         &family_of(op, choice.recipe.front().family)) != nullptr;
+    const bool whole = is_repeated_by_family(op, choice.recipe);
     if (!of_parts.recorded.empty() && !whole) {
       choice.recipe = std::move(of_parts.recipe);
       choice.stale = of_parts.stale;

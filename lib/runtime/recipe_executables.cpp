@@ -48,11 +48,6 @@ void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts
 
 Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                            const Recipe& recipe, const MakeExecutable& make) {
-  if (recipe.size() == 1) {
-    const auto& variant = recipe.front();
-    if (const auto* family = dynamic_cast<const RepeatedFamily*>(&family_of(op, variant.family)))
-      return {make(variant, family->program(problem, facts, variant.config))};
-  }
   const auto made = [&](const Variant& variant, bool first) {
     Program program = family_of(op, variant.family).program(problem, facts, variant.config);
     if (first) launch_normally(program);
@@ -64,7 +59,7 @@ Executables executables_of(const Op& op, const Problem& problem, const DeviceFac
   for (const auto& variant : recipe)
     executables.push_back(made(variant, composed && executables.empty()));
   const auto repetition = op.repetition(problem);
-  if (!repetition) return executables;
+  if (!repetition || is_repeated_by_family(op, recipe)) return executables;
   const auto first = executables.front();
   if (composed) executables.front() = made(recipe.front(), false);
   return repeated(executables, repetition->places, first);
