@@ -59,6 +59,9 @@ std::vector<PartKind> part_kinds();
 /// Families of a norm together with the product behind it.
 std::vector<const Family*> normed_products();
 
+/// The family that has all stages of layers, and all layers of a plan, in one launch.
+const Family& persistent_layers();
+
 /// Test data of a layer with experts, which have its tokens routed as the option `routing` says:
 /// for tensors of those names, x [tokens, d] and w_router [experts, d]. Of independent values the
 /// k-th and the next expert of a token would be so close that a rounding decides between them.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "registry/part_family.hpp"
+#include "registry/repeated_family.hpp"
 
 namespace fftune {
 namespace {
@@ -158,13 +159,15 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   if (!choice.preset) {
     const std::string absence = presets.absence(problem, facts, illegal, comparison);
     ChoiceOfParts of_parts = choice_of_parts(catalog, op, problem, facts, presets);
-    if (!of_parts.recorded.empty()) {
+    choice.recipe = default_recipe(op, problem, facts);
+    // A family of the whole should be faster than the best of the parts.
+    const bool whole = is_repeated_by_family(op, choice.recipe);
+    if (!of_parts.recorded.empty() && !whole) {
       choice.recipe = std::move(of_parts.recipe);
       choice.stale = of_parts.stale;
       choice.reason = fmt::format("{}: records of {}", absence, fmt::join(of_parts.recorded, ", "));
       return choice;
     }
-    choice.recipe = default_recipe(op, problem, facts);
     choice.reason = absence + ": default of the op";
     return choice;
   }

@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "device/placed_executable.hpp"
 #include "registry/catalog.hpp"
+#include "registry/repeated_family.hpp"
 
 namespace fftune {
 namespace {
@@ -58,7 +59,7 @@ Executables executables_of(const Op& op, const Problem& problem, const DeviceFac
   for (const auto& variant : recipe)
     executables.push_back(made(variant, composed && executables.empty()));
   const auto repetition = op.repetition(problem);
-  if (!repetition) return executables;
+  if (!repetition || is_repeated_by_family(op, recipe)) return executables;
   const auto first = executables.front();
   if (composed) executables.front() = made(recipe.front(), false);
   return repeated(executables, repetition->places, first);

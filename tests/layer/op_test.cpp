@@ -150,8 +150,8 @@ TEST_CASE("every model that layer knows is a problem of it") {
 
 namespace {
 
-/// Kernels of an untuned decode step of one layer of a known model on an H100, each of which must
-/// be launched programmatically.
+/// Kernels of an untuned decode step of one layer of a known model on an H100: one cooperative
+/// launch, or several, each of which must be launched programmatically.
 std::size_t kernels_of_step(const std::string& model, std::int64_t batch) {
   const auto models = layer_op().known_models();
   const auto known = std::find_if(models.begin(), models.end(),
@@ -162,12 +162,14 @@ std::size_t kernels_of_step(const std::string& model, std::int64_t batch) {
   const auto facts = facts_of_architecture("sm_90a");
   const Problem problem = layer_problem(DeviceKind::cuda, DType::bf16, sizes, known->options);
   std::size_t kernels = 0;
-  for (const Variant& variant : default_recipe(layer_op(), problem, facts)) {
+  const Recipe recipe = default_recipe(layer_op(), problem, facts);
+  for (const Variant& variant : recipe) {
     CAPTURE(problem.text(), variant.id());
     const Program program =
         family_of(layer_op(), variant.family).program(problem, facts, variant.config);
     for (const Step& step : program.steps) {
-      CHECK(std::get<KernelLaunch>(step).programmatic);
+      const auto& launch = std::get<KernelLaunch>(step);
+      CHECK((recipe.size() == 1 ? launch.cooperative : launch.programmatic));
       ++kernels;
     }
   }
@@ -178,7 +180,8 @@ std::size_t kernels_of_step(const std::string& model, std::int64_t batch) {
 
 TEST_CASE("an untuned decode step is few kernels a layer, each behind the one before") {
   for (const char* model : {"llama-3.2-1b", "llama-3.1-8b"})
-    for (const std::int64_t batch : {1, 16}) CHECK(kernels_of_step(model, batch) == 7);
+    for (const auto& [batch, kernels] : {std::pair(1, 1), {2, 1}, {3, 7}, {16, 7}})
+      CHECK(kernels_of_step(model, batch) == static_cast<std::size_t>(kernels));
   CHECK(kernels_of_step("qwen3-30b-a3b", 1) == 9);
   CHECK(kernels_of_step("qwen3-30b-a3b", 16) == 11);
 }

@@ -140,10 +140,10 @@ bool has_text(const Tokens& tokens, std::string_view text) {
 /// Device sources see each other alone: NVRTC is given no include path.
 std::string device_include_rule(const Include& include) {
   if (!include.quoted) return "a device source includes no system header";
-  if (starts_with_any(include.name, {"common/", "gemm/", "attention/"}) &&
+  if (starts_with_any(include.name, {"common/", "gemm/", "attention/", "layer/"}) &&
       include.name.ends_with(".cuh"))
     return "";
-  return "a device source includes only .cuh of kernels/common, gemm and attention";
+  return "a device source includes only .cuh of kernels/common, gemm, attention and layer";
 }
 
 std::string host_include_rule(std::string_view path, const Include& include) {

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "device/placed_executable.hpp"
+#include "registry/repeated_family.hpp"
 #include "tuning/evaluate/compile_pool.hpp"
 
 namespace fftune {
@@ -107,7 +108,8 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
 Executables LocalEvaluator::State::timed_executables(const Candidate& candidate) {
   Executables all = executables(candidate);
   const auto repetition = op->repetition(problem);
-  if (!repetition || !candidate.baseline.empty()) return all;
+  if (!repetition || !candidate.baseline.empty() || is_repeated_by_family(*op, candidate.recipe))
+    return all;
   const auto first = all.front();
   all.front() = compile_variant(candidate.recipe.front(), false).executable;
   return repeated(all, repetition->places, first);

@@ -1,0 +1,367 @@
+// The host side of layer/persistent.cu: which layers it computes, its space, and its launches.
+#include "kernels/layer/persistent.cuh"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <numbers>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention/attention.hpp"
+#include "kernels/common/activation.hpp"
+#include "kernels/common/cuda_kernel.hpp"
+#include "kernels/layer/layer.hpp"
+#include "kernels/norm/norm.hpp"
+#include "kernels/qkv/qkv.hpp"
+#include "registry/repeated_family.hpp"
+
+namespace fftune::layer {
+namespace {
+
+constexpr std::int64_t most_tokens = 8;
+constexpr std::int64_t reserved_shared_bytes = 1024;  // by the driver, for each block
+constexpr int most_stages = 32;
+/// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
+/// the parts take less.
+constexpr std::int64_t most_preferred = 2;
+/// Of a row, that are being copied at a time.
+constexpr std::int64_t default_elements = 4 * 512;
+
+const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name) {
+  const auto place = std::find_if(parts.begin(), parts.end(),
+                                  [&](const OpPart& part) { return part.name == name; });
+  return place == parts.end() ? nullptr : &*place;
+}
+
+const char* norm_type(norm::Convention convention) {
+  switch (convention) {
+    case norm::Convention::llama:
+      return "fftune::llama_norm";
+    case norm::Convention::gemma:
+      return "fftune::gemma_norm";
+    case norm::Convention::t5:
+      break;
+  }
+  return "fftune::t5_norm";
+}
+
+/// What the kernel reads of a layer's options that its configuration does not say.
+struct Layer {
+  qkv::Layer heads;
+  attention::Layer attention;
+  norm::Layer norm;
+  Activation activation = Activation::silu;
+  std::int64_t cache = 0;
+
+  explicit Layer(const Problem& problem)
+      : activation(parse_activation(option_or(problem, "act", "silu"))),
+        cache(problem.size("cache")) {
+    const auto parts = parts_of(problem);
+    heads = qkv::layer_of(part_named(parts, "qkv")->problem);
+    attention = attention::layer_of(part_named(parts, "attention")->problem);
+    norm = norm::layer_of(part_named(parts, "attn_norm")->problem);
+  }
+};
+
+/// The kernel's configuration but for what the space decides.
+persistent_config form_of(const Problem& problem, const qkv::Layer& heads,
+                          const DeviceFacts& facts) {
+  return {.tokens = static_cast<int>(problem.size("batch")),
+          .d = static_cast<int>(problem.size("d")),
+          .h = static_cast<int>(problem.size("h")),
+          .heads = static_cast<int>(heads.heads),
+          .kv_heads = static_cast<int>(heads.kv_heads),
+          .dim = static_cast<int>(heads.dim),
+          .blocks = facts.multiprocessors,
+          .bias = heads.bias,
+          .head_norms = heads.norm,
+          .rotates = heads.rotates(),
+          .wide_slots = heads.wide_slots};
+}
+
+/// With as many stages as fit.
+persistent_config configured(persistent_config form, const DeviceFacts& facts,
+                             const Config& config) {
+  form.warps = config.get("warps");
+  form.chunk = config.get("chunk");
+  form.in_flight = config.get("in_flight");
+  form.least_keys = config.get("least_keys");
+  form.input_limit = config.get("input_kb") * 1024;
+  const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
+  while (form.stages < most_stages && form.shared_bytes() + form.stage_bytes() + 128 <= limit)
+    ++form.stages;
+  return form;
+}
+
+/// The first of the options that the kernel does not know.
+std::optional<std::string> unknown_option(const Problem& problem) {
+  const std::pair<const char*, const char*> usual[] = {{"norm", "rms"},     {"post-norms", "no"},
+                                                       {"block", "serial"}, {"ffn", "gated"},
+                                                       {"out-bias", "no"},  {"ffn-bias", "no"}};
+  for (const auto& [name, value] : usual)
+    if (option_or(problem, name, value) != value)
+      return fmt::format("{}={}: the kernel knows {} alone", name, problem.option(name), value);
+  if (problem.sizes.contains("window"))
+    return fmt::format("window={}: the kernel gives a query all keys", problem.size("window"));
+  if (option_or(problem, "softcap", "0") != "0") return "softcap: scores have no limit";
+  return std::nullopt;
+}
+
+std::string text_of(const persistent_config& c) {
+  return fmt::format(
+      "fftune::persistent_config{{.tokens = {}, .d = {}, .h = {}, .heads = {}, .kv_heads = {}, "
+      ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
+      ".in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, "
+      ".wide_slots = {}}}",
+      c.tokens, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk, c.stages,
+      c.least_keys, c.in_flight, c.input_limit, c.bias, c.head_norms, c.rotates, c.wide_slots);
+}
+
+class PersistentLayers final : public RepeatedFamily {
+ public:
+  std::string_view name() const override { return "persistent"; }
+  std::string_view summary() const override {
+    return "all layers in one launch, for up to 8 tokens: weights stream through shared memory "
+           "without a pause";
+  }
+  DeviceKind device_kind() const override { return DeviceKind::cuda; }
+  std::vector<std::string> stages() const override {
+    return {"attn_norm.forward", "qkv.product", "attention.forward", "out.product",
+            "ffn_norm.forward",  "ffn.gate_up", "ffn.down"};
+  }
+  std::vector<std::string> sources() const override { return {"layer/persistent.cu"}; }
+
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override {
+    if (facts.kind != DeviceKind::cuda) return "the kernel needs a CUDA device";
+    if (facts.compute_capability != 90) return "the kernel needs compute capability 9.0: TMA";
+    if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
+      return "the kernel computes in bf16 and fp16";
+    if (size_or(problem, "s", 1) != 1)
+      return fmt::format("s={}: the kernel decodes one token of each sequence", problem.size("s"));
+    if (problem.size("batch") > most_tokens)
+      return fmt::format("batch={} exceeds the {} columns of an MMA", problem.size("batch"),
+                         most_tokens);
+    if (auto reason = unknown_option(problem)) return reason;
+    const Layer layer(problem);
+    const qkv::Layer& heads = layer.heads;
+    if (heads.dim != 64 && heads.dim != 128)
+      return fmt::format("dim={}: the kernel has heads of 64 and 128 features", heads.dim);
+    if (heads.rotates() && (heads.rotation != head_rotation::halves || heads.rotary != heads.dim))
+      return "the kernel rotates whole heads, by halves";
+    if (heads.heads / heads.kv_heads > 8)
+      return fmt::format("{} heads share one of k: at most 8, the columns of an MMA",
+                         heads.heads / heads.kv_heads);
+    for (const std::int64_t k : {problem.size("d"), problem.size("h"), heads.heads * heads.dim})
+      if (k % 32 != 0)
+        return fmt::format("a product over {} elements: a multiple of 32 is needed", k);
+    for (const std::int64_t rows : {problem.size("d"), problem.size("h"),
+                                    problem.size("batch") * heads.heads * heads.dim / 4})
+      if (rows < facts.multiprocessors)
+        return fmt::format("{} rows for {} SMs: every block needs a part of each product", rows,
+                           facts.multiprocessors);
+    if (space(problem, facts).feasible().empty())
+      return "no stages of weights fit in shared memory beside the activations";
+    return std::nullopt;
+  }
+
+  Space space(const Problem& problem, const DeviceFacts& facts) const override {
+    const auto of = [form = form_of(problem, Layer(problem).heads, facts), facts](const Config& c) {
+      return configured(form, facts, c);
+    };
+    const std::vector<std::string> sizes{"warps", "chunk", "in_flight", "least_keys", "input_kb"};
+    return Space()
+        .parameter("warps", "warps that multiply", {8, 16})
+        .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
+        .parameter("in_flight",
+                   "stages that are copied at a time: what other blocks poll queues behind them",
+                   {2, 3, 4, 6, 8})
+        .parameter("least_keys", "keys at least that a block has of a sequence", {16, 64})
+        .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})
+        .constraint(
+            "every head of k has a warp, and as many as every other",
+            [of](const Config& c) {
+              const persistent_config p = of(c);
+              return p.warps % p.kv_heads == 0;
+            },
+            sizes)
+        .constraint("each warp has a part of every stage's k",
+                    [](const Config& c) { return c.at("chunk") % (32 * c.at("warps")) == 0; },
+                    {"warps", "chunk"})
+        .constraint(
+            "16 keys, of all heads, fit in a stage",
+            [of](const Config& c) {
+              const persistent_config p = of(c);
+              return p.kv_rows() <= p.chunk;
+            },
+            sizes)
+        .constraint(
+            "at least 4 stages fit in shared memory beside the activations",
+            [of](const Config& c) { return of(c).stages >= 4; }, sizes)
+        .constraint(
+            "no more stages are copied at a time than there are",
+            [of](const Config& c) { return c.at("in_flight") <= of(c).stages; }, sizes)
+        .constraint(
+            "each thread has one element of the residual stream at most",
+            [of](const Config& c) {
+              const persistent_config p = of(c);
+              return p.most_rows(p.d) * p.tokens <= p.consumers();
+            },
+            sizes)
+        .constraint(
+            "each thread has a unit of attention to combine at most",
+            [of](const Config& c) {
+              const persistent_config p = of(c);
+              return p.unit_threads() <= p.consumers();
+            },
+            sizes);
+  }
+
+  // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
+  Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
+    const auto feasible = space(problem, facts).feasible();
+    return *std::max_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
+      const auto rank = [](const Config& c) {
+        return std::tuple(c.at("warps") == 8, c.at("chunk") == 512, -c.at("chunk"),
+                          c.at("in_flight") == (c.at("chunk") > 512 ? 2 : 4),
+                          c.at("least_keys") == 16, c.at("input_kb") == 36);
+      };
+      return rank(a) < rank(b);
+    });
+  }
+
+  // Layers of Llama on an H200 take the time of their bytes and this much more for what their
+  // blocks wait for each other; the parts, some 20 us.
+  std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
+                                 const Config& config) const override {
+    constexpr double waits = 13e-6, waits_of_many = 29e-6;
+    const double bandwidth = 0.9 * (facts.memory_bandwidth > 0 ? facts.memory_bandwidth : 4.8e12);
+    const double off = std::abs(std::log2(static_cast<double>(config.at("chunk")) *
+                                          static_cast<double>(config.at("in_flight")) /
+                                          static_cast<double>(default_elements)));
+    const double of_layer =
+        (problem.size("batch") <= most_preferred ? waits : waits_of_many) + off * 1e-6;
+    return cost_of(layer_op(), problem).bytes / bandwidth +
+           static_cast<double>(size_or(problem, "layers", 1)) * of_layer;
+  }
+  bool is_preferred(const Problem& problem, const DeviceFacts&) const override {
+    return problem.size("batch") <= most_preferred;
+  }
+
+  Program program(const Problem& problem, const DeviceFacts& facts,
+                  const Config& config) const override {
+    if (const auto repetition = layer_op().repetition(problem))
+      return program_of(repetition->one, repetition->places, facts, config);
+    std::vector<std::size_t> places(layer_op().tensors(problem).size());
+    std::iota(places.begin(), places.end(), std::size_t{0});
+    return program_of(problem, {places}, facts, config);
+  }
+
+ private:
+  static Program program_of(const Problem& one, const std::vector<std::vector<std::size_t>>& places,
+                            const DeviceFacts& facts, const Config& config) {
+    const Layer layer(one);
+    const persistent_config persistent =
+        configured(form_of(one, layer.heads, facts), facts, config);
+    Program program;
+    program.kernels.push_back(
+        {"layer/persistent.cu",
+         fmt::format("fftune::persistent_layer<{}, {}, {}, {}>", element_type(one.dtype),
+                     text_of(persistent), activation_type(layer.activation),
+                     norm_type(layer.norm.convention))});
+    constexpr std::size_t most = persistent_params::most_layers;
+    for (std::size_t first = 0; first < places.size(); first += most) {
+      const std::size_t count = std::min(most, places.size() - first);
+      const auto sets =
+          std::min<std::int64_t>(persistent.copies_of_set, static_cast<std::int64_t>(count));
+      program.scratch.push_back({.bytes = static_cast<std::size_t>(
+                                     sets * persistent.set_bytes(static_cast<int>(layer.cache))),
+                                 .zeroed = true});
+      KernelLaunch launch;
+      launch.grid.x = static_cast<std::uint32_t>(persistent.blocks);
+      launch.block.x = static_cast<std::uint32_t>(persistent.threads());
+      launch.shared_bytes = static_cast<std::uint32_t>(persistent.shared_bytes());
+      launch.cooperative = true;
+      launch.parameters =
+          parameters_of(one, layer, program.scratch.size() - 1,
+                        {places.begin() + static_cast<std::ptrdiff_t>(first),
+                         places.begin() + static_cast<std::ptrdiff_t>(first + count)});
+      program.steps.emplace_back(std::move(launch));
+    }
+    return program;
+  }
+
+  static ParameterStruct parameters_of(const Problem& one, const Layer& layer,
+                                       std::size_t workspace,
+                                       const std::vector<std::vector<std::size_t>>& places) {
+    const TensorPlaces own(layer_op().tensors(one));
+    ParameterStruct parameters{.bytes = sizeof(persistent_params), .fields = {}};
+    const auto set = [&](std::size_t offset, Argument value) {
+      parameters.fields.push_back({offset, std::move(value)});
+    };
+    const auto set_tensor = [&](std::size_t offset, const std::vector<std::size_t>& of,
+                                const char* name) {
+      if (const std::size_t at = own.at(name); at != absent) set(offset, TensorArgument{of[at]});
+    };
+    using Params = persistent_params;
+    const auto& first = places.front();
+    set_tensor(offsetof(Params, x), first, "x");
+    set_tensor(offsetof(Params, y), places.back(), "y");
+    set_tensor(offsetof(Params, positions), first, "positions");
+    if (layer.heads.table) set_tensor(offsetof(Params, angles), first, "angles");
+    set_tensor(offsetof(Params, slots), first, "slots");
+    set_tensor(offsetof(Params, lengths), first, "lengths");
+    set(offsetof(Params, workspace), ScratchArgument{workspace});
+    set(offsetof(Params, layers), static_cast<std::int32_t>(places.size()));
+    set(offsetof(Params, cache), static_cast<std::int32_t>(layer.cache));
+    set(offsetof(Params, table_rows), static_cast<std::int32_t>(layer.heads.positions));
+    set(offsetof(Params, epsilon), layer.norm.eps);
+    set(offsetof(Params, norm_offset), static_cast<float>(layer.heads.norm_offset));
+    set(offsetof(Params, scale), layer.attention.scale * std::numbers::log2e_v<float>);
+    const auto turns = qkv::turns_of(part_named(parts_of(one), "qkv")->problem);
+    set(offsetof(Params, angle_scale), turns.scale);
+    if (!turns.frequencies.empty())
+      set(offsetof(Params, frequencies), ArrayArgument{turns.frequencies});
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      using Pointers = persistent_layer_pointers;
+      const std::size_t at = offsetof(Params, of) + i * sizeof(Pointers);
+      const auto set_own = [&](std::size_t offset, const char* name) {
+        set_tensor(at + offset, places[i], name);
+      };
+      set_own(offsetof(Pointers, attn_norm), "attn_norm");
+      set_own(offsetof(Pointers, ffn_norm), "ffn_norm");
+      const char *const weights[] = {"w_q", "w_k", "w_v"}, *const biases[] = {"b_q", "b_k", "b_v"};
+      for (std::size_t part = 0; part < 3; ++part) {
+        set_own(offsetof(Pointers, qkv) + part * sizeof(void*), weights[part]);
+        set_own(offsetof(Pointers, bias) + part * sizeof(void*), biases[part]);
+      }
+      set_own(offsetof(Pointers, head_norms), "q_norm");
+      set_own(offsetof(Pointers, head_norms) + sizeof(void*), "k_norm");
+      set_own(offsetof(Pointers, out), "w_o");
+      set_own(offsetof(Pointers, gate), "w_gate");
+      set_own(offsetof(Pointers, up), "w_up");
+      set_own(offsetof(Pointers, down), "w_down");
+      set_own(offsetof(Pointers, keys), "k_cache");
+      set_own(offsetof(Pointers, values), "v_cache");
+    }
+    return parameters;
+  }
+};
+
+}  // namespace
+
+const Family& persistent_layers() {
+  static const PersistentLayers family;
+  return family;
+}
+
+}  // namespace fftune::layer

@@ -1,0 +1,860 @@
+// Whole layers in one launch, for up to 8 tokens in decoding: one CTA on each SM, for all layers.
+//
+// A layer of a few tokens is a stream of weights, interrupted where every CTA needs what all others
+// computed. Here the stream does not stop there: one warp of a CTA copies the CTA's share of all
+// weights, and of the keys and values, in a fixed order to a ring of stages in shared memory, and
+// waits for nothing but free stages. The other warps multiply, and while they wait for other CTAs
+// the ring fills.
+//
+//   warps 0 .. n-1  consumers, per layer:
+//                     norm of x, q k v = rows of the product        -> qkv      [tokens, rows] f32
+//                     heads' norms, rotation; new k, v -> caches; attention over a split of the
+//                     keys
+//                                                                   -> partial  of each split
+//                     splits combined                               -> attended [tokens, q]
+//                     output product + x                            -> mid      [tokens, d]
+//                     norm of mid, gate and up                      -> hidden   [tokens, h]
+//                     down + mid                                    -> y        [tokens, d]
+//   warp n          producer: weights, keys and values -> ring (full and empty barriers)
+//   warp n+1        cleaner: sets the buffers of the layer before to zero
+//
+// Rows of each product are split evenly among CTAs. What is written there for all others goes
+// through L2 in words that tell by themselves whether they are there: the complement of the data,
+// which is never zero, as no computed value is a NaN of all ones. Readers poll until no word is
+// zero: one round trip, no fence and no counter. Layers use three sets of buffers in turn. While a
+// CTA multiplies by gate and up, every CTA is past the layer before, so the cleaner zeroes that
+// layer's set; its fence, and the chain of what is read and written until the set's next use two
+// layers later, order the zeros before it.
+//
+// Products: mma.sync with 16 rows of weights as A, tokens as the 8 columns of B. The order of k is
+// permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements
+// of k, of which each warp takes a part.
+//
+// All CTAs must be resident at once: the launch is cooperative. Grid: config.blocks. Block:
+// config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
+#include "common/activation.cuh"
+#include "common/async_copy.cuh"
+#include "common/mma.cuh"
+#include "common/rms_norm.cuh"
+#include "common/tma.cuh"
+#include "common/vector.cuh"
+#include "gemm/head_row.cuh"
+#include "layer/persistent.cuh"
+#include "layer/persistent_memory.cuh"
+
+namespace fftune {
+
+__device__ __forceinline__ bool has_zero_half(u32 word) {
+  return ((word - 0x00010001u) & ~word & 0x80008000u) != 0;
+}
+__device__ __forceinline__ bool is_missing(const vector16& halves) {
+  return has_zero_half(halves.word[0]) || has_zero_half(halves.word[1]) ||
+         has_zero_half(halves.word[2]) || has_zero_half(halves.word[3]);
+}
+__device__ __forceinline__ vector16 complement(vector16 value) {
+#pragma unroll
+  for (u32& word : value.word) word = ~word;
+  return value;
+}
+template <class T, persistent_config c, class activation, class norm>
+struct persistent_layers {
+  static_assert(c.in_flight >= 1 && c.in_flight <= c.stages);
+  static constexpr int row_stride = 2 * c.chunk + c.row_padding;
+  static constexpr int key_bytes = 2 * c.kv_rows();
+  static constexpr int key_stride = key_bytes + c.row_padding;
+  static constexpr int value_stride = key_bytes + c.value_padding;
+  static constexpr int rotary_pairs = c.dim / 64;  // pairs of a head that a lane has
+  static constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
+
+  const persistent_params& p;
+  const u32 shared;
+  u32 stage = 0, parity = 0;          // of the ring
+  u32 oldest = 0, oldest_parity = 0;  // of the stages in flight
+  int in_flight = 0;
+  int token, split, first_key, keys;  // this CTA's part of attention
+  bool has_new;                       // the last of the keys is the new token's
+
+  __device__ __forceinline__ persistent_layers(const persistent_params& params, u32 at)
+      : p(params), shared(at) {
+    token = static_cast<int>(blockIdx.x) / c.splits();
+    split = static_cast<int>(blockIdx.x) % c.splits();
+    keys = 0;
+    has_new = false;
+    first_key = 0;
+    if (token < c.tokens) {
+      const int length = p.lengths[token], each = keys_of_split(length);
+      first_key = split * each;
+      keys = larger(0, smaller(each, length - first_key));
+      has_new = keys > 0 && first_key + keys == length;
+    }
+  }
+
+  static __device__ __forceinline__ int keys_of_split(int length) {
+    return larger(c.least_keys, ceil_div(length, c.splits()));
+  }
+  static __device__ __forceinline__ int first_row(int rows) {
+    return static_cast<int>(static_cast<i64>(rows) * blockIdx.x / c.blocks);
+  }
+  static __device__ __forceinline__ int rows_of_block(int rows) {
+    return static_cast<int>(static_cast<i64>(rows) * (blockIdx.x + 1) / c.blocks) - first_row(rows);
+  }
+  static __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, c.consumers()); }
+  __device__ __forceinline__ u8* set_of(int layer) const {
+    return static_cast<u8*>(p.workspace) + layer % c.copies_of_set * c.set_bytes(p.cache);
+  }
+  __device__ __forceinline__ u32 full() const { return shared + 8 * stage; }
+  __device__ __forceinline__ u32 empty() const { return shared + 8 * (c.stages + stage); }
+  __device__ __forceinline__ u32 ring() const {
+    return shared + c.barrier_bytes() + stage * c.stage_bytes();
+  }
+  __device__ __forceinline__ void advance() {
+    if (++stage == c.stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+
+  // ---- producer ----
+
+  // Up to 16 rows, of two matrices: the first `rows` at `from`, then `more_rows` at `more`, each
+  // `pitch` bytes after the one before. `places`: those of the first.
+  __device__ __forceinline__ void load_stage(const u8* from, int rows, const u8* more,
+                                             int more_rows, int places, i64 pitch, u32 bytes,
+                                             u32 stride) {
+    wait_for_stage(empty(), parity ^ 1);
+    // More copies in flight would not be faster, but what other CTAs poll would queue behind them.
+    if (in_flight == c.in_flight) {
+      wait_for_stage(shared + 8 * oldest, oldest_parity);
+      if (++oldest == c.stages) {
+        oldest = 0;
+        oldest_parity ^= 1;
+      }
+    } else {
+      ++in_flight;
+    }
+    if (is_elected()) {
+      const u32 barrier = full(), to = ring();
+      const int count = rows + more_rows;
+      if (count > 0)
+        barrier_arrive_expect(barrier, count * bytes);
+      else
+        barrier_arrive(barrier);
+      load_rows(to, from, rows, pitch, bytes, stride, barrier);
+      load_rows(to + places * stride, more, more_rows, pitch, bytes, stride, barrier);
+    }
+    advance();
+  }
+  static __device__ __forceinline__ void load_rows(u32 to, const u8* from, int rows, i64 pitch,
+                                                   u32 bytes, u32 stride, u32 barrier) {
+#pragma unroll 4
+    for (int row = 0; row < rows; ++row)
+      bulk_load(to + row * stride, from + row * pitch, bytes, barrier, l2_policy::evict_first);
+  }
+
+  // Block by block of `of_block` rows. Rows from `boundary` on are of `more`.
+  struct run {
+    const void *from, *more;
+    int rows, more_rows;
+  };
+  template <class RunOf>
+  __device__ __forceinline__ void load_weights(int k, int blocks, int places, const RunOf& run_of) {
+    for (int begin = 0; begin < k; begin += c.input_length()) {
+      const int end = smaller(k, begin + c.input_length());
+      for (int block = 0; block < blocks; ++block) {
+        const run of = run_of(block);
+        for (int at = begin; at < end; at += c.chunk)
+          load_stage(static_cast<const u8*>(of.from) + 2 * at, of.rows,
+                     static_cast<const u8*>(of.more) + 2 * at, of.more_rows,
+                     places == 0 ? of.rows : places, 2 * k, 2 * smaller(c.chunk, end - at),
+                     row_stride);
+      }
+    }
+  }
+  static __device__ __forceinline__ const void* row_at(const void* matrix, int row, int k) {
+    return static_cast<const T*>(matrix) + static_cast<i64>(row) * k;
+  }
+
+  __device__ __forceinline__ void load_keys(const persistent_layer_pointers& of) {
+    const int there = keys - (has_new ? 1 : 0);
+    const i64 first = (static_cast<i64>(token) * p.cache + first_key) * c.kv_rows();
+    for (int block = 0; block < keys; block += 16) {
+      const int rows = smaller(16, there - block);
+      const i64 at = first + static_cast<i64>(block) * c.kv_rows();
+      load_stage(reinterpret_cast<const u8*>(static_cast<const T*>(of.keys) + at), rows, nullptr, 0,
+                 0, key_bytes, key_bytes, key_stride);
+      load_stage(reinterpret_cast<const u8*>(static_cast<const T*>(of.values) + at), rows, nullptr,
+                 0, 0, key_bytes, key_bytes, value_stride);
+    }
+  }
+
+  __device__ __forceinline__ void produce() {
+    const int qkv = first_row(c.qkv_rows()), qkv_rows = rows_of_block(c.qkv_rows());
+    const int out = first_row(c.d), out_rows = rows_of_block(c.d);
+    const int hidden = first_row(c.h), hidden_rows = rows_of_block(c.h);
+    for (int layer = 0; layer < p.layers; ++layer) {
+      const persistent_layer_pointers& of = p.of[layer];
+      load_weights(c.d, ceil_div(qkv_rows, 16), 0, [&](int block) {
+        const int first = qkv + block * 16, rows = smaller(16, qkv_rows - block * 16);
+        const int part = part_of(first), next = first_of(part + 1);
+        const int own = smaller(rows, next - first);
+        return run{row_at(of.qkv[part], first - first_of(part), c.d),
+                   part < 2 ? of.qkv[part + 1] : nullptr, own, rows - own};
+      });
+      load_keys(of);
+      const auto rows_of = [&](const void* matrix, int k) {
+        return [=](int block) {
+          return run{row_at(matrix, out + block * 16, k), nullptr,
+                     smaller(16, out_rows - block * 16), 0};
+        };
+      };
+      load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
+      const auto gate_up = [&](int block) {
+        const int first = hidden + block * 8, rows = smaller(8, hidden_rows - block * 8);
+        return run{row_at(of.gate, first, c.d), row_at(of.up, first, c.d), rows, rows};
+      };
+      load_weights(c.d, ceil_div(hidden_rows, 8), 8, gate_up);
+      load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
+    }
+  }
+
+  static __device__ __forceinline__ int part_of(int n) {
+    return n < c.q_rows() ? 0 : n < c.q_rows() + c.kv_rows() ? 1 : 2;
+  }
+  static __device__ __forceinline__ int first_of(int part) {
+    return part == 0 ? 0 : c.q_rows() + (part - 1) * c.kv_rows();
+  }
+
+  // ---- cleaner ----
+
+  __device__ __forceinline__ void clean() {
+    const i64 vectors = c.set_bytes(p.cache) / 16;
+    for (int layer = 0; layer < p.layers; ++layer) {
+      named_barrier_sync(2, c.consumers() + 32);  // mid is there: all are past the layer before
+      if (layer > 0) {
+        u8* const set = set_of(layer - 1);
+        const i64 end = vectors * (blockIdx.x + 1) / c.blocks;
+        for (i64 at = vectors * blockIdx.x / c.blocks + threadIdx.x % 32; at < end; at += 32)
+          store(set + at * 16, vector16{});
+        __threadfence();
+      }
+      named_barrier_arrive(3, c.consumers() + 32);
+    }
+  }
+
+  // ---- consumers ----
+
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty());
+    advance();
+  }
+
+  // Starts to copy a norm's weights, for load_input().
+  __device__ __forceinline__ void fetch_norm(const void* weights) const {
+#pragma unroll 1
+    for (int at = threadIdx.x; at < c.d / 8; at += c.consumers())
+      copy_async(shared + c.norm_at() + at * 16, static_cast<const u8*>(weights) + at * 16, true);
+    copy_async_commit();
+  }
+
+  // Elements `begin` to `end` of the rows of `from` [tokens, k] to shared memory, normalised on the
+  // way or not. Unless they are plain, they are waited for.
+  __device__ __forceinline__ void load_input(const T* from, int k, int begin, int end,
+                                             bool normalises, bool plain) {
+    constexpr int token_places = c.tokens <= 1 ? 1 : c.tokens <= 2 ? 2 : c.tokens <= 4 ? 4 : 8;
+    constexpr int lanes = c.consumers() / token_places;
+    constexpr int each = ceil_div(c.input_length() / 8, lanes);
+    const int row = threadIdx.x / lanes, place = threadIdx.x % lanes;
+    const int vectors = row < c.tokens ? (end - begin) / 8 - place : 0;
+    const T* const at = from + static_cast<i64>(row) * k + begin + place * 8;
+    vector16 value[each];
+#pragma unroll
+    for (int i = 0; i < each; ++i) value[i] = {~0u, ~0u, ~0u, ~0u};
+    int spins = 0;
+    bool missing;
+    if (c.tokens > 2 && !plain && vectors > 0) {
+      // The first word alone is polled: the traffic of the others must not slow down the weights.
+      do {
+        missing = is_missing(load_relaxed(at));
+        count_spin(spins);
+      } while (missing);
+    }
+    do {
+#pragma unroll
+      for (int i = 0; i < each; ++i)
+        if (i * lanes < vectors) value[i] = load_relaxed(at + i * lanes * 8);
+      missing = false;
+#pragma unroll
+      for (int i = 0; i < each; ++i) missing = missing || is_missing(value[i]);
+      count_spin(spins);
+    } while (missing && !plain);
+    if (!plain) {
+#pragma unroll
+      for (int i = 0; i < each; ++i) value[i] = complement(value[i]);
+    }
+    float r = 0;
+    if (normalises) {
+      float squares = 0;
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        if (i * lanes >= vectors) continue;
+#pragma unroll
+        for (const u32 word : value[i].word) {
+          float first, second;
+          unpack<T>(word, first, second);
+          squares += first * first + second * second;
+        }
+      }
+      __syncwarp();
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
+      const u32 statistics = shared + c.statistics_at();
+      if (threadIdx.x % 32 == 0) write_float(statistics + threadIdx.x / 32 * 4, squares);
+      copy_async_wait<0>();  // the norm's weights
+      sync_consumers();
+      constexpr int warps_of_token = lanes / 32;
+      float sum = 0;
+      if (row < c.tokens) {
+#pragma unroll
+        for (int i = 0; i < warps_of_token; ++i)
+          sum += read_float(statistics + (row * warps_of_token + i) * 4);
+      }
+      r = reciprocal_deviation(sum, c.d, p.epsilon);
+    }
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      if (i * lanes >= vectors) continue;
+      if (normalises) {
+        const vector16 weight = read_shared(shared + c.norm_at() + (place + i * lanes) * 16);
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          float first, second, first_weight, second_weight;
+          unpack<T>(value[i].word[word], first, second);
+          unpack<T>(weight.word[word], first_weight, second_weight);
+          value[i].word[word] =
+              pack<T>(norm::template normalised<T>(first * r) * norm::factor(first_weight),
+                      norm::template normalised<T>(second * r) * norm::factor(second_weight));
+        }
+      }
+      write_shared(shared + c.input_at() + row * c.input_stride() + (place + i * lanes) * 16,
+                   value[i]);
+    }
+    sync_consumers();
+  }
+
+  // Multiplies this CTA's blocks of 16 rows of weights by all tokens, and leaves each warp's sums
+  // in shared memory.
+  __device__ __forceinline__ void multiply(const T* from, int k, int blocks, bool normalises,
+                                           bool plain) {
+    constexpr int steps = c.chunk / 32 / c.warps;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+    const bool has_token = group < c.tokens;
+#pragma unroll 1
+    for (int begin = 0; begin < k; begin += c.input_length()) {
+      const int end = smaller(k, begin + c.input_length());
+      load_input(from, k, begin, end, normalises, plain);
+      u32 to = shared + c.sums_at() + warp * c.sums_stride();
+#pragma unroll 1
+      for (int block = 0; block < blocks; ++block, to += c.warps * c.sums_stride()) {
+        float sum[4][4] = {};
+        u32 token_at = shared + c.input_at() + group * c.input_stride() + warp * 64 + pair * 16;
+#pragma unroll 1
+        for (int at = begin + warp * 32; at < end + warp * 32; at += c.chunk) {
+          wait_for_stage(full(), parity);
+          const u32 weights = ring() + group * row_stride + warp * 64 + pair * 16;
+#pragma unroll
+          for (int i = 0; i < steps; ++i) {
+            if (at + i * c.warps * 32 >= end) continue;
+            const vector16 low = read_shared(weights + i * c.warps * 64);
+            const vector16 high = read_shared(weights + i * c.warps * 64 + 8 * row_stride);
+            vector16 b = {};
+            if (has_token) b = read_shared(token_at + i * c.warps * 64);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const u32 a[4] = {low.word[2 * half], high.word[2 * half], low.word[2 * half + 1],
+                                high.word[2 * half + 1]};
+              const u32 columns[2] = {b.word[2 * half], b.word[2 * half + 1]};
+              mma_16x8x16<T>(sum[i % 2 * 2 + half], a, columns);
+            }
+          }
+          release();
+          token_at += 2 * c.chunk;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[0][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
+        store_sums(to, group, pair, sum[0][0], sum[0][1], begin > 0);
+        store_sums(to, group + 8, pair, sum[0][2], sum[0][3], begin > 0);
+      }
+      sync_consumers();
+    }
+  }
+  static __device__ __forceinline__ void store_sums(u32 to, int row, int pair, float first,
+                                                    float second, bool adds) {
+    if (c.tokens == 1 ? pair > 0 : 2 * pair >= c.tokens) return;
+    const u32 at = to + (row * c.token_columns() + 2 * pair) * 4;
+    if (adds) first += read_float(at);
+    if constexpr (c.tokens == 1) {
+      write_float(at, first);
+    } else {
+      if (adds) second += read_float(at + 4);
+      write_pair(at, first, second);
+    }
+  }
+
+  // The sum of all warps' parts of row `row` of block `block`.
+  __device__ __forceinline__ float sum_of(int block, int row, int column) const {
+    const u32 from = shared + c.sums_at() + block * (c.warps * c.sums_stride()) +
+                     (row * c.token_columns() + column) * 4;
+    float part[c.warps];
+#pragma unroll
+    for (int warp = 0; warp < c.warps; ++warp)
+      part[warp] = read_float(from + warp * c.sums_stride());
+#pragma unroll
+    for (int step = c.warps / 2; step > 0; step /= 2)
+#pragma unroll
+      for (int warp = 0; warp < step; ++warp) part[warp] += part[warp + step];
+    return part[0];
+  }
+
+  __device__ __forceinline__ void finish_qkv(const persistent_layer_pointers& of, float* to) const {
+    const int first = first_row(c.qkv_rows()), rows = rows_of_block(c.qkv_rows());
+#pragma unroll 1
+    for (int at = threadIdx.x; at < rows * c.tokens; at += c.consumers()) {
+      const int row = at / c.tokens, column = at % c.tokens, n = first + row;
+      float sum = sum_of(row / 16, row % 16, column);
+      if constexpr (c.bias) {
+        const int part = part_of(n);
+        sum += to_float(static_cast<const T*>(of.bias[part])[n - first_of(part)]);
+      }
+      store_relaxed(to + static_cast<i64>(column) * c.qkv_rows() + n, sum);
+    }
+  }
+
+  __device__ __forceinline__ void finish_hidden(T* to) const {
+    const int first = first_row(c.h), rows = rows_of_block(c.h);
+#pragma unroll 1
+    for (int at = threadIdx.x; at < rows * c.tokens; at += c.consumers()) {
+      const int row = at / c.tokens, column = at % c.tokens;
+      const float gate = sum_of(row / 8, row % 8, column);
+      const float up = sum_of(row / 8, row % 8 + 8, column);
+      store_relaxed(to + static_cast<i64>(column) * c.h + first + row,
+                    from_float<T>(gated_product<activation>(gate, up)));
+    }
+  }
+
+  // Each thread has one element of the residual stream at most.
+  __device__ __forceinline__ void finish_residual(float& residual, T* to, bool plain) const {
+    const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
+    if (row >= rows_of_block(c.d)) return;
+    const T result = from_float<T>(residual + sum_of(row / 16, row % 16, column));
+    residual = to_float(result);
+    T* const at = to + static_cast<i64>(column) * c.d + first_row(c.d) + row;
+    if (plain)
+      *at = result;
+    else
+      store_relaxed(at, result);
+  }
+
+  // ---- attention ----
+
+  // Heads of q, and of the new k and v, normalised, rotated and rounded, to shared memory.
+  __device__ __forceinline__ void prepare_heads(const persistent_layer_pointers& of,
+                                                const float* qkv,
+                                                const float2 (&turn)[rotary_pairs]) const {
+    constexpr int most = ceil_div(c.heads + 2 * c.kv_heads, c.warps), values = c.dim / 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int count = has_new ? c.heads + 2 * c.kv_heads : c.heads;
+    const float* const from = qkv + static_cast<i64>(token) * c.qkv_rows() + warp * c.dim + lane;
+    u32 raw[most][values];
+    int spins = 0;
+    bool missing;
+    do {
+      missing = false;
+#pragma unroll
+      for (int i = 0; i < most; ++i)
+#pragma unroll
+        for (int j = 0; j < values; ++j)
+          raw[i][j] = warp + i * c.warps < count
+                          ? load_relaxed_word(from + i * c.warps * c.dim + j * 32)
+                          : 1;
+#pragma unroll
+      for (int i = 0; i < most; ++i)
+#pragma unroll
+        for (int j = 0; j < values; ++j) missing = missing || raw[i][j] == 0;
+      count_spin(spins);
+    } while (missing);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      const int head = warp + i * c.warps;
+      if (head >= count) continue;
+      float value[values];
+#pragma unroll
+      for (int j = 0; j < values; ++j) value[j] = __uint_as_float(~raw[i][j]);
+      const int part = head < c.heads ? 0 : head < c.heads + c.kv_heads ? 1 : 2;
+      if constexpr (c.head_norms) {
+        if (part < 2) {
+          float squares = 0;
+#pragma unroll
+          for (int j = 0; j < values; ++j) squares += value[j] * value[j];
+#pragma unroll
+          for (int other = 16; other > 0; other /= 2)
+            squares += __shfl_xor_sync(~0u, squares, other);
+          const float r = rsqrtf(squares / c.dim + p.epsilon);
+          const T* const weights = static_cast<const T*>(of.head_norms[part]) + lane;
+#pragma unroll
+          for (int j = 0; j < values; ++j)
+            value[j] *= r * (p.norm_offset + to_float(weights[j * 32]));
+        }
+      }
+      if constexpr (c.rotates) {
+        if (part < 2) {
+#pragma unroll
+          for (int j = 0; j < rotary_pairs; ++j) {
+            const float low = value[j], high = value[j + rotary_pairs];
+            value[j] = low * turn[j].x - high * turn[j].y;
+            value[j + rotary_pairs] = high * turn[j].x + low * turn[j].y;
+          }
+        }
+      }
+      const u32 to = shared + lane * 2 +
+                     (part == 0 ? c.queries_at() + head * c.query_stride()
+                                : c.new_row_at() + (head - c.heads) * c.dim * 2);
+#pragma unroll
+      for (int j = 0; j < values; ++j) write_half(to + j * 64, from_float<T>(value[j]));
+    }
+  }
+
+  __device__ __forceinline__ i64 slot() const {
+    return c.wide_slots ? static_cast<const i64*>(p.slots)[token]
+                        : static_cast<const int*>(p.slots)[token];
+  }
+
+  // Puts this warp's head of the new k or v into its row of the stage and of the cache.
+  __device__ __forceinline__ void place_new(u32 row, u32 from, void* cache, int kv_head) const {
+    const int lane = threadIdx.x % 32;
+    if (lane < c.dim / 8) {
+      const vector16 value = read_shared(from + (kv_head * c.dim + lane * 8) * 2);
+      write_shared(row + (kv_head * c.dim + lane * 8) * 2, value);
+      const i64 to = slot();
+      if (to >= 0)
+        store(static_cast<T*>(cache) + to * c.kv_rows() + kv_head * c.dim + lane * 8, value);
+    }
+    __syncwarp();
+  }
+
+  // Attention of this CTA's keys. Every warp goes through all stages, and computes those of its
+  // group.
+  __device__ __forceinline__ void attend(const persistent_layer_pointers& of, float* partial,
+                                         float* logs) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, pair = lane % 4;
+    const int kv_head = warp % c.kv_heads, group = warp / c.kv_heads;
+    const int blocks = ceil_div(keys, 16);
+    constexpr int steps = c.dim / 32, tiles = c.dim / 16;
+    vector16 query[steps];
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      query[i] = {};
+      if (row < c.group_heads() && keys > 0)
+        query[i] =
+            read_shared(shared + c.queries_at() +
+                        (kv_head * c.group_heads() + row) * c.query_stride() + i * 64 + pair * 16);
+    }
+    float out[tiles][4] = {}, most[2] = {minus_infinity, minus_infinity}, total[2] = {};
+#pragma unroll 1
+    for (int block = 0; block < blocks; ++block) {
+      const bool own = block % c.groups() == group, last = block == blocks - 1;
+      const int there = keys - 16 * block;  // rows of the stages
+      const bool writes = own && last && (has_new || there < 16);
+      float weight[4];
+      wait_for_stage(full(), parity);
+      if (own) {
+        const u32 keys_at = ring();
+        if (last && has_new)
+          place_new(keys_at + (there - 1) * key_stride, shared + c.new_row_at(), of.keys, kv_head);
+        float score[2][4] = {};
+        const u32 at = keys_at + row * key_stride + (kv_head * c.dim + pair * 8) * 2;
+#pragma unroll
+        for (int i = 0; i < steps; ++i) {
+          const vector16 low = read_shared(at + i * 64);
+          const vector16 high = read_shared(at + i * 64 + 8 * key_stride);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const u32 a[4] = {low.word[2 * half], high.word[2 * half], low.word[2 * half + 1],
+                              high.word[2 * half + 1]};
+            const u32 b[2] = {query[i].word[2 * half], query[i].word[2 * half + 1]};
+            mma_16x8x16<T>(score[half], a, b);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool valid = row + (i < 2 ? 0 : 8) < there;
+          weight[i] = valid ? (score[0][i] + score[1][i]) * p.scale : minus_infinity;
+        }
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          float now = fmaxf(weight[column], weight[column + 2]);
+#pragma unroll
+          for (int other = 4; other < 32; other *= 2)
+            now = fmaxf(now, __shfl_xor_sync(~0u, now, other));
+          now = fmaxf(now, most[column]);
+          const float factor = approximate_exp2(most[column] - now);
+          most[column] = now;
+          weight[column] = approximate_exp2(weight[column] - now);
+          weight[column + 2] = approximate_exp2(weight[column + 2] - now);
+          total[column] = total[column] * factor + weight[column] + weight[column + 2];
+#pragma unroll
+          for (int tile = 0; tile < tiles; ++tile) {
+            out[tile][column] *= factor;
+            out[tile][column + 2] *= factor;
+          }
+        }
+        if (writes) async_proxy_fence();
+      }
+      release();
+      wait_for_stage(full(), parity);
+      if (own) {
+        const u32 values_at = ring();
+        if (last) {
+          if (has_new)
+            place_new(values_at + (there - 1) * value_stride,
+                      shared + c.new_row_at() + 2 * c.kv_rows(), of.values, kv_head);
+            // What an earlier stage left behind the values may be NaN, which a weight of 0 keeps.
+#pragma unroll 1
+          for (int at_row = there; at_row < 16; ++at_row)
+            if (lane < c.dim / 8)
+              write_shared(values_at + at_row * value_stride + (kv_head * c.dim + lane * 8) * 2,
+                           vector16{});
+          __syncwarp();
+        }
+        const u32 b[2] = {transposed_matrix(pack<T>(weight[0], weight[1])),
+                          transposed_matrix(pack<T>(weight[2], weight[3]))};
+        const u32 values = values_at + (lane % 8 + lane / 16 * 8) * value_stride +
+                           (kv_head * c.dim + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) {
+          u32 a[4];
+          load_matrices_transposed(a[0], a[1], a[2], a[3], values + tile * 32);
+          mma_16x8x16<T>(out[tile], a, b);
+        }
+        if (writes) async_proxy_fence();
+      }
+      release();
+    }
+    if (group >= blocks) return;
+    const int part = split * parts_of_split(keys_of_split(p.lengths[token])) + group;
+    const i64 part_row = static_cast<i64>(token) * c.parts(p.cache) + part;
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+#pragma unroll
+      for (int other = 4; other < 32; other *= 2)
+        total[column] += __shfl_xor_sync(~0u, total[column], other);
+      const int in_group = 2 * pair + column;
+      if (in_group >= c.group_heads()) continue;
+      const int head = kv_head * c.group_heads() + in_group;
+      const float factor = 1.0f / total[column];
+      if (row == 0)
+        store_relaxed(logs + part_row * c.heads + head, most[column] + log2f(total[column]));
+      float* const to = partial + part_row * c.q_rows() + head * c.dim + row;
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        store_relaxed(to + tile * 16, out[tile][column] * factor);
+        store_relaxed(to + tile * 16 + 8, out[tile][column + 2] * factor);
+      }
+    }
+  }
+  static __device__ __forceinline__ int parts_of_split(int split_keys) {
+    return smaller(c.groups(), ceil_div(split_keys, 16));
+  }
+
+  // Combines the parts of this CTA's share of the features of all heads.
+  __device__ __forceinline__ void combine(const float* partial, const float* logs, T* to) const {
+    constexpr int places = c.unit_threads(), sharers = c.consumers() / places, batch = 4;
+    constexpr int units_of_token = c.q_rows() / 4;
+    const int place = threadIdx.x % places, sharer = threadIdx.x / places;
+    const int first = first_row(c.units()), count = rows_of_block(c.units());
+    const int unit = first + place, row = unit / units_of_token;
+    const int feature = unit % units_of_token * 4, head = feature / c.dim;
+    float most = minus_infinity, total = 0;
+    float sum[4] = {};
+    if (place < count) {
+      const int length = p.lengths[row], each = keys_of_split(length);
+      const int splits = ceil_div(length, each), of_split = parts_of_split(each);
+      const int parts =
+          (splits - 1) * of_split + smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
+      const i64 row_of_parts = static_cast<i64>(row) * c.parts(p.cache);
+      const float* const values = partial + row_of_parts * c.q_rows() + feature;
+      const float* const logs_at = logs + row_of_parts * c.heads + head;
+#pragma unroll 1
+      for (int part = sharer; part < parts; part += batch * sharers) {
+        vector16 value[batch];
+        u32 log[batch];
+        int spins = 0;
+        bool missing;
+        do {
+          missing = false;
+#pragma unroll
+          for (int i = 0; i < batch; ++i) {
+            const i64 at = part + i * sharers;
+            value[i] = {~0u, ~0u, ~0u, ~0u};
+            log[i] = ~__float_as_uint(minus_infinity);
+            if (at >= parts) continue;
+            value[i] = load_relaxed(values + at * c.q_rows());
+            log[i] = load_relaxed_word(logs_at + at * c.heads);
+          }
+#pragma unroll
+          for (int i = 0; i < batch; ++i)
+            missing = missing || log[i] == 0 || value[i].word[0] == 0 || value[i].word[1] == 0 ||
+                      value[i].word[2] == 0 || value[i].word[3] == 0;
+          count_spin(spins);
+        } while (missing);
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+          const float now = __uint_as_float(~log[i]), larger_one = fmaxf(most, now);
+          const float old = approximate_exp2(most - larger_one);
+          const float fresh = approximate_exp2(now - larger_one);
+          most = larger_one;
+          total = total * old + fresh;
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            sum[j] = sum[j] * old + __uint_as_float(~value[i].word[j]) * fresh;
+        }
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int other = places; other < 32; other *= 2) {
+      const float other_most = __shfl_xor_sync(~0u, most, other);
+      const float larger_one = fmaxf(most, other_most);
+      const bool none = larger_one == minus_infinity;
+      const float old = none ? 0 : approximate_exp2(most - larger_one);
+      const float fresh = none ? 0 : approximate_exp2(other_most - larger_one);
+      most = larger_one;
+      total = total * old + __shfl_xor_sync(~0u, total, other) * fresh;
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        sum[j] = sum[j] * old + __shfl_xor_sync(~0u, sum[j], other) * fresh;
+    }
+    constexpr int rows = c.combined_rows();
+    const u32 sums_at = shared + c.combine_at(), most_at = sums_at + rows * places * 16;
+    const u32 totals_at = most_at + rows * places * 4;
+    const int own = places <= 32 ? threadIdx.x / 32 : sharer;
+    if (places > 32 || threadIdx.x % 32 < places) {
+      const int at = own * places + place;
+      write_shared(sums_at + at * 16, {__float_as_uint(sum[0]), __float_as_uint(sum[1]),
+                                       __float_as_uint(sum[2]), __float_as_uint(sum[3])});
+      write_float(most_at + at * 4, most);
+      write_float(totals_at + at * 4, total);
+    }
+    sync_consumers();
+#pragma unroll 1
+    for (int at = threadIdx.x; at < 4 * count; at += c.consumers()) {
+      float of[rows], all_most = minus_infinity;
+#pragma unroll
+      for (int i = 0; i < rows; ++i) {
+        of[i] = read_float(most_at + (i * places + at / 4) * 4);
+        all_most = fmaxf(all_most, of[i]);
+      }
+      float all_total = 0, value = 0;
+#pragma unroll
+      for (int i = 0; i < rows; ++i) {
+        const int from = i * places + at / 4;
+        const float factor = approximate_exp2(of[i] - all_most);
+        all_total += factor * read_float(totals_at + from * 4);
+        value += factor * read_float(sums_at + from * 16 + at % 4 * 4);
+      }
+      store_relaxed(to + static_cast<i64>(first) * 4 + at, from_float<T>(value / all_total));
+    }
+  }
+
+  // ---- a layer ----
+
+  __device__ __forceinline__ void consume() {
+    float2 turn[rotary_pairs] = {};
+    if (c.rotates && keys > 0) {
+#pragma unroll
+      for (int j = 0; j < rotary_pairs; ++j)
+        turn[j] = turn_of<head_rotation::halves, float>(
+            {p.positions, p.angles, p.table_rows, p.angle_scale}, p.frequencies, token,
+            static_cast<int>(threadIdx.x % 32) + j * 32, c.dim / 2);
+    }
+    const int out_rows = rows_of_block(c.d);
+    float residual = 0;
+    {
+      const int row = threadIdx.x / c.tokens, column = threadIdx.x % c.tokens;
+      if (row < out_rows)
+        residual = to_float(
+            static_cast<const T*>(p.x)[static_cast<i64>(column) * c.d + first_row(c.d) + row]);
+    }
+    fetch_norm(p.of[0].attn_norm);
+    const T* x = static_cast<const T*>(p.x);
+#pragma unroll 1
+    for (int layer = 0; layer < p.layers; ++layer) {
+      const persistent_layer_pointers& of = p.of[layer];
+      const bool end = layer + 1 == p.layers;
+      u8* const set = set_of(layer);
+      T* const attended = reinterpret_cast<T*>(set + c.attended_at(p.cache));
+      T* const mid = reinterpret_cast<T*>(set + c.mid_at(p.cache));
+      T* const hidden = reinterpret_cast<T*>(set + c.hidden_at(p.cache));
+      T* const y = end ? static_cast<T*>(p.y) : reinterpret_cast<T*>(set + c.y_at(p.cache));
+#pragma unroll 1
+      for (int product = 0; product < 4; ++product) {
+        const int blocks = product == 0   ? ceil_div(rows_of_block(c.qkv_rows()), 16)
+                           : product == 2 ? ceil_div(rows_of_block(c.h), 8)
+                                          : ceil_div(out_rows, 16);
+        const int k = product == 1 ? c.q_rows() : product == 3 ? c.h : c.d;
+        const T* const from = product == 0   ? x
+                              : product == 1 ? attended
+                              : product == 2 ? mid
+                                             : hidden;
+        multiply(from, k, blocks, product % 2 == 0, product == 0 && layer == 0);
+        if (product == 0) {
+          float* const qkv = reinterpret_cast<float*>(set);
+          float* const partial = reinterpret_cast<float*>(set + c.partial_at());
+          float* const logs = reinterpret_cast<float*>(set + c.logs_at(p.cache));
+          fetch_norm(of.ffn_norm);
+          finish_qkv(of, qkv);
+          if (keys > 0) prepare_heads(of, qkv, turn);
+          sync_consumers();
+          attend(of, partial, logs);
+          combine(partial, logs, attended);
+        } else if (product == 2) {
+          named_barrier_sync(3, c.consumers() + 32);
+          if (!end) fetch_norm(p.of[layer + 1].attn_norm);
+          finish_hidden(hidden);
+        } else {
+          finish_residual(residual, product == 1 ? mid : y, product == 3 && end);
+          if (product == 1) named_barrier_arrive(2, c.consumers() + 32);
+        }
+      }
+      x = y;
+    }
+  }
+};
+
+template <class T, persistent_config config, class activation, class norm>
+__global__ void __launch_bounds__(config.threads(), 1)
+    persistent_layer(const __grid_constant__ persistent_params params) {
+  extern __shared__ __align__(128) u8 shared[];
+  const u32 base = shared_address(shared);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < config.stages; ++stage) {
+      barrier_init(base + 8 * stage, 1);
+      barrier_init(base + 8 * (config.stages + stage), config.warps);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  persistent_layers<T, config, activation, norm> layers(params, base);
+  const int warp = threadIdx.x / 32;
+  if (warp < config.warps) {
+    take_registers<config.consumer_registers()>();
+    layers.consume();
+  } else {
+    give_registers<config.other_registers>();
+    if (warp == config.warps) layers.produce();
+    if (warp == config.warps + 1) layers.clean();
+  }
+}
+
+}  // namespace fftune

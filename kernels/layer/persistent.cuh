@@ -1,0 +1,143 @@
+// Configuration and parameters of the persistent form of layers (layer/persistent.cu). Included by
+// host and device code.
+#pragma once
+
+#include "gemm/qkv.cuh"
+
+namespace fftune {
+
+struct persistent_config {
+  int tokens = 1;  // sequences, each with one new token: 1 to 8
+  int d = 0, h = 0, heads = 0, kv_heads = 0, dim = 0;
+  int blocks = 0;               // as many as there are SMs
+  int warps = 8;                // that multiply; kv_heads divides them
+  int chunk = 512;              // elements of k of a stage
+  int stages = 0;               // of the ring
+  int least_keys = 16;          // of a split of a sequence's keys
+  int in_flight = 4;            // stages that are being copied at most
+  int input_limit = 36 * 1024;  // bytes of activations in shared memory, about
+  bool bias = false, head_norms = false, rotates = true, wide_slots = false;
+
+  static constexpr int block_rows = 16;    // of a stage, and of an MMA
+  static constexpr int copies_of_set = 3;  // sets of buffers between blocks, one for a layer
+  // Neighbouring rows begin 16 banks apart for 16-byte reads of two rows at once, and 4 banks apart
+  // for ldmatrix.
+  static constexpr int row_padding = 64, value_padding = 16;
+
+  constexpr int up(int value, int by) const { return (value + by - 1) / by; }
+  constexpr int q_rows() const { return heads * dim; }
+  constexpr int kv_rows() const { return kv_heads * dim; }
+  constexpr int qkv_rows() const { return q_rows() + 2 * kv_rows(); }
+  constexpr int consumers() const { return 32 * warps; }
+  // And a warpgroup of which two warps work, as registers are given by warpgroup.
+  constexpr int threads() const { return consumers() + 128; }
+  static constexpr int other_registers = 56;
+  constexpr int consumer_registers() const {
+    const int launched = 65536 / threads() / 8 * 8;
+    const int left = (launched * threads() - 128 * other_registers) / consumers() / 8 * 8;
+    return left < 232 ? left : 232;
+  }
+
+  constexpr int most_rows(int rows) const { return up(rows, blocks); }
+  // Blocks of 16 rows of weights that a CTA multiplies at most.
+  constexpr int most_blocks() const {
+    const int of[] = {up(most_rows(qkv_rows()), 16), up(most_rows(d), 16), up(most_rows(h), 8)};
+    return of[0] > of[2] ? (of[0] > of[1] ? of[0] : of[1]) : (of[1] > of[2] ? of[1] : of[2]);
+  }
+  // Elements of a token's activations that are in shared memory at a time: all that are normalised.
+  constexpr int input_length() const {
+    const int longest = h > q_rows() ? (h > d ? h : d) : (q_rows() > d ? q_rows() : d);
+    const int fit = input_limit / (2 * tokens) / chunk * chunk;
+    const int least = up(d, chunk) * chunk, most = up(longest, chunk) * chunk;
+    return fit < least ? least : fit < most ? fit : most;
+  }
+
+  // Attention: each CTA has one split of the keys of one sequence, for all heads. A warp has a kv
+  // head, and each group of kv_heads warps every group-th block of 16 keys.
+  constexpr int splits() const { return blocks / tokens; }
+  constexpr int groups() const { return warps / kv_heads; }
+  constexpr int group_heads() const { return heads / kv_heads; }
+  // Parts of a sequence that are combined, at most, of up to `cache` keys.
+  constexpr int parts(int cache) const {
+    const int keys = up(cache, splits()) < least_keys ? least_keys : up(cache, splits());
+    const int used = up(cache, least_keys) < splits() ? up(cache, least_keys) : splits();
+    return used * (up(keys, 16) < groups() ? up(keys, 16) : groups());
+  }
+  // Units of four features that a CTA combines.
+  constexpr int units() const { return tokens * q_rows() / 4; }
+  constexpr int unit_threads() const {
+    int power = 1;
+    while (power < up(units(), blocks)) power *= 2;
+    return power;
+  }
+  constexpr int combined_rows() const {
+    return unit_threads() <= 32 ? warps : consumers() / unit_threads();
+  }
+
+  // Shared memory, in its order.
+  constexpr int token_columns() const { return tokens == 1 ? 1 : up(tokens, 2) * 2; }
+  constexpr int stage_bytes() const {
+    return up(block_rows * (2 * chunk + row_padding), 128) * 128;
+  }
+  constexpr int barrier_bytes() const { return up(16 * stages, 128) * 128; }
+  constexpr int input_stride() const { return 2 * input_length() + row_padding; }
+  constexpr int query_stride() const { return 2 * dim + row_padding; }
+  constexpr int sums_stride() const { return 16 * token_columns() * 4; }  // of a warp and a block
+  constexpr int sums_bytes() const { return most_blocks() * warps * sums_stride(); }
+  constexpr int combine_bytes() const { return combined_rows() * unit_threads() * 24; }
+  constexpr int input_at() const { return barrier_bytes() + stages * stage_bytes(); }
+  constexpr int norm_at() const { return input_at() + tokens * input_stride(); }
+  constexpr int sums_at() const { return norm_at() + 2 * d; }
+  constexpr int combine_at() const { return sums_at() + sums_bytes(); }
+  constexpr int queries_at() const { return combine_at() + combine_bytes(); }
+  constexpr int new_row_at() const { return queries_at() + heads * query_stride(); }
+  constexpr int statistics_at() const { return new_row_at() + 4 * kv_rows(); }
+  constexpr int shared_bytes() const { return statistics_at() + 4 * 32; }
+
+  // The buffers between blocks of one layer, in bytes.
+  constexpr long long aligned(long long bytes) const { return (bytes + 255) / 256 * 256; }
+  constexpr long long partial_at() const { return aligned(4ll * tokens * qkv_rows()); }
+  constexpr long long logs_at(int cache) const {
+    return partial_at() + aligned(4ll * tokens * parts(cache) * q_rows());
+  }
+  constexpr long long attended_at(int cache) const {
+    return logs_at(cache) + aligned(4ll * tokens * parts(cache) * heads);
+  }
+  constexpr long long mid_at(int cache) const {
+    return attended_at(cache) + aligned(2ll * tokens * q_rows());
+  }
+  constexpr long long hidden_at(int cache) const {
+    return mid_at(cache) + aligned(2ll * tokens * d);
+  }
+  constexpr long long y_at(int cache) const { return hidden_at(cache) + aligned(2ll * tokens * h); }
+  constexpr long long set_bytes(int cache) const { return y_at(cache) + aligned(2ll * tokens * d); }
+};
+
+struct persistent_layer_pointers {
+  const void *attn_norm, *ffn_norm;
+  const void* qkv[3];
+  const void* bias[3];
+  const void* head_norms[2];
+  const void *out, *gate, *up, *down;
+  void *keys, *values;  // caches [batch, cache, kv_heads, dim]
+};
+
+struct persistent_params {
+  static constexpr int most_layers = 28, most_pairs = 64;
+
+  const void* x;  // [tokens, d]
+  void* y;
+  const int* positions;  // [tokens]
+  const float* angles;   // null: from frequencies
+  const void* slots;
+  const int* lengths;
+  void* workspace;  // copies_of_set sets of zeros
+  int layers, cache, table_rows;
+  float epsilon, norm_offset;  // of the norms of heads
+  float scale;                 // of scores, times log2(e)
+  float angle_scale;
+  float frequencies[most_pairs];
+  persistent_layer_pointers of[most_layers];
+};
+
+}  // namespace fftune

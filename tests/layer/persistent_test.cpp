@@ -1,0 +1,157 @@
+// The persistent family: what it refuses, and on a GPU layers of few tokens against the float64
+// reference.
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/facts.hpp"
+#include "layer/problems.hpp"
+#include "runtime/choice.hpp"
+#include "runtime/plan.hpp"
+#include "store/example.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/verify_variants.hpp"
+
+using namespace fftune;
+using namespace fftune::test;
+
+namespace {
+
+constexpr const char* persistent = "persistent";
+
+Problem problem_of(DType dtype, Sizes more, Options options = {}) {
+  Sizes sizes{{"batch", 1},    {"d", 512},  {"h", 1056},   {"heads", 16},
+              {"kv-heads", 8}, {"dim", 64}, {"cache", 100}};
+  for (const auto& [name, value] : more) sizes[name] = value;
+  return layer_problem(DeviceKind::cuda, dtype, std::move(sizes), std::move(options));
+}
+
+std::string refusal_of(const Problem& problem, const char* arch = "sm_90a") {
+  return family_of(layer_op(), persistent)
+      .refusal(problem, facts_of_architecture(arch))
+      .value_or("");
+}
+
+/// Every size and option that the kernel has a case for.
+struct Use {
+  DType dtype;
+  Sizes sizes;
+  Options options;
+};
+std::vector<Use> uses() {
+  return {
+      {DType::bf16, {}, {}},
+      {DType::bf16, {{"batch", 8}, {"cache", 333}}, {{"lengths", "ragged"}}},
+      {DType::fp16, {{"batch", 3}, {"cache", 2500}}, {{"lengths", "ragged"}}},
+      {DType::bf16,
+       {{"dim", 128}, {"kv-heads", 4}, {"batch", 5}},
+       {{"qk-norm", "yes"}, {"lengths", "ragged"}}},
+      {DType::fp16, {{"kv-heads", 2}, {"batch", 2}}, {{"qkv-bias", "yes"}, {"angles", "table"}}},
+      {DType::bf16,
+       {{"kv-heads", 16}, {"batch", 4}},
+       {{"convention", "gemma"}, {"act", "gelu-tanh"}, {"scale", "0.0625"}}},
+      {DType::bf16, {{"h", 4352}, {"batch", 7}}, {{"convention", "t5"}, {"rotation", "none"}}}};
+}
+
+void verify_layers(Backend& backend, const Use& use, std::int64_t layers, const Config& config) {
+  Sizes sizes = use.sizes;
+  sizes["layers"] = layers;
+  const Problem problem = problem_of(use.dtype, sizes, use.options);
+  const Plan plan(backend, layer_op(), problem, {{persistent, config}});
+  CAPTURE(problem.text(), config.text());
+  // One launch of up to 28 layers.
+  CHECK(plan.executables().size() == 1);
+  Verifier verifier(backend, layer_op(), problem, 7);
+  const auto result = verifier.verify(0, layer_op().stages(problem).size(), plan.executables());
+  CAPTURE(result.failure, result.error, result.tolerance);
+  CHECK(result.passed);
+}
+
+}  // namespace
+
+TEST_CASE("the persistent family says what it cannot compute") {
+  CHECK(refusal_of(problem_of(DType::bf16, {})).empty());
+  for (const Use& use : uses())
+    CHECK(refusal_of(problem_of(use.dtype, use.sizes, use.options)).empty());
+
+  const auto refuses = [](const Problem& problem, const char* reason, const char* arch = "sm_90a") {
+    CAPTURE(problem.text());
+    CHECK(refusal_of(problem, arch).find(reason) != std::string::npos);
+  };
+  refuses(problem_of(DType::bf16, {}), "compute capability 9.0", "sm_80");
+  refuses(problem_of(DType::f32, {}), "bf16 and fp16");
+  refuses(problem_of(DType::bf16, {{"batch", 9}}), "batch=9");
+  refuses(problem_of(DType::bf16, {{"s", 2}}), "s=2");
+  refuses(problem_of(DType::bf16, {{"window", 50}}), "window=50");
+  refuses(problem_of(DType::bf16, {{"dim", 96}}), "dim=96");
+  refuses(problem_of(DType::bf16, {{"rotary", 32}}), "whole heads");
+  refuses(problem_of(DType::bf16, {{"kv-heads", 1}}), "16 heads share one");
+  refuses(problem_of(DType::bf16, {{"h", 1048}}), "1048 elements");
+  refuses(problem_of(DType::bf16, {{"d", 96}}), "96 rows");
+  refuses(problem_of(DType::bf16, {}, {{"rotation", "interleaved"}}), "halves");
+  refuses(problem_of(DType::bf16, {}, {{"softcap", "50"}}), "softcap");
+  refuses(problem_of(DType::bf16, {}, {{"post-norms", "yes"}}), "post-norms=yes");
+  refuses(problem_of(DType::bf16, {}, {{"block", "parallel"}}), "block=parallel");
+  refuses(problem_of(DType::bf16, {}, {{"norm", "layer"}}), "norm=layer");
+  refuses(problem_of(DType::bf16, {}, {{"ffn", "plain"}}), "ffn=plain");
+  refuses(problem_of(DType::bf16, {}, {{"out-bias", "yes"}}), "out-bias=yes");
+  refuses(problem_of(DType::bf16, {}, {{"ffn-bias", "yes"}}), "ffn-bias=yes");
+}
+
+TEST_CASE("one launch for all layers serves few tokens, even beside records of the parts") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto choice_of = [&](std::int64_t batch) {
+    const Problem problem =
+        problem_of(DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"layers", 4}});
+    const auto parts = layer_op().parts(problem);
+    const auto part = std::find_if(parts.begin(), parts.end(),
+                                   [](const OpPart& each) { return each.name == "qkv"; });
+    REQUIRE(part != parts.end());
+    PresetRecord record = example::record(part->problem);
+    record.stages.resize(1);
+    record.stages[0].stages = {"product"};
+    record.stages[0].variant = default_recipe(*part->op, part->problem, facts).front();
+    const testing::TemporaryFolder folder;
+    merge_preset_records(
+        folder.path(),
+        {facts.slug(), facts.name, facts.kind, facts.arch, facts.multiprocessors, {}}, "qkv",
+        {record});
+    return choose(builtin_catalog(), layer_op(), problem, facts,
+                  PresetLibrary::load({folder.path()}));
+  };
+  for (const std::int64_t batch : {1, 2}) {
+    const Choice choice = choice_of(batch);
+    CAPTURE(choice.reason);
+    REQUIRE(choice.recipe.size() == 1);
+    CHECK(choice.recipe.front().family == persistent);
+    CHECK(choice.reason.find("default of the op") != std::string::npos);
+  }
+  const Choice choice = choice_of(4);
+  CHECK(choice.recipe.size() > 1);
+  CHECK(choice.reason.find("records of qkv") != std::string::npos);
+}
+
+TEST_CASE("persistent layers against the reference", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Family& family = family_of(layer_op(), persistent);
+  std::mt19937_64 random(11);
+  for (const Use& use : uses()) {
+    const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+    if (const auto reason = family.refusal(problem, backend->facts())) return;
+    const auto feasible = family.space(problem, backend->facts()).feasible();
+    verify_layers(*backend, use, 1, family.default_config(problem, backend->facts()));
+    verify_layers(*backend, use, 5, feasible[random() % feasible.size()]);
+  }
+}
+
+TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Family& family = family_of(layer_op(), persistent);
+  const Use use{DType::bf16, {{"d", 160}, {"h", 160}}, {}};
+  const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+  if (const auto reason = family.refusal(problem, backend->facts())) return;
+  verify_layers(*backend, use, 30, family.default_config(problem, backend->facts()));
+}
