@@ -210,7 +210,10 @@ TEST_CASE("sm90: MMAs are as wide as the rows of a group's tiles need", "[gpu]")
     std::set<std::int64_t> heights;
     for (const Config& config : sm90_engine().space(chain, facts).feasible())
       if (config.word("schedule") == "swap_ab" && config.get("bm") > 64 &&
-          heights.insert(config.get("bm") + 1000 * config.get("cluster_m")).second)
+          heights
+              .insert(config.get("bm") + 1000 * config.get("cluster_m") +
+                      2000 * config.get("cluster_n"))
+              .second)
         runs.push_back({&sm90_engine(), one, chain, config});
   }
   CHECK(runs.size() >= 12);

@@ -286,7 +286,7 @@ struct gemm_kernel {
   // --- MMA warpgroups ---
 
   // What happens to stages beside their MMAs.
-  template <class Prefetch>
+  template <class Prefetch, class LookAhead>
   struct hooks {
     bool generic_writes;  // cp.async filled the stages, which wgmma does not see without a fence
     replay_store replay;  // with A reuse
@@ -294,6 +294,7 @@ struct gemm_kernel {
     int warpgroup;
     int prefetch_at;  // the K block after whose MMAs the source is asked for
     const Prefetch& prefetch;
+    const LookAhead& look_ahead;
 
     __device__ __forceinline__ void on_full(u32 buffer, int k_block) const {
       if constexpr (reduction) {
@@ -310,6 +311,7 @@ struct gemm_kernel {
         if (k_block == prefetch_at) prefetch();
       }
     }
+    __device__ __forceinline__ void on_all_issued() const { look_ahead(); }
     template <int pending>
     __device__ __forceinline__ void on_read() const {
       if constexpr (reuses_a) replay.template wait_read<pending>();
@@ -448,23 +450,6 @@ struct gemm_kernel {
     }
   }
 
-  // Where the MMA warpgroups share the rows of a tile, one whose rows are all beyond the group's
-  // last has nothing to compute: it releases the stages, and leaves the tensor cores to the others.
-  static constexpr bool skips_padding =
-      routed && grouped_rows && !config.swap_ab() && !config.pingpong() && !splits_k && !reuses_a;
-  __device__ __forceinline__ void pass_tile(const scheduler& work, const work_tile& tile,
-                                            stages& pipe, const row_indices& indices) const {
-    const mma loop{0, rank};
-    for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-      pipe.wait_full();
-      loop.release(pipe.empty_barrier());
-    }
-    if constexpr (finds_rows) {
-      indices.wait();
-      if (work.last()) indices.release();
-    }
-  }
-
   // The work of an MMA warpgroup.
   __device__ __forceinline__ void compute(const walked& groups, stages pipe, row_indices indices,
                                           int warpgroup) const {
@@ -487,21 +472,31 @@ struct gemm_kernel {
     bool met = false;  // the other CTAs of a split
     bool last_of_rows = true;
     u32 ordinal = config.pingpong() ? warpgroup : 0;
+    // Where the next tile lies among many groups takes hundreds of clocks to find, which the last
+    // MMAs of the one before cover.
+    constexpr bool looks_ahead = grouped_rows && routed && !promotes;
+    auto ahead = [&] {
+      if constexpr (looks_ahead) {
+        return work.here();
+      } else {
+        return no_groups{};
+      }
+    }();
+    const auto look_ahead = [&] {
+      if constexpr (looks_ahead) ahead = work.after(turn);
+    };
     const auto next = [&] {
-      work.next(turn);
+      if constexpr (looks_ahead) {
+        work.go(ahead);
+      } else {
+        work.next(turn);
+      }
       ordinal += turn;
       if constexpr (finds_rows && grouped_rows) indices.advance(last_of_rows ? turn : 0);
     };
     for (; work.is_valid(); next()) {
       work_tile tile = work.tile();
       if (reduction && splits_k && tile.k.count() == 0) continue;
-      if constexpr (skips_padding) {
-        if (work.rows(tile).count <= first_row) {
-          pass_tile(work, tile, pipe, indices);
-          last_of_rows = true;
-          continue;
-        }
-      }
       bool gathered = false;
       if constexpr (grouped_rows) {
         last_of_rows = work.last();
@@ -534,8 +529,8 @@ struct gemm_kernel {
           prefetch_at = smaller(epilogue::load_at_k_block, tile.k.count()) - 1;
         const replay_store kept{params.reuse, static_cast<int>(tile.m) * config.bm,
                                 reuses_a && gathered && !last_of_rows && threadIdx.x == 0};
-        const hooks<decltype(prefetch_source)> others{gathered,  kept,        tokens,
-                                                      warpgroup, prefetch_at, prefetch_source};
+        const hooks<decltype(prefetch_source), decltype(look_ahead)> others{
+            gathered, kept, tokens, warpgroup, prefetch_at, prefetch_source, look_ahead};
         if constexpr (sm90_levels_tiles(form, config)) {
           loop.run_rows(acc, pipe, tile.k.count(), others, work.rows(tile).count);
         } else {

@@ -65,7 +65,23 @@ class tile_raster {
   __device__ __forceinline__ bool is_valid() const { return index_ < count_; }
   __device__ __forceinline__ void next(u32 tiles) { index_ += tiles * step_; }
   __device__ __forceinline__ tile_position position(u32 rank) const {
-    const tile_position at = grouped_tile(index_, clusters_m_, clusters_n_, group_m_);
+    return of_cta(grouped_tile(index_, clusters_m_, clusters_n_, group_m_), rank);
+  }
+  // Where each group of rows has an order of its own, one group after the other: the first tile of
+  // a row that is of the same group, and the position in a group whose rows of tiles are `count`
+  // from `first` on.
+  __device__ __forceinline__ u32 row_of_group() const {
+    return index_ / clusters_n_ * config.cluster_m;
+  }
+  __device__ __forceinline__ tile_position position(u32 rank, u32 first, u32 count) const {
+    first /= config.cluster_m;
+    const tile_position at =
+        grouped_tile(index_ - first * clusters_n_, count / config.cluster_m, clusters_n_, group_m_);
+    return of_cta({first + at.m, at.n}, rank);
+  }
+
+ private:
+  static __device__ __forceinline__ tile_position of_cta(const tile_position& at, u32 rank) {
     if constexpr (config.split_k > 1) return at;
     return {at.m * config.cluster_m + rank / config.cluster_n,
             at.n * config.cluster_n + rank % config.cluster_n};
@@ -142,13 +158,35 @@ class rows_scheduler {
   static constexpr int reuse = config.a_reuse;
   static_assert(reuse == 1 || (config.cluster_ctas() == 1 && !config.pingpong()));
   using group_tiles = typename Traits::group_tiles;
+  static constexpr bool routed = Traits::form.source == group_source::routed;
   const gemm_params& params_;
   const group_tiles& tiles_;
-  u32 rank_;
-  tile_raster<Traits> raster_;
-  u32 columns_, turn_ = 0;
+  u32 rank_, columns_;
+
+  // Where it is. Among many groups a tile's is searched for, once.
+  struct place {
+    tile_raster<Traits> raster;
+    u32 turn = 0;
+    tile_position at = {};  // of routed groups, as rows
+    group_tile rows = {};
+  };
+  place place_;
 
   static __device__ __forceinline__ int columns_of(int n) { return ceil_div(n, config.bn); }
+
+  // CTAs that share B run together where a group's tiles follow each other.
+  __device__ __forceinline__ void look_up(place& to) const {
+    if constexpr (routed) {
+      if (!to.raster.is_valid()) return;
+      const group_span own = tiles_.span(to.raster.row_of_group());
+      to.at = to.raster.position(rank_, own.first, own.count);
+      to.rows = tiles_.at(own, to.at.m);
+    }
+  }
+  __device__ __forceinline__ tile_position at() const {
+    if constexpr (routed) return place_.at;
+    return place_.raster.position(rank_);
+  }
 
  public:
   // As many columns as there are runs of tiles that reuse A.
@@ -161,41 +199,47 @@ class rows_scheduler {
       : params_(params),
         tiles_(tiles),
         rank_(rank),
-        raster_(static_cast<int>(tiles.count()) * config.bm, raster_n(params.n), params.group_m),
-        columns_(columns_of(params.n)) {}
+        columns_(columns_of(params.n)),
+        place_{{static_cast<int>(tiles.count()) * config.bm, raster_n(params.n), params.group_m}} {
+    look_up(place_);
+  }
 
-  __device__ __forceinline__ bool is_valid() const { return raster_.is_valid(); }
+  __device__ __forceinline__ bool is_valid() const { return place_.raster.is_valid(); }
   __device__ __forceinline__ work_tile tile() const {
-    tile_position at = raster_.position(rank_);
-    if constexpr (reuse > 1) at.n = at.n * reuse + turn_;
-    return {at.m, at.n, 0, k_range_of<Traits>(params_.k, rank_), 0, 0, 0, 0};
+    tile_position own = at();
+    if constexpr (reuse > 1) own.n = own.n * reuse + place_.turn;
+    return {own.m, own.n, 0, k_range_of<Traits>(params_.k, rank_), 0, 0, 0, 0};
   }
-  __device__ __forceinline__ int group(const work_tile& tile) const {
-    return tiles_.at(tile.m).group;
-  }
-  __device__ __forceinline__ int first_row(const work_tile& tile) const {
-    return tiles_.at(tile.m).first;
-  }
+  __device__ __forceinline__ int group(const work_tile& tile) const { return rows(tile).group; }
+  __device__ __forceinline__ int first_row(const work_tile& tile) const { return rows(tile).first; }
   __device__ __forceinline__ group_tile rows(const work_tile& tile) const {
+    if constexpr (routed) return place_.rows;
     return tiles_.at(tile.m);
   }
   // Whether the tile is the first or the last of its rows here.
-  __device__ __forceinline__ bool first() const { return turn_ == 0; }
+  __device__ __forceinline__ bool first() const { return place_.turn == 0; }
   __device__ __forceinline__ bool last() const {
-    return reuse == 1 || turn_ + 1 == reuse || tile().n + 1 >= columns_;
+    return reuse == 1 || place_.turn + 1 == reuse || tile().n + 1 >= columns_;
   }
-  // To the next tile, past `tiles - 1` others, which are of other rows.
-  __device__ __forceinline__ void next(u32 tiles) {
+  __device__ __forceinline__ place here() const { return place_; }
+  // Where the next tile is, past `tiles - 1` others, which are of other rows.
+  __device__ __forceinline__ place after(u32 tiles) const {
+    place then = place_;
     if (last()) {
-      turn_ = 0;
-      raster_.next(tiles);
+      then.turn = 0;
+      then.raster.next(tiles);
+      look_up(then);
     } else {
-      ++turn_;
+      ++then.turn;
     }
+    return then;
   }
+  __device__ __forceinline__ void go(const place& then) { place_ = then; }
+  __device__ __forceinline__ void next(u32 tiles) { go(after(tiles)); }
   __device__ __forceinline__ void next_rows() {
-    turn_ = 0;
-    raster_.next(1);
+    place_.turn = 0;
+    place_.raster.next(1);
+    look_up(place_);
   }
 };
 
