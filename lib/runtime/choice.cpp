@@ -51,19 +51,10 @@ std::optional<double> estimate_of(const Op& op, const Problem& problem, const De
   return seconds;
 }
 
-Comparison comparison_of(const Op& op) {
-  Comparison comparison{std::string(op.token_size())};
-  for (const auto& option : op.options()) {
-    if (option.number) comparison.numbers.insert(option.name);
-    if (option.pattern || option.routing) comparison.patterns.insert(option.name);
-  }
-  return comparison;
-}
-
 std::string far_words(const Op& op, const Problem& problem, const Problem& record) {
   constexpr double far_in_tokens = 4, far_in_sizes = 2;
   std::string words;
-  for (const auto& [name, value] : record.sizes) {
+  for (const auto& [name, value] : compared_part(record, comparison_of(op)).sizes) {
     const auto own = problem.sizes.find(name);
     if (own == problem.sizes.end()) continue;
     const double times = static_cast<double>(own->second) / static_cast<double>(value);

@@ -39,9 +39,6 @@ std::string far_words(const Op& op, const Problem& problem, const Problem& recor
 std::optional<double> estimate_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                                   const Recipe& recipe);
 
-/// How problems of the op are compared with the presets' records.
-Comparison comparison_of(const Op& op);
-
 /// Why the record's recipe cannot serve `problem` on the device, one line; empty if it can: its
 /// families cover the op's stages in order, each exactly once, and every variant is legal.
 std::string record_illegality(const Op& op, const Problem& problem, const DeviceFacts& facts,
