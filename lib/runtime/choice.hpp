@@ -21,7 +21,8 @@ struct Choice {
 };
 
 /// The record that serves the problem, or the op's default where there is none, or where the record
-/// is of another shape and the cost model expects the default to be faster. `problem` must be
+/// is of another shape and the default should be faster: by the cost model, or as one launch of the
+/// whole. `problem` must be
 /// canonical. Throws Error(unavailable) only if no family at all can serve it.
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
