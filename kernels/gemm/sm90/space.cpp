@@ -278,9 +278,11 @@ void add_fp8_constraints(Space& space, const Workload& work, bool gathers_a) {
   limit("a thread holds the scale of each of its rows: 128 rows at most", {"bm", "schedule"},
         [](const Tile& t) { return !t.swap_ab() || t.bm <= 128; });
   if (!form.finds_scales()) return;
-  limit("a warpgroup has all 128 columns of a row that share a scale of C",
+  limit("a warpgroup has all 128 columns of a row that share a scale of C, or with swap-AB two",
         {"bn", "schedule", "mma_warpgroups", "split_k"}, [](const Tile& t, const sm90_plan& plan) {
-          if (t.swap_ab()) return plan.warpgroup_rows % scale_block == 0;
+          if (t.swap_ab())
+            return plan.warpgroup_rows % scale_block == 0 ||
+                   (t.bn == scale_block && t.mma_warpgroups == 2);
           return t.bn == scale_block && t.split_k == 1;
         });
 }
