@@ -99,6 +99,10 @@ struct gemm_form {
   constexpr bool finds_scales() const {
     return c_quantised && (scales == scaling::block || scales == scaling::channel);
   }
+  /// Whether rows of A have a scale for each K block.
+  constexpr bool scales_k_blocks() const {
+    return scales == scaling::block || (scales == scaling::channel && a_scaled_by_block);
+  }
   constexpr bool broadcasts_any() const {
     for (const bool one : broadcasts)
       if (one) return true;

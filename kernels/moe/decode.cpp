@@ -101,7 +101,7 @@ class Decode : public Family {
     // Measured on an H200: these kernels reach 58 to 82% of the memory's rate, and tiles of wgmma
     // 91 to 98% where they fill the SMs.
     const double tiles = usually_chosen(problem) * static_cast<double>(quotient_up(shape.h, 64));
-    const double most_tiles = is_fp8 ? 4.5 : 1.45;
+    constexpr double most_tiles = 1.45;
     if (facts.compute_capability == 90 && tiles > most_tiles * facts.multiprocessors)
       return fmt::format(
           "the chosen experts have {:.0f} tiles of weights: more than {} for each SM are read "

@@ -55,6 +55,9 @@ struct sm90_plan {
   int wgmma_columns;     // n of one wgmma
   int a_bytes, b_bytes;  // of a stage; b of each operand
   int stage_bytes;
+  int b_scale_blocks;  // where scales are of blocks, those of B that a tile's columns lie in
+  int scale_bytes;     // of a stage, beside it: scales of A's rows, then those of each B's blocks
+  int promotions;      // fp8: accumulators of a K block that a warpgroup has at once
   int cluster_ctas;
 
   // DSMEM split-K reduction: each CTA finishes a share of the columns if these are whole subtiles,
@@ -80,8 +83,9 @@ struct sm90_plan {
   bool reallocates_registers;  // setmaxnreg; not with two CTAs per SM
   int producer_registers, mma_registers;
 
-  // Shared memory from a 1024-byte boundary on: stages, reduction, epilogue, barriers, groups.
-  int reduction_at, epilogue_at;
+  // Shared memory from a 1024-byte boundary on: stages, reduction, epilogue, scales, barriers,
+  // groups.
+  int reduction_at, epilogue_at, scales_at;
   int full_barriers_at, empty_barriers_at, epilogue_barriers_at, reduction_barrier_at;
   int groups_at, group_tiles_at, row_indices_at, reuse_barriers_at;
   int shared_bytes;  // with room to align to 1024
@@ -179,20 +183,32 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
 
   plan.producer_warpgroups = form.groups == grouping::reduction && config.gather_warps == 4 ? 2 : 1;
   plan.threads = (config.mma_warpgroups + plan.producer_warpgroups) * 128;
-  // fp8 has the accumulators of the current K block in addition.
+  // fp8 has the accumulators of the current K block in addition: of one m64 tile and operand, or
+  // where registers allow of the next one too, whose MMAs run while those are promoted.
   const int one_operand = plan.m64_tiles * plan.accumulators;
   const bool promotes = form.scales != scaling::none;
+  const bool overlaps =
+      b_operands * plan.m64_tiles > 1 &&
+      b_operands * one_operand + 2 * plan.accumulators <= (config.mma_warpgroups == 3 ? 80 : 144);
+  plan.promotions = overlaps ? 2 : 1;
+  const int promoted = promotes ? one_operand > plan.promotions * plan.accumulators
+                                      ? one_operand
+                                      : plan.promotions * plan.accumulators
+                                : 0;
   const bool four_gather = plan.producer_warpgroups == 2;
   plan.ctas_per_sm =
-      four_gather ? 1
-                  : sm90_ctas_per_sm((b_operands + (promotes ? 1 : 0)) * one_operand, plan.threads);
+      four_gather ? 1 : sm90_ctas_per_sm(b_operands * one_operand + promoted, plan.threads);
   plan.reallocates_registers =
       four_gather || sm90_ctas_per_sm(b_operands * one_operand, plan.threads) == 1;
   sm90_assign_registers(plan, form, config);
 
   plan.reduction_at = config.stages * plan.stage_bytes;
   plan.epilogue_at = plan.reduction_at + plan.reduction_bytes;
-  plan.full_barriers_at = plan.epilogue_at + config.mma_warpgroups * plan.warpgroup_epilogue_bytes;
+  plan.b_scale_blocks = form.scales != scaling::block ? 0 : config.bn > 128 ? 2 : 1;
+  plan.scale_bytes =
+      form.scales_k_blocks() ? (config.bm + b_operands * plan.b_scale_blocks + 3) / 4 * 16 : 0;
+  plan.scales_at = plan.epilogue_at + config.mma_warpgroups * plan.warpgroup_epilogue_bytes;
+  plan.full_barriers_at = plan.scales_at + config.stages * plan.scale_bytes;
   plan.empty_barriers_at = plan.full_barriers_at + config.stages * 8;
   plan.epilogue_barriers_at = plan.empty_barriers_at + config.stages * 8;
   plan.reduction_barrier_at = plan.epilogue_barriers_at + plan.epilogue_barriers * 8;

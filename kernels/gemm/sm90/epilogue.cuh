@@ -116,8 +116,12 @@ struct value_epilogue {
   static constexpr bool stacked = form.groups == grouping::reduction && form.stacked;
   static constexpr bool quantises_by_block = form.finds_scales();
   static_assert(!scatters || (!form.adds_source && !form.broadcasts_any()));
-  static_assert(!quantises_by_block || (swap_ab ? plan.warpgroup_rows % scale_block == 0
-                                                : config.bn == scale_block && config.split_k == 1));
+  // With swap-AB, warpgroups that have the 128 columns of a scale of C together.
+  static constexpr int scale_sharers = swap_ab && plan.warpgroup_rows == 64 ? 2 : 1;
+  static_assert(!quantises_by_block ||
+                (swap_ab ? plan.warpgroup_rows * scale_sharers % scale_block == 0 &&
+                               (scale_sharers == 1 || config.mma_warpgroups == 2)
+                         : config.bn == scale_block && config.split_k == 1));
   using ops = epilogue_ops<form>;
   using columns = typename ops::columns;
   using Wide = element_type<form.wide>;
@@ -378,9 +382,10 @@ struct value_epilogue {
     }
   }
 
-  // Scales of 128 columns of a row, which a warpgroup has all of: C in fp8 and its scales, after
+  // Scales of 128 columns of a row: C in fp8 and its scales, after
   // gate and up where they are stored.
   using block_values = float[m64_tiles][values];
+  static constexpr int of_scale = 2 / scale_sharers;  // with swap-AB: m64 tiles of a scale
 
   __device__ __forceinline__ void store_quantised(const fragment& acc, const output_tile& to) {
     if constexpr (form.stored_values() > 1) {
@@ -403,10 +408,10 @@ struct value_epilogue {
     }
     if constexpr (swap_ab) {
 #pragma unroll
-      for (int block = 0; block < m64_tiles / 2; ++block) {
+      for (int block = 0; block < m64_tiles * scale_sharers / 2; ++block) {
         quantise_columns(value, stages.buffers + plan.subtile_bytes / 2, to, block);
-        store_bytes(value, to, block * 2);
-        store_bytes(value, to, block * 2 + 1);
+#pragma unroll
+        for (int i = 0; i < of_scale; ++i) store_bytes(value, to, block * of_scale + i);
       }
     } else {
       quantise_rows(value, to);
@@ -441,8 +446,8 @@ struct value_epilogue {
   }
 
   // With swap-AB 128 columns of C are a column of two m64 tiles, held by eight lanes of each of the
-  // four warps. The warps exchange their maxima through `exchange`, the half of a stage that
-  // one-byte elements leave free.
+  // four warps, or of those of two warpgroups. The warps exchange their maxima through `exchange`,
+  // the half of a stage that one-byte elements leave free.
   __device__ __forceinline__ void quantise_columns(block_values& value, u32 exchange,
                                                    const output_tile& to, int block) const {
     constexpr int columns = plan.reduced_columns;
@@ -453,7 +458,7 @@ struct value_epilogue {
     for (int i = 0; i < values / 2; ++i) {
       float largest = 0;
 #pragma unroll
-      for (int m64 = block * 2; m64 < block * 2 + 2; ++m64) {
+      for (int m64 = block * of_scale; m64 < (block + 1) * of_scale; ++m64) {
         largest = fmaxf(largest, fabsf(value[m64][i / 2 * 4 + i % 2]));
         largest = fmaxf(largest, fabsf(value[m64][i / 2 * 4 + 2 + i % 2]));
       }
@@ -463,25 +468,36 @@ struct value_epilogue {
       }
       if (lane < 4) store_shared(exchange + (warp * columns + column_of(i)) * 4, largest);
     }
-    sync_warpgroup();
+    const auto sync_sharers = [&] {
+      if constexpr (scale_sharers == 1) {
+        sync_warpgroup();
+      } else {
+        sync(named_barrier::block_scales, 128 * scale_sharers);
+      }
+    };
+    sync_sharers();
+    const u32 first =
+        scale_sharers == 1 ? exchange : exchange - warpgroup * plan.warpgroup_epilogue_bytes;
 #pragma unroll
     for (int i = 0; i < values / 2; ++i) {
       float largest = 0;
 #pragma unroll
-      for (int other = 0; other < 4; ++other) {
+      for (int other = 0; other < 4 * scale_sharers; ++other) {
         largest =
-            fmaxf(largest, load_shared_float(exchange + (other * columns + column_of(i)) * 4));
+            fmaxf(largest, load_shared_float(first + other / 4 * plan.warpgroup_epilogue_bytes +
+                                             (other % 4 * columns + column_of(i)) * 4));
       }
       const float scale = scale_of<fp8>(largest), factor = 1 / scale;
 #pragma unroll
-      for (int m64 = block * 2; m64 < block * 2 + 2; ++m64) {
+      for (int m64 = block * of_scale; m64 < (block + 1) * of_scale; ++m64) {
         value[m64][i / 2 * 4 + i % 2] *= factor;
         value[m64][i / 2 * 4 + 2 + i % 2] *= factor;
       }
-      if (warp == 0 && lane < 4) {
+      if (warp == 0 && lane < 4 && (scale_sharers == 1 || warpgroup == 0)) {
         store_scale(scale, to, to.row + column_of(i), to.column + block * scale_block);
       }
     }
+    if constexpr (scale_sharers > 1) sync_sharers();  // the other's may be written again
   }
 
   __device__ __forceinline__ void store_scale(float scale, const output_tile& to, int row,

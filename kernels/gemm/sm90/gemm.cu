@@ -79,6 +79,7 @@ struct gemm_kernel {
   static constexpr bool finds_rows = gathers || (grouped_rows && !form.c_sorted);
   static constexpr bool reuses_a = config.a_reuse > 1;
   static constexpr bool promotes = form.scales != scaling::none;
+  static constexpr bool scaled = form.scales_k_blocks();
   static constexpr int mma_threads = config.mma_warpgroups * 128;
   static_assert(dense || sm90_registers_fit(plan, config));
   static_assert(dense || !promotes || (grouped_rows && routed && form.c_sorted && !reuses_a));
@@ -146,18 +147,53 @@ struct gemm_kernel {
     if constexpr (plan.cluster_ctas > 1 && !splits_k) pipe.drain();
   }
 
-  // One thread: A of every tile.
-  __device__ __forceinline__ void load_a(const walked& groups, stages pipe) const {
+  // One thread: A of every tile. Or a warp, whose lanes copy the scales.
+  __device__ __forceinline__ void load_a(const walked& groups, stages pipe, int lane) const {
     const loader load(params, gemm, rank);
     wait_for_dependencies();
     for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
       const work_tile tile = work.tile();
-      const int row = work.first_row(tile);
-      for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-        pipe.wait_empty();
-        load.load_a(pipe.buffer(), pipe.full_barrier(), k_block, row, tile.output);
+      if constexpr (scaled) {
+        const group_tile own = rows_of(work, tile);
+        const scale_loader<Traits, 32> scales(gemm, static_cast<int>(tile.n) * config.bn, own.group,
+                                              lane, [&](int i) { return scaled_row(own, i); });
+        for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
+          pipe.wait_empty();
+          if (lane == 0) {
+            load.load_a(pipe.buffer(), pipe.full_barrier(), k_block, own.first, tile.output);
+          }
+          scales.copy(scales_of(pipe), k_block);
+          barrier_arrive_copied(pipe.full_barrier());
+        }
+      } else {
+        const int row = work.first_row(tile);
+        for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
+          pipe.wait_empty();
+          load.load_a(pipe.buffer(), pipe.full_barrier(), k_block, row, tile.output);
+        }
       }
     }
+  }
+
+  // The scales in the next stage.
+  __device__ __forceinline__ u32 scales_of(const stages& pipe) const {
+    return base + plan.scales_at + pipe.index * plan.scale_bytes;
+  }
+  // The rows of a tile; dense: from its first row on all that there are.
+  __device__ __forceinline__ group_tile rows_of(const scheduler& work,
+                                                const work_tile& tile) const {
+    if constexpr (grouped_rows) {
+      return work.rows(tile);
+    } else {
+      return {0, 0, tile.row, gemm.m - tile.row};
+    }
+  }
+  // Whose scales row i of them has. Padding has those of the last row.
+  __device__ __forceinline__ int scaled_row(const group_tile& own, int i) const {
+    const int rank = larger(smaller(i, own.count - 1), 0);
+    const int sorted = smaller(own.first + rank, gemm.m - 1);
+    if constexpr (grouped_rows && !form.a_scales_sorted) return gemm.permutation[sorted];
+    return sorted;
   }
 
   // The gather warps of grouped rows: A of every tile, which the first of their threads has TMA
@@ -173,7 +209,9 @@ struct gemm_kernel {
       const k_range k = work.tile().k;
       const tile_rows own = indices.wait();
       const bool consecutive = own.consecutive();
-      if (!consecutive && work.first()) {
+      if constexpr (scaled) {
+        gather_scaled(work, own, pipe, thread);
+      } else if (!consecutive && work.first()) {
         const row_gather<config.bm, row_gather_threads> gather(own.rows, thread);
         for (int k_block = k.first; k_block < k.last; ++k_block, pipe.advance()) {
           pipe.wait_empty();
@@ -201,6 +239,31 @@ struct gemm_kernel {
       if (replays) phase ^= 1;
       replays = !consecutive && work.first() && !work.last();
       if (work.last()) indices.advance();
+    }
+  }
+
+  // The same of one tile with the scales of its rows, whose places are those of the rows.
+  __device__ __forceinline__ void gather_scaled(const scheduler& work, const tile_rows& own,
+                                                stages& pipe, int thread) const {
+    const work_tile tile = work.tile();
+    const group_tile rows = work.rows(tile);
+    const bool consecutive = own.consecutive();
+    const row_gather<config.bm, row_gather_threads> gather(own.rows, thread);
+    const scale_loader<Traits, row_gather_threads> scales(
+        gemm, static_cast<int>(tile.n) * config.bn, rows.group, thread,
+        [&](int i) { return rows.count > 0 ? static_cast<int>(own.rows[i]) : 0; });
+    for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
+      pipe.wait_empty();
+      if (!consecutive) {
+        gather.template copy<1>(static_cast<const T*>(gemm.a[0]), gemm.k, k_block * plan.bk,
+                                pipe.buffer());
+      } else if (thread == 0) {
+        barrier_expect(pipe.full_barrier(), plan.a_bytes);
+        tma_load(pipe.buffer(), params.a[0], pipe.full_barrier(), k_block * plan.bk, own.first(),
+                 l2_policy::evict_normal);
+      }
+      scales.copy(scales_of(pipe), k_block);
+      barrier_arrive_copied(pipe.full_barrier());
     }
   }
 
@@ -342,14 +405,16 @@ struct gemm_kernel {
   __device__ __forceinline__ auto main_loop(const scheduler& work, const work_tile& tile,
                                             int first_row) const {
     if constexpr (promotes && grouped_rows) {
-      const group_tile own = work.rows(tile);
+      group_tile own = {};
+      if constexpr (form.scales != scaling::block) own = work.rows(tile);
       const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
-      return promoting_mainloop<Traits>(first_row, rank, gemm, config.swap_ab() ? 0 : first_row,
-                                        column, own);
+      return promoting_mainloop<Traits>(first_row, rank, gemm, base + plan.scales_at,
+                                        config.swap_ab() ? 0 : first_row, column, own);
     } else if constexpr (promotes) {
       const int row = tile.row + (config.swap_ab() ? 0 : first_row);
       const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
-      return promoting_mainloop<Traits>(first_row, rank, gemm, row, column, {0, 0, 0, gemm.m});
+      return promoting_mainloop<Traits>(first_row, rank, gemm, base + plan.scales_at, row, column,
+                                        {0, 0, 0, gemm.m});
     } else {
       return mma{static_cast<u32>(first_row), rank};
     }
@@ -467,7 +532,6 @@ struct gemm_kernel {
       }
     }
     constexpr u32 turn = config.pingpong() ? 2 : 1;
-    if constexpr (form.scales == scaling::block) wait_for_dependencies();  // of the scales of A
     alignas(16) accumulators acc;
     bool met = false;  // the other CTAs of a split
     bool last_of_rows = true;
@@ -591,6 +655,7 @@ struct gemm_kernel {
     // Arrivals that fill a stage.
     constexpr u32 arrivals = reduction ? config.gather_warps * 32
                              : gathers ? 1 + row_gather_threads
+                             : scaled  ? 1 + 32
                                        : 1;
     if constexpr (!dense) {
       indices.init(reduction           ? config.gather_warps
@@ -600,7 +665,8 @@ struct gemm_kernel {
     if constexpr (reuses_a) replay_barriers{base + plan.reuse_barriers_at}.init();
     for (int stage = 0; stage < config.stages; ++stage) {
       barrier_init(pipe.full + stage * 8, arrivals);
-      barrier_init(pipe.empty + stage * 8, (config.pingpong() ? 1 : config.mma_warpgroups) *
+      barrier_init(pipe.empty + stage * 8, mma::releases *
+                                               (config.pingpong() ? 1 : config.mma_warpgroups) *
                                                (config.cluster_m + config.cluster_n - 1));
     }
     if constexpr (form.adds_source || form.is_gradient()) {
@@ -698,7 +764,9 @@ struct gemm_kernel {
           gather_a(groups, pipe, indices, thread - gather_thread);
         }
       } else {
-        if (thread == a_thread) load_a(groups, pipe);
+        if (thread >= a_thread && thread < a_thread + (scaled ? 32 : 1)) {
+          load_a(groups, pipe, thread - a_thread);
+        }
       }
     }
     if constexpr (!dense) {

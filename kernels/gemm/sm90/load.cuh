@@ -1,10 +1,12 @@
 // Loads into a pipeline stage of the sm_90a GEMM by the producer warps: TMA, with multicast in a
-// cluster; cp.async for gathered rows; and replay of rows that were gathered before.
+// cluster; cp.async for gathered rows, and for scales of fp8; and replay of rows that were gathered
+// before.
 #pragma once
 
 #include "common/async_copy.cuh"
 #include "common/wgmma.cuh"
 #include "gemm/epilogue_ops.cuh"
+#include "gemm/scales.cuh"
 #include "gemm/sm90/params.cuh"
 #include "gemm/sm90/pipeline.cuh"
 #include "gemm/sm90/tile_scheduler.cuh"
@@ -194,6 +196,65 @@ class row_gather {
           copy_async(to + (slab * height + (i + j) * step) * row_bytes,
                      source[j] + slab * row_bytes, valid);
         }
+      }
+    }
+  }
+};
+
+// Four bytes.
+__device__ __forceinline__ void copy_word_async(u32 shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
+// Scales of fp8 of K blocks, each into its stage with the elements that it is of: a thread that
+// promotes accumulators would wait for its own loads as long as all that the stages ask for takes
+// to come. `threads` of the producer warps have a row of A each, or several; the last of them B's.
+template <class Traits, int threads>
+class scale_loader {
+  static constexpr gemm_form form = Traits::form;
+  static constexpr sm90_config config = Traits::config;
+  static constexpr sm90_plan plan = Traits::plan;
+  static constexpr int rows = (config.bm + threads - 1) / threads;
+  static constexpr int of_b = form.b_operands() * plan.b_scale_blocks;
+  static_assert(of_b <= threads);
+  const gemm_params& params_;
+  u32 a_[rows];  // where the scales of a row begin
+  const float* b_;
+  int thread_;
+
+ public:
+  // `row_of(i)`: whose scales row i of the tile has; `column`: its first one.
+  template <class RowOf>
+  __device__ __forceinline__ scale_loader(const gemm_params& params, int column, int group,
+                                          int thread, const RowOf& row_of)
+      : params_(params), b_(nullptr), thread_(thread) {
+    const int blocks = blocks_of(params.k);
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      const int own = smaller(thread + i * threads, config.bm - 1);
+      a_[i] = static_cast<u32>(row_of(own)) * blocks;
+    }
+    if constexpr (of_b > 0) {
+      const int own = threads - 1 - thread;
+      if (own >= of_b) return;
+      const int operand = own / plan.b_scale_blocks;
+      const int block = column / scale_block + own % plan.b_scale_blocks;
+      const int blocks_of_n = blocks_of(params.n);
+      const int matrix = form.b_packing == packing::halves ? 2 * group + operand : group;
+      b_ = (operand == 0 ? params.b_scale[0] : params.b_scale[1]) +
+           (static_cast<i64>(matrix) * blocks_of_n + smaller(block, blocks_of_n - 1)) * blocks;
+    }
+  }
+
+  __device__ __forceinline__ void copy(u32 to, int k_block) const {
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      const int own = thread_ + i * threads;
+      if (own < config.bm) copy_word_async(to + own * 4, params_.a_scale + (a_[i] + k_block));
+    }
+    if constexpr (of_b > 0) {
+      if (b_ != nullptr) {
+        copy_word_async(to + (config.bm + threads - 1 - thread_) * 4, b_ + k_block);
       }
     }
   }

@@ -26,9 +26,14 @@ struct mma_mainloop {
   u32 first_row;  // of the warpgroup, on the 64-row side of the tile
   u32 rank;       // of the CTA in its cluster
 
+  // Arrivals of a warpgroup at an empty barrier. What the MMAs read, they have read for all four
+  // warps; scales of K blocks each warp reads by itself.
+  static constexpr u32 releases = form.scales_k_blocks() ? 4 : 1;
+
   // Arrives at the empty barrier of this stage in every CTA that loads into it.
   __device__ __forceinline__ void release(u32 empty_barrier) const {
-    const u32 thread = threadIdx.x % 128;
+    if constexpr (releases > 1) __syncwarp();
+    const u32 thread = threadIdx.x % (128 / releases);
     if constexpr (config.cluster_m * config.cluster_n == 1) {
       if (thread == 0) barrier_arrive(empty_barrier);
     } else {
@@ -148,32 +153,30 @@ struct promoting_mainloop : mma_mainloop<Traits> {
   static constexpr int values = base::values;
   static constexpr bool by_block = form.scales == scaling::block;
   static constexpr bool by_channel = form.scales == scaling::channel;
-  static constexpr bool a_by_block = by_block || form.a_scaled_by_block;
+  static constexpr bool by_k_block = form.scales_k_blocks();
   static constexpr bool dense = form.groups == grouping::none;
 
   const gemm_params& params;
+  u32 scales;       // of the first stage, in shared memory
   int row, column;  // of C, or of a group's tile: the first of this warpgroup's outputs
   group_tile tile;  // of grouped rows; dense: all rows
 
   __device__ __forceinline__ promoting_mainloop(u32 first, u32 cta, const gemm_params& all,
-                                                int first_m, int first_n, const group_tile& own)
-      : base{first, cta}, params(all), row(first_m), column(first_n), tile(own) {}
+                                                u32 shared, int first_m, int first_n,
+                                                const group_tile& own)
+      : base{first, cta}, params(all), scales(shared), row(first_m), column(first_n), tile(own) {}
 
   // `generic_writes`: cp.async filled the stages, which wgmma does not see without a fence.
   __device__ __forceinline__ void run(accumulators& acc, stages& pipe, const k_range& k,
                                       bool generic_writes = false) const {
-    a_places places;
-    if constexpr (a_by_block) places = a_places_of();
 #pragma unroll
     for (int i = 0; i < m64_tiles * b_operands * values; ++i) {
       reinterpret_cast<float*>(acc)[i] = 0;
     }
     for (int k_block = k.first; k_block < k.last; ++k_block, pipe.advance()) {
-      const factors scale = factors_of(places, k_block);
       pipe.wait_full();
       if (!dense && generic_writes) async_proxy_fence();
-      promote(acc, pipe.buffer(), scale);
-      base::release(pipe.empty_barrier());
+      promote(acc, pipe);
     }
   }
 
@@ -208,11 +211,7 @@ struct promoting_mainloop : mma_mainloop<Traits> {
     float b[b_factors][b_operands];
   };
   struct no_factors {};
-  using factors = typename choose_type<a_by_block, block_factors, no_factors>::type;
-  // The rows of A's scales that a thread needs.
-  struct a_places {
-    int row[a_factors];
-  };
+  using factors = typename choose_type<by_k_block, block_factors, no_factors>::type;
 
   // The scales of a B operand, of `each` numbers for a group.
   __device__ __forceinline__ const float* b_scales(int operand, i64 each) const {
@@ -235,12 +234,6 @@ struct promoting_mainloop : mma_mainloop<Traits> {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     return config.swap_ab() ? i / 2 * 8 + lane % 4 * 2 + i % 2
                             : i / 2 * 64 + warp * 16 + lane / 4 + i % 2 * 8;
-  }
-  __device__ __forceinline__ a_places a_places_of() const {
-    a_places result;
-#pragma unroll
-    for (int i = 0; i < a_factors; ++i) result.row[i] = a_place(own_row(i));
-    return result;
   }
 
   // Scales of channels: those of B's rows, and those of A's unless they are of blocks.
@@ -289,27 +282,34 @@ struct promoting_mainloop : mma_mainloop<Traits> {
     }
   }
 
-  // Of a K block, which is a block of scales. The loads are under way while the TMA loads are.
-  __device__ __forceinline__ factors factors_of(const a_places& places, int k_block) const {
-    if constexpr (!a_by_block) {
+  // Of the K block in a stage.
+  __device__ __forceinline__ factors factors_of(u32 stage) const {
+    if constexpr (!by_k_block) {
       return {};
     } else {
-      const i64 blocks = blocks_of(params.k);
+      const u32 first = config.swap_ab() ? base::first_row : 0;
       factors result;
+      const u32 of_a =
+          scales + stage * plan.scale_bytes + (config.swap_ab() ? 0 : base::first_row * 4);
 #pragma unroll
       for (int i = 0; i < a_factors; ++i) {
-        result.a[i] = params.a_scale[places.row[i] * blocks + k_block];
+        result.a[i] = load_shared_float(of_a + own_row(i) * 4);
       }
+      // From the first block of 128 that the tile's columns lie in.
+      const u32 behind = (column - first) % scale_block + first;
+      const u32 of_b = scales + stage * plan.scale_bytes + config.bm * 4;
 #pragma unroll
       for (int i = 0; i < b_factors; ++i) {
 #pragma unroll
         for (int operand = 0; operand < b_operands; ++operand) {
           if constexpr (by_channel) {
             result.b[i][operand] = 1;
+          } else if constexpr (plan.b_scale_blocks == 1) {
+            result.b[i][operand] = load_shared_float(of_b + operand * 4);
           } else {
-            const int at = smaller(column + i * 64, params.n - 1) / scale_block;
+            const u32 block = (behind + i * 64) / scale_block;
             result.b[i][operand] =
-                b_scales(operand, blocks_of(params.n) * blocks)[at * blocks + k_block];
+                load_shared_float(of_b + (operand * plan.b_scale_blocks + block) * 4);
           }
         }
       }
@@ -317,39 +317,58 @@ struct promoting_mainloop : mma_mainloop<Traits> {
     }
   }
 
-  __device__ __forceinline__ void promote(accumulators& acc, u32 buffer,
-                                          const factors& scale) const {
-    const u32 first_row = base::first_row;
+  // A K block, pair by pair of an m64 tile and an operand; then its stage is released.
+  __device__ __forceinline__ void promote(accumulators& acc, const stages& pipe) const {
+    constexpr int pairs = m64_tiles * b_operands, ahead = plan.promotions - 1;
+    const u32 buffer = pipe.buffer(), first_row = base::first_row;
     const u64 a = wgmma_descriptor(buffer + (config.swap_ab() ? 0 : first_row * 128));
     const u64 b =
         wgmma_descriptor(buffer + plan.a_bytes + (config.swap_ab() ? first_row * 128 : 0));
+    float partial[plan.promotions][values];
+    factors scale;
 #pragma unroll
-    for (int m64 = 0; m64 < m64_tiles; ++m64) {
-#pragma unroll
-      for (int operand = 0; operand < b_operands; ++operand) {
-        float partial[values];
-        const int m64_offset = m64 * 64 * 128 >> 4, operand_offset = operand * plan.b_bytes >> 4;
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < 128 / 32; ++step) {
-          if constexpr (config.swap_ab()) {
-            wgmma<T, config.bm>(partial, b + operand_offset + m64_offset + step * 2, a + step * 2,
-                                step > 0);
-          } else {
-            wgmma<T, config.bn>(partial, a + m64_offset + step * 2, b + operand_offset + step * 2,
-                                step > 0);
-          }
-        }
-        wgmma_commit();
-        wgmma_wait<0>();
-        add(acc[m64][operand], partial, scale, m64, operand);
+    for (int pair = 0; pair < pairs; ++pair) {
+      multiply(partial[pair % plan.promotions], a, b, pair / b_operands, pair % b_operands);
+      if (pair == 0) scale = factors_of(pipe.index);
+      if (pair < ahead) continue;
+      if (pair < pairs - 1) {
+        wgmma_wait<ahead>();
+        add(acc, partial, scale, pair - ahead);
       }
     }
+    wgmma_wait<0>();
+    base::release(pipe.empty_barrier());
+#pragma unroll
+    for (int pair = pairs - 1 - ahead; pair < pairs; ++pair) add(acc, partial, scale, pair);
+  }
+
+  static __device__ __forceinline__ void multiply(float (&partial)[values], u64 a, u64 b, int m64,
+                                                  int operand) {
+    const int m64_offset = m64 * 64 * 128 >> 4, operand_offset = operand * plan.b_bytes >> 4;
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 128 / 32; ++step) {
+      if constexpr (config.swap_ab()) {
+        wgmma<T, config.bm>(partial, b + operand_offset + m64_offset + step * 2, a + step * 2,
+                            step > 0);
+      } else {
+        wgmma<T, config.bn>(partial, a + m64_offset + step * 2, b + operand_offset + step * 2,
+                            step > 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+  static __device__ __forceinline__ void add(accumulators& acc,
+                                             const float (&partial)[plan.promotions][values],
+                                             const factors& scale, int pair) {
+    const int m64 = pair / b_operands, operand = pair % b_operands;
+    add(acc[m64][operand], partial[pair % plan.promotions], scale, m64, operand);
   }
 
   static __device__ __forceinline__ void add(float (&acc)[values], const float (&partial)[values],
                                              const factors& scale, int m64, int operand) {
-    if constexpr (!a_by_block) {
+    if constexpr (!by_k_block) {
 #pragma unroll
       for (int i = 0; i < values; ++i) acc[i] += partial[i];
     } else if constexpr (config.swap_ab()) {

@@ -10,11 +10,12 @@ namespace fftune {
 
 // Named barriers (bar.sync, bar.arrive). 0 is __syncthreads'.
 enum class named_barrier {
-  epilogue = 1,      // + MMA warpgroup: its 128 threads, around each subtile
-  mma_order = 4,     // + MMA warpgroup, ping-pong: order of the main loops
-  source_order = 6,  // + MMA warpgroup, ping-pong: order of the shared epilogue stages
-  zero_fill = 8,     // + MMA warpgroup, if ping-pong; grouped reduction: the K tail is zero
-  groups = 10,       // the groups are in shared memory: all arrive, the index warp waits
+  epilogue = 1,       // + MMA warpgroup: its 128 threads, around each subtile
+  mma_order = 4,      // + MMA warpgroup, ping-pong: order of the main loops
+  source_order = 6,   // + MMA warpgroup, ping-pong: order of the shared epilogue stages
+  zero_fill = 8,      // + MMA warpgroup, if ping-pong; grouped reduction: the K tail is zero
+  groups = 10,        // the groups are in shared memory: all arrive, the index warp waits
+  block_scales = 11,  // two MMA warpgroups that find the scales of C: their maxima are there, read
 };
 
 __device__ __forceinline__ void sync(named_barrier barrier, int threads, int offset = 0) {

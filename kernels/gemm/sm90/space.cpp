@@ -240,8 +240,15 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
   limit("a split needs at least two K blocks", {"split_k"}, [=](const Tile& t) {
     return t.split_k == 1 || work.k * work.k_pairs() >= std::int64_t{128} * t.split_k;
   });
-  limit("a pipeline longer than the main loop is never full", {"split_k", "stages"},
-        [=](const Tile& t) { return t.stages == 2 || t.stages <= work.k_blocks(t) + 1; });
+  // The loads of a CTA's next tile begin while it computes one; of experts' tiles there are many.
+  const bool many = work.grouped_rows() && work.form.source == group_source::routed;
+  limit("a pipeline longer than the main loop is never full",
+        many ? std::vector<std::string>{"bm", "bn", "split_k", "stages"}
+             : std::vector<std::string>{"split_k", "stages"},
+        [=](const Tile& t) {
+          return t.stages == 2 || t.stages <= work.k_blocks(t) + 1 ||
+                 (many && work.tiles(t) >= 2 * sms && t.split_k == 1);
+        });
   limit("without several waves the order of the tiles does not matter", {"bm", "bn", "group_m"},
         [=](const Tile& t) {
           return t.group_m == 8 || (work.tiles(t) > sms && work.row_tiles(t.bm) > 8);
@@ -268,12 +275,14 @@ void add_fp8_constraints(Space& space, const Workload& work, bool gathers_a) {
   if (form.scales == scaling::block)
     limit("all columns of a tile share one scale of B: 128 is a multiple of them",
           {"bn", "schedule"}, [](const Tile& t) { return t.swap_ab() || scale_block % t.bn == 0; });
-  limit("a thread holds the scale of each of its rows, and where the next one is: 64 rows at most",
-        {"bm", "schedule"}, [](const Tile& t) { return !t.swap_ab() || t.bm <= 64; });
+  limit("a thread holds the scale of each of its rows: 128 rows at most", {"bm", "schedule"},
+        [](const Tile& t) { return !t.swap_ab() || t.bm <= 128; });
   if (!form.finds_scales()) return;
-  limit("a warpgroup has all 128 columns of a row that share a scale of C",
+  limit("a warpgroup has all 128 columns of a row that share a scale of C, or with swap-AB two",
         {"bn", "schedule", "mma_warpgroups", "split_k"}, [](const Tile& t, const sm90_plan& plan) {
-          if (t.swap_ab()) return plan.warpgroup_rows % scale_block == 0;
+          if (t.swap_ab())
+            return plan.warpgroup_rows % scale_block == 0 ||
+                   (t.bn == scale_block && t.mma_warpgroups == 2);
           return t.bn == scale_block && t.split_k == 1;
         });
 }
