@@ -108,7 +108,8 @@ def attention_tensors(case):
         tensors["flash"] = aten._scaled_dot_product_flash_attention(
             heads_first(tensors["q"]), repeated(tensors["k"], heads), repeated(tensors["v"], heads),
             0.0, case["causal"])
-        tensors["out"] = heads_first(tensors["flash"][0]).contiguous()
+        # Not a view: fftune's forward pass writes to it.
+        tensors["out"] = heads_first(tensors["flash"][0]).clone()
         tensors["lse"] = tensors["flash"][1].float().contiguous()
     return tensors
 
@@ -264,7 +265,8 @@ def exact_attention(t, causal):
         seen = torch.ones(s, kv, dtype=torch.bool, device="cuda").tril(kv - s)
         scores = scores.masked_fill(~seen, float("-inf"))
     out = heads_first(scores.softmax(-1) @ repeated(v, heads))
-    return [out, *torch.autograd.grad(out, (q, k, v), t["d_out"].double())]
+    gradients = torch.autograd.grad(out, (q, k, v), t["d_out"].double())
+    return [out.detach(), *gradients]
 
 
 def outputs_of(library, case, t):
@@ -277,7 +279,7 @@ def outputs_of(library, case, t):
 
 
 def compare_errors(library):
-    worst = 0.0
+    worst = {"out": 0.0, "dq": 0.0, "dk": 0.0, "dv": 0.0}
     print("relative errors: flash-2, fftune, ratio; ratios of up to 1.1 are left out")
     for s in (17, 65, 1000, 2049):
         for dim in (64, 128, 256):
@@ -288,16 +290,16 @@ def compare_errors(library):
                 theirs = [heads_first(x) for x in (t["flash"][0], *flash_backward(case, t))]
                 outputs_of(library, case, t)
                 outputs_of(library, attention(2, 4, s, dim, mask), t)
-                for name, other, true in zip(("out", "dq", "dk", "dv"), theirs, exact):
+                for name, other, true in zip(worst, theirs, exact):
                     errors = [float((x.double() - true).norm() / true.norm())
                               for x in (other, t[name])]
                     ratio = errors[1] / errors[0]
-                    worst = max(worst, ratio)
+                    worst[name] = max(worst[name], ratio)
                     if ratio > 1.1:
                         print(f"s {s:5} dim {dim:4} {mask:7} {name:4} {errors[0]:.2e} "
                               f"{errors[1]:.2e} {ratio:5.2f}", flush=True)
-    print(f"the largest ratio of all is {worst:.2f}")
-    return 0 if worst <= 1.2 else 1
+    print("the largest ratios:", ", ".join(f"{name} {ratio:.2f}" for name, ratio in worst.items()))
+    return 0 if max(worst.values()) <= 1.2 else 1
 
 
 def main(words):

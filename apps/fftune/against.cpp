@@ -77,9 +77,9 @@ std::string interval_text(double low, double high) {
 
 }  // namespace
 
-Against::Against(std::string path, const DeviceFacts& facts)
-    : path_(std::move(path)),
-      times_(earlier_times(path_, facts)),
+Against::Against(std::string path, const DeviceFacts& facts, const Catalog& catalog)
+    : catalog_(catalog),
+      path_(std::move(path)),
       table_({{""},
               {"dtype"},
               {"before µs", Align::right},
@@ -87,10 +87,17 @@ Against::Against(std::string path, const DeviceFacts& facts)
               {"now µs", Align::right},
               {"95% interval", Align::right},
               {"before / now", Align::right},
-              {"verdict"}}) {}
+              {"verdict"}}) {
+  for (const auto& [problem, measured] : earlier_times(path_, facts))
+    times_[compared(problem)] = measured;
+}
+
+Problem Against::compared(const Problem& problem) const {
+  return compared_part(problem, comparison_of(catalog_, problem.op));
+}
 
 Json Against::add(const std::string& token_size, const BenchResult& result) {
-  const auto before = times_.find(result.problem);
+  const auto before = times_.find(compared(result.problem));
   if (before == times_.end() || result.entries.empty()) return nullptr;
   const Measured& then = before->second;
   const Summary& now = result.entries.front().microseconds;

@@ -3,29 +3,29 @@
 #include <fmt/format.h>
 
 #include "core/error.hpp"
+#include "registry/op.hpp"
 
 namespace fftune::tool {
 
 std::map<Problem, PresetRecord> own_records(const std::filesystem::path& folder,
-                                            const PresetDevice& device, const std::string& op) {
-  const auto path = folder / device.slug / (op + ".json");
-  std::map<Problem, PresetRecord> records;
-  if (!std::filesystem::exists(path)) return records;
-  PresetFile file = read_preset_file(path);
+                                            const PresetDevice& device, const Op& op) {
+  const auto path = folder / device.slug / (std::string(op.name()) + ".json");
+  if (!std::filesystem::exists(path)) return {};
+  const PresetFile file = read_preset_file(path);
   if (!file.complaints.empty())
     throw Error(ErrorKind::invalid_input,
                 fmt::format("{}: repair it or move it away", file.complaints.front()));
-  for (PresetRecord& record : file.records) records[record.problem] = std::move(record);
-  return records;
+  return by_compared_part(file.records, comparison_of(op));
 }
 
 std::map<Problem, Recipe> present_winners(const std::filesystem::path& folder,
-                                          const PresetDevice& device,
+                                          const PresetDevice& device, const Op& op,
                                           const std::vector<Problem>& problems) {
+  const auto records = own_records(folder, device, op);
+  const Comparison comparison = comparison_of(op);
   std::map<Problem, Recipe> winners;
   for (const Problem& problem : problems) {
-    const auto records = own_records(folder, device, problem.op);
-    const auto found = records.find(problem);
+    const auto found = records.find(compared_part(problem, comparison));
     if (found == records.end())
       throw Error(ErrorKind::invalid_input,
                   fmt::format("--same-bits: {} has no record of {} for {}: tune it without first",

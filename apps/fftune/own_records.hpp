@@ -9,14 +9,15 @@
 
 namespace fftune::tool {
 
-/// The records in <folder>/<device>/<op>.json; none if there is no such file. Throws
-/// Error(invalid_input) for one that cannot be read whole.
+/// The records in <folder>/<device>/<op>.json by_compared_part(); none if there is no such file.
+/// Throws Error(invalid_input) for one that cannot be read whole.
 std::map<Problem, PresetRecord> own_records(const std::filesystem::path& folder,
-                                            const PresetDevice& device, const std::string& op);
+                                            const PresetDevice& device, const Op& op);
 
-/// The present winners of the problems. Throws Error(invalid_input) for one that is not there.
+/// The present winners of the op's problems: those whose records a search would replace. Throws
+/// Error(invalid_input) for one that is not there.
 std::map<Problem, Recipe> present_winners(const std::filesystem::path& folder,
-                                          const PresetDevice& device,
+                                          const PresetDevice& device, const Op& op,
                                           const std::vector<Problem>& problems);
 
 }  // namespace fftune::tool

@@ -15,8 +15,10 @@ void Recorder::write(const PresetRecord& record) {
                   record.problem.text(), fmt::join(record.verdict.disturbances, ", "));
     return;
   }
+  const std::string& op = record.problem.op;
   files_.insert(
-      merge_preset_records(folder_, device_, record.problem.op, {record}, wait_).string());
+      merge_preset_records(folder_, device_, op, {record}, wait_, comparison_of(catalog_.op(op)))
+          .string());
 }
 
 }  // namespace fftune::tool

@@ -13,8 +13,10 @@ namespace fftune::tool {
 
 class Recorder {
  public:
-  Recorder(std::filesystem::path folder, PresetDevice device, bool strict, LockWait wait)
-      : folder_(std::move(folder)),
+  Recorder(const Catalog& catalog, std::filesystem::path folder, PresetDevice device, bool strict,
+           LockWait wait)
+      : catalog_(catalog),
+        folder_(std::move(folder)),
         device_(std::move(device)),
         strict_(strict),
         wait_(std::move(wait)) {}
@@ -27,6 +29,7 @@ class Recorder {
   int refused() const { return refused_; }
 
  private:
+  const Catalog& catalog_;
   std::filesystem::path folder_;
   PresetDevice device_;
   bool strict_;

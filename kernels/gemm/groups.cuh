@@ -325,13 +325,22 @@ struct group_tile {
   int count;  // its rows; zero or less for a padding tile of a cluster
 };
 
-// Tiles of `height` rows of one group each, those of group 0 first, of each group a multiple of a
-// cluster's.
-template <class Groups, int height, int cluster>
+// How the rows of each group are split into tiles.
+struct group_tiling {
+  int height;           // rows of a tile, at most
+  int cluster = 1;      // a group has a multiple of so many tiles
+  bool levels = false;  // the tiles of a group have about as many rows each, a multiple of 8,
+                        // rather than all but the last one the most
+};
+
+// Tiles of rows of one group each, those of group 0 first.
+template <class Groups, group_tiling tiling>
 class group_tiles;
 
-template <int height, int cluster>
-class group_tiles<mask_groups, height, cluster> {
+template <group_tiling tiling>
+class group_tiles<mask_groups, tiling> {
+  static constexpr int height = tiling.height, cluster = tiling.cluster;
+  static_assert(!tiling.levels);
   mask_groups groups_;
 
   __device__ __forceinline__ u32 count(int group) const {
@@ -357,8 +366,9 @@ class group_tiles<mask_groups, height, cluster> {
 };
 
 // Where they begin is a table in shared memory, which is searched.
-template <int height, int cluster>
-class group_tiles<routed_groups, height, cluster> {
+template <group_tiling tiling>
+class group_tiles<routed_groups, tiling> {
+  static constexpr int height = tiling.height, cluster = tiling.cluster;
   routed_groups groups_;
   const u32* begins_;  // [groups + 1]
 
@@ -424,9 +434,16 @@ class group_tiles<routed_groups, height, cluster> {
 
  private:
   __device__ __forceinline__ group_tile of_group(int group, u32 tile) const {
-    const int rank = static_cast<int>(tile - begins_[group]) * height;
-    const int left = groups_.count(group) - rank;
-    return {group, rank, groups_.first(group) + rank, left < height ? left : height};
+    const u32 begin = begins_[group];
+    const int rows = groups_.count(group);
+    int most = height;
+    if constexpr (tiling.levels) {
+      const u32 tiles = begins_[group + 1] - begin;
+      most = ceil_div(static_cast<u32>(rows), 8 * tiles) * 8;
+    }
+    const int rank = static_cast<int>(tile - begin) * most;
+    const int left = rows - rank;
+    return {group, rank, groups_.first(group) + rank, left < most ? left : most};
   }
 };
 

@@ -237,10 +237,12 @@ OptionField rare_number(const char* name, const char* help, const char* usual, d
 std::vector<OptionField> angle_options() {
   std::vector<OptionField> fields;
   for (OptionField field : rope_op().options()) {
-    if (field.name == "angles")
+    if (field.name == "angles") {
       field.choices = {"base", "table", "llama3", "yarn"};
-    else if (!field.number)
+      field.performance_neutral = true;
+    } else if (!field.number) {
       continue;
+    }
     if (field.name == "scale") field.name = "rope-scale";
     field.rare = true;
     fields.push_back(std::move(field));
@@ -327,7 +329,12 @@ class Layer final : public Op {
                   moe::most_shared, 1),
         rare_size("window", "keys of a query at most, the nearest; all if left out", 1 << 30, 4096),
         rare_size("rotary", "features of a head to rotate; all if left out", 256, 32),
-        rare_size("positions", "rows of the table of angles; 4096 if left out", 1 << 30, 4096)};
+        {.name = "positions",
+         .help = "rows of the table of angles; 4096 if left out",
+         .max = 1 << 30,
+         .example = 4096,
+         .rare = true,
+         .performance_neutral = true}};
   }
 
   std::vector<OptionField> options() const override {

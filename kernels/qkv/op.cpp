@@ -27,6 +27,7 @@ std::vector<OptionField> angle_options() {
   for (OptionField field : rope_op().options()) {
     if (field.name != "angles" && !field.number) continue;
     field.rare = true;
+    field.performance_neutral = field.name == "angles";
     fields.push_back(std::move(field));
   }
   return fields;
@@ -122,11 +123,13 @@ class Qkv final : public Op {
             {.name = "positions",
              .help = "rows of the table of angles; 4096 if left out",
              .example = 4096,
-             .rare = true},
+             .rare = true,
+             .performance_neutral = true},
             {.name = "cache-slots",
              .help = "rows of the caches; m if left out",
              .example = 65536,
-             .rare = true}};
+             .rare = true,
+             .performance_neutral = true}};
   }
   std::vector<OptionField> options() const override {
     const auto rare = [](const char* name, const char* help, std::vector<std::string> choices) {
@@ -149,7 +152,11 @@ class Qkv final : public Op {
         rare("rotation", "RoPE of q and k: none, pairs rotary/2 apart, or neighbours",
              {"none", "halves", "interleaved"}),
         rare("cache", "whether k and v are written to rows of caches, by slots", {"no", "yes"}),
-        rare("slots", "element type of the slots", {"i32", "i64"})};
+        {.name = "slots",
+         .help = "element type of the slots",
+         .choices = {"i32", "i64"},
+         .rare = true,
+         .performance_neutral = true}};
     const auto angles = angle_options();
     fields.insert(fields.end(), angles.begin(), angles.end());
     return fields;

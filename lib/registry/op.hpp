@@ -26,8 +26,13 @@ struct SizeField {
   std::vector<std::int64_t> default_on_cpu = {};
   std::int64_t example = 1024;  // a typical value, for listings and for compiling without a problem
   /// May be left out, with the meaning that `help` says; the canonical form leaves it out too, and
-  /// problems with and without it share no presets.
+  /// problems with and without it share no presets, unless it is performance-neutral.
   bool rare = false;
+  /// Decides neither which variants are legal nor how fast they are: the rows of a table of which
+  /// a token reads one. Problems and records have it as any other, but presets are compared
+  /// without it: a record serves problems with any value and without one, and replaces those that
+  /// differ in such fields alone.
+  bool performance_neutral = false;
 };
 
 /// The numbers that a numeric option may take, both ends included.
@@ -56,6 +61,10 @@ struct OptionField {
   /// The one pass that has it; empty: every pass. An option whose choices depend on the pass is a
   /// field for each.
   std::string pass = {};
+  /// As of a size: it decides neither which variants are legal nor how fast they are. The rule by
+  /// which the angles in a product's epilogue come about is such an option; in rope, whose kernels
+  /// do nothing else, it is not.
+  bool performance_neutral = false;
 };
 
 /// "no, yes", "a number from 0 to 1" or the kinds of patterns: what may be given.

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "registry/part_family.hpp"
 #include "registry/repeated_family.hpp"
@@ -29,13 +31,54 @@ std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
 /// the record was measured, the model is an estimate.
 constexpr double benefit_of_measurement = 1.05;
 
-/// How many times as long as the default, `by_default`, the record's recipe should take here.
+using Estimates = std::map<std::vector<std::string>, std::optional<double>>;
+
+/// Of each variant, by the stages that it covers.
+Estimates estimates_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                       const Recipe& recipe) {
+  Estimates all;
+  for (const Variant& variant : recipe) {
+    const Family& family = family_of(op, variant.family);
+    all[family.stages()] = family.estimate(problem, facts, variant.config);
+  }
+  return all;
+}
+
+/// How many times as long as the default, `by_default`, the record's recipe should take here. Where
+/// a family of either has no cost model, both should take the same for its stages.
 std::optional<double> misfit(const Op& op, const Problem& problem, const DeviceFacts& facts,
-                             const PresetMatch& preset, const Recipe& by_default) {
-  const auto own = estimate_of(op, problem, facts, preset.record->recipe());
-  const auto other = estimate_of(op, problem, facts, by_default);
-  if (!own || !other) return std::nullopt;
-  return *own / *other;
+                             const Recipe& recorded, const Recipe& by_default) {
+  auto own = estimates_of(op, problem, facts, recorded);
+  auto other = estimates_of(op, problem, facts, by_default);
+  for (auto [at, end] = std::pair(own.begin(), own.end()); at != end;) {
+    const auto same = other.find(at->first);
+    if (same == other.end() || (at->second && same->second)) {
+      ++at;
+      continue;
+    }
+    other.erase(same);
+    at = own.erase(at);
+  }
+  const auto sum = [](const Estimates& estimates) {
+    std::optional<double> seconds = 0;
+    for (const auto& [stages, estimate] : estimates)
+      seconds = seconds && estimate ? std::optional(*seconds + *estimate) : std::nullopt;
+    return seconds;
+  };
+  const auto own_seconds = sum(own), other_seconds = sum(other);
+  if (!own_seconds || !other_seconds || !(*other_seconds > 0)) return std::nullopt;
+  return *own_seconds / *other_seconds;
+}
+
+/// Why the op's default should be faster than the recipe of a record of another shape; empty: it
+/// should not, or nothing tells.
+std::string reason_for_default(const Op& op, const Problem& problem, const DeviceFacts& facts,
+                               const Recipe& recorded, const Recipe& by_default) {
+  if (is_repeated_by_family(op, by_default) && !is_repeated_by_family(op, recorded))
+    return "which should be slower than one launch of the whole";
+  const auto times = misfit(op, problem, facts, recorded, by_default);
+  if (!times || *times <= benefit_of_measurement) return "";
+  return fmt::format("which should take {:.2f} times as long as the default", *times);
 }
 
 }  // namespace
@@ -51,19 +94,10 @@ std::optional<double> estimate_of(const Op& op, const Problem& problem, const De
   return seconds;
 }
 
-Comparison comparison_of(const Op& op) {
-  Comparison comparison{std::string(op.token_size())};
-  for (const auto& option : op.options()) {
-    if (option.number) comparison.numbers.insert(option.name);
-    if (option.pattern || option.routing) comparison.patterns.insert(option.name);
-  }
-  return comparison;
-}
-
 std::string far_words(const Op& op, const Problem& problem, const Problem& record) {
   constexpr double far_in_tokens = 4, far_in_sizes = 2;
   std::string words;
-  for (const auto& [name, value] : record.sizes) {
+  for (const auto& [name, value] : compared_part(record, comparison_of(op)).sizes) {
     const auto own = problem.sizes.find(name);
     if (own == problem.sizes.end()) continue;
     const double times = static_cast<double>(own->second) / static_cast<double>(value);
@@ -175,12 +209,10 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   // Finding the default enumerates the whole space; an exact record does not need it.
   if (!choice.preset->exact_shape) {
     const Recipe by_default = default_recipe(op, problem, facts);
-    const auto times = misfit(op, problem, facts, *choice.preset, by_default);
-    if (times && *times > benefit_of_measurement) {
+    if (const auto why = reason_for_default(op, problem, facts, record.recipe(), by_default);
+        !why.empty()) {
       choice.recipe = by_default;
-      choice.reason = fmt::format(
-          "{}, which should take {:.2f} times as long as the default: default of the op",
-          choice.preset->reason, *times);
+      choice.reason = fmt::format("{}, {}: default of the op", choice.preset->reason, why);
       choice.preset.reset();
       return choice;
     }

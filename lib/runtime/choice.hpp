@@ -21,7 +21,8 @@ struct Choice {
 };
 
 /// The record that serves the problem, or the op's default where there is none, or where the record
-/// is of another shape and the cost model expects the default to be faster. `problem` must be
+/// is of another shape and the default should be faster: by the cost model, or as one launch of the
+/// whole. `problem` must be
 /// canonical. Throws Error(unavailable) only if no family at all can serve it.
 Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
               const DeviceFacts& facts, const PresetLibrary& presets);
@@ -38,9 +39,6 @@ std::string far_words(const Op& op, const Problem& problem, const Problem& recor
 /// The sum of the families' own estimates of their variants, in seconds; none if one has no model.
 std::optional<double> estimate_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                                   const Recipe& recipe);
-
-/// How problems of the op are compared with the presets' records.
-Comparison comparison_of(const Op& op);
 
 /// Why the record's recipe cannot serve `problem` on the device, one line; empty if it can: its
 /// families cover the op's stages in order, each exactly once, and every variant is legal.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "registry/catalog.hpp"
+#include "store/comparison.hpp"
 #include "store/file_access.hpp"
 #include "store/record.hpp"
 
@@ -26,13 +27,15 @@ PresetFile read_preset_file(const std::filesystem::path& path);
 /// Every `*/*.json` below `folder`, sorted by path. A folder that is not there has no files.
 std::vector<PresetFile> read_preset_folder(const std::filesystem::path& folder);
 
-/// Adds or replaces the records (equal problem) in <folder>/<slug>/<op>.json under a lock and
-/// publishes the whole file by an atomic rename; returns its path. An existing file that cannot
-/// be read whole is an Error(invalid_input) and is left as it is. Throws Error(io).
+/// Adds or replaces the records (equal compared_part() of the problem) in <folder>/<slug>/<op>.json
+/// under a lock and publishes the whole file by an atomic rename; returns its path. An existing
+/// file that cannot be read whole is an Error(invalid_input) and is left as it is. Throws
+/// Error(io).
 std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
                                            const PresetDevice& device, const std::string& op,
                                            const std::vector<PresetRecord>& records,
-                                           const LockWait& wait = {});
+                                           const LockWait& wait = {},
+                                           const Comparison& comparison = {});
 
 /// Makes <folder>/<slug>, takes the lock once, and throws what merge_preset_records() would throw
 /// of the file that is there: for work, or a merge into several files, to fail before it begins.

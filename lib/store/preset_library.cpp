@@ -38,10 +38,10 @@ bool same_names(const Problem& a, const Problem& b) {
                     [](const auto& x, const auto& y) { return x.first == y.first; });
 }
 
-/// The options but those that are numbers, which decide nothing about speed (OptionField::number)
-/// and may be left out, and patterns, which decide how near the problems are.
-std::map<std::string, std::string> words(const Problem& problem, const Comparison& comparison) {
-  auto options = problem.options;
+/// The compared options but those that are numbers, which decide nothing about speed
+/// (OptionField::number) and may be left out, and patterns, which decide how near the problems are.
+std::map<std::string, std::string> words(const Problem& compared, const Comparison& comparison) {
+  auto options = compared.options;
   std::erase_if(options, [&](const auto& option) {
     const auto& [name, value] = option;
     return (comparison.numbers.contains(name) && parse_number(value)) ||
@@ -54,18 +54,21 @@ std::map<std::string, std::string> words(const Problem& problem, const Compariso
 /// and where so many are not, a file is of another version of fftune.
 constexpr std::size_t most_refused = 16;
 
-/// All but the shape, and the options that are numbers or patterns: what has to be the same.
+/// All but the shape, the options that are numbers or patterns, and what is performance-neutral:
+/// what has to be the same.
 std::string alike_key(const Problem& problem, const Comparison& comparison) {
+  const Problem compared = compared_part(problem, comparison);
   std::string key = fmt::format("{}/{}/{}", problem.op, problem.pass, dtype_name(problem.dtype));
-  for (const auto& [name, value] : problem.sizes) key += fmt::format("/{}", name);
-  for (const auto& [name, value] : words(problem, comparison))
+  for (const auto& [name, value] : compared.sizes) key += fmt::format("/{}", name);
+  for (const auto& [name, value] : words(compared, comparison))
     key += fmt::format("/{}={}", name, value);
   return key;
 }
 
 std::string exact_key(const Problem& problem, const Comparison& comparison) {
   std::string key = alike_key(problem, comparison);
-  for (const auto& [name, value] : problem.sizes) key += fmt::format("/{}", value);
+  for (const auto& [name, value] : compared_part(problem, comparison).sizes)
+    key += fmt::format("/{}", value);
   for (const auto& name : comparison.patterns)
     if (const auto option = problem.options.find(name); option != problem.options.end())
       key += fmt::format("/{}", option->second);
@@ -79,7 +82,7 @@ double log_ratio(double a, double b) {
 /// What distance() sums up of the sizes.
 NearestPoints::Point point_of(const Problem& problem, const Comparison& comparison) {
   NearestPoints::Point point;
-  for (const auto& [name, value] : problem.sizes) {
+  for (const auto& [name, value] : compared_part(problem, comparison).sizes) {
     const double octaves = std::log2(static_cast<double>(std::max<std::int64_t>(value, 1)));
     point.push_back(name == comparison.token_size ? token_weight * octaves : octaves);
   }
@@ -106,7 +109,7 @@ std::string device_words(DeviceMatch match, const PresetDevice& preset, const De
 std::string shape_words(const Problem& record, const Problem& problem,
                         const Comparison& comparison) {
   std::string differing;
-  for (const auto& [name, value] : record.sizes)
+  for (const auto& [name, value] : compared_part(record, comparison).sizes)
     if (problem.sizes.at(name) != value) differing += fmt::format(" {}={}", name, value);
   std::string pattern;
   for (const auto& name : comparison.patterns) {
@@ -170,10 +173,10 @@ PresetLibrary::PresetLibrary() : indexes_(std::make_shared<Indexes>()) {}
 
 std::shared_ptr<const PresetLibrary::Index> PresetLibrary::index_of(
     const std::string& op, const DeviceFacts& device, const Comparison& comparison) const {
-  const auto key =
-      fmt::format("{}|{}|{}|{}|{}|{}|{}|{}", op, static_cast<int>(device.kind), device.name,
-                  device.arch, device.multiprocessors, comparison.token_size,
-                  fmt::join(comparison.numbers, ","), fmt::join(comparison.patterns, ","));
+  const auto key = fmt::format(
+      "{}|{}|{}|{}|{}|{}|{}|{}|{}", op, static_cast<int>(device.kind), device.name, device.arch,
+      device.multiprocessors, comparison.token_size, fmt::join(comparison.numbers, ","),
+      fmt::join(comparison.patterns, ","), fmt::join(comparison.neutral, ","));
   const std::lock_guard lock(indexes_->mutex);
   auto& known = indexes_->known[key];
   if (!known) known = make_index(op, device, comparison);
@@ -244,6 +247,7 @@ PresetLibrary::Search PresetLibrary::search(const Problem& problem, const Device
   if (shelves == index->shelves.end()) return result;
   const auto key = exact_key(problem, comparison);
   const auto point = point_of(problem, comparison);
+  const auto sizes = compared_part(problem, comparison).sizes;
 
   const auto serves = [&](const Shelf& shelf, const Place& place, double distance) {
     const auto& file = files_[place.file];
@@ -261,9 +265,9 @@ PresetLibrary::Search PresetLibrary::search(const Problem& problem, const Device
       reason +=
           fmt::format("; {} nearer {} illegal here, the first {}", result.refused,
                       result.refused == 1 ? "record is" : "records are", result.first_refusal);
+    const bool exact_shape = compared_part(record.problem, comparison).sizes == sizes;
     result.match =
-        PresetMatch{&record,  file.path,        shelf.match, record.problem.sizes == problem.sizes,
-                    distance, std::move(reason)};
+        PresetMatch{&record, file.path, shelf.match, exact_shape, distance, std::move(reason)};
     return true;
   };
   for (const Shelf& shelf : shelves->second) {
@@ -321,12 +325,13 @@ std::set<std::int64_t> PresetLibrary::recorded_tokens(const Problem& problem,
   const auto index = index_of(problem.op, device, comparison);
   const auto shelves = index->shelves.find(alike_key(problem, comparison));
   if (shelves == index->shelves.end()) return tokens;
+  const Problem wanted = compared_part(problem, comparison);
   for (const Shelf& shelf : shelves->second)
     for (const auto& shape : shelf.shapes) {
-      const auto& sizes = record_at(shape.front()).problem.sizes;
+      const auto sizes = compared_part(record_at(shape.front()).problem, comparison).sizes;
       const auto own = sizes.find(comparison.token_size);
       if (own == sizes.end()) continue;
-      if (problem.with_size(comparison.token_size, own->second).sizes == sizes)
+      if (wanted.with_size(comparison.token_size, own->second).sizes == sizes)
         tokens.insert(own->second);
     }
   return tokens;
@@ -339,7 +344,8 @@ std::vector<std::string> PresetLibrary::complaints() const {
   return complaints;
 }
 
-double distance(const Problem& a, const Problem& b, const Comparison& comparison) {
+double distance(const Problem& one, const Problem& other, const Comparison& comparison) {
+  const Problem a = compared_part(one, comparison), b = compared_part(other, comparison);
   if (!same_names(a, b)) return std::numeric_limits<double>::infinity();
   double sum = 0;
   for (const auto& [name, value] : a.sizes) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "store/comparison.hpp"
 #include "store/preset_file.hpp"
 
 namespace fftune {
@@ -34,14 +35,6 @@ struct PresetMatch {
 /// Why the record may not be used for a problem; empty if it may.
 using Legality = std::function<std::string(const PresetRecord&, const Problem&)>;
 
-/// How an op's problems are compared: which size counts the tokens, and which options are numbers
-/// and patterns (OptionField). Another option's value is a word, whatever it reads like.
-struct Comparison {
-  std::string token_size;
-  std::set<std::string> numbers{};
-  std::set<std::string> patterns{};
-};
-
 class PresetLibrary {
  public:
   PresetLibrary();
@@ -52,7 +45,8 @@ class PresetLibrary {
   /// The best legal record, or none. Device matches are tried in order; within one, folders in
   /// order of precedence; within a folder the exact shape, then the nearest by distance(), then
   /// the device nearest in size. After 16 illegal records those of other shapes are not looked at.
-  /// Records of another op, pass, dtype or options never match.
+  /// Records of another op, pass, dtype or options never match; performance-neutral fields are not
+  /// looked at.
   std::optional<PresetMatch> find(const Problem& problem, const DeviceFacts& device,
                                   const Legality& illegal, const Comparison& comparison) const;
 
@@ -98,9 +92,9 @@ class PresetLibrary {
   std::shared_ptr<Indexes> indexes_;
 };
 
-/// Sum over the sizes of |log2(a/b)|, the token count weighing half of the others: a plan depends
-/// on it through the number of tiles alone. Infinite if the problems do not have the same sizes.
-/// Documented in docs/presets.md.
-double distance(const Problem& a, const Problem& b, const Comparison& comparison);
+/// Sum over the sizes of |log2(one/other)|, the token count weighing half of the others: a plan
+/// depends on it through the number of tiles alone. Infinite if the problems do not have the same
+/// sizes, those that are performance-neutral aside. Documented in docs/presets.md.
+double distance(const Problem& one, const Problem& other, const Comparison& comparison);
 
 }  // namespace fftune

@@ -94,8 +94,9 @@ struct Destination {
   std::filesystem::path path;
   PresetDevice device;
   std::string op;
-  std::map<Problem, PresetRecord> records;
-  std::optional<std::string> old_text;  // none: there was no file
+  Comparison comparison;
+  std::map<Problem, PresetRecord> records;  // by compared_part()
+  std::optional<std::string> old_text;      // none: there was no file
   std::unique_ptr<FileLock> lock;
   std::unique_ptr<StagedFile> staged;
 };
@@ -114,9 +115,10 @@ std::map<std::filesystem::path, Destination> destinations_of(
       destination.path = path;
       destination.device = batch.device;
       destination.op = batch.op;
+      destination.comparison = batch.comparison;
     }
-    for (const auto& record : batch.records)
-      destination.records.insert_or_assign(record.problem, record);
+    for (auto& [key, record] : by_compared_part(batch.records, batch.comparison))
+      destination.records.insert_or_assign(key, std::move(record));
   }
   // Before any name in them becomes a path.
   for (const auto& [path, destination] : destinations)
@@ -130,8 +132,7 @@ void lock_and_stage(const std::filesystem::path& folder, Destination& destinatio
   destination.lock = std::make_unique<FileLock>(place / ("." + destination.op + ".lock"), wait);
   if (auto existing = existing_file(destination.path, destination.device, destination.op)) {
     destination.old_text = read_whole_file(destination.path);
-    for (auto& record : existing->records)
-      destination.records.try_emplace(record.problem, std::move(record));
+    destination.records.merge(by_compared_part(existing->records, destination.comparison));
     // The caller's facts were just read from the device, so they replace the old; aliases are
     // edited by hand and stay.
     destination.device.aliases = united(existing->device.aliases, destination.device.aliases);
@@ -175,8 +176,8 @@ std::vector<std::filesystem::path> merge_preset_batches(const std::filesystem::p
 std::filesystem::path merge_preset_records(const std::filesystem::path& folder,
                                            const PresetDevice& device, const std::string& op,
                                            const std::vector<PresetRecord>& records,
-                                           const LockWait& wait) {
-  return merge_preset_batches(folder, {{device, op, records}}, wait).front();
+                                           const LockWait& wait, const Comparison& comparison) {
+  return merge_preset_batches(folder, {{device, op, records, comparison}}, wait).front();
 }
 
 }  // namespace fftune

@@ -1,5 +1,6 @@
 // Random problems against the float64 reference, on every family of a device; and the CUDA spaces.
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <random>
 #include <string>
@@ -83,7 +84,7 @@ TEST_CASE("a few small problems of attention are right on the GPU", "[gpu][small
   verify_small_on_gpu(attention_op(), random_attention);
 }
 
-TEST_CASE("tiles of several warpgroups are right on the GPU, their keys divided or not",
+TEST_CASE("tiles of several warpgroups are right on the GPU, in pairs, their keys divided or not",
           "[gpu][split]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");
@@ -96,19 +97,22 @@ TEST_CASE("tiles of several warpgroups are right on the GPU, their keys divided 
   std::vector<Chosen> cases;
   for (const Problem& problem : problems) {
     if (family.refusal(problem, facts)) continue;
-    auto configs = family.space(problem, facts).feasible();
-    std::erase_if(configs, [](const Config& config) { return config.at("split_keys") == 0; });
-    if (configs.empty()) continue;
-    const auto at = static_cast<std::size_t>(draw.below(std::ssize(configs)));
-    cases.push_back({problem, {&family, configs[at], 0, 1}, {}});
+    const auto configs = family.space(problem, facts).feasible();
+    const auto add_one = [&](Draw& from, const auto& wanted) {
+      std::vector<Config> some;
+      std::copy_if(configs.begin(), configs.end(), std::back_inserter(some), wanted);
+      if (some.empty()) return;
+      const auto at = static_cast<std::size_t>(from.below(std::ssize(some)));
+      cases.push_back({problem, {&family, some[at], 0, 1}, {}});
+    };
+    add_one(draw, [](const Config& config) { return config.at("split_keys") != 0; });
+    add_one(draw_other, [](const Config& config) { return config.word("scheduler") == "paired"; });
     // Tiles of several warpgroups, which under a causal mask end with the last query.
-    configs = family.space(problem, facts).feasible();
-    std::erase_if(configs, [](const Config& config) {
-      return config.at("split_keys") != 0 || config.at("mma_warpgroups") == 1;
+    if (problem.option("mask") != "causal") continue;
+    add_one(draw_other, [](const Config& config) {
+      return config.at("split_keys") == 0 && config.at("mma_warpgroups") > 1 &&
+             config.word("scheduler") != "paired";
     });
-    if (problem.option("mask") != "causal" || configs.empty()) continue;
-    const auto other = static_cast<std::size_t>(draw_other.below(std::ssize(configs)));
-    cases.push_back({problem, {&family, configs[other], 0, 1}, {}});
   }
   verify_chosen(*backend, cases, draw.random());
 }

@@ -59,6 +59,41 @@ TEST_CASE("files of schema 2 are rewritten in place by merging them, as the same
   CHECK(shown.out.find("consumers") == std::string::npos);
 }
 
+TEST_CASE("a search replaces the record that differs in what is performance-neutral alone") {
+  const Sandbox sandbox;
+  const auto tune = [&](const std::string& more) {
+    const Finished done = sandbox.fftune(
+        "rope --s 4 --b 1 --heads 2 --dim 32 --device cpu --budget 2s --max-variants 2 "
+        "--positions " +
+        more);
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+  };
+  const auto records = [&](const std::string& folder) {
+    return Json::parse(sandbox.fftune("presets show " + folder + " --json").out)
+        .at(0)
+        .at("records");
+  };
+  tune("8");
+  REQUIRE(sandbox.fftune("presets merge presets --out before").code == 0);
+  tune("16 --same-bits");
+  REQUIRE(records("presets").size() == 1);
+  CHECK(records("presets").at(0).at("problem").at("positions") == 16);
+
+  // The problem is the same one: its time may have changed, or nothing.
+  const Json changes = Json::parse(sandbox.fftune("presets diff before presets --json").out);
+  for (const Json& change : changes)
+    CHECK((change.at("change") == "time" || change.at("change") == "winner"));
+
+  REQUIRE(sandbox.fftune("presets merge before --out presets").code == 0);
+  REQUIRE(records("presets").size() == 1);
+  CHECK(records("presets").at(0).at("problem").at("positions") == 8);
+  CHECK(sandbox.fftune("presets validate presets").code == 0);
+  CHECK(sandbox.fftune("check --device cpu").code == 0);
+  CHECK(sandbox.fftune("refresh --device cpu --all").code == 0);
+  CHECK(records("presets").size() == 1);
+}
+
 TEST_CASE("tables of vLLM become searches") {
   const Sandbox sandbox;
   const std::string entry = "{\"BLOCK_SIZE_M\": 16, \"num_warps\": 4}";

@@ -278,6 +278,30 @@ std::vector<GemmCase> gemm_cases(DType dtype, std::int64_t aligned) {
   return cases;
 }
 
+std::vector<GemmCase> uneven_gemm_cases(DType dtype) {
+  Grouped grouped{"routed", false, true, {}, 3};
+  std::int64_t tokens = 5;
+  for (std::int64_t rows = 0; rows < 600; rows += rows < 200 ? 7 : 61) {
+    grouped.sizes.push_back(rows);
+    tokens += rows;
+  }
+  std::vector<GemmCase> cases;
+  for (const GemmForm form : {GemmForm::single, GemmForm::dual_b})
+    for (const bool a_sorted : {false, true}) {
+      GemmCase one{.name = "",
+                   .gemm = gemm_of(dtype, {tokens, 200, 136}, form, Major::k, Major::k),
+                   .group_sizes = {}};
+      one.gemm.a_sorted = a_sorted;
+      one.gemm.c_sorted = true;
+      group(one, grouped, Grouping::rows);
+      one.gemm.groups.scattered = !a_sorted;
+      if (form == GemmForm::dual_b) make_gated(one.gemm, Activation::silu, false);
+      one.name = name_of(one.gemm, "rows of uneven groups");
+      cases.push_back(std::move(one));
+    }
+  return cases;
+}
+
 std::vector<GemmCase> quantised_gemm_cases() {
   std::vector<GemmCase> cases;
   for (const Size size : {Size{5, 40, 72}, Size{33, 300, 280}})

@@ -31,6 +31,9 @@ std::vector<GemmCase> quantised_gemm_cases();
 /// The same of groups, whose B operands have scales of their own.
 std::vector<GemmCase> grouped_quantised_gemm_cases();
 
+/// Routed groups of all numbers of rows up to several tiles, in sorted rows or not.
+std::vector<GemmCase> uneven_gemm_cases(DType dtype);
+
 /// The tensors of a GEMM, in the order of their first mention, as an op would list them.
 std::vector<TensorSpec> tensors_of(const GemmProblem& gemm);
 

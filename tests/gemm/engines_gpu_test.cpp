@@ -199,6 +199,25 @@ TEST_CASE("sm90: every form, grouping and epilogue is the one of float64", "[gpu
   check_all(*backend, sm90_engine(), scattered, 200, facts);
 }
 
+TEST_CASE("sm90: MMAs are as wide as the rows of a group's tiles need", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (backend == nullptr) FFTUNE_SKIP("no CUDA device");
+  const DeviceFacts& facts = backend->facts();
+  if (facts.compute_capability != 90) FFTUNE_SKIP("wgmma needs compute capability 9.0");
+  std::vector<Run> runs;
+  for (const GemmCase& one : uneven_gemm_cases(DType::bf16)) {
+    const GemmChain chain{one.gemm};
+    std::set<std::int64_t> heights;
+    for (const Config& config : sm90_engine().space(chain, facts).feasible())
+      if (config.word("schedule") == "swap_ab" && config.get("bm") > 64 &&
+          heights.insert(config.get("bm") + 1000 * config.get("cluster_m")).second)
+        runs.push_back({&sm90_engine(), one, chain, config});
+  }
+  CHECK(runs.size() >= 12);
+  compile(*backend, runs, facts);
+  for (const Run& run : runs) check(*backend, run);
+}
+
 TEST_CASE("one GEMM of every compile-time form, for compute-sanitizer", "[gpu][forms]") {
   const auto backend = open_first_cuda();
   if (backend == nullptr) FFTUNE_SKIP("no CUDA device");

@@ -132,6 +132,62 @@ TEST_CASE("one launch for all layers serves few tokens, even beside records of t
   CHECK(choice.reason.find("records of qkv") != std::string::npos);
 }
 
+TEST_CASE(
+    "the nearest record of a layer gives way to one launch, or to parts that should be faster") {
+  const auto facts = facts_of_architecture("sm_90a");
+  const auto problem = [](std::int64_t batch, std::int64_t cache) {
+    return problem_of(DType::bf16, {{"batch", batch}, {"d", 2048}, {"h", 8192}, {"cache", cache}},
+                      {{"angles", "table"}});
+  };
+  const auto recorded = [&](std::int64_t batch) {
+    PresetRecord record = example::record(problem(batch, 2048));
+    const StageRecord any_stage = record.stages.front();
+    record.stages.clear();
+    for (const Variant& variant : default_recipe(layer_op(), record.problem, facts)) {
+      StageRecord& stage = record.stages.emplace_back(any_stage);
+      stage.stages = family_of(layer_op(), variant.family).stages();
+      stage.variant = variant;
+    }
+    return record;
+  };
+  const PresetRecord record = recorded(16);
+  const auto chosen = [&](const PresetRecord& there, const Problem& asked) {
+    const testing::TemporaryFolder folder;
+    merge_preset_records(
+        folder.path(),
+        {facts.slug(), facts.name, facts.kind, facts.arch, facts.multiprocessors, {}}, "layer",
+        {there});
+    return choose(builtin_catalog(), layer_op(), asked, facts,
+                  PresetLibrary::load({folder.path()}));
+  };
+  PresetRecord of_one = record;
+  of_one.problem = problem(1, 2048);
+  const Choice exact = chosen(of_one, of_one.problem);
+  CAPTURE(exact.reason);
+  CHECK(exact.recipe == record.recipe());
+  for (const auto& there : {of_one, record}) {
+    const Choice near = chosen(there, problem(1, 4096));
+    CAPTURE(near.reason);
+    REQUIRE(near.recipe.size() == 1);
+    CHECK(near.recipe.front().family == persistent);
+    CHECK(near.reason.find("one launch of the whole") != std::string::npos);
+  }
+  // Of parts the estimates decide, but for the norms' and attention's, which have none.
+  CHECK(chosen(record, problem(15, 2048)).recipe == record.recipe());
+  const Problem asked = problem(199, 2048);
+  PresetRecord slow = recorded(200);
+  CHECK(chosen(slow, asked).recipe == slow.recipe());
+  Variant& down = slow.stages.back().variant;
+  const Family& family = family_of(layer_op(), down.family);
+  for (const Config& config : family.space(asked, facts).feasible())
+    if (family.estimate(asked, facts, config) > family.estimate(asked, facts, down.config))
+      down.config = config;
+  const Choice many = chosen(slow, asked);
+  CAPTURE(many.reason);
+  CHECK(many.recipe == default_recipe(layer_op(), asked, facts));
+  CHECK(many.reason.find("times as long as the default") != std::string::npos);
+}
+
 TEST_CASE("persistent layers against the reference", "[gpu]") {
   const auto backend = open_first_cuda();
   if (!backend) FFTUNE_SKIP("there is no CUDA device here");

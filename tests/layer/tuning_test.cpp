@@ -6,6 +6,7 @@
 #include "layer/problems.hpp"
 #include "runtime/choice.hpp"
 #include "runtime/plan.hpp"
+#include "store/example.hpp"
 #include "store/preset_file.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
@@ -88,4 +89,38 @@ TEST_CASE("a layer's search begins with what records of its parts name") {
   CHECK(recorded_in_parts(catalog, catalog.op("ffn"), layer_op().parts(problem).back().problem,
                           facts, PresetLibrary::load({folder.path()}))
             .empty());
+}
+
+TEST_CASE("a record of a layer serves whatever its angles come from") {
+  const Catalog& catalog = builtin_catalog();
+  const DeviceFacts facts = open_cpu()->facts();
+  Problem searched = unrepeated(layer_op(), two_layers());
+  searched.options["angles"] = "llama3";
+  searched.options["base"] = "500000";
+  searched = canonical(layer_op(), searched, facts.kind);
+  PresetRecord record = example::record(searched);
+  const StageRecord any_stage = record.stages.front();
+  record.stages.clear();
+  for (const Variant& variant : default_recipe(layer_op(), searched, facts)) {
+    const Family& family = family_of(layer_op(), variant.family);
+    StageRecord& stage = record.stages.emplace_back(any_stage);
+    stage.stages = family.stages();
+    stage.variant = variant;
+    stage.source_hash = catalog.sources->hash(family.sources());
+  }
+  const fftune::testing::TemporaryFolder folder;
+  merge_preset_records(folder.path(), preset_device(facts), "layer", {record});
+  const auto presets = PresetLibrary::load({folder.path()});
+
+  Problem with_table = two_layers();
+  with_table.options["angles"] = "table";
+  with_table.sizes["positions"] = 1 << 17;
+  with_table = canonical(layer_op(), with_table, facts.kind);
+  const Choice choice = choose(catalog, layer_op(), with_table, facts, presets);
+  CAPTURE(choice.reason);
+  REQUIRE(choice.preset);
+  CHECK(choice.preset->exact_shape);
+  CHECK(choice.far.empty());
+  CHECK(far_words(layer_op(), with_table, searched.with_size("positions", 64)).empty());
+  CHECK(choice.recipe == record.recipe());
 }

@@ -322,3 +322,42 @@ TEST_CASE("of batches for one file, the later replace the records of the earlier
   CHECK(records[0].verdict.median_us == 77);
   CHECK(merge_preset_batches(folder.path(), {}).empty());
 }
+
+TEST_CASE("records that differ in what is performance-neutral merge into the one measured last") {
+  const Comparison neutral{"m", {}, {}, {"angles", "positions"}};
+  const auto measured = [](const char* angles, const char* date) {
+    auto record = example::record(example::ffn(16));
+    record.problem.options["angles"] = angles;
+    record.provenance.date = date;
+    return record;
+  };
+  const auto older = measured("table", "2026-11-21T14:03:22Z");
+  auto newer = measured("llama3", "2026-11-22T09:00:00Z");
+  newer.problem = newer.problem.with_size("positions", 4096);
+  const auto other = example::record(example::ffn(64));
+  const auto left = [&](std::vector<PresetBatch> batches) {
+    const testing::TemporaryFolder folder;
+    std::filesystem::path path;
+    for (auto& batch : batches) {
+      batch.comparison = neutral;
+      path = merge_preset_batches(folder.path(), {batch}).front();
+    }
+    std::vector<Problem> problems;
+    for (const auto& record : read_preset_file(path).records) problems.push_back(record.problem);
+    return problems;
+  };
+  const auto device = example::device();
+  const std::vector<Problem> both{newer.problem, other.problem};
+  CHECK(left({{device, "ffn", {older, newer, other}}}) == both);
+  CHECK(left({{device, "ffn", {newer, older, other}}}) == both);
+  // What is merged replaces what is there, whenever that was measured.
+  CHECK(left({{device, "ffn", {newer, other}}, {device, "ffn", {older}}}) ==
+        std::vector<Problem>{older.problem, other.problem});
+  // A file that has both is left with one, of whatever else it is given.
+  const testing::TemporaryFolder folder;
+  const auto path = merge(folder.path(), {older, newer});
+  REQUIRE(read_preset_file(path).records.size() == 2);
+  merge_preset_records(folder.path(), device, "ffn", {other}, {}, neutral);
+  REQUIRE(read_preset_file(path).records.size() == 2);
+  CHECK(read_preset_file(path).records.front().problem == newer.problem);
+}

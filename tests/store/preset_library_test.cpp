@@ -139,6 +139,43 @@ TEST_CASE("a number that is left out is no option of its own, a word is") {
   CHECK_FALSE(find(library, problem));
 }
 
+TEST_CASE("what is performance-neutral decides nothing about which record serves") {
+  const Comparison neutral{"m", {}, {}, {"angles", "positions"}};
+  const auto with = [](std::int64_t m, const char* angles) {
+    auto problem = example::ffn(m);
+    problem.options["angles"] = angles;
+    return problem;
+  };
+  const testing::TemporaryFolder folder;
+  merge_preset_records(folder.path(), example::device(), "ffn",
+                       {example::record(with(16, "llama3")),
+                        example::record(with(64, "table").with_size("positions", 131072))});
+  const auto library = PresetLibrary::load({folder.path()});
+  const auto served = [&](const Problem& problem) {
+    const auto match = library.find(problem, h200, legal, neutral);
+    REQUIRE(match);
+    return *match;
+  };
+  for (const Problem& problem :
+       {with(16, "llama3"), with(16, "table"), with(16, "table").with_size("positions", 4096),
+        example::ffn(16)}) {
+    const auto match = served(problem);
+    CHECK(match.exact_shape);
+    CHECK(match.distance == 0);
+    CHECK(match.record->problem == with(16, "llama3"));
+    CHECK(contains(match.reason, ": exact device, exact shape"));
+  }
+  CHECK(served(with(64, "base")).record->problem.size("positions") == 131072);
+  const auto near = served(with(256, "base").with_size("positions", 1));
+  CHECK(near.record->problem.size("m") == 64);
+  CHECK(near.distance == 1);
+  CHECK(contains(near.reason, "nearest shape m=64"));
+  CHECK_FALSE(contains(near.reason, "positions"));
+  CHECK(library.recorded_tokens(with(1, "yarn"), h200, neutral) == std::set<std::int64_t>{16, 64});
+  CHECK(distance(with(16, "table").with_size("positions", 8), with(64, "yarn"), neutral) == 1);
+  CHECK_FALSE(library.find(with(16, "base"), h200, legal, comparison));
+}
+
 TEST_CASE("a record serves whatever pattern an option has, the nearest first") {
   const auto masked = [](std::int64_t m, const char* mask) {
     auto problem = example::ffn(m);

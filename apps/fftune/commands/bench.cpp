@@ -170,8 +170,8 @@ double weight_of(const Op& op, const Problem& problem) {
 }
 
 Against against_of(const Options& options, const std::vector<Problem>& problems,
-                   const DeviceFacts& facts) {
-  Against against(options.against, facts);
+                   const DeviceFacts& facts, const Catalog& catalog) {
+  Against against(options.against, facts, catalog);
   if (!options.against.empty() &&
       std::none_of(problems.begin(), problems.end(),
                    [&](const Problem& problem) { return against.knows(problem); }))
@@ -196,7 +196,7 @@ int run(const Op& op, const Options& options, const Session& session) {
       saved_problems(op, options.problem, saved ? &*saved : nullptr, kind_of_device(device));
   const PresetLibrary presets = load_presets(options.presets, session);
   const auto backend = open_named(device, session);
-  Against against = against_of(options, problems, backend->facts());
+  Against against = against_of(options, problems, backend->facts(), session.catalog);
 
   const std::string token_size(op.token_size());
   const Interrupt interrupt;

@@ -47,6 +47,7 @@ Json option_json(const OptionField& field) {
   else
     json["choices"] = field.choices;
   if (!field.pass.empty()) json["pass"] = field.pass;
+  json["performance_neutral"] = field.performance_neutral;
   return json;
 }
 
@@ -60,6 +61,7 @@ Json op_json(const Op& op) {
                              {"help", field.help},
                              {"max", field.max},
                              {"rare", field.rare},
+                             {"performance_neutral", field.performance_neutral},
                              {"default_on_cuda", field.default_on_cuda},
                              {"default_on_cpu", field.default_on_cpu}});
   for (const OptionField& field : op.options()) json["options"].push_back(option_json(field));

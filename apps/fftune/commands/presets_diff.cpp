@@ -26,15 +26,15 @@ struct Options {
   bool exit_code = false;
 };
 
-// By the device's folder name and the problem.
+// By the device's folder name and the compared_part() of the problem.
 using Records = std::map<std::pair<std::string, Problem>, PresetRecord>;
 
-Records records_of(const std::string& path) {
+Records records_of(const std::string& path, const Catalog& catalog) {
   Records records;
   // A record that cannot be read would look as if it had been removed.
   for (const PresetFile& file : whole_preset_files({path}, "compared"))
-    for (const PresetRecord& record : file.records)
-      records[{file.device.slug, record.problem}] = record;
+    for (auto& [problem, record] : by_compared_part(file.records, comparison_of(catalog, file.op)))
+      records[{file.device.slug, problem}] = std::move(record);
   return records;
 }
 
@@ -55,7 +55,7 @@ std::vector<Change> changes(const Records& before, const Records& after) {
   const auto text = [](const PresetRecord& record) { return recipe_text(record.recipe()); };
   for (const auto& [key, record] : before) {
     const auto other = after.find(key);
-    Change change{key.first, key.second.text(),        "removed", text(record),
+    Change change{key.first, record.problem.text(),    "removed", text(record),
                   "",        record.verdict.median_us, 0,         {}};
     if (other != after.end()) {
       change.after = text(other->second);
@@ -69,7 +69,7 @@ std::vector<Change> changes(const Records& before, const Records& after) {
   for (const auto& [key, record] : after)
     if (before.find(key) == before.end())
       found.push_back({key.first,
-                       key.second.text(),
+                       record.problem.text(),
                        "added",
                        "",
                        text(record),
@@ -85,8 +85,8 @@ int run(const Options& options, const Session& session) {
                 fmt::format("presets diff compares two files or folders, but {} were given: give "
                             "the one before and the one after",
                             options.paths.size()));
-  const Records before = records_of(options.paths[0]);
-  const Records after = records_of(options.paths[1]);
+  const Records before = records_of(options.paths[0], session.catalog);
+  const Records after = records_of(options.paths[1], session.catalog);
   const auto found = changes(before, after);
   TextTable table({{"device"},
                    {"problem"},

@@ -33,7 +33,8 @@ int merge(const std::vector<std::string>& paths, const std::filesystem::path& ou
   std::vector<PresetBatch> batches;
   for (const PresetFile& file : files) {
     require_out(out, file.device, file.op, wait);
-    batches.push_back({file.device, file.op, file.records});
+    batches.push_back(
+        {file.device, file.op, file.records, comparison_of(session.catalog, file.op)});
   }
   const auto written = merge_preset_batches(out, batches, wait);
   Json document = Json::array();

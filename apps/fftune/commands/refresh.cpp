@@ -69,13 +69,13 @@ std::string refusal_of(const Op& op, const Problem& problem, DeviceKind kind) {
 std::vector<Stale> stale_records(const Op& op, const Options& options, const PresetDevice& device,
                                  const DeviceFacts& facts, const Session& session) {
   std::vector<Stale> found;
-  for (auto& [problem, record] : own_records(options.out, device, std::string(op.name()))) {
-    if (!admits(options.filter, session.catalog.ops, problem)) continue;
+  for (const auto& [compared, record] : own_records(options.out, device, op)) {
+    if (!admits(options.filter, session.catalog.ops, record.problem)) continue;
     const auto changes = changes_since(record, session.catalog, facts);
     if (changes.empty() && !options.all) continue;
     found.push_back({record,
                      changes.empty() ? "asked for" : fmt::format("{}", fmt::join(changes, ", ")),
-                     refusal_of(op, problem, facts.kind)});
+                     refusal_of(op, record.problem, facts.kind)});
   }
   return found;
 }
@@ -152,7 +152,8 @@ int run(const Options& options, const Session& session) {
   const Interrupt interrupt;
   tuning.cancel = &interrupt.requested();
 
-  Recorder recorder(options.out, preset, options.strict, lock_wait(&interrupt.requested()));
+  Recorder recorder(session.catalog, options.out, preset, options.strict,
+                    lock_wait(&interrupt.requested()));
   std::vector<Refreshed> outcomes;
   std::size_t looked_at = 0;
   for (const Op* op : session.catalog.ops) {

@@ -129,7 +129,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   const LockWait wait = lock_wait(tuning.cancel);
   require_out(options.out, preset, op_name, wait);
   tuning.try_first = recorded_in_parts_of(op, problems, options.out, facts, session);
-  if (options.same_bits) tuning.same_bits_as = present_winners(options.out, preset, problems);
+  if (options.same_bits) tuning.same_bits_as = present_winners(options.out, preset, op, problems);
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume);
   if (options.resume)
     spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
@@ -141,7 +141,7 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   tuning.quarantine = &quarantine;
 
   Sweep done{fmt::format("{}", fmt::join(devices, ",")), {}, {}, journal.path().string()};
-  Recorder recorder(options.out, preset, options.strict, wait);
+  Recorder recorder(session.catalog, options.out, preset, options.strict, wait);
   tune_all(session.catalog, opened.evaluator(), problems, tuning, [&](const TuneResult& result) {
     if (result.record)
       recorder.write(*result.record);

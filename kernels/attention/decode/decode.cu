@@ -260,8 +260,22 @@ class decode_kernel {
     }
   };
 
+  // Asks for rows of keys, or of values, of all heads: the CTAs of the group share them out. The
+  // instruction is issued for one lane after another, some 75 cycles each: few, of many bytes.
+  static __device__ __forceinline__ void prefetch_rows(const T* rows_at, int stride, int width,
+                                                       int count) {
+    constexpr int most_bytes = 8192;
+    const int at_once = stride == width ? larger(1, most_bytes / (width * 2)) : 1;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, ctas = gridDim.x;
+    const int own = (lane * warps + warp) * ctas + static_cast<int>(blockIdx.x);
+    for (int row = own * at_once; row < count; row += threads * ctas * at_once) {
+      prefetch_l2(rows_at + static_cast<i64>(row) * stride,
+                  smaller(at_once, count - row) * width * 2);
+    }
+  }
+
   // Before the kernels before this one are complete, the first keys of the first sequence.
-  static __device__ __forceinline__ void prefetch(const attention_params& p, int kv_head) {
+  static __device__ __forceinline__ void prefetch(const attention_params& p) {
     if constexpr (config.prefetch > 0 && !form.lengths && !form.paged) {
       const division shares = divide(p);
       const int group = blockIdx.y;
@@ -273,12 +287,11 @@ class decode_kernel {
       const int first = (tiles_of(p, sequence).first + at - from.before) * config.tile();
       constexpr int most = config.prefetch * 1024 / (4 * dim);
       const int keys = smaller(smaller(most, (end - at) * config.tile()), sequence.kv_len - first);
-      const T* const k = static_cast<const T*>(p.k) + kv_head * dim + from.index * p.k_batch;
-      const T* const v = static_cast<const T*>(p.v) + kv_head * dim + from.index * p.v_batch;
-      for (int key = threadIdx.x; key < keys; key += threads) {
-        prefetch_l2(k + static_cast<i64>(first + key) * p.k_row, dim * 2);
-        prefetch_l2(v + static_cast<i64>(first + key) * p.v_row, dim * 2);
-      }
+      const T* const k = static_cast<const T*>(p.k) + from.index * p.k_batch;
+      const T* const v = static_cast<const T*>(p.v) + from.index * p.v_batch;
+      const int width = p.kv_heads * dim;
+      prefetch_rows(k + static_cast<i64>(first) * p.k_row, p.k_row, width, keys);
+      prefetch_rows(v + static_cast<i64>(first) * p.v_row, p.v_row, width, keys);
     }
   }
 
@@ -443,7 +456,7 @@ class decode_kernel {
     queries.first = static_cast<int>(blockIdx.x) / p.kv_heads * rows;
     queries.count = smaller(rows, p.q_len * queries.heads - queries.first);
 
-    prefetch(p, queries.kv_head);
+    prefetch(p);
     wait_and_launch_dependents();
 
     const division shares = divide(p);

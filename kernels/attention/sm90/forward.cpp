@@ -27,15 +27,16 @@ attention_sm90_config config_of(const Config& config) {
           .ordered = config.at("ordered") != 0,
           .ctas_per_sm = config.get("ctas_per_sm"),
           .dynamic = config.word("scheduler") == "dynamic",
-          .split_keys = config.at("split_keys") != 0};
+          .split_keys = config.at("split_keys") != 0,
+          .paired = config.word("scheduler") == "paired"};
 }
 
 std::string template_argument(const attention_sm90_config& config) {
   return fmt::format(
       "fftune::attention_sm90_config{{.mma_warpgroups = {}, .bn = {}, .stages = {}, .ordered = {}, "
-      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}}}",
+      ".ctas_per_sm = {}, .dynamic = {}, .split_keys = {}, .paired = {}}}",
       config.mma_warpgroups, config.bn, config.stages, config.ordered, config.ctas_per_sm,
-      config.dynamic, config.split_keys);
+      config.dynamic, config.split_keys, config.paired);
 }
 
 /// Whether some tiles see more keys than others.
@@ -204,9 +205,10 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                  {0, 1})
       .parameter("ctas_per_sm", "CTAs that share an SM", {1, 2})
       .parameter("scheduler",
-                 "single: a CTA for each tile; static: CTAs stay, with tiles in fixed turns; "
-                 "dynamic: they take tiles from a counter",
-                 {"single", "static", "dynamic"})
+                 "single: a CTA for each tile; paired: one for 64 queries as far from the first as "
+                 "64 others from the last; static: CTAs stay, with tiles in fixed turns; dynamic: "
+                 "they take tiles from a counter",
+                 {"single", "static", "dynamic", "paired"})
       .parameter("split_keys",
                  "1: two MMA warpgroups have the same queries and divide the keys; 0: each has its "
                  "own",
@@ -278,6 +280,16 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                     return c.word("scheduler") != "dynamic" || has_unlike_tiles(layer);
                   },
                   {"scheduler"})
+      .constraint(
+          "two MMA warpgroups, each in its own time, pair the tiles of a causal mask where each "
+          "SM has one",
+          [layer, facts](const Config& c) {
+            return c.word("scheduler") != "paired" ||
+                   (c.at("mma_warpgroups") == 2 && c.at("ordered") == 0 &&
+                    c.at("split_keys") == 0 && layer.mask == Mask::causal && layer.window == 0 &&
+                    layer.s > 64 && query_tiles(layer, 128) <= facts.multiprocessors);
+          },
+          {"mma_warpgroups", "ordered", "scheduler", "split_keys"})
       .constraint("the counter of tiles has 24 bits",
                   [layer](const Config& c) {
                     return c.word("scheduler") != "dynamic" ||
@@ -286,7 +298,7 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                   {"scheduler"})
       .constraint("CTAs that stay have more than one tile each",
                   [layer, facts](const Config& c) {
-                    return c.word("scheduler") == "single" ||
+                    return c.word("scheduler") == "single" || c.word("scheduler") == "paired" ||
                            query_tiles(layer, tile_queries(c)) >
                                facts.multiprocessors * c.at("ctas_per_sm");
                   },

@@ -28,6 +28,9 @@
 // together with the next tile's first scores, beneath which the tile is stored. Under a causal mask
 // a warpgroup passes over the blocks at a tile's beginning that only later rows see.
 //
+// Where each SM has but one tile, the longest counts, of causal ones twice the average: a tile can
+// be a pair, 64 queries as far from the first as 64 others are from the last.
+//
 // With split_keys two MMA warpgroups have the same queries, and each every other block of keys; a
 // last block that nobody sees makes them even. At the end of a tile each gives the other one of a
 // thread's two rows, and finishes the other one.
@@ -68,11 +71,15 @@ struct attention_forward {
   static constexpr bool has_ranges = !packed || form.lengths || form.window;
   static constexpr bool orders = config.ordered && warpgroups > 1;
   static constexpr int no_tile = -(1 << 30);  // for a tile's first row
+  static constexpr int most_blocks = 1 << 30;
   static constexpr bool splits = config.split_keys;
+  static constexpr bool pairs = config.paired;
   // Blocks of keys from one of an MMA warpgroup to its next.
   static constexpr int stride = splits ? warpgroups : 1;
   // A stage is one MMA warpgroup's alone, so that this one knows its phase.
   static_assert(!splits || (warpgroups == 2 && config.stages % stride == 0 && !packed));
+  static_assert(!pairs || (form.mask == attention_mask::causal && !form.window && warpgroups == 2 &&
+                           !splits && !config.ordered && !config.dynamic));
   static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
   // setmaxnreg would wait for ever for registers that the CTA does not have.
   static_assert(!plan.reallocates_registers ||
@@ -84,7 +91,8 @@ struct attention_forward {
   using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm>;
   using tile_slots = pipeline<1, plan.tile_bytes>;
   using exchange_slot = pipeline<1, plan.exchange_bytes>;
-  using walk = key_walk<form, plan.bm, 64, bn>;
+  // Of a pair the part with the last queries sees what the other one sees.
+  using walk = key_walk<form, pairs ? 64 : plan.bm, 64, bn>;
 
   const attention_sm90_params& maps;
   const attention_params& params;
@@ -111,18 +119,33 @@ struct attention_forward {
   static __device__ __forceinline__ int part_of(int warpgroup) { return splits ? 0 : warpgroup; }
 
   // Under a causal mask tiles end with the last row instead of beginning with the first one, so
-  // that the one whose rows are not all there is the shortest: its first row is negative.
+  // that the one whose rows are not all there is the shortest: its first row is negative. Of a pair
+  // it is the first row of the part with the last queries.
   static __device__ __forceinline__ attention_tile placed(attention_tile tile) {
     if constexpr (form.mask == attention_mask::causal) {
-      const int rows = tile.sequence.q_len;
-      tile.first_row -= ceil_div(rows, plan.bm) * plan.bm - rows;
+      const int rows = tile.sequence.q_len, tiles = ceil_div(rows, plan.bm);
+      if constexpr (pairs) {
+        tile.first_row = rows - 64 * (tiles - tile.first_row / plan.bm);
+      } else {
+        tile.first_row -= tiles * plan.bm - rows;
+      }
     }
     return tile;
+  }
+  // Of a part of a tile. The parts of a pair are as far from the first row as from the last one:
+  // as long together as those of every other pair.
+  static __device__ __forceinline__ int first_row_of(const attention_tile& tile, int part) {
+    if constexpr (pairs) {
+      const int rows = tile.sequence.q_len, parts = ceil_div(rows, plan.bm) * 2;
+      return part != 0 ? tile.first_row : 2 * rows - 64 * (parts + 1) - tile.first_row;
+    } else {
+      return tile.first_row + part * 64;
+    }
   }
 
   // A tile's blocks of keys, which `part` of its queries sees some of.
   __device__ __forceinline__ walk walk_of(const attention_tile& tile, int part) const {
-    walk keys(params, tile, part * 64);
+    walk keys(params, tile, first_row_of(tile, part) - tile.first_row);
     if constexpr (splits) keys.round_up(stride);
     return keys;
   }
@@ -180,7 +203,7 @@ struct attention_forward {
       for (int slab = 0; slab < plan.slabs; ++slab) {
         tma_load(base + part * plan.q_bytes + slab * 64 * plan.row_bytes, maps.q, full,
                  tile.head * form.dim + slab * plan.slab_columns,
-                 tile.sequence.q_first + tile.first_row + part * 64,
+                 tile.sequence.q_first + first_row_of(tile, part),
                  form.packed_sequences() ? 0 : tile.sequence.index, l2_policy::evict_first);
       }
     }
@@ -315,12 +338,12 @@ struct attention_forward {
   static __device__ __forceinline__ int own_row() {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   }
-  // The part of a tile's queries that this thread's rows are of, and the first of them in the tile.
+  // The part of a tile's queries that this thread's rows are of, and the first of them.
   static __device__ __forceinline__ int own_part() {
     return part_of(warpgroup_of_thread());
   }
-  static __device__ __forceinline__ int own_tile_row() {
-    return own_part() * 64 + own_row();
+  static __device__ __forceinline__ int own_first_row(const attention_tile& tile) {
+    return first_row_of(tile, own_part()) + own_row();
   }
   // The first of a thread's columns among 8.
   static __device__ __forceinline__ int own_column() {
@@ -409,7 +432,7 @@ struct attention_forward {
       const packed_mask mask(params, tile.sequence.index, tile.head);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = smaller(tile.first_row + own_tile_row() + i * 8, params.q_len - 1);
+        const int row = smaller(own_first_row(tile) + i * 8, params.q_len - 1);
         const u32* const from = mask.row_bits(row, block * bn);
 #pragma unroll
         for (int w = 0; w < bn / 32; w += 2) {
@@ -436,8 +459,7 @@ struct attention_forward {
       const int left = tile.sequence.kv_len - block * bn - own_column();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row =
-            smaller(larger(0, tile.first_row + own_tile_row() + i * 8), tile.sequence.q_len - 1);
+        const int row = smaller(larger(0, own_first_row(tile) + i * 8), tile.sequence.q_len - 1);
         const T* const from =
             bias + static_cast<i64>(row) * params.bias_row + block * bn + own_column();
 #pragma unroll
@@ -461,8 +483,7 @@ struct attention_forward {
     const int start = block * bn + own_column();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const key_range keys =
-          keys_of_row<form>(params, tile.sequence, tile.first_row + own_tile_row() + i * 8);
+      const key_range keys = keys_of_row<form>(params, tile.sequence, own_first_row(tile) + i * 8);
       const int first = keys.first - start, last = keys.last - start;
 #pragma unroll
       for (int j = 0; j < bn / 8; ++j) {
@@ -665,7 +686,7 @@ struct attention_forward {
   __device__ __forceinline__ void store(const out_accumulators& out, const attention_tile& tile,
                                         tile_rows& rows) const {
     const float sink = form.sinks ? params.sinks[tile.head] : minus_infinity();
-    const int first_row = tile.first_row + own_tile_row();
+    const int first_row = own_first_row(tile);
     row_values sums;
     if constexpr (splits) {
       const softmax_row total = exchange(out, rows, sums);
@@ -687,7 +708,7 @@ struct attention_forward {
     const float sink = form.sinks ? params.sinks[tile.head] * log2_e : minus_infinity();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = tile.first_row + own_tile_row() + i * 8;
+      const int row = own_first_row(tile) + i * 8;
       T* const to = out_row(tile, row);
       if (to == nullptr) continue;
       if (quarter == 0) store_lse(tile, row, sink);
@@ -747,7 +768,7 @@ struct attention_forward {
       if constexpr (splits) {
         keys.skip(stride);
       } else {
-        keys.next(params, tile, part * 64);
+        keys.next(params, tile, first_row_of(tile, part) - tile.first_row);
       }
     };
     const auto release_k = [&](bool was_last) {
@@ -778,13 +799,12 @@ struct attention_forward {
       issue_values(out, from, v.buffer(), accumulate);
     };
     // Passes over the first blocks of a tile if this warpgroup sees nothing of them: as many as
-    // stages allow while the values of the tile before are in use. Their stages are released when
-    // they are full, so that phases stay in step.
-    const auto pass_over = [&] {
+    // stages allow while the values of the tile before are in use, `most`. Their stages are
+    // released when they are full, so that phases stay in step.
+    const auto pass_over = [&](int most) {
       int count = 0;
       if constexpr (plan.q_parts > 1) {
-        for (const int unseen = smaller(keys.unseen(), config.stages - 1); count < unseen;
-             ++count) {
+        for (const int unseen = smaller(keys.unseen(), most); count < unseen; ++count) {
           k.wait_full();
           values(0).wait_full();
           release(k.empty_barrier());
@@ -823,7 +843,7 @@ struct attention_forward {
       accumulate = 1;
     };
 
-    int passed_over = pass_over();
+    int passed_over = pass_over(most_blocks);
     barrier_wait(q_full(part), q_phase);
     k.wait_full();
     issue_scores(scores, k.buffer());
@@ -866,7 +886,7 @@ struct attention_forward {
         store(out, done, rows);
         return;
       }
-      passed_over = pass_over();
+      passed_over = pass_over(config.stages - 1);
       wait_turn();
       multiply_values(done, 1 + passed_over);
       pass_turn(warpgroup);

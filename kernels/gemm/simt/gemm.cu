@@ -51,7 +51,7 @@ class simt_kernel {
   using choose = typename choose_type<in_memory, Then, Else>::type;
   using groups = choose<groups_tokens && form.source == group_source::routed, group_offsets,
                         groups_of<form.source>>;
-  using tiles = group_tiles<groups_of<form.source>, bm, 1>;
+  using tiles = group_tiles<groups_of<form.source>, group_tiling{.height = bm}>;
   static constexpr int group_words = groups_rows ? groups::shared_words + tiles::shared_words
                                                  : (groups_tokens ? groups::shared_words : 0);
 

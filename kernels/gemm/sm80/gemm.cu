@@ -41,7 +41,7 @@ class sm80_kernel {
   // A grouped reduction by a mask has its tokens sorted by a kernel before (sort_tokens.cu).
   static_assert(form.groups != grouping::reduction || form.source == group_source::routed);
   using groups = groups_of<form.source>;
-  using tiles = group_tiles<groups, config.bm, 1>;
+  using tiles = group_tiles<groups, group_tiling{.height = config.bm}>;
   using loader = operand_loader<form, config>;
   using mainloop = sm80_mainloop<form, config>;
   using epilogue = typename choose_type<form.is_qkv(), sm80_heads_epilogue<form, config>,

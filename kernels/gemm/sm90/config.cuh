@@ -95,6 +95,15 @@ struct sm90_plan {
   }
 };
 
+/// Whether the tiles of a routed group have about as many rows each, and the MMAs of a tile are
+/// only as wide as its rows need: with swap-AB, where these are the side of wgmma that comes in
+/// steps of
+/// 8. Lower tiles are for so few rows that loads of B are all that counts.
+constexpr bool sm90_levels_tiles(const gemm_form& form, const sm90_config& config) {
+  return form.groups == grouping::rows && form.source == group_source::routed &&
+         form.scales == scaling::none && config.swap_ab() && config.bm > 64;
+}
+
 /// Bytes of shared memory for groups and gathered row indices, `rows` of them in a table.
 constexpr int sm90_group_bytes(const gemm_form& form, int rows) {
   if (form.groups == grouping::none) return 0;

@@ -48,6 +48,17 @@ double rows_asked(const Candidate& c) {
          double(work.b_operands()) * t.bn * cost(work.b_mn_major() ? work.n : work.k) / t.cluster_m;
 }
 
+/// Columns of a wgmma. Tiles of a group that have about as many rows each are as wide as these
+/// need.
+double wgmma_columns(const Candidate& c) {
+  const auto& [work, t, plan] = c;
+  const double widest = plan.wgmma_columns;
+  if (!sm90_levels_tiles(work.form, t)) return widest;
+  constexpr double steps = 16;  // of a width
+  const double rows = static_cast<double>(work.m) / static_cast<double>(work.row_tiles(t.bm));
+  return std::min(rows + steps / 2, widest);
+}
+
 /// Clocks of promoting the accumulators of fp8, of one k16 step: a warpgroup waits for its MMAs, an
 /// m64 tile and an operand at a time, and only another one has the tensor cores meanwhile.
 double promotion_cycles(const Candidate& c) {
@@ -98,8 +109,9 @@ double step_cycles(const Candidate& c, double busy) {
   const auto& [work, t, plan] = c;
   const int b_operands = work.b_operands();
   // wgmma m64nNk16 takes N/2 clocks and reads 2 KiB + 32 N bytes.
-  const double width = plan.wgmma_columns;
-  const double instructions = double(plan.rows) / 64 * b_operands * plan.columns / width;
+  const double width = wgmma_columns(c);
+  const double instructions =
+      double(plan.rows) / 64 * b_operands * plan.columns / plan.wgmma_columns;
   const double wgmma = std::max(width / 2 / efficiency, (2048 + 32 * width) / shared_rate);
   const double intake = intake_cycles(c, busy);
   // What the L2 delivers takes power from the MMAs.

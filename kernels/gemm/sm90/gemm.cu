@@ -607,9 +607,13 @@ struct gemm_kernel {
           prefetch_at = smaller(epilogue::load_at_k_block, tile.k.count()) - 1;
         const replay_store kept{params.reuse, static_cast<int>(tile.m) * config.bm,
                                 reuses_a && gathered && !last_of_rows && threadIdx.x == 0};
-        loop.run(acc, pipe, tile.k.count(),
-                 hooks<decltype(prefetch_source)>{gathered, kept, tokens, warpgroup, prefetch_at,
-                                                  prefetch_source});
+        const hooks<decltype(prefetch_source)> others{gathered,  kept,        tokens,
+                                                      warpgroup, prefetch_at, prefetch_source};
+        if constexpr (sm90_levels_tiles(form, config)) {
+          loop.run_rows(acc, pipe, tile.k.count(), others, work.rows(tile).count);
+        } else {
+          loop.run(acc, pipe, tile.k.count(), others);
+        }
         if constexpr (reuses_a) kept.template arrive<sm90_late_k_blocks>(replay.most);
       }
       if constexpr (config.pingpong()) {

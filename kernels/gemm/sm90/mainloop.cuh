@@ -49,11 +49,31 @@ struct mma_mainloop {
   template <class Hooks>
   __device__ __forceinline__ void run(accumulators& acc, stages& pipe, int k_blocks,
                                       const Hooks& hooks) const {
+    run_columns<plan.columns>(acc, pipe, k_blocks, hooks);
+  }
+  // The same of a tile with swap-AB that has `rows` rows of A: the first accumulators alone are
+  // those of its rows, and written.
+  template <int most = plan.columns, class Hooks>
+  __device__ __forceinline__ void run_rows(accumulators& acc, stages& pipe, int k_blocks,
+                                           const Hooks& hooks, int rows) const {
+    // A main loop for each width takes a tenth of a second to compile. Few groups have less than
+    // half a tile.
+    constexpr int lower = most - (most > plan.columns / 2 ? 16 : 32);
+    if constexpr (lower > 0) {
+      if (rows <= lower) return run_rows<lower>(acc, pipe, k_blocks, hooks, rows);
+    }
+    run_columns<most>(acc, pipe, k_blocks, hooks);
+  }
+
+ private:
+  template <int columns, class Hooks>
+  __device__ __forceinline__ void run_columns(accumulators& acc, stages& pipe, int k_blocks,
+                                              const Hooks& hooks) const {
     u32 previous = 0;
     for (int k_block = 0; k_block < k_blocks; ++k_block, pipe.advance()) {
       pipe.wait_full();
       hooks.on_full(pipe.buffer(), k_block);
-      issue(acc, pipe.buffer(), k_block > 0);
+      issue<columns>(acc, pipe.buffer(), k_block > 0);
       if (k_block > 0) {
         wgmma_wait<1>();  // the MMAs before these have read their stage
         hooks.template on_read<1>();
@@ -67,14 +87,14 @@ struct mma_mainloop {
     release(previous);
   }
 
- private:
   template <major layout>
   static __device__ __forceinline__ u64 descriptor(u32 shared) {
     if constexpr (layout == major::mn) return wgmma_transposed_descriptor(shared);
     return wgmma_descriptor(shared);
   }
 
-  // The MMAs of one K block: four k16 steps (k32 of fp8).
+  // The MMAs of one K block: four k16 steps (k32 of fp8). `columns`: of the MMAs with swap-AB.
+  template <int columns>
   __device__ __forceinline__ void issue(accumulators& acc, u32 buffer, int accumulate) const {
     constexpr bool a_mn = form.a_major == major::mn, b_mn = form.b_major == major::mn;
     // Rows of a tile are 128 bytes apart, or in slabs of 64 rows of 64 * 128 bytes: the same
@@ -98,9 +118,9 @@ struct mma_mainloop {
           for (int operand = 0; operand < b_operands; ++operand) {
             const int operand_offset = operand * plan.b_bytes >> 4;
             if constexpr (config.swap_ab()) {
-              wgmma<T, config.bm>(acc[m64][operand],
-                                  b + operand_offset + m64_offset + step * b_step,
-                                  a + step * a_step, step > 0 ? 1 : accumulate);
+              auto& own = reinterpret_cast<float(&)[columns / 2]>(acc[m64][operand]);
+              wgmma<T, columns>(own, b + operand_offset + m64_offset + step * b_step,
+                                a + step * a_step, step > 0 ? 1 : accumulate);
             } else {
               wgmma<T, config.bn, a_mn, b_mn>(acc[m64][operand], a + m64_offset + step * a_step,
                                               b + operand_offset + step * b_step,
