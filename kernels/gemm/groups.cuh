@@ -424,7 +424,19 @@ class group_tiles<routed_groups, tiling> {
         end = middle;
       }
     }
-    return {group, begins_[group], begins_[group + 1] - begins_[group]};
+    return span_of(group);
+  }
+  // The same by all lanes of a warp, each of which looks at a group of 32 and at one of these.
+  __device__ __forceinline__ group_span span_in_warp(u32 tile) const {
+    static_assert(most_groups <= 32 * 32);
+    const int lane = static_cast<int>(threadIdx.x % 32), groups = groups_.groups();
+    const auto begun = [&](int group) {
+      return __popc(__ballot_sync(~0u,
+                                  group < groups && begins_[group < groups ? group : 0] <= tile)) -
+             1;
+    };
+    const int first = begun(lane * 32) * 32;
+    return span_of(first + begun(first + lane));
   }
   __device__ __forceinline__ group_tile at(const group_span& own, u32 tile) const {
     const int rows = groups_.count(own.group);
@@ -436,6 +448,11 @@ class group_tiles<routed_groups, tiling> {
   }
   __device__ __forceinline__ group_tile at(u32 tile) const {
     return at(span(tile), tile);
+  }
+
+ private:
+  __device__ __forceinline__ group_span span_of(int group) const {
+    return {group, begins_[group], begins_[group + 1] - begins_[group]};
   }
 };
 

@@ -80,6 +80,7 @@ struct gemm_kernel {
   static constexpr bool reuses_a = config.a_reuse > 1;
   static constexpr bool promotes = form.scales != scaling::none;
   static constexpr bool scaled = form.scales_k_blocks();
+  static constexpr bool looks_up_in_warps = scaled && grouped_rows;
   static constexpr int mma_threads = config.mma_warpgroups * 128;
   static_assert(dense || sm90_registers_fit(plan, config));
   static_assert(dense || !promotes || (grouped_rows && routed && form.c_sorted && !reuses_a));
@@ -129,9 +130,9 @@ struct gemm_kernel {
 
   // --- Producer warps ---
 
-  // One thread: B of every tile. It announces the bytes of A too, if these are TMA's in any case,
-  // which A's thread may well have begun to load.
-  __device__ __forceinline__ void load_b(const walked& groups, stages pipe) const {
+  // One thread: B of every tile, or a warp's first where the lookup takes one. It announces the
+  // bytes of A too, if these are TMA's in any case, which A's thread may well have begun to load.
+  __device__ __forceinline__ void load_b(const walked& groups, stages pipe, int lane) const {
     constexpr u32 bytes = gathers ? plan.stage_bytes - plan.a_bytes : plan.stage_bytes;
     const loader load(params, gemm, rank);
     if constexpr (form.b_depends) wait_for_dependencies();
@@ -140,6 +141,7 @@ struct gemm_kernel {
       const int group = work.group(tile);
       for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
         pipe.wait_empty();
+        if (looks_up_in_warps && lane != 0) continue;
         barrier_arrive_expect(pipe.full_barrier(), bytes);
         load.load_b(pipe.buffer(), pipe.full_barrier(), k_block, tile.n * config.bn, group);
       }
@@ -246,7 +248,7 @@ struct gemm_kernel {
   __device__ __forceinline__ void gather_scaled(const scheduler& work, const tile_rows& own,
                                                 stages& pipe, int thread) const {
     const work_tile tile = work.tile();
-    const group_tile rows = work.rows(tile);
+    const group_tile rows = rows_of(work, tile);
     const bool consecutive = own.consecutive();
     const row_gather<config.bm, row_gather_threads> gather(own.rows, thread);
     const scale_loader<Traits, row_gather_threads> scales(
@@ -406,7 +408,7 @@ struct gemm_kernel {
                                             int first_row) const {
     if constexpr (promotes && grouped_rows) {
       group_tile own = {};
-      if constexpr (form.scales != scaling::block) own = work.rows(tile);
+      if constexpr (form.scales != scaling::block) own = rows_of(work, tile);
       const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
       return promoting_mainloop<Traits>(first_row, rank, gemm, base + plan.scales_at,
                                         config.swap_ab() ? 0 : first_row, column, own);
@@ -448,7 +450,7 @@ struct gemm_kernel {
               0,
               true};
     } else {
-      const group_tile own = work.rows(tile);
+      const group_tile own = rows_of(work, tile);
       const int count = own.count - m;
       int first = own.first;
       if constexpr (!form.c_sorted) {
@@ -758,7 +760,9 @@ struct gemm_kernel {
         gather_tokens(groups, pipe, indices, thread - gather_thread);
       }
     } else {
-      if (thread == b_thread) load_b(groups, pipe);
+      if (thread >= b_thread && thread < b_thread + (looks_up_in_warps ? 32 : 1)) {
+        load_b(groups, pipe, thread - b_thread);
+      }
       if constexpr (gathers) {
         if (thread >= gather_thread && thread < index_thread) {
           gather_a(groups, pipe, indices, thread - gather_thread);

@@ -52,12 +52,29 @@ class tile_raster {
   static constexpr sm90_config config = Traits::config;
   static constexpr u32 ctas = config.cluster_ctas();
   u32 clusters_m_, clusters_n_, group_m_, index_, step_, count_;
+  // Experts' tiles in fp8 may take less time than the divisions that place them.
+  static constexpr bool divides_once = Traits::form.scales_k_blocks();
+  struct no_dividers {
+    __device__ __forceinline__ no_dividers(u32, u32, u32) {}
+  };
+  struct dividers {
+    divider of_row, of_band;    // tiles of a row, and of a band
+    divider of_group, of_last;  // rows of a whole band, and of the last
+
+    __device__ __forceinline__ dividers(u32 tiles_m, u32 tiles_n, u32 group_m)
+        : of_row(tiles_n),
+          of_band(group_m * tiles_n),
+          of_group(group_m),
+          of_last(tiles_m % group_m == 0 ? group_m : tiles_m % group_m) {}
+  };
+  typename choose_type<divides_once, dividers, no_dividers>::type by_;
 
  public:
-  __device__ __forceinline__ tile_raster(int m, int n, int group_m) {
-    clusters_m_ = ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m));
-    clusters_n_ = ceil_div(static_cast<u32>(n), static_cast<u32>(config.bn * config.cluster_n));
-    group_m_ = group_m;
+  __device__ __forceinline__ tile_raster(int m, int n, int group_m)
+      : clusters_m_(ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m))),
+        clusters_n_(ceil_div(static_cast<u32>(n), static_cast<u32>(config.bn * config.cluster_n))),
+        group_m_(group_m),
+        by_(clusters_m_, clusters_n_, group_m) {
     index_ = blockIdx.x / ctas;
     step_ = gridDim.x / ctas;
     count_ = clusters_m_ * clusters_n_;
@@ -65,18 +82,18 @@ class tile_raster {
   __device__ __forceinline__ bool is_valid() const { return index_ < count_; }
   __device__ __forceinline__ void next(u32 tiles) { index_ += tiles * step_; }
   __device__ __forceinline__ tile_position position(u32 rank) const {
-    return of_cta(grouped_tile(index_, clusters_m_, clusters_n_, group_m_), rank);
+    return of_cta(in_bands(index_, clusters_m_), rank);
   }
   // Where each group of rows has an order of its own, one group after the other: the first tile of
   // a row that is of the same group, and the position in a group whose rows of tiles are `count`
   // from `first` on.
   __device__ __forceinline__ u32 row_of_group() const {
+    if constexpr (divides_once) return by_.of_row.quotient(index_) * config.cluster_m;
     return index_ / clusters_n_ * config.cluster_m;
   }
   __device__ __forceinline__ tile_position position(u32 rank, u32 first, u32 count) const {
     first /= config.cluster_m;
-    const tile_position at =
-        grouped_tile(index_ - first * clusters_n_, count / config.cluster_m, clusters_n_, group_m_);
+    const tile_position at = in_bands(index_ - first * clusters_n_, count / config.cluster_m);
     return of_cta({first + at.m, at.n}, rank);
   }
 
@@ -85,6 +102,19 @@ class tile_raster {
     if constexpr (config.split_k > 1) return at;
     return {at.m * config.cluster_m + rank / config.cluster_n,
             at.n * config.cluster_n + rank % config.cluster_n};
+  }
+  // Of `rows` rows of clusters: all, or those of a group.
+  __device__ __forceinline__ tile_position in_bands(u32 index, u32 rows) const {
+    if constexpr (divides_once) {  // as grouped_tile()
+      const u32 band = by_.of_band.quotient(index), first_m = band * group_m_;
+      const u32 in_band = index - band * group_m_ * clusters_n_, left = rows - first_m;
+      const u32 column = left >= group_m_      ? by_.of_group.quotient(in_band)
+                         : left == 1           ? in_band
+                         : rows == clusters_m_ ? by_.of_last.quotient(in_band)
+                                               : in_band / left;
+      return {first_m + in_band - column * smaller(left, group_m_), column};
+    }
+    return grouped_tile(index, rows, clusters_n_, group_m_);
   }
 };
 
@@ -159,6 +189,7 @@ class rows_scheduler {
   static_assert(reuse == 1 || (config.cluster_ctas() == 1 && !config.pingpong()));
   using group_tiles = typename Traits::group_tiles;
   static constexpr bool routed = Traits::form.source == group_source::routed;
+  static constexpr bool in_warps = Traits::form.scales_k_blocks();  // all roles are whole warps
   const gemm_params& params_;
   const group_tiles& tiles_;
   u32 rank_, columns_;
@@ -178,7 +209,8 @@ class rows_scheduler {
   __device__ __forceinline__ void look_up(place& to) const {
     if constexpr (routed) {
       if (!to.raster.is_valid()) return;
-      const group_span own = tiles_.span(to.raster.row_of_group());
+      const u32 row = to.raster.row_of_group();
+      const group_span own = in_warps ? tiles_.span_in_warp(row) : tiles_.span(row);
       to.at = to.raster.position(rank_, own.first, own.count);
       to.rows = tiles_.at(own, to.at.m);
     }
