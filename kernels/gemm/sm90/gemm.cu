@@ -130,13 +130,27 @@ struct gemm_kernel {
 
   // --- Producer warps ---
 
+  // An expert's weights come from memory, and few CTAs share them: a load of them takes longer than
+  // the MMAs of the stages before it. So K blocks are asked for in L2 before a stage is free, by
+  // one of those CTAs, which run together.
+  static constexpr bool prefetches_b = grouped_rows && routed && !promotes && config.bm > 64;
+  static constexpr int prefetched_k_blocks = 4;
+
   // One thread: B of every tile, or a warp's first where the lookup takes one. It announces the
   // bytes of A too, if these are TMA's in any case, which A's thread may well have begun to load.
   __device__ __forceinline__ void load_b(const walked& groups, stages pipe, int lane) const {
     constexpr u32 bytes = gathers ? plan.stage_bytes - plan.a_bytes : plan.stage_bytes;
     const loader load(params, gemm, rank);
     if constexpr (form.b_depends) wait_for_dependencies();
-    for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
+    scheduler work = schedule(groups);
+    const auto next = [&](const scheduler& then) {
+      if constexpr (prefetches_b) {
+        work.go(then.here());
+      } else {
+        work.next(1);
+      }
+    };
+    for (scheduler then = work; work.is_valid(); next(then)) {
       const work_tile tile = work.tile();
       const int group = work.group(tile);
       for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
@@ -144,6 +158,16 @@ struct gemm_kernel {
         if (looks_up_in_warps && lane != 0) continue;
         barrier_arrive_expect(pipe.full_barrier(), bytes);
         load.load_b(pipe.buffer(), pipe.full_barrier(), k_block, tile.n * config.bn, group);
+        if constexpr (prefetches_b) {
+          if (k_block == tile.k.first) then.next(1);
+          const int later = k_block + prefetched_k_blocks;
+          if (later < tile.k.last) {
+            if (work.is_first_of_group()) load.prefetch_b(later, tile.n * config.bn, group);
+          } else if (then.is_valid() && then.is_first_of_group()) {
+            const work_tile own = then.tile();
+            load.prefetch_b(own.k.first + later - tile.k.last, own.n * config.bn, then.group(own));
+          }
+        }
       }
     }
     if constexpr (plan.cluster_ctas > 1 && !splits_k) pipe.drain();

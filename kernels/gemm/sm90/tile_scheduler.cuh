@@ -200,6 +200,7 @@ class rows_scheduler {
     u32 turn = 0;
     tile_position at = {};  // of routed groups, as rows
     group_tile rows = {};
+    bool first_of_group = false;
   };
   place place_;
 
@@ -213,6 +214,7 @@ class rows_scheduler {
       const group_span own = in_warps ? tiles_.span_in_warp(row) : tiles_.span(row);
       to.at = to.raster.position(rank_, own.first, own.count);
       to.rows = tiles_.at(own, to.at.m);
+      to.first_of_group = to.at.m - own.first < config.cluster_m;
     }
   }
   __device__ __forceinline__ tile_position at() const {
@@ -248,6 +250,8 @@ class rows_scheduler {
     if constexpr (routed) return place_.rows;
     return tiles_.at(tile.m);
   }
+  // Whether the cluster's rows are the first ones of their group.
+  __device__ __forceinline__ bool is_first_of_group() const { return place_.first_of_group; }
   // Whether the tile is the first or the last of its rows here.
   __device__ __forceinline__ bool first() const { return place_.turn == 0; }
   __device__ __forceinline__ bool last() const {
