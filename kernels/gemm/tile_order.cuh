@@ -19,7 +19,7 @@ class divider {
   __device__ __forceinline__ explicit divider(u32 by) : by_(by), inverse_(0xffffffffu / by) {}
 
   __device__ __forceinline__ u32 quotient(u32 of) const {
-    const u32 low = __umulhi(of, inverse_);
+    const u32 low = static_cast<u32>(static_cast<u64>(of) * inverse_ >> 32);
     return of - low * by_ >= by_ ? low + 1 : low;
   }
 };
