@@ -189,7 +189,7 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
   const bool promotes = form.scales != scaling::none;
   const bool overlaps =
       b_operands * plan.m64_tiles > 1 &&
-      b_operands * one_operand + 2 * plan.accumulators <= (config.mma_warpgroups == 3 ? 80 : 144);
+      b_operands * one_operand + 2 * plan.accumulators <= (config.mma_warpgroups == 3 ? 80 : 160);
   plan.promotions = overlaps ? 2 : 1;
   const int promoted = promotes ? one_operand > plan.promotions * plan.accumulators
                                       ? one_operand
