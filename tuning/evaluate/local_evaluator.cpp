@@ -122,7 +122,7 @@ Verified LocalEvaluator::verify(const Candidate& candidate) {
   auto& state = *state_;
   Verified verified;
   const auto failure = state.attempt([&] {
-    const auto all = state.verified_executables(candidate);
+    const auto all = state.executables(candidate);
     state.announce(0, candidate, 0);
     const auto result =
         state.verifier->verify(candidate.first_stage, state.stage_count(candidate), all);

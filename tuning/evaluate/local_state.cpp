@@ -109,18 +109,6 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
   return all;
 }
 
-Executables LocalEvaluator::State::verified_executables(const Candidate& candidate) {
-  const auto repetition = op->repetition(problem);
-  if (!repetition || !candidate.baseline.empty() || !is_repeated_by_family(*op, candidate.recipe))
-    return executables(candidate);
-  const Variant& variant = candidate.recipe.front();
-  auto result = compile_program(variant.id() + " of one", [&] {
-    return family_of(*op, variant.family).program(repetition->one, backend.facts(), variant.config);
-  });
-  if (!result.executable) throw Error(ErrorKind::unavailable, result.report.failure);
-  return {std::move(result.executable)};
-}
-
 Executables LocalEvaluator::State::timed_executables(const Candidate& candidate) {
   const auto repetition = op->repetition(problem);
   if (repetition && candidate.baseline.empty() && is_repeated_by_family(*op, candidate.recipe)) {

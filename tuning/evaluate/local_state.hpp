@@ -65,8 +65,6 @@ struct LocalEvaluator::State {
   std::vector<CompileResult> compile_all(const Candidate& candidate);
   /// Throws Error(unavailable) for what does not compile.
   Executables executables(const Candidate& candidate);
-  /// What the verifier runs: of a problem that is another several times it has the tensors of one.
-  Executables verified_executables(const Candidate& candidate);
   /// What a timing runs: where the problem is another several times, those of each time.
   Executables timed_executables(const Candidate& candidate);
   std::size_t stage_count(const Candidate& candidate) const;
