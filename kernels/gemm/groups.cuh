@@ -417,6 +417,23 @@ class group_tiles<routed_groups, tiling> {
         end = middle;
       }
     }
+    return of_group(group, tile);
+  }
+  // The same by all lanes of a warp, each of which looks at a group of 32 and at one of these.
+  __device__ __forceinline__ group_tile at_in_warp(u32 tile) const {
+    static_assert(most_groups <= 32 * 32);
+    const int lane = static_cast<int>(threadIdx.x % 32), groups = groups_.groups();
+    const auto begun = [&](int group) {
+      return __popc(__ballot_sync(~0u,
+                                  group < groups && begins_[group < groups ? group : 0] <= tile)) -
+             1;
+    };
+    const int first = begun(lane * 32) * 32;
+    return of_group(first + begun(first + lane), tile);
+  }
+
+ private:
+  __device__ __forceinline__ group_tile of_group(int group, u32 tile) const {
     const u32 begin = begins_[group];
     const int rows = groups_.count(group);
     int most = height;

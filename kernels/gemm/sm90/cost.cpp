@@ -16,6 +16,8 @@ struct Candidate {
   const Workload& work;
   const Tile& t;
   sm90_plan plan;
+
+  int resident() const { return sm90_resident_ctas(work.form, plan); }
 };
 
 /// The time of two kinds of work that overlap; the more equal they are, the less they overlap.
@@ -62,7 +64,14 @@ double wgmma_columns(const Candidate& c) {
 double promotion_cycles(const Candidate& c) {
   if (!c.work.promotes()) return 0;
   const bool shares_tiles = !c.t.pingpong() && c.t.mma_warpgroups > 1;
-  return (shares_tiles ? 150.0 : 220.0) / 4 * c.plan.m64_tiles * c.work.b_operands();
+  return (shares_tiles ? 150.0 : 220.0) / 4 * c.plan.m64_tiles * c.work.b_operands() / c.resident();
+}
+
+/// Clocks in which the warps of a CTA find out about an expert's tile, before its first MMA and
+/// again to store it, and of these stores.
+double placing_cycles(const Candidate& c) {
+  const bool routed = c.work.grouped_rows() && c.work.form.source == group_source::routed;
+  return routed && c.work.promotes() ? 1200.0 / c.resident() : 0;
 }
 
 /// Clocks in which a CTA takes in the bytes of one k16 step, and waits for them where the pipeline
@@ -235,7 +244,7 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
   const double loaded = step_cycles(c, busy);
   const double first = std::max(steps * gathering_step_cycles(c, loaded), reuse_cycles(c, facts));
   const double mean = (first + (work.a_reuse - 1) * steps * loaded) / work.a_reuse;
-  const double tile = mean + (t.pingpong() ? exposed * output : output);
+  const double tile = mean + (t.pingpong() ? exposed * output : output) + placing_cycles(c);
   // A cluster's CTAs start together, and those that lie beyond the matrix idle.
   const auto waves = ceil_div(work.runs(t), clusters_at_once(t, facts)) * work.a_reuse;
   const double together = t.split_k > 1          ? split_cycles + reduction_cycles(c)

@@ -80,6 +80,7 @@ struct gemm_kernel {
   static constexpr bool reuses_a = config.a_reuse > 1;
   static constexpr bool promotes = form.scales != scaling::none;
   static constexpr bool scaled = form.scales_k_blocks();
+  static constexpr bool looks_up_in_warps = scaled && grouped_rows;
   static constexpr int mma_threads = config.mma_warpgroups * 128;
   static_assert(dense || sm90_registers_fit(plan, config));
   static_assert(dense || !promotes || (grouped_rows && routed && form.c_sorted && !reuses_a));
@@ -129,17 +130,23 @@ struct gemm_kernel {
 
   // --- Producer warps ---
 
-  // One thread: B of every tile. It announces the bytes of A too, if these are TMA's in any case,
-  // which A's thread may well have begun to load.
-  __device__ __forceinline__ void load_b(const walked& groups, stages pipe) const {
+  // One thread: B of every tile, or a warp's first where the lookup takes one. It announces the
+  // bytes of A too, if these are TMA's in any case, which A's thread may well have begun to load.
+  __device__ __forceinline__ void load_b(const walked& groups, stages pipe, int lane) const {
     constexpr u32 bytes = gathers ? plan.stage_bytes - plan.a_bytes : plan.stage_bytes;
     const loader load(params, gemm, rank);
     if constexpr (form.b_depends) wait_for_dependencies();
     for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
       const work_tile tile = work.tile();
-      const int group = work.group(tile);
+      int group;
+      if constexpr (looks_up_in_warps) {
+        group = work.rows_in_warp(tile).group;
+      } else {
+        group = work.group(tile);
+      }
       for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
         pipe.wait_empty();
+        if (looks_up_in_warps && lane != 0) continue;
         barrier_arrive_expect(pipe.full_barrier(), bytes);
         load.load_b(pipe.buffer(), pipe.full_barrier(), k_block, tile.n * config.bn, group);
       }
@@ -182,7 +189,9 @@ struct gemm_kernel {
   // The rows of a tile; dense: from its first row on all that there are.
   __device__ __forceinline__ group_tile rows_of(const scheduler& work,
                                                 const work_tile& tile) const {
-    if constexpr (grouped_rows) {
+    if constexpr (looks_up_in_warps) {
+      return work.rows_in_warp(tile);
+    } else if constexpr (grouped_rows) {
       return work.rows(tile);
     } else {
       return {0, 0, tile.row, gemm.m - tile.row};
@@ -246,7 +255,7 @@ struct gemm_kernel {
   __device__ __forceinline__ void gather_scaled(const scheduler& work, const tile_rows& own,
                                                 stages& pipe, int thread) const {
     const work_tile tile = work.tile();
-    const group_tile rows = work.rows(tile);
+    const group_tile rows = rows_of(work, tile);
     const bool consecutive = own.consecutive();
     const row_gather<config.bm, row_gather_threads> gather(own.rows, thread);
     const scale_loader<Traits, row_gather_threads> scales(
@@ -404,7 +413,7 @@ struct gemm_kernel {
                                             int first_row) const {
     if constexpr (promotes && grouped_rows) {
       group_tile own = {};
-      if constexpr (form.scales != scaling::block) own = work.rows(tile);
+      if constexpr (form.scales != scaling::block) own = rows_of(work, tile);
       const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
       return promoting_mainloop<Traits>(first_row, rank, gemm, base + plan.scales_at,
                                         config.swap_ab() ? 0 : first_row, column, own);
@@ -446,7 +455,7 @@ struct gemm_kernel {
               0,
               true};
     } else {
-      const group_tile own = work.rows(tile);
+      const group_tile own = rows_of(work, tile);
       const int count = own.count - m;
       int first = own.first;
       if constexpr (!form.c_sorted) {
@@ -560,7 +569,7 @@ struct gemm_kernel {
       work_tile tile = work.tile();
       if (reduction && splits_k && tile.k.count() == 0) continue;
       if constexpr (skips_padding) {
-        if (work.rows(tile).count <= first_row) {
+        if (rows_of(work, tile).count <= first_row) {
           pass_tile(work, tile, pipe, indices);
           last_of_rows = true;
           continue;
@@ -740,6 +749,30 @@ struct gemm_kernel {
     }
   }
 
+  // While earlier kernels of an expert's product run: B of what would be this CTA's first tile if
+  // each expert had rows for one tile, into L2. With two rows of an expert or more in the mean most
+  // have some, and what is prefetched is what some CTA needs. One thread.
+  static constexpr bool prefetches_experts = looks_up_in_warps && form.stacked && !form.b_depends &&
+                                             form.b_packing != packing::interleaved &&
+                                             plan.cluster_ctas == 1;
+  __device__ __forceinline__ void prefetch_experts() const {
+    if (gemm.m < 2 * gemm.groups || gemm.m > gemm.groups * config.bm) return;
+    const tile_raster<Traits> raster(gemm.groups * config.bm,
+                                     rows_scheduler<Traits>::raster_n(gemm.n), gemm.group_m);
+    if (!raster.is_valid()) return;
+    const tile_position at = raster.position(rank);
+    const int expert = static_cast<int>(at.m), column = static_cast<int>(at.n) * config.bn;
+    const k_range k = k_range_of<Traits>(gemm.k, rank);
+    for (int k_block = k.first; k_block < smaller(k.last, k.first + config.stages); ++k_block) {
+#pragma unroll
+      for (int operand = 0; operand < form.b_operands(); ++operand) {
+        constexpr bool halves = form.b_packing == packing::halves;
+        prefetch_box(halves || operand == 0 ? params.b[0][0] : params.b[0][1], k_block * plan.bk,
+                     column, halves ? 2 * expert + operand : expert);
+      }
+    }
+  }
+
   // The groups, once the block has them; all threads. What a mask says is older than the kernel
   // before this one, so it is read without a wait; routed groups may be that one's work.
   __device__ __forceinline__ groups_type build_groups(unsigned char* memory) const {
@@ -763,7 +796,9 @@ struct gemm_kernel {
         gather_tokens(groups, pipe, indices, thread - gather_thread);
       }
     } else {
-      if (thread == b_thread) load_b(groups, pipe);
+      if (thread >= b_thread && thread < b_thread + (looks_up_in_warps ? 32 : 1)) {
+        load_b(groups, pipe, thread - b_thread);
+      }
       if constexpr (gathers) {
         if (thread >= gather_thread && thread < index_thread) {
           gather_a(groups, pipe, indices, thread - gather_thread);
@@ -827,6 +862,9 @@ struct gemm_kernel {
       if (producer > 0 && producer % 32 == 0) {
         if (producer == 64) self.prefetch_maps();
         if constexpr (prefetches_operands) self.prefetch_operands(producer / 32);
+        if constexpr (prefetches_experts) {
+          if (producer == 96) self.prefetch_experts();
+        }
       }
       if (producer == 0) self.init_barriers(pipe, indices);
       __syncwarp();

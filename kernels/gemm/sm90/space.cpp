@@ -171,10 +171,15 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
         {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
         [=](const Tile&, const sm90_plan& plan) { return ungrouped_bytes(plan) <= most; });
   limit("a pipeline of fewer stages than fit, by a third or more, only waits longer for memory",
-        {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
+        // Clusters leave an SM to one CTA.
+        form.scales_k_blocks()
+            ? std::vector<std::string>{"bm", "bn", "schedule", "mma_warpgroups", "cluster_m",
+                                       "cluster_n", "split_k", "stages", "epilogue_stages"}
+            : std::vector<std::string>{"bm", "bn", "schedule", "mma_warpgroups", "split_k",
+                                       "stages", "epilogue_stages"},
         [=](const Tile& t, const sm90_plan& plan) {
-          return t.stages >= work.k_blocks(t) || ungrouped_bytes(plan) * 3 > most * 2 ||
-                 t.stages >= 12;
+          return t.stages >= work.k_blocks(t) || t.stages >= 12 ||
+                 ungrouped_bytes(plan) * sm90_resident_ctas(form, plan) * 3 > most * 2;
         });
 }
 

@@ -52,12 +52,27 @@ class tile_raster {
   static constexpr sm90_config config = Traits::config;
   static constexpr u32 ctas = config.cluster_ctas();
   u32 clusters_m_, clusters_n_, group_m_, index_, step_, count_;
+  // Experts' tiles in fp8 may take less time than the divisions that place them.
+  static constexpr bool divides_once = Traits::form.scales_k_blocks();
+  struct no_dividers {
+    __device__ __forceinline__ no_dividers(u32, u32, u32) {}
+  };
+  struct dividers {
+    divider of_band, of_group, of_last;  // tiles of a band, and rows: of a whole one, and the last
+
+    __device__ __forceinline__ dividers(u32 tiles_m, u32 tiles_n, u32 group_m)
+        : of_band(group_m * tiles_n),
+          of_group(group_m),
+          of_last(tiles_m % group_m == 0 ? group_m : tiles_m % group_m) {}
+  };
+  typename choose_type<divides_once, dividers, no_dividers>::type by_;
 
  public:
-  __device__ __forceinline__ tile_raster(int m, int n, int group_m) {
-    clusters_m_ = ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m));
-    clusters_n_ = ceil_div(static_cast<u32>(n), static_cast<u32>(config.bn * config.cluster_n));
-    group_m_ = group_m;
+  __device__ __forceinline__ tile_raster(int m, int n, int group_m)
+      : clusters_m_(ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m))),
+        clusters_n_(ceil_div(static_cast<u32>(n), static_cast<u32>(config.bn * config.cluster_n))),
+        group_m_(group_m),
+        by_(clusters_m_, clusters_n_, group_m) {
     index_ = blockIdx.x / ctas;
     step_ = gridDim.x / ctas;
     count_ = clusters_m_ * clusters_n_;
@@ -65,10 +80,22 @@ class tile_raster {
   __device__ __forceinline__ bool is_valid() const { return index_ < count_; }
   __device__ __forceinline__ void next(u32 tiles) { index_ += tiles * step_; }
   __device__ __forceinline__ tile_position position(u32 rank) const {
-    const tile_position at = grouped_tile(index_, clusters_m_, clusters_n_, group_m_);
+    const tile_position at = of_cluster();
     if constexpr (config.split_k > 1) return at;
     return {at.m * config.cluster_m + rank / config.cluster_n,
             at.n * config.cluster_n + rank % config.cluster_n};
+  }
+
+ private:
+  __device__ __forceinline__ tile_position of_cluster() const {
+    if constexpr (divides_once) {  // as grouped_tile()
+      const u32 band = by_.of_band.quotient(index_), first_m = band * group_m_;
+      const u32 in_band = index_ - band * group_m_ * clusters_n_;
+      const bool whole = clusters_m_ - first_m >= group_m_;
+      const u32 column = (whole ? by_.of_group : by_.of_last).quotient(in_band);
+      return {first_m + in_band - column * (whole ? group_m_ : clusters_m_ - first_m), column};
+    }
+    return grouped_tile(index_, clusters_m_, clusters_n_, group_m_);
   }
 };
 
@@ -178,6 +205,10 @@ class rows_scheduler {
   }
   __device__ __forceinline__ group_tile rows(const work_tile& tile) const {
     return tiles_.at(tile.m);
+  }
+  // All lanes of a warp.
+  __device__ __forceinline__ group_tile rows_in_warp(const work_tile& tile) const {
+    return tiles_.at_in_warp(tile.m);
   }
   // Whether the tile is the first or the last of its rows here.
   __device__ __forceinline__ bool first() const { return turn_ == 0; }
