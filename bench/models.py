@@ -3,7 +3,7 @@
 with fftune.patch; Liger-Kernel's patch beside them where it is installed.
 
 usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,...] [--cases ...]
-                 [--whole-cases ...] [--tiny]
+                 [--whole-cases ...] [--side-by-side] [--tiny]
        models.py --plot DIR/models.json FILE.svg
 
 Parts, each in as much of the budget as is left:
@@ -14,12 +14,16 @@ Parts, each in as much of the budget as is left:
   moe       the same of mixtures of experts, some layers of Mixtral-8x7B and of Qwen3-30B-A3B
   decode    the same of one token of each sequence over a static cache that is half full
   whole     the same over a full cache, with patch(whole_layers=True) beside it
+  prefill   one pass of many new tokens, whole layers of them beside torch.compile
   liger     Liger-Kernel's patch beside eager and fftune's: a forward pass, and a training step
   train     a step of Llama-3.2-1B's sizes at 4 x 2048 tokens: forward, backward, AdamW; peak memory
   programs  a layer of Llama and its MLP by fftune.check; two experts behind a mask
   t5        T5-base generating without repetition, 20 and 128 tokens
   gpt2      GPT-2 at 256 x 16, forward and a training step
   curves    losses of 200 steps of a small Llama on generated text, two seeds, with and without
+
+With --side-by-side, each case of whole and prefill has a process of its own: these compile at the
+same time, and are timed in turn when all have compiled.
 
 Results go to DIR/models.json after every case, beside what other parts left there; the table comes
 last. A case that fails is one line. With --tiny, and on a machine without a GPU, models are tiny:
@@ -63,8 +67,9 @@ MIXTURES = {"mixtral-8x7b/16": (4096, 14336, 8, 2, 2, 32),
             "qwen3-30b-a3b/12": (2048, 768, 128, 8, 4, 32)}
 MOE_CASES = ["qwen3-30b-a3b/12 16x1", "qwen3-30b-a3b/12 4x1024", "mixtral-8x7b/16 16x1",
              "mixtral-8x7b/16 4x1024"]
-WHOLE_CASES = ["llama-1b 1x128", "llama-1b 1x2048", "llama-1b 16x2048", "llama-8b/4 1x2048",
-               "qwen3-30b-a3b/12 1x2048", "qwen3-30b-a3b/12 16x2048"]
+WHOLE_CASES = ["llama-1b 1x128", "llama-1b 1x2048", "llama-1b 16x2048", "llama-1b 64x2048",
+               "llama-8b/4 1x2048", "qwen3-30b-a3b/12 1x2048", "qwen3-30b-a3b/12 16x2048"]
+PREFILL_CASES = ["llama-1b 1x512", "llama-1b 4x1024"]
 WHOLE_CONTENDERS = ("eager", "eager+whole", "compile", "compile+whole", "compile+patch",
                     "eager+patch")
 DECODE_CASES = ["llama-1b 1x8192", "llama-1b 16x4096", "llama-8b/4 16x4096"]  # batch, cache's keys
@@ -368,8 +373,9 @@ def forward(report: Report, case: str, part: str = "forward", labels=None) -> No
 
 def decode(report: Report, case: str, part: str = "decode", labels=(
         "eager", "eager+patch", "eager+patch+attention", "compile", "compile+patch",
-        "compile+patch+attention")) -> None:
-    """A step over a cache of its own, which is half full, or in the part "whole" full."""
+        "compile+patch+attention"), turn=lambda: None) -> None:
+    """A step over a cache of its own, which is half full, or in the part "whole" full. `turn` comes
+    back when it may be timed."""
     name, shape = case.rsplit(" ", 1)
     batch, keys = map(int, shape.split("x"))
     keys = keys if FULL else 128
@@ -408,10 +414,101 @@ def decode(report: Report, case: str, part: str = "decode", labels=(
                 outputs[label] = step().double()
                 difference = (outputs[label] - outputs["eager"]).norm() / outputs["eager"].norm()
                 report.add(part, case, {f"{label} difference": round(difference.item(), 5)})
-                if label == "eager+whole":
-                    report.add(part, case, host_times({f"{label} host": step}, torch.no_grad(), 5))
                 runs[label] = graph_of(step)
+                if label == "eager+whole":
+                    whole_step = step
+        turn()
         report.add(part, case, interleaved(runs, rounds=7, round_seconds=0.01))
+        if "eager+whole" in runs:
+            report.add(part, case,
+                       host_times({"eager+whole host": whole_step}, torch.no_grad(), 5))
+
+
+def prefill(report: Report, case: str, turn=lambda: None) -> None:
+    """New tokens of sequences without a past: whole layers into a static cache, beside a pass that
+    keeps no keys. Calls of so many tokens have whole layers here alone."""
+    from fftune import _layers
+
+    model, ids = model_and_ids(case)
+    _layers.MOST_TOKENS = ids.numel()
+    runs = {}
+
+    def step_of(module):
+        cache = transformers.StaticCache(config=module.config, max_cache_len=ids.shape[1])
+        module(input_ids=ids, past_key_values=cache)
+        lengths = [layer.cumulative_length for layer in cache.layers]
+
+        def step():
+            for length in lengths:
+                length.zero_()
+            return module(input_ids=ids, past_key_values=cache).last_hidden_state
+        return step
+
+    with torch.no_grad():
+        right = pass_of(model, ids)().double()
+        for label in ("eager+whole", "compile", "compile+patch"):
+            with report.without(label, "prefill", case):
+                module = variant(model, label)
+                if "compile" in label:
+                    torch._dynamo.reset()
+                    module = torch.compile(module, dynamic=False)
+                run = step_of(module) if "whole" in label else pass_of(module, ids)
+                difference = (run().double() - right).norm() / right.norm()
+                report.add("prefill", case, {f"{label} difference": round(difference.item(), 5)})
+                runs[label] = graph_of(run)
+        turn()
+        report.add("prefill", case, interleaved(runs))
+
+
+def side_by_side(report: Report, cases: list[tuple[str, str]]) -> None:
+    """A process for each part and case."""
+    folder = report.path.parent / "side"
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    running = []
+    for i, (part, case) in enumerate(cases):
+        own = folder / str(i)
+        own.mkdir(parents=True, exist_ok=True)
+        for name in ("ready", "turn", "models.json"):
+            (own / name).unlink(missing_ok=True)
+        command = [sys.executable, __file__, "--out", str(own), "--budget", str(report.left()),
+                   "--one", f"{part}|{case}"] + ([] if FULL else ["--tiny"])
+        with open(own / "log", "w") as log:
+            running.append((own, subprocess.Popen(command, env=environment, stdout=log,
+                                                  stderr=subprocess.STDOUT)))
+    longest = report.left() - 2 * len(cases)  # what timing takes
+    end = time.monotonic() + longest
+
+    def is_compiling(own, process):
+        return process.poll() is None and not (own / "ready").exists()
+
+    while time.monotonic() < end and any(is_compiling(*each) for each in running):
+        time.sleep(0.1)
+    for own, process in running:
+        if is_compiling(own, process):
+            process.kill()
+    for (own, process), (part, case) in zip(running, cases):
+        (own / "turn").touch()
+        process.wait()
+        path = own / "models.json"
+        values = json.loads(path.read_text()).get(part, {}) if path.exists() else {}
+        report.add(part, case, values.get(case, {"all failed": f"see {own}/log"}))
+
+
+def one_of_several(report: Report, part: str, case: str) -> None:
+    def turn():
+        synchronize()
+        (report.path.parent / "ready").touch()
+        while not (report.path.parent / "turn").exists():
+            time.sleep(0.02)
+
+    run_whole(report, part, case, turn)
+
+
+def run_whole(report: Report, part: str, case: str, turn=lambda: None) -> None:
+    if part == "prefill":
+        return prefill(report, case, turn)
+    labels = WHOLE_CONTENDERS[:4] if case.split(" ")[0] in MIXTURES else WHOLE_CONTENDERS
+    decode(report, case, part, labels, turn)
 
 
 def beside_liger(report: Report) -> None:
@@ -702,7 +799,7 @@ def table(results: dict) -> None:
     print(f"\n{results['device']}, torch {results['torch']}, transformers "
           f"{results['transformers']}; microseconds")
     ratios = {"compile": [], "eager": []}
-    for part in ("forward", "moe", "decode", "whole", "liger", "train", "programs"):
+    for part in ("forward", "moe", "decode", "whole", "prefill", "liger", "train", "programs"):
         for case, values in results.get(part, {}).items():
             print(f"\n{part} {case}")
             for label, reason in values.items():
@@ -777,15 +874,21 @@ def main() -> None:
                         default="host,warm,forward,moe,decode,train,programs,t5,gpt2,curves")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--whole-cases", default=",".join(WHOLE_CASES), help="of the part whole")
+    parser.add_argument("--prefill-cases", default=",".join(PREFILL_CASES))
+    parser.add_argument("--side-by-side", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--plot", nargs=2, metavar=("JSON", "SVG"))
     parser.add_argument("--warm-one", help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plot:
         return plot(json.loads(Path(options.plot[0]).read_text()), Path(options.plot[1]))
     if options.warm_one:
         return warm_one(*options.warm_one.split("|"))
     report = Report(options.out, options.budget)
+    if options.one:
+        part, case = options.one.split("|")
+        return report.attempt(part, case, lambda: one_of_several(report, part, case))
     parts, cases = options.parts.split(","), options.cases.split(",")
     jobs = []
     if "host" in parts:
@@ -803,11 +906,14 @@ def main() -> None:
     if "decode" in parts:
         for case in DECODE_CASES:
             jobs.append(("decode", case, lambda case=case: decode(report, case)))
-    if "whole" in parts:
-        for case in options.whole_cases.split(","):
-            labels = WHOLE_CONTENDERS[:4] if case.split(" ")[0] in MIXTURES else WHOLE_CONTENDERS
-            jobs.append(("whole", case, lambda case=case, labels=labels: decode(report, case,
-                                                                                "whole", labels)))
+    whole = [(part, case) for part, of_part in (("whole", options.whole_cases),
+                                                ("prefill", options.prefill_cases))
+             if part in parts for case in of_part.split(",")]
+    if whole and options.side_by_side:
+        jobs.append(("whole", "all", lambda: side_by_side(report, whole)))
+    else:
+        for part, case in whole:
+            jobs.append((part, case, lambda part=part, case=case: run_whole(report, part, case)))
     if "liger" in parts:
         jobs.append(("liger", "llama-1b", lambda: beside_liger(report)))
     if "train" in parts:

@@ -164,6 +164,9 @@ Program cpu_combine_program(const Problem& problem, const DeviceFacts& facts);
 Program cpu_weigh_program(const Problem& problem, const DeviceFacts& facts);
 Program cpu_d_biases_program(const Problem& problem, const DeviceFacts& facts);
 
+/// For forward passes in their plain forms (baselines.cpp).
+std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
+
 /// Of the GEMM stages, and of the others.
 std::vector<const Family*> gemm_families();
 std::vector<const Family*> route_families();

@@ -449,7 +449,9 @@ class MoeFfn final : public Op {
     return joined({decode_families(), route_families(), gemm_families(), combine_families(),
                    weigh_families(), d_biases_families()});
   }
-  std::vector<Baseline> baselines(const Problem&, const DeviceFacts&) const override { return {}; }
+  std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts) const override {
+    return moe::baselines(problem, facts);
+  }
 };
 
 }  // namespace

@@ -26,10 +26,8 @@ struct Conversion {
 
 Conversion conversion_of(const LibraryGemm& gemm) {
   if (gemm.dtype == DType::f32) return {};
-  const auto elements = [](std::int64_t rows, std::int64_t columns) {
-    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns);
-  };
-  return {elements(gemm.m, gemm.k), elements(gemm.n, gemm.k), elements(gemm.m, gemm.n)};
+  return {static_cast<std::size_t>(gemm.a_elements()), static_cast<std::size_t>(gemm.b_elements()),
+          static_cast<std::size_t>(gemm.c_elements())};
 }
 
 /// Splits [0, count) into chunks over all threads.
@@ -143,9 +141,11 @@ void CpuProgram::gemm(const LibraryGemm& gemm, const HostCall& call, std::byte* 
   const auto* b = static_cast<const float*>(address(gemm.b, call));
   auto* c = static_cast<float*>(address(gemm.c, call));
   const auto multiply = [&](const float* first, const float* second, float* sums) {
-    sgemm(gemm.m, gemm.n, gemm.k, {first, gemm.a_transposed ? gemm.m : gemm.k, gemm.a_transposed},
-          {second, gemm.b_transposed ? gemm.n : gemm.k, gemm.b_transposed},
-          gemm.accumulates ? 1.0f : 0.0f, sums, gemm.n);
+    for (std::int64_t i = 0; i < gemm.batch.count; ++i)
+      sgemm(gemm.m, gemm.n, gemm.k,
+            {first + i * gemm.batch.a, gemm.a_transposed ? gemm.m : gemm.k, gemm.a_transposed},
+            {second + i * gemm.batch.b, gemm.b_transposed ? gemm.n : gemm.k, gemm.b_transposed},
+            gemm.accumulates ? 1.0f : 0.0f, sums + i * gemm.batch.c, gemm.n);
   };
   if (gemm.dtype == DType::f32) return multiply(a, b, c);
   const auto elements = conversion_of(gemm);

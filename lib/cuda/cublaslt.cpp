@@ -30,6 +30,7 @@ CublasLt::CublasLt(SharedContext context, const std::vector<std::string>& candid
   library->load(desc_destroy, "cublasLtMatmulDescDestroy");
   library->load(desc_set, "cublasLtMatmulDescSetAttribute");
   library->load(layout_create, "cublasLtMatrixLayoutCreate");
+  library->load(layout_set, "cublasLtMatrixLayoutSetAttribute");
   library->load(layout_destroy, "cublasLtMatrixLayoutDestroy");
   library->load(preference_create, "cublasLtMatmulPreferenceCreate");
   library->load(preference_destroy, "cublasLtMatmulPreferenceDestroy");

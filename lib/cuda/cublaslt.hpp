@@ -28,6 +28,7 @@ class CublasLt {
   decltype(&::cublasLtMatmulDescDestroy) desc_destroy;
   decltype(&::cublasLtMatmulDescSetAttribute) desc_set;
   decltype(&::cublasLtMatrixLayoutCreate) layout_create;
+  decltype(&::cublasLtMatrixLayoutSetAttribute) layout_set;
   decltype(&::cublasLtMatrixLayoutDestroy) layout_destroy;
   decltype(&::cublasLtMatmulPreferenceCreate) preference_create;
   decltype(&::cublasLtMatmulPreferenceDestroy) preference_destroy;

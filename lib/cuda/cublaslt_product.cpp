@@ -11,7 +11,7 @@ namespace fftune::cuda {
 // lies transposed takes the other operation, and its view has the extents exchanged.
 CublasLtProduct::CublasLtProduct(const CublasLt& lt, const Types& types, std::int64_t m,
                                  std::int64_t n, std::int64_t k, bool a_transposed,
-                                 bool b_transposed) {
+                                 bool b_transposed, const LibraryGemm::Batch& batch) {
   cublasLtMatmulDesc_t operation = nullptr;
   lt.check(lt.desc_create(&operation, types.compute, types.scale), "cublasLtMatmulDescCreate");
   operation_.reset(operation, lt.desc_destroy);
@@ -21,16 +21,26 @@ CublasLtProduct::CublasLtProduct(const CublasLt& lt, const Types& types, std::in
            "cublasLtMatmulDescSetAttribute");
   lt.check(lt.desc_set(operation, CUBLASLT_MATMUL_DESC_TRANSB, &of_a, sizeof of_a),
            "cublasLtMatmulDescSetAttribute");
-  const auto layout = [&](cudaDataType_t type, std::int64_t rows, std::int64_t columns) {
+  const auto layout = [&](cudaDataType_t type, std::int64_t rows, std::int64_t columns,
+                          std::int64_t stride) {
     cublasLtMatrixLayout_t made = nullptr;
     lt.check(lt.layout_create(&made, type, static_cast<std::uint64_t>(rows),
                               static_cast<std::uint64_t>(columns), rows),
              "cublasLtMatrixLayoutCreate");
-    return Handle<cublasLtMatrixLayout_t>(made, lt.layout_destroy);
+    Handle<cublasLtMatrixLayout_t> owner(made, lt.layout_destroy);
+    if (batch.count > 1) {
+      const auto count = static_cast<std::int32_t>(batch.count);
+      lt.check(lt.layout_set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
+               "cublasLtMatrixLayoutSetAttribute");
+      lt.check(
+          lt.layout_set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
+          "cublasLtMatrixLayoutSetAttribute");
+    }
+    return owner;
   };
-  b_ = b_transposed ? layout(types.operands, n, k) : layout(types.operands, k, n);
-  a_ = a_transposed ? layout(types.operands, m, k) : layout(types.operands, k, m);
-  c_ = layout(types.c, n, m);
+  b_ = b_transposed ? layout(types.operands, n, k, batch.b) : layout(types.operands, k, n, batch.b);
+  a_ = a_transposed ? layout(types.operands, m, k, batch.a) : layout(types.operands, k, m, batch.a);
+  c_ = layout(types.c, n, m, batch.c);
 }
 
 std::vector<cublasLtMatmulHeuristicResult_t> CublasLtProduct::algorithms(const CublasLt& lt,

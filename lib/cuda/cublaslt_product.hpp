@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/cublaslt.hpp"
+#include "device/program.hpp"
 
 namespace fftune::cuda {
 
@@ -29,7 +30,8 @@ class CublasLtProduct {
 
   /// Throws Error(unavailable) if the library does not take the product.
   CublasLtProduct(const CublasLt& library, const Types& types, std::int64_t m, std::int64_t n,
-                  std::int64_t k, bool a_transposed, bool b_transposed);
+                  std::int64_t k, bool a_transposed, bool b_transposed,
+                  const LibraryGemm::Batch& batch = {});
 
   /// Up to `most` algorithms within gemm_workspace_bytes, the most promising one first. Throws
   /// Error(unavailable) if there is none.

@@ -43,7 +43,8 @@ std::vector<Operands> make_operands(const Session& session, const LibraryGemm& g
                                     std::int64_t l2_bytes) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(gemm.dtype));
   const auto c_element = static_cast<std::int64_t>(dtype_bytes(gemm.c_dtype()));
-  const auto bytes = element * (gemm.m * gemm.k + gemm.n * gemm.k) + c_element * gemm.m * gemm.n;
+  const auto bytes =
+      element * (gemm.a_elements() + gemm.b_elements()) + c_element * gemm.c_elements();
   const auto sets = std::clamp<std::int64_t>(2 * l2_bytes / bytes + 1, 1, 64);
   std::vector<Operands> operands;
   for (std::int64_t i = 0; i < sets; ++i) {
@@ -56,25 +57,26 @@ std::vector<Operands> make_operands(const Session& session, const LibraryGemm& g
       return buffer;
     };
     const bool first = operands.empty();
-    auto a = make(gemm.m * gemm.k, first ? nullptr : operands[0].a.get());
-    auto b = make(gemm.n * gemm.k, first ? nullptr : operands[0].b.get());
-    auto c = allocate(session.context(), static_cast<std::size_t>(gemm.m * gemm.n * c_element));
+    auto a = make(gemm.a_elements(), first ? nullptr : operands[0].a.get());
+    auto b = make(gemm.b_elements(), first ? nullptr : operands[0].b.get());
+    auto c = allocate(session.context(), static_cast<std::size_t>(gemm.c_elements() * c_element));
     operands.push_back({std::move(a), std::move(b), std::move(c)});
   }
   return operands;
 }
 
 CublasLtProduct product_of(const CublasLt& library, const LibraryGemm& gemm) {
-  if (gemm.m < 1 || gemm.n < 1 || gemm.k < 1)
+  if (gemm.m < 1 || gemm.n < 1 || gemm.k < 1 || gemm.batch.count < 1)
     throw Error(ErrorKind::unavailable,
-                fmt::format("a product of {}x{}x{}", gemm.m, gemm.n, gemm.k));
+                fmt::format("{} products of {}x{}x{}", gemm.batch.count, gemm.m, gemm.n, gemm.k));
   return {library,
           {CUBLAS_COMPUTE_32F, CUDA_R_32F, type_of(gemm.dtype), type_of(gemm.c_dtype())},
           gemm.m,
           gemm.n,
           gemm.k,
           gemm.a_transposed,
-          gemm.b_transposed};
+          gemm.b_transposed,
+          gemm.batch};
 }
 
 }  // namespace

@@ -128,6 +128,19 @@ struct LibraryGemm {
   bool accumulates = false;
   std::optional<Pointer> a_scale = std::nullopt;
   std::optional<Pointer> b_scale = std::nullopt;
+  /// Products of the same sizes, one after the other in memory (a strided batch).
+  struct Batch {
+    std::int64_t count = 1;
+    std::int64_t a = 0;  // elements from one matrix to the next; 0: all products have the same one
+    std::int64_t b = 0;
+    std::int64_t c = 0;
+  };
+  Batch batch = {};
+
+  /// From the first element of all products' operands to the last.
+  std::int64_t a_elements() const { return (batch.count - 1) * batch.a + m * k; }
+  std::int64_t b_elements() const { return (batch.count - 1) * batch.b + n * k; }
+  std::int64_t c_elements() const { return (batch.count - 1) * batch.c + m * n; }
 
   DType c_dtype() const { return dtype == DType::fp8 ? DType::bf16 : dtype; }
 };

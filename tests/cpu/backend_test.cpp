@@ -127,6 +127,35 @@ TEST_CASE("library products, in f32 and in bf16") {
   }
 }
 
+TEST_CASE("library products in a batch, of one first operand and several others") {
+  const auto backend = open_cpu();
+  for (const auto dtype : {DType::f32, DType::bf16}) {
+    Program program;
+    program.steps.emplace_back(LibraryGemm{.dtype = dtype,
+                                           .m = 1,
+                                           .n = 2,
+                                           .k = 2,
+                                           .a = TensorArgument{0},
+                                           .b = TensorArgument{1},
+                                           .c = TensorArgument{2},
+                                           .batch = {.count = 3, .a = 0, .b = 4, .c = 2}});
+    const auto result = backend->compile(program);
+    REQUIRE(result.executable);
+    const std::vector<float> a{1, 2}, b{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    std::array<float, 2> a_bytes{};
+    std::array<float, 12> b_bytes{};
+    std::array<float, 6> c_bytes{};
+    encode(dtype, a, a_bytes.data());
+    encode(dtype, b, b_bytes.data());
+    const auto workspace = backend->allocate(result.executable->workspace_bytes());
+    void* tensors[] = {a_bytes.data(), b_bytes.data(), c_bytes.data()};
+    result.executable->enqueue(tensors, workspace->data(), nullptr);
+    std::vector<float> c(6);
+    decode(dtype, c_bytes.data(), c);
+    CHECK(c == std::vector<float>{5, 11, 17, 23, 29, 35});
+  }
+}
+
 TEST_CASE("a capture keeps its calls, by value, and runs them at each sample") {
   const auto backend = open_cpu();
   const auto executable = backend->compile(increment()).executable;

@@ -21,6 +21,7 @@
 #include "runtime/plan.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
+#include "tuning/evaluate/local_evaluator.hpp"
 #include "verify/verifier.hpp"
 
 using namespace fftune;
@@ -184,7 +185,7 @@ class StandIn final : public HostBackend {
             {}};
   }
 
-  int launches = 0;
+  int launches = 0, most_layers = 0;
 
  private:
   void run(const Program& program, void* const* tensors, std::byte* workspace) {
@@ -221,6 +222,7 @@ class StandIn final : public HostBackend {
       }
       std::memset(p.workspace, 1, program.scratch[area].bytes);
       ++launches;
+      most_layers = std::max(most_layers, p.layers);
     }
   }
 
@@ -327,4 +329,24 @@ TEST_CASE("a plan of persistent layers computes what plans of one layer do one a
     const bool same = bytes == apart.at(name);
     CHECK(same);
   }
+}
+
+TEST_CASE("persistent layers are verified as one and timed as all") {
+  StandIn device(shape);
+  LocalEvaluator evaluator(device, builtin_catalog(), 1);
+  const Plan plan = plan_of(device, 3);
+  const Setup setup = evaluator.begin(plan.problem());
+  CAPTURE(setup.refusal);
+  REQUIRE(setup.refusal.empty());
+  Candidate candidate;
+  candidate.recipe = plan.recipe();
+  device.most_layers = 0;
+  const Verified verified = evaluator.verify(candidate);
+  CAPTURE(verified.failure);
+  CHECK(verified.passed);
+  CHECK(device.most_layers == 1);
+  const auto timings = evaluator.time({candidate}, {.samples = 1});
+  REQUIRE(timings.size() == 1);
+  CHECK(timings[0].failure.empty());
+  CHECK(device.most_layers == 3);
 }

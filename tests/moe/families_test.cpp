@@ -387,3 +387,43 @@ TEST_CASE("routings to one expert, to none, and to the same one twice on a GPU",
       compare_recipes(*backend, problem, sizes, recipes);
     }
 }
+
+namespace {
+
+void check_moe_baselines(Backend& backend, DType dtype, double tolerance) {
+  const DeviceKind kind = backend.facts().kind;
+  // A product for each choice, and one for each expert.
+  for (const MoeSizes& sizes : {MoeSizes{1, 40, 24, 9, 2}, MoeSizes{3, 64, 32, 40, 3, 1},
+                                MoeSizes{7, 40, 24, 5, 3, 2}, MoeSizes{30, 36, 20, 4, 1}})
+    for (const auto& options : std::vector<std::map<std::string, std::string>>{
+             {}, {{"gate-up", "halves"}}, {{"residual", "yes"}, {"act", "gelu"}}})
+      check_baselines(backend, moe_ffn_op(), moe_problem(sizes, dtype, kind, options), tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("a mixture's baselines write the same") {
+  const auto backend = open_cpu();
+  check_moe_baselines(*backend, DType::f32, 1e-5);
+  check_moe_baselines(*backend, DType::bf16, 2e-2);
+  const auto none = [&](const std::map<std::string, std::string>& options) {
+    return moe_ffn_op()
+        .baselines(moe_problem({4, 16, 8, 4, 2}, DType::bf16, DeviceKind::cpu, options),
+                   backend->facts())
+        .empty();
+  };
+  CHECK_FALSE(none({}));
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"save", "preact"},
+                                                                      {"weigh", "before"},
+                                                                      {"bias", "all"},
+                                                                      {"gate-up", "interleaved"},
+                                                                      {"act", "swiglu-oai"}})
+    CHECK(none({{name, value}}));
+}
+
+TEST_CASE("on a GPU too, a mixture's baselines write the same", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::f32})
+    check_moe_baselines(*backend, dtype, dtype == DType::f32 ? 1e-4 : 2e-2);
+}

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "cpu/open.hpp"
 #include "odd_op.hpp"
+#include "registry/repeated_family.hpp"
 #include "support/catch.hpp"
 #include "support/host_backend.hpp"
 #include "tuning/tuner.hpp"
@@ -19,6 +21,81 @@ const SourceSet no_sources{{}};
 Candidate way(int value) {
   return {0, {{"odd", {{"way", value}}}}, ""};
 }
+
+constexpr std::size_t toy_tensors = 5;
+
+std::int64_t times_of(const Problem& problem) {
+  return problem.sizes.contains("times") ? problem.size("times") : 1;
+}
+
+/// Both stages of as many toys as the problem has, in one program.
+class AllToys final : public RepeatedFamily {
+ public:
+  std::string_view name() const override { return "all"; }
+  std::string_view summary() const override { return "every time in one program"; }
+  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+  std::vector<std::string> stages() const override { return {"first", "second"}; }
+  std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const override {
+    return {};
+  }
+  Space space(const Problem&, const DeviceFacts&) const override {
+    return Space().parameter("block", "rows at once", {1});
+  }
+  Config default_config(const Problem&, const DeviceFacts&) const override {
+    return {{"block", 1}};
+  }
+  std::vector<std::string> sources() const override { return {}; }
+  bool is_preferred(const Problem&, const DeviceFacts&) const override { return true; }
+
+  Program program(const Problem& problem, const DeviceFacts&, const Config&) const override {
+    const auto times = static_cast<std::size_t>(times_of(problem));
+    Program program;
+    program.host_tensors = static_cast<int>(times * toy_tensors);
+    program.steps.emplace_back(HostFunction([=](const HostCall& call) {
+      const auto m = problem.size("m"), d = problem.size("d"), h = problem.size("h");
+      for (std::size_t at = 0; at < times * toy_tensors; at += toy_tensors) {
+        toy_product(problem.dtype, m, h, d, call.tensors[at], call.tensors[at + 1],
+                    call.tensors[at + 4]);
+        toy_product(problem.dtype, m, d, h, call.tensors[at + 4], call.tensors[at + 2],
+                    call.tensors[at + 3]);
+      }
+    }));
+    return program;
+  }
+};
+
+/// `times` toys that have nothing to do with each other.
+class Toys final : public ToyOp {
+ public:
+  std::vector<SizeField> sizes() const override {
+    auto sizes = ToyOp::sizes();
+    sizes.push_back({.name = "times", .help = "how many"});
+    return sizes;
+  }
+  std::vector<TensorSpec> tensors(const Problem& problem) const override {
+    std::vector<TensorSpec> all;
+    for (std::int64_t i = 0; i < times_of(problem); ++i)
+      for (auto& tensor : ToyOp::tensors(problem)) {
+        if (i > 0) tensor.name += std::to_string(i);
+        all.push_back(std::move(tensor));
+      }
+    return all;
+  }
+  std::optional<Repetition> repetition(const Problem& problem) const override {
+    if (!problem.sizes.contains("times")) return std::nullopt;
+    Repetition all{problem, {}};
+    all.one.sizes.erase("times");
+    for (std::int64_t i = 0; i < problem.size("times"); ++i) {
+      auto& places = all.places.emplace_back(toy_tensors);
+      std::iota(places.begin(), places.end(), static_cast<std::size_t>(i) * toy_tensors);
+    }
+    return all;
+  }
+  std::vector<const Family*> families() const override { return {&all_}; }
+
+ private:
+  AllToys all_;
+};
 
 }  // namespace
 
@@ -63,6 +140,23 @@ TEST_CASE("whatever a candidate does on a real backend is a value") {
   CHECK(timings[odd_throws].failure == "a function gave up");
   CHECK(timings[odd_faults].device_fault);
   CHECK(timings[odd_faults].samples_us.empty());
+}
+
+TEST_CASE("a program of several times is verified by one of them, and timed as all") {
+  const Toys op;
+  const Catalog catalog{{&op}, &no_sources};
+  const auto backend = open_cpu();
+  LocalEvaluator evaluator(*backend, catalog, 1);
+  Problem problem = ToyOp::problem(DType::f32, 7, 16, 24);
+  problem.sizes["times"] = 3;
+  REQUIRE(evaluator.begin(problem).refusal.empty());
+  const Candidate all{0, {{"all", {{"block", 1}}}}, ""};
+  const auto verified = evaluator.verify(all);
+  INFO(verified.failure);
+  CHECK(verified.passed);
+  const auto timings = evaluator.time({all}, {});
+  CHECK(timings[0].failure.empty());
+  CHECK_FALSE(timings[0].samples_us.empty());
 }
 
 TEST_CASE("a slow candidate is abandoned at its second sample, and a round ends in time") {

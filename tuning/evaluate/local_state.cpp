@@ -64,13 +64,17 @@ CompileResult LocalEvaluator::State::compile_program(const std::string& key,
 }
 
 CompileResult LocalEvaluator::State::compile_variant(const Variant& variant, bool first) {
-  return compile_program(variant.id() + (first ? " first" : ""), [&] {
-    auto program = family_of(*op, variant.family).program(problem, backend.facts(), variant.config);
-    if (!first || program.steps.empty()) return program;
-    if (auto* launch = std::get_if<KernelLaunch>(&program.steps.front()))
-      launch->programmatic = false;
-    return program;
-  });
+  return compile_program(variant.id() + (first ? " first" : ""),
+                         [&] { return program_of(variant, unrepeated(*op, problem), first); });
+}
+
+Program LocalEvaluator::State::program_of(const Variant& variant, const Problem& of,
+                                          bool first) const {
+  Program program = family_of(*op, variant.family).program(of, backend.facts(), variant.config);
+  if (!first || program.steps.empty()) return program;
+  if (auto* launch = std::get_if<KernelLaunch>(&program.steps.front()))
+    launch->programmatic = false;
+  return program;
 }
 
 const Baseline& LocalEvaluator::State::baseline(const std::string& name) const {
@@ -106,10 +110,16 @@ Executables LocalEvaluator::State::executables(const Candidate& candidate) {
 }
 
 Executables LocalEvaluator::State::timed_executables(const Candidate& candidate) {
-  Executables all = executables(candidate);
   const auto repetition = op->repetition(problem);
-  if (!repetition || !candidate.baseline.empty() || is_repeated_by_family(*op, candidate.recipe))
-    return all;
+  if (repetition && candidate.baseline.empty() && is_repeated_by_family(*op, candidate.recipe)) {
+    const Variant& variant = candidate.recipe.front();
+    auto whole = compile_program(variant.id() + " of all",
+                                 [&] { return program_of(variant, problem, true); });
+    if (!whole.executable) throw Error(ErrorKind::unavailable, whole.report.failure);
+    return {std::move(whole.executable)};
+  }
+  Executables all = executables(candidate);
+  if (!repetition || !candidate.baseline.empty()) return all;
   const auto first = all.front();
   all.front() = compile_variant(candidate.recipe.front(), false).executable;
   return repeated(all, repetition->places, first);

@@ -59,6 +59,7 @@ struct LocalEvaluator::State {
   /// `first`: without programmatic dependent launch. The launch before the first one of a candidate
   /// is the last of the previous pass, which it would overlap; no plan repeats itself like that.
   CompileResult compile_variant(const Variant& variant, bool first);
+  Program program_of(const Variant& variant, const Problem& of, bool first) const;
   const Baseline& baseline(const std::string& name) const;
   /// Everything the candidate consists of, in order. Throws nothing.
   std::vector<CompileResult> compile_all(const Candidate& candidate);

@@ -65,8 +65,10 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
                           (plan.splits_dim ? 200 : 0);
   // Reductions from registers keep the warps that issue them waiting.
   const double dq = config.dq == dq_path::direct ? plan.dq_words / 64.0 : 0;
+  // At head dim 256 registers of larger tiles, or of scores ahead, are spilled.
+  const double spilled = layer.dim > 192 && (config.bm > 64 || config.ahead) ? 400 : 0;
   constexpr double of_block = 4000;  // its keys and values, and the stores of their gradients
-  const double block = visits * (mma + softmax + barriers + loads + dq) + of_block;
+  const double block = visits * (mma + softmax + barriers + loads + dq + spilled) + of_block;
   const double blocks = std::ceil(keys / config.bn) * static_cast<double>(layer.kv_heads * layer.b);
   const double share = blocks / static_cast<double>(facts.multiprocessors);
   const bool evens_out = layer.mask == Mask::causal;

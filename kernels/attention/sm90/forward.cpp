@@ -281,15 +281,15 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                   },
                   {"scheduler"})
       .constraint(
-          "two MMA warpgroups, each in its own time, pair the tiles of a causal mask where each "
-          "SM has one",
+          "the tiles of a causal mask are paired in CTAs that each have an SM, or half of it, and "
+          "their MMA warpgroups their own time",
           [layer, facts](const Config& c) {
             return c.word("scheduler") != "paired" ||
-                   (c.at("mma_warpgroups") == 2 && c.at("ordered") == 0 &&
+                   (c.at("mma_warpgroups") + c.at("ctas_per_sm") == 3 && c.at("ordered") == 0 &&
                     c.at("split_keys") == 0 && layer.mask == Mask::causal && layer.window == 0 &&
                     layer.s > 64 && query_tiles(layer, 128) <= facts.multiprocessors);
           },
-          {"mma_warpgroups", "ordered", "scheduler", "split_keys"})
+          {"mma_warpgroups", "ordered", "ctas_per_sm", "scheduler", "split_keys"})
       .constraint("the counter of tiles has 24 bits",
                   [layer](const Config& c) {
                     return c.word("scheduler") != "dynamic" ||
@@ -338,9 +338,13 @@ Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
   launch.set(offsetof(attention_sm90_params, v),
              rows_map(layer, launch.places().v, layer.v_row, true, config.bn, plan.slab_columns));
   if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
+  const std::string& scheduler = values.word("scheduler");
   std::int64_t ctas = query_tiles(layer, plan.bm);
-  if (values.word("scheduler") != "single")
+  if (scheduler == "paired") {
+    ctas = query_tiles(layer, 128);
+  } else if (scheduler != "single") {
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
+  }
   launch.append(file,
                 fmt::format("attention_forward_sm90<{}, {}>", attention::template_argument(form),
                             template_argument(config)),

@@ -204,20 +204,6 @@ bool runs_ahead(const Candidate& c) {
          (t.pingpong() ? plan.subtiles : 2);
 }
 
-/// Of the time of all tiles, what is left where one of two MMA warpgroups passes over rows that are
-/// all padding: such a tile takes a little more than half as long.
-double unpadded_share(const Candidate& c) {
-  constexpr double saved = 0.4;
-  const auto& [work, t, plan] = c;
-  const bool skips = work.grouped_rows() && work.form.source == group_source::routed &&
-                     t.schedule == sm90_schedule::cooperative && t.mma_warpgroups == 2 &&
-                     t.cluster_m * t.split_k == 1 && work.a_reuse == 1;
-  if (!skips) return 1;
-  const double tiles = static_cast<double>(work.row_tiles(t.bm));
-  const double halves = 2 * tiles - static_cast<double>(work.row_tiles(t.bm / 2));
-  return 1 - saved * std::max(halves, 0.0) / tiles;
-}
-
 /// The tables of sorted groups take registers, and most tiles with more than 160 accumulators a
 /// thread spill some: a search drops those, and the default must not be one.
 double spilling_factor(const Candidate& c) {
@@ -263,8 +249,7 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;
   return start_cycles + together +
-         overlapped(static_cast<double>(waves) * tile * unpadded_share(c) * spilling_factor(c) *
-                        sharing_sorted_rows(c),
+         overlapped(static_cast<double>(waves) * tile * spilling_factor(c) * sharing_sorted_rows(c),
                     memory_cycles(c, facts, busy), 3);
 }
 

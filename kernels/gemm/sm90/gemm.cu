@@ -130,25 +130,44 @@ struct gemm_kernel {
 
   // --- Producer warps ---
 
+  // An expert's weights come from memory, and few CTAs share them: a load of them takes longer than
+  // the MMAs of the stages before it. So K blocks are asked for in L2 before a stage is free, by
+  // one of those CTAs, which run together.
+  static constexpr bool prefetches_b = grouped_rows && routed && !promotes && config.bm > 64;
+  static constexpr int prefetched_k_blocks = 4;
+
   // One thread: B of every tile, or a warp's first where the lookup takes one. It announces the
   // bytes of A too, if these are TMA's in any case, which A's thread may well have begun to load.
   __device__ __forceinline__ void load_b(const walked& groups, stages pipe, int lane) const {
     constexpr u32 bytes = gathers ? plan.stage_bytes - plan.a_bytes : plan.stage_bytes;
     const loader load(params, gemm, rank);
     if constexpr (form.b_depends) wait_for_dependencies();
-    for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
-      const work_tile tile = work.tile();
-      int group;
-      if constexpr (looks_up_in_warps) {
-        group = work.rows_in_warp(tile).group;
+    scheduler work = schedule(groups);
+    const auto next = [&](const scheduler& then) {
+      if constexpr (prefetches_b) {
+        work.go(then.here());
       } else {
-        group = work.group(tile);
+        work.next(1);
       }
+    };
+    for (scheduler then = work; work.is_valid(); next(then)) {
+      const work_tile tile = work.tile();
+      const int group = work.group(tile);
       for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
         pipe.wait_empty();
         if (looks_up_in_warps && lane != 0) continue;
         barrier_arrive_expect(pipe.full_barrier(), bytes);
         load.load_b(pipe.buffer(), pipe.full_barrier(), k_block, tile.n * config.bn, group);
+        if constexpr (prefetches_b) {
+          if (k_block == tile.k.first) then.next(1);
+          const int later = k_block + prefetched_k_blocks;
+          if (later < tile.k.last) {
+            if (work.is_first_of_group()) load.prefetch_b(later, tile.n * config.bn, group);
+          } else if (then.is_valid() && then.is_first_of_group()) {
+            const work_tile own = then.tile();
+            load.prefetch_b(own.k.first + later - tile.k.last, own.n * config.bn, then.group(own));
+          }
+        }
       }
     }
     if constexpr (plan.cluster_ctas > 1 && !splits_k) pipe.drain();
@@ -189,9 +208,7 @@ struct gemm_kernel {
   // The rows of a tile; dense: from its first row on all that there are.
   __device__ __forceinline__ group_tile rows_of(const scheduler& work,
                                                 const work_tile& tile) const {
-    if constexpr (looks_up_in_warps) {
-      return work.rows_in_warp(tile);
-    } else if constexpr (grouped_rows) {
+    if constexpr (grouped_rows) {
       return work.rows(tile);
     } else {
       return {0, 0, tile.row, gemm.m - tile.row};
@@ -358,7 +375,7 @@ struct gemm_kernel {
   // --- MMA warpgroups ---
 
   // What happens to stages beside their MMAs.
-  template <class Prefetch>
+  template <class Prefetch, class LookAhead>
   struct hooks {
     bool generic_writes;  // cp.async filled the stages, which wgmma does not see without a fence
     replay_store replay;  // with A reuse
@@ -366,6 +383,7 @@ struct gemm_kernel {
     int warpgroup;
     int prefetch_at;  // the K block after whose MMAs the source is asked for
     const Prefetch& prefetch;
+    const LookAhead& look_ahead;
 
     __device__ __forceinline__ void on_full(u32 buffer, int k_block) const {
       if constexpr (reduction) {
@@ -382,6 +400,7 @@ struct gemm_kernel {
         if (k_block == prefetch_at) prefetch();
       }
     }
+    __device__ __forceinline__ void on_all_issued() const { look_ahead(); }
     template <int pending>
     __device__ __forceinline__ void on_read() const {
       if constexpr (reuses_a) replay.template wait_read<pending>();
@@ -522,23 +541,6 @@ struct gemm_kernel {
     }
   }
 
-  // Where the MMA warpgroups share the rows of a tile, one whose rows are all beyond the group's
-  // last has nothing to compute: it releases the stages, and leaves the tensor cores to the others.
-  static constexpr bool skips_padding =
-      routed && grouped_rows && !config.swap_ab() && !config.pingpong() && !splits_k && !reuses_a;
-  __device__ __forceinline__ void pass_tile(const scheduler& work, const work_tile& tile,
-                                            stages& pipe, const row_indices& indices) const {
-    const mma loop{0, rank};
-    for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-      pipe.wait_full();
-      loop.release(pipe.empty_barrier());
-    }
-    if constexpr (finds_rows) {
-      indices.wait();
-      if (work.last()) indices.release();
-    }
-  }
-
   // The work of an MMA warpgroup.
   __device__ __forceinline__ void compute(const walked& groups, stages pipe, row_indices indices,
                                           int warpgroup) const {
@@ -560,21 +562,31 @@ struct gemm_kernel {
     bool met = false;  // the other CTAs of a split
     bool last_of_rows = true;
     u32 ordinal = config.pingpong() ? warpgroup : 0;
+    // Where the next tile lies among many groups takes hundreds of clocks to find, which the last
+    // MMAs of the one before cover.
+    constexpr bool looks_ahead = grouped_rows && routed && !promotes;
+    auto ahead = [&] {
+      if constexpr (looks_ahead) {
+        return work.here();
+      } else {
+        return no_groups{};
+      }
+    }();
+    const auto look_ahead = [&] {
+      if constexpr (looks_ahead) ahead = work.after(turn);
+    };
     const auto next = [&] {
-      work.next(turn);
+      if constexpr (looks_ahead) {
+        work.go(ahead);
+      } else {
+        work.next(turn);
+      }
       ordinal += turn;
       if constexpr (finds_rows && grouped_rows) indices.advance(last_of_rows ? turn : 0);
     };
     for (; work.is_valid(); next()) {
       work_tile tile = work.tile();
       if (reduction && splits_k && tile.k.count() == 0) continue;
-      if constexpr (skips_padding) {
-        if (rows_of(work, tile).count <= first_row) {
-          pass_tile(work, tile, pipe, indices);
-          last_of_rows = true;
-          continue;
-        }
-      }
       bool gathered = false;
       if constexpr (grouped_rows) {
         last_of_rows = work.last();
@@ -607,8 +619,8 @@ struct gemm_kernel {
           prefetch_at = smaller(epilogue::load_at_k_block, tile.k.count()) - 1;
         const replay_store kept{params.reuse, static_cast<int>(tile.m) * config.bm,
                                 reuses_a && gathered && !last_of_rows && threadIdx.x == 0};
-        const hooks<decltype(prefetch_source)> others{gathered,  kept,        tokens,
-                                                      warpgroup, prefetch_at, prefetch_source};
+        const hooks<decltype(prefetch_source), decltype(look_ahead)> others{
+            gathered, kept, tokens, warpgroup, prefetch_at, prefetch_source, look_ahead};
         if constexpr (sm90_levels_tiles(form, config)) {
           loop.run_rows(acc, pipe, tile.k.count(), others, work.rows(tile).count);
         } else {
