@@ -214,15 +214,16 @@ double spilling_factor(const Candidate& c) {
   return sorted && plan.total_accumulators(work.form) > most_accumulators ? 1.1 : 1;
 }
 
-/// How much longer the main loop takes where the MMA warpgroups share tiles of sorted groups' rows.
-/// Measured on the two landscapes of moe-ffn and not understood: tiles with swap-AB, and in
-/// ping-pong, take what dense ones take, and sharing A in a cluster recovers half of it.
-double sharing_sorted_rows(const Candidate& c) {
+/// How much longer, or shorter, tiles of sorted groups' rows take, as measured: CTAs that share A
+/// by multicast take less power from the MMAs where a group has several rows of tiles.
+double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
-  const bool sorted = work.grouped_rows() && work.form.source == group_source::routed;
-  if (!sorted || t.schedule != sm90_schedule::cooperative || t.cluster_m > 1) return 1;
-  if (work.b_operands() == 1) return 1.08;
-  return t.cluster_n > 1 ? 1.1 : 1.25;
+  if (!work.grouped_rows() || work.form.source != group_source::routed) return 1;
+  const bool several = work.row_tiles(t.bm) >= 4 * work.groups_with_rows();
+  if (sm90_levels_tiles(work.form, t))
+    return t.cluster_n > 1 ? (several ? 0.94 : 1.05) : t.cluster_m > 1 ? 1.02 : 1;
+  if (t.schedule != sm90_schedule::cooperative || t.cluster_m > 1) return 1;
+  return t.cluster_n > 1 ? 1.03 : 1.06;
 }
 
 double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
@@ -249,7 +250,7 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;
   return start_cycles + together +
-         overlapped(static_cast<double>(waves) * tile * spilling_factor(c) * sharing_sorted_rows(c),
+         overlapped(static_cast<double>(waves) * tile * spilling_factor(c) * sorted_rows_factor(c),
                     memory_cycles(c, facts, busy), 3);
 }
 
