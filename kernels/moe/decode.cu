@@ -41,6 +41,7 @@ struct chosen_config {
   int tokens, rows, warps, unroll, k_parts, l2_prefetch;
   weights_of_both packed;
   chosen_scales scaled;
+  bool loads_first;  // all loads of a step before its MMAs, with as many registers as that takes
 };
 
 namespace {
@@ -134,6 +135,23 @@ __device__ __forceinline__ int scale_blocks(int extent) {
   return ceil_div(extent, columns_of_scale);
 }
 
+// A weight, which is read once. ptxas moves loads by the read-only path behind the barrier that is
+// to keep them before the MMAs, where that saves registers.
+template <bool in_order>
+__device__ __forceinline__ vector16 load_weight(const void* address) {
+  if constexpr (!in_order) {
+    return load_streaming(address);
+  } else {
+    vector16 value;
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]),
+                   "=r"(value.word[3])
+                 : "l"(address)
+                 : "memory");
+    return value;
+  }
+}
+
 // 16 bytes of a row as pairs of what the tensor cores multiply; `wide`: the type of what is no
 // product's operand.
 template <class T>
@@ -200,7 +218,8 @@ struct chosen_mma {
 #pragma unroll
           for (int fragment = 0; fragment < n_fragments; ++fragment) {
             b[operand][fragment][step] =
-                from < k ? load_streaming(weights[operand][fragment] + from) : vector16{};
+                from < k ? load_weight<config.loads_first>(weights[operand][fragment] + from)
+                         : vector16{};
           }
           if constexpr (by_block) {
             const float* const scales = weight_scales[operand];
@@ -323,7 +342,7 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
 // w_gate and w_up apart or in one tensor as they are. Grid: (ceil(h / rows), experts that may be
 // chosen + 1); where it finds scales of hidden, clusters of 128 / rows along x. Block: 32 · warps.
 template <class T, class activation, chosen_config config>
-__global__ void __launch_bounds__(config.warps * 32)
+__global__ void __launch_bounds__(config.warps * 32, config.loads_first ? 1 : 0)
     chosen_gate_up(const T* x, const int* ids, const T* w_gate, const T* w_up, int* offsets,
                    int* tokens, int* places, T* hidden, const float* weights, float* row_weights,
                    const wide_of<T>* b_gate, const wide_of<T>* b_up, const float* x_scale,

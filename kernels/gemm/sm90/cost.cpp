@@ -55,7 +55,8 @@ double wgmma_columns(const Candidate& c) {
   const double widest = plan.wgmma_columns;
   if (!sm90_levels_tiles(work.form, t)) return widest;
   constexpr double steps = 16;  // of a width
-  const double rows = static_cast<double>(work.m) / static_cast<double>(work.row_tiles(t.bm));
+  const double tiles = static_cast<double>(work.row_tiles(t.bm * t.cluster_m) * t.cluster_m);
+  const double rows = static_cast<double>(work.m) / tiles;
   return std::min(rows + steps / 2, widest);
 }
 
@@ -215,14 +216,19 @@ double spilling_factor(const Candidate& c) {
   return sorted && plan.total_accumulators(work.form) > most_accumulators ? 1.1 : 1;
 }
 
-/// How much longer, or shorter, tiles of sorted groups' rows take, as measured: CTAs that share A
-/// by multicast take less power from the MMAs where a group has several rows of tiles.
+/// How much longer, or shorter, tiles of sorted groups' rows take, as measured on an H200 at 256 to
+/// 4,096 rows a group. CTAs in step read less from L2 and from memory, which takes power from the
+/// MMAs: those with the same A, or, of groups of few tiles, all that read a group's B.
 double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
   if (!work.grouped_rows() || work.form.source != group_source::routed) return 1;
-  const bool several = work.row_tiles(t.bm) >= 4 * work.groups_with_rows();
-  if (sm90_levels_tiles(work.form, t))
-    return t.cluster_n > 1 ? (several ? 0.94 : 1.05) : t.cluster_m > 1 ? 1.02 : 1;
+  if (work.gathers_a) return 1;  // slower than loads, and not measured in clusters
+  const bool several = work.row_tiles(t.bm) > 3 * work.groups_with_rows();
+  if (sm90_levels_tiles(work.form, t)) {
+    const double narrow = t.bm >= 96 && t.bm < 128 ? 1 + 0.1 * (128 - t.bm) / 16 : 1;
+    if (t.cluster_n > 1) return narrow * (several ? 0.95 : 1);
+    return narrow * (t.cluster_m > 1 ? (several ? 0.99 : 0.92) : 1);
+  }
   if (t.schedule != sm90_schedule::cooperative || t.cluster_m > 1) return 1;
   return t.cluster_n > 1 ? 1.03 : 1.06;
 }

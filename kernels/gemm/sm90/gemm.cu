@@ -133,10 +133,11 @@ struct gemm_kernel {
 
   // --- Producer warps ---
 
-  // An expert's weights come from memory, and few CTAs share them: a load of them takes longer than
-  // the MMAs of the stages before it. So K blocks are asked for in L2 before a stage is free, by
-  // one of those CTAs, which run together.
-  static constexpr bool prefetches_b = grouped_rows && routed && !promotes && config.bm > 64;
+  // A group's weights come from memory, and few CTAs share them: a load of them takes longer than
+  // the MMAs of the stages before it. So the first cluster of a group asks for K blocks in L2
+  // before a stage is free. A CTA by itself would run ahead of those that share its B.
+  static constexpr bool prefetches_b =
+      grouped_rows && routed && !promotes && config.bm > 64 && config.cluster_m > 1;
   static constexpr int prefetched_k_blocks = 4;
 
   // One thread: B of every tile, or a warp's first where the lookup takes one. It announces the
