@@ -251,6 +251,8 @@ struct persistent_layers {
 
   // ---- consumers ----
 
+  // One lane arrives for the warp: __syncwarp() orders the others' reads before that, which
+  // racecheck does not take into account.
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty());
