@@ -25,6 +25,13 @@ __device__ __forceinline__ void tma_prefetch(const tensor_map& map, int inner, i
                : "memory");
 }
 
+__device__ __forceinline__ void tma_prefetch(const tensor_map& map, int inner, int outer,
+                                             int matrix) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(inner), "r"(outer), "r"(matrix)
+               : "memory");
+}
+
 // Loads the box at element (inner, outer) into `shared`; its bytes count towards `barrier`.
 __device__ __forceinline__ void tma_load(u32 shared, const tensor_map& map, u32 barrier, int inner,
                                          int outer, l2_policy policy) {

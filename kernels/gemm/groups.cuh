@@ -325,6 +325,12 @@ struct group_tile {
   int count;  // its rows; zero or less for a padding tile of a cluster
 };
 
+// The tiles of a group.
+struct group_span {
+  int group;
+  u32 first, count;
+};
+
 // How the rows of each group are split into tiles.
 struct group_tiling {
   int height;           // rows of a tile, at most
@@ -406,7 +412,8 @@ class group_tiles<routed_groups, tiling> {
   __device__ __forceinline__ u32 count() const {
     return begins_[groups_.groups()];
   }
-  __device__ __forceinline__ group_tile at(u32 tile) const {
+  // The tiles of the group that has a tile.
+  __device__ __forceinline__ group_span span(u32 tile) const {
     int group = 0, end = groups_.groups();  // the last group that begins at the tile or before it
 #pragma unroll 1
     while (end - group > 1) {
@@ -417,16 +424,35 @@ class group_tiles<routed_groups, tiling> {
         end = middle;
       }
     }
-    const u32 begin = begins_[group];
-    const int rows = groups_.count(group);
+    return span_of(group);
+  }
+  // The same by all lanes of a warp, each of which looks at a group of 32 and at one of these.
+  __device__ __forceinline__ group_span span_in_warp(u32 tile) const {
+    static_assert(most_groups <= 32 * 32);
+    const int lane = static_cast<int>(threadIdx.x % 32), groups = groups_.groups();
+    const auto begun = [&](int group) {
+      return __popc(__ballot_sync(~0u,
+                                  group < groups && begins_[group < groups ? group : 0] <= tile)) -
+             1;
+    };
+    const int first = begun(lane * 32) * 32;
+    return span_of(first + begun(first + lane));
+  }
+  __device__ __forceinline__ group_tile at(const group_span& own, u32 tile) const {
+    const int rows = groups_.count(own.group);
     int most = height;
-    if constexpr (tiling.levels) {
-      const u32 tiles = begins_[group + 1] - begin;
-      most = ceil_div(static_cast<u32>(rows), 8 * tiles) * 8;
-    }
-    const int rank = static_cast<int>(tile - begin) * most;
+    if constexpr (tiling.levels) most = ceil_div(static_cast<u32>(rows), 8 * own.count) * 8;
+    const int rank = static_cast<int>(tile - own.first) * most;
     const int left = rows - rank;
-    return {group, rank, groups_.first(group) + rank, left < most ? left : most};
+    return {own.group, rank, groups_.first(own.group) + rank, left < most ? left : most};
+  }
+  __device__ __forceinline__ group_tile at(u32 tile) const {
+    return at(span(tile), tile);
+  }
+
+ private:
+  __device__ __forceinline__ group_span span_of(int group) const {
+    return {group, begins_[group], begins_[group + 1] - begins_[group]};
   }
 };
 

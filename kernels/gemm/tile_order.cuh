@@ -11,6 +11,19 @@ struct tile_position {
   u32 m, n;
 };
 
+// Division by the same number many times: by a multiplication, whose result is one too low at most.
+class divider {
+  u32 by_, inverse_;
+
+ public:
+  __device__ __forceinline__ explicit divider(u32 by) : by_(by), inverse_(0xffffffffu / by) {}
+
+  __device__ __forceinline__ u32 quotient(u32 of) const {
+    const u32 low = static_cast<u32>(static_cast<u64>(of) * inverse_ >> 32);
+    return of - low * by_ >= by_ ? low + 1 : low;
+  }
+};
+
 __device__ __forceinline__ tile_position grouped_tile(u32 index, u32 tiles_m, u32 tiles_n,
                                                       u32 group_m) {
   const u32 band_tiles = group_m * tiles_n;

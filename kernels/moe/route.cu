@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(config.threads)
   const int begin = static_cast<int>(groups * part / (config.ctas * warps)) * 32;
   const int end =
       smaller(static_cast<int>(groups * (part + 1) / (config.ctas * warps)) * 32, choices);
-  // Calls visit(choice, expert, the lanes that have it too) for each choice in order; expert is
-  // `experts` where there is none.
+  // Calls visit(choice, whether it is an expert here, which one) for each choice in order.
   const auto for_each = [&](const auto& visit) {
     constexpr int together = 8;  // loads in flight
     for (int group = begin; group < end; group += 32 * together) {
@@ -62,14 +61,12 @@ __global__ void __launch_bounds__(config.threads)
       for (int i = 0; i < together; ++i) {
         if (group + i * 32 >= end) break;
         const bool is_here = own[i] >= 0 && own[i] < experts;
-        visit(group + i * 32 + lane, is_here, own[i],
-              __match_any_sync(~0u, is_here ? own[i] : experts));
+        visit(group + i * 32 + lane, is_here, own[i]);
       }
     }
   };
-  for_each([&](int, bool is_here, int id, u32 peers) {
-    if (is_here && lane == __ffs(peers) - 1) counts[id * stride + warp] += __popc(peers);
-    __syncwarp();
+  for_each([&](int, bool is_here, int id) {
+    if (is_here) atomicAdd(&counts[id * stride + warp], 1);
   });
   __syncthreads();
 
@@ -128,7 +125,8 @@ __global__ void __launch_bounds__(config.threads)
   }
   if (rank == 0 && threadIdx.x == 0) offsets[experts] = static_cast<int>(before);
 
-  for_each([&](int choice, bool is_here, int id, u32 peers) {
+  for_each([&](int choice, bool is_here, int id) {
+    const u32 peers = __match_any_sync(~0u, is_here ? id : experts);
     if (is_here) {
       const u32 place = first[id] + counts[id * stride + warp] + __popc(peers & ((1u << lane) - 1));
       const u32 token = static_cast<u32>(choice) / top_k;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -328,6 +329,17 @@ TEST_CASE("the sm90 cost model adds up the tiles that groups should need", "[gem
   CHECK(tiles({{1, 4000}, {63, 1.5}}, 128) == Approx(31.75 + 63 * 0.777).margin(2));
   gemm.groups.expected_rows = {{64, 0.05}};
   CHECK(sm90::Workload(gemm).groups_with_rows() == 3);
+}
+
+TEST_CASE("level tiles of uneven groups share either operand, or none", "[gemm]") {
+  for (const GemmCase& one : uneven_gemm_cases(DType::bf16)) {
+    INFO(one.name);
+    std::set<std::vector<int>> clusters;
+    for (const Config& config : sm90::space(one.gemm, hopper()).feasible())
+      if (config.word("schedule") == "swap_ab" && config.get("bm") == 144)
+        clusters.insert({config.get("cluster_m"), config.get("cluster_n")});
+    CHECK(clusters == std::set<std::vector<int>>{{1, 1}, {1, 2}, {2, 1}});
+  }
 }
 
 TEST_CASE("an sm90 launch of groups fits the device and covers C", "[gemm]") {

@@ -18,6 +18,7 @@
 
 namespace {
 
+using fftune::divider;
 using fftune::grouped_tile;
 using fftune::k_major_layout;
 using fftune::mn_major_layout;
@@ -144,6 +145,16 @@ TEST_CASE("ldmatrix finds the fragments of mma.m16n8k16 without bank conflicts",
   }
   SECTION("256-byte rows") {
     check_fragments<128>();
+  }
+}
+
+TEST_CASE("a divider finds what a division does", "[kernels]") {
+  constexpr u32 most = 0xffffffff;
+  for (const u32 by : {1u, 2u, 3u, 7u, 8u, 448u, 641u, 65535u, 65536u, 0x80000001u, most}) {
+    const divider divided(by);
+    for (const u32 of : {0u, 1u, 6u, 447u, 448u, 449u, 99999u, 0x7fffffffu, 0x80000000u, most - 1,
+                         most / by * by, most / by * by - 1, most})
+      REQUIRE(divided.quotient(of) == of / by);
   }
 }
 

@@ -189,7 +189,7 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
   const bool promotes = form.scales != scaling::none;
   const bool overlaps =
       b_operands * plan.m64_tiles > 1 &&
-      b_operands * one_operand + 2 * plan.accumulators <= (config.mma_warpgroups == 3 ? 80 : 144);
+      b_operands * one_operand + 2 * plan.accumulators <= (config.mma_warpgroups == 3 ? 80 : 160);
   plan.promotions = overlaps ? 2 : 1;
   const int promoted = promotes ? one_operand > plan.promotions * plan.accumulators
                                       ? one_operand
@@ -227,6 +227,18 @@ constexpr sm90_plan sm90_plan_of(const gemm_form& form, const sm90_config& confi
   }
   plan.shared_bytes = 1024 + end;
   return plan;
+}
+
+/// CTAs of a persistent grid on an SM. Of experts' small tiles in fp8 most of the time goes into
+/// what comes before and after their MMAs, which the MMAs of another CTA's tile hide.
+constexpr int sm90_resident_ctas(const gemm_form& form, const sm90_plan& plan) {
+  constexpr int half_of_sm = 233472 / 2 - 1024;  // bytes of shared memory
+  const bool expert_rows = form.groups == grouping::rows && form.source == group_source::routed &&
+                           form.scales_k_blocks();
+  return expert_rows && plan.cluster_ctas == 1 && plan.ctas_per_sm == 2 &&
+                 plan.shared_bytes <= half_of_sm
+             ? 2
+             : 1;
 }
 
 /// Whether setmaxnreg can move registers in this way: a CTA has the registers that it was launched

@@ -16,6 +16,8 @@ struct Candidate {
   const Workload& work;
   const Tile& t;
   sm90_plan plan;
+
+  int resident() const { return sm90_resident_ctas(work.form, plan); }
 };
 
 /// The time of two kinds of work that overlap; the more equal they are, the less they overlap.
@@ -62,7 +64,14 @@ double wgmma_columns(const Candidate& c) {
 double promotion_cycles(const Candidate& c) {
   if (!c.work.promotes()) return 0;
   const bool shares_tiles = !c.t.pingpong() && c.t.mma_warpgroups > 1;
-  return (shares_tiles ? 150.0 : 220.0) / 4 * c.plan.m64_tiles * c.work.b_operands();
+  return (shares_tiles ? 150.0 : 220.0) / 4 * c.plan.m64_tiles * c.work.b_operands() / c.resident();
+}
+
+/// Clocks in which the warps of a CTA find out about an expert's tile, before its first MMA and
+/// again to store it, and of these stores.
+double placing_cycles(const Candidate& c) {
+  const bool routed = c.work.grouped_rows() && c.work.form.source == group_source::routed;
+  return routed && c.work.promotes() ? 1200.0 / c.resident() : 0;
 }
 
 /// Clocks in which a CTA takes in the bytes of one k16 step, and waits for them where the pipeline
@@ -153,6 +162,18 @@ std::int64_t clusters_at_once(const Tile& t, const DeviceFacts& facts) {
   return std::max<std::int64_t>(t.cluster_ctas() > 2 ? whole * 91 / 100 : whole, 1);
 }
 
+/// How much longer reading B takes where the two K blocks of 256 bytes that memory delivers
+/// together are asked for with an epilogue between them: a stage is asked for when the one that is
+/// as many before it as there are stages has been read. Measured on experts' products with two K
+/// blocks.
+double split_pairs(const Candidate& c) {
+  const auto& [work, t, plan] = c;
+  const bool routed = work.grouped_rows() && work.form.source == group_source::routed;
+  const std::int64_t k_blocks = work.k_blocks(t);
+  const bool splits = routed && work.promotes() && k_blocks % 2 == 0 && t.stages % 2 == 1;
+  return splits ? 1 + 0.2 / static_cast<double>(k_blocks) : 1;
+}
+
 /// Clocks of reading and writing everything once, of each group its own B. A memory-bound kernel
 /// needs most of the device loading at once, and CTAs of other rows of a group load no other B.
 /// With many rows of tiles there is more to compute than to read.
@@ -163,8 +184,8 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
   const double k = static_cast<double>(work.k), results = static_cast<double>(work.results);
   const double each_b = static_cast<double>(work.groups_with_rows());
   const double bytes =
-      (each_b * n * k * work.b_operands() * work.k_pairs() + m * k * work.k_pairs() * results +
-       m * n * results * work.tensors_per_stage) *
+      (split_pairs(c) * each_b * n * k * work.b_operands() * work.k_pairs() +
+       m * k * work.k_pairs() * results + m * n * results * work.tensors_per_stage) *
       2;
   const bool routed = work.grouped_rows() && work.form.source == group_source::routed;
   const std::int64_t row_tiles =
@@ -183,20 +204,6 @@ bool runs_ahead(const Candidate& c) {
          (t.pingpong() ? plan.subtiles : 2);
 }
 
-/// Of the time of all tiles, what is left where one of two MMA warpgroups passes over rows that are
-/// all padding: such a tile takes a little more than half as long.
-double unpadded_share(const Candidate& c) {
-  constexpr double saved = 0.4;
-  const auto& [work, t, plan] = c;
-  const bool skips = work.grouped_rows() && work.form.source == group_source::routed &&
-                     t.schedule == sm90_schedule::cooperative && t.mma_warpgroups == 2 &&
-                     t.cluster_m * t.split_k == 1 && work.a_reuse == 1;
-  if (!skips) return 1;
-  const double tiles = static_cast<double>(work.row_tiles(t.bm));
-  const double halves = 2 * tiles - static_cast<double>(work.row_tiles(t.bm / 2));
-  return 1 - saved * std::max(halves, 0.0) / tiles;
-}
-
 /// The tables of sorted groups take registers, and most tiles with more than 160 accumulators a
 /// thread spill some: a search drops those, and the default must not be one.
 double spilling_factor(const Candidate& c) {
@@ -207,15 +214,16 @@ double spilling_factor(const Candidate& c) {
   return sorted && plan.total_accumulators(work.form) > most_accumulators ? 1.1 : 1;
 }
 
-/// How much longer the main loop takes where the MMA warpgroups share tiles of sorted groups' rows.
-/// Measured on the two landscapes of moe-ffn and not understood: tiles with swap-AB, and in
-/// ping-pong, take what dense ones take, and sharing A in a cluster recovers half of it.
-double sharing_sorted_rows(const Candidate& c) {
+/// How much longer, or shorter, tiles of sorted groups' rows take, as measured: CTAs that share A
+/// by multicast take less power from the MMAs where a group has several rows of tiles.
+double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
-  const bool sorted = work.grouped_rows() && work.form.source == group_source::routed;
-  if (!sorted || t.schedule != sm90_schedule::cooperative || t.cluster_m > 1) return 1;
-  if (work.b_operands() == 1) return 1.08;
-  return t.cluster_n > 1 ? 1.1 : 1.25;
+  if (!work.grouped_rows() || work.form.source != group_source::routed) return 1;
+  const bool several = work.row_tiles(t.bm) >= 4 * work.groups_with_rows();
+  if (sm90_levels_tiles(work.form, t))
+    return t.cluster_n > 1 ? (several ? 0.94 : 1.05) : t.cluster_m > 1 ? 1.02 : 1;
+  if (t.schedule != sm90_schedule::cooperative || t.cluster_m > 1) return 1;
+  return t.cluster_n > 1 ? 1.03 : 1.06;
 }
 
 double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
@@ -235,15 +243,14 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
   const double loaded = step_cycles(c, busy);
   const double first = std::max(steps * gathering_step_cycles(c, loaded), reuse_cycles(c, facts));
   const double mean = (first + (work.a_reuse - 1) * steps * loaded) / work.a_reuse;
-  const double tile = mean + (t.pingpong() ? exposed * output : output);
+  const double tile = mean + (t.pingpong() ? exposed * output : output) + placing_cycles(c);
   // A cluster's CTAs start together, and those that lie beyond the matrix idle.
   const auto waves = ceil_div(work.runs(t), clusters_at_once(t, facts)) * work.a_reuse;
   const double together = t.split_k > 1          ? split_cycles + reduction_cycles(c)
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;
   return start_cycles + together +
-         overlapped(static_cast<double>(waves) * tile * unpadded_share(c) * spilling_factor(c) *
-                        sharing_sorted_rows(c),
+         overlapped(static_cast<double>(waves) * tile * spilling_factor(c) * sorted_rows_factor(c),
                     memory_cycles(c, facts, busy), 3);
 }
 

@@ -451,7 +451,7 @@ struct value_epilogue {
   __device__ __forceinline__ void quantise_columns(block_values& value, u32 exchange,
                                                    const output_tile& to, int block) const {
     constexpr int columns = plan.reduced_columns;
-    static_assert(4 * columns * 4 <= plan.subtile_bytes / 2);
+    static_assert(5 * columns * 4 <= plan.subtile_bytes / 2);
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const auto column_of = [&](int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; };
 #pragma unroll
@@ -476,28 +476,35 @@ struct value_epilogue {
       }
     };
     sync_sharers();
+    // A thread of each warpgroup finds the scale of a column, and leaves its inverse behind the
+    // maxima.
     const u32 first =
         scale_sharers == 1 ? exchange : exchange - warpgroup * plan.warpgroup_epilogue_bytes;
-#pragma unroll
-    for (int i = 0; i < values / 2; ++i) {
+    const u32 factors = exchange + 4 * columns * 4;
+    for (int column = threadIdx.x % 128; column < columns; column += 128) {
       float largest = 0;
 #pragma unroll
       for (int other = 0; other < 4 * scale_sharers; ++other) {
         largest =
             fmaxf(largest, load_shared_float(first + other / 4 * plan.warpgroup_epilogue_bytes +
-                                             (other % 4 * columns + column_of(i)) * 4));
+                                             (other % 4 * columns + column) * 4));
       }
-      const float scale = scale_of<fp8>(largest), factor = 1 / scale;
+      const float scale = scale_of<fp8>(largest);
+      store_shared(factors + column * 4, 1 / scale);
+      if (scale_sharers == 1 || warpgroup == 0) {
+        store_scale(scale, to, to.row + column, to.column + block * scale_block);
+      }
+    }
+    sync_sharers();  // and the other's maxima may be written again
+#pragma unroll
+    for (int i = 0; i < values / 2; ++i) {
+      const float factor = load_shared_float(factors + column_of(i) * 4);
 #pragma unroll
       for (int m64 = block * of_scale; m64 < (block + 1) * of_scale; ++m64) {
         value[m64][i / 2 * 4 + i % 2] *= factor;
         value[m64][i / 2 * 4 + 2 + i % 2] *= factor;
       }
-      if (warp == 0 && lane < 4 && (scale_sharers == 1 || warpgroup == 0)) {
-        store_scale(scale, to, to.row + column_of(i), to.column + block * scale_block);
-      }
     }
-    if constexpr (scale_sharers > 1) sync_sharers();  // the other's may be written again
   }
 
   __device__ __forceinline__ void store_scale(float scale, const output_tile& to, int row,

@@ -80,6 +80,7 @@ struct gemm_kernel {
   static constexpr bool reuses_a = config.a_reuse > 1;
   static constexpr bool promotes = form.scales != scaling::none;
   static constexpr bool scaled = form.scales_k_blocks();
+  static constexpr bool looks_up_in_warps = scaled && grouped_rows;
   static constexpr int mma_threads = config.mma_warpgroups * 128;
   static_assert(dense || sm90_registers_fit(plan, config));
   static_assert(dense || !promotes || (grouped_rows && routed && form.c_sorted && !reuses_a));
@@ -129,19 +130,44 @@ struct gemm_kernel {
 
   // --- Producer warps ---
 
-  // One thread: B of every tile. It announces the bytes of A too, if these are TMA's in any case,
-  // which A's thread may well have begun to load.
-  __device__ __forceinline__ void load_b(const walked& groups, stages pipe) const {
+  // An expert's weights come from memory, and few CTAs share them: a load of them takes longer than
+  // the MMAs of the stages before it. So K blocks are asked for in L2 before a stage is free, by
+  // one of those CTAs, which run together.
+  static constexpr bool prefetches_b = grouped_rows && routed && !promotes && config.bm > 64;
+  static constexpr int prefetched_k_blocks = 4;
+
+  // One thread: B of every tile, or a warp's first where the lookup takes one. It announces the
+  // bytes of A too, if these are TMA's in any case, which A's thread may well have begun to load.
+  __device__ __forceinline__ void load_b(const walked& groups, stages pipe, int lane) const {
     constexpr u32 bytes = gathers ? plan.stage_bytes - plan.a_bytes : plan.stage_bytes;
     const loader load(params, gemm, rank);
     if constexpr (form.b_depends) wait_for_dependencies();
-    for (scheduler work = schedule(groups); work.is_valid(); work.next(1)) {
+    scheduler work = schedule(groups);
+    const auto next = [&](const scheduler& then) {
+      if constexpr (prefetches_b) {
+        work.go(then.here());
+      } else {
+        work.next(1);
+      }
+    };
+    for (scheduler then = work; work.is_valid(); next(then)) {
       const work_tile tile = work.tile();
       const int group = work.group(tile);
       for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
         pipe.wait_empty();
+        if (looks_up_in_warps && lane != 0) continue;
         barrier_arrive_expect(pipe.full_barrier(), bytes);
         load.load_b(pipe.buffer(), pipe.full_barrier(), k_block, tile.n * config.bn, group);
+        if constexpr (prefetches_b) {
+          if (k_block == tile.k.first) then.next(1);
+          const int later = k_block + prefetched_k_blocks;
+          if (later < tile.k.last) {
+            if (work.is_first_of_group()) load.prefetch_b(later, tile.n * config.bn, group);
+          } else if (then.is_valid() && then.is_first_of_group()) {
+            const work_tile own = then.tile();
+            load.prefetch_b(own.k.first + later - tile.k.last, own.n * config.bn, then.group(own));
+          }
+        }
       }
     }
     if constexpr (plan.cluster_ctas > 1 && !splits_k) pipe.drain();
@@ -246,7 +272,7 @@ struct gemm_kernel {
   __device__ __forceinline__ void gather_scaled(const scheduler& work, const tile_rows& own,
                                                 stages& pipe, int thread) const {
     const work_tile tile = work.tile();
-    const group_tile rows = work.rows(tile);
+    const group_tile rows = rows_of(work, tile);
     const bool consecutive = own.consecutive();
     const row_gather<config.bm, row_gather_threads> gather(own.rows, thread);
     const scale_loader<Traits, row_gather_threads> scales(
@@ -349,7 +375,7 @@ struct gemm_kernel {
   // --- MMA warpgroups ---
 
   // What happens to stages beside their MMAs.
-  template <class Prefetch>
+  template <class Prefetch, class LookAhead>
   struct hooks {
     bool generic_writes;  // cp.async filled the stages, which wgmma does not see without a fence
     replay_store replay;  // with A reuse
@@ -357,6 +383,7 @@ struct gemm_kernel {
     int warpgroup;
     int prefetch_at;  // the K block after whose MMAs the source is asked for
     const Prefetch& prefetch;
+    const LookAhead& look_ahead;
 
     __device__ __forceinline__ void on_full(u32 buffer, int k_block) const {
       if constexpr (reduction) {
@@ -373,6 +400,7 @@ struct gemm_kernel {
         if (k_block == prefetch_at) prefetch();
       }
     }
+    __device__ __forceinline__ void on_all_issued() const { look_ahead(); }
     template <int pending>
     __device__ __forceinline__ void on_read() const {
       if constexpr (reuses_a) replay.template wait_read<pending>();
@@ -404,7 +432,7 @@ struct gemm_kernel {
                                             int first_row) const {
     if constexpr (promotes && grouped_rows) {
       group_tile own = {};
-      if constexpr (form.scales != scaling::block) own = work.rows(tile);
+      if constexpr (form.scales != scaling::block) own = rows_of(work, tile);
       const int column = static_cast<int>(tile.n) * config.bn + (config.swap_ab() ? first_row : 0);
       return promoting_mainloop<Traits>(first_row, rank, gemm, base + plan.scales_at,
                                         config.swap_ab() ? 0 : first_row, column, own);
@@ -446,7 +474,7 @@ struct gemm_kernel {
               0,
               true};
     } else {
-      const group_tile own = work.rows(tile);
+      const group_tile own = rows_of(work, tile);
       const int count = own.count - m;
       int first = own.first;
       if constexpr (!form.c_sorted) {
@@ -513,23 +541,6 @@ struct gemm_kernel {
     }
   }
 
-  // Where the MMA warpgroups share the rows of a tile, one whose rows are all beyond the group's
-  // last has nothing to compute: it releases the stages, and leaves the tensor cores to the others.
-  static constexpr bool skips_padding =
-      routed && grouped_rows && !config.swap_ab() && !config.pingpong() && !splits_k && !reuses_a;
-  __device__ __forceinline__ void pass_tile(const scheduler& work, const work_tile& tile,
-                                            stages& pipe, const row_indices& indices) const {
-    const mma loop{0, rank};
-    for (int k_block = tile.k.first; k_block < tile.k.last; ++k_block, pipe.advance()) {
-      pipe.wait_full();
-      loop.release(pipe.empty_barrier());
-    }
-    if constexpr (finds_rows) {
-      indices.wait();
-      if (work.last()) indices.release();
-    }
-  }
-
   // The work of an MMA warpgroup.
   __device__ __forceinline__ void compute(const walked& groups, stages pipe, row_indices indices,
                                           int warpgroup) const {
@@ -551,21 +562,31 @@ struct gemm_kernel {
     bool met = false;  // the other CTAs of a split
     bool last_of_rows = true;
     u32 ordinal = config.pingpong() ? warpgroup : 0;
+    // Where the next tile lies among many groups takes hundreds of clocks to find, which the last
+    // MMAs of the one before cover.
+    constexpr bool looks_ahead = grouped_rows && routed && !promotes;
+    auto ahead = [&] {
+      if constexpr (looks_ahead) {
+        return work.here();
+      } else {
+        return no_groups{};
+      }
+    }();
+    const auto look_ahead = [&] {
+      if constexpr (looks_ahead) ahead = work.after(turn);
+    };
     const auto next = [&] {
-      work.next(turn);
+      if constexpr (looks_ahead) {
+        work.go(ahead);
+      } else {
+        work.next(turn);
+      }
       ordinal += turn;
       if constexpr (finds_rows && grouped_rows) indices.advance(last_of_rows ? turn : 0);
     };
     for (; work.is_valid(); next()) {
       work_tile tile = work.tile();
       if (reduction && splits_k && tile.k.count() == 0) continue;
-      if constexpr (skips_padding) {
-        if (work.rows(tile).count <= first_row) {
-          pass_tile(work, tile, pipe, indices);
-          last_of_rows = true;
-          continue;
-        }
-      }
       bool gathered = false;
       if constexpr (grouped_rows) {
         last_of_rows = work.last();
@@ -598,8 +619,8 @@ struct gemm_kernel {
           prefetch_at = smaller(epilogue::load_at_k_block, tile.k.count()) - 1;
         const replay_store kept{params.reuse, static_cast<int>(tile.m) * config.bm,
                                 reuses_a && gathered && !last_of_rows && threadIdx.x == 0};
-        const hooks<decltype(prefetch_source)> others{gathered,  kept,        tokens,
-                                                      warpgroup, prefetch_at, prefetch_source};
+        const hooks<decltype(prefetch_source), decltype(look_ahead)> others{
+            gathered, kept, tokens, warpgroup, prefetch_at, prefetch_source, look_ahead};
         if constexpr (sm90_levels_tiles(form, config)) {
           loop.run_rows(acc, pipe, tile.k.count(), others, work.rows(tile).count);
         } else {
@@ -740,6 +761,30 @@ struct gemm_kernel {
     }
   }
 
+  // While earlier kernels of an expert's product run: B of what would be this CTA's first tile if
+  // each expert had rows for one tile, into L2. With two rows of an expert or more in the mean most
+  // have some, and what is prefetched is what some CTA needs. One thread.
+  static constexpr bool prefetches_experts = looks_up_in_warps && form.stacked && !form.b_depends &&
+                                             form.b_packing != packing::interleaved &&
+                                             plan.cluster_ctas == 1;
+  __device__ __forceinline__ void prefetch_experts() const {
+    if (gemm.m < 2 * gemm.groups || gemm.m > gemm.groups * config.bm) return;
+    const tile_raster<Traits> raster(gemm.groups * config.bm,
+                                     rows_scheduler<Traits>::raster_n(gemm.n), gemm.group_m);
+    if (!raster.is_valid()) return;
+    const tile_position at = raster.position(rank);
+    const int expert = static_cast<int>(at.m), column = static_cast<int>(at.n) * config.bn;
+    const k_range k = k_range_of<Traits>(gemm.k, rank);
+    for (int k_block = k.first; k_block < smaller(k.last, k.first + config.stages); ++k_block) {
+#pragma unroll
+      for (int operand = 0; operand < form.b_operands(); ++operand) {
+        constexpr bool halves = form.b_packing == packing::halves;
+        prefetch_box(halves || operand == 0 ? params.b[0][0] : params.b[0][1], k_block * plan.bk,
+                     column, halves ? 2 * expert + operand : expert);
+      }
+    }
+  }
+
   // The groups, once the block has them; all threads. What a mask says is older than the kernel
   // before this one, so it is read without a wait; routed groups may be that one's work.
   __device__ __forceinline__ groups_type build_groups(unsigned char* memory) const {
@@ -763,7 +808,9 @@ struct gemm_kernel {
         gather_tokens(groups, pipe, indices, thread - gather_thread);
       }
     } else {
-      if (thread == b_thread) load_b(groups, pipe);
+      if (thread >= b_thread && thread < b_thread + (looks_up_in_warps ? 32 : 1)) {
+        load_b(groups, pipe, thread - b_thread);
+      }
       if constexpr (gathers) {
         if (thread >= gather_thread && thread < index_thread) {
           gather_a(groups, pipe, indices, thread - gather_thread);
@@ -827,6 +874,9 @@ struct gemm_kernel {
       if (producer > 0 && producer % 32 == 0) {
         if (producer == 64) self.prefetch_maps();
         if constexpr (prefetches_operands) self.prefetch_operands(producer / 32);
+        if constexpr (prefetches_experts) {
+          if (producer == 96) self.prefetch_experts();
+        }
       }
       if (producer == 0) self.init_barriers(pipe, indices);
       __syncwarp();

@@ -198,13 +198,14 @@ class Launch {
            tile_.cluster_m;
   }
 
-  /// Persistent CTAs, one on an SM; with split-K a cluster for each tile.
+  /// Persistent CTAs, as many as are resident; with split-K a cluster for each tile.
   std::int64_t clusters(const DeviceFacts& facts) const {
     const Workload work(gemm_, tile_);
     const std::int64_t all = work.grouped_rows()
                                  ? most_row_tiles() / tile_.cluster_m * work.column_runs(tile_)
                                  : work.runs(tile_);
-    const std::int64_t resident = std::max(facts.multiprocessors / tile_.cluster_ctas(), 1);
+    const std::int64_t resident = std::max(facts.multiprocessors / tile_.cluster_ctas(), 1) *
+                                  sm90_resident_ctas(form_, plan_);
     return tile_.split_k > 1 ? all : std::min(all, resident);
   }
 

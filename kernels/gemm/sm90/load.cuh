@@ -52,12 +52,18 @@ struct tma_loader {
     }
   }
 
+  // The sharers of a box that is prefetched to L2, and not loaded.
+  static constexpr int nobody = 0;
   // `matrix`: the index in a 3-D tensor map.
   template <int sharers, bool stacked>
   static __device__ __forceinline__ void load_box(u32 to, const tensor_map& map, u32 barrier,
                                                   int inner, int outer, int matrix, u16 ctas,
                                                   l2_policy policy) {
-    if constexpr (sharers == 1 && stacked) {
+    if constexpr (sharers == nobody && stacked) {
+      tma_prefetch(map, inner, outer, matrix);
+    } else if constexpr (sharers == nobody) {
+      tma_prefetch(map, inner, outer);
+    } else if constexpr (sharers == 1 && stacked) {
       tma_load(to, map, barrier, inner, outer, matrix, policy);
     } else if constexpr (sharers == 1) {
       tma_load(to, map, barrier, inner, outer, policy);
@@ -102,12 +108,22 @@ struct tma_loader {
 
   __device__ __forceinline__ void load_b(u32 buffer, u32 full, int k_block, int column,
                                          int group) const {
+    boxes_of_b<config.cluster_m>(buffer, full, k_block, column, group);
+  }
+  __device__ __forceinline__ void prefetch_b(int k_block, int column, int group) const {
+    boxes_of_b<nobody>(0, 0, k_block, column, group);
+  }
+
+ private:
+  template <int sharers>
+  __device__ __forceinline__ void boxes_of_b(u32 buffer, u32 full, int k_block, int column,
+                                             int group) const {
     if constexpr (form.is_qkv() && form.qkv.separate) {
       const int part = params.qkv.part_of(column);
       const tensor_map& map = part == 0   ? params.b[0][0]
                               : part == 1 ? params.b[0][1]
                                           : params.b[1][0];
-      load_share<config.cluster_m, form.b_major, b_share>(
+      load_share<sharers, form.b_major, b_share>(
           buffer + Traits::plan.a_bytes + i * b_share * row_bytes, map, full, k_of(k_block),
           column - params.qkv.first_column(part) + i * b_share, column_ctas, b_policy);
     } else {
@@ -123,7 +139,7 @@ struct tma_loader {
         if constexpr (form.b_packing == packing::interleaved) {  // rows of both, side by side
           (form.b_major == major::k ? k : row) += index * row_extent;
         }
-        load_share<config.cluster_m, form.b_major, b_share, stacked_b>(
+        load_share<sharers, form.b_major, b_share, stacked_b>(
             buffer + Traits::plan.a_bytes + operand * Traits::plan.b_bytes +
                 i * b_share * row_bytes,
             map, full, k, row, column_ctas, b_policy, matrix);
@@ -200,6 +216,14 @@ class row_gather {
     }
   }
 };
+
+// Asks for a box of one of several matrices in L2.
+__device__ __forceinline__ void prefetch_box(const tensor_map& map, int inner, int outer,
+                                             int matrix) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(inner), "r"(outer), "r"(matrix)
+               : "memory");
+}
 
 // Four bytes.
 __device__ __forceinline__ void copy_word_async(u32 shared, const void* global) {

@@ -45,7 +45,8 @@ struct mma_mainloop {
 
   // Hooks, for each K block, counted from 0: on_full(buffer, k_block): the stage is full, its MMAs
   // come next. on_issued(k_block): they are issued. on_read<pending>(): all but the last `pending`
-  // stages have been read by their MMAs, and are released next.
+  // stages have been read by their MMAs, and are released next. on_all_issued(): those of the last
+  // K blocks still run.
   template <class Hooks>
   __device__ __forceinline__ void run(accumulators& acc, stages& pipe, int k_blocks,
                                       const Hooks& hooks) const {
@@ -82,6 +83,7 @@ struct mma_mainloop {
       previous = pipe.empty_barrier();
       hooks.on_issued(k_block);
     }
+    hooks.on_all_issued();
     wgmma_wait<0>();
     hooks.template on_read<0>();
     release(previous);

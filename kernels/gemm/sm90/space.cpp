@@ -138,11 +138,11 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
   const bool aligned = work.k % 64 == 0;
   limit(
       "with swap-AB an operand is worth sharing only where it costs two lines for each of its "
-      "rows, "
-      "and there are more than a few rows of A",
+      "rows, or CTAs with fewer rows run ahead of others, and there are more than a few rows of A",
       {"bm", "schedule", "cluster_m", "cluster_n"}, [=](const Tile& t) {
         const bool shares = t.cluster_m * t.cluster_n > 1;
-        return !t.swap_ab() || !shares || (!aligned && !is_usual(t.bm));
+        if (!t.swap_ab() || !shares) return true;
+        return sm90_levels_tiles(form, t) || (!aligned && !is_usual(t.bm));
       });
   limit("CTAs share an operand in whole swizzle atoms of 8 rows",
         {"bm", "bn", "cluster_m", "cluster_n"}, [](const Tile& t) {
@@ -171,10 +171,15 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
         {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
         [=](const Tile&, const sm90_plan& plan) { return ungrouped_bytes(plan) <= most; });
   limit("a pipeline of fewer stages than fit, by a third or more, only waits longer for memory",
-        {"bm", "bn", "schedule", "mma_warpgroups", "split_k", "stages", "epilogue_stages"},
+        // Clusters leave an SM to one CTA.
+        form.scales_k_blocks()
+            ? std::vector<std::string>{"bm", "bn", "schedule", "mma_warpgroups", "cluster_m",
+                                       "cluster_n", "split_k", "stages", "epilogue_stages"}
+            : std::vector<std::string>{"bm", "bn", "schedule", "mma_warpgroups", "split_k",
+                                       "stages", "epilogue_stages"},
         [=](const Tile& t, const sm90_plan& plan) {
-          return t.stages >= work.k_blocks(t) || ungrouped_bytes(plan) * 3 > most * 2 ||
-                 t.stages >= 12;
+          return t.stages >= work.k_blocks(t) || t.stages >= 12 ||
+                 ungrouped_bytes(plan) * sm90_resident_ctas(form, plan) * 3 > most * 2;
         });
 }
 

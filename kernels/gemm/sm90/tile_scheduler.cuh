@@ -52,12 +52,29 @@ class tile_raster {
   static constexpr sm90_config config = Traits::config;
   static constexpr u32 ctas = config.cluster_ctas();
   u32 clusters_m_, clusters_n_, group_m_, index_, step_, count_;
+  // Experts' tiles in fp8 may take less time than the divisions that place them.
+  static constexpr bool divides_once = Traits::form.scales_k_blocks();
+  struct no_dividers {
+    __device__ __forceinline__ no_dividers(u32, u32, u32) {}
+  };
+  struct dividers {
+    divider of_row, of_band;    // tiles of a row, and of a band
+    divider of_group, of_last;  // rows of a whole band, and of the last
+
+    __device__ __forceinline__ dividers(u32 tiles_m, u32 tiles_n, u32 group_m)
+        : of_row(tiles_n),
+          of_band(group_m * tiles_n),
+          of_group(group_m),
+          of_last(tiles_m % group_m == 0 ? group_m : tiles_m % group_m) {}
+  };
+  typename choose_type<divides_once, dividers, no_dividers>::type by_;
 
  public:
-  __device__ __forceinline__ tile_raster(int m, int n, int group_m) {
-    clusters_m_ = ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m));
-    clusters_n_ = ceil_div(static_cast<u32>(n), static_cast<u32>(config.bn * config.cluster_n));
-    group_m_ = group_m;
+  __device__ __forceinline__ tile_raster(int m, int n, int group_m)
+      : clusters_m_(ceil_div(static_cast<u32>(m), static_cast<u32>(config.bm * config.cluster_m))),
+        clusters_n_(ceil_div(static_cast<u32>(n), static_cast<u32>(config.bn * config.cluster_n))),
+        group_m_(group_m),
+        by_(clusters_m_, clusters_n_, group_m) {
     index_ = blockIdx.x / ctas;
     step_ = gridDim.x / ctas;
     count_ = clusters_m_ * clusters_n_;
@@ -65,10 +82,39 @@ class tile_raster {
   __device__ __forceinline__ bool is_valid() const { return index_ < count_; }
   __device__ __forceinline__ void next(u32 tiles) { index_ += tiles * step_; }
   __device__ __forceinline__ tile_position position(u32 rank) const {
-    const tile_position at = grouped_tile(index_, clusters_m_, clusters_n_, group_m_);
+    return of_cta(in_bands(index_, clusters_m_), rank);
+  }
+  // Where each group of rows has an order of its own, one group after the other: the first tile of
+  // a row that is of the same group, and the position in a group whose rows of tiles are `count`
+  // from `first` on.
+  __device__ __forceinline__ u32 row_of_group() const {
+    if constexpr (divides_once) return by_.of_row.quotient(index_) * config.cluster_m;
+    return index_ / clusters_n_ * config.cluster_m;
+  }
+  __device__ __forceinline__ tile_position position(u32 rank, u32 first, u32 count) const {
+    first /= config.cluster_m;
+    const tile_position at = in_bands(index_ - first * clusters_n_, count / config.cluster_m);
+    return of_cta({first + at.m, at.n}, rank);
+  }
+
+ private:
+  static __device__ __forceinline__ tile_position of_cta(const tile_position& at, u32 rank) {
     if constexpr (config.split_k > 1) return at;
     return {at.m * config.cluster_m + rank / config.cluster_n,
             at.n * config.cluster_n + rank % config.cluster_n};
+  }
+  // Of `rows` rows of clusters: all, or those of a group.
+  __device__ __forceinline__ tile_position in_bands(u32 index, u32 rows) const {
+    if constexpr (divides_once) {  // as grouped_tile()
+      const u32 band = by_.of_band.quotient(index), first_m = band * group_m_;
+      const u32 in_band = index - band * group_m_ * clusters_n_, left = rows - first_m;
+      const u32 column = left >= group_m_      ? by_.of_group.quotient(in_band)
+                         : left == 1           ? in_band
+                         : rows == clusters_m_ ? by_.of_last.quotient(in_band)
+                                               : in_band / left;
+      return {first_m + in_band - column * smaller(left, group_m_), column};
+    }
+    return grouped_tile(index, rows, clusters_n_, group_m_);
   }
 };
 
@@ -142,13 +188,39 @@ class rows_scheduler {
   static constexpr int reuse = config.a_reuse;
   static_assert(reuse == 1 || (config.cluster_ctas() == 1 && !config.pingpong()));
   using group_tiles = typename Traits::group_tiles;
+  static constexpr bool routed = Traits::form.source == group_source::routed;
+  static constexpr bool in_warps = Traits::form.scales_k_blocks();  // all roles are whole warps
   const gemm_params& params_;
   const group_tiles& tiles_;
-  u32 rank_;
-  tile_raster<Traits> raster_;
-  u32 columns_, turn_ = 0;
+  u32 rank_, columns_;
+
+  // Where it is. Among many groups a tile's is searched for, once.
+  struct place {
+    tile_raster<Traits> raster;
+    u32 turn = 0;
+    tile_position at = {};  // of routed groups, as rows
+    group_tile rows = {};
+    bool first_of_group = false;
+  };
+  place place_;
 
   static __device__ __forceinline__ int columns_of(int n) { return ceil_div(n, config.bn); }
+
+  // CTAs that share B run together where a group's tiles follow each other.
+  __device__ __forceinline__ void look_up(place& to) const {
+    if constexpr (routed) {
+      if (!to.raster.is_valid()) return;
+      const u32 row = to.raster.row_of_group();
+      const group_span own = in_warps ? tiles_.span_in_warp(row) : tiles_.span(row);
+      to.at = to.raster.position(rank_, own.first, own.count);
+      to.rows = tiles_.at(own, to.at.m);
+      to.first_of_group = to.at.m - own.first < config.cluster_m;
+    }
+  }
+  __device__ __forceinline__ tile_position at() const {
+    if constexpr (routed) return place_.at;
+    return place_.raster.position(rank_);
+  }
 
  public:
   // As many columns as there are runs of tiles that reuse A.
@@ -161,41 +233,49 @@ class rows_scheduler {
       : params_(params),
         tiles_(tiles),
         rank_(rank),
-        raster_(static_cast<int>(tiles.count()) * config.bm, raster_n(params.n), params.group_m),
-        columns_(columns_of(params.n)) {}
+        columns_(columns_of(params.n)),
+        place_{{static_cast<int>(tiles.count()) * config.bm, raster_n(params.n), params.group_m}} {
+    look_up(place_);
+  }
 
-  __device__ __forceinline__ bool is_valid() const { return raster_.is_valid(); }
+  __device__ __forceinline__ bool is_valid() const { return place_.raster.is_valid(); }
   __device__ __forceinline__ work_tile tile() const {
-    tile_position at = raster_.position(rank_);
-    if constexpr (reuse > 1) at.n = at.n * reuse + turn_;
-    return {at.m, at.n, 0, k_range_of<Traits>(params_.k, rank_), 0, 0, 0, 0};
+    tile_position own = at();
+    if constexpr (reuse > 1) own.n = own.n * reuse + place_.turn;
+    return {own.m, own.n, 0, k_range_of<Traits>(params_.k, rank_), 0, 0, 0, 0};
   }
-  __device__ __forceinline__ int group(const work_tile& tile) const {
-    return tiles_.at(tile.m).group;
-  }
-  __device__ __forceinline__ int first_row(const work_tile& tile) const {
-    return tiles_.at(tile.m).first;
-  }
+  __device__ __forceinline__ int group(const work_tile& tile) const { return rows(tile).group; }
+  __device__ __forceinline__ int first_row(const work_tile& tile) const { return rows(tile).first; }
   __device__ __forceinline__ group_tile rows(const work_tile& tile) const {
+    if constexpr (routed) return place_.rows;
     return tiles_.at(tile.m);
   }
+  // Whether the cluster's rows are the first ones of their group.
+  __device__ __forceinline__ bool is_first_of_group() const { return place_.first_of_group; }
   // Whether the tile is the first or the last of its rows here.
-  __device__ __forceinline__ bool first() const { return turn_ == 0; }
+  __device__ __forceinline__ bool first() const { return place_.turn == 0; }
   __device__ __forceinline__ bool last() const {
-    return reuse == 1 || turn_ + 1 == reuse || tile().n + 1 >= columns_;
+    return reuse == 1 || place_.turn + 1 == reuse || tile().n + 1 >= columns_;
   }
-  // To the next tile, past `tiles - 1` others, which are of other rows.
-  __device__ __forceinline__ void next(u32 tiles) {
+  __device__ __forceinline__ place here() const { return place_; }
+  // Where the next tile is, past `tiles - 1` others, which are of other rows.
+  __device__ __forceinline__ place after(u32 tiles) const {
+    place then = place_;
     if (last()) {
-      turn_ = 0;
-      raster_.next(tiles);
+      then.turn = 0;
+      then.raster.next(tiles);
+      look_up(then);
     } else {
-      ++turn_;
+      ++then.turn;
     }
+    return then;
   }
+  __device__ __forceinline__ void go(const place& then) { place_ = then; }
+  __device__ __forceinline__ void next(u32 tiles) { go(after(tiles)); }
   __device__ __forceinline__ void next_rows() {
-    turn_ = 0;
-    raster_.next(1);
+    place_.turn = 0;
+    place_.raster.next(1);
+    look_up(place_);
   }
 };
 
