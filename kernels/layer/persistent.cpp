@@ -94,6 +94,7 @@ persistent_config configured(persistent_config form, const DeviceFacts& facts,
   form.warps = config.get("warps");
   form.chunk = config.get("chunk");
   form.in_flight = config.get("in_flight");
+  form.attention_in_flight = config.get("attention_in_flight");
   form.least_keys = config.get("least_keys");
   form.input_limit = config.get("input_kb") * 1024;
   const std::int64_t limit = facts.shared_bytes_per_block - reserved_shared_bytes;
@@ -120,10 +121,12 @@ std::string text_of(const persistent_config& c) {
   return fmt::format(
       "fftune::persistent_config{{.tokens = {}, .d = {}, .h = {}, .heads = {}, .kv_heads = {}, "
       ".dim = {}, .blocks = {}, .warps = {}, .chunk = {}, .stages = {}, .least_keys = {}, "
-      ".in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = {}, .rotates = {}, "
+      ".in_flight = {}, .attention_in_flight = {}, .input_limit = {}, .bias = {}, .head_norms = "
+      "{}, .rotates = {}, "
       ".wide_slots = {}}}",
       c.tokens, c.d, c.h, c.heads, c.kv_heads, c.dim, c.blocks, c.warps, c.chunk, c.stages,
-      c.least_keys, c.in_flight, c.input_limit, c.bias, c.head_norms, c.rotates, c.wide_slots);
+      c.least_keys, c.in_flight, c.attention_in_flight, c.input_limit, c.bias, c.head_norms,
+      c.rotates, c.wide_slots);
 }
 
 class PersistentLayers final : public RepeatedFamily {
@@ -178,13 +181,15 @@ class PersistentLayers final : public RepeatedFamily {
     const auto of = [form = form_of(problem, Layer(problem).heads, facts), facts](const Config& c) {
       return configured(form, facts, c);
     };
-    const std::vector<std::string> sizes{"warps", "chunk", "in_flight", "least_keys", "input_kb"};
+    const std::vector<std::string> sizes{
+        "warps", "chunk", "in_flight", "attention_in_flight", "least_keys", "input_kb"};
     return Space()
         .parameter("warps", "warps that multiply", {8, 16})
         .parameter("chunk", "elements of k of a stage of 16 rows of weights", {256, 512, 1024})
         .parameter("in_flight",
                    "stages that are copied at a time: what other blocks poll queues behind them",
                    {2, 3, 4, 6, 8})
+        .parameter("attention_in_flight", "the same, while attention goes on", {1, 2, 4})
         .parameter("least_keys", "keys at least that a block has of a sequence", {16, 64})
         .parameter("input_kb", "KB of activations in shared memory, about", {36, 72})
         .constraint(
@@ -207,6 +212,10 @@ class PersistentLayers final : public RepeatedFamily {
         .constraint(
             "at least 4 stages fit in shared memory beside the activations",
             [of](const Config& c) { return of(c).stages >= 4; }, sizes)
+        .constraint(
+            "no more stages are copied while attention goes on than else",
+            [](const Config& c) { return c.at("attention_in_flight") <= c.at("in_flight"); },
+            {"attention_in_flight", "in_flight"})
         .constraint(
             "no more stages are copied at a time than there are",
             [of](const Config& c) { return c.at("in_flight") <= of(c).stages; }, sizes)
@@ -233,7 +242,8 @@ class PersistentLayers final : public RepeatedFamily {
       const auto rank = [](const Config& c) {
         return std::tuple(c.at("warps") == 8, c.at("chunk") == 512, -c.at("chunk"),
                           c.at("in_flight") == (c.at("chunk") > 512 ? 2 : 4),
-                          c.at("least_keys") == 16, c.at("input_kb") == 36);
+                          c.at("attention_in_flight") == 1, c.at("least_keys") == 16,
+                          c.at("input_kb") == 36);
       };
       return rank(a) < rank(b);
     });

@@ -20,11 +20,11 @@
 //
 // Rows of each product are split evenly among CTAs. What is written there for all others goes
 // through L2 in words that tell by themselves whether they are there: the complement of the data,
-// which is never zero, as no computed value is a NaN of all ones. Readers poll until no word is
-// zero: one round trip, no fence and no counter. Layers use three sets of buffers in turn. While a
-// CTA multiplies by gate and up, every CTA is past the layer before, so the cleaner zeroes that
-// layer's set; its fence, and the chain of what is read and written until the set's next use two
-// layers later, order the zeros before it.
+// which is never zero, as no computed value is a NaN of all ones. Readers poll words until they are
+// not zero: one round trip, no fence and no counter. Layers use three sets of buffers in turn.
+// While a CTA multiplies by gate and up, every CTA is past the layer before, so the cleaner zeroes
+// that layer's set; its fence, and the chain of what is read and written until the set's next use
+// two layers later, order the zeros before it.
 //
 // Products: mma.sync with 16 rows of weights as A, tokens as the 8 columns of B. The order of k is
 // permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements
@@ -70,9 +70,13 @@ struct persistent_layers {
   const u32 shared;
   u32 stage = 0, parity = 0;          // of the ring
   u32 oldest = 0, oldest_parity = 0;  // of the stages in flight
-  int in_flight = 0;
+  int in_flight = 0, most_in_flight = c.in_flight;
   int token, split, first_key, keys;  // this CTA's part of attention
   bool has_new;                       // the last of the keys is the new token's
+  // What would be read anew in each layer, as the cleaner's fences leave nothing in L1.
+  i64 slot = -1;         // of the new token's key and value in the caches
+  int first_part = 0;    // of what this CTA's keys give
+  int parts_of_row = 0;  // of the sequence whose features this thread combines
 
   __device__ __forceinline__ persistent_layers(const persistent_params& params, u32 at)
       : p(params), shared(at) {
@@ -123,15 +127,15 @@ struct persistent_layers {
                                              u32 stride) {
     wait_for_stage(empty(), parity ^ 1);
     // More copies in flight would not be faster, but what other CTAs poll would queue behind them.
-    if (in_flight == c.in_flight) {
+    while (in_flight >= most_in_flight) {
       wait_for_stage(shared + 8 * oldest, oldest_parity);
       if (++oldest == c.stages) {
         oldest = 0;
         oldest_parity ^= 1;
       }
-    } else {
-      ++in_flight;
+      --in_flight;
     }
+    ++in_flight;
     if (is_elected()) {
       const u32 barrier = full(), to = ring();
       const int count = rows + more_rows;
@@ -200,6 +204,8 @@ struct persistent_layers {
         return run{row_at(of.qkv[part], first - first_of(part), c.d),
                    part < 2 ? of.qkv[part + 1] : nullptr, own, rows - own};
       });
+      // Four exchanges between CTAs follow, and the ring is full before them.
+      most_in_flight = c.attention_in_flight;
       load_keys(of);
       const auto rows_of = [&](const void* matrix, int k) {
         return [=](int block) {
@@ -210,9 +216,11 @@ struct persistent_layers {
       load_weights(c.q_rows(), ceil_div(out_rows, 16), 0, rows_of(of.out, c.q_rows()));
       const auto gate_up = [&](int block) {
         const int first = hidden + block * 8, rows = smaller(8, hidden_rows - block * 8);
+        if (block > 0) most_in_flight = c.in_flight;
         return run{row_at(of.gate, first, c.d), row_at(of.up, first, c.d), rows, rows};
       };
       load_weights(c.d, ceil_div(hidden_rows, 8), 8, gate_up);
+      most_in_flight = c.in_flight;
       load_weights(c.h, ceil_div(out_rows, 16), 0, rows_of(of.down, c.h));
     }
   }
@@ -243,6 +251,8 @@ struct persistent_layers {
 
   // ---- consumers ----
 
+  // One lane arrives for the warp: __syncwarp() orders the others' reads before that, which
+  // racecheck does not take into account.
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty());
@@ -269,7 +279,10 @@ struct persistent_layers {
     const T* const at = from + static_cast<i64>(row) * k + begin + place * 8;
     vector16 value[each];
 #pragma unroll
-    for (int i = 0; i < each; ++i) value[i] = {~0u, ~0u, ~0u, ~0u};
+    for (int i = 0; i < each; ++i) {
+      value[i] = {~0u, ~0u, ~0u, ~0u};
+      if (i * lanes < vectors) value[i] = {};
+    }
     int spins = 0;
     bool missing;
     if (c.tokens > 2 && !plain && vectors > 0) {
@@ -282,7 +295,8 @@ struct persistent_layers {
     do {
 #pragma unroll
       for (int i = 0; i < each; ++i)
-        if (i * lanes < vectors) value[i] = load_relaxed(at + i * lanes * 8);
+        if (i * lanes < vectors && is_missing(value[i]))
+          value[i] = load_relaxed(at + i * lanes * 8);
       missing = false;
 #pragma unroll
       for (int i = 0; i < each; ++i) missing = missing || is_missing(value[i]);
@@ -466,6 +480,10 @@ struct persistent_layers {
     const int count = has_new ? c.heads + 2 * c.kv_heads : c.heads;
     const float* const from = qkv + static_cast<i64>(token) * c.qkv_rows() + warp * c.dim + lane;
     u32 raw[most][values];
+#pragma unroll
+    for (int i = 0; i < most; ++i)
+#pragma unroll
+      for (int j = 0; j < values; ++j) raw[i][j] = warp + i * c.warps < count ? 0 : 1;
     int spins = 0;
     bool missing;
     do {
@@ -474,9 +492,7 @@ struct persistent_layers {
       for (int i = 0; i < most; ++i)
 #pragma unroll
         for (int j = 0; j < values; ++j)
-          raw[i][j] = warp + i * c.warps < count
-                          ? load_relaxed_word(from + i * c.warps * c.dim + j * 32)
-                          : 1;
+          if (raw[i][j] == 0) raw[i][j] = load_relaxed_word(from + i * c.warps * c.dim + j * 32);
 #pragma unroll
       for (int i = 0; i < most; ++i)
 #pragma unroll
@@ -525,9 +541,18 @@ struct persistent_layers {
     }
   }
 
-  __device__ __forceinline__ i64 slot() const {
-    return c.wide_slots ? static_cast<const i64*>(p.slots)[token]
-                        : static_cast<const int*>(p.slots)[token];
+  __device__ __forceinline__ void read_once() {
+    if (keys > 0) {
+      slot = c.wide_slots ? static_cast<const i64*>(p.slots)[token]
+                          : static_cast<const int*>(p.slots)[token];
+      first_part = split * parts_of_split(keys_of_split(p.lengths[token]));
+    }
+    const int place = static_cast<int>(threadIdx.x) % c.unit_threads();
+    if (place >= rows_of_block(c.units())) return;
+    const int length = p.lengths[(first_row(c.units()) + place) / (c.q_rows() / 4)];
+    const int each = keys_of_split(length), splits = ceil_div(length, each);
+    parts_of_row = (splits - 1) * parts_of_split(each) +
+                   smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
   }
 
   // Puts this warp's head of the new k or v into its row of the stage and of the cache.
@@ -536,9 +561,8 @@ struct persistent_layers {
     if (lane < c.dim / 8) {
       const vector16 value = read_shared(from + (kv_head * c.dim + lane * 8) * 2);
       write_shared(row + (kv_head * c.dim + lane * 8) * 2, value);
-      const i64 to = slot();
-      if (to >= 0)
-        store(static_cast<T*>(cache) + to * c.kv_rows() + kv_head * c.dim + lane * 8, value);
+      if (slot >= 0)
+        store(static_cast<T*>(cache) + slot * c.kv_rows() + kv_head * c.dim + lane * 8, value);
     }
     __syncwarp();
   }
@@ -642,8 +666,7 @@ struct persistent_layers {
       release();
     }
     if (group >= blocks) return;
-    const int part = split * parts_of_split(keys_of_split(p.lengths[token])) + group;
-    const i64 part_row = static_cast<i64>(token) * c.parts(p.cache) + part;
+    const i64 part_row = static_cast<i64>(token) * c.parts(p.cache) + first_part + group;
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
 #pragma unroll
@@ -678,15 +701,11 @@ struct persistent_layers {
     float most = minus_infinity, total = 0;
     float sum[4] = {};
     if (place < count) {
-      const int length = p.lengths[row], each = keys_of_split(length);
-      const int splits = ceil_div(length, each), of_split = parts_of_split(each);
-      const int parts =
-          (splits - 1) * of_split + smaller(c.groups(), ceil_div(length - (splits - 1) * each, 16));
       const i64 row_of_parts = static_cast<i64>(row) * c.parts(p.cache);
       const float* const values = partial + row_of_parts * c.q_rows() + feature;
       const float* const logs_at = logs + row_of_parts * c.heads + head;
 #pragma unroll 1
-      for (int part = sharer; part < parts; part += batch * sharers) {
+      for (int part = sharer; part < parts_of_row; part += batch * sharers) {
         vector16 value[batch];
         u32 log[batch];
         int spins = 0;
@@ -698,7 +717,7 @@ struct persistent_layers {
             const i64 at = part + i * sharers;
             value[i] = {~0u, ~0u, ~0u, ~0u};
             log[i] = ~__float_as_uint(minus_infinity);
-            if (at >= parts) continue;
+            if (at >= parts_of_row) continue;
             value[i] = load_relaxed(values + at * c.q_rows());
             log[i] = load_relaxed_word(logs_at + at * c.heads);
           }
@@ -770,6 +789,7 @@ struct persistent_layers {
   // ---- a layer ----
 
   __device__ __forceinline__ void consume() {
+    read_once();
     float2 turn[rotary_pairs] = {};
     if (c.rotates && keys > 0) {
 #pragma unroll
@@ -846,14 +866,16 @@ __global__ void __launch_bounds__(config.threads(), 1)
   }
   __syncthreads();
   persistent_layers<T, config, activation, norm> layers(params, base);
-  const int warp = threadIdx.x / 32;
-  if (warp < config.warps) {
+  const int thread = static_cast<int>(threadIdx.x), others = config.consumers();
+  if (thread < others) {
     take_registers<config.consumer_registers()>();
     layers.consume();
   } else {
     give_registers<config.other_registers>();
-    if (warp == config.warps) layers.produce();
-    if (warp == config.warps + 1) layers.clean();
+    if (thread < others + 32)
+      layers.produce();
+    else if (thread < others + 64)
+      layers.clean();
   }
 }
 

@@ -15,6 +15,7 @@ struct persistent_config {
   int stages = 0;               // of the ring
   int least_keys = 16;          // of a split of a sequence's keys
   int in_flight = 4;            // stages that are being copied at most
+  int attention_in_flight = 1;  // while attention goes on
   int input_limit = 36 * 1024;  // bytes of activations in shared memory, about
   bool bias = false, head_norms = false, rotates = true, wide_slots = false;
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sandbox.hpp"
@@ -98,6 +99,51 @@ TEST_CASE("a search takes its data from a saved model, in its own process or a w
       "ffn --weights model --layer 1 --device cpu --m 4 --budget 2s --max-variants 3");
   CHECK(done.code != 0);
   CHECK(sandbox.preset_file().empty());
+}
+
+TEST_CASE("check, bench and a search take recorded inputs, with a model's weights or without") {
+  const auto write_inputs = [](const std::filesystem::path& path, float scale) {
+    SafetensorsWriter writer;
+    writer.add("x", "F32", {3, 16}, noise(3 * 16, scale));
+    writer.write(path);
+  };
+  const Sandbox sandbox;
+  write_model(sandbox.folder() / "model");
+  write_inputs(sandbox.folder() / "x.safetensors", 1);
+  // What is not finite in f32 beyond the product tells that these values were used.
+  write_inputs(sandbox.folder() / "large.safetensors", 1e30f);
+  const std::string check = "check --weights model --op ffn --device cpu --m 4 --seeds 1 --json";
+  const auto errors = [&](const std::string& words) {
+    const Finished done = sandbox.fftune(words);
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    const json checks = json::parse(done.out).at("checks");
+    REQUIRE(checks.size() == 2);
+    return std::pair{checks[0].at("error"), checks[1].at("error")};
+  };
+  const auto with = errors(check + " --input x.safetensors"), without = errors(check);
+  CHECK(with.first == without.first);
+  CHECK(with.second != without.second);
+  CHECK(sandbox.fftune(check + " --input large.safetensors").code == 1);
+
+  const std::string bench = "bench ffn --device cpu --m 4 --samples 3 --budget 100ms --json ";
+  for (const std::string words :
+       {"--weights model --input x.safetensors", "--d 16 --h 24 --input x.safetensors"}) {
+    const Finished done = sandbox.fftune(bench + words);
+    INFO(done.err);
+    REQUIRE(done.code == 0);
+    const json problems = json::parse(done.out).at("problems");
+    REQUIRE(problems.size() == 2);
+    CHECK(problems[1].at("values") == "saved");
+  }
+
+  const std::string search = "ffn --d 16 --h 24 --device cpu --m 4 --budget 2s --max-variants 3 ";
+  CHECK(sandbox.fftune(search + "--input large.safetensors").code != 0);
+  CHECK(sandbox.preset_file().empty());
+  const Finished done = sandbox.fftune(search + "--input x.safetensors");
+  INFO(done.err);
+  CHECK(done.code == 0);
+  CHECK_FALSE(sandbox.preset_file().empty());
 }
 
 TEST_CASE("wrong saved values are one line") {

@@ -206,7 +206,11 @@ TEST_CASE("wgmma keeps the 128 features of a scale together") {
          family_of(ffn_op(), "gate_up_sm90").space(problem, hopper).feasible()) {
       CAPTURE(config.text());
       const bool swap_ab = config.word("schedule") == "swap_ab";
-      if (swap_ab) REQUIRE(config.get("bn") / config.get("mma_warpgroups") % 128 == 0);
+      if (swap_ab) {
+        // Of one or of two warpgroups, which find the scale together.
+        REQUIRE(config.get("bn") % 128 == 0);
+        REQUIRE(config.get("bn") / config.get("mma_warpgroups") % 64 == 0);
+      }
       if (!swap_ab) REQUIRE(config.get("bn") == 128);
     }
   }

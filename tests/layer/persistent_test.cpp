@@ -211,3 +211,21 @@ TEST_CASE("more persistent layers than a launch has parameters for", "[gpu]") {
   if (const auto reason = family.refusal(problem, backend->facts())) return;
   verify_layers(*backend, use, 30, family.default_config(problem, backend->facts()));
 }
+
+TEST_CASE("a persistent layer of a large model", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  const Family& family = family_of(layer_op(), persistent);
+  const Use use{DType::bf16,
+                {{"d", 4096},
+                 {"h", 14336},
+                 {"heads", 32},
+                 {"kv-heads", 8},
+                 {"dim", 128},
+                 {"batch", 2},
+                 {"cache", 300}},
+                {{"lengths", "ragged"}}};
+  const Problem problem = problem_of(use.dtype, use.sizes, use.options);
+  if (const auto reason = family.refusal(problem, backend->facts())) return;
+  verify_layers(*backend, use, 1, family.default_config(problem, backend->facts()));
+}

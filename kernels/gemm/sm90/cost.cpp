@@ -69,10 +69,11 @@ double promotion_cycles(const Candidate& c) {
 }
 
 /// Clocks in which the warps of a CTA find out about an expert's tile, before its first MMA and
-/// again to store it, and of these stores.
+/// again to store it, and of these stores; and of finding the scales of its rows.
 double placing_cycles(const Candidate& c) {
   const bool routed = c.work.grouped_rows() && c.work.form.source == group_source::routed;
-  return routed && c.work.promotes() ? 1200.0 / c.resident() : 0;
+  if (!routed || !c.work.promotes()) return 0;
+  return (1200.0 + (c.work.form.finds_scales() ? 40.0 * c.t.bm : 0)) / c.resident();
 }
 
 /// Clocks in which a CTA takes in the bytes of one k16 step, and waits for them where the pipeline

@@ -19,10 +19,13 @@
 //  barrier              arrivals that complete a phase          who waits
 //  full[stage]          B's TMA thread with the bytes of both   MMA warpgroups
 //                       operands; gathered A: 64 threads more
-//                       (their cp.async); gathered K blocks:
-//                       all threads of the gather warps
+//                       (their cp.async); scales of K blocks:
+//                       those 64, or the warp of A, which
+//                       copy them; gathered K blocks: all
+//                       threads of the gather warps
 //  empty[stage]         a thread of each MMA warpgroup of each  producers
-//                       CTA that loads into the stage
+//                       CTA that loads into the stage; with
+//                       scales of K blocks of each MMA warp
 //  epilogue[w][stage]   the bytes of source, or gate and up     MMA warpgroup w (all, if shared)
 //  reduction            the bytes of the other CTAs'            MMA warpgroups of a reducer
 //                       accumulators
@@ -762,30 +765,6 @@ struct gemm_kernel {
     }
   }
 
-  // While earlier kernels of an expert's product run: B of what would be this CTA's first tile if
-  // each expert had rows for one tile, into L2. With two rows of an expert or more in the mean most
-  // have some, and what is prefetched is what some CTA needs. One thread.
-  static constexpr bool prefetches_experts = looks_up_in_warps && form.stacked && !form.b_depends &&
-                                             form.b_packing != packing::interleaved &&
-                                             plan.cluster_ctas == 1;
-  __device__ __forceinline__ void prefetch_experts() const {
-    if (gemm.m < 2 * gemm.groups || gemm.m > gemm.groups * config.bm) return;
-    const tile_raster<Traits> raster(gemm.groups * config.bm,
-                                     rows_scheduler<Traits>::raster_n(gemm.n), gemm.group_m);
-    if (!raster.is_valid()) return;
-    const tile_position at = raster.position(rank);
-    const int expert = static_cast<int>(at.m), column = static_cast<int>(at.n) * config.bn;
-    const k_range k = k_range_of<Traits>(gemm.k, rank);
-    for (int k_block = k.first; k_block < smaller(k.last, k.first + config.stages); ++k_block) {
-#pragma unroll
-      for (int operand = 0; operand < form.b_operands(); ++operand) {
-        constexpr bool halves = form.b_packing == packing::halves;
-        prefetch_box(halves || operand == 0 ? params.b[0][0] : params.b[0][1], k_block * plan.bk,
-                     column, halves ? 2 * expert + operand : expert);
-      }
-    }
-  }
-
   // The groups, once the block has them; all threads. What a mask says is older than the kernel
   // before this one, so it is read without a wait; routed groups may be that one's work.
   __device__ __forceinline__ groups_type build_groups(unsigned char* memory) const {
@@ -875,9 +854,6 @@ struct gemm_kernel {
       if (producer > 0 && producer % 32 == 0) {
         if (producer == 64) self.prefetch_maps();
         if constexpr (prefetches_operands) self.prefetch_operands(producer / 32);
-        if constexpr (prefetches_experts) {
-          if (producer == 96) self.prefetch_experts();
-        }
       }
       if (producer == 0) self.init_barriers(pipe, indices);
       __syncwarp();

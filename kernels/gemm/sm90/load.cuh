@@ -217,14 +217,6 @@ class row_gather {
   }
 };
 
-// Asks for a box of one of several matrices in L2.
-__device__ __forceinline__ void prefetch_box(const tensor_map& map, int inner, int outer,
-                                             int matrix) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
-               "r"(inner), "r"(outer), "r"(matrix)
-               : "memory");
-}
-
 // Four bytes.
 __device__ __forceinline__ void copy_word_async(u32 shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
