@@ -222,10 +222,11 @@ double spilling_factor(const Candidate& c) {
 double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
   if (!work.grouped_rows() || work.form.source != group_source::routed) return 1;
-  if (work.gathers_a) return 1;  // slower than loads, and not measured in clusters
+  if (work.gathers_a) return t.schedule == sm90_schedule::cooperative ? 1.2 : 1.05;
   const bool several = work.row_tiles(t.bm) > 3 * work.groups_with_rows();
   if (sm90_levels_tiles(work.form, t)) {
-    const double narrow = t.bm >= 96 && t.bm < 128 ? 1 + 0.1 * (128 - t.bm) / 16 : 1;
+    const double rows = t.bm >= 96 && t.bm < 128 ? 1 + 0.1 * (128 - t.bm) / 16 : 1;
+    const double narrow = rows * (several && work.b_operands() * t.bn < 256 ? 1.08 : 1);
     if (t.cluster_n > 1) return narrow * (several ? 0.95 : 1);
     return narrow * (t.cluster_m > 1 ? (several ? 0.99 : 0.92) : 1);
   }
