@@ -142,6 +142,36 @@ TEST_CASE("every way to add up dq is right on the GPU", "[gpu][dq]") {
   verify_chosen(*backend, cases, random);
 }
 
+TEST_CASE("sequences cut among CTAs are right on the GPU", "[gpu][cut]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  Draw draw(8);
+  const Family& family = family_of(attention_op(), "attention_decode");
+  struct Cut {
+    std::int64_t b, s, kv, heads, kv_heads, page;
+  };
+  std::vector<Chosen> cases;
+  for (const Cut& cut :
+       {Cut{1, 1, 8192, 8, 8, 0}, Cut{1, 2, 5000, 16, 4, 0}, Cut{2, 3, 3001, 8, 2, 0},
+        Cut{1, 1, 4097, 4, 1, 0}, Cut{4, 1, 2048, 8, 4, 0}, Cut{3, 1, 1000, 6, 6, 0},
+        Cut{1, 5, 2999, 8, 2, 16}, Cut{1, 1, 700, 32, 32, 0}})
+    for (const std::int64_t dim : {64, 128, 256}) {
+      std::map<std::string, std::int64_t> sizes{{"b", cut.b},   {"s", cut.s},
+                                                {"kv", cut.kv}, {"heads", cut.heads},
+                                                {"dim", dim},   {"kv-heads", cut.kv_heads}};
+      if (cut.page > 0) sizes["page"] = cut.page;
+      const Problem problem = attention_problem(DeviceKind::cuda, "fwd", DType::bf16, sizes,
+                                                {{"mask", "causal"}, {"lse", "yes"}});
+      if (family.refusal(problem, backend->facts())) continue;
+      const auto configs = family.space(problem, backend->facts()).feasible();
+      for (int i = 0; i < 2; ++i) {
+        const auto at = static_cast<std::size_t>(draw.below(std::ssize(configs)));
+        cases.push_back({problem, {&family, configs[at], 0, 1}, {}});
+      }
+    }
+  verify_chosen(*backend, cases, draw.random());
+}
+
 TEST_CASE("every CUDA family of attention has a space with its default in it, and legal launches") {
   check_cuda_spaces(attention_op(), random_attention);
 }

@@ -20,8 +20,8 @@ struct attention_sm90_config {
   /// Two MMA warpgroups have the same 64 queries and take blocks of keys in turn; what they have is
   /// added up at the end of a tile. For tiles that are too few, or too long, for the SMs.
   bool split_keys = false;
-  /// Under a causal mask a CTA has 64 queries as far from the first as 64 others from the last, so
-  /// that all are done at once: at the same time in two MMA warpgroups, or one after the other.
+  /// Under a causal mask two MMA warpgroups have queries as far from the first as from the last,
+  /// so that all tiles are of one length. For tiles of which each SM has one.
   bool paired = false;
 };
 

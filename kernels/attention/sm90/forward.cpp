@@ -112,22 +112,24 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double mma = pairs * 4 * dim / flops_of_cycle;
   const double softmax = pairs / exponentials_of_cycle * std::min(1.0, 64 / dim);
   const int warpgroups = config.mma_warpgroups * config.ctas_per_sm;
-  const double fixed = (warpgroups == 1 ? 1300 : 600) + (config.ordered ? 0 : 40) +
+  const double short_of_registers = std::max(0, config.bn - 128) * dim / 16;
+  constexpr double fixed_alone = 1300;  // of a warpgroup that overlaps no other's MMAs
+  const double fixed = (warpgroups == 1 ? fixed_alone : 600) + (config.ordered ? 0 : 40) +
                        // Of divided keys a warpgroup has half of the stages.
                        (config.stages > 2   ? 0
                         : config.split_keys ? 800
                                             : 30) +
-                       (warpgroups == 2 && layer.dim <= 64 ? 300 : 0) +
-                       // Registers are short.
-                       std::max(0, config.bn - 128) * dim / 16 +
+                       (warpgroups == 2 && layer.dim <= 64 ? 300 : 0) + short_of_registers +
                        (config.mma_warpgroups == 3 && layer.dim > 64 ? 300 : 0);
   const auto tiles =
       static_cast<double>(quotient_up(usual_queries(layer), plan.bm) * layer.b * layer.heads);
   const double share = tiles / static_cast<double>(facts.multiprocessors * config.ctas_per_sm);
   // Its queries, its last product, and the store: CTAs that stay overlap them with the next tile.
   const std::string& scheduler = values.word("scheduler");
-  const double of_tile =
-      (share > 1 && scheduler == "single" ? 2500 : 1500) + (config.split_keys ? 2100 : 0);
+  const double of_tile = (share > 1 && scheduler == "single" ? 2500 : 1500) +
+                         (config.split_keys ? 2100 : 0) +
+                         // Of the only tile the first loads wait for those of all stages.
+                         (share > 1 ? 0 : 350 * config.stages);
   const double tile_cycles = blocks * (mma + softmax + fixed) + of_tile;
   // In one round the longest tile counts. Unlike tiles, the longest first, even out in several but
   // for the last, as do those of CTAs that share an SM.
@@ -135,10 +137,17 @@ double cycles(const Layer& layer, const DeviceFacts& facts, const Config& values
   const double rounds = evens_out ? share + 0.4 : std::ceil(share);
   const double longest = most_blocks * (mma + softmax + fixed);
   double all = std::max(rounds * tile_cycles, longest + of_tile);
+  if (config.paired) {
+    // The part with the first queries is done first; then the other one has the SM to itself.
+    const double first = std::ceil(std::max(keys - queries + 64, 1.0) / config.bn);
+    const double rest = std::max(0.0, most_blocks - first);
+    const double alone = (mma + softmax) / 2 + fixed_alone + 4 * short_of_registers;
+    all = first * (mma + softmax + fixed) + rest * alone + of_tile;
+  }
   // Few tiles do not even out.
   const std::int64_t ctas = facts.multiprocessors * config.ctas_per_sm;
-  if (layer.mask == Mask::causal && layer.layout == Layout::bshd && layer.window == 0 &&
-      tiles < 4 * static_cast<double>(ctas)) {
+  if (!config.paired && layer.mask == Mask::causal && layer.layout == Layout::bshd &&
+      layer.window == 0 && tiles < 4 * static_cast<double>(ctas)) {
     std::vector<double> of_rows;
     for (std::int64_t row = layer.s; row > 0; row -= plan.bm) {
       const std::int64_t visible = std::max<std::int64_t>(row + layer.kv - layer.s, 0);
@@ -281,15 +290,15 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
                   },
                   {"scheduler"})
       .constraint(
-          "the tiles of a causal mask are paired in CTAs that each have an SM, or half of it, and "
-          "their MMA warpgroups their own time",
+          "two MMA warpgroups, each in its own time, pair the queries of a causal mask where each "
+          "SM has one tile",
           [layer, facts](const Config& c) {
             return c.word("scheduler") != "paired" ||
-                   (c.at("mma_warpgroups") + c.at("ctas_per_sm") == 3 && c.at("ordered") == 0 &&
+                   (c.at("mma_warpgroups") == 2 && c.at("ordered") == 0 &&
                     c.at("split_keys") == 0 && layer.mask == Mask::causal && layer.window == 0 &&
                     layer.s > 64 && query_tiles(layer, 128) <= facts.multiprocessors);
           },
-          {"mma_warpgroups", "ordered", "ctas_per_sm", "scheduler", "split_keys"})
+          {"mma_warpgroups", "ordered", "scheduler", "split_keys"})
       .constraint("the counter of tiles has 24 bits",
                   [layer](const Config& c) {
                     return c.word("scheduler") != "dynamic" ||
@@ -340,11 +349,8 @@ Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,
   if (config.dynamic) launch.set(offsetof(attention_sm90_params, next_tile), launch.scratch(8));
   const std::string& scheduler = values.word("scheduler");
   std::int64_t ctas = query_tiles(layer, plan.bm);
-  if (scheduler == "paired") {
-    ctas = query_tiles(layer, 128);
-  } else if (scheduler != "single") {
+  if (scheduler == "static" || scheduler == "dynamic")
     ctas = std::min<std::int64_t>(ctas, facts.multiprocessors * std::int64_t{config.ctas_per_sm});
-  }
   launch.append(file,
                 fmt::format("attention_forward_sm90<{}, {}>", attention::template_argument(form),
                             template_argument(config)),

@@ -29,9 +29,8 @@
 // a warpgroup passes over the blocks at a tile's beginning that only later rows see.
 //
 // Where each SM has but one tile, the longest counts, of causal ones twice the average. A tile can
-// be a pair, 64 queries as far from the first as 64 others are from the last: of two MMA warpgroups
-// each has one; one does the longer and then the other, in half of an SM, so that the next kernel
-// has room to begin.
+// be a pair, of whose MMA warpgroups one has 64 queries as far from the first as the other's are
+// from the last: all tiles are of one length.
 //
 // With split_keys two MMA warpgroups have the same queries, and each every other block of keys; a
 // last block that nobody sees makes them even. At the end of a tile each gives the other one of a
@@ -75,13 +74,13 @@ struct attention_forward {
   static constexpr int no_tile = -(1 << 30);  // for a tile's first row
   static constexpr int most_blocks = 1 << 30;
   static constexpr bool splits = config.split_keys;
-  static constexpr bool pairs = config.paired && warpgroups == 2;
+  static constexpr bool pairs = config.paired;
   // Blocks of keys from one of an MMA warpgroup to its next.
   static constexpr int stride = splits ? warpgroups : 1;
   // A stage is one MMA warpgroup's alone, so that this one knows its phase.
   static_assert(!splits || (warpgroups == 2 && config.stages % stride == 0 && !packed));
-  static_assert(!config.paired || (form.mask == attention_mask::causal && !form.window && !splits &&
-                                   !config.ordered && !config.dynamic));
+  static_assert(!pairs || (form.mask == attention_mask::causal && !form.window && warpgroups == 2 &&
+                           !splits && !config.ordered && !config.dynamic));
   static_assert(bn % 16 == 0 && (!packed || bn == 64 || bn == 128));
   // setmaxnreg would wait for ever for registers that the CTA does not have.
   static_assert(!plan.reallocates_registers ||
@@ -90,7 +89,7 @@ struct attention_forward {
 
   using T = element_type<form.type>;
   using stages = pipeline<config.stages, plan.kv_bytes>;
-  using scheduler = attention_tile_scheduler<form, plan.bm, config.paired ? 1 : config.ctas_per_sm>;
+  using scheduler = attention_tile_scheduler<form, plan.bm, config.ctas_per_sm>;
   using tile_slots = pipeline<1, plan.tile_bytes>;
   using exchange_slot = pipeline<1, plan.exchange_bytes>;
   // Of a pair the part with the last queries sees what the other one sees.
