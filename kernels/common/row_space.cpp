@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "kernels/common/cuda_kernel.hpp"
 
 namespace fftune {
@@ -81,14 +84,35 @@ void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimi
                   {"group", "groups", "cluster"});
 }
 
-std::optional<std::string> refuse_rows(const Family& family, const Problem& problem,
-                                       std::string_view pass, const DeviceFacts& facts,
-                                       std::string_view extent, std::int64_t elements) {
-  if (auto refusal = refuse_cuda(problem, pass, facts)) return refusal;
-  const Config config = family.default_config(problem, facts);
-  if (family.space(problem, facts).violations(config).empty()) return std::nullopt;
-  return fmt::format("rows of {}={} in {} do not suit a block's registers and accesses", extent,
-                     elements, dtype_name(problem.dtype));
+Config default_rows(const RowShape& shape, const RowDefaults& defaults) {
+  const std::int64_t vector = widest_vector(shape.bytes());
+  const std::int64_t accesses = shape.vectors(vector);
+  const std::int64_t group = std::clamp(
+      power_of_two(quotient_up(accesses, defaults.vectors * defaults.cluster)),
+      defaults.cluster > 1 ? std::int64_t{128} : defaults.least_group, defaults.most_group);
+  const std::int64_t wanted = std::max<std::int64_t>(1, 256 / group);
+  const std::int64_t groups =
+      std::max(quotient_up(64, group), std::min(wanted, power_of_two(shape.rows)));
+  return {{"vector", vector}, {"group", group}, {"groups", defaults.cluster > 1 ? 1 : groups}};
+}
+
+void append_row_kernel(Program& program, const DeviceFacts& facts, const std::string& file,
+                       const std::string& expression, std::int64_t sets, const Config& config,
+                       std::vector<Argument> arguments) {
+  const std::int64_t cluster = cluster_of(config);
+  auto& launch =
+      append_kernel(program, file, expression, {static_cast<std::uint32_t>(sets * cluster)},
+                    static_cast<std::uint32_t>(block_threads(config)), std::move(arguments));
+  launch.cluster.x = static_cast<std::uint32_t>(cluster);
+  launch.programmatic = facts.compute_capability >= 90;
+}
+
+std::optional<std::string> RowFamily::refusal(const Problem& problem,
+                                              const DeviceFacts& facts) const {
+  if (auto refusal = StageFamily::refusal(problem, facts)) return refusal;
+  if (space(problem, facts).violations(default_config(problem, facts)).empty()) return std::nullopt;
+  return fmt::format("rows of {} elements in {} do not suit a block's registers and accesses",
+                     row_shape(problem).elements, dtype_name(problem.dtype));
 }
 
 }  // namespace fftune

@@ -1,17 +1,16 @@
-// The space of kernels that keep rows in registers: threads of a block, or of a cluster of blocks,
+// Families of kernels that keep rows in registers: threads of a block, or of a cluster of blocks,
 // share a row and read it once, by vectors.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/dtype.hpp"
 #include "core/problem.hpp"
 #include "core/space.hpp"
-#include "registry/family.hpp"
+#include "kernels/common/stage_family.hpp"
 
 namespace fftune {
 
@@ -43,10 +42,33 @@ std::int64_t block_threads(const Config& config);
 void add_row_parameters(Space& space, const RowShape& shape, const RowKernelLimits& limits,
                         const DeviceFacts& facts);
 
-/// Why rows in registers cannot serve a pass, one line: no CUDA kernel can, or the default of
-/// `family` is not in its space. `extent` is the size that a row's elements have in the problem.
-std::optional<std::string> refuse_rows(const Family& family, const Problem& problem,
-                                       std::string_view pass, const DeviceFacts& facts,
-                                       std::string_view extent, std::int64_t elements);
+/// What a default configuration is made by.
+struct RowDefaults {
+  std::int64_t vectors = 1;  // of a thread, about
+  std::int64_t least_group = 8;
+  std::int64_t most_group = 512;
+  std::int64_t cluster = 1;  // blocks that share a row
+};
+
+/// vector, group and groups: the widest accesses to which rows are aligned, and 256 threads a block
+/// or what a row takes.
+Config default_rows(const RowShape& shape, const RowDefaults& defaults);
+
+/// Adds a launch of the kernel `expression` of `file` on a grid of `sets` blocks, or clusters of
+/// them where the configuration has clusters. On compute capability 9.0 it is programmatic.
+void append_row_kernel(Program& program, const DeviceFacts& facts, const std::string& file,
+                       const std::string& expression, std::int64_t sets, const Config& config,
+                       std::vector<Argument> arguments);
+
+/// A family of such kernels. It refuses rows for which its default configuration is not feasible.
+class RowFamily : public StageFamily {
+ public:
+  using StageFamily::StageFamily;
+  std::optional<std::string> refusal(const Problem& problem,
+                                     const DeviceFacts& facts) const override;
+
+ protected:
+  virtual RowShape row_shape(const Problem& problem) const = 0;
+};
 
 }  // namespace fftune

@@ -32,43 +32,30 @@ std::int64_t registers_needed(const Layer& layer, const Config& config) {
 /// threads a block or what a row takes; wider rows on a cluster where there are clusters.
 Config default_rows(const Layer& layer, const DeviceFacts& facts) {
   const RowShape shape = shape_of(layer);
-  const std::int64_t vector = widest_vector(shape.bytes());
-  const std::int64_t row = shape.vectors(vector);
-  constexpr std::int64_t vectors = 2, most_vectors = 4;
+  const std::int64_t accesses = shape.vectors(widest_vector(shape.bytes()));
+  constexpr std::int64_t most_vectors = 4;
   std::int64_t cluster = 1;
   if (facts.compute_capability >= 90)
-    while (cluster < 8 && row > 512 * most_vectors * cluster) cluster *= 2;
-  const std::int64_t group = std::clamp<std::int64_t>(
-      power_of_two(quotient_up(row, vectors * cluster)), cluster > 1 ? 128 : 8, 512);
-  const std::int64_t wanted = std::max<std::int64_t>(1, 256 / group);
-  const std::int64_t groups =
-      std::max<std::int64_t>(quotient_up(64, group), std::min(wanted, power_of_two(layer.rows())));
-  return {{"vector", vector},
-          {"group", group},
-          {"groups", cluster > 1 ? 1 : groups},
-          {"cluster", cluster},
-          {"evict_first", 0}};
+    while (cluster < 8 && accesses > 512 * most_vectors * cluster) cluster *= 2;
+  Config config = fftune::default_rows(shape, {.vectors = 2, .cluster = cluster});
+  config.set("cluster", cluster);
+  config.set("evict_first", 0);
+  return config;
 }
 
 std::string mask_name(Mask mask) {
   return mask == Mask::causal ? "causal" : mask == Mask::boolean ? "boolean" : "none";
 }
 
-class RegisterRows final : public StageFamily {
+class RegisterRows final : public RowFamily {
  public:
   explicit RegisterRows(bool backward)
-      : StageFamily({.name = backward ? "backward_rows" : "forward_rows",
-                     .summary = "rows in registers of a group of threads, read once",
-                     .stage = backward ? stage_backward : stage_forward,
-                     .pass = backward ? "bwd" : "fwd",
-                     .sources = {backward ? "masked_softmax/backward_rows.cu"
-                                          : "masked_softmax/forward_rows.cu"}}),
-        pass_(backward ? "bwd" : "fwd") {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    return refuse_rows(*this, problem, pass_, facts, "n", layer_of(problem).n);
-  }
+      : RowFamily({.name = backward ? "backward_rows" : "forward_rows",
+                   .summary = "rows in registers of a group of threads, read once",
+                   .stage = backward ? stage_backward : stage_forward,
+                   .pass = backward ? "bwd" : "fwd",
+                   .sources = {backward ? "masked_softmax/backward_rows.cu"
+                                        : "masked_softmax/forward_rows.cu"}}) {}
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override;
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
@@ -78,7 +65,7 @@ class RegisterRows final : public StageFamily {
                   const Config& config) const override;
 
  private:
-  const char* pass_;
+  RowShape row_shape(const Problem& problem) const override { return shape_of(layer_of(problem)); }
 };
 
 Space RegisterRows::space(const Problem& problem, const DeviceFacts& facts) const {
@@ -106,36 +93,23 @@ Program RegisterRows::program(const Problem& problem, const DeviceFacts& facts,
       "{}, {}, {}, {}, {}, {}", config.at("vector"), vectors_of_thread(shape_of(layer), config),
       config.at("group"), config.at("groups"), config.at("cluster"), config.at("evict_first") != 0);
   const auto n = static_cast<std::int32_t>(layer.n), s = static_cast<std::int32_t>(layer.s);
+  const std::int64_t sets = quotient_up(layer.rows(), config.at("groups"));
   Program program;
-  KernelLaunch launch;
-  if (layer.backward) {
-    program.kernels.push_back(
-        {"masked_softmax/backward_rows.cu",
-         fmt::format("fftune::softmax_backward_rows<{}, {}, {}>", element_type(layer.dtype),
-                     layer.mask == Mask::causal, shape)});
-    launch.arguments = {
-        TensorArgument{at.y}, TensorArgument{at.dy}, TensorArgument{at.dx}, layer.rows(), n, s,
-        layer.scale};
-  } else {
-    program.kernels.push_back(
-        {"masked_softmax/forward_rows.cu",
-         fmt::format("fftune::softmax_forward_rows<{}, fftune::softmax_mask::{}, {}>",
-                     element_type(layer.dtype), mask_name(layer.mask), shape)});
-    launch.arguments = {TensorArgument{at.x},
-                        tensor_or_null(at.mask),
-                        TensorArgument{at.y},
-                        layer.rows(),
-                        n,
-                        s,
-                        static_cast<std::int32_t>(layer.mask_of_head ? 1 : layer.heads),
-                        layer.scale};
-  }
-  launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
-  launch.grid.x = static_cast<std::uint32_t>(quotient_up(layer.rows(), config.at("groups")) *
-                                             config.at("cluster"));
-  launch.block.x = static_cast<std::uint32_t>(block_threads(config));
-  launch.programmatic = facts.compute_capability >= 90;
-  program.steps.emplace_back(std::move(launch));
+  if (layer.backward)
+    append_row_kernel(program, facts, "masked_softmax/backward_rows.cu",
+                      fmt::format("softmax_backward_rows<{}, {}, {}>", element_type(layer.dtype),
+                                  layer.mask == Mask::causal, shape),
+                      sets, config,
+                      {TensorArgument{at.y}, TensorArgument{at.dy}, TensorArgument{at.dx},
+                       layer.rows(), n, s, layer.scale});
+  else
+    append_row_kernel(
+        program, facts, "masked_softmax/forward_rows.cu",
+        fmt::format("softmax_forward_rows<{}, fftune::softmax_mask::{}, {}>",
+                    element_type(layer.dtype), mask_name(layer.mask), shape),
+        sets, config,
+        {TensorArgument{at.x}, tensor_or_null(at.mask), TensorArgument{at.y}, layer.rows(), n, s,
+         static_cast<std::int32_t>(layer.mask_of_head ? 1 : layer.heads), layer.scale});
   return program;
 }
 

@@ -4,39 +4,30 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/common/row_space.hpp"
-#include "kernels/common/stage_family.hpp"
 #include "kernels/norm/norm.hpp"
 
 namespace fftune::norm {
 namespace {
 
 constexpr const char* forward_file = "layernorm/forward.cu";
+constexpr std::int64_t most_groups = 16;
 
-RowShape shape_of(const Problem& problem) {
-  return {.rows = problem.size("m"), .elements = problem.size("d"), .dtype = problem.dtype};
-}
-
-class ForwardRows final : public StageFamily {
+class ForwardRows final : public RowFamily {
  public:
   ForwardRows()
-      : StageFamily({.name = "forward_rows",
-                     .summary = "rows in registers of a group of threads, read once",
-                     .stage = stage_forward,
-                     .pass = "fwd",
-                     .sources = {forward_file}}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    return refuse_rows(*this, problem, "fwd", facts, "d", problem.size("d"));
-  }
+      : RowFamily({.name = "forward_rows",
+                   .summary = "rows in registers of a group of threads, read once",
+                   .stage = stage_forward,
+                   .pass = "fwd",
+                   .sources = {forward_file}}) {}
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
-    const RowShape shape = shape_of(problem);
+    const RowShape shape = row_shape(problem);
     Space space;
-    add_row_parameters(space, shape,
-                       {.group = {8, 16, 32, 64, 128, 256, 512, 1024}, .groups = {1, 2, 4, 8, 16}},
-                       facts);
+    add_row_parameters(
+        space, shape,
+        {.group = {8, 16, 32, 64, 128, 256, 512, 1024}, .groups = {1, 2, 4, 8, most_groups}},
+        facts);
     space.constraint("a thread has at most 64 elements of a row in registers, in float",
                      [shape](const Config& c) {
                        return vectors_of_thread(shape, c) * elements_of_vector(shape, c) <= 64;
@@ -47,33 +38,27 @@ class ForwardRows final : public StageFamily {
 
   /// The widest accesses, about one a thread where there are few rows and two where there are many.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const RowShape shape = shape_of(problem);
-    const std::int64_t vector = widest_vector(shape.bytes());
-    const std::int64_t vectors = shape.rows <= 2 * facts.multiprocessors ? 1 : 2;
-    const std::int64_t group = std::clamp<std::int64_t>(
-        power_of_two(quotient_up(shape.vectors(vector), vectors)), 8, 1024);
-    const std::int64_t groups =
-        std::max(quotient_up(64, group),
-                 std::min(std::max<std::int64_t>(1, 256 / group), power_of_two(shape.rows)));
-    return {{"vector", std::max(vector, shape.element_bytes())},
-            {"group", group},
-            {"groups", std::min<std::int64_t>(groups, 16)}};
+    const RowShape shape = row_shape(problem);
+    Config config = default_rows(
+        shape, {.vectors = shape.rows <= 2 * facts.multiprocessors ? 1 : 2, .most_group = 1024});
+    config.set("groups", std::min<std::int64_t>(config.at("groups"), most_groups));
+    return config;
   }
 
   Program program(const Problem& problem, const DeviceFacts& facts,
                   const Config& config) const override {
     const Layer layer = layer_of(problem);
     Program program;
-    auto& launch =
-        append_kernel(program, forward_file,
+    append_row_kernel(program, facts, forward_file,
                       fmt::format("layernorm_rows<{}, {}, {}, {}, {}>", template_arguments(layer),
-                                  config.at("vector"), vectors_of_thread(shape_of(problem), config),
+                                  config.at("vector"), vectors_of_thread(layer.rows(), config),
                                   config.at("group"), config.at("groups")),
-                      {static_cast<std::uint32_t>(quotient_up(layer.m, config.at("groups")))},
-                      static_cast<std::uint32_t>(block_threads(config)), forward_arguments(layer));
-    launch.programmatic = facts.compute_capability >= 90;
+                      quotient_up(layer.m, config.at("groups")), config, forward_arguments(layer));
     return program;
   }
+
+ private:
+  RowShape row_shape(const Problem& problem) const override { return layer_of(problem).rows(); }
 };
 
 }  // namespace

@@ -5,20 +5,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/row_space.hpp"
-#include "kernels/common/stage_family.hpp"
 #include "kernels/norm/norm.hpp"
 
 namespace fftune::norm {
 namespace {
 
-RowShape shape_of(const Layer& layer) {
-  return {.rows = layer.m, .elements = layer.d, .dtype = layer.dtype};
-}
-
 /// Adds the parameters of both passes, with what constrains them alone.
 void add_parameters(Space& space, const Layer& layer, const DeviceFacts& facts) {
-  add_row_parameters(space, shape_of(layer),
+  add_row_parameters(space, layer.rows(),
                      {.group = {4, 8, 16, 32, 64, 128, 256, 512, 1024},
                       .groups = {1, 2, 4, 8, 16, 32, 64},
                       .clusters = true},
@@ -29,33 +23,26 @@ void add_parameters(Space& space, const Layer& layer, const DeviceFacts& facts) 
           [](const Config& c) { return c.at("group") <= 256 || c.at("groups") == 1; },
           {"group", "groups"})
       .constraint("a thread has at most 256 bytes of a row: more do not fit in its registers",
-                  [shape = shape_of(layer)](const Config& c) {
+                  [shape = layer.rows()](const Config& c) {
                     return vectors_of_thread(shape, c) * c.at("vector") <= 256;
                   },
                   {"vector", "group", "cluster"});
 }
 
-/// Values for those parameters: the widest vectors, about `vectors` of them a thread, and 256
-/// threads a block or what a row takes; a row that is wider than 512 threads' accesses of 16 bytes,
-/// `most_vectors` (at least 2) for each, is spread over a cluster where there are clusters.
+/// Values for those parameters, with about `vectors` vectors a thread: a row that is wider than 512
+/// threads' accesses of 16 bytes, `most_vectors` (at least 2) for each, is spread over a cluster
+/// where there are clusters.
 Config default_rows(const Layer& layer, const DeviceFacts& facts, std::int64_t vectors,
                     std::int64_t most_vectors) {
-  const RowShape shape = shape_of(layer);
-  const std::int64_t vector = widest_vector(shape.bytes());
-  const std::int64_t row = shape.vectors(vector);
+  const RowShape shape = layer.rows();
   std::int64_t cluster = 1;
   if (facts.compute_capability >= 90)
     while (cluster < 8 && shape.bytes() > 512 * 16 * most_vectors * cluster) cluster *= 2;
-  const std::int64_t group = std::clamp<std::int64_t>(
-      power_of_two(quotient_up(row, vectors * cluster)), cluster > 1 ? 128 : 4, 512);
-  const std::int64_t wanted = std::max<std::int64_t>(1, 256 / group);
-  const std::int64_t groups =
-      std::max<std::int64_t>(quotient_up(64, group), std::min(wanted, power_of_two(layer.m)));
-  return {{"vector", vector},
-          {"group", group},
-          {"groups", cluster > 1 ? 1 : groups},
-          {"cluster", cluster},
-          {"evict_first", 0}};
+  Config config =
+      fftune::default_rows(shape, {.vectors = vectors, .least_group = 4, .cluster = cluster});
+  config.set("cluster", cluster);
+  config.set("evict_first", 0);
+  return config;
 }
 
 constexpr std::int64_t forward_other_registers = 40;  // addresses, sums, one vector as floats
@@ -64,8 +51,8 @@ constexpr std::int64_t wide_row_bytes = 8192;  // from where on a thread has 4 v
 
 /// Registers of a thread for the row's bytes as they are read, and for the weights.
 std::int64_t forward_registers(const Layer& layer, const Config& config) {
-  const std::int64_t count = elements_of_vector(shape_of(layer), config);
-  const std::int64_t vectors = vectors_of_thread(shape_of(layer), config);
+  const std::int64_t count = elements_of_vector(layer.rows(), config);
+  const std::int64_t vectors = vectors_of_thread(layer.rows(), config);
   const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   const auto weight_bytes = static_cast<std::int64_t>(dtype_bytes(layer.weight_dtype));
   const std::int64_t row = raw_registers(vectors * count, element_bytes, count);
@@ -96,19 +83,14 @@ std::int64_t all_threads(const Layer& layer, const DeviceFacts& facts, const Con
   return forward_blocks(layer, facts, config) * config.at("cluster") * block_threads(config);
 }
 
-class ForwardRows final : public StageFamily {
+class ForwardRows final : public RowFamily {
  public:
   ForwardRows()
-      : StageFamily({.name = "forward_rows",
-                     .summary = "rows in registers of a group of threads, read once",
-                     .stage = stage_forward,
-                     .pass = "fwd",
-                     .sources = {"rmsnorm/forward_rows.cu"}}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    return refuse_rows(*this, problem, "fwd", facts, "d", problem.size("d"));
-  }
+      : RowFamily({.name = "forward_rows",
+                   .summary = "rows in registers of a group of threads, read once",
+                   .stage = stage_forward,
+                   .pass = "fwd",
+                   .sources = {"rmsnorm/forward_rows.cu"}}) {}
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
@@ -131,13 +113,13 @@ class ForwardRows final : public StageFamily {
                     {"vector", "group", "groups", "cluster", "unroll", "keep"})
         .constraint("what is quantised is stored by two bytes at least",
                     [layer](const Config& c) {
-                      return !layer.quantises() || elements_of_vector(shape_of(layer), c) >= 2;
+                      return !layer.quantises() || elements_of_vector(layer.rows(), c) >= 2;
                     },
                     {"vector"})
         .constraint("several rows in flight pay while a thread has at most 8 vectors of them",
                     [layer](const Config& c) {
                       return c.at("unroll") == 1 ||
-                             c.at("unroll") * vectors_of_thread(shape_of(layer), c) <= 8;
+                             c.at("unroll") * vectors_of_thread(layer.rows(), c) <= 8;
                     },
                     {"vector", "group", "cluster", "unroll"})
         .constraint("no more rows in flight in a block than there are",
@@ -148,7 +130,7 @@ class ForwardRows final : public StageFamily {
         .constraint("a block that has one set of rows keeps its weights anyway if they fit",
                     [layer](const Config& c) {
                       return c.at("keep") == 1 ||
-                             vectors_of_thread(shape_of(layer), c) > weights_at_hand;
+                             vectors_of_thread(layer.rows(), c) > weights_at_hand;
                     },
                     {"vector", "group", "cluster", "keep"})
         .constraint("there are rows enough for blocks to go on to",
@@ -173,7 +155,7 @@ class ForwardRows final : public StageFamily {
                                                                       : 4;
     Config config = default_rows(layer, facts, vectors, 4);
     config.set("unroll", 1);
-    config.set("keep", vectors_of_thread(shape_of(layer), config) <= weights_at_hand ? 1 : 0);
+    config.set("keep", vectors_of_thread(layer.rows(), config) <= weights_at_hand ? 1 : 0);
     config.set("waves", 0);
     const bool l2_prefetch = can_prefetch_l2(facts, row_alignment(layer)) &&
                              all_resident(facts, all_threads(layer, facts, config));
@@ -185,20 +167,20 @@ class ForwardRows final : public StageFamily {
                   const Config& config) const override {
     const Layer layer = layer_of(problem);
     Program program;
-    auto& launch = append_kernel(
-        program, "rmsnorm/forward_rows.cu",
+    append_row_kernel(
+        program, facts, "rmsnorm/forward_rows.cu",
         fmt::format("forward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                     template_arguments(layer), element_type(layer.out_dtype), layer.adds_after,
-                    config.at("vector"), vectors_of_thread(shape_of(layer), config),
+                    config.at("vector"), vectors_of_thread(layer.rows(), config),
                     config.at("group"), config.at("groups"), config.at("unroll"),
                     config.at("cluster"), config.at("keep") != 0, config.at("evict_first") != 0,
                     config.at("l2_prefetch") != 0),
-        {static_cast<std::uint32_t>(forward_blocks(layer, facts, config) * config.at("cluster"))},
-        static_cast<std::uint32_t>(block_threads(config)), forward_arguments(layer));
-    launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
-    launch.programmatic = facts.compute_capability >= 90;
+        forward_blocks(layer, facts, config), config, forward_arguments(layer));
     return program;
   }
+
+ private:
+  RowShape row_shape(const Problem& problem) const override { return layer_of(problem).rows(); }
 };
 
 constexpr std::int64_t backward_other_registers =
@@ -209,8 +191,8 @@ constexpr std::int64_t row_sum_bytes = 1024;
 /// x, dy and, with a residual, dsum as they are read, of the next row too if it is fetched ahead;
 /// and, in fp32, dw and the weights that stay.
 std::int64_t backward_registers(const Layer& layer, const Config& config) {
-  const std::int64_t count = elements_of_vector(shape_of(layer), config);
-  const std::int64_t elements = vectors_of_thread(shape_of(layer), config) * count;
+  const std::int64_t count = elements_of_vector(layer.rows(), config);
+  const std::int64_t elements = vectors_of_thread(layer.rows(), config) * count;
   const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(layer.dtype));
   return raw_registers(elements, element_bytes, count) * (layer.adds ? 3 : 2) *
              (config.at("prefetch") + 1) +
@@ -220,9 +202,8 @@ std::int64_t backward_registers(const Layer& layer, const Config& config) {
 /// Of the sums of dw by which the groups of a block meet.
 std::int64_t shared_bytes(const Layer& layer, const Config& config) {
   if (config.at("groups") == 1) return row_sum_bytes;
-  return block_threads(config) * vectors_of_thread(shape_of(layer), config) *
-             elements_of_vector(shape_of(layer), config) *
-             static_cast<std::int64_t>(sizeof(float)) +
+  return block_threads(config) * vectors_of_thread(layer.rows(), config) *
+             elements_of_vector(layer.rows(), config) * static_cast<std::int64_t>(sizeof(float)) +
          row_sum_bytes;
 }
 
@@ -233,19 +214,14 @@ std::int64_t backward_blocks(const Layer& layer, const DeviceFacts& facts, const
                             1, config.at("waves") * facts.multiprocessors / config.at("cluster")));
 }
 
-class BackwardRows final : public StageFamily {
+class BackwardRows final : public RowFamily {
  public:
   BackwardRows()
-      : StageFamily({.name = "backward_rows",
-                     .summary = "rows in registers, x and dy read once, dw summed on the way",
-                     .stage = stage_backward,
-                     .pass = "bwd",
-                     .sources = {"rmsnorm/backward_rows.cu"}}) {}
-
-  std::optional<std::string> refusal(const Problem& problem,
-                                     const DeviceFacts& facts) const override {
-    return refuse_rows(*this, problem, "bwd", facts, "d", problem.size("d"));
-  }
+      : RowFamily({.name = "backward_rows",
+                   .summary = "rows in registers, x and dy read once, dw summed on the way",
+                   .stage = stage_backward,
+                   .pass = "bwd",
+                   .sources = {"rmsnorm/backward_rows.cu"}}) {}
 
   Space space(const Problem& problem, const DeviceFacts& facts) const override {
     const Layer layer = layer_of(problem);
@@ -322,24 +298,22 @@ class BackwardRows final : public StageFamily {
     const std::int64_t blocks = backward_blocks(layer, facts, config);
     Program program;
     program.scratch = {{static_cast<std::size_t>(blocks * layer.d) * sizeof(float), false}};
-    auto& launch =
-        append_kernel(program, "rmsnorm/backward_rows.cu",
+    append_row_kernel(program, facts, "rmsnorm/backward_rows.cu",
                       fmt::format("backward_rows<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>",
                                   template_arguments(layer), config.at("vector"),
-                                  vectors_of_thread(shape_of(layer), config), config.at("group"),
+                                  vectors_of_thread(layer.rows(), config), config.at("group"),
                                   config.at("groups"), config.at("cluster"), config.at("keep") != 0,
                                   config.at("prefetch") != 0, config.at("l2_prefetch_rows"),
                                   config.at("evict_first") != 0, config.at("waves")),
-                      {static_cast<std::uint32_t>(blocks * config.at("cluster"))},
-                      static_cast<std::uint32_t>(block_threads(config)),
-                      backward_arguments(layer, ScratchArgument{0}));
-    launch.cluster.x = static_cast<std::uint32_t>(config.at("cluster"));
-    launch.programmatic = facts.compute_capability >= 90;
+                      blocks, config, backward_arguments(layer, ScratchArgument{0}));
     append_column_sum(program, facts, "rmsnorm/backward_rows.cu", "backward_rows_weight",
                       layer.weight_dtype, ScratchArgument{0}, tensor_of(places_of(layer), "dw"),
                       blocks, layer.d);
     return program;
   }
+
+ private:
+  RowShape row_shape(const Problem& problem) const override { return layer_of(problem).rows(); }
 };
 
 }  // namespace

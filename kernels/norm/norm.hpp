@@ -33,6 +33,7 @@
 
 #include "core/problem.hpp"
 #include "kernels/common/op_parts.hpp"
+#include "kernels/common/row_space.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 #include "registry/op.hpp"
 
@@ -65,6 +66,7 @@ struct Layer {
   DType out_dtype = DType::f32;  // of y
 
   bool quantises() const { return out_dtype != dtype; }
+  RowShape rows() const { return {.rows = m, .elements = d, .dtype = dtype}; }
 };
 Layer layer_of(const Problem& problem);
 
