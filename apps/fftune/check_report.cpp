@@ -135,8 +135,9 @@ CheckCounts print_checks(const std::vector<CheckedRecord>& records, const CheckO
   }
   output.table(table);
   if (output.verbose()) print_each(outcomes, output);
-  output.line(fmt::format("{} records: {} passed, {} failed, {} skipped{}", records.size(),
-                          counts.passed, counts.failed, counts.skipped,
+  output.line(fmt::format("{}: {} passed, {} failed, {} skipped{}",
+                          counted(records.size(), "record"), counts.passed, counts.failed,
+                          counts.skipped,
                           counts.not_run == 0 ? "" : fmt::format(", {} not run", counts.not_run)));
   return counts;
 }

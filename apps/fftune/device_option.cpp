@@ -56,10 +56,11 @@ DeviceKind kind_of_device(const std::string& name) {
   if (name == "cuda" || (!ordinal.empty() && ordinal.size() < 5 &&
                          ordinal.find_first_not_of("0123456789") == std::string::npos))
     return DeviceKind::cuda;
-  throw Error(ErrorKind::invalid_input,
-              fmt::format("--device '{}' is no device: give cpu, cuda:0, cuda:1, …; fftune devices "
-                          "lists those that are here",
-                          name));
+  throw Error(
+      ErrorKind::invalid_input,
+      fmt::format("--device '{}' is not a device: give cpu, cuda:0, cuda:1, …; fftune devices "
+                  "lists those that are here",
+                  name));
 }
 
 std::string device_named(const std::string& value, const Environment& environment) {

@@ -63,12 +63,18 @@ std::string usage_text(const CLI::App& app) {
 }  // namespace
 
 std::string HelpFormatter::make_help(const CLI::App* app, std::string, CLI::AppFormatMode) const {
-  std::string text = usage_text(*app) + "\n" + wrapped(app->get_description(), 0, width_) + "\n";
+  const std::string kind =
+      app->get_group() == ops_group ? "search this device and write presets: " : "";
+  std::string text =
+      usage_text(*app) + "\n" + wrapped(kind + app->get_description(), 0, width_) + "\n";
 
-  std::vector<Entry> commands;
-  for (const CLI::App* sub : subcommands_of(*app))
-    commands.emplace_back(sub->get_name(), sub->get_description());
-  text += entries_text("Commands", commands, width_);
+  for (const char* const title : {ops_group, "Commands"}) {
+    std::vector<Entry> commands;
+    for (const CLI::App* sub : subcommands_of(*app))
+      if ((sub->get_group() == ops_group) == (title == std::string(ops_group)))
+        commands.emplace_back(sub->get_name(), sub->get_description());
+    text += entries_text(title, commands, width_);
+  }
 
   for (const std::string& group : app->get_groups()) {
     if (group.empty()) continue;  // hidden

@@ -8,6 +8,10 @@
 
 namespace fftune::tool {
 
+/// The commands named after an op, each a search.
+inline constexpr const char* ops_group = "Ops, to search this device and write presets";
+inline constexpr const char* help_of_help = "print this help";
+
 class HelpFormatter : public CLI::Formatter {
  public:
   explicit HelpFormatter(std::size_t width) : width_(width) {}

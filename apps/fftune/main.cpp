@@ -33,9 +33,12 @@ int report(int code, const std::string& message) {
 }
 
 int parse_and_run(int argc, char** argv) {
-  CLI::App root("finds, records and runs the fastest configuration of fused transformer kernels",
-                "fftune");
+  CLI::App root(
+      "finds, records and runs the fastest configuration of fused transformer kernels; "
+      "to begin: fftune ffn --d 1024 --h 2048",
+      "fftune");
   root.formatter(std::make_shared<HelpFormatter>(help_width()));
+  root.set_help_flag("-h,--help", help_of_help);
   root.require_subcommand(0, 1);
   root.allow_extras();
   bool version = false;

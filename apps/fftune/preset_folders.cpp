@@ -59,6 +59,11 @@ std::vector<std::filesystem::path> preset_folders(const std::string& value,
     return {value};
   }
   if (presets_are_here()) return {folder_here};
+  return searched_folders(environment);
+}
+
+std::vector<std::filesystem::path> searched_folders(const Environment& environment) {
+  for (const std::string& complaint : environment.preset_complaints) spdlog::warn("{}", complaint);
   return environment.preset_folders;
 }
 
@@ -95,6 +100,8 @@ PresetLibrary load_presets(const std::vector<std::filesystem::path>& folders) {
   PresetLibrary library = PresetLibrary::load(folders);
   for (const std::string& complaint : library.complaints())
     spdlog::warn("{}; it is skipped", complaint);
+  for (const PresetFile& file : library.files())
+    if (!file.misplaced.empty()) spdlog::warn("{}", file.misplaced);
   return library;
 }
 

@@ -20,6 +20,9 @@ void add_presets_option(CLI::App& command, std::string& value);
 std::vector<std::filesystem::path> preset_folders(const std::string& value,
                                                   const Environment& environment);
 
+/// The library's folders; warns of what of FFTUNE_PRESETS is not there.
+std::vector<std::filesystem::path> searched_folders(const Environment& environment);
+
 /// Whether there is a ./presets, which commands read unless --presets names another.
 bool presets_are_here();
 

@@ -9,6 +9,7 @@
 #include <limits>
 #include <set>
 
+#include "apps/fftune/help.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
 
@@ -103,7 +104,7 @@ std::vector<std::string> dtype_names(const Op& op, DeviceKind kind) {
 
 /// From CLI11 2.3 on, -h and an option --h are the same word: the option matters more.
 void yield_short_help(CLI::App& command, const std::string& option) {
-  if (option == "h") command.set_help_flag("--help", "Print this help message and exit");
+  if (option == "h") command.set_help_flag("--help", help_of_help);
 }
 
 }  // namespace

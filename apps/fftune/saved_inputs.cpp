@@ -264,7 +264,7 @@ void SavedInputs::parse_map(const std::string& text) {
   for (const std::string& pair : parse_words(text, "--map")) {
     const auto sign = pair.find('=');
     if (sign == 0 || sign == pair.npos || sign + 1 == pair.size())
-      fail("--map '{}' is no pair: give INPUT=TENSOR, as in w=mlp.up_proj.weight", pair);
+      fail("--map '{}' is not a pair: give INPUT=TENSOR, as in w=mlp.up_proj.weight", pair);
     if (!map_.emplace(pair.substr(0, sign), pair.substr(sign + 1)).second)
       fail("--map gives {} twice", pair.substr(0, sign));
   }
@@ -505,9 +505,8 @@ void SavedInputs::require_fit(const Problem& problem) const {
       std::vector<std::string> inputs;
       for (const TensorSpec& spec : tensors)
         if (spec.role == Role::input) inputs.emplace_back(split_layer(spec.name).first);
-      const std::string near = nearest(input, inputs);
-      fail("--map names '{}', which is no input of {}{}: they are {}", input, problem.text(),
-           near.empty() ? "" : fmt::format(" (did you mean {}?)", near), fmt::join(inputs, ", "));
+      fail("--map names '{}', which is not an input of {}{}: they are {}", input, problem.text(),
+           near_word(input, inputs), fmt::join(inputs, ", "));
     }
   require_all_rows_used(problem);
 }

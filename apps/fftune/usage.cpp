@@ -35,6 +35,8 @@ std::string line_for(const CLI::App& command, const std::string& word) {
   if (word.rfind('-', 0) == 0) {
     const std::string name = word.substr(0, word.find('='));
     const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+    // -h is help where no op has a size h; CLI11 then takes it before it comes to this.
+    if (name == "-h") return "unknown option -h: give --help, or --h and a size";
     const std::string near = nearest(bare, option_names(command));
     return near.empty()
                ? fmt::format("unknown option {}: see {}", name, help)
@@ -66,7 +68,7 @@ std::optional<std::string> unexpected_word(const CLI::App& root) {
 }
 
 std::string missing_subcommand(const CLI::App& command) {
-  return fmt::format("{} needs a command: give one of {}", command_path(command),
+  return fmt::format("{} needs a command: give one of {}", command.get_name(),
                      fmt::join(subcommand_names(command), ", "));
 }
 

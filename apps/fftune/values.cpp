@@ -61,7 +61,7 @@ std::int64_t parse_whole(const std::string& text, const std::string& where, std:
 std::uint64_t parse_seed(const std::string& text, const std::string& where) {
   std::uint64_t value = 0;
   if (!parse_number(text, value))
-    fail(fmt::format("{} '{}' is no seed: give a whole number from 0 to 2^64-1", where, text));
+    fail(fmt::format("{} '{}' is not a seed: give a whole number from 0 to 2^64-1", where, text));
   return value;
 }
 
@@ -99,14 +99,14 @@ double parse_duration(const std::string& text, const std::string& where, bool or
     if (name == unit && parse_real(text.substr(0, unit_begin), value) &&
         (value > 0 || (or_none && value == 0)))
       return value * seconds;
-  fail(fmt::format("{} '{}' is no duration: give one such as 500ms, 60s, 2m or 1h{}", where, text,
-                   or_none ? ", or 0s for none" : ""));
+  fail(fmt::format("{} '{}' is not a duration: give one such as 500ms, 60s, 2m or 1h{}", where,
+                   text, or_none ? ", or 0s for none" : ""));
 }
 
 double parse_amount(const std::string& text, const std::string& where) {
   double value = 0;
   if (!parse_real(text, value) || !(value > 0) || !std::isfinite(value))
-    fail(fmt::format("{} '{}' is no amount: give a number above 0 such as 2e11", where, text));
+    fail(fmt::format("{} '{}' is not an amount: give a number above 0 such as 2e11", where, text));
   return value;
 }
 
@@ -115,17 +115,20 @@ double parse_percent(const std::string& text, const std::string& where) {
   const bool percent = text.ends_with('%');
   if (!percent || !parse_real(text.substr(0, text.size() - 1), value) || !(value >= 0) ||
       value > 100)
-    fail(fmt::format("{} '{}' is no percentage: give one such as 1% or 0.5%", where, text));
+    fail(fmt::format("{} '{}' is not a percentage: give one such as 1% or 0.5%", where, text));
   return value / 100;
 }
 
 void check_choice(const std::string& text, const std::string& where,
                   const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), text) != choices.end()) return;
-  const std::string near = nearest(text, choices);
-  fail(fmt::format("{} '{}' is unknown{}: give one of {}", where, text,
-                   near.empty() ? "" : fmt::format(" (did you mean {}?)", near),
+  fail(fmt::format("{} '{}' is unknown{}: give one of {}", where, text, near_word(text, choices),
                    fmt::join(choices, ", ")));
+}
+
+std::string near_word(std::string_view word, const std::vector<std::string>& choices) {
+  const std::string near = nearest(word, choices);
+  return near.empty() ? "" : fmt::format(" (did you mean {}?)", near);
 }
 
 std::string suggestion(std::string_view word, const std::vector<std::string>& choices) {

@@ -33,6 +33,9 @@ double parse_percent(const std::string& text, const std::string& where);
 void check_choice(const std::string& text, const std::string& where,
                   const std::vector<std::string>& choices);
 
+/// " (did you mean X?)", or empty.
+std::string near_word(std::string_view word, const std::vector<std::string>& choices);
+
 /// ": did you mean X?", or empty.
 std::string suggestion(std::string_view word, const std::vector<std::string>& choices);
 

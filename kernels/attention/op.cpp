@@ -318,7 +318,7 @@ std::string Attention::contradiction(const Problem& problem) const {
   const bool thd = layer.layout == Layout::thd;
   if (layer.heads % layer.kv_heads != 0)
     return fmt::format("kv-heads={} do not divide heads={}", layer.kv_heads, layer.heads);
-  if (layer.dim % 8 != 0) return fmt::format("dim={} is no multiple of 8", layer.dim);
+  if (layer.dim % 8 != 0) return fmt::format("dim={} is not a multiple of 8", layer.dim);
   if (layer.page != 0 && (layer.page < 16 || (layer.page & (layer.page - 1)) != 0))
     return fmt::format("page={} is not 16, 32, 64, 128 or 256", layer.page);
   if (layer.page == 0 && problem.sizes.contains("pages"))

@@ -420,7 +420,7 @@ class MoeFfn final : public Op {
     if (scales_of(problem) == Scales::block && packing_of(problem) == Packing::halves &&
         shape.h % scale_block != 0)
       return fmt::format(
-          "h={} is no multiple of {}: a block of gate-up=halves would be of gate and of up",
+          "h={} is not a multiple of {}: a block of gate-up=halves would be of gate and of up",
           shape.h, scale_block);
     return "";
   }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -67,7 +68,7 @@ std::shared_ptr<Library> open_library(int device, const fftune_context_options& 
   if (const char* path = options.preset_path) {
     if (!std::filesystem::is_directory(path))
       throw Error(ErrorKind::invalid_input,
-                  fmt::format("preset_path '{}' is no folder: give one that holds "
+                  fmt::format("preset_path '{}' is not a folder: give one that holds "
                               "<device>/<op>.json, or NULL for the usual folders",
                               path));
     folders.insert(folders.begin(), path);
@@ -78,6 +79,9 @@ std::shared_ptr<Library> open_library(int device, const fftune_context_options& 
   library->catalog = &catalog;
   library->backend = open_device(spec, *catalog.sources, environment, cpu_options(options));
   library->presets = PresetLibrary::load(folders);
+  library->preset_complaints = library->presets.complaints();
+  std::copy(environment.preset_complaints.begin(), environment.preset_complaints.end(),
+            std::back_inserter(library->preset_complaints));
   return library;
 }
 
@@ -128,7 +132,7 @@ std::unique_ptr<fftune_plan> make_plan(const std::shared_ptr<Library>& library,
                                   .choice = &choice,
                                   .plan = handle.get(),
                                   .warnings = backend.warnings(),
-                                  .complaints = library->presets.complaints()});
+                                  .complaints = library->preset_complaints});
   const auto spent = std::chrono::steady_clock::now() - start;
   library->plan_nanoseconds += static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count());

@@ -22,7 +22,8 @@ struct Library {
   const Catalog* catalog;
   std::unique_ptr<Backend> backend;
   PresetLibrary presets;
-  int forks = fork_count();  // when it was opened
+  std::vector<std::string> preset_complaints;  // of its files, and of folders that are not there
+  int forks = fork_count();                    // when it was opened
   std::atomic<std::uint64_t> plans{0};
   std::atomic<std::uint64_t> plan_nanoseconds{0};
 

@@ -23,7 +23,7 @@ LiveHandles& live() {
 
 void require(bool was_live, const void* handle, const char* function) {
   if (!was_live)
-    std::fprintf(stderr, "fftune: %s: %p is no live handle: it was destroyed before\n", function,
+    std::fprintf(stderr, "fftune: %s: %p is not a live handle: it was destroyed before\n", function,
                  handle);
   assert(was_live);
 }

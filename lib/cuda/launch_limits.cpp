@@ -63,8 +63,8 @@ std::string launch_failure(const KernelLaunch& launch, const KernelNeeds& kernel
     return fmt::format("a cluster of {} blocks: a device takes 1 to {}", text(cluster),
                        blocks_per_cluster);
   if (x % cluster.x != 0 || y % cluster.y != 0 || z % cluster.z != 0)
-    return fmt::format("a grid of {} blocks is no multiple of its cluster of {}", text(launch.grid),
-                       text(cluster));
+    return fmt::format("a grid of {} blocks is not a multiple of its cluster of {}",
+                       text(launch.grid), text(cluster));
   return {};
 }
 

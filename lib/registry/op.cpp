@@ -56,14 +56,16 @@ std::string canonical_number(const Op& op, const OptionField& field, const std::
 std::string canonical_pattern(const Op& op, const OptionField& field, const std::string& text) {
   const auto pattern = parse_pattern(text);
   if (!pattern)
-    reject(op, fmt::format("{}={} is no pattern: use {}", field.name, text, choices_text(field)));
+    reject(op,
+           fmt::format("{}={} is not a pattern: use {}", field.name, text, choices_text(field)));
   return pattern_text(*pattern);
 }
 
 std::string canonical_routing(const Op& op, const OptionField& field, const std::string& text) {
   const auto routing = parse_routing(text);
   if (!routing)
-    reject(op, fmt::format("{}={} is no routing: use {}", field.name, text, choices_text(field)));
+    reject(op,
+           fmt::format("{}={} is not a routing: use {}", field.name, text, choices_text(field)));
   return routing_text(*routing);
 }
 

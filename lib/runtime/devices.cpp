@@ -72,7 +72,7 @@ std::unique_ptr<Backend> open_device(const std::string& spec, const SourceSet& s
                                      const Environment& environment, const CpuOptions& cpu) {
   const auto ordinal = parse_spec(spec);
   if (!ordinal)
-    throw Error(ErrorKind::invalid_input, fmt::format("'{}' is no device: there is {}", spec,
+    throw Error(ErrorKind::invalid_input, fmt::format("'{}' is not a device: there is {}", spec,
                                                       what_is_here(list_devices(environment))));
   if (*ordinal < 0) return open_cpu(cpu_options(cpu, environment));
   const Devices devices = list_devices(environment);

@@ -28,9 +28,9 @@ Devices list_devices(const Environment& environment);
 /// "cuda:0" where there is a CUDA device, else "cpu".
 std::string default_device(const Environment& environment);
 
-/// Throws Error(invalid_input) for a word that is no device, Error(unavailable) for one that is not
-/// here, each naming the devices there are. `sources` must outlive the backend. `cpu` is for the
-/// CPU; its threads are the environment's where it does not say.
+/// Throws Error(invalid_input) for a word that is not a device, Error(unavailable) for one that is
+/// not here, each naming the devices there are. `sources` must outlive the backend. `cpu` is for
+/// the CPU; its threads are the environment's where it does not say.
 std::unique_ptr<Backend> open_device(const std::string& spec, const SourceSet& sources,
                                      const Environment& environment, const CpuOptions& cpu = {});
 

@@ -93,17 +93,21 @@ fs::path user_presets() {
   return xdg_folder("XDG_DATA_HOME", ".local/share") / "fftune" / "presets";
 }
 
-std::vector<fs::path> preset_folders() {
-  std::vector<fs::path> folders;
+void read_preset_folders(Environment& environment) {
+  auto& folders = environment.preset_folders;
   const auto given = variable("FFTUNE_PRESETS").value_or("");
   for (std::string_view rest = given; !rest.empty();) {
     const auto part = rest.substr(0, rest.find(':'));
     rest.remove_prefix(part.size() < rest.size() ? part.size() + 1 : rest.size());
-    if (!part.empty()) folders.emplace_back(part);
+    if (part.empty()) continue;
+    folders.emplace_back(part);
+    // The user's and the installed folder need not be there; one that was named should.
+    if (std::error_code error; !fs::exists(part, error))
+      environment.preset_complaints.push_back("FFTUNE_PRESETS names '" + std::string(part) +
+                                              "', which is not there: correct or unset it");
   }
-  folders.push_back(user_presets());
+  folders.push_back(environment.user_presets);
   folders.push_back(installed_presets());
-  return folders;
 }
 
 void read_threads(Environment& environment) {
@@ -135,8 +139,8 @@ bool dumb_terminal() {
 
 Environment read_environment() {
   Environment environment;
-  environment.preset_folders = preset_folders();
   environment.user_presets = user_presets();
+  read_preset_folders(environment);
   if (const auto cache = variable("FFTUNE_CACHE"))
     environment.cache_folder = *cache;
   else

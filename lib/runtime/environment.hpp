@@ -11,6 +11,7 @@ namespace fftune {
 
 struct Environment {
   std::vector<std::filesystem::path> preset_folders;  // $FFTUNE_PRESETS, user's, installed
+  std::vector<std::string> preset_complaints;         // what of $FFTUNE_PRESETS is not there
   std::filesystem::path user_presets;                 // the user's: XDG data/fftune/presets
   std::filesystem::path cache_folder;                 // $FFTUNE_CACHE, or XDG cache/fftune
   std::filesystem::path state_folder;                 // XDG state/fftune: journals
@@ -20,14 +21,14 @@ struct Environment {
   std::filesystem::path bundle;   // $FFTUNE_BUNDLE: compiled kernels; empty: none
   bool no_jit = false;            // $FFTUNE_NO_JIT: anything but 0
   std::optional<int> threads;     // $FFTUNE_THREADS: of the CPU backend, at most
-  std::string threads_complaint;  // why FFTUNE_THREADS is no number; empty: it is one, or not set
+  std::string threads_complaint;  // why FFTUNE_THREADS is not a number; empty: it is, or not set
   bool no_color = false;          // NO_COLOR, or a terminal without escapes
   bool dumb_terminal = false;     // TERM=dumb: no escapes at all
 };
 
 Environment read_environment();
 
-/// $COLUMNS, how wide a page may be; 0 where it is not set or is no number.
+/// $COLUMNS, how wide a page may be; 0 where it is not set or is not a number.
 std::size_t columns_asked_for();
 
 /// Environment::dumb_terminal alone, for a fault's last words: it needs no memory.

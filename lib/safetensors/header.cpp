@@ -172,8 +172,8 @@ std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file
   const std::size_t behind = file.size() - length_bytes;
   if (length > longest_header)
     throw invalid(
-        "its header would have {} bytes, beyond the format's {}: it is no safetensors file", length,
-        longest_header);
+        "its header would have {} bytes, beyond the format's {}: it is not a safetensors file",
+        length, longest_header);
   if (length > behind)
     throw invalid("its header has {} bytes, but the file ends after {}: it is cut short", length,
                   behind);
@@ -181,7 +181,7 @@ std::vector<SavedTensor> read_safetensors_header(std::span<const std::byte> file
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + length_bytes,
                               header_bytes);
   if (!text.starts_with('{'))
-    throw invalid("its header does not begin with '{{': it is no safetensors file");
+    throw invalid("its header does not begin with '{{': it is not a safetensors file");
   const JsonValue header = [&] {
     try {
       return parse_json(text);

@@ -125,7 +125,7 @@ void SavedModel::add_index(const fs::path& index) {
   const JsonValue* map = root.find("weight_map");
   const auto* names = map ? map->get_if<JsonValue::Object>() : nullptr;
   if (names == nullptr || names->empty())
-    fail(index, "it has no weight_map: it is no index of a saved model");
+    fail(index, "it has no weight_map: it is not the index of a saved model");
   std::set<std::string> shards;
   for (const auto& [name, value] : *names) {
     const auto* file = value.get_if<std::string>();

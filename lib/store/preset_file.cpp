@@ -136,9 +136,9 @@ std::vector<PresetFile> read_preset_folder(const std::filesystem::path& folder) 
     auto file = read_preset_file(path);
     const auto place = path.parent_path().filename().string();
     if (!file.device.slug.empty() && (file.device.slug != place || file.op != path.stem()))
-      file.complaints.push_back(
-          fmt::format("{}: is the file of {}/{}.json: used as such, move it there", path.string(),
-                      file.device.slug, file.op));
+      file.misplaced =
+          fmt::format("{}: it is the file of {}/{}.json and is read as such: move it there",
+                      path.string(), file.device.slug, file.op);
     files.push_back(std::move(file));
   }
   return files;

@@ -18,6 +18,7 @@ struct PresetFile {
   std::string op;
   std::vector<PresetRecord> records;    // sorted by problem; those that could be read
   std::vector<std::string> complaints;  // "path:record: reason", one for each bad part skipped
+  std::string misplaced;  // where its place is, if it is elsewhere; it is read even so
 };
 
 /// Never throws for the content: an empty or truncated file, or one of a newer or another format,

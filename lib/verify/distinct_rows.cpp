@@ -49,7 +49,7 @@ void DistinctRows::draw_marks() {
   const auto pattern = parse_pattern(tensors_[*marking_].pattern);
   if (!pattern)
     throw Error(ErrorKind::internal,
-                fmt::format("'{}' is no pattern", tensors_[*marking_].pattern));
+                fmt::format("'{}' is not a pattern", tensors_[*marking_].pattern));
   auto of_tokens = draw_pattern(*pattern, rows(*marking_), data_.seed);
   sources_.clear();
   sorted_sources_.clear();

@@ -40,7 +40,7 @@ TEST_CASE("a context needs somewhere to go and a device that is here") {
 TEST_CASE("a preset path must be a folder") {
   fftune_context* context = nullptr;
   CHECK(fftune_context_create(-1, "/no/such/folder", &context) == FFTUNE_INVALID_INPUT);
-  CHECK(last_error_says("'/no/such/folder' is no folder"));
+  CHECK(last_error_says("'/no/such/folder' is not a folder"));
   CHECK(context == nullptr);
 }
 

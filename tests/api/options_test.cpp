@@ -106,7 +106,7 @@ TEST_CASE("options say what is wrong with them") {
   options.threads = 0;
   options.preset_path = "/no/such\x1b[31m/folder";
   CHECK(fftune_context_create_with(-1, &options, &context) == FFTUNE_INVALID_INPUT);
-  CHECK(last_error_says("preset_path '/no/such?[31m/folder' is no folder"));
+  CHECK(last_error_says("preset_path '/no/such?[31m/folder' is not a folder"));
   CHECK(context == nullptr);
   REQUIRE(fftune_context_create_with(-1, nullptr, &context) == FFTUNE_OK);
   fftune_context_destroy(context);

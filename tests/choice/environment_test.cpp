@@ -60,6 +60,7 @@ TEST_CASE("folders below the home are the default") {
   REQUIRE(environment.cache_folder == "/home/someone/.cache/fftune");
   REQUIRE(environment.state_folder == "/home/someone/.local/state/fftune");
   REQUIRE(environment.toolkit_folders.size() == 1);
+  REQUIRE(environment.preset_complaints.empty());
   REQUIRE_FALSE(environment.no_color);
 }
 
@@ -73,6 +74,9 @@ TEST_CASE("variables go before the defaults") {
                              {"NO_COLOR", "1"}});
   const auto environment = read_environment();
   REQUIRE(environment.preset_folders.size() == 4);
+  REQUIRE(environment.preset_complaints.size() == 2);
+  REQUIRE(environment.preset_complaints[1] ==
+          "FFTUNE_PRESETS names 'b c', which is not there: correct or unset it");
   REQUIRE(environment.preset_folders[0] == "/a");
   REQUIRE(environment.preset_folders[1] == "b c");
   REQUIRE(environment.preset_folders[2] == "/data/fftune/presets");

@@ -47,12 +47,13 @@ TEST_CASE("a wrong command or option is named with what was meant") {
       {"ffn --d 32 --d 64 --h 64", 2, {"--d is given more than once", "fftune ffn --help"}},
       {"ffn --D 32 --h 64", 2, {"--D", "did you mean --d?"}},
       {"ffn --mask all", 2, {"unknown option --mask: see fftune ffn --help"}},
+      {"ffn -h", 2, {"-h", "--h", "--help"}},
       {"ffn --quiet --verbose --d 32 --h 64", 2, {"--quiet", "--verbose"}},
       {"--zzzzzz", 2, {"--zzzzzz"}},
-      {"list", 2, {"fftune list needs a command", "ffn"}},
+      {"list", 2, {"list needs a command", "ffn"}},
       {"list ffm", 2, {"did you mean ffn?"}},
-      {"bench", 2, {"fftune bench needs a command"}},
-      {"presets", 2, {"fftune presets needs a command", "validate"}},
+      {"bench", 2, {"bench needs a command"}},
+      {"presets", 2, {"presets needs a command", "validate"}},
       {"presets shaw", 2, {"did you mean show?"}},
   };
   for (const Wrong& wrong : all) require_one_line(sandbox, wrong);
@@ -89,7 +90,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {ffn + "--act swish", 2, {"--act 'swish'", "silu"}},
       {ffn + "--act slu", 2, {"did you mean silu?"}},
       {ffn + "--pass sideways", 2, {"--pass 'sideways'", "fwd"}},
-      {ffn + "--strategy best", 2, {"best", "halving"}},
+      {ffn + "--strategy best", 2, {"--strategy 'best'", "halving"}},
       {ffn + "--budget 10", 2, {"--budget '10'", "60s"}},
       {ffn + "--budget 0s", 2, {"--budget '0s'"}},
       {ffn + "--budget -3s", 2, {"--budget '-3s'"}},
@@ -114,7 +115,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"check --device cpu --max-flops -1", 2, {"--max-flops '-1'"}},
       {"compile --arch sm_99", 2, {"--arch 'sm_99'", "sm_90a"}},
       {"compile --op lineal", 2, {"--op 'lineal'", "did you mean linear?"}},
-      {"compile --family gate_up_sm8", 2, {"did you mean gate_up_sm80?"}},
+      {"compile --family gate_up_sm8", 2, {"did you mean gate_up_sm80?", "fftune list OP"}},
       {"compile --dtype fp9", 2, {"--dtype 'fp9'", "fp8"}},
       {"compile --option save", 2, {"--option save", "NAME=VALUE"}},
       {"compile --op ffn --option keep=all", 2, {"keep", "save"}},
@@ -122,7 +123,9 @@ TEST_CASE("a wrong word is named with the choices there are") {
       {"compile --op ffn --option act=", 2, {"--option act=", "NAME=VALUE"}},
       {"compile --op ffn --option =silu", 2, {"--option =silu", "NAME=VALUE"}},
       {"compile --op ffn --option act=silu,act=gelu", 2, {"--option act=gelu", "already"}},
-      {"compile --arch sm_80 --family gate_up_sm90", 2, {"no family has a program", "--family"}},
+      {"compile --arch sm_80 --family gate_up_sm90",
+       2,
+       {"no family has a program", "--arch", "--family"}},
       {"compile --op ffn --option save=all", 2, {"--save 'all'", "preact"}},
       {"compile --jobs 0", 2, {"--jobs 0"}},
       {"compile --sample x", 2, {"--sample 'x'"}},
@@ -158,7 +161,8 @@ TEST_CASE("a wrong file or folder is named") {
       {"worker --device cpu", 2, {"started by its supervisor alone", "fftune ffn"}},
       {"refresh --device cpu", 2, {"--out presets is not a folder"}},
       {"refresh --device cpu --out nowhere", 2, {"--out nowhere is not a folder"}},
-      {"presets diff one", 2, {"1 were given"}},
+      {"presets diff one", 2, {"one was given"}},
+      {"presets diff", 2, {"0 were given"}},
       {"presets diff one two", 2, {"one is not there"}},
       {"presets diff file file", 2, {"file: not JSON", "nothing was compared"}},
       {"presets merge", 2, {"nothing to merge"}},
@@ -168,7 +172,7 @@ TEST_CASE("a wrong file or folder is named") {
   for (const Wrong& wrong : all) require_one_line(sandbox, wrong);
 }
 
-TEST_CASE("a problem that does not fit is refused with its bytes, and the others go on") {
+TEST_CASE("a problem that does not fit is refused with what it needs, and the others go on") {
   const Sandbox sandbox;
   const Finished done =
       sandbox.fftune("ffn --d 2147483647 --h 2147483647 --m 1 --device cpu --progress none");
@@ -176,7 +180,7 @@ TEST_CASE("a problem that does not fit is refused with its bytes, and the others
   CHECK(done.code == 3);
   CHECK(lines_in(done.err) == 1);
   CHECK(done.err.find("m=1: it needs") != std::string::npos);
-  CHECK(done.err.find("bytes") != std::string::npos);
+  CHECK(done.err.find(" GiB of memory") != std::string::npos);
   CHECK(sandbox.preset_file().empty());
 
   const Finished both = sandbox.fftune(

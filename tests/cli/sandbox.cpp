@@ -27,7 +27,7 @@ std::unique_ptr<Process> Sandbox::start_by(std::vector<std::string> program,
                                            const std::vector<std::string>& more) const {
   std::vector<std::string> environment{
       "HOME=" + folder().string(), "FFTUNE_CACHE=" + (folder() / "cache").string(),
-      "FFTUNE_PRESETS=" + (folder() / "none").string(), "PATH=/usr/bin:/bin",
+      "PATH=/usr/bin:/bin",
       // The BLAS keeps its threads' memory to the end; a fault of the tool itself must still show.
       "ASAN_OPTIONS=detect_leaks=0"};
   environment.insert(environment.end(), more.begin(), more.end());

@@ -475,7 +475,7 @@ TEST_CASE("what contradicts a saved model is one line") {
       {model.complaint("moe-ffn"), {"mlp.experts", "--map w_down=TENSOR"}},
       {model.complaint("linear", {.map = "w=mlp.gateproj.weight"}),
        {"no tensor", "did you mean model.layers.0.mlp.gate_proj.weight?"}},
-      {model.complaint("linear", {.map = "w"}), {"--map 'w' is no pair"}},
+      {model.complaint("linear", {.map = "w"}), {"--map 'w' is not a pair"}},
       {model.complaint("linear", {.map = "w=mlp.up_proj.weight,w=mlp.up_proj.weight"}),
        {"--map gives w twice"}},
       {model.complaint("linear", {.map = "v=mlp.up_proj.weight"}),

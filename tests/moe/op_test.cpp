@@ -82,7 +82,7 @@ TEST_CASE("sizes and routings that make no mixture are refused") {
   for (const char* routing : {"block:0.3", "zipf", "zipf:-1", "zipf:5", "even"})
     CHECK_THROWS_WITH(
         moe_problem({3, 4, 5, 6, 2}, DType::f32, DeviceKind::cpu, {{"routing", routing}}),
-        ContainsSubstring("is no routing: use uniform, or zipf:SKEW"));
+        ContainsSubstring("is not a routing: use uniform, or zipf:SKEW"));
   CHECK(moe_problem({3, 4, 5, 6, 2}, DType::f32, DeviceKind::cpu, {{"routing", "zipf:1.50"}})
             .option("routing") == "zipf:1.5");
 }

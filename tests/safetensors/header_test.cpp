@@ -108,9 +108,9 @@ TEST_CASE("a header that contradicts itself or the file is one line that says ho
 TEST_CASE("a file too short for its header is said to be") {
   CHECK_THAT(complaint(""), ContainsSubstring("it has 0 bytes"));
   CHECK_THAT(complaint(std::string(7, '\0')), ContainsSubstring("it has 7 bytes"));
-  CHECK_THAT(complaint(std::string(8, '\xff')), ContainsSubstring("it is no safetensors file"));
+  CHECK_THAT(complaint(std::string(8, '\xff')), ContainsSubstring("it is not a safetensors file"));
   const std::string absurd("\xff\xff\xff\x7f\0\0\0\0{}", 10);
-  CHECK_THAT(complaint(absurd), ContainsSubstring("it is no safetensors file"));
+  CHECK_THAT(complaint(absurd), ContainsSubstring("it is not a safetensors file"));
   const std::string beyond("\x03\0\0\0\0\0\0\0{}", 10);
   CHECK_THAT(complaint(beyond), ContainsSubstring("it is cut short"));
 }

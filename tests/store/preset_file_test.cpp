@@ -147,11 +147,12 @@ TEST_CASE("a folder of presets is read in order, whatever is in it") {
   REQUIRE(files.size() == 4);
   REQUIRE(files[0].path == folder.path() / "a" / "ffn.json");
   REQUIRE(files[0].records.size() == 1);
-  REQUIRE(files[0].complaints.at(0).find("is the file of nvidia-h200/ffn.json") !=
-          std::string::npos);
+  REQUIRE(files[0].complaints.empty());
+  REQUIRE(files[0].misplaced.find("is the file of nvidia-h200/ffn.json") != std::string::npos);
   REQUIRE(files[1].complaints.at(0).find("cut short") != std::string::npos);
   REQUIRE(files[2].complaints.at(0).find("not a regular file") != std::string::npos);
   REQUIRE(files[3].complaints.empty());
+  REQUIRE(files[3].misplaced.empty());
   // A path to a file is that file.
   REQUIRE(read_preset_folder(files[3].path).at(0).records.size() == 1);
 }

@@ -12,6 +12,10 @@
 namespace fftune {
 namespace {
 
+std::string gib_text(std::size_t bytes) {
+  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
 Compiled summary_of(const std::vector<CompileResult>& results) {
   Compiled summary;
   summary.cached = true;
@@ -78,18 +82,17 @@ Setup LocalEvaluator::begin(const Problem& problem) {
   const auto failure = state.attempt([&] {
     const auto there = state.backend.free_bytes();
     if (setup.bytes_per_set > there)
-      throw Error(
-          ErrorKind::unavailable,
-          fmt::format("it needs {} bytes of memory on {}, {} are free: choose smaller sizes",
-                      setup.bytes_per_set, facts().name, there));
+      throw Error(ErrorKind::unavailable,
+                  fmt::format("it needs {} of memory on {}, {} are free: choose smaller sizes",
+                              gib_text(setup.bytes_per_set), facts().name, gib_text(there)));
     state.make_verifier(before);
     const auto left = state.backend.free_bytes();
     setup.buffer_sets = set_count(state.stages, setup.bytes_per_set, facts(), left);
     if (setup.buffer_sets == 0)
       throw Error(ErrorKind::unavailable,
-                  fmt::format("it needs {} bytes of memory on {} beside what its verification "
-                              "takes, {} are free: choose smaller sizes",
-                              setup.bytes_per_set, facts().name, left));
+                  fmt::format("it needs {} of memory on {} beside what its verification takes, {} "
+                              "are free: choose smaller sizes",
+                              gib_text(setup.bytes_per_set), facts().name, gib_text(left)));
     state.sets.emplace(state.backend, state.tensors, setup.buffer_sets, state.data);
     state.compute_intermediates();
     state.sets->replicate();

@@ -37,7 +37,7 @@ std::string_view outcome_kind_name(OutcomeKind kind) {
 OutcomeKind parse_outcome_kind(std::string_view name) {
   for (const auto& [kind, known] : names)
     if (known == name) return kind;
-  throw Error(ErrorKind::invalid_input, fmt::format("'{}' is no kind of outcome", name));
+  throw Error(ErrorKind::invalid_input, fmt::format("'{}' is not a kind of outcome", name));
 }
 
 std::optional<Outcome> first_failure(const std::vector<Outcome>& outcomes) {

@@ -254,7 +254,7 @@ std::string_view error_kind_name(ErrorKind kind) {
 ErrorKind parse_error_kind(std::string_view name) {
   for (const auto& [kind, known] : error_kinds)
     if (known == name) return kind;
-  throw Error(ErrorKind::invalid_input, fmt::format("'{}' is no kind of error", name));
+  throw Error(ErrorKind::invalid_input, fmt::format("'{}' is not a kind of error", name));
 }
 
 }  // namespace fftune

@@ -55,11 +55,15 @@ std::vector<const Op*> ops_named(const std::string& text, const Catalog& catalog
 
 void check_family(const std::string& family, const std::vector<const Op*>& ops) {
   if (family.empty()) return;
-  std::vector<std::string> names;
+  std::set<std::string> names;
   for (const Op* op : ops)
     for (const Family* each : op->families())
-      if (each->device_kind() == DeviceKind::cuda) names.emplace_back(each->name());
-  check_choice(family, "--family", names);
+      if (each->device_kind() == DeviceKind::cuda) names.insert(std::string(each->name()));
+  if (names.contains(family)) return;
+  // Too many to list: those of one op are the answer.
+  throw Error(ErrorKind::invalid_input,
+              fmt::format("--family '{}' is unknown{}: fftune list OP names those of an op", family,
+                          near_word(family, {names.begin(), names.end()})));
 }
 
 /// "act=gelu,save=preact" as names and values; the op says which there are.
@@ -163,8 +167,8 @@ int run(const Options& options, const Session& session) {
   }
   if (summary.programs() == 0 && !interrupt.requested())
     throw Error(ErrorKind::invalid_input,
-                "no family has a program for all that was asked for: give fewer of --family, "
-                "--dtype and --option");
+                "no family has a program for all that was asked for: give fewer of --arch, "
+                "--family, --dtype and --option");
   summary.print(session.output);
   if (interrupt.requested()) return exit_interrupted;
   return summary.failures() == 0 ? exit_good : exit_check_failed;

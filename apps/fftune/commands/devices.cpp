@@ -141,7 +141,7 @@ int run(const Options& options, const Session& session) {
   const Devices devices = list_devices(session.environment);
   // As the library looks: not in ./presets, which check, list, bench and bundle read.
   const PresetLibrary presets = options.presets.empty()
-                                    ? load_presets(session.environment.preset_folders)
+                                    ? load_presets(searched_folders(session.environment))
                                     : load_presets(options.presets, session);
   std::string hint;
   if (options.presets.empty() && presets_are_here())

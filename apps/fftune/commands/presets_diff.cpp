@@ -81,10 +81,12 @@ std::vector<Change> changes(const Records& before, const Records& after) {
 
 int run(const Options& options, const Session& session) {
   if (options.paths.size() != 2)
-    throw Error(ErrorKind::invalid_input,
-                fmt::format("presets diff compares two files or folders, but {} were given: give "
-                            "the one before and the one after",
-                            options.paths.size()));
+    throw Error(
+        ErrorKind::invalid_input,
+        fmt::format(
+            "presets diff compares two files or folders, but {} given: give the "
+            "one before and the one after",
+            options.paths.size() == 1 ? "one was" : fmt::format("{} were", options.paths.size())));
   const Records before = records_of(options.paths[0], session.catalog);
   const Records after = records_of(options.paths[1], session.catalog);
   const auto found = changes(before, after);

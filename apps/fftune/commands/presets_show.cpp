@@ -64,6 +64,7 @@ int run(const Options& options, const Session& session) {
   for (const PresetFile& file : files) {
     for (const std::string& complaint : file.complaints)
       spdlog::warn("{}; it is skipped", complaint);
+    if (!file.misplaced.empty()) spdlog::warn("{}", file.misplaced);
     if (!file.records.empty()) print_file(file, session.output);
     Json records = Json::array();
     for (const PresetRecord& record : file.records)

@@ -83,6 +83,7 @@ int run(const Options& options, const Session& session) {
   std::size_t records = 0;
   for (const PresetFile& file : files) {
     findings.faults.insert(findings.faults.end(), file.complaints.begin(), file.complaints.end());
+    if (!file.misplaced.empty()) findings.faults.push_back(file.misplaced);
     const auto facts = facts_for(file.device, here);
     for (const PresetRecord& record : file.records)
       check_record(record, file, facts, session.catalog, findings);

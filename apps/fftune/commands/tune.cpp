@@ -18,6 +18,7 @@
 #include "apps/fftune/commands/all.hpp"
 #include "apps/fftune/device_option.hpp"
 #include "apps/fftune/exit_code.hpp"
+#include "apps/fftune/help.hpp"
 #include "apps/fftune/interrupt.hpp"
 #include "apps/fftune/own_records.hpp"
 #include "apps/fftune/preset_folders.hpp"
@@ -74,7 +75,9 @@ TuneOptions tune_options(const Options& options) {
   TuneOptions tuning;
   tuning.strategy =
       options.strategy.empty() ? std::string(strategies().front()->name()) : options.strategy;
-  strategy_named(tuning.strategy);
+  std::vector<std::string> names;
+  for (const Strategy* each : strategies()) names.emplace_back(each->name());
+  check_choice(tuning.strategy, "--strategy", names);
   if (!options.budget.empty()) tuning.budget_seconds = parse_duration(options.budget, "--budget");
   if (!options.min_gain.empty()) {
     if (tuning.strategy != "guided")
@@ -325,9 +328,9 @@ void add_tune(CommandLine& line) {
   for (const Op* op : line.catalog().ops) {
     auto options = std::make_shared<Options>();
     CLI::App& command =
-        line.add(line.root(), std::string(op->name()),
-                 fmt::format("search this device and write presets: {}", op->summary()),
+        line.add(line.root(), std::string(op->name()), std::string(op->summary()),
                  [op, options](const Session& session) { return run(*op, *options, session); });
+    command.group(ops_group);
     add_problem_options(command, *op, Sizes::required, options->problem);
     add_weight_options(command, options->weights);
     add_search_options(command, *options);

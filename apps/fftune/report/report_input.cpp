@@ -45,6 +45,7 @@ std::vector<fs::path> newest_journals(const fs::path& folder) {
 void add_file(PresetFile file, std::size_t path, ReportInput& input) {
   for (const std::string& complaint : file.complaints)
     spdlog::warn("{}; it is left out", complaint);
+  if (!file.misplaced.empty()) spdlog::warn("{}", file.misplaced);
   if (!file.records.empty()) input.files.push_back({path, std::move(file)});
 }
 

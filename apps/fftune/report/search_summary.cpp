@@ -159,7 +159,7 @@ std::vector<SearchSummary> summarise_journal(const std::filesystem::path& path,
   }
   if (!any_header)
     throw Error(ErrorKind::invalid_input,
-                fmt::format("{} is no journal of a search: give one that `fftune OP -v` names",
+                fmt::format("{} is not a journal of a search: give one that `fftune OP -v` names",
                             path.string()));
   std::vector<SearchSummary> summaries;
   for (const std::string& problem : problems) {

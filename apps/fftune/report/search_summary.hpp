@@ -57,7 +57,7 @@ struct SearchSummary {
 };
 
 /// One summary for each problem of the journal, in the order in which they were searched. Throws
-/// Error(invalid_input) for a file that is no journal.
+/// Error(invalid_input) for a file that is not a journal.
 std::vector<SearchSummary> summarise_journal(const std::filesystem::path& path,
                                              const Catalog& catalog);
 

@@ -93,7 +93,8 @@ std::optional<std::string> refuse_groups(const GemmProblem& gemm) {
     return "grouped GEMMs add no bias, nor any other vector";
   if (gemm.b_packing == Packing::interleaved && gemm.b_major == Major::k && gemm.k % 64 != 0)
     return fmt::format(
-        "k={} is no multiple of 64: a K block would reach into the other operand's interleaved row",
+        "k={} is not a multiple of 64: a K block would reach into the other operand's interleaved "
+        "row",
         gemm.k);
   if (groups.by == Grouping::rows) {
     if (gemm.a_major != Major::k || gemm.outputs() == 2)
