@@ -32,10 +32,11 @@ class Form:
     typed_by: int = 0  # the first input whose element type may be the problem's
 
     def problem(self, options: tuple, inputs: Sequence[Tensor | None]) -> dict | None:
-        # Of tensors that are all no numbers the device's first type is taken; nothing depends on it.
-        nothing = torch.bfloat16 if inputs[0].is_cuda else torch.float32
         dtype = next((t.dtype for t in inputs[self.typed_by:]
-                      if t is not None and t.is_floating_point()), nothing)
+                      if t is not None and t.is_floating_point()), inputs[0].dtype)
+        if dtype in (torch.bool, torch.uint8):
+            # Of masks alone nothing depends on it: the device's first type.
+            dtype = torch.bfloat16 if inputs[0].is_cuda else torch.float32
         if dtype not in _DTYPE_NAMES:
             raise Error(f"{self.op}: no kernel for {dtype}: use one of "
                         f"{', '.join(map(str, _DTYPE_NAMES))}")

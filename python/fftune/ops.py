@@ -707,8 +707,15 @@ def masked_ffn_backward(dy: Tensor, x: Tensor, mask: Tensor, gate: Tensor | None
 
 # rmsnorm
 
+def _expect_floats(op: str, x: Tensor, row: Tensor) -> None:
+    """Of x and a row that may have another type: that x is not of integers."""
+    if not x.is_floating_point():
+        expect(op, "x", x, x.shape, row.dtype)
+
+
 def _norm_values(options, x, residual, w, dy=None):
     d = x.shape[-1]
+    _expect_floats("rmsnorm", x, w)
     expect("rmsnorm", "residual", residual, x.shape, x.dtype)
     expect("rmsnorm", "w", w, (d,))
     expect("rmsnorm", "dy", dy, x.shape, x.dtype)
@@ -910,6 +917,7 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
 
 def _bias_gelu_values(options, x, bias, dy=None):
     h, m = x.shape[-1], x.shape[:-1].numel()
+    _expect_floats("bias-gelu", x, bias)
     expect("bias-gelu", "bias", bias, (h,))
     expect("bias-gelu", "dy", dy, x.shape, x.dtype)
     return (m, h, *options, None if bias.dtype == x.dtype else "f32") if m else None

@@ -40,6 +40,11 @@ class PatchReport:
         return "\n".join(lines) or "nothing to replace"
 
 
+def expect_module(function: str, model) -> None:
+    if not isinstance(model, nn.Module):
+        raise Error(f"{function}: {type(model).__name__} is not a torch.nn.Module: give a model")
+
+
 def patch(model: nn.Module, *, recompute: bool = False,
           projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
           whole_layers: bool = False) -> PatchReport:
@@ -55,6 +60,7 @@ def patch(model: nn.Module, *, recompute: bool = False,
     `whole_layers`: with a static cache, calls of a few tokens run all layers by one op.
     A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
     """
+    expect_module("patch", model)
     if projections not in (True, False, "auto"):
         raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
     options = Options(recompute, projections, attention)

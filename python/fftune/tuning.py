@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import _library, _run
 from .__main__ import tool_environment
 from ._library import Error, Plan, tool_path
-from .patching import patch, unpatch
+from .patching import expect_module, patch, unpatch
 
 _TOKENS = {"rope": "s", "ngram-block": "b"}  # the size that a search takes a list of, m elsewhere
 
@@ -102,6 +102,7 @@ def tune(model: nn.Module, example, *, budget: float = 60, train: bool = False,
     write to, else the user's. What was found is used from then on; models that were compiled or
     captured before keep what they have.
     """
+    expect_module("tune", model)
     found: dict[str, tuple[int, dict]] = {}
     with _listening(found):
         if train:
@@ -193,6 +194,7 @@ def check(module: nn.Module | None = None, example=None) -> CheckReport | bool:
     """
     if module is None:
         return subprocess.run([str(tool_path()), "check"], env=tool_environment()).returncode == 0
+    expect_module("check", module)
     eager = unpatch(_twin(module))
     ours = _twin(module)
     replaced = patch(ours)
