@@ -426,7 +426,7 @@ def decode(report: Report, case: str, part: str = "decode", labels=(
 
 def prefill(report: Report, case: str, turn=lambda: None) -> None:
     """New tokens of sequences without a past: whole layers into a static cache, beside a pass that
-    keeps no keys. Calls of so many tokens have whole layers here alone."""
+    keeps no keys. Only here calls of that many tokens have whole layers."""
     from fftune import _layers
 
     model, ids = model_and_ids(case)

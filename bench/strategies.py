@@ -47,7 +47,7 @@ def table(runs):
 
 
 def kept(pairs, factor=1):
-    """The part of what was said that held, had it been so many times as much."""
+    """The part of what was said that held, had it been that many times as much."""
     return sum(left <= factor * said + 1e-9 for said, left in pairs) / len(pairs)
 
 

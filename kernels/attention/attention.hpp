@@ -6,13 +6,13 @@
 //   lse_i = log(sum_j exp(x_ij))              natural, over the allowed keys j; and exp(sink)
 //   out_i = sum_j exp(x_ij - lse_i) v_j       over the allowed keys j
 //
-// A sequence has q_len queries and kv_len keys, and its last query stands at its last key: query i
-// is at position p = i + kv_len - q_len of the keys. It is allowed key j < kv_len if
+// A sequence has q_len queries and kv_len keys, and its last query is at its last key: query i has
+// the position p = i + kv_len - q_len among the keys. It may see key j < kv_len if
 //   mask causal:          j <= p                    (aligned at the bottom right)
 //   a window of w keys:   j > p - w                 (those to its left, itself among them)
 //   mask bool or packed:  the byte or bit of (i, j) is not zero
-// all hold that the problem asks for. A query without any allowed key has out = 0 and lse = -inf
-// (or the sink), and adds nothing to any gradient.
+// hold, as far as the problem asks for them. A query without any allowed key has out = 0, lse =
+// -inf (or the sink), and adds nothing to any gradient.
 //
 // Layout bshd: q [b, s, heads, dim], k and v [b, kv, kv-heads, dim]; every sequence has s queries
 // and kv keys, or `lengths` of its keys. Layout thd: q [s, heads, dim], k and v [kv, kv-heads,

@@ -57,7 +57,7 @@ class mask_groups {
   __device__ __forceinline__ bool whole(u32 at) const {
     return at + 16 <= rows_ && (reinterpret_cast<u64>(mask_ + at) & 15) == 0;
   }
-  // Of 16 rows from `at` on a bit for each of group 0. There is none past the end.
+  // A bit for each of the 16 rows from `at` on: set where the row exists and is of group 0.
   __device__ __forceinline__ u32 marks(u32 at) const {
     u32 bits = 0;
     if (whole(at)) {
@@ -334,7 +334,7 @@ struct group_span {
 // How the rows of each group are split into tiles.
 struct group_tiling {
   int height;           // rows of a tile, at most
-  int cluster = 1;      // a group has a multiple of so many tiles
+  int cluster = 1;      // the number of tiles of a group is a multiple of it
   bool levels = false;  // the tiles of a group have about as many rows each, a multiple of 8,
                         // rather than all but the last one the most
 };

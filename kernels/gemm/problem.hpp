@@ -38,7 +38,7 @@ using Packing = packing;
 /// grouped, only B has one for each group; where the reduction is grouped, C and its source have.
 using TensorNames = std::vector<std::string_view>;
 
-/// So many groups should have about so many rows each.
+/// The number of groups, and about how many rows each of them should have.
 struct ExpectedRows {
   double groups = 0;
   double rows = 0;
@@ -49,8 +49,8 @@ struct ExpectedRows {
 struct Groups {
   Grouping by = Grouping::none;
   std::int64_t count = 1;
-  /// Two groups by a tensor u8 [tokens]: group 0 where the byte is not zero. Kernels find the
-  /// sorted order by themselves.
+  /// Two groups by a tensor u8 [tokens]: group 0 where the byte is not zero. Each kernel
+  /// finds the sorted order itself.
   std::string_view mask = {};
   /// Or any number of groups, sorted before: i32 [count + 1], the first sorted row of each group
   /// and the end of the last; and i32 [tokens], the token of each sorted row. Sorted rows that

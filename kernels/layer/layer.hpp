@@ -19,12 +19,12 @@
 // k and v go to row slots[i·s + j] of the caches, i·cache + position where it is usual. The last of
 // the new tokens is at the last of the sequence's lengths[i] keys.
 //
-// With the size `layers`, tensors of layer i are called "layers.i.w_q" and so on, and lie one layer
-// after the other among the buffers, which so are the table of their addresses. What is the same
-// for all layers (x, positions, angles, slots, lengths) comes first, and y last.
+// With the size `layers`, tensors of layer i are called "layers.i.w_q" and so on. The buffers are
+// in the order of the layers, so that their array is the table of addresses. Tensors that all
+// layers share (x, positions, angles, slots, lengths) come first, and y last.
 //
-// They differ in their weights alone. Layers of two kinds that take turns, with and without a
-// window, are two plans that are run in turn: each serves all layers of its kind.
+// The layers of a plan differ only in their weights and caches. A model that alternates two kinds
+// of layers, with and without a window, has two plans, which are run in turn.
 #pragma once
 
 #include <string>
@@ -62,9 +62,9 @@ std::vector<const Family*> normed_products();
 /// The family that has all stages of layers, and all layers of a plan, in one launch.
 const Family& persistent_layers();
 
-/// Test data of a layer with experts, which have its tokens routed as the option `routing` says:
-/// for tensors of those names, x [tokens, d] and w_router [experts, d]. Of independent values the
-/// k-th and the next expert of a token would be so close that a rounding decides between them.
+/// Test data of a layer with experts, x [tokens, d] and w_router [experts, d], by which tokens are
+/// routed as the option `routing` says. With independent random values the scores of a token's k-th
+/// expert and the next one would be so close that rounding decides between them.
 void set_routed_draw(const Problem& problem, TensorSpec& tensor);
 
 /// Sizes and options of the layers of published models.

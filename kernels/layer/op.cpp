@@ -130,7 +130,7 @@ std::vector<TensorSpec> tensors_of_one(const Problem& problem) {
       TensorSpec* known = nullptr;
       for (auto* tensors : {&inputs, &outputs, &intermediates})
         if (const auto place = find_tensor(*tensors, tensor.name)) known = &(*tensors)[*place];
-      // What a part expects of ids, the one that writes them does not say.
+      // Which ids a part expects, the part that writes them does not know.
       if (known && !known->draw && known->role == Role::intermediate) known->draw = tensor.draw;
       if (known) continue;
       if (tensor.role == Role::output && tensor.name != "y") tensor.role = Role::intermediate;
@@ -214,7 +214,7 @@ void reference_of_part(const OpPart& part, std::size_t stage, ReferenceTensors& 
   part.op->reference(part.problem, stage, own, parallel);
   for (const auto& [all, name] : lent) tensors[all] = std::move(own.at(name));
   for (const std::string& name : spec.outputs) {
-    // What is updated was lent, and is back.
+    // Updated tensors were lent, and are back already.
     if (const auto known = lent.find(name_of(name)); known != lent.end()) continue;
     tensors[name_of(name)] = std::move(own.at(name));
   }
@@ -275,8 +275,8 @@ bool has_stages(const PartKind& kind, const Family& family) {
   });
 }
 
-/// A family of a part, whose kernels follow others of the plan: each starts while the one before
-/// drains, as far as it can.
+/// A family of a part. Its kernels follow others of the plan, so they are launched programmatically
+/// where they can be: each starts while the one before drains.
 class LayerFamily final : public PartFamily {
  public:
   using PartFamily::PartFamily;

@@ -120,7 +120,7 @@ class Parts {
                                               {"dim", problem_.size("dim")}};
     for (const char* name : {"kv-heads", "window"})
       if (problem_.sizes.contains(name)) sizes[name] = problem_.size(name);
-    // A single query stands at the last key: all that there are come before it.
+    // A single query is at the last key, so causality masks nothing.
     std::map<std::string, std::string> options{{"lengths", "yes"},
                                                {"mask", s > 1 ? "causal" : "none"}};
     for (const char* name : {"softcap", "scale"})

@@ -33,7 +33,7 @@ constexpr int most_stages = 32;
 /// Beyond, activations in shared memory leave fewer stages, and their traffic delays the weights:
 /// the parts take less.
 constexpr std::int64_t most_preferred = 2;
-/// Of a row, that are being copied at a time.
+/// Bytes of a row that are being copied at a time.
 constexpr std::int64_t default_elements = 4 * 512;
 
 const OpPart* part_named(const std::vector<OpPart>& parts, std::string_view name) {
@@ -249,8 +249,8 @@ class PersistentLayers final : public RepeatedFamily {
     });
   }
 
-  // Layers of Llama on an H200 take the time of their bytes and this much more for what their
-  // blocks wait for each other; the parts, some 20 us.
+  // Measured with layers of Llama on an H200: besides the time of its bytes a layer takes this long
+  // for the waits of blocks for each other. The parts take some 20 us.
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const override {
     constexpr double waits = 13e-6, waits_of_many = 29e-6;

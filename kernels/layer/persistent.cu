@@ -2,11 +2,11 @@
 //
 // A layer of a few tokens is a stream of weights, interrupted where every CTA needs what all others
 // computed. Here the stream does not stop there: one warp of a CTA copies the CTA's share of all
-// weights, and of the keys and values, in a fixed order to a ring of stages in shared memory, and
-// waits for nothing but free stages. The other warps multiply, and while they wait for other CTAs
-// the ring fills.
+// weights, and of the keys and values, in a fixed order into a pipeline of stages in shared memory,
+// and waits only for free stages. The other warps run the MMAs; while they wait for other CTAs the
+// pipeline fills.
 //
-//   warps 0 .. n-1  consumers, per layer:
+//   warps 0 .. n-1  MMA warps, per layer:
 //                     norm of x, q k v = rows of the product        -> qkv      [tokens, rows] f32
 //                     heads' norms, rotation; new k, v -> caches; attention over a split of the
 //                     keys
@@ -15,23 +15,22 @@
 //                     output product + x                            -> mid      [tokens, d]
 //                     norm of mid, gate and up                      -> hidden   [tokens, h]
 //                     down + mid                                    -> y        [tokens, d]
-//   warp n          producer: weights, keys and values -> ring (full and empty barriers)
+//   warp n          producer: weights, keys and values -> pipeline (full and empty barriers)
 //   warp n+1        cleaner: sets the buffers of the layer before to zero
 //
-// Rows of each product are split evenly among CTAs. What is written there for all others goes
-// through L2 in words that tell by themselves whether they are there: the complement of the data,
-// which is never zero, as no computed value is a NaN of all ones. Readers poll words until they are
-// not zero: one round trip, no fence and no counter. Layers use three sets of buffers in turn.
-// While a CTA multiplies by gate and up, every CTA is past the layer before, so the cleaner zeroes
-// that layer's set; its fence, and the chain of what is read and written until the set's next use
-// two layers later, order the zeros before it.
+// Rows of each product are split evenly among CTAs. Results that all CTAs read go through L2 with
+// the flag in the data: a word is the complement of its values, which is never zero, because no
+// computed value is a NaN of all ones. Readers poll a word until it is not zero: one round trip, no
+// fence and no counter. Layers use three sets of buffers in turn. While a CTA computes gate and up,
+// every CTA has finished the layer before, so the cleaner zeroes that layer's set. Its fence, and
+// the reads and writes up to the set's next use two layers later, order the zeros before that use.
 //
 // Products: mma.sync with 16 rows of weights as A, tokens as the 8 columns of B. The order of k is
 // permuted so that a lane reads 16 bytes of a row at once. A stage is 16 rows by `chunk` elements
 // of k, of which each warp takes a part.
 //
-// All CTAs must be resident at once: the launch is cooperative. Grid: config.blocks. Block:
-// config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
+// All CTAs must be resident at the same time, so the launch is cooperative. Grid: config.blocks.
+// Block: config.threads(). Shared memory: config.shared_bytes(). Workspace: zeros.
 #include "common/activation.cuh"
 #include "common/async_copy.cuh"
 #include "common/mma.cuh"
@@ -204,7 +203,7 @@ struct persistent_layers {
         return run{row_at(of.qkv[part], first - first_of(part), c.d),
                    part < 2 ? of.qkv[part + 1] : nullptr, own, rows - own};
       });
-      // Four exchanges between CTAs follow, and the ring is full before them.
+      // Four exchanges between CTAs follow, and the pipeline is full before them.
       most_in_flight = c.attention_in_flight;
       load_keys(of);
       const auto rows_of = [&](const void* matrix, int k) {
@@ -249,7 +248,7 @@ struct persistent_layers {
     }
   }
 
-  // ---- consumers ----
+  // ---- MMA warps ----
 
   // One lane arrives for the warp: __syncwarp() orders the others' reads before that, which
   // racecheck does not take into account.

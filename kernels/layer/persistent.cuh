@@ -12,7 +12,7 @@ struct persistent_config {
   int blocks = 0;               // as many as there are SMs
   int warps = 8;                // that multiply; kv_heads divides them
   int chunk = 512;              // elements of k of a stage
-  int stages = 0;               // of the ring
+  int stages = 0;               // of the pipeline
   int least_keys = 16;          // of a split of a sequence's keys
   int in_flight = 4;            // stages that are being copied at most
   int attention_in_flight = 1;  // while attention goes on

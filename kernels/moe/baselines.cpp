@@ -1,6 +1,7 @@
 // What a user would write without kernels of groups: products in batches, as torch.bmm has them.
-// How many tokens an expert has is known on the device alone, so a loop over the experts' own
-// tokens would have to wait for the device at each call, and is no CUDA graph.
+// How many tokens an expert has is known only on the device, so a loop over each expert's own
+// tokens would have to synchronise with the device in each call, and could not be captured in a
+// CUDA graph.
 #include <fmt/format.h>
 
 #include <algorithm>

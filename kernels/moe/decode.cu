@@ -8,19 +8,20 @@
 //                     take the chosen experts in turn, or parts of their k, and leave each choice's
 //                     row in shared memory; then the block adds up each token's choices in order.
 //
-// No kernel sorts the choices before: up to most_choices of them every block reads all ids, marks
-// the experts that are among them, and each warp finds the rows of an expert by ballots.
+// No kernel sorts the choices first. There are most_choices of them at most, so every block reads
+// all ids and marks the experts among them, and each warp finds the rows of an expert by ballots.
 //
 //   shared memory  ids [choices]; marks, a bit an expert; lists [warps][tokens], the rows that a
 //                  warp computes; then
 //                  chosen_gate_up: accumulators [warps][2][n_fragments][32 lanes][values]
 //                  chosen_down:    rows [k_parts][choices][rows] in f32
-//   barriers       __syncthreads before the ids are read, before the marks are, and before what the
-//                  warps computed is added up
+//   barriers       __syncthreads before the ids are read, before the marks are read, and before the
+//                  warps' results are added up
 //
-// Elements of fp8 become fp16 in registers, which has all of their numbers. Where their scales are
-// of 128 of k, the products of each 64 are scaled and added up in f32. A scale of hidden is of 128
-// of its columns: the blocks that have these are a cluster, and read one another's largest numbers.
+// Elements of fp8 become fp16 in registers, which represents all of their values. Where a scale is
+// for 128 elements of k, the products of each 64 are scaled and added up in f32. A scale of hidden
+// is for 128 of its columns: the blocks that compute them form a cluster and read each other's
+// maxima.
 #include "common/activation.cuh"
 #include "common/cluster.cuh"
 #include "common/dependency.cuh"
@@ -240,7 +241,7 @@ struct chosen_mma {
           }
         }
       }
-      __syncwarp();  // keeps the MMAs behind all of the loads
+      __syncwarp();  // keeps the MMAs behind all loads
 #pragma unroll
       for (int step = 0; step < unroll; ++step) {
         if constexpr (by_block) {
@@ -303,7 +304,7 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
       first += __popc(__ballot_sync(~0u, id >= 0 && id < expert));
     }
     if (lane == 0) offsets[expert] = first;
-    // Rows that no expert has.
+    // Rows of no expert.
     if (expert == experts) {
       for (int row = first + lane; row < chosen.choices; row += 32) {
         tokens[row] = 0;
@@ -550,7 +551,7 @@ __global__ void __launch_bounds__(config.warps * 32)
   const auto chosen = chosen_experts::build<threads>(storage, ids, choices, top_k, shared, experts);
   const int units = chosen.count() * config.k_parts, first_row = blockIdx.x * config.rows;
   if constexpr (config.l2_prefetch != 0) {
-    // The launch before may leave memory idle: every weight of this block is asked for.
+    // The launch before may leave the memory idle: prefetch every weight of this block.
     const int own_rows = smaller(config.rows, d - first_row);
     for (int index = warp; index < chosen.count(); index += config.warps) {
       const i64 row = static_cast<i64>(chosen.expert(index)) * d + first_row;

@@ -8,9 +8,9 @@
 // Shared experts are the last ones of the stacked weights. Every token has chosen them too, after
 // its ids, with weight 1.
 //
-// An id outside of [0, experts) names an expert that is not here, as with expert parallelism: the
-// choice adds nothing. The ids of a token differ. How many tokens an expert has is known on the
-// device alone: between none and all.
+// An id outside of [0, experts) names an expert of another device, as with expert parallelism: the
+// choice adds nothing. The ids of a token differ from each other. Only the device knows how many
+// tokens an expert has, from none to all.
 //
 // Choices are sorted by expert (core/routing.hpp): row i of gate, up and hidden belongs to the i-th
 // choice in that order, so that the rows of an expert are neighbours. There are m · (top-k +
@@ -134,7 +134,7 @@ constexpr const char* stage_combine_dx = "combine_dx";
 
 /// The names of the problem's stages, in order.
 std::vector<std::string> stage_names(const Problem& problem);
-/// The GEMM stages among them; null: the stage is none.
+/// The GEMM stages among them; null: the stage is not a GEMM.
 const GemmStage* gemm_stage(const Problem& problem, std::string_view name);
 
 /// The gradients of gate and of up, as weigh writes them and later stages read them: two tensors,

@@ -248,7 +248,7 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   return tensors;
 }
 
-/// A stage that is no GEMM.
+/// A stage that is not a GEMM.
 StageSpec plain_stage(const Problem& problem, const std::string& name,
                       const std::vector<TensorSpec>& tensors) {
   StageSpec stage;
@@ -469,7 +469,7 @@ std::vector<std::int32_t> all_choices(const Shape& shape, const std::vector<std:
   std::vector<std::int32_t> all;
   for (std::size_t token = 0; token < static_cast<std::size_t>(shape.m); ++token) {
     const auto own = ids.begin() + static_cast<std::ptrdiff_t>(token) * shape.top_k;
-    // What names no expert may not name a shared one either.
+    // An id that names no expert must not name a shared one either.
     std::transform(own, own + shape.top_k, std::back_inserter(all),
                    [&](std::int32_t id) { return id < shape.experts ? id : -1; });
     for (std::int64_t expert = shape.experts; expert < shape.all_experts(); ++expert)

@@ -10,8 +10,8 @@
 //   shared memory  counts [experts][warps + 1], then totals [experts + 1] and first [experts]
 //   a cluster      of `ctas` blocks shares the choices; each reads the totals of the others
 //
-// Shared experts come last, each with all tokens. What names no expert has no place. Rows beyond
-// the last offset are not used: their tokens and weights are 0.
+// Shared experts come last, each with all tokens. A choice whose id names no expert has no place.
+// Rows beyond the last offset are not used: their tokens and weights are 0.
 //
 // Grid: ctas. Block: threads.
 #include "common/cluster.cuh"
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(config.threads)
     if (is_here && lane == __ffs(peers) - 1) counts[id * stride + warp] += __popc(peers);
     __syncwarp();
   });
-  // Then all tokens of each shared expert, and what is left for nobody.
+  // Then all tokens of each shared expert, and the rows that are not used.
   const i64 all = static_cast<i64>(tokens_in_all) * (top_k + shared);
   const i64 of_shared = static_cast<i64>(tokens_in_all) * shared;
   const int first_thread = static_cast<int>(rank * config.threads + threadIdx.x);

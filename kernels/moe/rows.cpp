@@ -19,7 +19,7 @@ double seconds_of(const Problem& problem, const DeviceFacts& facts, const char* 
   return start_seconds + bytes / (0.9 * bandwidth);
 }
 
-/// Whether rows of so many columns are whole vectors of 16 bytes.
+/// Whether a row of this many columns is whole vectors of 16 bytes.
 bool are_aligned(const Problem& problem, std::int64_t columns) {
   return columns * static_cast<std::int64_t>(dtype_bytes(wide_dtype(problem))) % 16 == 0;
 }

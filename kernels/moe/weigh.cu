@@ -4,9 +4,9 @@
 //   d_gate = d_hidden ⊙ up ⊙ act'(gate), d_up = d_hidden ⊙ act(gate), hidden = act(gate) ⊙ up
 //   d_weight = Σ d_hidden ⊙ hidden + Σ dy ⊙ b_down
 //
-// A block has a choice; its threads take the row's columns in turn, 16 bytes at a time or, where
-// rows are not 16-byte aligned, one element. They add up their sums in a fixed order: a warp's by
-// shuffles, then the warps'.
+// Each block has one choice. Its threads loop over the row's columns, 16 bytes at a time or, where
+// rows are not 16-byte aligned, one element. Their sums are added in a fixed order: within a warp
+// by shuffles, then across the warps.
 //
 // Grid: min(choices, 2^31 - 1). Block: threads. Where weights were applied before the first
 // product, their gradient needs the last one: combine_before.

@@ -33,8 +33,8 @@ std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t toke
                                        std::int64_t experts, std::int64_t choices,
                                        std::uint64_t seed);
 
-/// About how many of the tokens experts should get, the most popular first: each number is that of
-/// so many experts, which are about as popular. Of a file that is not here: as if uniform.
+/// About how many of the tokens experts should get: groups of experts that are about as popular,
+/// the most popular first. For a file that is not here, as if uniform.
 struct ExpertsAlike {
   double experts = 0;
   double tokens = 0;  // of each

@@ -55,7 +55,7 @@ const std::filesystem::path& found_file() {
 /// What OpenBLAS takes of the address space for a thread: a buffer, a stack, and an arena.
 constexpr std::uint64_t bytes_of_thread = std::uint64_t{128} << 20;
 
-/// Why the address space has no room for so many threads of OpenBLAS; empty if it has.
+/// Why the address space has no room for that many threads of OpenBLAS; empty if it has.
 std::string memory_refusal(std::uint64_t threads) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
@@ -68,7 +68,7 @@ std::string memory_refusal(std::uint64_t threads) {
                      needed >> 20, limit.rlim_cur >> 20);
 }
 
-/// Whether so many threads can be started, tried by starting them: limits of a user, a control
+/// Whether that many threads can be started, tried by starting them: limits of a user, a control
 /// group and the kernel all count.
 bool can_start(std::uint64_t count) {
   std::atomic<bool> tried{false};

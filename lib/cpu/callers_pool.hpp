@@ -12,7 +12,7 @@ class CallersPool final : public Parallel {
  public:
   using RunTasks = std::function<void(int tasks, const std::function<void(int)>& task)>;
 
-  /// `threads`: at most so many tasks are begun at once.
+  /// `threads`: at most this many tasks run at once.
   CallersPool(int threads, RunTasks run_tasks);
 
   int max_threads() const override { return threads_; }

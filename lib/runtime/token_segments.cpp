@@ -228,7 +228,7 @@ Recipe recipe_at(const Op& op, const Problem& most, const DeviceFacts& facts,
 
 std::vector<std::int64_t> scanned_tokens(const TokenSegment& segment) {
   constexpr std::int64_t all_below = 8192, parts_of_octave = 128;
-  /// Rows of so many neighbouring numbers of elements have every alignment.
+  /// Among this many consecutive row lengths every alignment occurs.
   constexpr std::int64_t neighbours = 16;
   std::vector<std::int64_t> tokens;
   for (auto count = segment.first; count <= segment.last;

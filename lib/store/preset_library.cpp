@@ -51,7 +51,7 @@ std::map<std::string, std::string> words(const Problem& compared, const Comparis
 }
 
 /// Illegal records of other shapes that are passed over: whether one is legal takes microseconds,
-/// and where so many are not, a file is of another version of fftune.
+/// and where this many are not, the file is of another version of fftune.
 constexpr std::size_t most_refused = 16;
 
 /// All but the shape, the options that are numbers or patterns, and what is performance-neutral:

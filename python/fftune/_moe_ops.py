@@ -255,7 +255,7 @@ def moe_ffn(x: Tensor, ids: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tenso
     [experts, 2h, d] holds both, of each expert first all of gate, or with packing="interleaved" a
     row of each in turn; then there may be biases [experts, 2h], in the same order, and [experts, d].
     weigh="before": a token is multiplied by its weights before the experts' first product.
-    act="swiglu-oai" is gpt-oss' clamped activation. shared: so many of the experts, the last ones,
+    act="swiglu-oai" is gpt-oss' clamped activation. shared: this many of the experts, the last ones,
     are of every token, with weight 1.
 
     x, weights (for the router), the experts and their biases have gradients. act and recompute: as

@@ -28,7 +28,7 @@ std::string complaint(const std::string& bytes) {
   return "";
 }
 
-/// Of a header with data of so many bytes.
+/// Of a header with data of this many bytes.
 std::string complaint(const std::string& header, std::size_t data) {
   return complaint(safetensors_bytes(header, std::string(data, '\0')));
 }

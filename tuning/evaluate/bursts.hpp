@@ -16,8 +16,8 @@ struct BurstPlan {
   std::function<void(double)> sleep{};  // empty: the thread sleeps
 };
 
-/// How to time on a device of this kind within about so many seconds, pauses included. A GPU is one
-/// process's, and says itself when it is disturbed: one burst.
+/// How to time on a device of this kind within about this many seconds, pauses included. A GPU is
+/// one process's, and says itself when it is disturbed: one burst.
 BurstPlan bursts_for(DeviceKind kind, double seconds);
 
 /// Of one candidate.

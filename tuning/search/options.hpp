@@ -41,7 +41,7 @@ struct TuneOptions {
   Quarantine* quarantine = nullptr;  // gets variants that crash; those in it are not run,
   bool retry_quarantined = false;    // unless this is set
   double patience_seconds = 10;      // longest wait for disturbances of the device to end
-  /// How the record's own times are taken, on a device of a kind within so many seconds.
+  /// How the record's own times are taken, on a device of a kind within this many seconds.
   std::function<BurstPlan(DeviceKind, double seconds)> bursts = bursts_for;
   std::function<double()> now;  // monotonic seconds; the steady clock if empty
   std::function<void(double)>

@@ -69,7 +69,7 @@ class OutputSums {
   float* sums_;
 };
 
-/// What a block of queries brings to the products.
+/// The operands of a block of queries.
 struct QueryRows {
   MatrixView q, d_out;
 };

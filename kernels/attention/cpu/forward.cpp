@@ -119,7 +119,7 @@ class CpuBlas final : public StageFamily {
     store(host, call, block, softmax);
   }
 
-  /// Makes the scores of a row weights, and what is there of the row relative to the same score.
+  /// Turns the scores of a row into weights, and rescales the row's sums to the same reference.
   static void add_row(const HostAttention& host, const OnlineSoftmax& softmax, std::int64_t i,
                       float* scores, std::int64_t count) {
     const auto width = static_cast<std::size_t>(count);
@@ -139,7 +139,7 @@ class CpuBlas final : public StageFamily {
   }
 };
 
-/// One query at a time, whose scores lie in memory.
+/// One query at a time, with its scores in memory.
 class CpuPlain final : public StageFamily {
  public:
   CpuPlain()

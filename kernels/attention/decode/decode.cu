@@ -9,16 +9,17 @@
 // the same bits every time.
 //
 // Partial results are words with a flag beside the data (common/flagged_word.cuh), so that one
-// round trip to L2 tells that they are there and brings them. The flag is a constant, and the CTA
-// that has read the words clears them: nothing of a run is left that another could take for its
-// own, and the contents of the workspace before a run do not matter. A CTA waits for others of its
-// sequence with lower numbers alone, which began before it; and seldom long, as CTAs go through
-// their sequences from the last to the first: what others wait for comes first, what it waits for
-// last.
+// round trip to L2 both finds that they are complete and brings them. The flag is a constant, and
+// the CTA that has read the words clears them, so no run can take another's words for its own, and
+// the contents of the workspace before a run do not matter. A CTA waits only for CTAs of its
+// sequence with lower numbers, which began before it. It seldom waits long, because CTAs go through
+// their sequences from the last to the first: results that others wait for are computed first, and
+// those that it waits for are read last.
 //
 //   group of CTAs   tiles [begin, end) of the keys of all sequences, one after the other
 //   CTA             one kv head (and block of query rows) of its group's tiles
-//   warp            its slice of each tile, on its own: a ring of `stages` slices of K and V that
+//   warp            its slice of each tile, on its own: a pipeline of `stages` slices of K and V
+//   that
 //                   it fills by cp.async, its own accumulators, no barrier
 //
 //        keys of a sequence ->
@@ -27,7 +28,7 @@
 //
 //   shared memory   [warp][stage][K, V] slices; Q; the statistics of each warp
 //   barriers        __syncthreads at the beginning of a sequence (Q) and at its end, where the
-//                   accumulators of the warps pass through the stage of the ring that each has read
+//                   accumulators of the warps pass through the pipeline stage that each has read
 //                   last, and are added up in order
 //   workspace       [group][first, last sequence of its share][head] rows of flagged words
 //   dependencies    the first keys are prefetched to L2 before griddepcontrol.wait
@@ -260,7 +261,7 @@ class decode_kernel {
     }
   };
 
-  // Asks for rows of keys, or of values, of all heads: the CTAs of the group share them out. The
+  // Prefetches rows of keys, or of values, of all heads: each CTA of the group a part of them. The
   // instruction is issued for one lane after another, some 75 cycles each: few, of many bytes.
   static __device__ __forceinline__ void prefetch_rows(const T* rows_at, int stride, int width,
                                                        int count) {
@@ -398,7 +399,7 @@ class decode_kernel {
   static __device__ __forceinline__ void add_others(const attention_params& p,
                                                     const other_groups& others, int row, int column,
                                                     partial_row& value) {
-    // As many as registers allow are asked for at once.
+    // As many loads are in flight as registers allow.
     constexpr int batch = threads * config.ctas_per_sm > 256 ? 4 : 8;
     for (int base = 0; base < others.count; base += batch) {
       softmax_row statistic[batch];

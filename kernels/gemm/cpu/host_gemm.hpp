@@ -146,7 +146,7 @@ struct GatedChain {
   Activation activation = Activation::silu;
   std::size_t x = 0, w_gate = 0, w_up = 0, w_down = 0, y = 0;  // places
 };
-/// Why the chain is none of f32 or bf16, one line.
+/// Why the chain is not that of a gated layer in f32 or bf16, one line.
 std::optional<std::string> refuse_gated_chain(const GemmChain& chain);
 GatedChain gated_chain(const GemmChain& chain, const TensorPlaces& places);
 

@@ -20,9 +20,9 @@
 //   dependencies   B is complete before the launch and is loaded first; the launch before may
 //                  still write A, so the first load of A waits (griddepcontrol)
 //
-// A norm of A's rows (norm_of_a): every block finds the deviations of all rows, which are few and
-// in L2, and multiplies what it loads of them. Its warps share the rows, and where they are more
-// than these each row.
+// A norm of A's rows (norm_of_a): every block computes the deviations of all rows, which are few
+// and in L2, and normalises what it loads of them. Its warps share the rows; where there are more
+// warps than rows, several warps share a row.
 #include "common/dependency.cuh"
 #include "common/mma.cuh"
 #include "common/rms_norm.cuh"

@@ -16,7 +16,7 @@
 //   barriers       __syncthreads before and after each K block of 16 is stored
 //
 // Elements of k are added up in ascending order, a group's tokens in that of the sorted order. With
-// scales of blocks, each 128 of k are summed by themselves and then join the sum by their scales.
+// block scales, each 128 elements of k have a sum of their own, which is scaled and then added.
 #include "common/quantise.cuh"
 #include "gemm/epilogue_ops.cuh"
 #include "gemm/group_terms.cuh"
