@@ -19,6 +19,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/layer/layer.hpp"
 #include "kernels/norm/norm.hpp"
 #include "kernels/qkv/qkv.hpp"
@@ -237,15 +238,11 @@ class PersistentLayers final : public RepeatedFamily {
 
   // A row's 1 KB is long enough for a copy, and 64 KB at a time for the memory's latency.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto feasible = space(problem, facts).feasible();
-    return *std::max_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
-      const auto rank = [](const Config& c) {
-        return std::tuple(c.at("warps") == 8, c.at("chunk") == 512, -c.at("chunk"),
-                          c.at("in_flight") == (c.at("chunk") > 512 ? 2 : 4),
-                          c.at("attention_in_flight") == 1, c.at("least_keys") == 16,
-                          c.at("input_kb") == 36);
-      };
-      return rank(a) < rank(b);
+    return least_cost(space(problem, facts), name(), [](const Config& c) {
+      return std::tuple(c.at("warps") != 8, c.at("chunk") != 512, c.at("chunk"),
+                        c.at("in_flight") != (c.at("chunk") > 512 ? 2 : 4),
+                        c.at("attention_in_flight") != 1, c.at("least_keys") != 16,
+                        c.at("input_kb") != 36);
     });
   }
 

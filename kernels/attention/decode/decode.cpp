@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <string>
 
-#include "core/error.hpp"
 #include "kernels/attention/decode/config.cuh"
 #include "kernels/attention/families.hpp"
 #include "kernels/attention/launch.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
@@ -117,8 +117,7 @@ class Decode final : public StageFamily {
     if (layer.masked()) return "its keys are a range: no mask in memory";
     if (layer.bias) return "it adds no bias";
     if (auto reason = misaligned_rows(layer)) return reason;
-    if (space(problem, facts).violations(default_config(problem, facts)).empty())
-      return std::nullopt;
+    if (!space(problem, facts).feasible().empty()) return std::nullopt;
     return fmt::format("rows of dim={} do not fit in the registers and shared memory of {}",
                        layer.dim, facts.name);
   }
@@ -185,20 +184,9 @@ Space Decode::space(const Problem& problem, const DeviceFacts& facts) const {
 }
 
 Config Decode::default_config(const Problem& problem, const DeviceFacts& facts) const {
-  const auto feasible = space(problem, facts).feasible();
-  if (feasible.empty())
-    return {{"warps", 2},   {"slice", 16},      {"stages", 2},
-            {"m_tiles", 1}, {"ctas_per_sm", 1}, {"l2_prefetch", 0}};
   const Layer layer = layer_of(problem);
-  const Config* best = nullptr;
-  double least = 0;
-  for (const Config& config : feasible) {
-    const double own = seconds(layer, facts, config);
-    if (best != nullptr && own >= least) continue;
-    best = &config;
-    least = own;
-  }
-  return *best;
+  return least_cost(space(problem, facts), name(),
+                    [&](const Config& config) { return seconds(layer, facts, config); });
 }
 
 Program Decode::program(const Problem& problem, const DeviceFacts& facts,

@@ -7,11 +7,11 @@
 #include <string>
 #include <tuple>
 
-#include "core/error.hpp"
 #include "kernels/attention/families.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/simt/config.cuh"
 #include "kernels/attention/sm80/backward_config.cuh"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
@@ -67,15 +67,9 @@ class Sm80Backward final : public StageFamily {
   // Four warps, two CTAs of them where shared memory and registers allow, so that one computes
   // while the other loads.
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto feasible = space(problem, facts).feasible();
-    if (feasible.empty())
-      throw Error(ErrorKind::internal, "the space of attention_bwd_sm80 is empty");
-    return *std::min_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
-      const auto rank = [](const Config& c) {
-        return std::tuple(std::abs(c.at("warps") - 4), std::abs(c.at("block") - 32),
-                          std::abs(c.at("ctas_per_sm") - 2), c.at("stages"));
-      };
-      return rank(a) < rank(b);
+    return least_cost(space(problem, facts), name(), [](const Config& c) {
+      return std::tuple(std::abs(c.at("warps") - 4), std::abs(c.at("block") - 32),
+                        std::abs(c.at("ctas_per_sm") - 2), c.at("stages"));
     });
   }
 

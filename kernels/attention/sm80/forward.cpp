@@ -8,10 +8,10 @@
 #include <string>
 #include <tuple>
 
-#include "core/error.hpp"
 #include "kernels/attention/families.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm80/config.cuh"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
@@ -111,21 +111,16 @@ Space Sm80Forward::space(const Problem& problem, const DeviceFacts& facts) const
 // the other's products, and 64 keys a block; fewer queries a CTA where there are few tiles.
 Config Sm80Forward::default_config(const Problem& problem, const DeviceFacts& facts) const {
   const Layer layer = layer_of(problem);
-  const auto feasible = space(problem, facts).feasible();
-  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of attention_sm80 is empty");
   const std::int64_t matrices = layer.b * layer.heads;
-  return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
-    const auto rank = [&](const Config& c) {
-      const std::int64_t bm = 16 * c.at("warps") * c.at("m_tiles");
-      const std::int64_t tiles = quotient_up(usual_queries(layer), bm) * matrices;
-      const double waves = static_cast<double>(tiles) /
-                           static_cast<double>(facts.multiprocessors * c.at("ctas_per_sm"));
-      const double idle = waves < 1 ? 1 / waves : std::ceil(waves) / waves;
-      return std::tuple(std::round(4 * std::max(1.0, idle / 1.5)), std::abs(bm - 64),
-                        std::abs(c.at("bn") - 64), std::abs(c.at("warps") - 4),
-                        std::abs(c.at("ctas_per_sm") - 2), c.at("stages"));
-    };
-    return rank(a) < rank(b);
+  return least_cost(space(problem, facts), name(), [&](const Config& c) {
+    const std::int64_t bm = 16 * c.at("warps") * c.at("m_tiles");
+    const std::int64_t tiles = quotient_up(usual_queries(layer), bm) * matrices;
+    const double waves = static_cast<double>(tiles) /
+                         static_cast<double>(facts.multiprocessors * c.at("ctas_per_sm"));
+    const double idle = waves < 1 ? 1 / waves : std::ceil(waves) / waves;
+    return std::tuple(std::round(4 * std::max(1.0, idle / 1.5)), std::abs(bm - 64),
+                      std::abs(c.at("bn") - 64), std::abs(c.at("warps") - 4),
+                      std::abs(c.at("ctas_per_sm") - 2), c.at("stages"));
   });
 }
 

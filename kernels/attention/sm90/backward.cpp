@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
-#include <tuple>
 
-#include "core/error.hpp"
 #include "kernels/attention/families.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/backward_config.cuh"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
@@ -142,18 +141,8 @@ class Sm90Backward final : public StageFamily {
 
 Config Sm90Backward::default_config(const Problem& problem, const DeviceFacts& facts) const {
   const Layer layer = layer_of(problem);
-  const auto feasible = space(problem, facts).feasible();
-  if (feasible.empty())
-    throw Error(ErrorKind::internal, "the space of attention_bwd_sm90 is empty");
-  const Config* best = nullptr;
-  double least = 0;
-  for (const Config& config : feasible) {
-    const double own = cycles(layer, facts, config);
-    if (best != nullptr && own >= least) continue;
-    best = &config;
-    least = own;
-  }
-  return *best;
+  return least_cost(space(problem, facts), name(),
+                    [&](const Config& config) { return cycles(layer, facts, config); });
 }
 
 Program Sm90Backward::program(const Problem& problem, const DeviceFacts& facts,

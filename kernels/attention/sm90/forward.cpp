@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "core/error.hpp"
 #include "kernels/attention/families.hpp"
 #include "kernels/attention/launch.hpp"
 #include "kernels/attention/sm90/config.cuh"
 #include "kernels/attention/sm90/params.cuh"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/common/stage_family.hpp"
 
 namespace fftune::attention {
@@ -317,17 +317,8 @@ Space Sm90Forward::space(const Problem& problem, const DeviceFacts& facts) const
 
 Config Sm90Forward::default_config(const Problem& problem, const DeviceFacts& facts) const {
   const Layer layer = layer_of(problem);
-  const auto feasible = space(problem, facts).feasible();
-  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of attention_sm90 is empty");
-  const Config* best = nullptr;
-  double least = 0;
-  for (const Config& config : feasible) {
-    const double own = cycles(layer, facts, config);
-    if (best != nullptr && own >= least) continue;
-    best = &config;
-    least = own;
-  }
-  return *best;
+  return least_cost(space(problem, facts), name(),
+                    [&](const Config& config) { return cycles(layer, facts, config); });
 }
 
 Program Sm90Forward::program(const Problem& problem, const DeviceFacts& facts,

@@ -9,8 +9,8 @@
 #include <limits>
 #include <utility>
 
-#include "core/error.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/decode/config.cuh"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/engine.hpp"
@@ -168,14 +168,10 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   // 33 GB/s, some 24 KiB on an H200, and less on others. Tokens are read by every block.
   constexpr double wanted_bytes = 24 * 1024;
   const GemmProblem& gemm = chain.front();
-  const auto feasible = space(chain, facts).feasible();
-  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of decode is empty");
   const double processors = std::max(facts.multiprocessors, 1);
-  double least = std::numeric_limits<double>::infinity();
-  const Config* best = nullptr;
-  for (const Config& config : feasible) {
+  return least_cost(space(chain, facts), "decode", [&](const Config& config) {
     const Block block(gemm, config);
-    if (!fits_l2(block, gemm, facts)) continue;
+    if (!fits_l2(block, gemm, facts)) return std::numeric_limits<double>::infinity();
     const double blocks = static_cast<double>(block.blocks(gemm));
     const double each = std::ceil(blocks / processors);
     const double resident = std::min(each, 2048.0 / block.threads());
@@ -186,15 +182,10 @@ Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
     // tokens in L1 and small enough to start early.
     const double rounds =
         1 + 0.15 / block.loads(gemm) + 0.02 * std::abs(std::log2(block.warps / 8.0));
-    const double cost = rounds * imbalance * std::max(1.0, wanted_bytes / in_flight) *
-                        (0.9 + 0.1 * tokens_read) * (block.split_k > 1 ? 1.3 : 1.0) *
-                        (1 + longer_by_norm(block, gemm, facts)) * (1 - 1e-4 * block.l2_prefetch);
-    if (cost < least) {
-      least = cost;
-      best = &config;
-    }
-  }
-  return *best;
+    return rounds * imbalance * std::max(1.0, wanted_bytes / in_flight) *
+           (0.9 + 0.1 * tokens_read) * (block.split_k > 1 ? 1.3 : 1.0) *
+           (1 + longer_by_norm(block, gemm, facts)) * (1 - 1e-4 * block.l2_prefetch);
+  });
 }
 
 void append(Program& program, const GemmChain& chain, const TensorPlaces& places,

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "core/error.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/decode/decode.hpp"
 #include "kernels/gemm/decode/fused_config.cuh"
 #include "kernels/gemm/engine.hpp"
@@ -109,13 +109,8 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
 
 Config default_config(const GemmChain& chain, const DeviceFacts& facts) {
   // As many blocks as there are SMs to load, and as many warps to wait for memory.
-  const auto feasible = space(chain, facts).feasible();
-  if (feasible.empty()) throw Error(ErrorKind::internal, "the space of fused_decode is empty");
-  return *std::min_element(feasible.begin(), feasible.end(), [](const auto& a, const auto& b) {
-    const auto rank = [](const Config& c) {
-      return std::tuple(c.at("rows"), -c.at("late_down"), -c.at("warps"), c.at("poll_first"));
-    };
-    return rank(a) < rank(b);
+  return least_cost(space(chain, facts), "fused_decode", [](const Config& c) {
+    return std::tuple(c.at("rows"), -c.at("late_down"), -c.at("warps"), c.at("poll_first"));
   });
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/launch.hpp"
 
 namespace fftune::sm80 {
@@ -238,12 +238,8 @@ Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
   }
   if (best.entries().empty()) {
     // A handful of tiles cannot suit every GEMM; the space itself has the last word.
-    const auto feasible = all.feasible();
-    if (feasible.empty()) throw Error(ErrorKind::internal, "the space of sm80 is empty");
-    best = *std::min_element(feasible.begin(), feasible.end(),
-                             [&](const Config& one, const Config& other) {
-                               return cycles(gemm, facts, one) < cycles(gemm, facts, other);
-                             });
+    return least_cost(all, "sm80",
+                      [&](const Config& config) { return cycles(gemm, facts, config); });
   }
   return best;
 }
