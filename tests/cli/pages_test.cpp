@@ -84,6 +84,26 @@ TEST_CASE("every link of the pages leads to a file, and to a heading in it") {
   CHECK(links > 50);
 }
 
+TEST_CASE("every source file that a page names is there") {
+  std::string files = "\n";
+  for (const char* folder :
+       {"apps", "bench", "docs", "kernels", "lib", "python", "tests", "tuning"})
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder))
+      files += "/" + fs::relative(entry.path(), root).string() + "\n";
+  std::size_t named = 0;
+  for (const fs::path& page : pages()) {
+    // Records of what was tried name what was there at that time.
+    if (page.string().find("/measurements/") != std::string::npos) continue;
+    for (const std::string& file :
+         matches(prose(text_of(page)), R"(`([\w./-]+\.(?:cpp|hpp|h|cu|cuh|inc|py))`)")) {
+      CAPTURE(page.string(), file);
+      CHECK(files.find("/" + file + "\n") != std::string::npos);
+      ++named;
+    }
+  }
+  CHECK(named > 100);
+}
+
 TEST_CASE("docs/environment.md has every variable that is read") {
   const std::string page = text_of(root / "docs/environment.md");
   std::set<std::string> variables =

@@ -141,7 +141,7 @@ void add_presets_diff(CommandLine& line, CLI::App& group) {
   CLI::App& command = line.add(
       group, "diff",
       "records added, removed, or with another winner or time, and by their intervals FASTER, "
-      "SLOWER, SAME or UNDECIDED; exit 0 either way",
+      "SLOWER, SAME or UNDECIDED; exit 0 unless --exit-code is given",
       [options](const Session& session) { return run(*options, session); });
   command.add_option("BEFORE_AFTER", options->paths, "two preset files or folders");
   command.add_flag("--exit-code", options->exit_code,
