@@ -1,5 +1,7 @@
 #include "tuning/evaluate/local_evaluator.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -198,8 +200,9 @@ TEST_CASE("a problem that does not fit is refused with the bytes needed and ther
   backend.limit = 1 << 20;
   LocalEvaluator evaluator(backend, catalog, 1);
   const auto setup = evaluator.begin(ToyOp::problem(DType::f32, 100000, 16, 24));
-  CHECK(setup.refusal.find(std::to_string(setup.bytes_per_set)) != std::string::npos);
-  CHECK(setup.refusal.find("1048576") != std::string::npos);
+  const auto needed = static_cast<double>(setup.bytes_per_set) / (1 << 20);
+  CHECK(setup.refusal.find(fmt::format("it needs {:.2f} MiB", needed)) != std::string::npos);
+  CHECK(setup.refusal.find("1.00 MiB are free") != std::string::npos);
   CHECK(evaluator.begin(ToyOp::problem(DType::f32, 10, 16, 24)).refusal.empty());
 }
 

@@ -12,8 +12,10 @@
 namespace fftune {
 namespace {
 
-std::string gib_text(std::size_t bytes) {
-  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
+std::string size_text(std::size_t bytes) {
+  const bool large = bytes >> 30 != 0;
+  return fmt::format("{:.2f} {}", static_cast<double>(bytes) / (large ? 1 << 30 : 1 << 20),
+                     large ? "GiB" : "MiB");
 }
 
 Compiled summary_of(const std::vector<CompileResult>& results) {
@@ -84,7 +86,7 @@ Setup LocalEvaluator::begin(const Problem& problem) {
     if (setup.bytes_per_set > there)
       throw Error(ErrorKind::unavailable,
                   fmt::format("it needs {} of memory on {}, {} are free: choose smaller sizes",
-                              gib_text(setup.bytes_per_set), facts().name, gib_text(there)));
+                              size_text(setup.bytes_per_set), facts().name, size_text(there)));
     state.make_verifier(before);
     const auto left = state.backend.free_bytes();
     setup.buffer_sets = set_count(state.stages, setup.bytes_per_set, facts(), left);
@@ -92,7 +94,7 @@ Setup LocalEvaluator::begin(const Problem& problem) {
       throw Error(ErrorKind::unavailable,
                   fmt::format("it needs {} of memory on {} beside what its verification takes, {} "
                               "are free: choose smaller sizes",
-                              gib_text(setup.bytes_per_set), facts().name, gib_text(left)));
+                              size_text(setup.bytes_per_set), facts().name, size_text(left)));
     state.sets.emplace(state.backend, state.tensors, setup.buffer_sets, state.data);
     state.compute_intermediates();
     state.sets->replicate();
