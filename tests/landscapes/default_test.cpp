@@ -16,7 +16,9 @@ bool is_of_the_engine(const Variant& variant) {
 
 }  // namespace
 
-TEST_CASE("what the cost model prefers is within 7% of the fastest, of experts 3%, and 1.25% in the mean") {
+TEST_CASE(
+    "what the cost model prefers is within 7% of the fastest, of experts 3%, and 1.25% in the "
+    "mean") {
   std::size_t landscapes = 0;
   double slower = 0;  // in all
   for (const auto& entry :
