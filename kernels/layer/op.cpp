@@ -208,6 +208,10 @@ void reference_of_part(const OpPart& part, std::size_t stage, ReferenceTensors& 
       own[name] = own.at(known->second);
       continue;
     }
+    if (const auto encoded = tensors.encoded.find(all); encoded != tensors.encoded.end()) {
+      own.encoded[name] = encoded->second;
+      continue;
+    }
     own[name] = std::move(tensors.at(all));
     lent[all] = name;
   }

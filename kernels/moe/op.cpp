@@ -103,6 +103,7 @@ void add_weights(const Problem& problem, const std::string& prefix, const std::s
       {prefix + "down" + suffix, problem.dtype, {experts, shape.d, shape.h}, role, by_h});
   for (std::size_t i = first; i < tensors.size(); ++i) {
     if (!are_sums) tensors[i].read_share = share_of_experts(problem);
+    tensors[i].read_in_parts = role == Role::input && !are_sums;
     // Experts differ in their rows and in the rows' weights.
     if (role == Role::output) tensors[i].alike = tensors[i].elements() / experts;
   }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <iterator>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,19 +66,29 @@ class Definition {
   Matrix matrix(std::int64_t rows, std::int64_t columns) const {
     return large_vector<double>(count(rows * columns), parallel_);
   }
-  /// Where an expert's weight [n, k] is, or [k, n], and how far apart its rows are.
+  /// Where an expert's weight [n, k] is, or [k, n], in its tensor, and how far apart its rows are.
   struct Place {
-    const double* matrix;
-    std::int64_t pitch;
+    std::string tensor;
+    std::size_t first = 0;
+    std::int64_t pitch = 0;
   };
   Place place_of(const std::string& w, std::int64_t expert, std::int64_t n, std::int64_t k,
-                 bool transposed);
-  /// In fp8: rows of a term in numbers, an expert's weight, and hidden as elements, with its scales
-  /// where the op finds these.
+                 bool transposed) const;
+  /// In fp8: rows of a term in numbers, and hidden as elements, with its scales where the op finds
+  /// these.
   void scale_rows(const Term& term, std::int64_t first, std::int64_t last, std::int64_t k,
-                  Matrix& rows);
-  Matrix weight_in_numbers(const std::string& w, std::int64_t expert, std::int64_t n,
-                           std::int64_t k, const Place& place);
+                  double* rows);
+  /// The scales of row `row` of an expert's weight: one for each `columns` elements.
+  struct RowScales {
+    const double* first = nullptr;
+    std::int64_t columns = 1;
+  };
+  RowScales scales_of_row(const std::string& w, std::int64_t expert, std::int64_t row,
+                          std::int64_t n, std::int64_t k);
+  /// An expert's weight in float64, of fp8 in numbers: where it is, or made in `room`, which serves
+  /// one expert after the other.
+  DoubleMatrixView weight_of_expert(const std::string& w, std::int64_t expert, std::int64_t n,
+                                    std::int64_t k, bool transposed, Matrix& room);
   void quantise_hidden(Matrix& hidden);
   /// Adds to each row of the sorted order the bias [n] of its expert.
   void add_bias(Matrix& rows, std::int64_t n, const char* name);
@@ -85,19 +96,30 @@ class Definition {
   std::int64_t first_row(std::int64_t expert) {
     return static_cast<std::int64_t>(at("offsets")[count(expert)]);
   }
-  /// Those rows of a term, where they are, or copied from those of the tokens.
+  /// Those rows of a term, in numbers: where they are, or copied to `room`, which serves one expert
+  /// after the other.
   const double* rows_of(const Term& term, std::int64_t first, std::int64_t last,
-                        std::int64_t columns, Matrix& copies) {
+                        std::int64_t columns, Matrix& room) {
     const auto width = count(columns);
     const Matrix& all = at(term.in);
-    if (!term.of_tokens) return all.data() + count(first) * width;
-    copies = matrix(last - first, columns);
+    const bool scaled = scales_of(problem_) != Scales::none;
+    if (!term.of_tokens && !scaled) return all.data() + count(first) * width;
+    make_room(room, count(last - first) * width);
     const Matrix& tokens = at("tokens");
     for_each_row(count(last - first), width, parallel_, [&](std::size_t i) {
-      const auto token = static_cast<std::size_t>(tokens[count(first) + i]);
-      std::copy_n(all.data() + token * width, width, copies.data() + i * width);
+      const std::size_t row = count(first) + i;
+      const std::size_t from = term.of_tokens ? static_cast<std::size_t>(tokens[row]) : row;
+      std::copy_n(all.data() + from * width, width, room.data() + i * width);
     });
-    return copies.data();
+    if (scaled) scale_rows(term, first, last, columns, room.data());
+    return room.data();
+  }
+  /// Its pages are made once, of the largest expert so far and a quarter more.
+  void make_room(Matrix& room, std::size_t size) {
+    if (room.size() >= size) return;
+    const std::size_t more = room.empty() ? size : size + size / 4;
+    room = {};
+    room = large_vector<double>(more, parallel_);
   }
 
   const Problem& problem_;
@@ -127,25 +149,15 @@ void Definition::route() {
 
 Matrix Definition::product(std::int64_t n, std::int64_t k, bool transposed,
                            const std::vector<Term>& terms) {
-  Matrix result = matrix(shape_.rows(), n);
+  Matrix result = matrix(shape_.rows(), n), rows, weight;
   for (std::int64_t expert = 0; expert < shape_.all_experts(); ++expert) {
     const std::int64_t first = first_row(expert), last = first_row(expert + 1);
     if (first == last) continue;
     for (const Term& term : terms) {
-      Matrix copies;
-      const double* in = rows_of(term, first, last, k, copies);
-      Place place = place_of(term.w, expert, n, k, transposed);
-      Matrix numbers_of_w;
-      if (scales_of(problem_) != Scales::none) {
-        if (!term.of_tokens) copies.assign(in, in + count((last - first) * k));
-        scale_rows(term, first, last, k, copies);
-        numbers_of_w = weight_in_numbers(term.w, expert, n, k, place);
-        in = copies.data();
-        place = {numbers_of_w.data(), k};
-      }
+      const double* const in = rows_of(term, first, last, k, rows);
       reference_product(parallel_, last - first, n, k, {in, k},
-                        {place.matrix, place.pitch, transposed}, &term != &terms.front(),
-                        result.data() + count(first * n));
+                        weight_of_expert(term.w, expert, n, k, transposed, weight),
+                        &term != &terms.front(), result.data() + count(first * n));
     }
   }
   return result;
@@ -155,12 +167,12 @@ void Definition::reduction(const std::string& dw, const Term& a, const Term& b, 
                            std::int64_t k) {
   Matrix sums = accumulates(problem_) ? large_copy(tensors_.at(dw + "_before"), parallel_)
                                       : matrix(shape_.all_experts() * n, k);
+  Matrix a_rows, b_rows;
   for (std::int64_t expert = 0; expert < shape_.all_experts(); ++expert) {
     const std::int64_t first = first_row(expert), last = first_row(expert + 1);
     if (first == last) continue;
-    Matrix a_copies, b_copies;
-    const double* const left = rows_of(a, first, last, n, a_copies);
-    const double* const right = rows_of(b, first, last, k, b_copies);
+    const double* const left = rows_of(a, first, last, n, a_rows);
+    const double* const right = rows_of(b, first, last, k, b_rows);
     reference_product(parallel_, n, k, last - first, {left, n, true}, {right, k, true},
                       accumulates(problem_), sums.data() + count(expert * n * k));
   }
@@ -168,49 +180,76 @@ void Definition::reduction(const std::string& dw, const Term& a, const Term& b, 
 }
 
 Definition::Place Definition::place_of(const std::string& w, std::int64_t expert, std::int64_t n,
-                                       std::int64_t k, bool transposed) {
+                                       std::int64_t k, bool transposed) const {
   const std::int64_t width = transposed ? n : k;
   const Packing packed = packing_of(problem_);
   if (packed == Packing::separate || w == "w_down" || w == "w_gate_up")
-    return {at(w.c_str()).data() + count(expert * n * k), width};
-  const double* const both = at("w_gate_up").data() + count(expert * 2 * n * k);
+    return {w, count(expert * n * k), width};
+  const std::size_t both = count(expert * 2 * n * k);
   const bool is_up = w == "w_up";
-  if (packed == Packing::halves) return {both + (is_up ? count(n * k) : 0), width};
-  return {both + (is_up ? count(width) : 0), 2 * width};
+  if (packed == Packing::halves) return {"w_gate_up", both + (is_up ? count(n * k) : 0), width};
+  return {"w_gate_up", both + (is_up ? count(width) : 0), 2 * width};
 }
 
 void Definition::scale_rows(const Term& term, std::int64_t first, std::int64_t last, std::int64_t k,
-                            Matrix& rows) {
-  const Matrix& scales = at((std::string(term.in) + "_scale").c_str());
+                            double* rows) {
+  const Matrix &scales = at((std::string(term.in) + "_scale").c_str()), &tokens = at("tokens");
   const bool in_one = scales_of(problem_) == Scales::tensor;
   const std::int64_t blocks =
       term.of_tokens && scales_of(problem_) == Scales::token ? 1 : ceil_div(k, scale_block);
   const std::int64_t width = blocks == 1 ? k : scale_block;
-  for (std::int64_t row = first; row < last; ++row) {
+  for_each_row(count(last - first), count(k), parallel_, [&](std::size_t index) {
+    const auto row = static_cast<std::int64_t>(index);
     const std::int64_t own =
-        term.of_tokens ? static_cast<std::int64_t>(at("tokens")[count(row)]) : row;
+        term.of_tokens ? static_cast<std::int64_t>(tokens[count(first + row)]) : first + row;
     for (std::int64_t i = 0; i < k; ++i)
-      rows[count((row - first) * k + i)] *= scales[in_one ? 0 : count(own * blocks + i / width)];
+      rows[count(row * k + i)] *= scales[in_one ? 0 : count(own * blocks + i / width)];
+  });
+}
+
+Definition::RowScales Definition::scales_of_row(const std::string& w, std::int64_t expert,
+                                                std::int64_t row, std::int64_t n, std::int64_t k) {
+  const bool packed = packing_of(problem_) != Packing::separate && w != "w_down";
+  const double* const all = at(packed ? "w_gate_up_scale" : (w + "_scale").c_str()).data();
+  const std::int64_t matrix = packed ? 2 * expert + (w == "w_up" ? 1 : 0) : expert;
+  switch (scales_of(problem_)) {
+    case Scales::tensor:
+      return {all + matrix, k};
+    case Scales::token:
+      return {all + matrix * n + row, k};
+    default:
+      return {
+          all + (matrix * ceil_div(n, scale_block) + row / scale_block) * ceil_div(k, scale_block),
+          scale_block};
   }
 }
 
-Matrix Definition::weight_in_numbers(const std::string& w, std::int64_t expert, std::int64_t n,
-                                     std::int64_t k, const Place& place) {
-  const bool packed = packing_of(problem_) != Packing::separate && w != "w_down";
-  const Matrix& scales = at(packed ? "w_gate_up_scale" : (w + "_scale").c_str());
-  const std::int64_t matrix = packed ? 2 * expert + (w == "w_up" ? 1 : 0) : expert;
-  const Scales kind = scales_of(problem_);
-  const std::int64_t rows = ceil_div(n, scale_block), columns = ceil_div(k, scale_block);
-  Matrix numbers = this->matrix(n, k);
-  for (std::int64_t row = 0; row < n; ++row)
-    for (std::int64_t i = 0; i < k; ++i) {
-      std::int64_t own = matrix;
-      if (kind == Scales::token) own = matrix * n + row;
-      if (kind == Scales::block)
-        own = (matrix * rows + row / scale_block) * columns + i / scale_block;
-      numbers[count(row * k + i)] = place.matrix[row * place.pitch + i] * scales[count(own)];
+DoubleMatrixView Definition::weight_of_expert(const std::string& w, std::int64_t expert,
+                                              std::int64_t n, std::int64_t k, bool transposed,
+                                              Matrix& room) {
+  const Place place = place_of(w, expert, n, k, transposed);
+  const auto encoded = tensors_.encoded.find(place.tensor);
+  const bool is_encoded = encoded != tensors_.encoded.end();
+  const bool scaled = scales_of(problem_) != Scales::none;
+  const double* const values = is_encoded ? nullptr : tensors_.at(place.tensor).data();
+  if (!is_encoded && !scaled) return {values + place.first, place.pitch, transposed};
+  const auto width = count(transposed ? n : k), rows = count(transposed ? k : n);
+  make_room(room, rows * width);
+  for_each_row(rows, width, parallel_, [&](std::size_t row) {
+    const std::size_t from = place.first + row * count(place.pitch);
+    double* const to = room.data() + row * width;
+    if (is_encoded) {
+      const EncodedTensor& tensor = encoded->second;
+      decode(tensor.dtype, tensor.bytes.data() + from * dtype_bytes(tensor.dtype),
+             std::span<double>(to, width));
+    } else {
+      std::copy_n(values + from, width, to);
     }
-  return numbers;
+    if (!scaled) return;
+    const RowScales scales = scales_of_row(w, expert, static_cast<std::int64_t>(row), n, k);
+    for (std::size_t i = 0; i < width; ++i) to[i] *= scales.first[i / count(scales.columns)];
+  });
+  return {room.data(), static_cast<std::int64_t>(width), transposed};
 }
 
 void Definition::quantise_hidden(Matrix& hidden) {
@@ -218,12 +257,16 @@ void Definition::quantise_hidden(Matrix& hidden) {
   const Scales kind = scales_of(problem_);
   if (kind == Scales::tensor) {
     const double scale = at("hidden_scale").front();
-    for (double& value : hidden) value = round_to(DType::fp8, value / scale);
+    for_each_row(count(shape_.rows()), count(shape_.h), parallel_, [&](std::size_t row) {
+      for (std::size_t i = row * count(shape_.h); i < (row + 1) * count(shape_.h); ++i)
+        hidden[i] = round_to(DType::fp8, hidden[i] / scale);
+    });
     return;
   }
   const std::int64_t blocks = ceil_div(shape_.h, scale_block);
   Matrix scales(count(shape_.rows() * blocks), 1);
-  for (std::int64_t row = 0; row < shape_.rows(); ++row)
+  for_each_row(count(shape_.rows()), count(shape_.h), parallel_, [&](std::size_t index) {
+    const auto row = static_cast<std::int64_t>(index);
     for (std::int64_t block = 0; block < blocks; ++block) {
       const auto begin = hidden.begin() + row * shape_.h + block * scale_block;
       const auto end =
@@ -234,6 +277,7 @@ void Definition::quantise_hidden(Matrix& hidden) {
       const double scale = scales[count(row * blocks + block)] = largest / largest_number;
       for (auto value = begin; value != end; ++value) *value = round_to(DType::fp8, *value / scale);
     }
+  });
   set("hidden_scale", std::move(scales));
 }
 
@@ -242,14 +286,17 @@ void Definition::add_bias(Matrix& rows, std::int64_t n, const char* name) {
   const bool is_up = std::string(name) == "b_up", of_gates = std::string(name) != "b_down";
   const Packing packed = of_gates ? packing_of(problem_) : Packing::separate;
   const Matrix& bias = at(packed == Packing::separate ? name : "b_gate_up");
-  for (std::int64_t expert = 0; expert < shape_.all_experts(); ++expert)
-    for (std::int64_t row = first_row(expert); row < first_row(expert + 1); ++row)
+  for (std::int64_t expert = 0; expert < shape_.all_experts(); ++expert) {
+    const std::int64_t first = first_row(expert), last = first_row(expert + 1);
+    for_each_row(count(last - first), count(n), parallel_, [&](std::size_t row) {
       for (std::int64_t i = 0; i < n; ++i) {
         std::int64_t place = expert * n + i;
         if (packed == Packing::halves) place = (2 * expert + (is_up ? 1 : 0)) * n + i;
         if (packed == Packing::interleaved) place = 2 * place + (is_up ? 1 : 0);
-        rows[count(row * n + i)] += bias[count(place)];
+        rows[(count(first) + row) * count(n) + count(i)] += bias[count(place)];
       }
+    });
+  }
 }
 
 void Definition::down() {
@@ -265,7 +312,10 @@ void Definition::gate_up() {
   if (weighs_before(problem_)) {
     const Matrix& weights = at("row_weights");
     for (Matrix* rows : {&gate, &up})
-      for (std::size_t i = 0; i < rows->size(); ++i) (*rows)[i] *= weights[i / count(shape_.h)];
+      for_each_row(count(shape_.rows()), count(shape_.h), parallel_, [&](std::size_t row) {
+        for (std::size_t i = row * count(shape_.h); i < (row + 1) * count(shape_.h); ++i)
+          (*rows)[i] *= weights[row];
+      });
   }
   add_bias(gate, shape_.h, "b_gate");
   add_bias(up, shape_.h, "b_up");

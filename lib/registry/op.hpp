@@ -1,6 +1,7 @@
 // An operation as the registry knows it: everything the CLI, tuner, check, bench and API need.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -109,6 +110,11 @@ struct TensorSpec {
   /// Of an output that is added up in the order in which blocks finish: two runs may differ in the
   /// last bits.
   bool any_order = false;
+  /// Of an input that does not count tokens and is many matrices in one tensor: the reference takes
+  /// it from ReferenceTensors::encoded where it is there, a matrix at a time. In float64 all of
+  /// them together may exceed the host's memory, and making its pages takes longer than the
+  /// products.
+  bool read_in_parts = false;
 
   std::int64_t elements() const;
   std::size_t bytes() const;
@@ -135,8 +141,18 @@ struct StageSpec {
   double inner_values = 0;
 };
 
+/// An input in its dtype, row-major.
+struct EncodedTensor {
+  DType dtype = DType::f32;
+  std::span<const std::byte> bytes = {};
+};
+
 /// Tensors in float64, row-major, by name.
-using ReferenceTensors = std::map<std::string, std::vector<double>>;
+struct ReferenceTensors : std::map<std::string, std::vector<double>> {
+  using map::map;
+  /// Inputs that are not there in float64 (TensorSpec::read_in_parts).
+  std::map<std::string, EncodedTensor> encoded = {};
+};
 
 /// A pipeline that a user would write without fftune. Its tensors are the op's, then `extra`.
 struct Baseline {

@@ -160,12 +160,14 @@ const ReferenceTensors& References::outputs(Run run, std::size_t part) {
   for (const auto& name : stage.inputs) {
     const std::size_t tensor = tensor_index(rows_->tensors(), name);
     const std::size_t source = rows_->producer(tensor);
+    const TensorSpec& spec = rows_->tensors()[tensor];
     // Before and while it is updated, what is updated is what was given.
-    if (source == rows_->stages().size() || source >= run.stage) {
+    if (spec.read_in_parts && source == rows_->stages().size()) {
+      values.encoded[name] = {spec.dtype, rows_->drawn(tensor)};
+    } else if (source == rows_->stages().size() || source >= run.stage) {
       values[name] = given(tensor, part);
     } else if (source < run.first_stage) {
-      values[name] =
-          rounded(rows_->tensors()[tensor].dtype, outputs({source, source}, part).at(name));
+      values[name] = rounded(spec.dtype, outputs({source, source}, part).at(name));
     } else {
       within[name] = simplest({run.first_stage, source});
       outputs(within[name], part);

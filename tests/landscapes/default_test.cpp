@@ -16,7 +16,7 @@ bool is_of_the_engine(const Variant& variant) {
 
 }  // namespace
 
-TEST_CASE("what the cost model prefers is within 7% of the fastest, and within 1.25% in the mean") {
+TEST_CASE("what the cost model prefers is within 7% of the fastest, of experts 3%, and 1.25% in the mean") {
   std::size_t landscapes = 0;
   double slower = 0;  // in all
   for (const auto& entry :
@@ -34,11 +34,11 @@ TEST_CASE("what the cost model prefers is within 7% of the fastest, and within 1
       if (best == std::numeric_limits<double>::infinity()) continue;
       ++landscapes;
       INFO(landscape.problem.text() << ": " << landscape.stages);
-      CHECK(chosen <= 1.07 * best);
+      CHECK(chosen <= (landscape.problem.op == "moe-ffn" ? 1.03 : 1.07) * best);
       slower += chosen / best - 1;
     }
   }
-  CHECK(landscapes >= 58);
+  CHECK(landscapes >= 68);
   CHECK(slower <= 0.0125 * static_cast<double>(landscapes));
 }
 

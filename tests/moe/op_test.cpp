@@ -1,11 +1,14 @@
 // The op's description, its routings and its reference, by hand.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
+#include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -204,4 +207,93 @@ TEST_CASE("the reference of packed weights, biases, limits and weights before is
             Approx(0.125 + (before ? expected(weight) : weight * expected(1))));
     }
   }
+}
+
+TEST_CASE("the reference is the same of experts' weights in their dtype, one at a time") {
+  struct Case {
+    DType dtype;
+    std::map<std::string, std::string> options;
+    std::string pass = "fwd";
+  };
+  const MoeSizes sizes{.m = 21, .d = 136, .h = 128, .experts = 5, .choices = 2, .shared = 1};
+  const Op& op = moe_ffn_op();
+  Pool pool(2);
+  for (const Case& each : std::initializer_list<Case>{
+           {DType::bf16, {}},
+           {DType::bf16, {{"gate-up", "halves"}}},
+           {DType::fp16, {{"gate-up", "interleaved"}}},
+           {DType::fp8, {}},
+           {DType::fp8, {{"scales", "token"}}},
+           {DType::fp8, {{"scales", "block"}}},
+           {DType::fp8, {{"scales", "block"}, {"gate-up", "halves"}}},
+           {DType::bf16, {}, "bwd"},
+           {DType::bf16, {{"gate-up", "interleaved"}, {"save", "input"}}, "bwd"}}) {
+    const Problem problem =
+        moe_problem(sizes, each.dtype, DeviceKind::cuda, each.options, each.pass);
+    CAPTURE(problem.text());
+    ReferenceTensors whole, in_parts;
+    std::map<std::string, std::vector<std::byte>> bytes;
+    std::mt19937 random(1);
+    std::normal_distribution<double> normal;
+    for (const TensorSpec& spec : op.tensors(problem)) {
+      if (spec.role != Role::input) continue;
+      auto& values = whole[spec.name];
+      values.resize(static_cast<std::size_t>(spec.elements()));
+      if (spec.draw)
+        spec.draw(1, values);
+      else
+        for (double& value : values) value = spec.mean + spec.scale * normal(random);
+      auto& encoded = bytes[spec.name];
+      encoded.resize(spec.bytes());
+      encode(spec.dtype, std::span<const double>(values), encoded.data());
+      decode(spec.dtype, encoded.data(), std::span<double>(values));
+      if (spec.read_in_parts)
+        in_parts.encoded[spec.name] = {spec.dtype, encoded};
+      else
+        in_parts[spec.name] = values;
+    }
+    CHECK(in_parts.encoded.size() == (each.options.contains("gate-up") ? 2 : 3));
+    const auto stages = op.stages(problem);
+    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+      op.reference(problem, stage, whole, pool);
+      op.reference(problem, stage, in_parts, pool);
+      for (const std::string& output : stages[stage].outputs)
+        CHECK(whole.at(output) == in_parts.at(output));
+    }
+  }
+}
+
+TEST_CASE("mixtures that nobody tuned have defaults that are no fallbacks") {
+  const Op& op = moe_ffn_op();
+  for (const char* arch : {"sm_80", "sm_89", "sm_90a", "sm_120a"})
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp8})
+      for (const MoeSizes& sizes : std::initializer_list<MoeSizes>{{1, 16, 16, 1, 1},
+                                                                   {1, 2048, 768, 128, 8},
+                                                                   {65536, 2048, 768, 128, 8},
+                                                                   {16, 7168, 2048, 1024, 32},
+                                                                   {3, 1008, 1408, 60, 4, 1},
+                                                                   {33, 2880, 2880, 32, 4},
+                                                                   {333, 72 * 2, 4096, 256, 6, 2},
+                                                                   {4096, 6144, 16384, 8, 2},
+                                                                   {16384, 5120, 8192, 16, 1, 1},
+                                                                   {8192, 1024, 96, 384, 10}})
+        for (const char* packing : {"separate", "halves", "interleaved"}) {
+          const auto facts = facts_of_architecture(arch);
+          const bool quantised = dtype == DType::fp8;
+          // Tiles of fp8 are for compute capability 9.0.
+          if (quantised &&
+              (packing == std::string("interleaved") || facts.compute_capability != 90))
+            continue;
+          const Problem problem =
+              moe_problem(sizes, dtype, DeviceKind::cuda, {{"gate-up", packing}});
+          CAPTURE(problem.text(), arch);
+          for (const Variant& variant : default_recipe(op, problem, facts)) {
+            CAPTURE(variant.id());
+            const Family& family = family_of(op, variant.family);
+            CHECK_FALSE(family.is_fallback());
+            CHECK(illegality(op, problem, facts, variant).empty());
+            const auto seconds = family.estimate(problem, facts, variant.config);
+            if (seconds) CHECK((std::isfinite(*seconds) && *seconds > 0));
+          }
+        }
 }

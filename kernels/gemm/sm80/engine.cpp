@@ -25,7 +25,8 @@ std::optional<std::string> can_implement(const GemmChain& chain, const DeviceFac
                        dtype_name(gemm.dtype));
   if (gemm.c_dtype != gemm.dtype || gemm.wide_dtype != gemm.dtype || gemm.quantisation.any())
     return fmt::format("it stores what it multiplies, {}, without scales", dtype_name(gemm.dtype));
-  if (facts.compute_capability == 90 && gemm.tokens() > most_tokens_beside_wgmma)
+  if (facts.compute_capability == 90 && gemm.tokens() > most_tokens_beside_wgmma &&
+      !sm90_engine().can_implement(chain, facts))
     return fmt::format(
         "with more than {} tokens mma.sync has half the rate of wgmma on compute capability 9.0",
         most_tokens_beside_wgmma);

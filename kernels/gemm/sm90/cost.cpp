@@ -206,13 +206,13 @@ bool runs_ahead(const Candidate& c) {
          (t.pingpong() ? plan.subtiles : 2);
 }
 
-/// The tables of sorted groups take registers, and most tiles with more than 160 accumulators a
-/// thread spill some: a search drops those, and the default must not be one.
+/// The tables of sorted groups take registers, and most tiles with more accumulators a thread spill
+/// some: a search drops those, and the default must not be one.
 double spilling_factor(const Candidate& c) {
-  constexpr int most_accumulators = 160;
   const auto& [work, t, plan] = c;
   const bool sorted =
       work.form.groups != grouping::none && work.form.source == group_source::routed;
+  const int most_accumulators = t.mma_warpgroups == 3 ? 112 : t.swap_ab() ? 176 : 160;
   return sorted && plan.total_accumulators(work.form) > most_accumulators ? 1.1 : 1;
 }
 
@@ -226,7 +226,9 @@ double sorted_rows_factor(const Candidate& c) {
   const bool several = work.row_tiles(t.bm) > 3 * work.groups_with_rows();
   if (sm90_levels_tiles(work.form, t)) {
     const double rows = t.bm >= 96 && t.bm < 128 ? 1 + 0.1 * (128 - t.bm) / 16 : 1;
-    const double narrow = rows * (several && work.b_operands() * t.bn < 256 ? 1.08 : 1);
+    // A second warpgroup's MMAs fill what a lone one leaves between its m64 tiles.
+    const double in_turn = t.mma_warpgroups == 1 && plan.m64_tiles > 1 ? 1.01 : 1;
+    const double narrow = in_turn * rows * (several && work.b_operands() * t.bn < 256 ? 1.08 : 1);
     if (t.cluster_n > 1) return narrow * (several ? 0.95 : 1);
     return narrow * (t.cluster_m > 1 ? (several ? 0.99 : 0.92) : 1);
   }
