@@ -479,7 +479,7 @@ TEST_CASE("what contradicts a saved model is one line") {
       {model.complaint("linear", {.map = "w=mlp.up_proj.weight,w=mlp.up_proj.weight"}),
        {"--map gives w twice"}},
       {model.complaint("linear", {.map = "v=mlp.up_proj.weight"}),
-       {"'v'", "no input of linear", "x, w"}},
+       {"'v'", "not an input of linear", "x, w"}},
       {model.complaint("qkv"), {"qkv needs --heads"}},
       {model.complaint("ffn", {.input = "/none.safetensors"}), {"/none.safetensors", "No such"}}};
   for (const auto& [said, named] : all) {
