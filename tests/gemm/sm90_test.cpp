@@ -331,6 +331,27 @@ TEST_CASE("the sm90 cost model adds up the tiles that groups should need", "[gem
   CHECK(sm90::Workload(gemm).groups_with_rows() == 3);
 }
 
+TEST_CASE("of uneven groups the sm90 cost model counts what a few more tiles would cost",
+          "[gemm]") {
+  // Rows of eight experts by Zipf's law. Tiles of 160 rows should be 16, which fill two waves; with
+  // one more there is a third. Of 176 rows there are 15.
+  GemmProblem gemm = grouped_rows(gemm_of(2048, 4096, 7168), 8);
+  gemm.a_sorted = gemm.c_sorted = true;
+  gemm.groups.scattered = false;
+  gemm.groups.expected_rows = {{1, 635}, {1, 400}, {1, 280}, {1, 210},
+                               {1, 165}, {1, 135}, {1, 118}, {1, 105}};
+  CHECK(sm90::default_config(gemm, hopper()).get("bm") == 176);
+  sm90::Workload work(gemm);
+  REQUIRE(work.has_uneven_groups());
+  const std::int64_t expected = work.row_tiles(160);
+  work.more_tiles = 1.5;
+  CHECK(work.row_tiles(160) > expected);
+  work.more_tiles = -1.5;
+  CHECK(work.row_tiles(160) < expected);
+  gemm.groups.expected_rows = {{8, 256}};
+  CHECK_FALSE(sm90::Workload(gemm).has_uneven_groups());
+}
+
 TEST_CASE("level tiles of uneven groups share either operand, or none", "[gemm]") {
   for (const GemmCase& one : uneven_gemm_cases(DType::bf16)) {
     INFO(one.name);

@@ -228,7 +228,8 @@ double sorted_rows_factor(const Candidate& c) {
     const double rows = t.bm >= 96 && t.bm < 128 ? 1 + 0.1 * (128 - t.bm) / 16 : 1;
     // A second warpgroup's MMAs fill what a lone one leaves between its m64 tiles.
     const double in_turn = t.mma_warpgroups == 1 && plan.m64_tiles > 1 ? 1.01 : 1;
-    const double narrow = in_turn * rows * (several && work.b_operands() * t.bn < 256 ? 1.08 : 1);
+    const double of_narrow = several ? 1.08 : work.has_uneven_groups() ? 1.02 : 1;
+    const double narrow = in_turn * rows * (work.b_operands() * t.bn < 256 ? of_narrow : 1);
     if (t.cluster_n > 1) return narrow * (several ? 0.95 : 1);
     return narrow * (t.cluster_m > 1 ? (several ? 0.99 : 0.92) : 1);
   }
@@ -266,13 +267,14 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
 
 double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile& tile) {
   const double expected = cycles_of_groups(work, facts, tile);
-  if (work.deviation <= 0) return expected;
+  if (work.deviation <= 0 && !work.has_uneven_groups()) return expected;
   // One row more than the tiles of a wave hold costs another wave. So what is expected of the cost
   // counts, which the cost of the expected number is not: half of all draws are about as expected,
   // and a quarter on each side about 1.5 deviations away.
   double cost = expected / 2;
   for (const double side : {-1.5, 1.5}) {
     Workload drawn = work;
+    drawn.more_tiles = side;
     drawn.first_group_rows = std::clamp<std::int64_t>(
         std::llround(static_cast<double>(work.first_group_rows) + side * work.deviation), 0,
         work.m);

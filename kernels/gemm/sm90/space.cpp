@@ -423,7 +423,10 @@ void Workload::expect_rows(const Groups& all) {
   if (expected.empty())
     expected = {
         {static_cast<double>(groups), static_cast<double>(m) / static_cast<double>(groups)}};
+  constexpr std::int64_t few_rows = 128;  // of a group: its B decides, whatever the waves
+  has_uneven_groups_ = expected.size() > 1 && m >= few_rows * groups;
   expected_tiles_.assign(heights, 0);
+  tile_deviations_.assign(heights, 0);
   double of_rows = 0, of_squares = 0;
   for (const ExpectedRows& alike : expected) {
     of_rows += alike.groups * alike.rows;
@@ -431,15 +434,22 @@ void Workload::expect_rows(const Groups& all) {
     const double spread = std::sqrt(alike.rows);
     for (int i = 0; i < heights; ++i) {
       const double height = 8 * (i + 1);
-      double tiles = 1 - std::exp(-alike.rows);
-      if (alike.rows > 4 * height)
+      double tiles = 1 - std::exp(-alike.rows), variance = tiles * (1 - tiles);
+      if (alike.rows > 4 * height) {
         tiles = alike.rows / height + 0.5;
-      else
-        for (double full = height; full < alike.rows + 4 * spread; full += height)
-          tiles += std::erfc((full + 0.5 - alike.rows) / (spread * std::sqrt(2.0))) / 2;
+        variance = 1.0 / 12 + alike.rows / (height * height);
+      } else {
+        for (double full = height; full < alike.rows + 4 * spread; full += height) {
+          const double more = std::erfc((full + 0.5 - alike.rows) / (spread * std::sqrt(2.0))) / 2;
+          tiles += more;
+          variance += more * (1 - more);
+        }
+      }
       expected_tiles_[static_cast<std::size_t>(i)] += alike.groups * tiles;
+      tile_deviations_[static_cast<std::size_t>(i)] += alike.groups * variance;
     }
   }
+  for (double& of_height : tile_deviations_) of_height = std::sqrt(of_height);
   const double usual = of_rows > 0 ? of_squares / of_rows : 0;
   rows = std::clamp<std::int64_t>(std::llround(usual + 3 * std::sqrt(usual)), 1, m);
   groups_with_rows_ = std::max<std::int64_t>(1, std::llround(all.with_rows()));
@@ -456,7 +466,8 @@ std::int64_t Workload::row_tiles(std::int64_t height) const {
   if (!expected_tiles_.empty()) {
     const auto at =
         std::min<std::size_t>(static_cast<std::size_t>(height / 8), expected_tiles_.size());
-    return std::max<std::int64_t>(1, std::llround(expected_tiles_[at - 1]));
+    return std::max<std::int64_t>(
+        1, std::llround(expected_tiles_[at - 1] + more_tiles * tile_deviations_[at - 1]));
   }
   return ceil_div(m - first_group_rows, height) + ceil_div(first_group_rows, height);
 }

@@ -45,6 +45,8 @@ struct Workload {
   /// Grouped rows by a mask: those that group 0 should have.
   std::int64_t first_group_rows = 0;
   double deviation = 0;  // of that number, where it is random
+  /// Sorted groups: how many deviations there are more tiles than expected.
+  double more_tiles = 0;
 
   int b_operands() const { return form.b_operands(); }
   int k_pairs() const { return form.k_pairs(); }
@@ -56,6 +58,9 @@ struct Workload {
 
   /// Tiles of this many rows that cover m; no tile has rows of two groups.
   std::int64_t row_tiles(std::int64_t height) const;
+  /// Sorted groups of many rows: whether some should have more than others, so that no number of
+  /// tiles is sure.
+  bool has_uneven_groups() const { return has_uneven_groups_; }
   /// Grouped rows: how many groups should have rows; else 1.
   std::int64_t groups_with_rows() const;
   /// Of two groups by a mask the fewer tiles.
@@ -72,7 +77,8 @@ struct Workload {
 
   std::int64_t groups_with_rows_ = 1;
   /// Sorted groups: the tiles that all should take, of 8 rows, of 16, and so on.
-  std::vector<double> expected_tiles_ = {};
+  std::vector<double> expected_tiles_ = {}, tile_deviations_ = {};
+  bool has_uneven_groups_ = false;
 };
 
 /// Whether most tiles of grouped rows, or K blocks of a grouped reduction, are gathered.
