@@ -43,7 +43,6 @@ bool finds_scales(const Problem& problem) {
 struct Block {
   std::int64_t k_step;  // elements of a row that four threads load at once
   std::int64_t tokens, rows, warps, unroll, k_parts, l2_prefetch;
-  bool loads_first;
 
   Block(const Problem& problem, const Config& config)
       : k_step(64 / static_cast<std::int64_t>(dtype_bytes(problem.dtype))),
@@ -52,16 +51,15 @@ struct Block {
         warps(config.at("warps")),
         unroll(config.at("unroll")),
         k_parts(config.contains("k_parts") ? config.at("k_parts") : 1),
-        l2_prefetch(config.contains("l2_prefetch") ? config.at("l2_prefetch") : 0),
-        loads_first(config.contains("loads_first") && config.at("loads_first") == 1) {}
+        l2_prefetch(config.contains("l2_prefetch") ? config.at("l2_prefetch") : 0) {}
 
   std::string template_argument(const Problem& problem) const {
     const char* packings[] = {"separate", "halves", "interleaved"};
     return fmt::format(
         "fftune::chosen_config{{{}, {}, {}, {}, {}, {}, fftune::weights_of_both::{}, "
-        "fftune::chosen_scales::{}, {}}}",
+        "fftune::chosen_scales::{}}}",
         tokens, rows, warps, unroll, k_parts, l2_prefetch,
-        packings[static_cast<std::size_t>(packing_of(problem))], scales_name(problem), loads_first);
+        packings[static_cast<std::size_t>(packing_of(problem))], scales_name(problem));
   }
   std::int64_t threads() const { return 32 * warps; }
   std::int64_t values() const { return tokens / 4; }
@@ -191,9 +189,12 @@ class Decode : public Family {
     const double bytes = static_cast<double>(dtype_bytes(problem.dtype)) *
                          static_cast<double>(weights.operands) * weights.rows *
                          static_cast<double>(weights.k);
-    // What fits in half of the L2 with the weights of gate and up passing through it.
+    // What fits in half of the L2 with the weights of gate and up passing through it. In bf16 the
+    // blocks of that launch leave those of this one no registers to begin earlier.
     const bool prefetches = config.contains("l2_prefetch") && config.at("l2_prefetch") != 0;
-    const double gain = 2 * bytes < static_cast<double>(facts.l2_bytes) ? 0.9 : 1.05;
+    const bool gains =
+        problem.dtype == DType::fp8 && 2 * bytes < static_cast<double>(facts.l2_bytes);
+    const double gain = gains ? 0.9 : 1.05;
     return start_seconds + (prefetches ? gain : 1) * bytes / (0.9 * bandwidth) *
                                std::max(1.0, wanted_bytes / in_flight) * rounds *
                                longer(problem, block) * (few_warps ? 1.15 : 1) *
@@ -236,15 +237,6 @@ class ChosenGateUp final : public Decode {
     space.parameter("rows", "rows of gate, and of up, of a block", {8, 16, 32})
         .parameter("warps", "warps of a block, which share k", {4, 8, 16})
         .parameter("unroll", "16-byte loads of a row that a thread issues at once", {1, 2, 4})
-        .parameter("loads_first",
-                   "1: all loads of a step are issued before its MMAs, with registers that leave "
-                   "room for fewer blocks on an SM",
-                   {0, 1})
-        .constraint("expanding fp8 takes the registers",
-                    [is_fp8 = problem.dtype == DType::fp8](const Config& c) {
-                      return !is_fp8 || c.at("loads_first") == 0;
-                    },
-                    {"loads_first"})
         .constraint("the warps' accumulators must fit in 48 KB of shared memory",
                     [=](const Config& c) {
                       const Block block(problem, c);
@@ -308,13 +300,9 @@ class ChosenGateUp final : public Decode {
   double longer(const Problem& problem, const Block& block) const override {
     if (problem.dtype == DType::fp8)
       return block.unroll == 4 || (block.tokens == 16 && block.rows == 32) ? 1.1 : 1;
-    // A few blocks for each SM leave it the registers.
-    constexpr double most_blocks = 400;
-    const double blocks = weights(problem).rows / static_cast<double>(block.rows);
-    const double first = !block.loads_first ? 1 : blocks <= most_blocks ? 0.87 : 1.04;
-    if (block.unroll == 4) return 1.35 * first;
-    if (block.rows == 32) return 1.3 * first;
-    return (block.unroll == 1 && block.warps >= 8 ? 0.97 : 1) * first;
+    if (block.unroll == 4) return 1.35;
+    if (block.rows == 32) return 1.3;
+    return block.unroll == 1 && block.warps >= 8 ? 0.97 : 1;
   }
   std::int64_t cluster(const Problem& problem, const Block& block) const override {
     return finds_scales(problem) ? scale_block / block.rows : 1;

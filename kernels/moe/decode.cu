@@ -37,12 +37,14 @@ enum class weights_of_both { separate, halves, interleaved };
 // What a scale of fp8 is for: as Scales of moe.hpp.
 enum class chosen_scales { none, tensor, token, block };
 
-// tokens: rows of an expert that a pass over its weights serves, 8 or 16.
 struct chosen_config {
-  int tokens, rows, warps, unroll, k_parts, l2_prefetch;
+  int tokens;  // rows of an expert that a pass over its weights serves: 8 or 16
+  int rows, warps;
+  int unroll;  // 16-byte loads of a row at a time
+  int k_parts;
+  int l2_prefetch;  // 1: of the weights of down
   weights_of_both packed;
   chosen_scales scaled;
-  bool loads_first;  // all loads of a step before its MMAs, with as many registers as that takes
 };
 
 namespace {
@@ -137,10 +139,10 @@ __device__ __forceinline__ int scale_blocks(int extent) {
 }
 
 // A weight, which is read once. ptxas moves loads by the read-only path behind the barrier that is
-// to keep them before the MMAs, where that saves registers.
-template <bool in_order>
-__device__ __forceinline__ vector16 load_weight(const void* address) {
-  if constexpr (!in_order) {
+// to keep them before the MMAs, where that saves registers. Expanding fp8 takes these.
+template <class T>
+__device__ __forceinline__ vector16 load_weight(const T* address) {
+  if constexpr (sizeof(T) == 1) {
     return load_streaming(address);
   } else {
     vector16 value;
@@ -197,75 +199,107 @@ struct chosen_mma {
   using accumulators = float[operands][n_fragments][4];
 
   const T* weights[operands][n_fragments];  // of rows past the last one those of the last
-  const T* rows[halves];                    // null: there is no such row
-  const float* weight_scales[operands];     // by_block; null: each is 1
+  const T* rows[halves];
+  bool exists[halves];                   // whether there is such a row
+  const float* weight_scales[operands];  // by_block; null: each is 1
   const float* row_scales[halves];
   int k;  // elements of a row
   accumulators sum = {};
 
-  // Adds the products over [begin, end) of k, `stride` apart. Weights are loaded before the first
-  // call of ready(), rows after it.
+  // Adds the products over [begin, end) of k, `stride` apart: whole groups of k, or to its end.
+  // Weights are loaded before the first call of ready(), rows after it.
   template <class Ready>
   __device__ __forceinline__ void run(int begin, int end, int stride, const Ready& ready) {
     const int lane_k = static_cast<int>(threadIdx.x) % 4 * vector::elements;
+    advance(begin + lane_k);
+    left = end - begin - lane_k;
+#pragma unroll 1
     for (int at = begin; at < end; at += stride) {
-      vector16 b[operands][n_fragments][unroll], a[unroll][halves];
-      float of_b[unroll][operands], of_a[unroll][halves];  // scales
-#pragma unroll
-      for (int step = 0; step < unroll; ++step) {
-        const int from = at + step * k_step + lane_k;
-#pragma unroll
-        for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-          for (int fragment = 0; fragment < n_fragments; ++fragment) {
-            b[operand][fragment][step] =
-                from < k ? load_weight<config.loads_first>(weights[operand][fragment] + from)
-                         : vector16{};
-          }
-          if constexpr (by_block) {
-            const float* const scales = weight_scales[operand];
-            of_b[step][operand] = scales != nullptr ? scales[block_of(at, step)] : 1.0f;
-          }
-        }
-      }
+      group_operands of;
+      load_weights(of, at);
       ready();
-#pragma unroll
-      for (int step = 0; step < unroll; ++step) {
-        const int from = at + step * k_step + lane_k;
-#pragma unroll
-        for (int half = 0; half < halves; ++half) {
-          const bool exists = rows[half] != nullptr;
-          a[step][half] = from < k && exists ? load_dependent(rows[half] + from) : vector16{};
-          if constexpr (by_block) {
-            of_a[step][half] = exists ? row_scales[half][block_of(at, step)] : 0.0f;
-          }
-        }
-      }
+      load_rows(of, at);
       __syncwarp();  // keeps the MMAs behind all loads
-#pragma unroll
-      for (int step = 0; step < unroll; ++step) {
-        if constexpr (by_block) {
-          accumulators part = {};
-          multiply(part, b, a, step);
-#pragma unroll
-          for (int operand = 0; operand < operands; ++operand) {
-#pragma unroll
-            for (int i = 0; i < n_fragments * 4; ++i) {
-              const int half = i % 4 / 2 < halves ? i % 4 / 2 : 0;
-              sum[operand][i / 4][i % 4] +=
-                  part[operand][i / 4][i % 4] * (of_a[step][half] * of_b[step][operand]);
-            }
-          }
-        } else {
-          multiply(sum, b, a, step);
-        }
-      }
+      multiply(of);
+      advance(stride);
+      left -= stride;
     }
   }
 
  private:
-  __device__ __forceinline__ int block_of(int at, int step) const {
-    return smaller(at + step * k_step, k - 1) / columns_of_scale;
+  struct group_operands {
+    vector16 b[operands][n_fragments][unroll], a[unroll][halves];
+    float of_b[unroll][operands], of_a[unroll][halves];  // scales
+  };
+
+  int left;  // elements of k from this lane's first one on
+
+  __device__ __forceinline__ void advance(int elements) {
+#pragma unroll
+    for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+      for (int fragment = 0; fragment < n_fragments; ++fragment) {
+        weights[operand][fragment] += elements;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < halves; ++half) rows[half] += elements;
+  }
+  __device__ __forceinline__ void load_weights(group_operands& to, int at) const {
+#pragma unroll
+    for (int step = 0; step < unroll; ++step) {
+      const int from = step * k_step;
+#pragma unroll
+      for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+        for (int fragment = 0; fragment < n_fragments; ++fragment) {
+          to.b[operand][fragment][step] =
+              from < left ? load_weight(weights[operand][fragment] + from) : vector16{};
+        }
+        if constexpr (by_block) {
+          const float* const scales = weight_scales[operand];
+          to.of_b[step][operand] = scales != nullptr ? scales[block_of(at + from)] : 1.0f;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void load_rows(group_operands& to, int at) const {
+#pragma unroll
+    for (int step = 0; step < unroll; ++step) {
+      const int from = step * k_step;
+#pragma unroll
+      for (int half = 0; half < halves; ++half) {
+        to.a[step][half] =
+            exists[half] && from < left ? load_dependent(rows[half] + from) : vector16{};
+        if constexpr (by_block) {
+          to.of_a[step][half] = exists[half] ? row_scales[half][block_of(at + from)] : 0.0f;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply(const group_operands& of) {
+#pragma unroll
+    for (int step = 0; step < unroll; ++step) {
+      if constexpr (by_block) {
+        accumulators part = {};
+        multiply(part, of.b, of.a, step);
+#pragma unroll
+        for (int operand = 0; operand < operands; ++operand) {
+#pragma unroll
+          for (int i = 0; i < n_fragments * 4; ++i) {
+            const int half = i % 4 / 2 < halves ? i % 4 / 2 : 0;
+            sum[operand][i / 4][i % 4] +=
+                part[operand][i / 4][i % 4] * (of.of_a[step][half] * of.of_b[step][operand]);
+          }
+        }
+      } else {
+        multiply(sum, of.b, of.a, step);
+      }
+    }
+  }
+
+  __device__ __forceinline__ int block_of(int at) const {
+    return smaller(at, k - 1) / columns_of_scale;
   }
   static __device__ __forceinline__ void multiply(
       accumulators& into, const vector16 (&b)[operands][n_fragments][unroll],
@@ -343,7 +377,7 @@ __device__ __forceinline__ void write_order(const chosen_experts& chosen, int ex
 // w_gate and w_up apart or in one tensor as they are. Grid: (ceil(h / rows), experts that may be
 // chosen + 1); where it finds scales of hidden, clusters of 128 / rows along x. Block: 32 · warps.
 template <class T, class activation, chosen_config config>
-__global__ void __launch_bounds__(config.warps * 32, config.loads_first ? 1 : 0)
+__global__ void __launch_bounds__(config.warps * 32)
     chosen_gate_up(const T* x, const int* ids, const T* w_gate, const T* w_up, int* offsets,
                    int* tokens, int* places, T* hidden, const float* weights, float* row_weights,
                    const wide_of<T>* b_gate, const wide_of<T>* b_up, const float* x_scale,
@@ -407,7 +441,8 @@ __global__ void __launch_bounds__(config.warps * 32, config.loads_first ? 1 : 0)
       const int rank = half * 8 + lane / 4;
       const bool exists = from + rank < group.count;
       const i64 token = exists ? chosen.token(lists[warp][rank]) : 0;
-      own.rows[half] = exists ? x + token * d : nullptr;
+      own.exists[half] = exists;
+      own.rows[half] = x + token * d;
       if constexpr (by_block) own.row_scales[half] = x_scale + token * scale_blocks(d);
     }
     own.run(warp * mma::k_group, d, config.warps * mma::k_group, [] {});
@@ -587,7 +622,8 @@ __global__ void __launch_bounds__(config.warps * 32)
       for (int half = 0; half < config.tokens / 8; ++half) {
         const int rank = from + half * 8 + lane / 4;
         const i64 row = group.first + rank;
-        own.rows[half] = rank < group.count ? hidden + row * h : nullptr;
+        own.exists[half] = rank < group.count;
+        own.rows[half] = hidden + row * h;
         if constexpr (by_block) own.row_scales[half] = hidden_scale + row * scale_blocks(h);
       }
       own.run(groups * part / config.k_parts * mma::k_group,
