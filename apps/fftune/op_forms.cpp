@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
+#include <array>
+#include <span>
 
 #include "core/error.hpp"
 #include "tuning/measure/statistics.hpp"
@@ -22,7 +23,7 @@ constexpr std::size_t probe_rows = 8;
 std::int64_t probe_size(std::size_t row, std::size_t place, const SizeField& field) {
   std::uint64_t state = 64 * row + place;
   const auto drawn = static_cast<std::int64_t>(next_random(state) >> 1);
-  if (field.max > 1024) return 1001 + 2 * (drawn % 15000);
+  if (field.max > 1024) return 1001 + 2 * (drawn % 1500);
   if (field.max < 128) return 6 + 2 * (drawn % (field.max / 4));
   if (field.rare) return std::int64_t{8} << drawn % 4;
   return 64 * (1 + drawn % (field.max / 128));
@@ -85,85 +86,124 @@ const TensorSpec& tensor_of(const std::vector<TensorSpec>& tensors, const std::s
   return tensors.at(tensor_index(tensors, name));
 }
 
-/// A formula: its text, and its value for the sizes of a problem.
-struct Formula {
-  std::string text;
-  std::function<std::int64_t(const Problem&)> value;
-};
+/// A size, an extent or a formula, for the sizes of each row.
+using Values = std::array<std::int64_t, probe_rows>;
 
-std::vector<Formula> sizes_of(const Problem& form) {
-  std::vector<Formula> singles;
-  for (const auto& [name, size] : form.sizes)
-    singles.push_back({name, [name = name](const Problem& at) { return at.size(name); }});
-  return singles;
-}
-
-/// Sizes, and products of two and three of them.
-std::vector<Formula> products(const Problem& form) {
-  const std::vector<Formula> singles = sizes_of(form);
-  std::vector<Formula> all = singles;
-  std::vector<std::size_t> last;  // the place of the last factor: products have them in order
-  for (std::size_t i = 0; i < singles.size(); ++i) last.push_back(i);
-  std::size_t begin = 0;
-  for (int factors = 2; factors <= 3; ++factors) {
-    const std::size_t end = all.size();
-    for (std::size_t i = begin; i < end; ++i)
-      for (std::size_t next = last[i]; next < singles.size(); ++next) {
-        all.push_back({all[i].text + " * " + singles[next].text,
-                       [a = all[i].value, b = singles[next].value](const Problem& at) {
-                         return a(at) * b(at);
-                       }});
-        last.push_back(next);
-      }
-    begin = end;
-  }
-  return all;
+template <class Function>
+Values each(const Function& function) {
+  Values values;
+  for (std::size_t row = 0; row < probe_rows; ++row) values[row] = function(row);
+  return values;
 }
 
 std::int64_t quotient(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// The formulas in which extents are told, the simplest first.
-std::vector<Formula> formulas(const Problem& form) {
-  const std::vector<Formula> base = products(form);
-  std::vector<Formula> all = base;
-  for (const Formula& one : base)
-    for (const std::int64_t factor : {2, 3})
-      all.push_back({fmt::format("{} * {}", factor, one.text),
-                     [factor, a = one.value](const Problem& at) { return factor * a(at); }});
-  for (const Formula& one : base)
-    all.push_back({one.text + " + 1", [a = one.value](const Problem& at) { return a(at) + 1; }});
-  for (const Formula& one : base)
-    for (const std::int64_t part : {2, 4, 8, 16, 32, 64, 128, 256}) {
-      all.push_back({fmt::format("ceil({} / {})", one.text, part),
-                     [part, a = one.value](const Problem& at) { return quotient(a(at), part); }});
-      // Words of 32 bits, in vectors of 4.
-      all.push_back(
-          {fmt::format("4 * ceil({} / {})", one.text, part),
-           [part, a = one.value](const Problem& at) { return 4 * quotient(a(at), part); }});
+/// Tells extents by formulas of a form's sizes.
+class Formulas {
+ public:
+  explicit Formulas(const std::vector<Problem>& rows) {
+    for (const auto& [name, size] : rows.front().sizes)
+      products_.push_back(
+          {name, each([&, name = name](std::size_t row) { return rows[row].size(name); })});
+    sizes_ = products_.size();
+  }
+
+  /// The first that holds in every row, the simplest first; "?" if none does.
+  std::string text_of(const Values& extents) {
+    if (const Term* found = product(extents)) return found->text;
+    if (std::string text = multiple(extents); !text.empty()) return text;
+    if (std::string text = part(extents); !text.empty()) return text;
+    if (std::string text = of_two(extents); !text.empty()) return text;
+    return "?";
+  }
+
+ private:
+  struct Term {
+    std::string text;
+    Values values;
+  };
+
+  std::span<const Term> sizes() const { return {products_.data(), sizes_}; }
+
+  const Term* product(const Values& extents) {
+    const auto holds = [&](const Term& term) { return term.values == extents; };
+    const auto found = std::find_if(products_.begin(), products_.end(), holds);
+    if (found != products_.end()) return &*found;
+    if (products_.size() > sizes_) return nullptr;
+    multiply();
+    return product(extents);
+  }
+  /// Adds products of two and three sizes, which have their factors in order.
+  void multiply() {
+    std::vector<std::size_t> last;
+    for (std::size_t i = 0; i < sizes_; ++i) last.push_back(i);
+    std::size_t begin = 0;
+    for (int factors = 2; factors <= 3; ++factors) {
+      const std::size_t end = products_.size();
+      for (std::size_t i = begin; i < end; ++i)
+        for (std::size_t next = last[i]; next < sizes_; ++next) {
+          const Term &one = products_[i], &other = products_[next];
+          products_.push_back({one.text + " * " + other.text, each([&](std::size_t row) {
+                                 return one.values[row] * other.values[row];
+                               })});
+          last.push_back(next);
+        }
+      begin = end;
     }
-  // Sums are of an op with two counts of the same kind: routed and shared experts.
-  for (const auto& [a, size] : form.sizes)
-    for (const auto& [b, other] : form.sizes) {
-      if (a == b) continue;
-      if (a < b) {
-        const auto sum = [a = a, b = b](const Problem& at) { return at.size(a) + at.size(b); };
-        all.push_back({fmt::format("{} + {}", a, b), sum});
-        for (const auto& [c, third] : form.sizes)
-          all.push_back({fmt::format("{} * ({} + {})", c, a, b),
-                         [sum, c = c](const Problem& at) { return at.size(c) * sum(at); }});
+  }
+  std::string multiple(const Values& extents) const {
+    for (const Term& one : products_)
+      for (const std::int64_t factor : {2, 3})
+        if (extents == each([&](std::size_t row) { return factor * one.values[row]; }))
+          return fmt::format("{} * {}", factor, one.text);
+    for (const Term& one : products_)
+      if (extents == each([&](std::size_t row) { return one.values[row] + 1; }))
+        return one.text + " + 1";
+    return "";
+  }
+  /// Words of 32 bits come in vectors of 4.
+  std::string part(const Values& extents) const {
+    for (const Term& one : products_)
+      for (const std::int64_t of : {2, 4, 8, 16, 32, 64, 128, 256}) {
+        const Values parts = each([&](std::size_t row) { return quotient(one.values[row], of); });
+        if (extents == parts) return fmt::format("ceil({} / {})", one.text, of);
+        if (extents == each([&](std::size_t row) { return 4 * parts[row]; }))
+          return fmt::format("4 * ceil({} / {})", one.text, of);
       }
-      const auto parts = [a = a, b = b](const Problem& at) {
-        return quotient(at.size(a), at.size(b));
-      };
-      all.push_back({fmt::format("ceil({} / {})", a, b), parts});
-      for (const auto& [c, third] : form.sizes)
-        all.push_back({fmt::format("{} * ceil({} / {})", c, a, b),
-                       [parts, c = c](const Problem& at) { return at.size(c) * parts(at); }});
-    }
-  return all;
-}
+    return "";
+  }
+  /// Sums are of an op with two counts of the same kind: routed and shared experts.
+  std::string of_two(const Values& extents) const {
+    for (const Term& a : sizes())
+      for (const Term& b : sizes()) {
+        if (&a == &b) continue;
+        if (&a < &b) {
+          const Values sum = each([&](std::size_t row) { return a.values[row] + b.values[row]; });
+          if (extents == sum) return fmt::format("{} + {}", a.text, b.text);
+          if (const Term* factor = factor_of(extents, sum))
+            return fmt::format("{} * ({} + {})", factor->text, a.text, b.text);
+        }
+        const Values parts =
+            each([&](std::size_t row) { return quotient(a.values[row], b.values[row]); });
+        if (extents == parts) return fmt::format("ceil({} / {})", a.text, b.text);
+        if (const Term* factor = factor_of(extents, parts))
+          return fmt::format("{} * ceil({} / {})", factor->text, a.text, b.text);
+      }
+    return "";
+  }
+  /// The size that is so many times the values; null: none.
+  const Term* factor_of(const Values& extents, const Values& values) const {
+    for (const Term& size : sizes())
+      if (extents == each([&](std::size_t row) { return size.values[row] * values[row]; }))
+        return &size;
+    return nullptr;
+  }
+
+  std::vector<Term> products_;  // the sizes first; of more of them where no size will do
+  std::size_t sizes_;
+};
 
 struct BufferForm {
   std::string name;
@@ -236,33 +276,18 @@ std::map<std::string, std::vector<std::string>> symbols(const Op& op, const Prob
     probes.push_back(resized(op, form, row));
     tensors.push_back(op.tensors(probes.back()));
   }
-  const std::vector<Formula> singles = sizes_of(form);
-  std::vector<Formula> all;  // made where no single size will do
+  Formulas formulas(probes);
   std::map<std::string, std::vector<std::string>> result;
-  for (const TensorSpec& tensor : tensors.front()) {
-    std::vector<std::vector<std::int64_t>> shapes;
-    for (const auto& row : tensors) shapes.push_back(tensor_of(row, tensor.name).shape);
+  for (const TensorSpec& tensor : tensors.front())
     for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
-      const auto holds = [&](const Formula& formula) {
-        for (std::size_t row = 0; row < probes.size(); ++row)
-          if (formula.value(probes[row]) != shapes[row].at(i)) return false;
-        return true;
-      };
-      const auto find = [&](const std::vector<Formula>& among) {
-        const auto found = std::find_if(among.begin(), among.end(), holds);
-        return found == among.end() ? "?" : found->text;
-      };
-      const std::int64_t extent = tensor.shape[i];
-      std::string symbol = fmt::format("{}", extent);
-      if (!std::all_of(shapes.begin(), shapes.end(),
-                       [&](const auto& shape) { return shape[i] == extent; })) {
-        symbol = find(singles);
-        if (symbol == "?" && all.empty()) all = formulas(form);
-        if (symbol == "?") symbol = find(all);
-      }
-      result[tensor.name].push_back(std::move(symbol));
+      const Values extents =
+          each([&](std::size_t row) { return tensor_of(tensors[row], tensor.name).shape.at(i); });
+      const std::int64_t extent = extents.front();
+      const bool is_fixed = std::all_of(extents.begin(), extents.end(),
+                                        [&](std::int64_t other) { return other == extent; });
+      result[tensor.name].push_back(is_fixed ? fmt::format("{}", extent)
+                                             : formulas.text_of(extents));
     }
-  }
   return result;
 }
 

@@ -112,8 +112,11 @@ void print_op(const Op& op, const Output& output) {
 int run(const Session& session) {
   Json document = Json::array();
   for (const Op* op : session.catalog.ops) {
-    if (!document.empty()) session.output.line("");
-    document.push_back(op_json(*op));
+    if (session.output.json()) {
+      document.push_back(op_json(*op));
+      continue;
+    }
+    if (op != session.catalog.ops.front()) session.output.line("");
     print_op(*op, session.output);
   }
   session.output.document(document);
