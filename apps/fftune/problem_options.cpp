@@ -12,6 +12,7 @@
 #include "apps/fftune/help.hpp"
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
+#include "core/routing.hpp"
 
 namespace fftune::tool {
 
@@ -164,6 +165,20 @@ void add_problem_options(CLI::App& command, const Op& op, Sizes sizes, ProblemOp
       ->group(group);
 }
 
+namespace {
+
+/// A routing's file is read once before any work is done. Throws what is wrong with it.
+void require_ids(const Problem& problem, const std::string& text) {
+  const auto routing = parse_routing(text);
+  if (!routing || routing->file.empty()) return;
+  const auto experts = problem.sizes.find("experts"), choices = problem.sizes.find("top-k");
+  if (experts == problem.sizes.end() || choices == problem.sizes.end()) return;
+  if (choices->second <= experts->second)
+    draw_routing(*routing, 1, experts->second, choices->second, 0);
+}
+
+}  // namespace
+
 std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_values, Sizes sizes,
                                  DeviceKind kind) {
   const ProblemOptions values = with_model(op, given_values);
@@ -188,6 +203,8 @@ std::vector<Problem> problems_of(const Op& op, const ProblemOptions& given_value
     base.sizes[field.name] = given.at(0);
     if (field.name == op.token_size()) tokens = given;
   }
+  for (const OptionField& field : options_of(op, base.pass))
+    if (field.routing) require_ids(base, base.options[field.name]);
   std::vector<Problem> problems;
   for (const DType dtype : dtypes_of(op, base.pass, values.dtypes, kind)) {
     base.dtype = dtype;

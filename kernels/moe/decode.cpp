@@ -7,6 +7,7 @@
 
 #include "kernels/common/activation.hpp"
 #include "kernels/common/cuda_kernel.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/ffn/ffn.hpp"
 #include "kernels/moe/moe.hpp"
 
@@ -115,7 +116,8 @@ class Decode : public Family {
     return std::nullopt;
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const final {
-    return fastest(problem, facts);
+    return least_cost(space(problem, facts), name(),
+                      [&](const Config& c) { return seconds(problem, facts, c); });
   }
   std::optional<double> estimate(const Problem& problem, const DeviceFacts& facts,
                                  const Config& config) const final {
@@ -199,13 +201,6 @@ class Decode : public Family {
                                std::max(1.0, wanted_bytes / in_flight) * rounds *
                                longer(problem, block) * (few_warps ? 1.15 : 1) *
                                (0.5 + 0.5 * waves) * (1 + 0.8 / static_cast<double>(block.rows));
-  }
-
-  Config fastest(const Problem& problem, const DeviceFacts& facts) const {
-    const auto feasible = space(problem, facts).feasible();
-    return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
-      return seconds(problem, facts, a) < seconds(problem, facts, b);
-    });
   }
 
   static std::vector<Argument> sizes(const Shape& shape, bool with_tokens) {

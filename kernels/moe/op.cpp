@@ -175,6 +175,14 @@ void add_biases(const Problem& problem, const Biases& biases, std::vector<Tensor
     tensors[i].read_share = share_of_experts(problem);
 }
 
+/// Rows in the sorted order: those behind the last offset are of no expert.
+TensorSpec sorted_rows(const Problem& problem, std::string_view name, DType dtype,
+                       std::int64_t width, Role role) {
+  TensorSpec tensor{std::string(name), dtype, {shape_of(problem).rows(), width}, role, 1};
+  if (role != Role::input) tensor.live_rows = "offsets";
+  return tensor;
+}
+
 std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   const Shape shape = shape_of(problem);
   const DType dtype = problem.dtype;
@@ -192,16 +200,15 @@ std::vector<TensorSpec> forward_tensors(const Problem& problem) {
   tensors.push_back({"y", wide, {shape.m, shape.d}, Role::output, 1});
   if (stores_gates(problem))
     for (const char* name : {"gate", "up"})
-      tensors.push_back({name, wide, {shape.rows(), shape.h}, Role::output, 1});
+      tensors.push_back(sorted_rows(problem, name, wide, shape.h, Role::output));
   add_route(problem, tensors);
-  tensors.push_back({"hidden", dtype, {shape.rows(), shape.h}, Role::intermediate, 1});
+  const auto add = [&](const char* name, DType type, std::int64_t width) {
+    tensors.push_back(sorted_rows(problem, name, type, width, Role::intermediate));
+  };
+  add("hidden", dtype, shape.h);
   if (scales == Scales::token || scales == Scales::block)
-    tensors.push_back({"hidden_scale",
-                       DType::f32,
-                       {shape.rows(), ceil_div(shape.h, scale_block)},
-                       Role::intermediate,
-                       1});
-  tensors.push_back({"expert_out", wide, {shape.rows(), shape.d}, Role::intermediate, 1});
+    add("hidden_scale", DType::f32, ceil_div(shape.h, scale_block));
+  add("expert_out", wide, shape.d);
   return tensors;
 }
 
@@ -209,8 +216,8 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   const Shape shape = shape_of(problem);
   const DType dtype = problem.dtype;
   const bool again = recomputes(problem);
-  const auto inner = [&](const char* name, Role role) {
-    return TensorSpec{name, dtype, {shape.rows(), shape.h}, role, 1};
+  const auto inner = [&](std::string_view name, Role role) {
+    return sorted_rows(problem, name, dtype, shape.h, role);
   };
   std::vector<TensorSpec> tensors{{"dy", dtype, {shape.m, shape.d}, Role::input, 1},
                                   {"x", dtype, {shape.m, shape.d}, Role::input, 1},
@@ -236,8 +243,7 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   const bool before = weighs_before(problem);
   const auto add_gradients = [&](bool weighted) {
     for (const std::string_view name : gate_gradients(problem, weighted)) {
-      tensors.push_back(inner("", Role::intermediate));
-      tensors.back().name = name;
+      tensors.push_back(inner(name, Role::intermediate));
       if (packing_of(problem) != Packing::separate) tensors.back().shape[1] *= 2;
     }
   };
@@ -245,7 +251,7 @@ std::vector<TensorSpec> backward_tensors(const Problem& problem) {
   if (before) add_gradients(false);
   if (again || before) tensors.push_back(inner("hidden", Role::intermediate));
   if (!before) tensors.push_back(inner("weighted_hidden", Role::intermediate));
-  tensors.push_back({"dx_rows", dtype, {shape.rows(), shape.d}, Role::intermediate, 1});
+  tensors.push_back(sorted_rows(problem, "dx_rows", dtype, shape.d, Role::intermediate));
   return tensors;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/least_cost.hpp"
 #include "kernels/common/stage_family.hpp"
 #include "kernels/moe/moe.hpp"
 
@@ -84,11 +85,8 @@ class Route final : public RouteFamily {
                     {"threads", "ctas"});
   }
   Config default_config(const Problem& problem, const DeviceFacts& facts) const override {
-    const auto feasible = space(problem, facts).feasible();
-    const Shape shape = shape_of(problem);
-    return *std::min_element(feasible.begin(), feasible.end(), [&](const auto& a, const auto& b) {
-      return seconds(shape, a) < seconds(shape, b);
-    });
+    return least_cost(space(problem, facts), name(),
+                      [shape = shape_of(problem)](const Config& c) { return seconds(shape, c); });
   }
   std::optional<double> estimate(const Problem& problem, const DeviceFacts&,
                                  const Config& config) const override {

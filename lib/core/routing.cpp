@@ -3,10 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <numeric>
 #include <sstream>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/problem.hpp"
@@ -27,19 +32,37 @@ class Random {
   std::uint64_t state_;
 };
 
-/// The ids of a file; nothing if it cannot be read or has something else in it.
-std::optional<std::vector<std::int32_t>> read_ids(const std::string& file) {
+/// The ids of a text file, or what is wrong with it: one line that names it.
+struct IdsOfFile {
+  std::vector<std::int32_t> ids = {};
+  std::string complaint = {};
+};
+
+IdsOfFile read_ids(const std::string& file) {
   std::ifstream in(file);
-  if (!in) return std::nullopt;
+  if (!in) return {.complaint = fmt::format("{}: {}", file, std::strerror(errno))};
   std::stringstream text;
   text << in.rdbuf();
   std::string words = text.str();
   std::replace(words.begin(), words.end(), ',', ' ');
-  std::istringstream numbers(words);
-  std::vector<std::int32_t> ids;
-  for (std::int32_t id = 0; numbers >> id;) ids.push_back(id);
-  if (!numbers.eof() || ids.empty()) return std::nullopt;
-  return ids;
+  std::istringstream all(words);
+  IdsOfFile read;
+  for (std::string word; all >> word;) {
+    std::int32_t id = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (error == std::errc{} && end == word.data() + word.size() && id >= -1) {
+      read.ids.push_back(id);
+      continue;
+    }
+    const bool is_text =
+        std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isgraph(c) != 0; });
+    return {.complaint =
+                fmt::format("{}: {} is not an id: write the experts of each token as "
+                            "numbers from 0 on, or -1, with blanks between them",
+                            file, is_text ? "'" + word.substr(0, 40) + "'" : "what is no text")};
+  }
+  if (read.ids.empty()) return {.complaint = fmt::format("{}: there are no ids in it", file)};
+  return read;
 }
 
 /// The probability of each expert as a single draw, the most popular first.
@@ -74,14 +97,22 @@ std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t toke
                                        std::int64_t experts, std::int64_t choices,
                                        std::uint64_t seed) {
   if (!routing.file.empty()) {
-    const auto given = read_ids(routing.file);
-    if (!given || std::ssize(*given) % choices != 0)
-      throw Error(ErrorKind::invalid_input,
-                  fmt::format("{}: no ids of tokens with {} choices each: write numbers separated "
-                              "by blanks",
-                              routing.file, choices));
+    const IdsOfFile given = read_ids(routing.file);
+    const auto complain = [&](std::string what) {
+      throw Error(ErrorKind::invalid_input, std::move(what));
+    };
+    if (!given.complaint.empty()) complain(given.complaint);
+    if (std::ssize(given.ids) % choices != 0)
+      complain(fmt::format("{}: {} ids are no whole number of tokens with {} choices each",
+                           routing.file, given.ids.size(), choices));
+    const std::int32_t largest = *std::max_element(given.ids.begin(), given.ids.end());
+    if (largest >= experts)
+      complain(
+          fmt::format("{}: there is no expert {}: they are 0 to {}, and -1 is one that is not "
+                      "here",
+                      routing.file, largest, experts - 1));
     std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * choices));
-    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = (*given)[i % given->size()];
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = given.ids[i % given.ids.size()];
     return ids;
   }
   Random random(seed);
@@ -114,14 +145,16 @@ std::vector<ExpertsAlike> expected_tokens(const Routing& routing, std::int64_t t
                                           std::int64_t experts, std::int64_t choices) {
   const auto all = static_cast<double>(tokens), wanted = static_cast<double>(choices);
   const auto count = static_cast<double>(experts);
-  if (const auto given = routing.file.empty() ? std::nullopt : read_ids(routing.file)) {
+  const std::vector<std::int32_t> given =
+      routing.file.empty() ? std::vector<std::int32_t>{} : read_ids(routing.file).ids;
+  if (!given.empty()) {
     std::vector<double> rows(static_cast<std::size_t>(experts));
-    for (const std::int32_t id : *given)
+    for (const std::int32_t id : given)
       if (id >= 0 && id < experts) ++rows[static_cast<std::size_t>(id)];
     std::sort(rows.rbegin(), rows.rend());
     std::vector<ExpertsAlike> alike;
     for (const double row : rows)
-      alike.push_back({1, row * all * wanted / static_cast<double>(given->size())});
+      alike.push_back({1, row * all * wanted / static_cast<double>(given.size())});
     return alike;
   }
   if (routing.skew == 0 || choices >= experts)

@@ -28,7 +28,7 @@ std::string routing_text(const Routing& routing);
 
 /// Expert ids [tokens, choices], `choices` <= `experts`: the same for the same arguments on every
 /// machine. Which experts are popular depends on the seed. Throws Error(invalid_input) for a file
-/// that cannot be read, or has no ids of whole tokens.
+/// that cannot be read, has no ids of whole tokens, or names an expert that there is not.
 std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t tokens,
                                        std::int64_t experts, std::int64_t choices,
                                        std::uint64_t seed);

@@ -115,6 +115,10 @@ struct TensorSpec {
   /// them together may exceed the host's memory, and making its pages takes longer than the
   /// products.
   bool read_in_parts = false;
+  /// Not empty for what stages write with rows that are sorted into groups: the tensor whose last
+  /// number is how many rows, from the first on, are of a group. The others are nobody's, and may
+  /// be left unwritten.
+  std::string live_rows = {};
 
   std::int64_t elements() const;
   std::size_t bytes() const;

@@ -13,6 +13,8 @@ namespace fftune {
 namespace {
 
 constexpr const char* name_rule = "a name of letters, digits, '_', '-' and '.'";
+constexpr const char* choice_rule =
+    "a name of letters, digits, '_', '-' and '.', which a value may follow after ':', or a number";
 
 [[noreturn]] void complain(const std::string& where, const std::string& what) {
   throw Error(ErrorKind::invalid_input, where.empty() ? what : where + ": " + what);
@@ -86,12 +88,15 @@ const std::string& FieldReader::name(std::string_view key) {
 
 const std::string& FieldReader::choice(std::string_view key) {
   const std::string_view result = text(key);
-  const auto colon = result.find(':');
-  const bool good = parse_number(result).has_value() ||
-                    (colon == result.npos
-                         ? is_name(result)
-                         : is_name(result.substr(0, colon)) && is_name(result.substr(colon + 1)));
-  if (!good) expected(key, name_rule, at(key));
+  const auto colon = std::min(result.find(':'), result.size());
+  // The value may be a path: anything but control characters.
+  const std::string_view value = result.substr(std::min(colon + 1, result.size()));
+  const bool is_printable = std::none_of(value.begin(), value.end(), [](char c) {
+    return std::iscntrl(static_cast<unsigned char>(c)) != 0;
+  });
+  const bool has_value = colon == result.size() || (!value.empty() && is_printable);
+  if (!parse_number(result) && !(is_name(result.substr(0, colon)) && has_value))
+    expected(key, choice_rule, at(key));
   return text(key);
 }
 

@@ -30,8 +30,8 @@ class FieldReader {
   const std::string& nonempty_text(std::string_view key);
   /// Text that is_name().
   const std::string& name(std::string_view key);
-  /// The value of an option: text that is_name(), or two such with a ':' between them, as a
-  /// pattern is, or a number, which parse_number() reads.
+  /// The value of an option: a number, which parse_number() reads, or text that is_name(), which a
+  /// value may follow after a ':', as in a pattern or a routing: anything printable.
   const std::string& choice(std::string_view key);
   bool boolean(std::string_view key);
   /// Finite, and at least 0; `positive`: above 0.

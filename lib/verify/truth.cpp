@@ -78,13 +78,24 @@ const std::vector<std::byte>& Truth::encoded(std::size_t tensor, std::size_t fir
   return bytes;
 }
 
-void Truth::measure(std::size_t tensor, const std::vector<const double*>& before_rounding,
-                    Expected& expected) const {
+std::int64_t Truth::live_rows(std::size_t tensor) {
+  const std::string& counts = tensors()[tensor].live_rows;
+  if (counts.empty()) return rows(tensor);
+  const std::size_t counter = tensor_index(tensors(), counts);
+  const DType dtype = tensors()[counter].dtype;
+  const std::vector<std::byte>& bytes = encoded(counter, stages().size());
+  std::array<double, 1> last{};
+  decode(dtype, bytes.data() + bytes.size() - dtype_bytes(dtype), std::span<double>(last));
+  return std::clamp<std::int64_t>(std::llround(last[0]), 0, rows(tensor));
+}
+
+void Truth::measure(std::size_t tensor, std::int64_t rows,
+                    const std::vector<const double*>& before_rounding, Expected& expected) const {
   const auto& spec = tensors()[tensor];
   const auto width = static_cast<std::size_t>(columns(tensor));
   const std::int64_t* const sources = this->sources(tensor);
   std::vector<std::int64_t> times(expected.rows.size());
-  for (std::int64_t row = 0; row < rows(tensor); ++row)
+  for (std::int64_t row = 0; row < rows; ++row)
     ++times[static_cast<std::size_t>(sources != nullptr ? sources[row] : row % std::ssize(times))];
   std::vector<Squares> of_rows(times.size());
   for_each_row(times.size(), width, *parallel_, [&](std::size_t row) {
@@ -98,7 +109,7 @@ void Truth::measure(std::size_t tensor, const std::vector<const double*>& before
   Squares all;
   std::int64_t counted = 0;
   for (std::size_t row = 0; row < times.size(); ++row) {
-    if (skips && !(of_rows[row].errors > 0)) continue;
+    if (times[row] == 0 || (skips && !(of_rows[row].errors > 0))) continue;
     all.values += of_rows[row].values * static_cast<double>(times[row]);
     all.errors += of_rows[row].errors * static_cast<double>(times[row]);
     counted += times[row];
@@ -109,6 +120,7 @@ void Truth::measure(std::size_t tensor, const std::vector<const double*>& before
                 fmt::format("{}: the reference of '{}' leaves the range of {}: its inputs' scales "
                             "are too large",
                             problem().text(), spec.name, dtype_name(spec.dtype)));
+  expected.distinct = std::max<std::int64_t>(1, expected.distinct);
   expected.norm = std::sqrt(all.values);
   expected.root_mean_square = std::sqrt(
       all.values / static_cast<double>(std::max<std::int64_t>(1, counted) * columns(tensor)));
@@ -127,7 +139,7 @@ const Expected& Truth::expected(std::size_t first_stage, std::size_t tensor) {
   Expected expected;
   expected.rows = references_.rows(first_stage, tensor);
   if (sources(tensor) == nullptr) expected.rows.resize(static_cast<std::size_t>(period(tensor)));
-  measure(tensor, references_.rows(stage, tensor), expected);
+  measure(tensor, live_rows(tensor), references_.rows(stage, tensor), expected);
 
   // The roundings of what is summed are independent of each other and of that of the sum, and as
   // large relative to it: their squares add. Of few values some outweigh the others by far, and

@@ -49,6 +49,9 @@ class Truth {
   std::int64_t period(std::size_t tensor) const { return rows_.period(tensor); }
   const std::int64_t* sources(std::size_t tensor) const { return rows_.sources(tensor); }
   std::size_t producer(std::size_t tensor) const { return rows_.producer(tensor); }
+  /// Those that have values, from the first on: all, but where TensorSpec::live_rows says
+  /// otherwise.
+  std::int64_t live_rows(std::size_t tensor);
 
   /// The distinct rows in the tensor's dtype, as a run that begins with `first_stage` finds them:
   /// an input's values, also of one that the run updates, or the reference of a stage whose
@@ -63,9 +66,9 @@ class Truth {
   void keep() { references_.keep(); }
 
  private:
-  /// Sets the norm, the root of the mean square and the error of rounding.
-  void measure(std::size_t tensor, const std::vector<const double*>& before_rounding,
-               Expected& expected) const;
+  /// Sets the norm, the root of the mean square and the error of rounding, over `rows` rows.
+  void measure(std::size_t tensor, std::int64_t rows,
+               const std::vector<const double*>& before_rounding, Expected& expected) const;
 
   Parallel* parallel_;
   DistinctRows rows_;

@@ -64,6 +64,12 @@ struct Verifier::State {
 
   bool updates(std::size_t tensor) const;
 
+  /// Of what a run writes, up to the last row that has values.
+  std::size_t live_bytes(std::size_t tensor) {
+    return static_cast<std::size_t>(truth.live_rows(tensor) * truth.columns(tensor)) *
+           dtype_bytes(truth.tensors()[tensor].dtype);
+  }
+
   /// Whether a tensor that the run writes is an output of it. An intermediate between two of its
   /// stages may never be written: a family that covers both need not store it.
   bool leaves_run(std::size_t tensor, std::size_t end) const;
@@ -156,8 +162,8 @@ std::string Verifier::State::check_values(std::size_t first, std::size_t end,
       result = large_vector<std::byte>(spec.bytes(), threads);
     }
     backend->read(result.data(), tensors.addresses()[tensor], result.size());
-    RepeatedRows shape{spec.dtype, truth.rows(tensor), truth.columns(tensor), truth.period(tensor),
-                       truth.sources(tensor)};
+    RepeatedRows shape{spec.dtype, truth.live_rows(tensor), truth.columns(tensor),
+                       truth.period(tensor), truth.sources(tensor)};
     if (!expected.row_factors.empty()) shape.factors = expected.row_factors.data();
     double size = expected.root_mean_square;
     if (spec.alike > 0) {
@@ -205,9 +211,10 @@ std::string Verifier::State::check_repetition(std::size_t first, std::size_t end
   for_each_written(first, end, [&](std::size_t tensor) {
     if (!leaves_run(tensor, end) || truth.tensors()[tensor].any_order) return;
     const auto& result = results[tensor];
+    const std::size_t end_of_rows = live_bytes(tensor);
     const auto* const device = static_cast<const std::byte*>(tensors.addresses()[tensor]);
-    for (std::size_t begin = 0; begin < result.size() && failure.empty(); begin += part) {
-      const std::size_t size = std::min(part, result.size() - begin);
+    for (std::size_t begin = 0; begin < end_of_rows && failure.empty(); begin += part) {
+      const std::size_t size = std::min(part, end_of_rows - begin);
       repeated.resize(std::max(repeated.size(), size));
       backend->read(repeated.data(), device + begin, size);
       const std::size_t same =
@@ -243,9 +250,8 @@ std::string Verifier::State::bits(std::size_t first, std::size_t end) {
   std::uint64_t state = fnv1a_offset;
   for_each_written(first, end, [&](std::size_t tensor) {
     if (!leaves_run(tensor, end) || truth.tensors()[tensor].any_order) return;
-    const auto& result = results[tensor];
     state = fnv1a(truth.tensors()[tensor].name, state);
-    state = fnv1a(hex(hash_of_bits(result.data(), result.size(), threads)), state);
+    state = fnv1a(hex(hash_of_bits(results[tensor].data(), live_bytes(tensor), threads)), state);
   });
   return hex(state);
 }

@@ -138,8 +138,15 @@ TEST_CASE("a wrong file or folder is named") {
   fftune::testing::write_text(sandbox.folder() / "file", "not a preset");
   fftune::testing::write_text(sandbox.folder() / "empty" / "device" / "ffn.json", "");
   std::filesystem::create_directory(sandbox.folder() / "bare");
+  fftune::testing::write_text(sandbox.folder() / "ids", "0 1\n2 9\n");
   const std::string ffn = "ffn --d 32 --h 64 --m 1 --device cpu ";
+  const std::string experts =
+      "moe-ffn --d 32 --h 64 --m 1 --experts 8 --top-k 2 --device cpu --routing file:";
   const std::vector<Wrong> all{
+      {experts + "none/ids", 2, {"none/ids", "No such file"}},
+      {experts + "file", 2, {"file: 'not' is not an id"}},
+      {experts + "ids", 2, {"ids: there is no expert 9", "0 to 7"}},
+      {"bench " + experts + "ids", 2, {"ids: there is no expert 9"}},
       {"ffn --d --h 16 --wait 0s", 2, {"--d lacks its value", "--h"}},
       {ffn + "--out --json", 2, {"--out lacks its value", "--json"}},
       {"compile --op act-mul --sample 0", 2, {"--sample", "0"}},

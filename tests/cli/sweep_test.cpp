@@ -144,6 +144,22 @@ TEST_CASE("a sweep in this process finds what one in a worker finds, and leaves 
   CHECK(Json::parse(listed.out).at("quarantined").empty());
 }
 
+TEST_CASE("a search may take its routing from a file, and a check does again") {
+  const Sandbox sandbox;
+  fftune::testing::write_text(sandbox.folder() / "data" / "ids.txt", "0 1\n3, -1\n0 2\n");
+  const Finished tuned = sandbox.fftune(
+      "moe-ffn --d 32 --h 16 --m 4 --experts 4 --top-k 2 --routing file:data/ids.txt --device cpu "
+      "--budget 4s --max-variants 2 --json");
+  INFO(tuned.out << tuned.err);
+  REQUIRE(tuned.code == 0);
+  const auto file = Json::parse(tuned.out).at(0).at("files").at(0).get<std::string>();
+  const Json preset = Json::parse(text_of(sandbox.folder() / file));
+  CHECK(preset.at("records").at(0).at("problem").at("routing") == "file:data/ids.txt");
+  const Finished checked = sandbox.fftune("check --device cpu --seeds 1");
+  INFO(checked.out << checked.err);
+  CHECK(checked.code == 0);
+}
+
 TEST_CASE("list --explain names what is quarantined for the sources as they are") {
   const Sandbox sandbox;
   sandbox.tuned("1");

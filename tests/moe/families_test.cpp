@@ -2,6 +2,7 @@
 // kinds.
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <future>
 #include <map>
 #include <random>
@@ -13,6 +14,7 @@
 #include "kernels/moe_route/moe_route.hpp"
 #include "moe/problems.hpp"
 #include "support/op_run.hpp"
+#include "support/temporary_folder.hpp"
 #include "support/verify_variants.hpp"
 
 using namespace fftune;
@@ -236,6 +238,44 @@ TEST_CASE("routings to one expert, to none, and to the same one twice on the CPU
     compare_recipes(*backend, problem, sizes,
                     {default_recipe(moe_ffn_op(), problem, backend->facts())});
   }
+}
+
+namespace {
+
+/// Ids of a file, some of which, or all, are of experts that are not here, or twice the same of a
+/// token: rows of the sorted order are of no expert then, and nobody writes them.
+void verify_recorded_ids(Backend& backend, DType dtype, const MoeSizes& sizes) {
+  const testing::TemporaryFolder folder;
+  std::mt19937_64 random(14);
+  for (const char* ids : {"0 -1 2 2 -1 -1", "-1 -1", "3 -1 1 1 0 2"}) {
+    const auto file = folder.path() / "ids.txt";
+    std::ofstream(file) << ids;
+    for (const auto& [pass, options] : {std::pair{"fwd", Options{{"save", "preact"}}},
+                                        {"fwd", {{"bias", "all"}}},
+                                        {"bwd", {}},
+                                        {"bwd", {{"weigh", "before"}, {"gate-up", "halves"}}}}) {
+      Options all = options;
+      all["routing"] = "file:" + file.string();
+      const Problem problem = moe_problem(sizes, dtype, backend.facts().kind, all, pass);
+      INFO(problem.text());
+      verify(backend, problem, random, 1);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("recorded ids of experts that are not here are verified") {
+  const auto backend = open_cpu();
+  verify_recorded_ids(*backend, DType::f32, {11, 24, 16, 5, 2});
+  verify_recorded_ids(*backend, DType::bf16, {5, 32, 40, 4, 2});
+}
+
+TEST_CASE("recorded ids of experts that are not here are verified on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  verify_recorded_ids(*backend, DType::bf16, {6, 128, 72, 16, 2});
+  verify_recorded_ids(*backend, DType::bf16, {300, 128, 192, 8, 2});
 }
 
 TEST_CASE("the mixture on a GPU", "[gpu]") {

@@ -126,9 +126,19 @@ TEST_CASE("the ids of a routing may be those of a file") {
   REQUIRE(alike.size() == 4);
   CHECK(alike.front().tokens == Approx(4));
   CHECK(alike.back().tokens == 0);
-  CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 3, 7), ContainsSubstring("3 choices each"));
-  std::filesystem::remove(path);
+  CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 3, 7),
+                    ContainsSubstring("4 ids") && ContainsSubstring("3 choices each"));
+  CHECK_THROWS_WITH(draw_routing(*routing, 3, 2, 2, 7), ContainsSubstring("no expert 2"));
+  std::ofstream(path) << "2 0\n1, -1\n";
+  CHECK(draw_routing(*routing, 2, 4, 2, 7) == Ids{2, 0, 1, -1});
+  for (const char* text : {"2 0 1.5 1", "2 0 1 x", "2 0 1 -2", "2 0 1 99999999999"}) {
+    std::ofstream(path) << text;
+    CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 2, 7), ContainsSubstring("is not an id"));
+  }
+  std::ofstream(path) << " \n";
   CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 2, 7), ContainsSubstring("no ids"));
+  std::filesystem::remove(path);
+  CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 2, 7), ContainsSubstring("No such file"));
   CHECK(expected_tokens(*routing, 4, 4, 2).front().tokens == Approx(2));
   CHECK(!parse_routing("file:"));
 }

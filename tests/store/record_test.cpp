@@ -193,6 +193,25 @@ TEST_CASE("a number of any form is read from a problem and from a record") {
   CHECK(file.records[0].problem == problem);
 }
 
+TEST_CASE("a value may follow the name of an option, a path too") {
+  auto problem = example::ffn(16);
+  for (const char* text :
+       {"zipf:1.5", "file:ids.txt", "file:/data/of one/ids,2.txt", "file:..", "file:a:b"}) {
+    CAPTURE(text);
+    problem.options["routing"] = text;
+    CHECK(problem_from_json(problem_json(problem)).problem == problem);
+    const auto file = parse_preset_text(
+        preset_text(example::device(), "ffn", {example::record(problem)}), "a.json");
+    CHECK(file.complaints.empty());
+  }
+  for (const char* text : {"file:", ":ids.txt", "a b:ids.txt", "two words", "file:a\tb"}) {
+    CAPTURE(text);
+    problem.options["routing"] = text;
+    CHECK_THROWS_WITH(problem_from_json(problem_json(problem)),
+                      ContainsSubstring("routing: expected a name"));
+  }
+}
+
 TEST_CASE("a field of the wrong type is named with what its op expects") {
   const testing::FakeOp op({"scale"});
   const Catalog catalog{{&op}, nullptr};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "kernels/common/least_cost.hpp"
 #include "kernels/gemm/launch.hpp"
 
 namespace fftune::sm90 {
@@ -524,17 +525,9 @@ Space space(const GemmProblem& gemm, const DeviceFacts& facts) {
 }
 
 Config default_config(const GemmProblem& gemm, const DeviceFacts& facts) {
-  const auto feasible = space(gemm, facts).feasible();
-  if (feasible.empty()) throw Error(ErrorKind::internal, "a space of the sm90 engine is empty");
-  const Config* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
-  for (const Config& config : feasible) {
-    const double cost = cycles(gemm, facts, config);
-    if (cost > least || (cost == least && config.at("stages") <= best->at("stages"))) continue;
-    least = cost;
-    best = &config;
-  }
-  return *best;
+  return least_cost(space(gemm, facts), "sm90", [&](const Config& c) {
+    return std::pair(cycles(gemm, facts, c), -c.at("stages"));
+  });
 }
 
 }  // namespace fftune::sm90
