@@ -1,6 +1,7 @@
 #include "apps/fftune/check_cases.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
@@ -65,16 +66,20 @@ std::set<Problem> with_other_routings(const Catalog& catalog, const Problem& pro
   std::set<Problem> all{problem};
   for (const Op* op : catalog.ops) {
     if (op->name() != problem.op) continue;
-    for (const OptionField& field : op->options())
+    for (const OptionField& field : op->options()) {
+      if (!field.routing || !problem.options.contains(field.name)) continue;
+      const auto own = parse_routing(problem.options.at(field.name));
+      if (own && !own->file.empty() && !std::filesystem::exists(own->file)) {
+        spdlog::warn("{} is not there: {} is checked with other routings alone", own->file,
+                     problem.text());
+        all.erase(problem);
+      }
       for (const char* routing : {"uniform", "zipf:1.5"}) {
         Problem other = problem;
-        if (!field.routing || !other.options.contains(field.name)) continue;
-        // The file of a routing may be elsewhere.
-        const auto own = parse_routing(problem.options.at(field.name));
-        if (own && !own->file.empty() && !std::filesystem::exists(own->file)) all.erase(problem);
         other.options[field.name] = routing;
         all.insert(std::move(other));
       }
+    }
   }
   return all;
 }

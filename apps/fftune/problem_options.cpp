@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <limits>
 #include <set>
@@ -171,6 +172,11 @@ namespace {
 void require_ids(const Problem& problem, const std::string& text) {
   const auto routing = parse_routing(text);
   if (!routing || routing->file.empty()) return;
+  if (std::any_of(routing->file.begin(), routing->file.end(),
+                  [](unsigned char c) { return std::iscntrl(c) != 0; }))
+    throw Error(ErrorKind::invalid_input,
+                "the name of a routing's file has a control character, which no preset may have: "
+                "rename it");
   const auto experts = problem.sizes.find("experts"), choices = problem.sizes.find("top-k");
   if (experts == problem.sizes.end() || choices == problem.sizes.end()) return;
   if (choices->second <= experts->second)

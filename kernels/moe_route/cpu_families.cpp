@@ -33,11 +33,11 @@ class TokenRouter {
     by_ = by_logits ? logits_ : scores_;
     for (std::size_t i = 0; bias != nullptr && i < by_.size(); ++i) by_[i] += bias[i];
     if (router_.groups > 1) keep_groups();
+    std::vector<bool> taken(by_.size());
     for (std::size_t i = 0; i < weights_.size(); ++i) {
-      const auto best = std::max_element(by_.begin(), by_.end());
-      ids[i] = static_cast<std::int32_t>(best - by_.begin());
-      weights_[i] = scores_[static_cast<std::size_t>(ids[i])];
-      *best = -std::numeric_limits<float>::infinity();
+      const std::size_t best = take(by_, taken);
+      ids[i] = static_cast<std::int32_t>(best);
+      weights_[i] = scores_[best];
     }
     weigh();
     for (std::size_t i = 0; i < weights_.size(); ++i) weights[i] = router_.scale * weights_[i];
@@ -48,7 +48,11 @@ class TokenRouter {
     score();
     float sum = 0, product = 0;
     for (std::size_t i = 0; i < weights_.size(); ++i) {
-      weights_[i] = scores_[static_cast<std::size_t>(ids[i])];
+      // An expert that is not here has no weight.
+      const float none = router_.score == Score::softmax_of_chosen
+                             ? -std::numeric_limits<float>::infinity()
+                             : 0.0f;
+      weights_[i] = is_here(ids[i]) ? scores_[static_cast<std::size_t>(ids[i])] : none;
       sum += weights_[i];
     }
     weigh();
@@ -57,6 +61,7 @@ class TokenRouter {
     std::fill(result.begin(), result.end(), 0.0f);
     float inner = 0;
     for (std::size_t i = 0; i < weights_.size(); ++i) {
+      if (!is_here(ids[i])) continue;
       const auto expert = static_cast<std::size_t>(ids[i]);
       float own = router_.scale * d_weights[i];
       if (router_.score == Score::softmax_of_chosen)
@@ -76,6 +81,15 @@ class TokenRouter {
   }
 
  private:
+  bool is_here(std::int32_t id) const { return id >= 0 && id < router_.experts; }
+  /// The first of the largest that is not taken, which it is then: any value may be -infinity.
+  static std::size_t take(const std::vector<float>& values, std::vector<bool>& taken) {
+    std::size_t best = values.size();
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (!taken[i] && (best == values.size() || values[i] > values[best])) best = i;
+    taken[best] = true;
+    return best;
+  }
   static void exponentiate(std::vector<float>& values) {
     const float largest = *std::max_element(values.begin(), values.end());
     float sum = 0;
@@ -109,11 +123,7 @@ class TokenRouter {
       of_groups.push_back(router_.sums_two && size > 1 ? best + second : best);
     }
     std::vector<bool> kept(of_groups.size());
-    for (std::int64_t i = 0; i < router_.top_groups; ++i) {
-      const auto best = std::max_element(of_groups.begin(), of_groups.end());
-      kept[static_cast<std::size_t>(best - of_groups.begin())] = true;
-      *best = -std::numeric_limits<float>::infinity();
-    }
+    for (std::int64_t i = 0; i < router_.top_groups; ++i) take(of_groups, kept);
     for (std::size_t i = 0; i < by_.size(); ++i)
       if (!kept[i / size]) by_[i] = -std::numeric_limits<float>::infinity();
   }

@@ -103,7 +103,8 @@ struct router {
     }
   }
 
-  // The best that is left in `by`, which then is not.
+  // The best that is left in `by`, which then is not: NaN is better than nothing, where any score
+  // may be -infinity.
   static __device__ __forceinline__ candidate take(values& by) {
     candidate own{nothing(), 1 << 30};
 #pragma unroll
@@ -114,7 +115,7 @@ struct router {
     own = warp_best(own);
 #pragma unroll
     for (int i = 0; i < of_lane; ++i) {
-      if (expert(i) == own.index) by[i] = nothing();
+      if (expert(i) == own.index) by[i] = __int_as_float(0x7fffffff);
     }
     return own;
   }
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(128) choose_experts(const T* logits, const flo
   for (int i = 0; i < of::of_lane; ++i) {
     by[i] = form.chooses_by_logits() ? own[i] : scores[i];
     if (form.bias && of::expert(i) < form.experts) by[i] += bias[of::expert(i)];
-    if (of::expert(i) >= form.experts) by[i] = nothing();
+    if (of::expert(i) >= form.experts || by[i] != by[i]) by[i] = nothing();
   }
   if constexpr (form.groups > 1) of::keep_groups(by);
   // Lane i has choice i.

@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <filesystem>
 #include <new>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -26,8 +28,16 @@ inline std::array<char, 2048>& last_failure() {
 template <typename... Values>
 fftune_status fail(fftune_status status, fmt::format_string<Values...> format, Values&&... values) {
   auto& line = last_failure();
-  const auto end =
-      fmt::format_to_n(line.data(), line.size() - 1, format, std::forward<Values>(values)...).out;
+  const auto written =
+      fmt::format_to_n(line.data(), line.size() - 1, format, std::forward<Values>(values)...);
+  char* end = written.out;
+  if (written.size > line.size() - 1) {
+    // What is cut ends with whole characters of UTF-8, whose later bytes begin with the bits 10.
+    constexpr std::string_view cut = "...";
+    end -= cut.size();
+    while (end != line.data() && (static_cast<unsigned char>(*end) & 0xc0) == 0x80) --end;
+    end = std::copy(cut.begin(), cut.end(), end);
+  }
   *end = '\0';
   for (char* c = line.data(); c != end; ++c)
     if (static_cast<unsigned char>(*c) < 0x20 || *c == 0x7f) *c = '?';

@@ -66,7 +66,8 @@ std::shared_ptr<Library> open_library(int device, const fftune_context_options& 
   if (options.no_jit) environment.no_jit = true;
   auto folders = environment.preset_folders;
   if (const char* path = options.preset_path) {
-    if (!std::filesystem::is_directory(path))
+    std::error_code error;
+    if (!std::filesystem::is_directory(path, error))
       throw Error(ErrorKind::invalid_input,
                   fmt::format("preset_path '{}' is not a folder: give one that holds "
                               "<device>/<op>.json, or NULL for the usual folders",

@@ -8,12 +8,19 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <sstream>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/fork_mutex.hpp"
 #include "core/problem.hpp"
 #include "core/split_mix.hpp"
 
@@ -38,7 +45,12 @@ struct IdsOfFile {
   std::string complaint = {};
 };
 
-IdsOfFile read_ids(const std::string& file) {
+IdsOfFile parse_ids(const std::string& file) {
+  std::error_code ignored;  // the stream says why
+  const auto status = std::filesystem::status(file, ignored);
+  // Opening a pipe would wait for a writer, and a device may never end.
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    return {.complaint = fmt::format("{}: it is not a regular file", file)};
   std::ifstream in(file);
   if (!in) return {.complaint = fmt::format("{}: {}", file, std::strerror(errno))};
   std::stringstream text;
@@ -63,6 +75,25 @@ IdsOfFile read_ids(const std::string& file) {
   }
   if (read.ids.empty()) return {.complaint = fmt::format("{}: there are no ids in it", file)};
   return read;
+}
+
+/// The file is read again when it has changed: a cost model asks for it at each of its steps.
+std::shared_ptr<const IdsOfFile> read_ids(const std::string& file) {
+  struct Known {
+    std::filesystem::file_time_type changed;
+    std::uintmax_t bytes = 0;
+    std::shared_ptr<const IdsOfFile> ids;
+  };
+  static ForkMutex mutex;
+  static std::map<std::string, Known>& known = *new std::map<std::string, Known>;
+  std::error_code error;
+  const auto changed = std::filesystem::last_write_time(file, error);
+  const std::uintmax_t bytes = std::filesystem::file_size(file, error);
+  const std::lock_guard lock(mutex.own());
+  Known& entry = known[file];
+  if (entry.ids == nullptr || error || entry.changed != changed || entry.bytes != bytes)
+    entry = {changed, bytes, std::make_shared<const IdsOfFile>(parse_ids(file))};
+  return entry.ids;
 }
 
 /// The probability of each expert as a single draw, the most popular first.
@@ -97,7 +128,8 @@ std::vector<std::int32_t> draw_routing(const Routing& routing, std::int64_t toke
                                        std::int64_t experts, std::int64_t choices,
                                        std::uint64_t seed) {
   if (!routing.file.empty()) {
-    const IdsOfFile given = read_ids(routing.file);
+    const auto read = read_ids(routing.file);
+    const IdsOfFile& given = *read;
     const auto complain = [&](std::string what) {
       throw Error(ErrorKind::invalid_input, std::move(what));
     };
@@ -145,9 +177,9 @@ std::vector<ExpertsAlike> expected_tokens(const Routing& routing, std::int64_t t
                                           std::int64_t experts, std::int64_t choices) {
   const auto all = static_cast<double>(tokens), wanted = static_cast<double>(choices);
   const auto count = static_cast<double>(experts);
-  const std::vector<std::int32_t> given =
-      routing.file.empty() ? std::vector<std::int32_t>{} : read_ids(routing.file).ids;
-  if (!given.empty()) {
+  if (const auto read = routing.file.empty() ? nullptr : read_ids(routing.file);
+      read != nullptr && !read->ids.empty()) {
+    const std::vector<std::int32_t>& given = read->ids;
     std::vector<double> rows(static_cast<std::size_t>(experts));
     for (const std::int32_t id : given)
       if (id >= 0 && id < experts) ++rows[static_cast<std::size_t>(id)];

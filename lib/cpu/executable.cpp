@@ -63,11 +63,11 @@ void* address(const Pointer& pointer, const HostCall& call) {
 std::vector<RecordedCall> CpuEngine::record(const std::function<void()>& enqueue) {
   const auto self = std::this_thread::get_id();
   const auto end = [&] {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_.own());
     return recordings_.extract(self);
   };
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_.own());
     recordings_[self].clear();
   }
   try {
@@ -81,7 +81,7 @@ std::vector<RecordedCall> CpuEngine::record(const std::function<void()>& enqueue
 
 bool CpuEngine::keep(const std::shared_ptr<const CpuProgram>& program, void* const* tensors,
                      void* workspace) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_.own());
   const auto recording = recordings_.find(std::this_thread::get_id());
   if (recording == recordings_.end()) return false;
   recording->second.push_back({program, {tensors, tensors + program->tensor_count()}, workspace});
@@ -126,7 +126,7 @@ void CpuProgram::run(void* const* tensors, void* workspace) const {
     call.scratch.push_back(base + scratch_offsets_[i]);
     if (program_.scratch[i].zeroed) std::memset(call.scratch[i], 0, program_.scratch[i].bytes);
   }
-  const std::lock_guard turn(engine_->turn);
+  const std::lock_guard turn(engine_->turn.own());
   for (const auto& step : program_.steps) {
     if (const auto* product = std::get_if<LibraryGemm>(&step))
       gemm(*product, call, base + conversion_offset_);

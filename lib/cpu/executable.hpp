@@ -5,11 +5,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "core/fork_mutex.hpp"
 #include "device/backend.hpp"
 #include "device/program.hpp"
 
@@ -35,7 +35,7 @@ class CpuEngine {
 
  public:
   Parallel& pool;
-  std::mutex turn;  // held by the program that runs
+  ForkMutex turn;  // held by the program that runs
 
   /// The calls that the calling thread enqueues while `enqueue` runs, kept instead of run.
   std::vector<RecordedCall> record(const std::function<void()>& enqueue);
@@ -44,7 +44,7 @@ class CpuEngine {
             void* workspace);
 
  private:
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::map<std::thread::id, std::vector<RecordedCall>> recordings_;  // in progress
 };
 

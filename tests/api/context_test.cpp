@@ -41,6 +41,15 @@ TEST_CASE("a preset path must be a folder") {
   fftune_context* context = nullptr;
   CHECK(fftune_context_create(-1, "/no/such/folder", &context) == FFTUNE_INVALID_INPUT);
   CHECK(last_error_says("'/no/such/folder' is not a folder"));
+  // What does not fit into the line ends with a whole character.
+  std::string folder = "/";
+  for (int i = 0; i < 1500; ++i) folder += "\u00e9";
+  for (const char* first : {"", "x"}) {
+    const std::string path = first + folder;
+    CHECK(fftune_context_create(-1, path.c_str(), &context) == FFTUNE_INVALID_INPUT);
+    const std::string said = fftune_last_error();
+    CHECK(said.substr(said.size() - 5) == "\u00e9...");
+  }
   CHECK(context == nullptr);
 }
 

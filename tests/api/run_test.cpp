@@ -1,6 +1,7 @@
 // Running plans on the CPU: the result, and every argument that is refused.
 #include <sys/wait.h>
 #include <unistd.h>
+#include <atomic>
 
 #include <cstdint>
 #include <limits>
@@ -112,6 +113,37 @@ TEST_CASE("a forked child runs and destroys what its parent made, as data loader
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(status == 0);
+}
+
+TEST_CASE("a child that is forked while another thread runs a plan runs its own") {
+  Layer layer(61, 64, 128);
+  const auto context = cpu_context();
+  const auto busy = context.plan(ffn_json(61, 64, 128)), plan = context.plan(ffn_json(61, 64, 128));
+  HostWorkspace own(busy), workspace(plan);
+  const auto buffers = layer.buffers();
+  std::atomic<bool> stops = false;
+  std::thread other([&] {
+    std::vector<float> result(layer.y.size());
+    auto its = layer.buffers();
+    its.back() = result.data();
+    while (!stops) busy.run(its.data(), its.size(), own.data());
+  });
+  int hung = 0;
+  for (int i = 0; i < 8; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      plan.run(buffers.data(), buffers.size(), workspace.data());
+      _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    hung += status != 0 ? 1 : 0;
+    if (hung > 0) break;
+  }
+  stops = true;
+  other.join();
+  CHECK(hung == 0);
 }
 
 TEST_CASE("arguments that cannot be run are refused, and nothing is written") {

@@ -128,6 +128,15 @@ TEST_CASE("tables of vLLM become searches") {
   write_text(folder / "E=7,N=5.json", "[]");
   CHECK(sandbox.fftune("presets import-vllm tables/E=7,N=5.json").code == 2);
   CHECK(sandbox.fftune("presets import-vllm nowhere").code == 2);
+  write_text(folder / "E=4000,N=5.json", "{\"1\": " + entry + "}");
+  const Finished many =
+      sandbox.fftune("presets import-vllm tables/E=4000,N=5.json --d 64 --top-k 2");
+  CHECK(many.code == 2);
+  CHECK(many.out.find("4000 experts: moe-ffn takes up to 1024") != std::string::npos);
+  std::filesystem::create_directory(sandbox.folder() / "bare");
+  const Finished bare = sandbox.fftune("presets import-vllm bare");
+  CHECK(bare.code == 2);
+  CHECK(bare.err.find("bare: there is no vLLM table") != std::string::npos);
 }
 
 TEST_CASE("a damaged file is named and skipped, and the others serve") {

@@ -222,7 +222,11 @@ TEST_CASE("what is no preset, journal or bench result is refused by name") {
   write_text(sandbox.folder() / "empty.jsonl", "");
   write_text(sandbox.folder() / "word.json", "no");
   fs::create_directories(sandbox.folder() / "hollow");
-  for (const std::string name : {"empty.jsonl", "word.json", "hollow", "absent"}) {
+  write_text(
+      sandbox.folder() / "bench.json",
+      R"({"device": {"name": 5}, "problems": [{"problem": {"op": "ffn", "m": 1, "d": 8, "h": 8},
+             "entries": [{"name": "fftune", "median_us": "x"}]}]})");
+  for (const std::string name : {"empty.jsonl", "word.json", "bench.json", "hollow", "absent"}) {
     const Finished done = sandbox.fftune("report " + name);
     CHECK(done.code == 2);
     CHECK(done.err.find(name) != done.err.npos);

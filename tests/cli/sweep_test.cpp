@@ -158,6 +158,27 @@ TEST_CASE("a search may take its routing from a file, and a check does again") {
   const Finished checked = sandbox.fftune("check --device cpu --seeds 1");
   INFO(checked.out << checked.err);
   CHECK(checked.code == 0);
+  CHECK(checked.out.find("routing=file:data/ids.txt") != std::string::npos);
+  std::filesystem::remove(sandbox.folder() / "data" / "ids.txt");
+  const Finished without = sandbox.fftune("check --device cpu --seeds 1");
+  INFO(without.out << without.err);
+  CHECK(without.code == 0);
+  CHECK(without.err.find("data/ids.txt is not there") != std::string::npos);
+}
+
+TEST_CASE("a check has the lengths of each number of tokens") {
+  const Sandbox sandbox;
+  for (const char* of : {"--lengths yes", "--layout thd"}) {
+    const Finished tuned = sandbox.fftune(
+        "attention --s 9 --b 2 --heads 1 --dim 8 --device cpu --budget 2s --max-variants 1 " +
+        std::string(of));
+    INFO(tuned.err);
+    REQUIRE(tuned.code == 0);
+  }
+  const Finished checked = sandbox.fftune("check --device cpu --seeds 1");
+  INFO(checked.out << checked.err);
+  CHECK(checked.code == 0);
+  CHECK(checked.out.find("2 records: 2 passed") != std::string::npos);
 }
 
 TEST_CASE("list --explain names what is quarantined for the sources as they are") {

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <fstream>
 #include <future>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/routing.hpp"
@@ -237,6 +239,65 @@ TEST_CASE("routings to one expert, to none, and to the same one twice on the CPU
     const Problem problem = moe_problem(sizes, DType::f32, DeviceKind::cpu, {}, pass);
     compare_recipes(*backend, problem, sizes,
                     {default_recipe(moe_ffn_op(), problem, backend->facts())});
+  }
+}
+
+namespace {
+
+/// Few of the scores are finite, as where experts are masked: those that are chosen differ all the
+/// same, and the first of equal ones come first.
+void route_few_finite(Backend& backend) {
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  const Op& op = moe_route_op();
+  const auto chosen = [&](Options options, const std::vector<float>& logits,
+                          const std::vector<float>& bias) {
+    const Problem problem = canonical(
+        op, {"moe-route", "fwd", DType::f32, {{"m", 1}, {"experts", 4}, {"top-k", 3}}, options},
+        backend.facts().kind);
+    OpRun run(backend, op, problem);
+    run.set("logits", logits);
+    if (!bias.empty()) run.set("bias", bias);
+    run.run(op, problem, default_recipe(op, problem, backend.facts()));
+    return std::pair(run.values("ids"), run.values("weights"));
+  };
+  using Values = std::vector<float>;
+  for (const Options& options : {Options{}, Options{{"order", "after"}}}) {
+    const auto [ids, weights] = chosen(options, {none, none, 5, none}, {});
+    CHECK(ids == Values{2, 0, 1});
+    CHECK(weights == Values{1, 0, 0});
+  }
+  CHECK(
+      chosen({{"score", "sigmoid"}, {"bias", "yes"}}, {1, 2, 3, 4}, {none, 0, none, none}).first ==
+      Values{1, 0, 2});
+  CHECK(chosen({}, {none, 1, none, 7}, {}).first == Values{3, 1, 0});
+}
+
+}  // namespace
+
+TEST_CASE("the router's experts differ where few scores are finite") {
+  route_few_finite(*open_cpu());
+}
+
+TEST_CASE("the router's experts differ where few scores are finite, on a GPU", "[gpu]") {
+  const auto backend = open_first_cuda();
+  if (!backend) FFTUNE_SKIP("there is no CUDA device here");
+  route_few_finite(*backend);
+}
+
+TEST_CASE("experts that are not here add nothing to the router's gradient") {
+  const auto backend = open_cpu();
+  const Op& op = moe_route_op();
+  for (const Options& options :
+       {Options{}, Options{{"order", "after"}}, Options{{"score", "sigmoid"}}}) {
+    const Problem problem = canonical(
+        op, {"moe-route", "bwd", DType::f32, {{"m", 2}, {"experts", 5}, {"top-k", 2}}, options},
+        DeviceKind::cpu);
+    OpRun run(*backend, op, problem);
+    run.set("ids", {-1, 5, -1, 3});
+    run.run(op, problem, default_recipe(op, problem, backend->facts()));
+    const auto gradient = run.values("d_logits");
+    for (int i = 0; i < 5; ++i) CHECK(gradient[static_cast<std::size_t>(i)] == 0);
+    for (const float each : gradient) CHECK(std::isfinite(each));
   }
 }
 

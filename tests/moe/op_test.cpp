@@ -1,4 +1,6 @@
 // The op's description, its routings and its reference, by hand.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -139,6 +141,10 @@ TEST_CASE("the ids of a routing may be those of a file") {
   CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 2, 7), ContainsSubstring("no ids"));
   std::filesystem::remove(path);
   CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 2, 7), ContainsSubstring("No such file"));
+  // Nobody writes to it: opening it would wait.
+  REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(draw_routing(*routing, 3, 4, 2, 7), ContainsSubstring("not a regular file"));
+  std::filesystem::remove(path);
   CHECK(expected_tokens(*routing, 4, 4, 2).front().tokens == Approx(2));
   CHECK(!parse_routing("file:"));
 }

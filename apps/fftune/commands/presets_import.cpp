@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +25,7 @@
 #include "apps/fftune/values.hpp"
 #include "core/error.hpp"
 #include "registry/catalog.hpp"
+#include "store/file_access.hpp"
 
 namespace fftune::tool {
 
@@ -92,8 +92,13 @@ Table read_table(const std::filesystem::path& path) {
   table.device = field_of(name, "device_name");
   table.dtype = field_of(name, "dtype");
   table.block_shape = field_of(name, "block_shape");
-  std::ifstream file(path);
-  const auto json = nlohmann::json::parse(file, nullptr, false);
+  std::string text;
+  try {
+    text = read_whole_file(path);
+  } catch (const Error& error) {
+    reject(error.what());
+  }
+  const auto json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object()) reject("not a JSON object of numbers of tokens");
   for (const auto& [key, value] : json.items())
     if (const auto tokens = whole_of(key)) table.tokens.push_back(*tokens);
@@ -142,6 +147,13 @@ std::vector<Layer> layers_of(const Op& op, const Table& table, const Options& op
   return layers;
 }
 
+std::int64_t most_experts(const Op& op) {
+  const auto fields = op.sizes();
+  const auto found = std::find_if(fields.begin(), fields.end(),
+                                  [](const SizeField& field) { return field.name == "experts"; });
+  return found->max;
+}
+
 int run(const Options& options, const Session& session) {
   if (options.d.empty() != options.choices.empty())
     throw Error(ErrorKind::invalid_input, "--d and --top-k come together");
@@ -161,6 +173,11 @@ int run(const Options& options, const Session& session) {
           "{} computes in bf16, fp16 and fp8 with scales of tensors or of 128 x 128 "
           "blocks, not {}",
           op_name, table.dtype + (table.block_shape.empty() ? "" : " in " + table.block_shape)));
+      continue;
+    }
+    const std::int64_t most = most_experts(op);
+    if (table.experts > most) {
+      skip(fmt::format("{} experts: {} takes up to {}", table.experts, op_name, most));
       continue;
     }
     const auto layers = layers_of(op, table, options);
@@ -193,7 +210,10 @@ int run(const Options& options, const Session& session) {
   }
   session.output.document(document);
   if (searches == 0)
-    throw Error(ErrorKind::invalid_input, "there is no table to search for: see the lines above");
+    throw Error(ErrorKind::invalid_input,
+                document.empty() ? fmt::format("{}: there is no vLLM table, E=...,N=....json",
+                                               fmt::join(options.paths, ", "))
+                                 : "there is no table to search for: see the lines above");
   return exit_good;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/fftune/comparison.hpp"
+#include "core/error.hpp"
 
 namespace fftune::tool {
 
@@ -207,7 +208,16 @@ Json report_data(const ReportInput& input, const Catalog& catalog, const std::st
     for (const PresetRecord& record : file.presets.records)
       records.push_back(record_data(record, file.presets, file.path, catalog));
   for (const SearchSummary& search : input.searches) searches.push_back(search_data(search));
-  for (const ReportedBench& bench : input.benches) add_bench(bench.document, catalog, benches);
+  for (const ReportedBench& bench : input.benches) {
+    try {
+      add_bench(bench.document, catalog, benches);
+    } catch (const Json::exception&) {
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("{}: a field has another type than in what `fftune bench --json` "
+                              "prints: make it again",
+                              input.paths.at(bench.path)));
+    }
+  }
   Json comparisons = comparisons_of(records);
   return {{"fftune", FFTUNE_VERSION},
           {"date", date},

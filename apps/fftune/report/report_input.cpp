@@ -3,23 +3,17 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <utility>
 
 #include "core/error.hpp"
+#include "store/file_access.hpp"
 
 namespace fftune::tool {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 bool is_journal(const fs::path& path) {
   return path.extension() == ".jsonl";
@@ -74,7 +68,7 @@ bool is_bench(const JsonValue& value) {
 void add_json(const fs::path& file, std::size_t path, ReportInput& input) {
   JsonValue value;
   try {
-    value = parse_json(text_of(file));
+    value = parse_json(read_whole_file(file));
   } catch (const Error& error) {
     throw Error(ErrorKind::invalid_input, fmt::format("{}: {}", file.string(), error.what()));
   }
