@@ -489,22 +489,27 @@ void SavedInputs::require_any() const {
 void SavedInputs::require_fit(const Problem& problem) const {
   const auto tensors = op_->tensors(problem);
   std::set<std::string> used;
+  bool any_recorded = false;
   for (const TensorSpec& spec : tensors) {
     if (spec.role != Role::input && spec.role != Role::updated) continue;
     const auto [name, layer] = split_layer(spec.name);
     if (const auto source = find(spec.name)) {
       used.emplace(name);
+      any_recorded |= source->recorded;
       first_row(*source, spec);
       continue;
     }
     const SavedInput* const input = table_ && model_ ? find_saved_input(*table_, name) : nullptr;
     if (input != nullptr) fail_missing(*input, layer_ + layer);
   }
+  std::vector<std::string> inputs;
+  for (const TensorSpec& spec : tensors)
+    if (spec.role == Role::input) inputs.emplace_back(split_layer(spec.name).first);
+  if (input_ && !any_recorded)
+    fail("{} has none of the inputs of {}, {}: name them so in the file, or by --map",
+         options_.input, problem.text(), fmt::join(inputs, ", "));
   for (const auto& [input, name] : map_)
     if (!used.contains(input)) {
-      std::vector<std::string> inputs;
-      for (const TensorSpec& spec : tensors)
-        if (spec.role == Role::input) inputs.emplace_back(split_layer(spec.name).first);
       fail("--map names '{}', which is not an input of {}{}: they are {}", input, problem.text(),
            near_word(input, inputs), fmt::join(inputs, ", "));
     }

@@ -457,6 +457,13 @@ TEST_CASE("recorded inputs repeat where there are more tokens") {
   CHECK(x == std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3});
   const SavedInputs turned = model.open("ffn", {.input = file, .map = "x=hidden_states^T"});
   CHECK(values(turned, model.problems(turned).at(0), "x").at(1) == 12);
+  SafetensorsWriter others;
+  others.add("activations", "F32", {2, 4}, counting({8}, 0));
+  others.write(folder.path() / "others.safetensors");
+  const std::string said =
+      model.complaint("ffn", {.input = (folder.path() / "others.safetensors").string()});
+  CHECK_THAT(said, ContainsSubstring("others.safetensors has none of the inputs of ffn"));
+  CHECK_THAT(said, ContainsSubstring("x, w_gate, w_up, w_down"));
 }
 
 TEST_CASE("what contradicts a saved model is one line") {
