@@ -272,7 +272,7 @@ void add_search_options(CLI::App& command, Options& options) {
       ->group(group);
   command
       .add_option("--max-variants", options.max_variants,
-                  "variants timed at most; 0 is no limit (default: 0)")
+                  "variants of each stage timed at most; 0 is no limit (default: 0)")
       ->type_name("N")
       ->group(group);
   command.add_option("--seed", options.seed, "of the data and of random choices (default: 0)")
