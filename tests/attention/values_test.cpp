@@ -235,3 +235,25 @@ TEST_CASE("every CUDA family is right at ragged lengths under every mask", "[gpu
                       mask),
                   random, 0) > 0);
 }
+
+TEST_CASE("on the CPU no lengths or offsets reach beyond the keys that there are") {
+  const auto backend = open_cpu();
+  std::mt19937_64 random(8);
+  const auto same = [&](const Options& options, const char* tensor, std::vector<double> within,
+                        std::vector<double> beyond) {
+    const Problem problem =
+        attention_problem(DeviceKind::cpu, "fwd", DType::f32,
+                          {{"s", 7}, {"b", 2}, {"heads", 2}, {"dim", 8}}, options);
+    ReferenceTensors inputs;
+    draw_inputs(problem, random, inputs);
+    for_each_family(backend->facts(), problem, [&](const Family& family, const Config& config) {
+      CAPTURE(problem.text(), family.name(), config.text());
+      inputs[tensor] = within;
+      const auto expected = run_family(*backend, family, config, problem, inputs);
+      inputs[tensor] = beyond;
+      CHECK(run_family(*backend, family, config, problem, inputs).at("out") == expected.at("out"));
+    });
+  };
+  same({{"lengths", "yes"}}, "lengths", {7, 0}, {1 << 20, -3});
+  same({{"layout", "thd"}}, "offsets", {0, 3, 7}, {-5, 3, 100000000});
+}

@@ -96,6 +96,20 @@ TEST_CASE("a cluster of which a part is past the last head writes nothing there"
   REQUIRE(verify_variants(*backend, qkv_op(), problem, random, 12) >= 12);
 }
 
+TEST_CASE("on the CPU a slot beyond the cache is none, as a negative one is") {
+  const auto backend = open_cpu();
+  const Problem problem = qkv_problem(
+      DeviceKind::cpu, DType::f32,
+      {{"m", 3}, {"d", 16}, {"heads", 2}, {"dim", 8}, {"cache-slots", 4}}, {{"cache", "yes"}});
+  const auto caches = [&](const std::vector<float>& slots) {
+    OpRun run(*backend, qkv_op(), problem);
+    run.set("slots", slots);
+    run.run(qkv_op(), problem, default_recipe(qkv_op(), problem, backend->facts()));
+    return std::pair(run.values("k_cache"), run.values("v_cache"));
+  };
+  CHECK(caches({1, 1000000, 4}) == caches({1, -1, -1}));
+}
+
 TEST_CASE("qkv's baselines write the same") {
   const auto backend = open_cpu();
   check_baselines(*backend, qkv_op(),

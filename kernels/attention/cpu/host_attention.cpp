@@ -30,14 +30,21 @@ HostAttention::HostAttention(const Problem& problem, const DeviceFacts& facts)
 Sequence HostAttention::sequence(const HostCall& call, std::int64_t index) const {
   Sequence sequence{index, index * layer.s, layer.s, index * layer.kv, layer.kv};
   if (layer.layout == Layout::thd) {
-    const auto* const offsets = integers(call, at.offsets);
-    const auto* const of_keys = layer.kv_offsets ? integers(call, at.kv_offsets) : offsets;
-    sequence.first_query = offsets[index];
-    sequence.queries = offsets[index + 1] - offsets[index];
-    sequence.first_key = of_keys[index];
-    sequence.keys = of_keys[index + 1] - of_keys[index];
+    // What lies beyond the tokens that there are is not read.
+    const auto set = [&](std::size_t tensor, std::int64_t tokens, std::int64_t& first,
+                         std::int64_t& count) {
+      const auto* const offsets = integers(call, tensor) + index;
+      first = std::clamp<std::int64_t>(offsets[0], 0, tokens);
+      count = std::clamp<std::int64_t>(offsets[1], first, tokens) - first;
+    };
+    set(at.offsets, layer.s, sequence.first_query, sequence.queries);
+    if (layer.kv_offsets)
+      set(at.kv_offsets, layer.kv, sequence.first_key, sequence.keys);
+    else
+      sequence.first_key = sequence.first_query, sequence.keys = sequence.queries;
   }
-  if (layer.lengths) sequence.keys = integers(call, at.lengths)[index];
+  if (layer.lengths)
+    sequence.keys = std::clamp<std::int64_t>(integers(call, at.lengths)[index], 0, layer.kv);
   return sequence;
 }
 

@@ -341,10 +341,11 @@ void HostGemm::finish_heads(const HostCall& call, std::int64_t row, std::int64_t
       }
     }
     std::int64_t to_row = row;
-    if (part > 0 && slots_ != absent)
+    const bool is_cached = part > 0 && slots_ != absent;
+    if (is_cached)
       to_row = qkv.form.wide_slots ? static_cast<const std::int64_t*>(call.tensors[slots_])[row]
                                    : static_cast<const std::int32_t*>(call.tensors[slots_])[row];
-    if (to_row < 0) continue;
+    if (to_row < 0 || (is_cached && to_row >= qkv.cache_rows)) continue;
     const Matrix& out = c[part];
     converter.store(out.dtype, head, out.at(call, 0, to_row * qkv.columns(part) + of_part), dim);
   }
