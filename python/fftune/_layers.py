@@ -22,8 +22,8 @@ from ._custom import OPS, call
 from ._experts import experts_of, router_of
 from ._layer_ops import Choice, form_of, has_layout, parse
 from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain_parameters, is_known, is_patched, probing, random_rows,
-                         remembered, undoable)
+                         expect_plain_parameters, is_known, is_patched, kind_of, probing,
+                         random_rows, remembered, undoable)
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -274,7 +274,7 @@ def patch_layers(decoder: nn.Module, known: dict, norm_forward, mlp_forwards, ro
         if _is_foreign(layer) or _watched(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
         spec = recogniser.spec_of(layer)
-        key = type(layer), next(layer.parameters()).dtype, spec.form, spec.angles
+        key = kind_of(layer), next(layer.parameters()).dtype, spec.form, spec.angles
         specs.append(spec)
         remembered(known, key, lambda: recogniser.expect(layer, spec))
     groups: list[_Group] = []

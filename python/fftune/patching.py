@@ -19,8 +19,8 @@ from ._graphs import patch_steps, restore_steps
 from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, is_close, is_known, is_patched, original, probing, random_rows,
-                         reason_of, remembered, replace_forward, undoable)
+                         expect_plain, is_close, is_known, is_patched, kind_of, original, probing,
+                         random_rows, reason_of, remembered, replace_forward, undoable)
 
 
 @dataclass
@@ -125,7 +125,7 @@ def _patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if eps is None:
         return None
     expect_plain(module)
-    key = type(module), module.weight.dtype
+    key = kind_of(module), module.weight.dtype
     convention = remembered(known, key, lambda: _convention(module, eps))
     replace_forward(module, _norm_forward, (convention, eps))
     return f"{type(module).__name__} by rmsnorm ({convention})"
@@ -204,7 +204,7 @@ def _patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     if len({c.weight.dtype for c in linears.values()}) > 1:
         raise Unfit("its weights are of several types")
     act = activation_name(activation_of(module))
-    key = type(module), next(module.parameters()).dtype, act
+    key = kind_of(module), next(module.parameters()).dtype, act
     names = remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
     if any(linears[name].bias is not None for name in names[:2]):
         raise Unfit("gate and up have biases, for which there is no kernel")
@@ -284,7 +284,7 @@ def _patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | 
                     "without a second")
     expect_plain(module)
     expect_no_hooks(first, second)
-    key = type(module), first.weight.dtype, act
+    key = kind_of(module), first.weight.dtype, act
     remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
     replace_forward(module, _plain_mlp_forward, (first_name, second_name, transposed, act, gelu))
     name = type(module).__name__
@@ -387,10 +387,10 @@ def _patch_layer(module: nn.Module, known: dict, options: Options) -> str | None
         if forward is _feed_forward:
             if not is_patched(mlp, _plain_mlp_forward) or mlp._fftune[2]:
                 return None
-            remembered(known, type(module), lambda: _expect_feed_forward(module))
+            remembered(known, kind_of(module), lambda: _expect_feed_forward(module))
             replace_forward(module, _plain_feed_forward, ())
             return f"MLP and residual of {type(module).__name__} by ffn without a gate"
-        pair = remembered(known, (type(module), type(mlp)), lambda: _expect_layer(module))
+        pair = remembered(known, kind_of(module), lambda: _expect_layer(module))
         replace_forward(module, _layer_around_forward, (pair,))
         return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
     *_, down, act, _ = mlp._fftune
@@ -400,7 +400,7 @@ def _patch_layer(module: nn.Module, known: dict, options: Options) -> str | None
         raise Unfit("the norm's weight and the MLP's differ in type")
     expect_plain(module)
     find = _expect_layer if forward is _layer_forward else _expect_feed_forward
-    remembered(known, type(module), lambda: find(module))
+    remembered(known, kind_of(module), lambda: find(module))
     replace_forward(module, forward, ())
     return f"norm, MLP and residual of {type(module).__name__} by ffn with a norm"
 
@@ -517,7 +517,7 @@ def _patch_block(module: nn.Module, known: dict, options: Options) -> str | None
         return None
     expect_no_hooks(module.ln_2, module.mlp)
     expect_plain(module)
-    remembered(known, type(module), lambda: _expect_block(module))
+    remembered(known, kind_of(module), lambda: _expect_block(module))
     replace_forward(module, _block_forward, ())
     return f"residual and norm before the MLP of {type(module).__name__} by layernorm"
 
@@ -585,9 +585,8 @@ def _patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> No
         replace_forward(rotary, _rotary_forward, ())
         report.replaced.append((name, f"{type(rotary).__name__} by rope"))
         if options.projections:
-            known: dict = {}
             for other, module in attentions:
-                _try(report, other, lambda: _patch_projections(module, known, options))
+                _try(report, other, lambda: _patch_projections(module, options))
     except Unfit as reason:
         report.left.append((name, str(reason)))
 
@@ -678,7 +677,7 @@ def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor,
 _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
 
 
-def _patch_projections(module: nn.Module, known: dict, options: Options) -> str | None:
+def _patch_projections(module: nn.Module, options: Options) -> str | None:
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
         if type(layer) is not nn.Linear:
@@ -687,26 +686,41 @@ def _patch_projections(module: nn.Module, known: dict, options: Options) -> str 
         expect_no_hooks(layer)
     expect_no_hooks(module)
     scale, _ = module._fftune
-    remembered(known, (type(module), module.q_proj.weight.dtype),
-                lambda: _expect_attention(module))
+    # Each by itself: which layers rotate may follow from their numbers.
+    _expect_attention(module)
     module._fftune = scale, options.projections
     return f"projections of {type(module).__name__} by linear" + (
         f" up to {_FEW_TOKENS} tokens" if options.projections == "auto" else "")
 
 
-def _expect_attention(module: nn.Module) -> bool:
-    """That _attend computes what it does."""
+def _expect_attention(module: nn.Module) -> None:
+    """That _attend computes what it does, from the heads that _heads gives."""
+    scope = module.forward.__func__.__globals__
+    rotate, rotated = scope["apply_rotary_pos_emb"], []
+
+    def watched(*arguments, **options):
+        rotated.append(rotate(*arguments, **options))
+        return rotated[-1]
+
     with probing(module):
         like = module.q_proj.weight
         x = random_rows(2, 3, module.q_proj.in_features, like=like)
         residual = random_rows(2, 3, module.o_proj.out_features, like=like)
         angles = random_rows(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
         rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
-        theirs = module(hidden_states=x, position_embeddings=(angles, rows),
-                        attention_mask=None)[0]
+        scope["apply_rotary_pos_emb"] = watched
+        try:
+            theirs = module(hidden_states=x, position_embeddings=(angles, rows),
+                            attention_mask=None)[0]
+        finally:
+            scope["apply_rotary_pos_emb"] = rotate
+        # Small weights hide in the result which heads were rotated.
+        if len(rotated) != 1:
+            raise Unfit(f"projections: this {type(module).__name__} does not rotate")
+        heads = _heads(module, x, angles, rows)
         ours = _attend(module, x, residual, (angles, rows))
-        if is_close(ours, theirs + residual):
-            return True
+        if all(map(is_close, heads, rotated[0])) and is_close(ours, theirs + residual):
+            return
     raise Unfit(f"projections: {type(module).__name__} does not compute what is known")
 
 

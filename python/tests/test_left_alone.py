@@ -1,0 +1,78 @@
+"""patch() on models of which it knows a part only: they compute what they did."""
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import fftune
+
+SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+             bos_token_id=1, eos_token_id=2, pad_token_id=0)
+EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=24, n_group=1, topk_group=1)
+
+
+def make(kind: str, **settings):
+    """A tiny model of the configuration of that name; skips where transformers has it not."""
+    if not hasattr(transformers, kind):
+        pytest.skip(f"this transformers has no {kind}")
+    config = getattr(transformers, kind)(**settings)
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():  # initial weights are too small and too much alike to show mistakes
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1)
+    return model.eval()
+
+
+def ids(tokens: int = 20):
+    torch.manual_seed(7)
+    return torch.randint(3, 96, (2, tokens))
+
+
+def close(ours, theirs, tolerance=1e-5):
+    ours, theirs = ours.double(), theirs.double()
+    return (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+def logits(model, **options):
+    with torch.no_grad():
+        return model(input_ids=ids(), use_cache=False, **options).logits
+
+
+def static_logits(model, **options):
+    """Of a few tokens over a static cache."""
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+    with torch.no_grad():
+        return model(input_ids=ids(6), past_key_values=cache, **options).logits
+
+
+def patched(model, **options):
+    """A copy of it that is patched, and the report."""
+    other = copy.deepcopy(model)
+    return other, fftune.patch(other, **options)
+
+
+def words_of(entries) -> str:
+    return "\n".join(words for _, words in entries)
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("SmolLM3Config", SIZES),
+    ("ExaoneMoeConfig", dict(SIZES, **EXPERTS, num_hidden_layers=5, head_dim=8, sliding_window=8,
+                             num_experts=4, num_shared_experts=1))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_do_not_rotate(kind, settings, dtype):
+    model = make(kind, **settings).to(dtype)
+    ours, report = patched(model, projections=True)
+    assert "does not rotate" in words_of(report.left)
+    assert "projections of" in words_of(report.replaced)
+    assert close(logits(ours), logits(model), 1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_whole_layers_that_do_not_rotate():
+    model = make("SmolLM3Config", **SIZES)
+    ours, _ = patched(model, whole_layers=True)
+    assert close(static_logits(ours), static_logits(model))
