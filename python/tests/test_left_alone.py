@@ -76,3 +76,14 @@ def test_whole_layers_that_do_not_rotate():
     model = make("SmolLM3Config", **SIZES)
     ours, _ = patched(model, whole_layers=True)
     assert close(static_logits(ours), static_logits(model))
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("Llama4TextConfig", dict(SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=1,
+                              intermediate_size_mlp=48, attention_chunk_size=8)),
+    ("MiniMaxConfig", dict(SIZES, head_dim=8, num_local_experts=4, sliding_window=8))])
+@pytest.mark.parametrize("attention", [False, True])
+def test_masks_of_chunks_and_windows_are_kept(kind, settings, attention):
+    model = make(kind, **settings)
+    ours, _ = patched(model, attention=attention)
+    assert close(logits(ours), logits(model))
