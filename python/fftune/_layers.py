@@ -132,7 +132,8 @@ class Layers:
         kv = getattr(cache, "layers", None)
         if (torch.is_grad_enabled() or decoder.training or kv is None or len(kv) < self.count
                 or getattr(cache, "offloading", False) or options.get("use_cache") is False
-                or any(options.get(name) is not None for name in ("encoder_hidden_states",))
+                or options.get("encoder_hidden_states") is not None
+                or options.get("is_causal") not in (None, True)
                 or decoder.config.num_hidden_layers != self.count):
             return False
         embedding = decoder.get_input_embeddings().weight
@@ -277,6 +278,8 @@ def patch_layers(decoder: nn.Module, known: dict, norm_forward, mlp_forwards, ro
         key = kind_of(layer), next(layer.parameters()).dtype, spec.form, spec.angles
         specs.append(spec)
         remembered(known, key, lambda: recogniser.expect(layer, spec))
+    if any(not _attention.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
+        raise Unfit(f"layers: the attention of {type(decoder).__name__} is not known")
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None

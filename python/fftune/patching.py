@@ -862,6 +862,8 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
     plain = (not arguments and given is not None
              and all(options.get(name) is None
                      for name in ("attention_mask", "position_ids", "past_key_values"))
+             and options.get("is_causal") in (None, True)
+             and getattr(self.config, "is_causal", True)
              and self.config._attn_implementation in _attention.OURS
              and (window is None or given.shape[1] <= window))
     if plain:
@@ -877,12 +879,25 @@ def _patch_whole_layers(model: nn.Module, report: PatchReport) -> None:
         report.left.append(("", "layers: there is no decoder that is known"))
     if not decoders or not _attention.is_available():
         return
+    before = {m: m.config for m in model.modules() if hasattr(m, "config")}
     _attention.choose_lengths(model)
     known: dict = {}
+    failed, served = [], set()
     for name, decoder in decoders:
+        replaced = len(report.replaced)
         _try(report, name, lambda: patch_layers(decoder, known, _norm_forward,
                                                 (_gated_mlp_forward, _plain_mlp_forward),
                                                 _rotary_forward))
+        if len(report.replaced) == replaced:
+            failed.append(decoder)
+        else:
+            served.update(decoder.modules())
+    # Lengths in the place of masks are for the attention of layers that were recognised.
+    parts = {m for decoder in failed for m in decoder.modules()}
+    theirs = {id(before[decoder]) for decoder in failed}
+    for module, config in before.items():
+        if not served or module not in served and (module in parts or id(config) in theirs):
+            module.config = config
 
 
 # generation

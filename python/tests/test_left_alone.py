@@ -87,3 +87,43 @@ def test_masks_of_chunks_and_windows_are_kept(kind, settings, attention):
     model = make(kind, **settings)
     ours, _ = patched(model, attention=attention)
     assert close(logits(ours), logits(model))
+
+
+GPT2 = dict(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1,
+            eos_token_id=2)
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("LlamaConfig", SIZES), ("Qwen3Config", dict(SIZES, head_dim=8)), ("GPT2Config", GPT2)])
+@pytest.mark.parametrize("attention", [False, True])
+def test_a_call_that_is_not_causal(kind, settings, attention):
+    model = make(kind, **settings)
+    ours, _ = patched(model, attention=attention)
+    assert close(logits(ours, is_causal=False), logits(model, is_causal=False))
+    assert close(logits(ours, is_causal=True), logits(model))
+    for config in (model.config, ours.config):
+        config.is_causal = False
+    for module in (*model.modules(), *ours.modules()):
+        if hasattr(module, "config"):
+            module.config.is_causal = False
+    assert close(logits(ours), logits(model))
+
+
+FALCON = {name: value for name, value in SIZES.items()
+          if name not in ("intermediate_size", "num_key_value_heads")}
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("FalconConfig", FALCON),
+    ("BloomConfig", dict(vocab_size=96, hidden_size=32, n_layer=2, n_head=4)),
+    ("GPTJConfig", dict(GPT2, rotary_dim=8, n_inner=48))])
+def test_attention_that_is_not_known_keeps_its_masks(kind, settings):
+    model = make(kind, **settings)
+    ours, report = patched(model, whole_layers=True)
+    assert "layers of" not in words_of(report.replaced)
+    with torch.no_grad():
+        assert close(ours(ids()).logits, model(ids()).logits)
+    assert close(static_logits(ours), static_logits(model))
+    fftune.unpatch(ours)
+    assert ours.config._attn_implementation == model.config._attn_implementation
+    assert torch.equal(static_logits(ours), static_logits(model))
