@@ -518,7 +518,9 @@ def _patch_block(module: nn.Module, known: dict, options: Options) -> str | None
     expect_no_hooks(module.ln_2, module.mlp)
     expect_plain(module)
     remembered(known, kind_of(module), lambda: _expect_block(module))
-    replace_forward(module, _block_forward, ())
+    # Blocks differ in the order of what they are given beside hidden states.
+    names = tuple(inspect.signature(type(module).forward).parameters)[2:]
+    replace_forward(module, _block_forward, (names,))
     return f"residual and norm before the MLP of {type(module).__name__} by layernorm"
 
 
@@ -533,18 +535,14 @@ def _expect_block(module: nn.Module) -> bool:
 
 
 @undoable
-def _block_forward(self, hidden_states: Tensor, past_key_values=None,
-                   attention_mask: Tensor | None = None,
-                   encoder_hidden_states: Tensor | None = None,
-                   encoder_attention_mask: Tensor | None = None, **options) -> Tensor:
-    norm = self.ln_2
-    if encoder_hidden_states is not None or not is_patched(norm, _layernorm_forward) \
+def _block_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
+    norm, (names,) = self.ln_2, self._fftune
+    given = {**dict(zip(names, arguments)), **options}
+    encoder = given.pop("encoder_hidden_states", None), given.pop("encoder_attention_mask", None)
+    if encoder[0] is not None or not is_patched(norm, _layernorm_forward) \
             or norm._forward_hooks or not _normalises(norm, hidden_states):
-        return original(self, hidden_states, past_key_values, attention_mask,
-                        encoder_hidden_states, encoder_attention_mask=encoder_attention_mask,
-                        **options)
-    attended = self.attn(self.ln_1(hidden_states), past_key_values=past_key_values,
-                         attention_mask=attention_mask, **options)[0]
+        return original(self, hidden_states, *arguments, **options)
+    attended = self.attn(self.ln_1(hidden_states), **given)[0]
     normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)
     return total + self.mlp(normed)
 
@@ -572,9 +570,9 @@ def _patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> No
         attentions = [(n, m) for n, m in model.named_modules() if _applies_rotary(m)]
         users = [n for n, m in model.named_modules()
                  if "position_embeddings" in inspect.signature(type(m).forward).parameters
-                 and not any(child is other for child in m.modules() if child is not m
-                             for _, other in attentions)
-                 and all(m is not other for _, other in attentions)]
+                 and all(m is not other for _, other in attentions)
+                 and (_rotates_itself(m) or not any(
+                     child is other for child in m.modules() for _, other in attentions))]
         if not attentions or users:
             raise Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
         functions = {type(m): _attention_function(m, rotary) for _, m in attentions}
@@ -596,6 +594,13 @@ def _applies_rotary(module: nn.Module) -> bool:
     return code is not None and "apply_rotary_pos_emb" in code.co_names
 
 
+def _rotates_itself(module: nn.Module) -> bool:
+    """Whether its forward takes cosines and sines apart, or rotates in another way."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is None or bool({"cos", "sin"} & {*code.co_varnames, *code.co_names}) or any(
+        name.startswith("apply_rotary") for name in code.co_names)
+
+
 def _attention_function(module: nn.Module, rotary: nn.Module):
     """The class's forward, with another apply_rotary_pos_emb among its globals."""
     forward = inspect.unwrap(type(module).forward)
@@ -605,20 +610,26 @@ def _attention_function(module: nn.Module, rotary: nn.Module):
               if name.startswith("apply_rotary") and name != "apply_rotary_pos_emb"]
     if others:
         raise Unfit(f"{type(module).__name__} rotates by {others[0]} too, which is not known")
+    if any("unsqueeze_dim" in words for words in forward.__code__.co_consts
+           if isinstance(words, tuple)):
+        raise Unfit(f"{type(module).__name__} rotates heads that lie in another order")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
     with torch.no_grad():
         like = torch.zeros(())
         q, k = random_rows(2, 3, 5, 8, like=like), random_rows(2, 1, 5, 8, like=like)
-        angles = random_rows(1, 5, 4, like=like).repeat(1, 1, 2)
-        try:
-            results = theirs(q, k, angles.cos(), angles.sin())
-        except Exception as error:
-            raise Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
         swap = lambda t: t.transpose(1, 2)
-        ours = reference.rope_qk(swap(q), swap(k), angles[0], None, None, "halves", 0, "table",
-                                 [1.0] * 8)
-    if not all(is_close(swap(mine), other) for mine, other in zip(ours, results)):
-        raise Unfit("its apply_rotary_pos_emb does not rotate halves")
+        for rotary_dim in (8, 4):
+            angles = random_rows(1, 5, rotary_dim // 2, like=like).repeat(1, 1, 2)
+            try:
+                results = theirs(q, k, angles.cos(), angles.sin())
+            except Exception as error:
+                if rotary_dim < 8:  # it is given no more than it rotates
+                    continue
+                raise Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
+            ours = reference.rope_qk(swap(q), swap(k), angles[0], None, None, "halves", rotary_dim,
+                                     "table", [1.0] * 8)
+            if not all(is_close(swap(mine), other) for mine, other in zip(ours, results)):
+                raise Unfit("its apply_rotary_pos_emb does not rotate halves")
     scale = float(rotary.attention_scaling)
 
     def apply_rotary_pos_emb(q, k, cos, sin, *_, **__):
@@ -662,12 +673,13 @@ def _rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tens
 def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
     q, k = q.transpose(1, 2), k.transpose(1, 2)
-    batch = q.shape[0]
+    batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
     if angles.shape[0] == 1:
-        q, k = ops.rope(q, k, angles=angles[0], scale=scale)
+        q, k = ops.rope(q, k, angles=angles[0], rotary=rotary, scale=scale)
     else:  # every token has a position of its own: a sequence of them all
         flat = lambda t: t.flatten(0, 1).unsqueeze(0)
-        q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), scale=scale)
+        q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), rotary=rotary,
+                        scale=scale)
         q, k = (t.squeeze(0).unflatten(0, (batch, -1)) for t in (q, k))
     return q.transpose(1, 2), k.transpose(1, 2)
 

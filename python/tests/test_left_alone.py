@@ -127,3 +127,47 @@ def test_attention_that_is_not_known_keeps_its_masks(kind, settings):
     fftune.unpatch(ours)
     assert ours.config._attn_implementation == model.config._attn_implementation
     assert torch.equal(static_logits(ours), static_logits(model))
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("GPTNeoXConfig", FALCON), ("NemotronConfig", SIZES),
+    ("Glm4MoeConfig", dict(SIZES, **EXPERTS, head_dim=8, n_routed_experts=4))])
+def test_a_part_of_a_head_is_rotated(kind, settings):
+    model = make(kind, **settings)
+    ours, report = patched(model)
+    assert "by rope" in words_of(report.replaced)
+    assert close(logits(ours), logits(model))
+    places = torch.arange(20) + torch.tensor([[0], [3]])  # of every sequence its own
+    assert close(logits(ours, position_ids=places), logits(model, position_ids=places))
+    for each in (ours, model):
+        each(input_ids=ids(), labels=ids()).loss.backward()
+    for (name, mine), other in zip(ours.named_parameters(), model.parameters()):
+        if other.grad is not None and other.grad.norm() > 1e-6:
+            assert close(mine.grad, other.grad, 2e-4), name
+
+
+@pytest.mark.parametrize("kind", ["GPTBigCodeConfig", "GPT2Config"])
+@pytest.mark.parametrize("training", [False, True])
+def test_blocks_with_gradients(kind, training):
+    model = make(kind, **GPT2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).train(training)
+    ours, _ = patched(model)
+    assert close(logits(ours), logits(model))
+    for each in (ours, model):
+        each(input_ids=ids(), labels=ids()).loss.backward()
+    for mine, other in zip(ours.parameters(), model.parameters()):
+        assert close(mine.grad, other.grad, 2e-4)
+    assert torch.equal(*(each.eval().generate(ids(), max_new_tokens=4, do_sample=False)
+                         for each in (ours, model)))
+
+
+LATENT = dict(SIZES, **EXPERTS, num_hidden_layers=2, q_lora_rank=16, kv_lora_rank=16,
+              qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4,
+              n_shared_experts=1, first_k_dense_replace=1, index_n_heads=4, index_head_dim=16)
+
+
+@pytest.mark.parametrize("kind", ["DeepseekV32Config", "HYV4Config"])
+def test_other_rotations_are_left_alone(kind):
+    model = make(kind, **dict(LATENT, num_key_value_heads=4))
+    ours, report = patched(model)
+    assert "by rope" not in words_of(report.replaced)
+    assert close(logits(ours), logits(model))
