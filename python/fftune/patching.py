@@ -67,6 +67,9 @@ def patch(model: nn.Module, *, recompute: bool = False,
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
+    for module in model.modules():
+        if _calls_dropout(module):
+            module._fftune_drops = True
     for recognise in (_patch_norm, _patch_gated_mlp, _patch_plain_mlp, patch_experts, patch_router,
                       _patch_layer, _patch_block):
         for name, module in model.named_modules():
@@ -90,6 +93,7 @@ def unpatch(model: nn.Module) -> nn.Module:
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
         module.__dict__.pop("_fftune", None)
+        module.__dict__.pop("_fftune_drops", None)
         restore_steps(module)
     _attention.restore(model)
     return model
@@ -231,12 +235,23 @@ def _gate_up_down(module: nn.Module, linears: dict, down: list[str], act: str):
     raise Unfit(f"{type(module).__name__} is no down(act(gate(x)) * up(x))")
 
 
-def _drops(module: nn.Module) -> bool:
-    """Whether a dropout of its own is at work."""
+def _calls_dropout(module: nn.Module) -> bool:
+    """Whether its forward may call the function dropout, and not with 0 alone."""
+    names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
+    if "dropout" not in names or isinstance(module._modules.get("dropout"), nn.Module):
+        return False
+    rates = [value for name, value in vars(module).items()
+             if "dropout" in name and isinstance(value, (int, float))]
+    return not rates or any(rates)
+
+
+def _drops(module: nn.Module, but: str | None = None) -> bool:
+    """Whether a dropout of its own is at work, `but` that of a name."""
     if not module.training:
         return False
-    dropout = getattr(module, "dropout", None)
-    return isinstance(dropout, nn.Dropout) and dropout.p > 0
+    return hasattr(module, "_fftune_drops") or any(
+        isinstance(child, nn.Dropout) and child.p > 0 and name != but
+        for name, child in module._modules.items())
 
 
 def _linears(mlp: nn.Module) -> list[nn.Module] | None:
@@ -327,13 +342,13 @@ def _plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
         return _plain(layers, hidden_states, act)
     layer = getattr(self, first)
     if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) \
-            or not transposed and _drops(self):
+            or _drops(self, but="dropout" if transposed else None):
         return original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
     hidden = ops.bias_gelu(hidden, layer.bias,
                            approximate="tanh" if act == "gelu-tanh" else "none")
     hidden = getattr(self, second)(hidden)
-    dropout = getattr(self, "dropout", None)
+    dropout = self._modules.get("dropout")
     return hidden if dropout is None else dropout(hidden)
 
 
@@ -455,7 +470,8 @@ def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bo
 def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
     norm, mlp = self.post_attention_layernorm, self.mlp
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
-    if arguments or checkpoints or not _is_as_patched(norm, mlp, hidden_states):
+    if arguments or checkpoints or _drops(self) or _drops(mlp) \
+            or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)  # transformers 4 has no default for it
     normed = self.input_layernorm(hidden_states)
@@ -470,7 +486,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     """The layer whose MLP is a module of its own, a mixture of experts say."""
     norm = self.post_attention_layernorm
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
-    if (arguments or checkpoints or not is_patched(norm, _norm_forward)
+    if (arguments or checkpoints or _drops(self) or not is_patched(norm, _norm_forward)
             or hidden_states.dtype != norm.weight.dtype
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
@@ -540,7 +556,7 @@ def _block_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     given = {**dict(zip(names, arguments)), **options}
     encoder = given.pop("encoder_hidden_states", None), given.pop("encoder_attention_mask", None)
     if encoder[0] is not None or not is_patched(norm, _layernorm_forward) \
-            or norm._forward_hooks or not _normalises(norm, hidden_states):
+            or norm._forward_hooks or not _normalises(norm, hidden_states) or _drops(self):
         return original(self, hidden_states, *arguments, **options)
     attended = self.attn(self.ln_1(hidden_states), **given)[0]
     normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)
@@ -740,7 +756,7 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
     """Whether its projections are to be run by linear. A number of tokens that is not known while
     the model is compiled is taken for many."""
     settings = getattr(attention, "_fftune", None)
-    if settings is None or not settings[1]:
+    if settings is None or not settings[1] or _drops(attention):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
     return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks

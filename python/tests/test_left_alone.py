@@ -171,3 +171,22 @@ def test_other_rotations_are_left_alone(kind):
     ours, report = patched(model)
     assert "by rope" not in words_of(report.replaced)
     assert close(logits(ours), logits(model))
+
+
+@pytest.mark.parametrize("kind, settings", [
+    ("SeedOssConfig", dict(SIZES, head_dim=8, attention_dropout=0.0)),
+    ("Starcoder2Config", dict(SIZES))])
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_dropout_by_a_function(kind, settings, rate, gradients):
+    model = make(kind, **settings, residual_dropout=rate)
+    ours, _ = patched(model, projections=True)
+    for training in (True, False):
+        found = []
+        for each in (ours.train(training), model.train(training)):
+            torch.manual_seed(5)
+            with torch.set_grad_enabled(gradients):
+                found.append(each(ids(), use_cache=False).logits.detach())
+        assert close(*found)
+    fftune.unpatch(ours)
+    assert not any("_fftune_drops" in vars(module) for module in ours.modules())
