@@ -254,10 +254,19 @@ def _drops(module: nn.Module, but: str | None = None) -> bool:
         for name, child in module._modules.items())
 
 
+def _watched(*modules: nn.Module) -> bool:
+    """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+               or m._backward_pre_hooks
+               or "forward" in m.__dict__ and not hasattr(m.__dict__["forward"], "_fftune")
+               for m in modules)
+
+
 def _linears(mlp: nn.Module) -> list[nn.Module] | None:
-    """gate, up and down; None if one of them was exchanged since, by an adapter say."""
+    """gate, up and down; None if one of them was exchanged since, by an adapter say, or is
+    watched."""
     found = [getattr(mlp, name) for name in mlp._fftune[:3]]
-    return found if all(type(layer) is nn.Linear for layer in found) else None
+    return None if any(type(layer) is not nn.Linear for layer in found) or _watched(*found) else found
 
 
 @undoable
@@ -328,7 +337,7 @@ def _plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | No
     first, second = getattr(mlp, first), getattr(mlp, second)
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
-            or first.bias is not None and second.bias is None \
+            or _watched(first, second) or first.bias is not None and second.bias is None \
             or not x.dtype == first.weight.dtype == second.weight.dtype:
         return None
     return first, second
@@ -341,7 +350,7 @@ def _plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     if layers is not None:
         return _plain(layers, hidden_states, act)
     layer = getattr(self, first)
-    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) \
+    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) or _watched(layer) \
             or _drops(self, but="dropout" if transposed else None):
         return original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
@@ -461,7 +470,8 @@ def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) 
 
 def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bool:
     """Whether one op can still run the block: autocast gives its inputs several types."""
-    return (hasattr(norm, "_fftune") and hasattr(mlp, "_fftune") and _linears(mlp) is not None
+    return (is_patched(norm, _norm_forward) and is_patched(mlp, _gated_mlp_forward)
+            and not _watched(norm, mlp) and _linears(mlp) is not None
             and hidden_states.dtype == norm.weight.dtype
             and not torch.is_autocast_enabled(hidden_states.device.type))
 
@@ -487,6 +497,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     norm = self.post_attention_layernorm
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if (arguments or checkpoints or _drops(self) or not is_patched(norm, _norm_forward)
+            or _watched(norm)
             or hidden_states.dtype != norm.weight.dtype
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
@@ -517,7 +528,7 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
 def _plain_feed_forward(self, hidden_states: Tensor) -> Tensor:
     mlp = self.DenseReluDense
     layers = _plain_layers(mlp, hidden_states) if is_patched(mlp, _plain_mlp_forward) else None
-    if layers is None or _drops(self) or mlp._forward_hooks \
+    if layers is None or _drops(self) or _watched(mlp) \
             or torch.is_autocast_enabled(hidden_states.device.type):
         return original(self, hidden_states)
     return _plain(layers, self.layer_norm(hidden_states), mlp._fftune[3], hidden_states)
@@ -556,7 +567,7 @@ def _block_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     given = {**dict(zip(names, arguments)), **options}
     encoder = given.pop("encoder_hidden_states", None), given.pop("encoder_attention_mask", None)
     if encoder[0] is not None or not is_patched(norm, _layernorm_forward) \
-            or norm._forward_hooks or not _normalises(norm, hidden_states) or _drops(self):
+            or _watched(norm) or not _normalises(norm, hidden_states) or _drops(self):
         return original(self, hidden_states, *arguments, **options)
     attended = self.attn(self.ln_1(hidden_states), **given)[0]
     normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)
@@ -759,7 +770,7 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
     if settings is None or not settings[1] or _drops(attention):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
+    return (all(type(layer) is nn.Linear for layer in layers) and not _watched(attention, *layers)
             and attention.config._attn_implementation in ("sdpa", *_attention.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))

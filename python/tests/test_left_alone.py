@@ -190,3 +190,33 @@ def test_dropout_by_a_function(kind, settings, rate, gradients):
         assert close(*found)
     fftune.unpatch(ours)
     assert not any("_fftune_drops" in vars(module) for module in ours.modules())
+
+
+LATER = {
+    "LlamaConfig": (SIZES, ["layers.0.mlp", "layers.0.post_attention_layernorm",
+                            "layers.0.mlp.gate_proj", "layers.0.mlp.up_proj",
+                            "layers.0.mlp.down_proj", "layers.0.self_attn.q_proj",
+                            "layers.0.self_attn.o_proj", "layers.0.self_attn"]),
+    "MixtralConfig": (dict(SIZES, num_local_experts=4), ["layers.0.post_attention_layernorm"]),
+    "PhiConfig": (SIZES, ["layers.0.mlp", "layers.0.mlp.fc1", "layers.0.mlp.fc2"]),
+    "GPT2Config": (GPT2, ["h.0.mlp", "h.0.ln_2", "h.0.mlp.c_fc", "h.0.mlp.c_proj"]),
+}
+
+
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, (_, names) in LATER.items()
+                                        for name in names])
+@pytest.mark.parametrize("hook", ["forward", "pre", "forward-replaced"])
+def test_hooks_put_in_later_are_called(kind, name, hook):
+    model, _ = patched(make(kind, **LATER[kind][0]))
+    module, called = model.base_model.get_submodule(name), []
+    if hook == "forward":
+        module.register_forward_hook(lambda *_: called.append(1))
+    elif hook == "pre":
+        module.register_forward_pre_hook(lambda *_: called.append(1))
+    else:
+        inner = module.forward
+        module.forward = lambda *given, **options: (called.append(1), inner(*given, **options))[1]
+    logits(model)
+    assert called == [1]
+    model(input_ids=ids())  # with gradients
+    assert called == [1, 1]
