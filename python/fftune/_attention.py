@@ -219,8 +219,9 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
     keys, values = (t.view(batch * kv_heads, -1, 1, dim) for t in (key, value))
     y = ops.attention(rows, keys, values, lengths=lengths.view(-1)[:batch * kv_heads],
                       causal=tokens > 1, scale=scale or 0.0)
+    # Some modules take a view of it, and with groups of one head reshape() copies nothing.
     return y.view(batch, kv_heads, tokens, group, dim).transpose(1, 2).reshape(
-        batch, tokens, heads, dim)
+        batch, tokens, heads, dim).contiguous()
 
 
 def without_mask(device: torch.device) -> Tensor:

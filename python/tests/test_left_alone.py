@@ -220,3 +220,11 @@ def test_hooks_put_in_later_are_called(kind, name, hook):
     assert called == [1]
     model(input_ids=ids())  # with gradients
     assert called == [1, 1]
+
+
+def test_attention_over_a_cache_gives_what_can_be_viewed():
+    model = make("JetMoeConfig", vocab_size=96, hidden_size=32, intermediate_size=48,
+                 num_hidden_layers=2, num_key_value_heads=4, kv_channels=8, num_local_experts=4,
+                 num_experts_per_tok=2, max_position_embeddings=128)
+    ours, _ = patched(model, attention=True)
+    assert close(static_logits(ours), static_logits(model))
