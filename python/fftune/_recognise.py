@@ -122,8 +122,8 @@ def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bo
 
 
 def kind_of(module: nn.Module) -> tuple:
-    """What modules that compute the same have in common: the class, and the plain values that it and
-    its parts hold, by which a forward may choose. Not the number of a layer."""
+    """What modules that compute the same have in common: the class, and the plain values that it
+    and its parts hold, by which a forward may choose. Not the number of a layer."""
     return type(module), tuple(
         (part, name, value) for part, child in module.named_modules()
         for name, value in sorted(vars(child).items())

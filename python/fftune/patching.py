@@ -266,7 +266,8 @@ def _linears(mlp: nn.Module) -> list[nn.Module] | None:
     """gate, up and down; None if one of them was exchanged since, by an adapter say, or is
     watched."""
     found = [getattr(mlp, name) for name in mlp._fftune[:3]]
-    return None if any(type(layer) is not nn.Linear for layer in found) or _watched(*found) else found
+    plain = all(type(layer) is nn.Linear for layer in found) and not _watched(*found)
+    return found if plain else None
 
 
 @undoable
