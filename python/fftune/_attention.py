@@ -219,8 +219,9 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
     keys, values = (t.view(batch * kv_heads, -1, 1, dim) for t in (key, value))
     y = ops.attention(rows, keys, values, lengths=lengths.view(-1)[:batch * kv_heads],
                       causal=tokens > 1, scale=scale or 0.0)
+    # Some modules take a view of it, and with groups of one head reshape() copies nothing.
     return y.view(batch, kv_heads, tokens, group, dim).transpose(1, 2).reshape(
-        batch, tokens, heads, dim)
+        batch, tokens, heads, dim).contiguous()
 
 
 def without_mask(device: torch.device) -> Tensor:
@@ -228,14 +229,23 @@ def without_mask(device: torch.device) -> Tensor:
     return torch.empty(_MARK, dtype=torch.bool, device=device)
 
 
+# Beside the causal mask: the same within a window, that of an encoder, and that of padding alone.
+_KNOWN_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask",
+                "create_bidirectional_mask", "create_recurrent_attention_mask"}
+
+
 def makes_causal_mask(module: nn.Module) -> bool:
-    """Whether its forward makes the causal mask and nothing but that: no overlays."""
+    """Whether its forward makes the causal mask, within a window too, and nothing but that: no
+    overlays, and no chunks."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None or "create_causal_mask" not in code.co_names:
         return False
+    others = {name for name in code.co_names
+              if name.startswith("create_") and name.endswith(("_mask", "_masks"))}
     words = {word for constant in code.co_consts if isinstance(constant, tuple)
              for word in constant}
-    return not words & {"or_mask_function", "and_mask_function", "block_sequence_ids"}
+    return others <= _KNOWN_MASKS and not words & {
+        "or_mask_function", "and_mask_function", "block_sequence_ids", "allow_is_causal_skip"}
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -247,11 +257,11 @@ def uses_interface(module: nn.Module) -> bool:
 
 
 def window_of(config) -> int | None:
-    """The tokens that a layer with a sliding window sees; None without such layers."""
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    sliding = "sliding_attention" in types if types else getattr(config, "use_sliding_window", True)
-    return window if sliding else None
+    """The tokens that a layer with a sliding window sees; None without such layers. Not all types of
+    layers with a window say so: one that is set counts for them all."""
+    if getattr(config, "use_sliding_window", None) is False:
+        return None
+    return getattr(config, "sliding_window", None)
 
 
 def choose(model: nn.Module, name: str) -> bool:

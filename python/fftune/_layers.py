@@ -22,8 +22,8 @@ from ._custom import OPS, call
 from ._experts import experts_of, router_of
 from ._layer_ops import Choice, form_of, has_layout, parse
 from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain_parameters, is_known, is_patched, probing, random_rows,
-                         remembered, undoable)
+                         expect_plain_parameters, is_known, is_patched, kind_of, probing,
+                         random_rows, remembered, undoable)
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -132,7 +132,8 @@ class Layers:
         kv = getattr(cache, "layers", None)
         if (torch.is_grad_enabled() or decoder.training or kv is None or len(kv) < self.count
                 or getattr(cache, "offloading", False) or options.get("use_cache") is False
-                or any(options.get(name) is not None for name in ("encoder_hidden_states",))
+                or options.get("encoder_hidden_states") is not None
+                or options.get("is_causal") not in (None, True)
                 or decoder.config.num_hidden_layers != self.count):
             return False
         embedding = decoder.get_input_embeddings().weight
@@ -274,9 +275,11 @@ def patch_layers(decoder: nn.Module, known: dict, norm_forward, mlp_forwards, ro
         if _is_foreign(layer) or _watched(layer):
             raise Unfit(f"layers: {type(layer).__name__} has hooks, which would not be called")
         spec = recogniser.spec_of(layer)
-        key = type(layer), next(layer.parameters()).dtype, spec.form, spec.angles
+        key = kind_of(layer), next(layer.parameters()).dtype, spec.form, spec.angles
         specs.append(spec)
         remembered(known, key, lambda: recogniser.expect(layer, spec))
+    if any(not _attention.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
+        raise Unfit(f"layers: the attention of {type(decoder).__name__} is not known")
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
         last = groups[-1].specs[-1] if groups else None

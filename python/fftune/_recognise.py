@@ -121,6 +121,16 @@ def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bo
     return bool((ours - theirs).norm() <= tolerance * theirs.norm())
 
 
+def kind_of(module: nn.Module) -> tuple:
+    """What modules that compute the same have in common: the class, and the plain values that it
+    and its parts hold, by which a forward may choose. Not the number of a layer."""
+    return type(module), tuple(
+        (part, name, value) for part, child in module.named_modules()
+        for name, value in sorted(vars(child).items())
+        if isinstance(value, (bool, int, float, str, type(None)))
+        and not name.startswith("_") and name not in ("training", "layer_idx"))
+
+
 def remembered(known: dict, key, find):
     """find()'s result or Unfit, found once for all modules of a kind."""
     if key not in known:

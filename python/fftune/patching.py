@@ -19,8 +19,8 @@ from ._graphs import patch_steps, restore_steps
 from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, is_close, is_known, is_patched, original, probing, random_rows,
-                         reason_of, remembered, replace_forward, undoable)
+                         expect_plain, is_close, is_known, is_patched, kind_of, original, probing,
+                         random_rows, reason_of, remembered, replace_forward, undoable)
 
 
 @dataclass
@@ -67,6 +67,9 @@ def patch(model: nn.Module, *, recompute: bool = False,
     unpatch(model)
     report = PatchReport()
     known: dict = {}  # what a module of a kind was found to be, or why it is unfit
+    for module in model.modules():
+        if _calls_dropout(module):
+            module._fftune_drops = True
     for recognise in (_patch_norm, _patch_gated_mlp, _patch_plain_mlp, patch_experts, patch_router,
                       _patch_layer, _patch_block):
         for name, module in model.named_modules():
@@ -90,6 +93,7 @@ def unpatch(model: nn.Module) -> nn.Module:
             if hasattr(module.__dict__.get(name), "_fftune"):
                 delattr(module, name)
         module.__dict__.pop("_fftune", None)
+        module.__dict__.pop("_fftune_drops", None)
         restore_steps(module)
     _attention.restore(model)
     return model
@@ -125,7 +129,7 @@ def _patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if eps is None:
         return None
     expect_plain(module)
-    key = type(module), module.weight.dtype
+    key = kind_of(module), module.weight.dtype
     convention = remembered(known, key, lambda: _convention(module, eps))
     replace_forward(module, _norm_forward, (convention, eps))
     return f"{type(module).__name__} by rmsnorm ({convention})"
@@ -204,7 +208,7 @@ def _patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     if len({c.weight.dtype for c in linears.values()}) > 1:
         raise Unfit("its weights are of several types")
     act = activation_name(activation_of(module))
-    key = type(module), next(module.parameters()).dtype, act
+    key = kind_of(module), next(module.parameters()).dtype, act
     names = remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
     if any(linears[name].bias is not None for name in names[:2]):
         raise Unfit("gate and up have biases, for which there is no kernel")
@@ -231,18 +235,39 @@ def _gate_up_down(module: nn.Module, linears: dict, down: list[str], act: str):
     raise Unfit(f"{type(module).__name__} is no down(act(gate(x)) * up(x))")
 
 
-def _drops(module: nn.Module) -> bool:
-    """Whether a dropout of its own is at work."""
+def _calls_dropout(module: nn.Module) -> bool:
+    """Whether its forward may call the function dropout, and not with 0 alone."""
+    names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
+    if "dropout" not in names or isinstance(module._modules.get("dropout"), nn.Module):
+        return False
+    rates = [value for name, value in vars(module).items()
+             if "dropout" in name and isinstance(value, (int, float))]
+    return not rates or any(rates)
+
+
+def _drops(module: nn.Module, but: str | None = None) -> bool:
+    """Whether a dropout of its own is at work, `but` that of a name."""
     if not module.training:
         return False
-    dropout = getattr(module, "dropout", None)
-    return isinstance(dropout, nn.Dropout) and dropout.p > 0
+    return hasattr(module, "_fftune_drops") or any(
+        isinstance(child, nn.Dropout) and child.p > 0 and name != but
+        for name, child in module._modules.items())
+
+
+def _watched(*modules: nn.Module) -> bool:
+    """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+               or m._backward_pre_hooks
+               or "forward" in m.__dict__ and not hasattr(m.__dict__["forward"], "_fftune")
+               for m in modules)
 
 
 def _linears(mlp: nn.Module) -> list[nn.Module] | None:
-    """gate, up and down; None if one of them was exchanged since, by an adapter say."""
+    """gate, up and down; None if one of them was exchanged since, by an adapter say, or is
+    watched."""
     found = [getattr(mlp, name) for name in mlp._fftune[:3]]
-    return found if all(type(layer) is nn.Linear for layer in found) else None
+    plain = all(type(layer) is nn.Linear for layer in found) and not _watched(*found)
+    return found if plain else None
 
 
 @undoable
@@ -284,7 +309,7 @@ def _patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | 
                     "without a second")
     expect_plain(module)
     expect_no_hooks(first, second)
-    key = type(module), first.weight.dtype, act
+    key = kind_of(module), first.weight.dtype, act
     remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
     replace_forward(module, _plain_mlp_forward, (first_name, second_name, transposed, act, gelu))
     name = type(module).__name__
@@ -313,7 +338,7 @@ def _plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | No
     first, second = getattr(mlp, first), getattr(mlp, second)
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
-            or first.bias is not None and second.bias is None \
+            or _watched(first, second) or first.bias is not None and second.bias is None \
             or not x.dtype == first.weight.dtype == second.weight.dtype:
         return None
     return first, second
@@ -326,14 +351,14 @@ def _plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     if layers is not None:
         return _plain(layers, hidden_states, act)
     layer = getattr(self, first)
-    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) \
-            or not transposed and _drops(self):
+    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) or _watched(layer) \
+            or _drops(self, but="dropout" if transposed else None):
         return original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
     hidden = ops.bias_gelu(hidden, layer.bias,
                            approximate="tanh" if act == "gelu-tanh" else "none")
     hidden = getattr(self, second)(hidden)
-    dropout = getattr(self, "dropout", None)
+    dropout = self._modules.get("dropout")
     return hidden if dropout is None else dropout(hidden)
 
 
@@ -387,10 +412,10 @@ def _patch_layer(module: nn.Module, known: dict, options: Options) -> str | None
         if forward is _feed_forward:
             if not is_patched(mlp, _plain_mlp_forward) or mlp._fftune[2]:
                 return None
-            remembered(known, type(module), lambda: _expect_feed_forward(module))
+            remembered(known, kind_of(module), lambda: _expect_feed_forward(module))
             replace_forward(module, _plain_feed_forward, ())
             return f"MLP and residual of {type(module).__name__} by ffn without a gate"
-        pair = remembered(known, (type(module), type(mlp)), lambda: _expect_layer(module))
+        pair = remembered(known, kind_of(module), lambda: _expect_layer(module))
         replace_forward(module, _layer_around_forward, (pair,))
         return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
     *_, down, act, _ = mlp._fftune
@@ -400,7 +425,7 @@ def _patch_layer(module: nn.Module, known: dict, options: Options) -> str | None
         raise Unfit("the norm's weight and the MLP's differ in type")
     expect_plain(module)
     find = _expect_layer if forward is _layer_forward else _expect_feed_forward
-    remembered(known, type(module), lambda: find(module))
+    remembered(known, kind_of(module), lambda: find(module))
     replace_forward(module, forward, ())
     return f"norm, MLP and residual of {type(module).__name__} by ffn with a norm"
 
@@ -446,7 +471,8 @@ def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) 
 
 def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bool:
     """Whether one op can still run the block: autocast gives its inputs several types."""
-    return (hasattr(norm, "_fftune") and hasattr(mlp, "_fftune") and _linears(mlp) is not None
+    return (is_patched(norm, _norm_forward) and is_patched(mlp, _gated_mlp_forward)
+            and not _watched(norm, mlp) and _linears(mlp) is not None
             and hidden_states.dtype == norm.weight.dtype
             and not torch.is_autocast_enabled(hidden_states.device.type))
 
@@ -455,7 +481,8 @@ def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bo
 def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
     norm, mlp = self.post_attention_layernorm, self.mlp
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
-    if arguments or checkpoints or not _is_as_patched(norm, mlp, hidden_states):
+    if arguments or checkpoints or _drops(self) or _drops(mlp) \
+            or not _is_as_patched(norm, mlp, hidden_states):
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)  # transformers 4 has no default for it
     normed = self.input_layernorm(hidden_states)
@@ -470,7 +497,8 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     """The layer whose MLP is a module of its own, a mixture of experts say."""
     norm = self.post_attention_layernorm
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
-    if (arguments or checkpoints or not is_patched(norm, _norm_forward)
+    if (arguments or checkpoints or _drops(self) or not is_patched(norm, _norm_forward)
+            or _watched(norm)
             or hidden_states.dtype != norm.weight.dtype
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
@@ -501,7 +529,7 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
 def _plain_feed_forward(self, hidden_states: Tensor) -> Tensor:
     mlp = self.DenseReluDense
     layers = _plain_layers(mlp, hidden_states) if is_patched(mlp, _plain_mlp_forward) else None
-    if layers is None or _drops(self) or mlp._forward_hooks \
+    if layers is None or _drops(self) or _watched(mlp) \
             or torch.is_autocast_enabled(hidden_states.device.type):
         return original(self, hidden_states)
     return _plain(layers, self.layer_norm(hidden_states), mlp._fftune[3], hidden_states)
@@ -517,8 +545,10 @@ def _patch_block(module: nn.Module, known: dict, options: Options) -> str | None
         return None
     expect_no_hooks(module.ln_2, module.mlp)
     expect_plain(module)
-    remembered(known, type(module), lambda: _expect_block(module))
-    replace_forward(module, _block_forward, ())
+    remembered(known, kind_of(module), lambda: _expect_block(module))
+    # Blocks differ in the order of what they are given beside hidden states.
+    names = tuple(inspect.signature(type(module).forward).parameters)[2:]
+    replace_forward(module, _block_forward, (names,))
     return f"residual and norm before the MLP of {type(module).__name__} by layernorm"
 
 
@@ -533,18 +563,14 @@ def _expect_block(module: nn.Module) -> bool:
 
 
 @undoable
-def _block_forward(self, hidden_states: Tensor, past_key_values=None,
-                   attention_mask: Tensor | None = None,
-                   encoder_hidden_states: Tensor | None = None,
-                   encoder_attention_mask: Tensor | None = None, **options) -> Tensor:
-    norm = self.ln_2
-    if encoder_hidden_states is not None or not is_patched(norm, _layernorm_forward) \
-            or norm._forward_hooks or not _normalises(norm, hidden_states):
-        return original(self, hidden_states, past_key_values, attention_mask,
-                        encoder_hidden_states, encoder_attention_mask=encoder_attention_mask,
-                        **options)
-    attended = self.attn(self.ln_1(hidden_states), past_key_values=past_key_values,
-                         attention_mask=attention_mask, **options)[0]
+def _block_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
+    norm, (names,) = self.ln_2, self._fftune
+    given = {**dict(zip(names, arguments)), **options}
+    encoder = given.pop("encoder_hidden_states", None), given.pop("encoder_attention_mask", None)
+    if encoder[0] is not None or not is_patched(norm, _layernorm_forward) \
+            or _watched(norm) or not _normalises(norm, hidden_states) or _drops(self):
+        return original(self, hidden_states, *arguments, **options)
+    attended = self.attn(self.ln_1(hidden_states), **given)[0]
     normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)
     return total + self.mlp(normed)
 
@@ -572,9 +598,9 @@ def _patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> No
         attentions = [(n, m) for n, m in model.named_modules() if _applies_rotary(m)]
         users = [n for n, m in model.named_modules()
                  if "position_embeddings" in inspect.signature(type(m).forward).parameters
-                 and not any(child is other for child in m.modules() if child is not m
-                             for _, other in attentions)
-                 and all(m is not other for _, other in attentions)]
+                 and all(m is not other for _, other in attentions)
+                 and (_rotates_itself(m) or not any(
+                     child is other for child in m.modules() for _, other in attentions))]
         if not attentions or users:
             raise Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
         functions = {type(m): _attention_function(m, rotary) for _, m in attentions}
@@ -585,9 +611,8 @@ def _patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> No
         replace_forward(rotary, _rotary_forward, ())
         report.replaced.append((name, f"{type(rotary).__name__} by rope"))
         if options.projections:
-            known: dict = {}
             for other, module in attentions:
-                _try(report, other, lambda: _patch_projections(module, known, options))
+                _try(report, other, lambda: _patch_projections(module, options))
     except Unfit as reason:
         report.left.append((name, str(reason)))
 
@@ -595,6 +620,13 @@ def _patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> No
 def _applies_rotary(module: nn.Module) -> bool:
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "apply_rotary_pos_emb" in code.co_names
+
+
+def _rotates_itself(module: nn.Module) -> bool:
+    """Whether its forward takes cosines and sines apart, or rotates in another way."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is None or bool({"cos", "sin"} & {*code.co_varnames, *code.co_names}) or any(
+        name.startswith("apply_rotary") for name in code.co_names)
 
 
 def _attention_function(module: nn.Module, rotary: nn.Module):
@@ -606,20 +638,26 @@ def _attention_function(module: nn.Module, rotary: nn.Module):
               if name.startswith("apply_rotary") and name != "apply_rotary_pos_emb"]
     if others:
         raise Unfit(f"{type(module).__name__} rotates by {others[0]} too, which is not known")
+    if any("unsqueeze_dim" in words for words in forward.__code__.co_consts
+           if isinstance(words, tuple)):
+        raise Unfit(f"{type(module).__name__} rotates heads that lie in another order")
     theirs = forward.__globals__["apply_rotary_pos_emb"]
     with torch.no_grad():
         like = torch.zeros(())
         q, k = random_rows(2, 3, 5, 8, like=like), random_rows(2, 1, 5, 8, like=like)
-        angles = random_rows(1, 5, 4, like=like).repeat(1, 1, 2)
-        try:
-            results = theirs(q, k, angles.cos(), angles.sin())
-        except Exception as error:
-            raise Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
         swap = lambda t: t.transpose(1, 2)
-        ours = reference.rope_qk(swap(q), swap(k), angles[0], None, None, "halves", 0, "table",
-                                 [1.0] * 8)
-    if not all(is_close(swap(mine), other) for mine, other in zip(ours, results)):
-        raise Unfit("its apply_rotary_pos_emb does not rotate halves")
+        for rotary_dim in (8, 4):
+            angles = random_rows(1, 5, rotary_dim // 2, like=like).repeat(1, 1, 2)
+            try:
+                results = theirs(q, k, angles.cos(), angles.sin())
+            except Exception as error:
+                if rotary_dim < 8:  # it is given no more than it rotates
+                    continue
+                raise Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
+            ours = reference.rope_qk(swap(q), swap(k), angles[0], None, None, "halves", rotary_dim,
+                                     "table", [1.0] * 8)
+            if not all(is_close(swap(mine), other) for mine, other in zip(ours, results)):
+                raise Unfit("its apply_rotary_pos_emb does not rotate halves")
     scale = float(rotary.attention_scaling)
 
     def apply_rotary_pos_emb(q, k, cos, sin, *_, **__):
@@ -663,12 +701,13 @@ def _rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tens
 def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
     q, k = q.transpose(1, 2), k.transpose(1, 2)
-    batch = q.shape[0]
+    batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
     if angles.shape[0] == 1:
-        q, k = ops.rope(q, k, angles=angles[0], scale=scale)
+        q, k = ops.rope(q, k, angles=angles[0], rotary=rotary, scale=scale)
     else:  # every token has a position of its own: a sequence of them all
         flat = lambda t: t.flatten(0, 1).unsqueeze(0)
-        q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), scale=scale)
+        q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), rotary=rotary,
+                        scale=scale)
         q, k = (t.squeeze(0).unflatten(0, (batch, -1)) for t in (q, k))
     return q.transpose(1, 2), k.transpose(1, 2)
 
@@ -678,7 +717,7 @@ def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor,
 _FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
 
 
-def _patch_projections(module: nn.Module, known: dict, options: Options) -> str | None:
+def _patch_projections(module: nn.Module, options: Options) -> str | None:
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         layer = getattr(module, name, None)
         if type(layer) is not nn.Linear:
@@ -687,26 +726,41 @@ def _patch_projections(module: nn.Module, known: dict, options: Options) -> str 
         expect_no_hooks(layer)
     expect_no_hooks(module)
     scale, _ = module._fftune
-    remembered(known, (type(module), module.q_proj.weight.dtype),
-                lambda: _expect_attention(module))
+    # Each by itself: which layers rotate may follow from their numbers.
+    _expect_attention(module)
     module._fftune = scale, options.projections
     return f"projections of {type(module).__name__} by linear" + (
         f" up to {_FEW_TOKENS} tokens" if options.projections == "auto" else "")
 
 
-def _expect_attention(module: nn.Module) -> bool:
-    """That _attend computes what it does."""
+def _expect_attention(module: nn.Module) -> None:
+    """That _attend computes what it does, from the heads that _heads gives."""
+    scope = module.forward.__func__.__globals__
+    rotate, rotated = scope["apply_rotary_pos_emb"], []
+
+    def watched(*arguments, **options):
+        rotated.append(rotate(*arguments, **options))
+        return rotated[-1]
+
     with probing(module):
         like = module.q_proj.weight
         x = random_rows(2, 3, module.q_proj.in_features, like=like)
         residual = random_rows(2, 3, module.o_proj.out_features, like=like)
         angles = random_rows(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
         rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
-        theirs = module(hidden_states=x, position_embeddings=(angles, rows),
-                        attention_mask=None)[0]
+        scope["apply_rotary_pos_emb"] = watched
+        try:
+            theirs = module(hidden_states=x, position_embeddings=(angles, rows),
+                            attention_mask=None)[0]
+        finally:
+            scope["apply_rotary_pos_emb"] = rotate
+        # Small weights hide in the result which heads were rotated.
+        if len(rotated) != 1:
+            raise Unfit(f"projections: this {type(module).__name__} does not rotate")
+        heads = _heads(module, x, angles, rows)
         ours = _attend(module, x, residual, (angles, rows))
-        if is_close(ours, theirs + residual):
-            return True
+        if all(map(is_close, heads, rotated[0])) and is_close(ours, theirs + residual):
+            return
     raise Unfit(f"projections: {type(module).__name__} does not compute what is known")
 
 
@@ -714,10 +768,10 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
     """Whether its projections are to be run by linear. A number of tokens that is not known while
     the model is compiled is taken for many."""
     settings = getattr(attention, "_fftune", None)
-    if settings is None or not settings[1]:
+    if settings is None or not settings[1] or _drops(attention):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    return (all(type(layer) is nn.Linear for layer in layers) and not attention._forward_hooks
+    return (all(type(layer) is nn.Linear for layer in layers) and not _watched(attention, *layers)
             and attention.config._attn_implementation in ("sdpa", *_attention.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
@@ -848,6 +902,8 @@ def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **option
     plain = (not arguments and given is not None
              and all(options.get(name) is None
                      for name in ("attention_mask", "position_ids", "past_key_values"))
+             and options.get("is_causal") in (None, True)
+             and getattr(self.config, "is_causal", True)
              and self.config._attn_implementation in _attention.OURS
              and (window is None or given.shape[1] <= window))
     if plain:
@@ -863,12 +919,25 @@ def _patch_whole_layers(model: nn.Module, report: PatchReport) -> None:
         report.left.append(("", "layers: there is no decoder that is known"))
     if not decoders or not _attention.is_available():
         return
+    before = {m: m.config for m in model.modules() if hasattr(m, "config")}
     _attention.choose_lengths(model)
     known: dict = {}
+    failed, served = [], set()
     for name, decoder in decoders:
+        replaced = len(report.replaced)
         _try(report, name, lambda: patch_layers(decoder, known, _norm_forward,
                                                 (_gated_mlp_forward, _plain_mlp_forward),
                                                 _rotary_forward))
+        if len(report.replaced) == replaced:
+            failed.append(decoder)
+        else:
+            served.update(decoder.modules())
+    # Lengths in the place of masks are for the attention of layers that were recognised.
+    parts = {m for decoder in failed for m in decoder.modules()}
+    theirs = {id(before[decoder]) for decoder in failed}
+    for module, config in before.items():
+        if not served or module not in served and (module in parts or id(config) in theirs):
+            module.config = config
 
 
 # generation
