@@ -61,6 +61,7 @@ GemmProblem product_gemm(const Problem& problem) {
   if (layer.cache) {
     gemm.c = {{"q"}, {"k_cache"}, {"v_cache"}};
     qkv.slots = "slots";
+    qkv.cache_rows = layer.cache_rows;
   }
   if (layer.rotates()) {
     qkv.positions = "positions";

@@ -108,6 +108,7 @@ TEST_CASE("on the CPU a slot beyond the cache is none, as a negative one is") {
     return std::pair(run.values("k_cache"), run.values("v_cache"));
   };
   CHECK(caches({1, 1000000, 4}) == caches({1, -1, -1}));
+  CHECK(caches({1, 3, 0}) != caches({1, -1, -1}));
 }
 
 TEST_CASE("qkv's baselines write the same") {
