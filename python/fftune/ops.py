@@ -926,6 +926,8 @@ def _bias_gelu_values(options, x, bias, dy=None):
 def _act_mul_values(options, gate, up, dy=None):
     h, m = gate.shape[-1], gate.shape[:-1].numel()
     if up is None:
+        if h % 2:
+            raise Error(f"act-mul: gate is {list(gate.shape)}: give [..., 2h], or up beside it")
         h //= 2
     else:
         expect("act-mul", "up", up, gate.shape, gate.dtype)
@@ -1036,10 +1038,15 @@ def _(ctx, dy):
     return call(OPS.act_mul_packed_backward, dy, *ctx.saved_tensors, ctx.act), None
 
 
+_GELU = {"none": "gelu", "tanh": "gelu-tanh"}
+
+
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
     float32. -> [..., h]"""
-    act = "gelu-tanh" if approximate == "tanh" else "gelu"
+    act = _GELU.get(approximate)
+    if act is None:
+        raise Error(f"bias-gelu: approximate is {approximate!r}: give 'none' or 'tanh'")
     return call(OPS.bias_gelu, x, bias, act)
 
 
@@ -1235,6 +1242,14 @@ _NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "id
 def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
     invalid = empty(logits, logits.shape[0], dtype=torch.int32)
     own = ready(logits)
+    if prefix is not None and not ids.shape[-1] and prefix.shape[-1]:
+        # The library's rows have a place at least: one of which no id counts.
+        ids = ids.new_zeros(*ids.shape[:-1], 1)
+        if prefix_lengths is None and lengths is None:
+            lengths = ids.new_zeros(ids.shape[0])
+            prefix_lengths = ids.new_full(prefix.shape[:1], prefix.shape[-1])
+        elif lengths is not None:
+            lengths = torch.zeros_like(lengths)
     counts = [None if t is None else t.to(torch.int32) for t in (lengths, prefix_lengths, ns)]
     run(_NGRAM, (n, padding), (ids, own, prefix, *counts), (invalid,))
     if own is not logits:
