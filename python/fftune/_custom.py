@@ -53,8 +53,13 @@ def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = ()):
     def decorate(kernel):
         name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        overload = getattr(fftune_ops, name).default
         implementation = _by_reference(name) if _DISABLED else kernel
-        setattr(OPS, name, Op(getattr(fftune_ops, name).default, implementation, casts))
+        written = tuple(i for i, argument in enumerate(overload._schema.arguments)
+                        if argument.alias_info is not None and argument.alias_info.is_write)
+        if written:
+            implementation = _with_versions(implementation, written)
+        setattr(OPS, name, Op(overload, implementation, casts))
         for backend in ("CPU", "CUDA"):
             _library.impl(name, implementation, backend)
         if casts:
@@ -73,6 +78,24 @@ def _by_reference(name: str):
         own = lambda t: t.clone(memory_format=torch.contiguous_format)
         return tuple(map(own, result)) if isinstance(result, tuple) else own(result)
     return implementation
+
+
+def _with_versions(kernel: Callable, written: tuple[int, ...]) -> Callable:
+    """The kernel, which also counts what it writes in place: otherwise gradients would be computed
+    from changed values without a word. Neither the dispatcher nor call() does it for an op of a
+    torch.library.Library."""
+    def implementation(*arguments):
+        result = kernel(*arguments)
+        for i in written:
+            given = arguments[i]
+            for tensor in given if isinstance(given, (list, tuple)) else (given,):
+                if tensor is not None and not tensor.is_inference():
+                    _increment_version(tensor)
+        return result
+    return implementation
+
+
+_increment_version = torch.autograd.graph.increment_version
 
 
 def _autocast(name: str, device: str, key: str, keeps: tuple[int, ...]):
@@ -172,8 +195,7 @@ def _is_plain(arguments: tuple, casts: bool) -> bool:
     """That there are plain tensors of the CPU or CUDA alone, nobody else wants to see calls, and
     nothing is to be cast."""
     if (_dispatch_modes() or _function_modes() or _functorch_level() is not None
-            or _tracing_state() is not None or _profiler_enabled()
-            or casts and _is_autocast_enabled(arguments[0].device.type)):
+            or _tracing_state() is not None or _profiler_enabled()):
         return False
     for argument in arguments:
         kind = type(argument)
@@ -182,7 +204,8 @@ def _is_plain(arguments: tuple, casts: bool) -> bool:
                 return False
         elif kind not in _NO_TENSORS:
             return False
-    return True
+    # After them, as other devices may have no autocast to ask for.
+    return not (casts and _is_autocast_enabled(arguments[0].device.type))
 
 
 _is_compiling = torch.compiler.is_compiling

@@ -40,3 +40,62 @@ def test_bias_gelu_knows_none_and_tanh_alone():
                           atol=1e-6)
     for other in ("foo", "Tanh", True, None):
         refuses(lambda: ops.bias_gelu(x, b, approximate=other), "bias-gelu: approximate is .*tanh")
+
+
+def in_place_calls():
+    """What is written, and a call that writes it, of each op that writes in place."""
+    x, w, dy, mask = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 4), torch.ones(3).bool()
+    gate, down = torch.randn(6, 8), torch.randn(8, 6)
+    like = lambda *tensors: [torch.zeros_like(t) for t in tensors]
+    logits = torch.zeros(1, 5)
+    yield [logits], lambda: ops.ngram_block(torch.tensor([[1, 2, 1]]), logits, 2)
+    other = torch.zeros(1, 5)
+    yield [other], lambda: torch.ops.fftune.ngram_block(torch.tensor([[1, 2, 1]]), other, 2, -1, None,
+                                                        None, None, None)
+    dw = like(w, w[:, 0])
+    yield dw, lambda: ops.linear_backward(dy, x, w, bias=True, into=dw)
+    of_mlp = like(gate, gate, down)
+    yield of_mlp, lambda: ops.ffn_backward(x, x, None, None, gate, gate, down, into=of_mlp)
+    masked = like(w, w)
+    yield masked, lambda: ops.masked_linear_backward(dy, x, mask, w, w, into=masked)
+    six = like(*[gate, gate, down] * 2)
+    yield six, lambda: ops.masked_ffn_backward(x, x, mask, None, None, *[gate, gate, down] * 2,
+                                               into=six)
+    experts = [t.expand(2, *t.shape).contiguous() for t in (gate, gate, down)]
+    of_experts = like(*experts)
+    yield of_experts, lambda: ops.moe_ffn_backward(x, x, torch.zeros(3, 1).int(), torch.ones(3, 1),
+                                                   None, None, *experts, into=of_experts)
+    caches = torch.zeros(4, 1, 8), torch.zeros(4, 1, 8)
+    yield caches, lambda: ops.qkv(x, torch.randn(32, 8), 2, 1, caches=caches, slots=torch.arange(3))
+    pairs = [torch.zeros(1, 4, 1, 8).transpose(1, 2) for _ in range(2)]
+    weights = {"attn_norm": torch.ones(8), "w_q": torch.randn(8, 8), "w_k": torch.randn(8, 8),
+               "w_v": torch.randn(8, 8), "w_o": torch.randn(8, 8), "ffn_norm": torch.ones(8),
+               "w_gate": gate, "w_up": gate, "w_down": down}
+    yield pairs, lambda: ops.layer(x[None], [weights], [tuple(pairs)],
+                                   torch.tensor([3], dtype=torch.int32), 1)
+
+
+def test_what_is_written_in_place_has_a_new_version():
+    for tensors, call in in_place_calls():
+        versions = [tensor._version for tensor in tensors]
+        call()
+        assert all(tensor._version > before for tensor, before in zip(tensors, versions))
+    logits = torch.zeros(1, 5)
+    loss = (torch.randn(1, 5, requires_grad=True) * logits).sum()
+    ops.ngram_block(torch.tensor([[1, 2, 1]]), logits, 2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():  # whose tensors have no versions
+        for _, call in in_place_calls():
+            call()
+
+
+def test_meta_tensors_have_no_autocast_to_ask_for():
+    x, w = torch.randn(2, 8, device="meta"), torch.randn(4, 8, device="meta", requires_grad=True)
+    for weight in (w.detach(), w):
+        y = ops.linear(x, weight)
+        assert y.is_meta and y.shape == (2, 4)
+    module = fftune.nn.GatedMLP(8, 12, device="meta")
+    assert module(x).shape == x.shape
+    module(x).sum().backward()
+    assert module.up_proj.weight.grad.shape == (12, 8)
