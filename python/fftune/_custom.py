@@ -165,6 +165,26 @@ def expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
         raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
 
 
+def int32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
+    """Ids, places or lengths as the kernels take them. A cast would make some of anything."""
+    if tensor is None or tensor.dtype is torch.int32:
+        return tensor
+    if tensor.dtype not in _INTEGERS:
+        raise Error(f"{op}: {name} are {tensor.dtype}: give int32 or int64")
+    return tensor.to(torch.int32)
+
+
+_INTEGERS = frozenset((torch.int64, torch.int16, torch.int8, torch.uint8))
+
+
+def float32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or tensor.dtype is torch.float32:
+        return tensor
+    if tensor.is_complex():
+        raise Error(f"{op}: {name} is {tensor.dtype}: give a floating type")
+    return tensor.float()
+
+
 def empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     # In two thirds of torch.empty's time.
     return x.new_empty(shape) if dtype is None else x.new_empty(shape, dtype=dtype)

@@ -4,8 +4,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, save_gates,
-                      wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, float32, gradient, int32,
+                      save_gates, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -78,7 +78,13 @@ _BACKWARD = Form("moe-ffn", True, (*_NAMES, "accumulate"), _backward_values)
 
 def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """As the kernels read them."""
-    return ready(ids.to(torch.int32)), ready(weights.float())
+    if ids.dtype is torch.int64:
+        # What is no expert stays none, which a cast alone would not see to.
+        ids = ids.clamp(_INT32.min, _INT32.max)
+    return ready(int32("moe-ffn", "ids", ids)), ready(float32("moe-ffn", "weights", weights))
+
+
+_INT32 = torch.iinfo(torch.int32)
 
 
 @define(f"moe_ffn({_INPUTS}, {_BIASES}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS)
@@ -319,7 +325,7 @@ def _(logits, bias, top_k, *options):
     shape = *logits.shape[:-1], top_k
     weights = empty(logits, *shape, dtype=torch.float32)
     ids = torch.empty_like(weights, dtype=torch.int32)
-    run(_ROUTE, (top_k, *options), (logits, None if bias is None else bias.float()),
+    run(_ROUTE, (top_k, *options), (logits, float32("moe-route", "bias", bias)),
         (ids, weights))
     return weights, ids
 
@@ -329,7 +335,8 @@ def _(logits, bias, top_k, *options):
 def _(d_weights, logits, ids, *options):
     logits = ready(logits)
     d_logits = torch.empty_like(logits)
-    run(_ROUTE_BACKWARD, (ids.shape[-1], *options), (d_weights.float(), logits, ids), (d_logits,))
+    run(_ROUTE_BACKWARD, (ids.shape[-1], *options),
+        (float32("moe-route", "d_weights", d_weights), logits, ids), (d_logits,))
     return d_logits
 
 

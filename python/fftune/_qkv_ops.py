@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from ._custom import OPS, call, define, empty, expect, fake, wants_gradient, yes
+from ._custom import OPS, call, define, empty, expect, fake, int32, wants_gradient, yes
 from ._library import Error
 from ._run import Form, run
 
@@ -85,7 +85,7 @@ def _(*arguments):
     heads, kv_heads, *options, numbers = arguments[11:]
     dim = _dim(w_q, w_k, heads, kv_heads)
     results = [_heads(x, count, dim) for count in (heads, kv_heads, kv_heads)]
-    positions = None if positions is None else positions.to(torch.int32)
+    positions = int32("qkv", "positions", positions)
     run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
         (x, w_q, w_k, *others, positions, angles), results)
     return tuple(results)
@@ -100,7 +100,7 @@ def _(*arguments):
         if not cache.is_contiguous() or cache.is_cuda and cache.data_ptr() & 15:
             raise Error("qkv: a cache is not contiguous, or not at an address of 16 bytes")
     q = _heads(x, heads, _dim(w_q, w_k, heads, kv_heads))
-    positions = None if positions is None else positions.to(torch.int32)
+    positions = int32("qkv", "positions", positions)
     if slots.dtype not in (torch.int32, torch.int64):
         raise Error(f"qkv: slots are {slots.dtype}: give int32 or int64")
     run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
@@ -178,8 +178,8 @@ def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles
         q, k = (ops.rmsnorm(t, w, eps=eps, convention="t5") for t, w in ((q, q_norm), (k, k_norm)))
     if positions is not None:
         # A sequence of all tokens, each with its row of angles.
-        angle, factor = reference.angles_at(positions.flatten(), angles, rotation, rotary or dim,
-                                            rule, numbers)
+        places = int32("qkv", "positions", positions).flatten()
+        angle, factor = reference.angles_at(places, angles, rotation, rotary or dim, rule, numbers)
         flat = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k))
         q, k = (t.view(*x.shape[:-1], -1, dim) for t in ops.rope(
             *flat, angles=angle, rotation=rotation, rotary=rotary, scale=factor))

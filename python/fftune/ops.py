@@ -15,8 +15,8 @@ from torch import Tensor
 
 from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
-from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, rows,
-                      save_gates, wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, float32, gradient,
+                      int32, rows, save_gates, wants_gradient, yes)
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
@@ -735,18 +735,16 @@ _NORM_BACKWARD = Form("rmsnorm", True,
                       _norm_backward_values)
 
 
-def _row(x: Tensor, row: Tensor) -> Tensor:
+def _row(op: str, name: str, x: Tensor, row: Tensor) -> Tensor:
     """A weight or bias as the kernels take it: of x's type, or of float32."""
-    if row.dtype is not x.dtype and row.dtype is not torch.float32:
-        return row.float()
-    return row
+    return row if row.dtype is x.dtype else float32(op, name, row)
 
 
 @define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
 def _(x, w, eps, convention):
     x = ready(x)
     y = torch.empty_like(x)
-    run(_NORM, (eps, convention, None, None), (x, None, _row(x, w)), (y,))
+    run(_NORM, (eps, convention, None, None), (x, None, _row("rmsnorm", "w", x, w)), (y,))
     return y
 
 
@@ -754,7 +752,7 @@ def _(x, w, eps, convention):
 def _(x, w, eps, convention):
     x = ready(x)
     y, rstd = torch.empty_like(x), empty(x, *x.shape[:-1], dtype=torch.float32)
-    run(_NORM, (eps, convention, None, "rstd"), (x, None, _row(x, w)), (y, rstd))
+    run(_NORM, (eps, convention, None, "rstd"), (x, None, _row("rmsnorm", "w", x, w)), (y, rstd))
     return y, rstd
 
 
@@ -763,7 +761,7 @@ def _(x, w, eps, convention):
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
-    run(_NORM, (eps, convention, None, None), (x, residual, _row(x, w)), (y, total))
+    run(_NORM, (eps, convention, None, None), (x, residual, _row("rmsnorm", "w", x, w)), (y, total))
     return y, total
 
 
@@ -773,7 +771,8 @@ def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
     rstd = empty(x, *x.shape[:-1], dtype=torch.float32)
-    run(_NORM, (eps, convention, None, "rstd"), (x, residual, _row(x, w)), (y, total, rstd))
+    run(_NORM, (eps, convention, None, "rstd"), (x, residual, _row("rmsnorm", "w", x, w)),
+        (y, total, rstd))
     return y, total, rstd
 
 
@@ -784,7 +783,8 @@ def _(x, residual, w, eps, convention, int8):
     y = torch.empty_like(x, dtype=torch.int8 if int8 else torch.float8_e4m3fn)
     scale = empty(x, *x.shape[:-1], dtype=torch.float32)
     total = empty(x, 0) if residual is None else torch.empty_like(x)
-    run(_NORM, (eps, convention, "i8" if int8 else "fp8", None), (x, residual, _row(x, w)),
+    run(_NORM, (eps, convention, "i8" if int8 else "fp8", None),
+        (x, residual, _row("rmsnorm", "w", x, w)),
         (y, scale) if residual is None else (y, total, scale))
     return y, scale, total
 
@@ -792,7 +792,7 @@ def _(x, residual, w, eps, convention, int8):
 @define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, Tensor? rstd, float eps, "
          "str convention) -> (Tensor, Tensor)")
 def _(dy, x, w, dsum, rstd, eps, convention):
-    x, own = ready(x), ready(_row(x, w))
+    x, own = ready(x), ready(_row("rmsnorm", "w", x, w))
     dx, dw = torch.empty_like(x), torch.empty_like(own)
     run(_NORM_BACKWARD, (eps, convention), (x, own, dy, dsum, rstd), (dx, dw))
     return dx, dw.to(w.dtype)
@@ -945,13 +945,13 @@ _ACT_MUL_BACKWARD = Form("act-mul", True, ("m", "h", "act", "packed"), _act_mul_
 def _(x, bias, act):
     x = ready(x)
     y = torch.empty_like(x)
-    run(_BIAS_GELU, (act,), (x, _row(x, bias)), (y,))
+    run(_BIAS_GELU, (act,), (x, _row("bias-gelu", "bias", x, bias)), (y,))
     return y
 
 
 @define("bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str act) -> (Tensor, Tensor)")
 def _(dy, x, bias, act):
-    x, own = ready(x), ready(_row(x, bias))
+    x, own = ready(x), ready(_row("bias-gelu", "bias", x, bias))
     dx, dbias = torch.empty_like(x), torch.empty_like(own)
     run(_BIAS_GELU_BACKWARD, (act,), (x, own, dy), (dx, dbias))
     return dx, dbias.to(bias.dtype)
@@ -1127,7 +1127,8 @@ def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbe
     else:
         k = _strided(k)
         strides += _stride_values(k, packed)
-    offsets, starts = (None if t is None else ready(t.to(torch.int32)) for t in (offsets, starts))
+    offsets, starts = (None if t is None else ready(int32("rope", name, t))
+                       for name, t in (("offsets", offsets), ("starts", starts)))
     run(form, (strides, rotation, rotary, rule, tuple(numbers)),
         (q, k, None if angles is None else ready(angles), offsets, starts), results)
     return results
@@ -1250,7 +1251,8 @@ def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
             prefix_lengths = ids.new_full(prefix.shape[:1], prefix.shape[-1])
         elif lengths is not None:
             lengths = torch.zeros_like(lengths)
-    counts = [None if t is None else t.to(torch.int32) for t in (lengths, prefix_lengths, ns)]
+    counts = [int32("ngram-block", name, t) for name, t in (
+        ("lengths", lengths), ("prefix_lengths", prefix_lengths), ("n", ns))]
     run(_NGRAM, (n, padding), (ids, own, prefix, *counts), (invalid,))
     if own is not logits:
         logits.copy_(own)

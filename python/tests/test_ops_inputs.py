@@ -36,8 +36,8 @@ def test_a_prefix_counts_where_rows_have_no_ids_yet():
 
 def test_bias_gelu_knows_none_and_tanh_alone():
     x, b = torch.randn(3, 8), torch.randn(8)
-    assert torch.allclose(ops.bias_gelu(x, b, approximate="tanh"), F.gelu(x + b, approximate="tanh"),
-                          atol=1e-6)
+    right = F.gelu(x + b, approximate="tanh")
+    assert torch.allclose(ops.bias_gelu(x, b, approximate="tanh"), right, atol=1e-6)
     for other in ("foo", "Tanh", True, None):
         refuses(lambda: ops.bias_gelu(x, b, approximate=other), "bias-gelu: approximate is .*tanh")
 
@@ -50,8 +50,8 @@ def in_place_calls():
     logits = torch.zeros(1, 5)
     yield [logits], lambda: ops.ngram_block(torch.tensor([[1, 2, 1]]), logits, 2)
     other = torch.zeros(1, 5)
-    yield [other], lambda: torch.ops.fftune.ngram_block(torch.tensor([[1, 2, 1]]), other, 2, -1, None,
-                                                        None, None, None)
+    yield [other], lambda: torch.ops.fftune.ngram_block(torch.tensor([[1, 2, 1]]), other, 2, -1,
+                                                        *[None] * 4)
     dw = like(w, w[:, 0])
     yield dw, lambda: ops.linear_backward(dy, x, w, bias=True, into=dw)
     of_mlp = like(gate, gate, down)
@@ -99,3 +99,45 @@ def test_meta_tensors_have_no_autocast_to_ask_for():
     assert module(x).shape == x.shape
     module(x).sum().backward()
     assert module.up_proj.weight.grad.shape == (12, 8)
+
+
+def test_ids_beyond_int32_are_no_experts():
+    x, experts = torch.randn(3, 8), (torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.randn(2, 8, 6))
+    ids = torch.tensor([[2**32, 2**40 + 1], [-2**32, 1 - 2**32], [0, 1]])
+    y = ops.moe_ffn(x, ids, torch.ones(3, 2), *experts)
+    assert not y[:2].any() and y[2].any()
+    for small in (torch.uint8, torch.int16, torch.int32):
+        assert torch.equal(ops.moe_ffn(x[2:], ids[2:].to(small), torch.ones(1, 2), *experts), y[2:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.complex64])
+def test_numbers_that_are_no_integers_are_refused(dtype):
+    x, q, k = torch.randn(3, 8), torch.randn(2, 3, 4, 8), torch.randn(2, 3, 2, 8)
+    some = lambda *values: torch.tensor(values).to(dtype)
+    for call, words in (
+            (lambda: ops.moe_ffn(x, some([0], [1], [1]), torch.ones(3, 1), torch.randn(2, 6, 8),
+                                 torch.randn(2, 6, 8), torch.randn(2, 8, 6)), "moe-ffn: ids"),
+            (lambda: ops.attention(q, k, k, lengths=some(1, 3)), "attention: lengths"),
+            (lambda: ops.attention(q[0], k[0], k[0], offsets=some(0, 3)), "attention: offsets"),
+            (lambda: ops.attention(q[:, :1].contiguous(), k, k, pages=some([0], [1]),
+                                   lengths=torch.tensor([1, 3])), "attention: pages"),
+            (lambda: ops.rope(q, k, starts=some(0, 1)), "rope: starts"),
+            (lambda: ops.rope(q[0], k[0], offsets=some(0, 3)), "rope: offsets"),
+            (lambda: ops.qkv(x, torch.randn(32, 8), 2, 1, positions=some(0, 1, 1)), "qkv: positions"),
+            (lambda: ops.qkv(x, torch.randn(32, 8, requires_grad=True), 2, 1,
+                             positions=some(0, 1, 1)), "qkv: positions"),
+            (lambda: ops.ngram_block(torch.zeros(2, 3).int(), torch.zeros(2, 5), some(1, 1)),
+             "ngram-block: n "),
+            (lambda: ops.ngram_block(torch.zeros(2, 3).int(), torch.zeros(2, 5), 2,
+                                     lengths=some(1, 1)), "ngram-block: lengths")):
+        refuses(call, f"{words}.*{dtype}: give int32 or int64")
+
+
+def test_complex_numbers_are_refused():
+    x, w = torch.randn(3, 8), torch.ones(8, dtype=torch.complex64)
+    refuses(lambda: ops.rmsnorm(x, w), "rmsnorm: w is torch.complex64")
+    refuses(lambda: ops.bias_gelu(x, w), "bias-gelu: bias is torch.complex64")
+    refuses(lambda: ops.moe_route(x, 2, bias=w), "moe-route: bias is torch.complex64")
+    refuses(lambda: ops.moe_ffn(x, torch.zeros(3, 1).int(), w[:3, None], torch.randn(2, 6, 8),
+                                torch.randn(2, 6, 8), torch.randn(2, 8, 6)),
+            "moe-ffn: weights is torch.complex64")
