@@ -4,7 +4,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Sequence
 
 import torch
 import torch.compiler.config
@@ -122,10 +122,46 @@ def _any_tensor_wants_gradient(*inputs) -> bool:
 _any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
 
 
-def gradient(name: str, setup: Callable):
+class _NoSecond(torch.autograd.Function):
+    """Results of a backward pass that hang on all it was computed from, so that to derive them is
+    an error whatever it is done for. PyTorch's once_differentiable is none for autograd.grad, which
+    does not run what leads to none of its inputs."""
+
+    @staticmethod
+    def forward(ctx, name, results, *sources):
+        ctx.name = name
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise Error(f"{ctx.name}: its gradient has no gradient itself: leave out create_graph, or "
+                    "use PyTorch's own ops here")
+
+
+def _without_gradients(name: str, results: tuple, sources: tuple) -> tuple:
+    there = _NoSecond.apply(name, [t for t in results if t is not None],
+                            *[t for t in sources if t is not None])
+    there = iter(there)
+    return tuple(None if t is None else next(there) for t in results)
+
+
+_forward_ad = torch.autograd.forward_ad
+
+
+def _refuse_tangents(name: str, arguments: Sequence) -> None:
+    """The ops have no rules of forward mode: its results would be without tangents."""
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            _refuse_tangents(name, argument)
+        elif isinstance(argument, Tensor) and _forward_ad.unpack_dual(argument).tangent is not None:
+            raise Error(f"{name}: no derivative in forward mode: use the backward pass, or PyTorch's "
+                        "own ops here")
+
+
+def gradient(name: str, setup: Callable, *, twice: bool = False):
     """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). What
     torch.library.register_autograd does, in a third of the host's time where no gradient is asked
-    for."""
+    for. `twice`: with create_graph the backward pass is made of what has gradients."""
     def decorate(backward):
         own = getattr(OPS, name)
         op, kernel, casts = own.overload, own.kernel, own.casts
@@ -139,11 +175,21 @@ def gradient(name: str, setup: Callable):
             setup(ctx, inputs, output)
             return output
 
+        def once(ctx, *gradients):
+            if not _is_grad_enabled():
+                return backward(ctx, *gradients)
+            with torch.no_grad():
+                results = backward(ctx, *gradients)
+            return _without_gradients(name, results, (*gradients, *ctx.saved_tensors))
+
         function = type(f"{name}_function", (torch.autograd.Function,),
-                        {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+                        {"forward": staticmethod(forward),
+                         "backward": staticmethod(backward if twice else once)})
         own.function = function
 
         def implementation(*inputs):
+            if _forward_ad._current_level >= 0:
+                _refuse_tangents(name, inputs)
             if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
                 return function.apply(*inputs)
             with torch._C._AutoDispatchBelowAutograd():
@@ -199,6 +245,8 @@ def call(op: Op, *arguments):
     costs a host more than all the rest."""
     if _is_compiling():
         return op.overload(*arguments)
+    if _forward_ad._current_level >= 0:
+        _refuse_tangents(op.overload._opname, arguments)
     wanted = _is_grad_enabled() and _any_requires_grad(*arguments)
     if _is_plain(arguments, op.casts):
         if not wanted:

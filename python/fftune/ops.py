@@ -430,12 +430,12 @@ def _save_linear(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-@gradient("linear", _save_linear)
+@gradient("linear", _save_linear, twice=True)
 def _(ctx, dy):
     x, w = ctx.saved_tensors
     needs = ctx.needs_input_grad
     dx = dw = dbias = None
-    if needs[0] and needs[1]:
+    if needs[0] and needs[1] and not torch.is_grad_enabled():
         dx, dw, dbias = call(OPS.linear_backward, dy, x, w, needs[2])
     else:
         if needs[0]:

@@ -141,3 +141,36 @@ def test_complex_numbers_are_refused():
     refuses(lambda: ops.moe_ffn(x, torch.zeros(3, 1).int(), w[:3, None], torch.randn(2, 6, 8),
                                 torch.randn(2, 6, 8), torch.randn(2, 8, 6)),
             "moe-ffn: weights is torch.complex64")
+
+
+def test_second_gradients_are_right_or_an_error():
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
+    assert torch.autograd.gradgradcheck(
+        lambda x, w, b: ops.linear(x, w, b).float().pow(2).sum(), (x, w, torch.randn(
+            4, requires_grad=True)), eps=1e-2, atol=1e-1, rtol=1e-2)
+    norm, up, down = (torch.randn(*shape, requires_grad=True) for shape in ((8,), (6, 8), (8, 6)))
+    for call in (lambda: ops.rmsnorm(x, norm), lambda: ops.ffn(x, up, up, down),
+                 lambda: ops.act_mul(x, act="gelu"), lambda: ops.add_rmsnorm(x, x, norm)[0],
+                 lambda: ops.masked_softmax(x[None, None]), lambda: ops.mlp(x, up, down),
+                 lambda: ops.attention(*[x[None, :, None]] * 3)):
+        for loss in (call().pow(2).sum(), call().sum()):
+            first, = torch.autograd.grad(loss, x, create_graph=True)
+            refuses(lambda: torch.autograd.grad((first + x.pow(3)).sum(), x),
+                    "its gradient has no gradient itself")
+    first, = torch.autograd.grad(ops.ffn(x, up, up, down).sum(), up, create_graph=True)
+    refuses(lambda: first.sum().backward(), "its gradient has no gradient itself")
+
+
+def test_forward_mode_is_an_error():
+    from torch.autograd import forward_ad
+
+    x, w, norm = torch.randn(3, 8), torch.randn(4, 8), torch.randn(8)
+    for call in (lambda x: ops.linear(x, w), lambda x: ops.rmsnorm(x, norm),
+                 lambda x: ops.rmsnorm_quantised(x, norm), lambda x: torch.ops.fftune.linear(
+                     x, w, None, None)):
+        with forward_ad.dual_level():
+            assert call(x) is not None  # which has no tangent
+            refuses(lambda: call(forward_ad.make_dual(x, x)), "no derivative in forward mode")
+            refuses(lambda: call(forward_ad.make_dual(x.clone().requires_grad_(), x)),
+                    "no derivative in forward mode")
+        refuses(lambda: torch.func.jvp(call, (x,), (x,)), "no derivative in forward mode")
