@@ -2,8 +2,8 @@
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, fake, float32, gradient, int32,
-                      wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake, float32,
+                      gradient, int32, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -51,6 +51,8 @@ def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_off
     if q.dim() != (3 if packed else 4):
         raise Error(f"attention: q is {list(q.shape)}: give [batch, tokens, heads, features], or "
                     "[tokens, heads, features] with offsets")
+    if kv_offsets is not None and not packed:
+        raise Error("attention: kv_offsets without offsets: give both")
     *lead, s, heads, dim = q.shape
     b = offsets.numel() - 1 if packed else lead[0]
     if k.dim() != (4 if pages is not None else q.dim()) or k.shape[-1] != dim:
@@ -288,6 +290,8 @@ def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _softmax_values(options, x, mask):
     causal, scale = options
+    expect_dims("masked-softmax", "x", x, "[batch, heads, queries, keys]")
+    expect_given("masked-softmax", scale=scale)
     b, heads, s, n = x.shape
     kind, mask_heads = "causal" if causal else None, None
     if mask is not None:

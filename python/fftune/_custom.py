@@ -211,6 +211,21 @@ def expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
         raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
 
 
+def expect_dims(op: str, name: str, tensor: Tensor, shape: str) -> None:
+    """That a tensor has the dimensions of this shape in words; "..." is any, also none."""
+    words = shape.strip("[]").split(", ")
+    least = len(words) - ("..." in words)
+    if tensor.dim() < least or tensor.dim() > least and "..." not in words:
+        raise Error(f"{op}: {name} is {list(tensor.shape)}: give {shape}")
+
+
+def expect_given(op: str, **arguments) -> None:
+    """That none is None, which the library would take for its own default."""
+    for name, value in arguments.items():
+        if value is None:
+            raise Error(f"{op}: {name} is None: give a value")
+
+
 def int32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
     """Ids, places or lengths as the kernels take them. A cast would make some of anything."""
     if tensor is None or tensor.dtype is torch.int32:

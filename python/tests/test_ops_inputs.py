@@ -174,3 +174,45 @@ def test_forward_mode_is_an_error():
             refuses(lambda: call(forward_ad.make_dual(x.clone().requires_grad_(), x)),
                     "no derivative in forward mode")
         refuses(lambda: torch.func.jvp(call, (x,), (x,)), "no derivative in forward mode")
+
+
+X, W, D, V = torch.ones(3, 8), torch.ones(6, 8), torch.ones(8, 6), torch.ones(8)
+Q, GATE = torch.ones(2, 3, 2, 8), torch.ones(3, 6)
+NONE = torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda: ops.ffn(X, W, W, D, act=None), "ffn: act is None"),
+    (lambda: ops.ffn(X, W.clone().requires_grad_(), W, D, act=None), "ffn: act is None"),
+    (lambda: ops.ffn_block(X, None, V, W, W, D, eps=None), "ffn: eps is None"),
+    (lambda: ops.mlp(X, W, D, act=None), "mlp: act is None"),
+    (lambda: ops.masked_ffn(X, X[:, 0].bool(), W, W, D, W, W, D, act=None), "ffn: act is None"),
+    (lambda: ops.rmsnorm(X, V, eps=None), "rmsnorm: eps is None"),
+    (lambda: ops.rmsnorm(X, V, convention=None), "rmsnorm: convention is None"),
+    (lambda: ops.layernorm(X, V, V, eps=None), "layernorm: eps is None"),
+    (lambda: ops.act_mul(X, act=None), "act-mul: act is None"),
+    (lambda: ops.rope(Q, rotation=None), "rope: rotation is None"),
+    (lambda: ops.moe_ffn(X, torch.zeros(3, 1).int(), X[:, :1], W[None], W[None], D[None], act=None),
+     "moe-ffn: act is None"),
+    (lambda: ops.moe_route(X, 2, score=None), "moe-route: score is None"),
+    (lambda: ops.qkv(X, torch.ones(32, 8), 2, 1, norms=(V, V), eps=None), "qkv: eps is None"),
+    (lambda: ops.layernorm(X, None, None), "layernorm: [bw] is None"),
+    (lambda: ops.layernorm(X, V, None), "layernorm: b is None"),
+    (lambda: ops.attention(Q, Q, Q, kv_offsets=torch.tensor([0, 3, 5])), "without offsets"),
+    (lambda: ops.ffn_backward(X, X, GATE, None, W, W, D), "gate without up"),
+    (lambda: ops.linear(X, V), r"linear: w is \[8\]: give \[n, k\]"),
+    (lambda: ops.linear(X, W[None]), r"linear: w is \[1, 6, 8\]"),
+    (lambda: ops.masked_linear(X, X[:, 0].bool(), V, V), r"masked-linear: w_true is \[8\]"),
+    (lambda: ops.ngram_block(torch.zeros(4).int(), V, 2), r"ngram-block: logits is \[8\]"),
+    (lambda: ops.ngram_block(torch.zeros(3).int(), X, 2), r"ngram-block: ids is \[3\]"),
+    (lambda: ops.masked_softmax(Q[0]), r"masked-softmax: x is \[3, 2, 8\]"),
+    (lambda: ops.ffn(NONE, W, W, D), r"ffn: x is \[\]"),
+    (lambda: ops.rmsnorm(NONE, V), r"rmsnorm: x is \[\]"),
+    (lambda: ops.act_mul(NONE), r"act-mul: gate is \[\]"),
+    (lambda: ops.moe_route(NONE, 1), r"moe-route: logits is \[\]"),
+    (lambda: ops.moe_route(X, -1), "top_k is -1"),
+    (lambda: ops.qkv(X, torch.ones(32, 8), 0), "qkv: 0 heads"),
+    (lambda: ops.qkv(X, (W, W), 2, 1), "qkv: 2 weights"),
+])
+def test_wrong_inputs_are_one_error(call, words):
+    refuses(call, words)
