@@ -149,13 +149,13 @@ _forward_ad = torch.autograd.forward_ad
 
 
 def _refuse_tangents(name: str, arguments: Sequence) -> None:
-    """The ops have no rules of forward mode: its results would be without tangents."""
+    """The ops have no rules of forward mode: their results would be without tangents."""
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
             _refuse_tangents(name, argument)
         elif isinstance(argument, Tensor) and _forward_ad.unpack_dual(argument).tangent is not None:
-            raise Error(f"{name}: no derivative in forward mode: use the backward pass, or PyTorch's "
-                        "own ops here")
+            raise Error(f"{name}: no derivative in forward mode: use the backward pass, or "
+                        "PyTorch's own ops here")
 
 
 def gradient(name: str, setup: Callable, *, twice: bool = False):

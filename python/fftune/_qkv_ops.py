@@ -153,8 +153,8 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
     weights = (w, None, None) if isinstance(w, Tensor) else tuple(w)
     biases = (bias, None, None) if bias is None or isinstance(bias, Tensor) else tuple(bias)
     if len(weights) != 3 or len(biases) != 3:
-        raise Error(f"qkv: {len(weights)} weights and {len(biases)} biases: give those of q, k and v, "
-                    "or one of all")
+        raise Error(f"qkv: {len(weights)} weights and {len(biases)} biases: give those of q, k and "
+                    "v, or one of all")
     q_norm, k_norm = norms or (None, None)
     rule = rule or ("base" if angles is None else "table")
     numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]

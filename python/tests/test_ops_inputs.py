@@ -102,7 +102,8 @@ def test_meta_tensors_have_no_autocast_to_ask_for():
 
 
 def test_ids_beyond_int32_are_no_experts():
-    x, experts = torch.randn(3, 8), (torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.randn(2, 8, 6))
+    x = torch.randn(3, 8)
+    experts = torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.randn(2, 8, 6)
     ids = torch.tensor([[2**32, 2**40 + 1], [-2**32, 1 - 2**32], [0, 1]])
     y = ops.moe_ffn(x, ids, torch.ones(3, 2), *experts)
     assert not y[:2].any() and y[2].any()
@@ -123,7 +124,8 @@ def test_numbers_that_are_no_integers_are_refused(dtype):
                                    lengths=torch.tensor([1, 3])), "attention: pages"),
             (lambda: ops.rope(q, k, starts=some(0, 1)), "rope: starts"),
             (lambda: ops.rope(q[0], k[0], offsets=some(0, 3)), "rope: offsets"),
-            (lambda: ops.qkv(x, torch.randn(32, 8), 2, 1, positions=some(0, 1, 1)), "qkv: positions"),
+            (lambda: ops.qkv(x, torch.randn(32, 8), 2, 1, positions=some(0, 1, 1)),
+             "qkv: positions"),
             (lambda: ops.qkv(x, torch.randn(32, 8, requires_grad=True), 2, 1,
                              positions=some(0, 1, 1)), "qkv: positions"),
             (lambda: ops.ngram_block(torch.zeros(2, 3).int(), torch.zeros(2, 5), some(1, 1)),
