@@ -2,7 +2,8 @@
 import torch
 from torch import Tensor
 
-from ._custom import OPS, call, define, empty, expect, fake, gradient, wants_gradient, yes
+from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake, float32,
+                      gradient, int32, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -50,6 +51,8 @@ def _attention_values(options, q, k, v, mask, bits, flags, bias, offsets, kv_off
     if q.dim() != (3 if packed else 4):
         raise Error(f"attention: q is {list(q.shape)}: give [batch, tokens, heads, features], or "
                     "[tokens, heads, features] with offsets")
+    if kv_offsets is not None and not packed:
+        raise Error("attention: kv_offsets without offsets: give both")
     *lead, s, heads, dim = q.shape
     b = offsets.numel() - 1 if packed else lead[0]
     if k.dim() != (4 if pages is not None else q.dim()) or k.shape[-1] != dim:
@@ -136,10 +139,10 @@ def _lse_shape(q: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
 
 def _rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks) -> tuple:
     """The tensors that say what is seen, as the kernels read them."""
-    numbers = [None if t is None else ready(t.to(torch.int32))
-               for t in (offsets, kv_offsets, lengths)]
+    numbers = [None if t is None else ready(int32("attention", name, t)) for name, t in (
+        ("offsets", offsets), ("kv_offsets", kv_offsets), ("lengths", lengths))]
     plain = [None if t is None else ready(t) for t in (mask, bits, flags, bias)]
-    return *plain, *numbers, None if sinks is None else ready(sinks.float())
+    return *plain, *numbers, None if sinks is None else ready(float32("attention", "sinks", sinks))
 
 
 @define(f"attention(Tensor q, Tensor k, Tensor v, Tensor? pages, {_TENSORS}, {_OPTIONS}, bool lse) "
@@ -151,7 +154,7 @@ def _(q, k, v, pages, mask, bits, flags, bias, offsets, kv_offsets, lengths, sin
     (q, q_row), (k, k_row), (v, v_row) = map(_rowed, (q, k, v))
     if pages is not None:
         k, v, k_row, v_row = ready(k), ready(v), None, None
-        pages = ready(pages.to(torch.int32))
+        pages = ready(int32("attention", "pages", pages))
     run(_ATTENTION, ((q_row, k_row, v_row), causal, window, softcap, scale, "yes" if lse else None),
         (q, k, v, pages, *_rules(mask, bits, flags, bias, offsets, kv_offsets, lengths, sinks)),
         (y, own) if lse else (y,))
@@ -287,6 +290,8 @@ def pack_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _softmax_values(options, x, mask):
     causal, scale = options
+    expect_dims("masked-softmax", "x", x, "[batch, heads, queries, keys]")
+    expect_given("masked-softmax", scale=scale)
     b, heads, s, n = x.shape
     kind, mask_heads = "causal" if causal else None, None
     if mask is not None:

@@ -4,7 +4,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Sequence
 
 import torch
 import torch.compiler.config
@@ -53,8 +53,13 @@ def define(schema: str, *, casts: bool = False, keeps: tuple[int, ...] = ()):
     def decorate(kernel):
         name = schema.split("(", 1)[0]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        overload = getattr(fftune_ops, name).default
         implementation = _by_reference(name) if _DISABLED else kernel
-        setattr(OPS, name, Op(getattr(fftune_ops, name).default, implementation, casts))
+        written = tuple(i for i, argument in enumerate(overload._schema.arguments)
+                        if argument.alias_info is not None and argument.alias_info.is_write)
+        if written:
+            implementation = _with_versions(implementation, written)
+        setattr(OPS, name, Op(overload, implementation, casts))
         for backend in ("CPU", "CUDA"):
             _library.impl(name, implementation, backend)
         if casts:
@@ -73,6 +78,24 @@ def _by_reference(name: str):
         own = lambda t: t.clone(memory_format=torch.contiguous_format)
         return tuple(map(own, result)) if isinstance(result, tuple) else own(result)
     return implementation
+
+
+def _with_versions(kernel: Callable, written: tuple[int, ...]) -> Callable:
+    """The kernel, which also counts what it writes in place: otherwise gradients would be computed
+    from changed values without a word. Neither the dispatcher nor call() does it for an op of a
+    torch.library.Library."""
+    def implementation(*arguments):
+        result = kernel(*arguments)
+        for i in written:
+            given = arguments[i]
+            for tensor in given if isinstance(given, (list, tuple)) else (given,):
+                if tensor is not None and not tensor.is_inference():
+                    _increment_version(tensor)
+        return result
+    return implementation
+
+
+_increment_version = torch.autograd.graph.increment_version
 
 
 def _autocast(name: str, device: str, key: str, keeps: tuple[int, ...]):
@@ -99,10 +122,46 @@ def _any_tensor_wants_gradient(*inputs) -> bool:
 _any_requires_grad = getattr(torch._C, "_any_requires_grad", _any_tensor_wants_gradient)
 
 
-def gradient(name: str, setup: Callable):
+class _NoSecond(torch.autograd.Function):
+    """Results of a backward pass that hang on all it was computed from, so that to derive them is
+    an error whatever it is done for. PyTorch's once_differentiable is none for autograd.grad, which
+    does not run what leads to none of its inputs."""
+
+    @staticmethod
+    def forward(ctx, name, results, *sources):
+        ctx.name = name
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise Error(f"{ctx.name}: its gradient has no gradient itself: leave out create_graph, or "
+                    "use PyTorch's own ops here")
+
+
+def _without_gradients(name: str, results: tuple, sources: tuple) -> tuple:
+    there = _NoSecond.apply(name, [t for t in results if t is not None],
+                            *[t for t in sources if t is not None])
+    there = iter(there)
+    return tuple(None if t is None else next(there) for t in results)
+
+
+_forward_ad = torch.autograd.forward_ad
+
+
+def _refuse_tangents(name: str, arguments: Sequence) -> None:
+    """The ops have no rules of forward mode: their results would be without tangents."""
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            _refuse_tangents(name, argument)
+        elif isinstance(argument, Tensor) and _forward_ad.unpack_dual(argument).tangent is not None:
+            raise Error(f"{name}: no derivative in forward mode: use the backward pass, or "
+                        "PyTorch's own ops here")
+
+
+def gradient(name: str, setup: Callable, *, twice: bool = False):
     """Gives the op the decorated backward(ctx, *gradients), after setup(ctx, inputs, output). What
     torch.library.register_autograd does, in a third of the host's time where no gradient is asked
-    for."""
+    for. `twice`: with create_graph the backward pass is made of what has gradients."""
     def decorate(backward):
         own = getattr(OPS, name)
         op, kernel, casts = own.overload, own.kernel, own.casts
@@ -116,11 +175,21 @@ def gradient(name: str, setup: Callable):
             setup(ctx, inputs, output)
             return output
 
+        def once(ctx, *gradients):
+            if not _is_grad_enabled():
+                return backward(ctx, *gradients)
+            with torch.no_grad():
+                results = backward(ctx, *gradients)
+            return _without_gradients(name, results, (*gradients, *ctx.saved_tensors))
+
         function = type(f"{name}_function", (torch.autograd.Function,),
-                        {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+                        {"forward": staticmethod(forward),
+                         "backward": staticmethod(backward if twice else once)})
         own.function = function
 
         def implementation(*inputs):
+            if _forward_ad._current_level >= 0:
+                _refuse_tangents(name, inputs)
             if torch._C.is_grad_enabled() and _any_requires_grad(*inputs):
                 return function.apply(*inputs)
             with torch._C._AutoDispatchBelowAutograd():
@@ -142,6 +211,41 @@ def expect(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...],
         raise Error(f"{op}: {name} is {tensor.dtype}, not {dtype}")
 
 
+def expect_dims(op: str, name: str, tensor: Tensor, shape: str) -> None:
+    """That a tensor has the dimensions of this shape in words; "..." is any, also none."""
+    words = shape.strip("[]").split(", ")
+    least = len(words) - ("..." in words)
+    if tensor.dim() < least or tensor.dim() > least and "..." not in words:
+        raise Error(f"{op}: {name} is {list(tensor.shape)}: give {shape}")
+
+
+def expect_given(op: str, **arguments) -> None:
+    """That none is None, which the library would take for its own default."""
+    for name, value in arguments.items():
+        if value is None:
+            raise Error(f"{op}: {name} is None: give a value")
+
+
+def int32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
+    """Ids, places or lengths as the kernels take them. A cast would make some of anything."""
+    if tensor is None or tensor.dtype is torch.int32:
+        return tensor
+    if tensor.dtype not in _INTEGERS:
+        raise Error(f"{op}: {name} are {tensor.dtype}: give int32 or int64")
+    return tensor.to(torch.int32)
+
+
+_INTEGERS = frozenset((torch.int64, torch.int16, torch.int8, torch.uint8))
+
+
+def float32(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or tensor.dtype is torch.float32:
+        return tensor
+    if tensor.is_complex():
+        raise Error(f"{op}: {name} is {tensor.dtype}: give a floating type")
+    return tensor.float()
+
+
 def empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     # In two thirds of torch.empty's time.
     return x.new_empty(shape) if dtype is None else x.new_empty(shape, dtype=dtype)
@@ -156,6 +260,8 @@ def call(op: Op, *arguments):
     costs a host more than all the rest."""
     if _is_compiling():
         return op.overload(*arguments)
+    if _forward_ad._current_level >= 0:
+        _refuse_tangents(op.overload._opname, arguments)
     wanted = _is_grad_enabled() and _any_requires_grad(*arguments)
     if _is_plain(arguments, op.casts):
         if not wanted:
@@ -172,8 +278,7 @@ def _is_plain(arguments: tuple, casts: bool) -> bool:
     """That there are plain tensors of the CPU or CUDA alone, nobody else wants to see calls, and
     nothing is to be cast."""
     if (_dispatch_modes() or _function_modes() or _functorch_level() is not None
-            or _tracing_state() is not None or _profiler_enabled()
-            or casts and _is_autocast_enabled(arguments[0].device.type)):
+            or _tracing_state() is not None or _profiler_enabled()):
         return False
     for argument in arguments:
         kind = type(argument)
@@ -182,7 +287,8 @@ def _is_plain(arguments: tuple, casts: bool) -> bool:
                 return False
         elif kind not in _NO_TENSORS:
             return False
-    return True
+    # After them, as other devices may have no autocast to ask for.
+    return not (casts and _is_autocast_enabled(arguments[0].device.type))
 
 
 _is_compiling = torch.compiler.is_compiling

@@ -2,11 +2,13 @@
 import torch
 from torch import Tensor
 
-from ._custom import OPS, call, define, empty, expect, fake, gradient, yes
+from ._custom import OPS, call, define, empty, expect, expect_dims, expect_given, fake, gradient, yes
 from ._run import Form, ready, run
 
 
 def _values(options, x, residual, w, b, dy=None):
+    expect_dims("layernorm", "x", x, "[..., d]")
+    expect_given("layernorm", eps=options[0], w=w)
     m, d = x.shape[:-1].numel(), x.shape[-1]
     expect("layernorm", "residual", residual, x.shape, x.dtype)
     expect("layernorm", "w", w, (d,), x.dtype)
@@ -19,7 +21,12 @@ def _backward_values(options, x, w, dy, dsum):
     return _values(options, x, dsum, w, None, dy)
 
 
-_FORWARD = Form("layernorm", False, ("m", "d", "eps", "residual"), _values)
+def _forward_values(options, x, residual, w, b):
+    expect_given("layernorm", b=b)
+    return _values(options, x, residual, w, b)
+
+
+_FORWARD = Form("layernorm", False, ("m", "d", "eps", "residual"), _forward_values)
 _BACKWARD = Form("layernorm", True, ("m", "d", "eps", "residual"), _backward_values)
 
 

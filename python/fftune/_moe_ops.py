@@ -4,8 +4,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, save_gates,
-                      wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake, fftune_ops,
+                      float32, gradient, int32, save_gates, wants_gradient, yes)
 from ._library import Error
 from ._run import Form, ready, run
 
@@ -19,6 +19,8 @@ _OPTIONS = "str act, str packing, str weigh, int shared, str routing"
 
 def _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared) -> tuple:
     """The sizes of tensors that fit together, and how gate and up are given."""
+    expect_dims("moe-ffn", "x", x, "[..., d]")
+    expect_dims("moe-ffn", "ids", ids, "[..., k]")
     d, k = x.shape[-1], ids.shape[-1]
     if w_gate.dim() != 3 or not 0 <= shared <= w_gate.shape[0]:
         raise Error(f"moe-ffn: w_gate is {list(w_gate.shape)}: give [experts + shared, h, d]")
@@ -41,6 +43,7 @@ def _expect_biases(w_gate, w_down, b_gate_up, b_down) -> None:
 
 def _option_values(options, bias) -> tuple:
     act, _, weigh, _, routing = options
+    expect_given("moe-ffn", act=act, weigh=weigh)
     return act, routing or None, weigh if weigh != "after" else None, bias
 
 
@@ -62,6 +65,8 @@ def _backward_values(options, dy, x, ids, weights, gate, up, w_gate, w_up, w_dow
     sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, options[1], shared)
     _expect_biases(w_gate, w_down, b_gate_up, b_down)
     expect("moe-ffn", "dy", dy, x.shape, x.dtype)
+    if (gate is None) != (up is None):
+        raise Error("moe-ffn: gate without up, or up without gate: give both, or neither")
     for name, tensor in (("gate", gate), ("up", up)):
         expect("moe-ffn", name, tensor, (sizes[0] * (ids.shape[-1] + shared), sizes[2]), x.dtype)
     for weight, tensor in zip((w_gate, w_up, w_down), into):
@@ -78,7 +83,13 @@ _BACKWARD = Form("moe-ffn", True, (*_NAMES, "accumulate"), _backward_values)
 
 def _choices(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """As the kernels read them."""
-    return ready(ids.to(torch.int32)), ready(weights.float())
+    if ids.dtype is torch.int64:
+        # What is no expert stays none, which a cast alone would not see to.
+        ids = ids.clamp(_INT32.min, _INT32.max)
+    return ready(int32("moe-ffn", "ids", ids)), ready(float32("moe-ffn", "weights", weights))
+
+
+_INT32 = torch.iinfo(torch.int32)
 
 
 @define(f"moe_ffn({_INPUTS}, {_BIASES}, {_OPTIONS}) -> Tensor", casts=True, keeps=_KEEPS)
@@ -184,6 +195,7 @@ gradient("moe_ffn_preact", _save)(_)
 def _fp8_values(options, x, ids, weights, w_gate, w_up, w_down, x_scale, w_gate_scale, w_up_scale,
                 hidden_scale, w_down_scale):
     act, routing, packing, shared = options
+    expect_given("moe-ffn", act=act)
     expect("moe-ffn", "x", x, x.shape, torch.float8_e4m3fn)
     sizes = _gate_up_values(x, ids, weights, w_gate, w_up, w_down, packing, shared)
     m, d, h, *_ = sizes
@@ -292,6 +304,8 @@ _ROUTER = ("int top_k, str score, str order, int groups, int top_groups, str gro
 
 def _route_values(options, logits, bias):
     top_k, score, order, groups, top_groups, group_score, renormalise, scale = options
+    expect_dims("moe-route", "logits", logits, "[..., experts]")
+    expect_given("moe-route", score=score, order=order, group_score=group_score, scale=scale)
     m, experts = logits.shape[:-1].numel(), logits.shape[-1]
     expect("moe-route", "bias", bias, (experts,))
     return (m, top_k, experts, groups or None, top_groups or None, score, order,
@@ -316,10 +330,12 @@ _ROUTE_BACKWARD = Form("moe-route", True, _ROUTE_NAMES, _route_backward_values, 
 
 @define(f"moe_route(Tensor logits, Tensor? bias, {_ROUTER}) -> (Tensor, Tensor)")
 def _(logits, bias, top_k, *options):
+    if top_k < 1:
+        raise Error(f"moe-route: top_k is {top_k}: give 1 or more")
     shape = *logits.shape[:-1], top_k
     weights = empty(logits, *shape, dtype=torch.float32)
     ids = torch.empty_like(weights, dtype=torch.int32)
-    run(_ROUTE, (top_k, *options), (logits, None if bias is None else bias.float()),
+    run(_ROUTE, (top_k, *options), (logits, float32("moe-route", "bias", bias)),
         (ids, weights))
     return weights, ids
 
@@ -329,7 +345,8 @@ def _(logits, bias, top_k, *options):
 def _(d_weights, logits, ids, *options):
     logits = ready(logits)
     d_logits = torch.empty_like(logits)
-    run(_ROUTE_BACKWARD, (ids.shape[-1], *options), (d_weights.float(), logits, ids), (d_logits,))
+    run(_ROUTE_BACKWARD, (ids.shape[-1], *options),
+        (float32("moe-route", "d_weights", d_weights), logits, ids), (d_logits,))
     return d_logits
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from ._custom import OPS, call, define, empty, expect, fake, wants_gradient, yes
+from ._custom import OPS, call, define, empty, expect, expect_given, fake, int32, wants_gradient, yes
 from ._library import Error
 from ._run import Form, run
 
@@ -20,6 +20,8 @@ _USED = {"table": (7,), "base": (0, 1, 7), "llama3": (0, 1, 2, 3, 4, 7),
 def _dim(w_q: Tensor, w_k: Tensor | None, heads: int, kv_heads: int) -> int:
     """Features of a head."""
     count = heads if w_k is not None else heads + 2 * kv_heads
+    if heads < 1 or kv_heads < 1:
+        raise Error(f"qkv: {heads} heads of q, {kv_heads} of k and v: give 1 or more of each")
     if w_q.dim() != 2 or w_q.shape[0] % count:
         raise Error(f"qkv: {'w_q' if w_k is not None else 'w'} is {list(w_q.shape)}: give rows of "
                     f"{count} heads")
@@ -43,7 +45,11 @@ def _values(options, x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions,
         raise Error("qkv: give weights, biases and norms of all parts, or of none")
     for name, tensor in (("q_norm", q_norm), ("k_norm", k_norm)):
         expect("qkv", name, tensor, (dim,), x.dtype)
+    if q_norm is not None:
+        expect_given("qkv", eps=eps)
     rotates = positions is not None
+    if rotates:
+        expect_given("qkv", rotation=rotation)
     if rotates and rule not in _USED:
         raise Error(f"qkv: there is no rule '{rule}': give {', '.join(_USED)}")
     if angles is not None and not rotates:
@@ -85,7 +91,7 @@ def _(*arguments):
     heads, kv_heads, *options, numbers = arguments[11:]
     dim = _dim(w_q, w_k, heads, kv_heads)
     results = [_heads(x, count, dim) for count in (heads, kv_heads, kv_heads)]
-    positions = None if positions is None else positions.to(torch.int32)
+    positions = int32("qkv", "positions", positions)
     run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
         (x, w_q, w_k, *others, positions, angles), results)
     return tuple(results)
@@ -100,7 +106,7 @@ def _(*arguments):
         if not cache.is_contiguous() or cache.is_cuda and cache.data_ptr() & 15:
             raise Error("qkv: a cache is not contiguous, or not at an address of 16 bytes")
     q = _heads(x, heads, _dim(w_q, w_k, heads, kv_heads))
-    positions = None if positions is None else positions.to(torch.int32)
+    positions = int32("qkv", "positions", positions)
     if slots.dtype not in (torch.int32, torch.int64):
         raise Error(f"qkv: slots are {slots.dtype}: give int32 or int64")
     run(_QKV, (heads, kv_heads, *options, tuple(numbers)),
@@ -146,6 +152,9 @@ def qkv(x: Tensor, w: Tensor | tuple[Tensor, Tensor, Tensor], heads: int,
     kv_heads = heads if kv_heads is None else kv_heads
     weights = (w, None, None) if isinstance(w, Tensor) else tuple(w)
     biases = (bias, None, None) if bias is None or isinstance(bias, Tensor) else tuple(bias)
+    if len(weights) != 3 or len(biases) != 3:
+        raise Error(f"qkv: {len(weights)} weights and {len(biases)} biases: give those of q, k and "
+                    "v, or one of all")
     q_norm, k_norm = norms or (None, None)
     rule = rule or ("base" if angles is None else "table")
     numbers = [base, factor, context, low, high, beta_fast, beta_slow, scale]
@@ -178,8 +187,8 @@ def _by_parts(x, w_q, w_k, w_v, b_q, b_k, b_v, q_norm, k_norm, positions, angles
         q, k = (ops.rmsnorm(t, w, eps=eps, convention="t5") for t, w in ((q, q_norm), (k, k_norm)))
     if positions is not None:
         # A sequence of all tokens, each with its row of angles.
-        angle, factor = reference.angles_at(positions.flatten(), angles, rotation, rotary or dim,
-                                            rule, numbers)
+        places = int32("qkv", "positions", positions).flatten()
+        angle, factor = reference.angles_at(places, angles, rotation, rotary or dim, rule, numbers)
         flat = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k))
         q, k = (t.view(*x.shape[:-1], -1, dim) for t in ops.rope(
             *flat, angles=angle, rotation=rotation, rotary=rotary, scale=factor))

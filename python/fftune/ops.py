@@ -15,8 +15,8 @@ from torch import Tensor
 
 from . import reference
 from ._attention_ops import attention, masked_softmax, pack_mask
-from ._custom import (OPS, call, define, empty, expect, fake, fftune_ops, gradient, rows,
-                      save_gates, wants_gradient, yes)
+from ._custom import (OPS, call, define, empty, expect, expect_dims, expect_given, fake,
+                      fftune_ops, float32, gradient, int32, rows, save_gates, wants_gradient, yes)
 from ._layer_ops import layer
 from ._layernorm_ops import add_layernorm, layernorm
 from ._library import Error
@@ -48,6 +48,11 @@ def _run_into(form: Form, options: tuple, x: Tensor, inputs: Sequence[Tensor | N
     return dx
 
 
+def _expect_both(op: str, gate: Tensor | None, up: Tensor | None) -> None:
+    if (gate is None) != (up is None):
+        raise Error(f"{op}: gate without up, or up without gate: give both, or neither")
+
+
 def _yes_if(into: Sequence) -> str | None:
     return "yes" if into else None
 
@@ -56,6 +61,8 @@ def _yes_if(into: Sequence) -> str | None:
 
 def _expect_ffn(x, w_gate, w_up, w_down) -> tuple[int, int, int]:
     """The tokens, d and h of tensors that fit together."""
+    expect_dims("ffn", "x", x, "[..., d]")
+    expect_dims("ffn", "w_gate", w_gate, "[h, d]")
     d, h = x.shape[-1], w_gate.shape[0]
     expect("ffn", "w_gate", w_gate, (h, d), x.dtype)
     expect("ffn", "w_up", w_up, (h, d), x.dtype)
@@ -65,6 +72,7 @@ def _expect_ffn(x, w_gate, w_up, w_down) -> tuple[int, int, int]:
 
 def _ffn_values(options, x, w_gate, w_up, w_down, bias, residual):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    expect_given("ffn", act=options[0])
     expect("ffn", "bias", bias, (d,), x.dtype)
     expect("ffn", "residual", residual, x.shape, x.dtype)
     return (m, d, h, *options, None if bias is None else "down", yes(residual)) if m else None
@@ -73,7 +81,9 @@ def _ffn_values(options, x, w_gate, w_up, w_down, bias, residual):
 def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down, *into):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     _expect_into("ffn", (w_gate, w_up, w_down), into)
+    expect_given("ffn", act=options[0])
     expect("ffn", "dy", dy, x.shape, x.dtype)
+    _expect_both("ffn", gate, up)
     for name, tensor in (("gate", gate), ("up", up)):
         expect("ffn", name, tensor, (*x.shape[:-1], h), x.dtype)
     save = "input" if gate is None else "preact"
@@ -83,12 +93,14 @@ def _ffn_backward_values(options, dy, x, gate, up, w_gate, w_up, w_down, *into):
 def _ffn_block_values(options, x, w_gate, w_up, w_down, total, residual, w_norm):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
     expect("ffn", "residual", residual, x.shape, x.dtype)
+    expect_given("ffn", act=options[0], convention=options[1], eps=options[2])
     expect("ffn", "w_norm", w_norm, (d,), x.dtype)
     return (m, d, h, *options, "rms" if residual is None else "add-rms") if m else None
 
 
 def _ffn_fp8_values(options, x, w_gate, w_up, w_down, *scales):
     m, d, h = _expect_ffn(x, w_gate, w_up, w_down)
+    expect_given("ffn", act=options[0])
     expect("ffn", "x", x, x.shape, torch.float8_e4m3fn)
     blocks = lambda extent: -(-extent // 128)
     by_block = scales[3] is None
@@ -307,6 +319,9 @@ def ffn_fp8(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, x_scale: Te
 # mlp: ffn without a gate
 
 def _mlp_values(options, x, w_up, w_down, b_up, b_down, residual):
+    expect_dims("mlp", "x", x, "[..., d]")
+    expect_dims("mlp", "w_up", w_up, "[h, d]")
+    expect_given("mlp", act=options[0])
     d, h = x.shape[-1], w_up.shape[0]
     expect("mlp", "w_up", w_up, (h, d), x.dtype)
     expect("mlp", "w_down", w_down, (d, h), x.dtype)
@@ -369,6 +384,7 @@ def mlp(x: Tensor, w_up: Tensor, w_down: Tensor, b_up: Tensor | None = None,
 # linear
 
 def _linear_values(options, x, w, bias, residual):
+    expect_dims("linear", "w", w, "[n, k]")
     n, k = w.shape
     expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
     expect("linear", "bias", bias, (n,), w.dtype)
@@ -378,6 +394,7 @@ def _linear_values(options, x, w, bias, residual):
 
 
 def _linear_backward_values(options, dy, x, w, *into):
+    expect_dims("linear", "w", w, "[n, k]")
     n, k = w.shape
     _expect_into("linear", (w, w[:, 0]), into)
     expect("linear", "x", x, (*x.shape[:-1], k), w.dtype)
@@ -430,12 +447,12 @@ def _save_linear(ctx, inputs, output):
     ctx.has_bias = bias is not None
 
 
-@gradient("linear", _save_linear)
+@gradient("linear", _save_linear, twice=True)
 def _(ctx, dy):
     x, w = ctx.saved_tensors
     needs = ctx.needs_input_grad
     dx = dw = dbias = None
-    if needs[0] and needs[1]:
+    if needs[0] and needs[1] and not torch.is_grad_enabled():
         dx, dw, dbias = call(OPS.linear_backward, dy, x, w, needs[2])
     else:
         if needs[0]:
@@ -478,6 +495,7 @@ def _expect_mask(op, mask, x):
 
 
 def _masked_linear_values(options, x, mask, w_true, w_false, dy=None):
+    expect_dims("masked-linear", "w_true", w_true, "[n, k]")
     n, k = w_true.shape
     expect("masked-linear", "x", x, (*x.shape[:-1], k), w_true.dtype)
     expect("masked-linear", "w_false", w_false, (n, k), w_true.dtype)
@@ -493,6 +511,7 @@ def _masked_linear_backward_values(options, dy, x, mask, w_true, w_false, *into)
 
 
 def _masked_ffn_values(options, x, mask, *weights):
+    expect_given("masked-ffn", act=options[0])
     m, d, h = _expect_ffn(x, *weights[:3])
     expect("masked-ffn", "w_gate_false", weights[3], (h, d))
     _expect_ffn(x, *weights[3:])
@@ -504,6 +523,7 @@ def _masked_ffn_backward_values(options, dy, x, mask, gate, up, *weights_and_int
     weights, into = weights_and_into[:6], weights_and_into[6:]
     _expect_into("masked-ffn", weights, into)
     expect("masked-ffn", "dy", dy, x.shape, x.dtype)
+    _expect_both("masked-ffn", gate, up)
     for name, tensor in (("gate", gate), ("up", up)):
         expect("masked-ffn", name, tensor, (*x.shape[:-1], weights[0].shape[0]), x.dtype)
     save = "input" if gate is None else "preact"
@@ -714,6 +734,8 @@ def _expect_floats(op: str, x: Tensor, row: Tensor) -> None:
 
 
 def _norm_values(options, x, residual, w, dy=None):
+    expect_dims("rmsnorm", "x", x, "[..., d]")
+    expect_given("rmsnorm", eps=options[0], convention=options[1])
     d = x.shape[-1]
     _expect_floats("rmsnorm", x, w)
     expect("rmsnorm", "residual", residual, x.shape, x.dtype)
@@ -735,18 +757,16 @@ _NORM_BACKWARD = Form("rmsnorm", True,
                       _norm_backward_values)
 
 
-def _row(x: Tensor, row: Tensor) -> Tensor:
+def _row(op: str, name: str, x: Tensor, row: Tensor) -> Tensor:
     """A weight or bias as the kernels take it: of x's type, or of float32."""
-    if row.dtype is not x.dtype and row.dtype is not torch.float32:
-        return row.float()
-    return row
+    return row if row.dtype is x.dtype else float32(op, name, row)
 
 
 @define("rmsnorm(Tensor x, Tensor w, float eps, str convention) -> Tensor")
 def _(x, w, eps, convention):
     x = ready(x)
     y = torch.empty_like(x)
-    run(_NORM, (eps, convention, None, None), (x, None, _row(x, w)), (y,))
+    run(_NORM, (eps, convention, None, None), (x, None, _row("rmsnorm", "w", x, w)), (y,))
     return y
 
 
@@ -754,7 +774,7 @@ def _(x, w, eps, convention):
 def _(x, w, eps, convention):
     x = ready(x)
     y, rstd = torch.empty_like(x), empty(x, *x.shape[:-1], dtype=torch.float32)
-    run(_NORM, (eps, convention, None, "rstd"), (x, None, _row(x, w)), (y, rstd))
+    run(_NORM, (eps, convention, None, "rstd"), (x, None, _row("rmsnorm", "w", x, w)), (y, rstd))
     return y, rstd
 
 
@@ -763,7 +783,7 @@ def _(x, w, eps, convention):
 def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
-    run(_NORM, (eps, convention, None, None), (x, residual, _row(x, w)), (y, total))
+    run(_NORM, (eps, convention, None, None), (x, residual, _row("rmsnorm", "w", x, w)), (y, total))
     return y, total
 
 
@@ -773,7 +793,8 @@ def _(x, residual, w, eps, convention):
     x = ready(x)
     y, total = torch.empty_like(x), torch.empty_like(x)
     rstd = empty(x, *x.shape[:-1], dtype=torch.float32)
-    run(_NORM, (eps, convention, None, "rstd"), (x, residual, _row(x, w)), (y, total, rstd))
+    run(_NORM, (eps, convention, None, "rstd"), (x, residual, _row("rmsnorm", "w", x, w)),
+        (y, total, rstd))
     return y, total, rstd
 
 
@@ -784,7 +805,8 @@ def _(x, residual, w, eps, convention, int8):
     y = torch.empty_like(x, dtype=torch.int8 if int8 else torch.float8_e4m3fn)
     scale = empty(x, *x.shape[:-1], dtype=torch.float32)
     total = empty(x, 0) if residual is None else torch.empty_like(x)
-    run(_NORM, (eps, convention, "i8" if int8 else "fp8", None), (x, residual, _row(x, w)),
+    run(_NORM, (eps, convention, "i8" if int8 else "fp8", None),
+        (x, residual, _row("rmsnorm", "w", x, w)),
         (y, scale) if residual is None else (y, total, scale))
     return y, scale, total
 
@@ -792,7 +814,7 @@ def _(x, residual, w, eps, convention, int8):
 @define("rmsnorm_backward(Tensor dy, Tensor x, Tensor w, Tensor? dsum, Tensor? rstd, float eps, "
          "str convention) -> (Tensor, Tensor)")
 def _(dy, x, w, dsum, rstd, eps, convention):
-    x, own = ready(x), ready(_row(x, w))
+    x, own = ready(x), ready(_row("rmsnorm", "w", x, w))
     dx, dw = torch.empty_like(x), torch.empty_like(own)
     run(_NORM_BACKWARD, (eps, convention), (x, own, dy, dsum, rstd), (dx, dw))
     return dx, dw.to(w.dtype)
@@ -916,6 +938,7 @@ def rmsnorm_quantised(x: Tensor, w: Tensor, residual: Tensor | None = None, *, e
 # bias-gelu and act-mul
 
 def _bias_gelu_values(options, x, bias, dy=None):
+    expect_dims("bias-gelu", "x", x, "[..., h]")
     h, m = x.shape[-1], x.shape[:-1].numel()
     _expect_floats("bias-gelu", x, bias)
     expect("bias-gelu", "bias", bias, (h,))
@@ -924,8 +947,12 @@ def _bias_gelu_values(options, x, bias, dy=None):
 
 
 def _act_mul_values(options, gate, up, dy=None):
+    expect_dims("act-mul", "gate", gate, "[..., h]")
+    expect_given("act-mul", act=options[0])
     h, m = gate.shape[-1], gate.shape[:-1].numel()
     if up is None:
+        if h % 2:
+            raise Error(f"act-mul: gate is {list(gate.shape)}: give [..., 2h], or up beside it")
         h //= 2
     else:
         expect("act-mul", "up", up, gate.shape, gate.dtype)
@@ -943,13 +970,13 @@ _ACT_MUL_BACKWARD = Form("act-mul", True, ("m", "h", "act", "packed"), _act_mul_
 def _(x, bias, act):
     x = ready(x)
     y = torch.empty_like(x)
-    run(_BIAS_GELU, (act,), (x, _row(x, bias)), (y,))
+    run(_BIAS_GELU, (act,), (x, _row("bias-gelu", "bias", x, bias)), (y,))
     return y
 
 
 @define("bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str act) -> (Tensor, Tensor)")
 def _(dy, x, bias, act):
-    x, own = ready(x), ready(_row(x, bias))
+    x, own = ready(x), ready(_row("bias-gelu", "bias", x, bias))
     dx, dbias = torch.empty_like(x), torch.empty_like(own)
     run(_BIAS_GELU_BACKWARD, (act,), (x, own, dy), (dx, dbias))
     return dx, dbias.to(bias.dtype)
@@ -973,7 +1000,8 @@ def _(dy, gate, up, act):
 
 @define("act_mul_packed(Tensor gate_up, str act) -> Tensor")
 def _(gate_up, act):
-    y = empty(gate_up, *gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    *lead, width = gate_up.shape or (0,)
+    y = empty(gate_up, *lead, width // 2)
     run(_ACT_MUL, (act,), (gate_up, None), (y,))
     return y
 
@@ -1036,10 +1064,15 @@ def _(ctx, dy):
     return call(OPS.act_mul_packed_backward, dy, *ctx.saved_tensors, ctx.act), None
 
 
+_GELU = {"none": "gelu", "tanh": "gelu-tanh"}
+
+
 def bias_gelu(x: Tensor, bias: Tensor, *, approximate: str = "none") -> Tensor:
     """gelu(x + bias), with erf or with approximate="tanh". x [..., h]; bias [h], of x's type or
     float32. -> [..., h]"""
-    act = "gelu-tanh" if approximate == "tanh" else "gelu"
+    act = _GELU.get(approximate)
+    if act is None:
+        raise Error(f"bias-gelu: approximate is {approximate!r}: give 'none' or 'tanh'")
     return call(OPS.bias_gelu, x, bias, act)
 
 
@@ -1090,6 +1123,7 @@ def _rope_values(options, q, k, angles, offsets, starts):
     *lead, heads, dim = q.shape
     if k is not None:
         expect("rope", "k", k, (*lead, k.shape[-2], dim), q.dtype)
+    expect_given("rope", rotation=rotation)
     if rule not in _ROPE_USED:
         raise Error(f"rope: there is no rule '{rule}': give {', '.join(_ROPE_USED)}")
     if (rule == "table") != (angles is not None):
@@ -1120,7 +1154,8 @@ def _run_rope(form, q, k, angles, starts, offsets, rotation, rotary, rule, numbe
     else:
         k = _strided(k)
         strides += _stride_values(k, packed)
-    offsets, starts = (None if t is None else ready(t.to(torch.int32)) for t in (offsets, starts))
+    offsets, starts = (None if t is None else ready(int32("rope", name, t))
+                       for name, t in (("offsets", offsets), ("starts", starts)))
     run(form, (strides, rotation, rotary, rule, tuple(numbers)),
         (q, k, None if angles is None else ready(angles), offsets, starts), results)
     return results
@@ -1202,6 +1237,8 @@ def rope(q: Tensor, k: Tensor | None = None, *, angles: Tensor | None = None,
 
 def _ngram_values(options, ids, logits, prefix, lengths, prefix_lengths, ns):
     n, padding = options
+    expect_dims("ngram-block", "logits", logits, "[rows, vocabulary]")
+    expect_dims("ngram-block", "ids", ids, "[rows, length]")
     b, vocab = logits.shape
     expect("ngram-block", "ids", ids, (b, ids.shape[-1]))
     expect("ngram-block", "lengths", lengths, (b,))
@@ -1235,7 +1272,16 @@ _NGRAM = Form("ngram-block", False, ("b", "len", "vocab", "prefix", "beams", "id
 def _(ids, logits, n, padding, lengths, prefix, prefix_lengths, ns):
     invalid = empty(logits, logits.shape[0], dtype=torch.int32)
     own = ready(logits)
-    counts = [None if t is None else t.to(torch.int32) for t in (lengths, prefix_lengths, ns)]
+    if prefix is not None and not ids.shape[-1] and prefix.shape[-1]:
+        # The library's rows have a place at least: one of which no id counts.
+        ids = ids.new_zeros(*ids.shape[:-1], 1)
+        if prefix_lengths is None and lengths is None:
+            lengths = ids.new_zeros(ids.shape[0])
+            prefix_lengths = ids.new_full(prefix.shape[:1], prefix.shape[-1])
+        elif lengths is not None:
+            lengths = torch.zeros_like(lengths)
+    counts = [int32("ngram-block", name, t) for name, t in (
+        ("lengths", lengths), ("prefix_lengths", prefix_lengths), ("n", ns))]
     run(_NGRAM, (n, padding), (ids, own, prefix, *counts), (invalid,))
     if own is not logits:
         logits.copy_(own)

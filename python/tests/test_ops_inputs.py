@@ -1,0 +1,220 @@
+"""Inputs that ops refuse, and those at the edge of what they take."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fftune
+from fftune import ops, reference
+
+
+def refuses(call, words):
+    with pytest.raises(fftune.Error, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_act_mul_refuses_halves_that_are_not_as_long():
+    refuses(lambda: ops.act_mul(torch.randn(3, 7)), r"act-mul: gate is \[3, 7\].*2h")
+    refuses(lambda: ops.act_mul(torch.randn(3, 7, requires_grad=True)), r"gate is \[3, 7\]")
+
+
+def test_a_prefix_counts_where_rows_have_no_ids_yet():
+    ids, prefix = torch.zeros(2, 0, dtype=torch.long), torch.tensor([[1, 2, 1, 9]])
+    for of_prefix in (prefix[:, :3], prefix):
+        logits = torch.zeros(2, 5)
+        right = logits.clone()
+        invalid = ops.ngram_block(ids, logits, 2, prefix=of_prefix)
+        assert torch.equal(invalid, reference.ngram_block(ids, right, 2, -1, None, of_prefix, None,
+                                                          None))
+        assert torch.equal(logits, right)
+    logits = torch.zeros(2, 5)
+    ops.ngram_block(ids, logits, 2, prefix=prefix, lengths=torch.zeros(2, dtype=torch.int32),
+                    prefix_lengths=torch.tensor([3]))
+    assert logits.isinf().nonzero().tolist() == [[0, 2], [1, 2]]
+    assert ops.ngram_block(ids, logits, 2).tolist() == [0, 0]
+
+
+def test_bias_gelu_knows_none_and_tanh_alone():
+    x, b = torch.randn(3, 8), torch.randn(8)
+    right = F.gelu(x + b, approximate="tanh")
+    assert torch.allclose(ops.bias_gelu(x, b, approximate="tanh"), right, atol=1e-6)
+    for other in ("foo", "Tanh", True, None):
+        refuses(lambda: ops.bias_gelu(x, b, approximate=other), "bias-gelu: approximate is .*tanh")
+
+
+def in_place_calls():
+    """What is written, and a call that writes it, of each op that writes in place."""
+    x, w, dy, mask = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 4), torch.ones(3).bool()
+    gate, down = torch.randn(6, 8), torch.randn(8, 6)
+    like = lambda *tensors: [torch.zeros_like(t) for t in tensors]
+    logits = torch.zeros(1, 5)
+    yield [logits], lambda: ops.ngram_block(torch.tensor([[1, 2, 1]]), logits, 2)
+    other = torch.zeros(1, 5)
+    yield [other], lambda: torch.ops.fftune.ngram_block(torch.tensor([[1, 2, 1]]), other, 2, -1,
+                                                        *[None] * 4)
+    dw = like(w, w[:, 0])
+    yield dw, lambda: ops.linear_backward(dy, x, w, bias=True, into=dw)
+    of_mlp = like(gate, gate, down)
+    yield of_mlp, lambda: ops.ffn_backward(x, x, None, None, gate, gate, down, into=of_mlp)
+    masked = like(w, w)
+    yield masked, lambda: ops.masked_linear_backward(dy, x, mask, w, w, into=masked)
+    six = like(*[gate, gate, down] * 2)
+    yield six, lambda: ops.masked_ffn_backward(x, x, mask, None, None, *[gate, gate, down] * 2,
+                                               into=six)
+    experts = [t.expand(2, *t.shape).contiguous() for t in (gate, gate, down)]
+    of_experts = like(*experts)
+    yield of_experts, lambda: ops.moe_ffn_backward(x, x, torch.zeros(3, 1).int(), torch.ones(3, 1),
+                                                   None, None, *experts, into=of_experts)
+    caches = torch.zeros(4, 1, 8), torch.zeros(4, 1, 8)
+    yield caches, lambda: ops.qkv(x, torch.randn(32, 8), 2, 1, caches=caches, slots=torch.arange(3))
+    pairs = [torch.zeros(1, 4, 1, 8).transpose(1, 2) for _ in range(2)]
+    weights = {"attn_norm": torch.ones(8), "w_q": torch.randn(8, 8), "w_k": torch.randn(8, 8),
+               "w_v": torch.randn(8, 8), "w_o": torch.randn(8, 8), "ffn_norm": torch.ones(8),
+               "w_gate": gate, "w_up": gate, "w_down": down}
+    yield pairs, lambda: ops.layer(x[None], [weights], [tuple(pairs)],
+                                   torch.tensor([3], dtype=torch.int32), 1)
+
+
+def test_what_is_written_in_place_has_a_new_version():
+    for tensors, call in in_place_calls():
+        versions = [tensor._version for tensor in tensors]
+        call()
+        assert all(tensor._version > before for tensor, before in zip(tensors, versions))
+    logits = torch.zeros(1, 5)
+    loss = (torch.randn(1, 5, requires_grad=True) * logits).sum()
+    ops.ngram_block(torch.tensor([[1, 2, 1]]), logits, 2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():  # whose tensors have no versions
+        for _, call in in_place_calls():
+            call()
+
+
+def test_meta_tensors_have_no_autocast_to_ask_for():
+    x, w = torch.randn(2, 8, device="meta"), torch.randn(4, 8, device="meta", requires_grad=True)
+    for weight in (w.detach(), w):
+        y = ops.linear(x, weight)
+        assert y.is_meta and y.shape == (2, 4)
+    module = fftune.nn.GatedMLP(8, 12, device="meta")
+    assert module(x).shape == x.shape
+    module(x).sum().backward()
+    assert module.up_proj.weight.grad.shape == (12, 8)
+
+
+def test_ids_beyond_int32_are_no_experts():
+    x = torch.randn(3, 8)
+    experts = torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.randn(2, 8, 6)
+    ids = torch.tensor([[2**32, 2**40 + 1], [-2**32, 1 - 2**32], [0, 1]])
+    y = ops.moe_ffn(x, ids, torch.ones(3, 2), *experts)
+    assert not y[:2].any() and y[2].any()
+    for small in (torch.uint8, torch.int16, torch.int32):
+        assert torch.equal(ops.moe_ffn(x[2:], ids[2:].to(small), torch.ones(1, 2), *experts), y[2:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.complex64])
+def test_numbers_that_are_no_integers_are_refused(dtype):
+    x, q, k = torch.randn(3, 8), torch.randn(2, 3, 4, 8), torch.randn(2, 3, 2, 8)
+    some = lambda *values: torch.tensor(values).to(dtype)
+    for call, words in (
+            (lambda: ops.moe_ffn(x, some([0], [1], [1]), torch.ones(3, 1), torch.randn(2, 6, 8),
+                                 torch.randn(2, 6, 8), torch.randn(2, 8, 6)), "moe-ffn: ids"),
+            (lambda: ops.attention(q, k, k, lengths=some(1, 3)), "attention: lengths"),
+            (lambda: ops.attention(q[0], k[0], k[0], offsets=some(0, 3)), "attention: offsets"),
+            (lambda: ops.attention(q[:, :1].contiguous(), k, k, pages=some([0], [1]),
+                                   lengths=torch.tensor([1, 3])), "attention: pages"),
+            (lambda: ops.rope(q, k, starts=some(0, 1)), "rope: starts"),
+            (lambda: ops.rope(q[0], k[0], offsets=some(0, 3)), "rope: offsets"),
+            (lambda: ops.qkv(x, torch.randn(32, 8), 2, 1, positions=some(0, 1, 1)),
+             "qkv: positions"),
+            (lambda: ops.qkv(x, torch.randn(32, 8, requires_grad=True), 2, 1,
+                             positions=some(0, 1, 1)), "qkv: positions"),
+            (lambda: ops.ngram_block(torch.zeros(2, 3).int(), torch.zeros(2, 5), some(1, 1)),
+             "ngram-block: n "),
+            (lambda: ops.ngram_block(torch.zeros(2, 3).int(), torch.zeros(2, 5), 2,
+                                     lengths=some(1, 1)), "ngram-block: lengths")):
+        refuses(call, f"{words}.*{dtype}: give int32 or int64")
+
+
+def test_complex_numbers_are_refused():
+    x, w = torch.randn(3, 8), torch.ones(8, dtype=torch.complex64)
+    refuses(lambda: ops.rmsnorm(x, w), "rmsnorm: w is torch.complex64")
+    refuses(lambda: ops.bias_gelu(x, w), "bias-gelu: bias is torch.complex64")
+    refuses(lambda: ops.moe_route(x, 2, bias=w), "moe-route: bias is torch.complex64")
+    refuses(lambda: ops.moe_ffn(x, torch.zeros(3, 1).int(), w[:3, None], torch.randn(2, 6, 8),
+                                torch.randn(2, 6, 8), torch.randn(2, 8, 6)),
+            "moe-ffn: weights is torch.complex64")
+
+
+def test_second_gradients_are_right_or_an_error():
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
+    assert torch.autograd.gradgradcheck(
+        lambda x, w, b: ops.linear(x, w, b).float().pow(2).sum(), (x, w, torch.randn(
+            4, requires_grad=True)), eps=1e-2, atol=1e-1, rtol=1e-2)
+    norm, up, down = (torch.randn(*shape, requires_grad=True) for shape in ((8,), (6, 8), (8, 6)))
+    for call in (lambda: ops.rmsnorm(x, norm), lambda: ops.ffn(x, up, up, down),
+                 lambda: ops.act_mul(x, act="gelu"), lambda: ops.add_rmsnorm(x, x, norm)[0],
+                 lambda: ops.masked_softmax(x[None, None]), lambda: ops.mlp(x, up, down),
+                 lambda: ops.attention(*[x[None, :, None]] * 3)):
+        for loss in (call().pow(2).sum(), call().sum()):
+            first, = torch.autograd.grad(loss, x, create_graph=True)
+            refuses(lambda: torch.autograd.grad((first + x.pow(3)).sum(), x),
+                    "its gradient has no gradient itself")
+    first, = torch.autograd.grad(ops.ffn(x, up, up, down).sum(), up, create_graph=True)
+    refuses(lambda: first.sum().backward(), "its gradient has no gradient itself")
+
+
+def test_forward_mode_is_an_error():
+    from torch.autograd import forward_ad
+
+    x, w, norm = torch.randn(3, 8), torch.randn(4, 8), torch.randn(8)
+    for call in (lambda x: ops.linear(x, w), lambda x: ops.rmsnorm(x, norm),
+                 lambda x: ops.rmsnorm_quantised(x, norm), lambda x: torch.ops.fftune.linear(
+                     x, w, None, None)):
+        with forward_ad.dual_level():
+            assert call(x) is not None  # which has no tangent
+            refuses(lambda: call(forward_ad.make_dual(x, x)), "no derivative in forward mode")
+            refuses(lambda: call(forward_ad.make_dual(x.clone().requires_grad_(), x)),
+                    "no derivative in forward mode")
+        refuses(lambda: torch.func.jvp(call, (x,), (x,)), "no derivative in forward mode")
+
+
+X, W, D, V = torch.ones(3, 8), torch.ones(6, 8), torch.ones(8, 6), torch.ones(8)
+Q, GATE = torch.ones(2, 3, 2, 8), torch.ones(3, 6)
+NONE = torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda: ops.ffn(X, W, W, D, act=None), "ffn: act is None"),
+    (lambda: ops.ffn(X, W.clone().requires_grad_(), W, D, act=None), "ffn: act is None"),
+    (lambda: ops.ffn_block(X, None, V, W, W, D, eps=None), "ffn: eps is None"),
+    (lambda: ops.mlp(X, W, D, act=None), "mlp: act is None"),
+    (lambda: ops.masked_ffn(X, X[:, 0].bool(), W, W, D, W, W, D, act=None), "ffn: act is None"),
+    (lambda: ops.rmsnorm(X, V, eps=None), "rmsnorm: eps is None"),
+    (lambda: ops.rmsnorm(X, V, convention=None), "rmsnorm: convention is None"),
+    (lambda: ops.layernorm(X, V, V, eps=None), "layernorm: eps is None"),
+    (lambda: ops.act_mul(X, act=None), "act-mul: act is None"),
+    (lambda: ops.rope(Q, rotation=None), "rope: rotation is None"),
+    (lambda: ops.moe_ffn(X, torch.zeros(3, 1).int(), X[:, :1], W[None], W[None], D[None], act=None),
+     "moe-ffn: act is None"),
+    (lambda: ops.moe_route(X, 2, score=None), "moe-route: score is None"),
+    (lambda: ops.qkv(X, torch.ones(32, 8), 2, 1, norms=(V, V), eps=None), "qkv: eps is None"),
+    (lambda: ops.layernorm(X, None, None), "layernorm: [bw] is None"),
+    (lambda: ops.layernorm(X, V, None), "layernorm: b is None"),
+    (lambda: ops.attention(Q, Q, Q, kv_offsets=torch.tensor([0, 3, 5])), "without offsets"),
+    (lambda: ops.ffn_backward(X, X, GATE, None, W, W, D), "gate without up"),
+    (lambda: ops.linear(X, V), r"linear: w is \[8\]: give \[n, k\]"),
+    (lambda: ops.linear(X, W[None]), r"linear: w is \[1, 6, 8\]"),
+    (lambda: ops.masked_linear(X, X[:, 0].bool(), V, V), r"masked-linear: w_true is \[8\]"),
+    (lambda: ops.ngram_block(torch.zeros(4).int(), V, 2), r"ngram-block: logits is \[8\]"),
+    (lambda: ops.ngram_block(torch.zeros(3).int(), X, 2), r"ngram-block: ids is \[3\]"),
+    (lambda: ops.masked_softmax(Q[0]), r"masked-softmax: x is \[3, 2, 8\]"),
+    (lambda: ops.ffn(NONE, W, W, D), r"ffn: x is \[\]"),
+    (lambda: ops.rmsnorm(NONE, V), r"rmsnorm: x is \[\]"),
+    (lambda: ops.act_mul(NONE), r"act-mul: gate is \[\]"),
+    (lambda: ops.moe_route(NONE, 1), r"moe-route: logits is \[\]"),
+    (lambda: ops.moe_route(X, -1), "top_k is -1"),
+    (lambda: ops.qkv(X, torch.ones(32, 8), 0), "qkv: 0 heads"),
+    (lambda: ops.qkv(X, (W, W), 2, 1), "qkv: 2 weights"),
+])
+def test_wrong_inputs_are_one_error(call, words):
+    refuses(call, words)
