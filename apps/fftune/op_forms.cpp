@@ -193,7 +193,7 @@ class Formulas {
       }
     return "";
   }
-  /// The size that is so many times the values; null: none.
+  /// The size whose products with the values are the extents; null: none.
   const Term* factor_of(const Values& extents, const Values& values) const {
     for (const Term& size : sizes())
       if (extents == each([&](std::size_t row) { return size.values[row] * values[row]; }))

@@ -33,9 +33,9 @@ class TokenRouter {
     by_ = by_logits ? logits_ : scores_;
     for (std::size_t i = 0; bias != nullptr && i < by_.size(); ++i) by_[i] += bias[i];
     if (router_.groups > 1) keep_groups();
-    std::vector<bool> taken(by_.size());
+    taken_.assign(by_.size(), false);
     for (std::size_t i = 0; i < weights_.size(); ++i) {
-      const std::size_t best = take(by_, taken);
+      const std::size_t best = take(by_, taken_);
       ids[i] = static_cast<std::int32_t>(best);
       weights_[i] = scores_[best];
     }
@@ -130,6 +130,7 @@ class TokenRouter {
 
   Router router_;
   std::vector<float> logits_, scores_, by_, weights_;
+  std::vector<bool> taken_;
 };
 
 class CpuChoose final : public StageFamily {

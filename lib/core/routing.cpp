@@ -70,7 +70,7 @@ IdsOfFile parse_ids(const std::string& file) {
         std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isgraph(c) != 0; });
     return {.complaint =
                 fmt::format("{}: {} is not an id: write the experts of each token as "
-                            "numbers from 0 on, or -1, with blanks between them",
+                            "numbers from 0 on, or -1, separated by spaces",
                             file, is_text ? "'" + word.substr(0, 40) + "'" : "what is no text")};
   }
   if (read.ids.empty()) return {.complaint = fmt::format("{}: there are no ids in it", file)};
