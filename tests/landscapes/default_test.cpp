@@ -16,9 +16,7 @@ bool is_of_the_engine(const Variant& variant) {
 
 }  // namespace
 
-TEST_CASE(
-    "what the cost model prefers is within 7% of the fastest, of experts 3%, and 1.25% in the "
-    "mean") {
+TEST_CASE("what the cost model prefers is within 7% of the fastest, and 1.25% in the mean") {
   std::size_t landscapes = 0;
   double slower = 0;  // in all
   for (const auto& entry :
@@ -36,11 +34,15 @@ TEST_CASE(
       if (best == std::numeric_limits<double>::infinity()) continue;
       ++landscapes;
       INFO(landscape.problem.text() << ": " << landscape.stages);
-      CHECK(chosen <= (landscape.problem.op == "moe-ffn" ? 1.03 : 1.07) * best);
+      // Of experts closer where a search went on until little was left to gain (chosen); those that
+      // were timed for a few seconds (searched) are noisier.
+      const bool closer =
+          landscape.problem.op == "moe-ffn" && entry.path().parent_path().filename() == "chosen";
+      CHECK(chosen <= (closer ? 1.03 : 1.07) * best);
       slower += chosen / best - 1;
     }
   }
-  CHECK(landscapes >= 68);
+  CHECK(landscapes >= 100);
   CHECK(slower <= 0.0125 * static_cast<double>(landscapes));
 }
 

@@ -18,6 +18,10 @@ struct Candidate {
   sm90_plan plan;
 
   int resident() const { return sm90_resident_ctas(work.form, plan); }
+  /// Tiles of rows of sorted groups.
+  bool of_sorted_rows() const {
+    return work.grouped_rows() && work.form.source == group_source::routed;
+  }
 };
 
 /// The time of two kinds of work that overlap; the more equal they are, the less they overlap.
@@ -71,16 +75,16 @@ double promotion_cycles(const Candidate& c) {
 /// Clocks in which the warps of a CTA find out about an expert's tile, before its first MMA and
 /// again to store it, and of these stores; and of finding the scales of its rows.
 double placing_cycles(const Candidate& c) {
-  const bool routed = c.work.grouped_rows() && c.work.form.source == group_source::routed;
-  if (!routed || !c.work.promotes()) return 0;
+  if (!c.of_sorted_rows() || !c.work.promotes()) return 0;
   return (1200.0 + (c.work.form.finds_scales() ? 40.0 * c.t.bm : 0)) / c.resident();
 }
+
+constexpr double sm_rate = 73;  // bytes a clock, into one SM
 
 /// Clocks in which a CTA takes in the bytes of one k16 step, and waits for them where the pipeline
 /// is short. `busy`: the share of the SMs that have a CTA.
 double intake_cycles(const Candidate& c, double busy) {
-  constexpr double sm_rate = 73;        // bytes a clock, into one SM
-  constexpr double device_rate = 52;    // and into each where all of them ask
+  constexpr double device_rate = 52;    // bytes a clock, into each SM where all of them ask
   constexpr double load_latency = 500;  // clocks from a stage that is free to one that is full,
   constexpr double row_latency = 5.2;   // and for each row of 128 bytes
   const auto& [work, t, plan] = c;
@@ -128,7 +132,11 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
   const bool reduction = work.a_mn_major() && work.b_mn_major();
   const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
   // Each 32 bytes take a cycle of shared memory, of which the MMAs leave about half.
-  const double gathering = t.gather_warps == 4 ? 0.26 : reduction ? 0.4 : 0.45;
+  // The rows of sorted groups are listed, and not searched for.
+  const double gathering = c.of_sorted_rows()    ? 0.1
+                           : t.gather_warps == 4 ? 0.26
+                           : reduction           ? 0.4
+                                                 : 0.45;
   constexpr double storing = 0.35;
   const double rows = (work.gathers_a ? t.bm : 0) + (work.gathers_b ? work.b_operands() * t.bn : 0);
   if (rows == 0) return loaded;
@@ -170,31 +178,37 @@ std::int64_t clusters_at_once(const Tile& t, const DeviceFacts& facts) {
 /// blocks.
 double split_pairs(const Candidate& c) {
   const auto& [work, t, plan] = c;
-  const bool routed = work.grouped_rows() && work.form.source == group_source::routed;
   const std::int64_t k_blocks = work.k_blocks(t);
-  const bool splits = routed && work.promotes() && k_blocks % 2 == 0 && t.stages % 2 == 1;
+  const bool splits =
+      c.of_sorted_rows() && work.promotes() && k_blocks % 2 == 0 && t.stages % 2 == 1;
   return splits ? 1 + 0.2 / static_cast<double>(k_blocks) : 1;
 }
 
 /// Clocks of reading and writing everything once, of each group its own B. A memory-bound kernel
 /// needs most of the device loading at once, and CTAs of other rows of a group load no other B.
-/// With many rows of tiles there is more to compute than to read.
+/// With many rows of tiles there is more to compute than to read. Of sorted groups' tiles the last
+/// are alone in waiting for their B.
 double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) {
   const auto& [work, t, plan] = c;
   const double rate = 0.95 * bytes_a_clock(facts);
   const double m = static_cast<double>(work.m), n = static_cast<double>(work.n);
   const double k = static_cast<double>(work.k), results = static_cast<double>(work.results);
   const double each_b = static_cast<double>(work.groups_with_rows());
+  const bool sorted = c.of_sorted_rows();
+  // Rows that are gathered come from L2, and a little later than the weights.
+  const double rows_of_a = work.gathers_a ? m / static_cast<double>(work.choices) : m;
+  const double later = sorted && work.gathers_a ? 1.02 : 1;
   const double bytes =
       (split_pairs(c) * each_b * n * k * work.b_operands() * work.k_pairs() +
-       m * k * work.k_pairs() * results + m * n * results * work.tensors_per_stage) *
+       rows_of_a * k * work.k_pairs() * results + m * n * results * work.tensors_per_stage) *
       2;
-  const bool routed = work.grouped_rows() && work.form.source == group_source::routed;
+  const bool waits = sorted && work.runs(t) > clusters_at_once(t, facts);
+  const double last = waits ? 0.1 * t.bn * k * 2 * work.b_operands() / sm_rate : 0;
   const std::int64_t row_tiles =
-      routed ? ceil_div(work.row_tiles(t.bm), work.groups_with_rows()) : work.row_tiles(t.bm);
+      sorted ? ceil_div(work.row_tiles(t.bm), work.groups_with_rows()) : work.row_tiles(t.bm);
   const auto rows = std::min<std::int64_t>(row_tiles, 4);
   const double loading = busy * (0.1 + 0.9 / static_cast<double>(rows));
-  return bytes / (rate * std::min(1.0, loading * 2.5));
+  return later * bytes / (rate * std::min(1.0, loading * 2.5)) + last;
 }
 
 /// Of subtiles that are loaded and then overwritten: whether a tile's are prefetched during the
@@ -217,51 +231,70 @@ double spilling_factor(const Candidate& c) {
 }
 
 /// How much longer, or shorter, tiles of sorted groups' rows take, as measured on an H200 at 256 to
-/// 4,096 rows a group. CTAs in step read less from L2 and from memory, which takes power from the
+/// 8,192 rows a group. CTAs in step read less from L2 and from memory, which takes power from the
 /// MMAs: those with the same A, or, of groups of few tiles, all that read a group's B.
 double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
-  if (!work.grouped_rows() || work.form.source != group_source::routed) return 1;
-  if (work.gathers_a) return t.schedule == sm90_schedule::cooperative ? 1.2 : 1.05;
-  const bool several = work.row_tiles(t.bm) > 3 * work.groups_with_rows();
-  if (sm90_levels_tiles(work.form, t)) {
-    const double rows = t.bm >= 96 && t.bm < 128 ? 1 + 0.1 * (128 - t.bm) / 16 : 1;
+  if (!c.of_sorted_rows()) return 1;
+  // What is reused comes back from memory later than rows that are gathered again.
+  const double reused = work.a_reuse == 1 ? 1 : work.a_reuse == 2 ? 1.4 : 1.6;
+  const bool levels = sm90_levels_tiles(work.form, t);
+  const bool cooperative = t.schedule == sm90_schedule::cooperative;
+  const double gathered = cooperative ? 1.12 : levels && t.bm >= 128 ? 0.96 : 1.02;
+  const double gather = work.gathers_a ? reused * gathered : 1;
+  if (levels) {
+    const double tiles = static_cast<double>(work.row_tiles(t.bm)) /
+                         static_cast<double>(work.groups_with_rows());  // of a group
+    const bool several = tiles > 3;
+    const bool narrow = work.b_operands() * t.bn < 256;
+    const double rows = t.bm >= 96 && t.bm < 128 ? 1 + 0.06 * (128 - t.bm) / 16 : 1;
     // A second warpgroup's MMAs fill what a lone one leaves between its m64 tiles.
     const double in_turn = t.mma_warpgroups == 1 && plan.m64_tiles > 1 ? 1.01 : 1;
-    const double of_narrow = several ? 1.08 : work.has_uneven_groups() ? 1.02 : 1;
-    const double narrow = in_turn * rows * (work.b_operands() * t.bn < 256 ? of_narrow : 1);
-    if (t.cluster_n > 1) return narrow * (several ? 0.95 : 1);
-    return narrow * (t.cluster_m > 1 ? (several ? 0.99 : 0.92) : 1);
+    const double of_narrow = several ? 1.07 : work.has_uneven_groups() ? 1.02 : 1;
+    const double alone = gather * in_turn * rows * (narrow ? of_narrow : 1);
+    if (work.gathers_a || t.cluster_ctas() == 1) return alone;
+    if (t.cluster_n > 1) return alone * (!several ? 1 : work.b_operands() == 2 ? 0.985 : 0.995);
+    return alone * (narrow ? 1.02 : tiles > 5 ? 1.01 : 0.97);
   }
-  if (t.schedule != sm90_schedule::cooperative || t.cluster_m > 1) return 1;
-  return t.cluster_n > 1 ? 1.03 : 1.06;
+  if (!cooperative) return work.gathers_a ? gather : t.bm > 64 ? 1.04 : 1;
+  return gather * (t.cluster_m > 1 ? 1.03 : t.cluster_n > 1 ? 1.06 : 1.09);
 }
 
 double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
   constexpr double start_cycles = 4000;
   constexpr double cluster_cycles = 1300;  // of CTAs that wait for each other
   constexpr double split_cycles = 300;
-  constexpr double output_rate = 20;  // bytes a clock, through shared memory
-  constexpr double exposed = 0.4;     // of the epilogue in ping-pong
-  constexpr double waiting = 1.5;     // times longer, for subtiles that are read
+  constexpr double output_rate = 20;        // bytes a clock, through shared memory,
+  constexpr double level_output_rate = 50;  // of swap-AB's tiles of sorted rows
+  constexpr double exposed = 0.4;           // of the epilogue in ping-pong
+  constexpr double waiting = 1.5;           // times longer, for subtiles that are read
   const Candidate c{work, t, sm90_plan_of(work.form, t)};
   const bool waits = work.tensors_per_stage > 1 && !runs_ahead(c);
   const double ctas = static_cast<double>(work.runs(t) * t.cluster_ctas());
   const double busy = std::min(1.0, ctas / std::max(facts.multiprocessors, 1));
+  const bool sorted = c.of_sorted_rows();
+  const double rate = sorted && t.swap_ab() ? level_output_rate : output_rate;
+  // The subtiles of a large tile wait for each other.
+  const double large =
+      sorted && !t.pingpong() ? std::max(0.0, 1000 * (t.bm * t.bn / (144.0 * 128) - 1)) : 0;
   const double output =
-      double(t.bm) * t.bn * 2 * work.tensors_per_stage / output_rate * (waits ? waiting : 1);
+      double(t.bm) * t.bn * 2 * work.tensors_per_stage / rate * (waits ? waiting : 1) + large;
   const double steps = 4.0 * static_cast<double>(work.k_blocks(t));
   const double loaded = step_cycles(c, busy);
   const double first = std::max(steps * gathering_step_cycles(c, loaded), reuse_cycles(c, facts));
   const double mean = (first + (work.a_reuse - 1) * steps * loaded) / work.a_reuse;
   const double tile = mean + (t.pingpong() ? exposed * output : output) + placing_cycles(c);
-  // A cluster's CTAs start together, and those that lie beyond the matrix idle.
-  const auto waves = ceil_div(work.runs(t), clusters_at_once(t, facts)) * work.a_reuse;
+  // A cluster's CTAs start together, and those that lie beyond the matrix idle. Sorted groups'
+  // tiles differ, so that the last of one wave run beside the first of the next.
+  const double runs =
+      static_cast<double>(work.runs(t)) / static_cast<double>(clusters_at_once(t, facts));
+  const double whole = std::ceil(runs);
+  const double waves = (sorted ? std::max(0.75 * whole + 0.25 * runs, 1.0) : whole) * work.a_reuse;
   const double together = t.split_k > 1          ? split_cycles + reduction_cycles(c)
                           : t.cluster_ctas() > 1 ? cluster_cycles
                                                  : 0;
   return start_cycles + together +
-         overlapped(static_cast<double>(waves) * tile * spilling_factor(c) * sorted_rows_factor(c),
+         overlapped(waves * tile * spilling_factor(c) * sorted_rows_factor(c),
                     memory_cycles(c, facts, busy), 3);
 }
 
@@ -287,11 +320,14 @@ double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile&
 /// launch.
 double permute_cycles(const GemmProblem& gemm, const DeviceFacts& facts) {
   constexpr double start_cycles = 4000;
+  // Times longer, of rows: with what it takes the product to read from memory what it would gather
+  // from L2.
+  constexpr double reading = 1.75;
   // A token's row is read from memory once, and written for each of its groups.
   const double copies = 1 + 1 / static_cast<double>(gemm.groups.choices);
   if (gemm.groups.by == Grouping::rows)
-    return start_cycles + 2 * copies * static_cast<double>(gemm.m) * static_cast<double>(gemm.k) /
-                              (0.9 * bytes_a_clock(facts));
+    return start_cycles + reading * 2 * copies * static_cast<double>(gemm.m) *
+                              static_cast<double>(gemm.k) / (0.9 * bytes_a_clock(facts));
   const double columns = double((gemm.a_sorted ? 0 : gemm.m) + (gemm.b_sorted ? 0 : gemm.n));
   const double bytes = 2 * 2 * columns * static_cast<double>(gemm.k);
   return start_cycles + bytes / (0.9 * bytes_a_clock(facts));

@@ -404,7 +404,8 @@ Workload::Workload(const GemmProblem& gemm)
       rows(gemm.m),
       groups(gemm.groups.count),
       results(gemm.outputs()),
-      tensors_per_stage(gemm.tensors_per_stage()) {
+      tensors_per_stage(gemm.tensors_per_stage()),
+      choices(gemm.groups.choices) {
   if (grouped_reduction()) results *= groups;
   if (grouped_rows() && form.source == group_source::mask) {
     const double tokens = static_cast<double>(m), share = gemm.groups.expected_share;

@@ -42,6 +42,7 @@ struct Workload {
   int tensors_per_stage;
   int a_reuse = 1;
   bool gathers_a = false, gathers_b = false;
+  std::int64_t choices;  // rows of A that gather the same token
   /// Grouped rows by a mask: those that group 0 should have.
   std::int64_t first_group_rows = 0;
   double deviation = 0;  // of that number, where it is random
