@@ -43,6 +43,18 @@ std::filesystem::path device_folder(const Sandbox& sandbox, const std::string& p
   return {};
 }
 
+/// Waits until `seen()`, or the process has ended, or a minute has passed.
+template <typename Seen>
+void await(fftune::testing::Process& process, const Seen& seen) {
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  while (!seen() && process.running() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(20ms);
+}
+
+bool says(const fftune::testing::Process& process, const char* text) {
+  return process.err().find(text) != std::string::npos;
+}
+
 }  // namespace
 
 TEST_CASE("what cannot be printed whole is an error, for the help too") {
@@ -291,4 +303,68 @@ TEST_CASE("work of more than a minute is announced") {
          std::chrono::steady_clock::now() - began < 20s)
     std::this_thread::sleep_for(20ms);
   CHECK(running->err().find("minutes before anything is timed") != std::string::npos);
+}
+
+TEST_CASE("timeout(1), a terminal that closes, and other signals in pairs let a search keep all") {
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    const Sandbox sandbox;
+    const auto search = sandbox.start(
+        "ffn --d 256 --h 512 --m 64,65 --device cpu --budget 10m --progress plain --wait 0s");
+    await(*search, [&] { return says(*search, "screen"); });
+    search->send(signal);
+    await(*search, [&] { return says(*search, "interrupted"); });
+    search->send(signal);
+    const Finished done = search->wait();
+    INFO(done.err);
+    CHECK(done.code == 130);
+    CHECK(done.err.find("what was known is written") != std::string::npos);
+    CHECK(done.out.find("wrote presets/") != std::string::npos);
+  }
+}
+
+TEST_CASE("a search under nohup survives its terminal") {
+  const Sandbox sandbox;
+  const auto search =
+      sandbox.start_by({"/bin/sh", "-c", "trap '' HUP; exec \"$@\"", "sh"}, sweep, {});
+  await(*search, [&] { return says(*search, "m=1"); });
+  search->send(SIGHUP);
+  CHECK(search->wait().code == 0);
+}
+
+TEST_CASE("a search goes on when nobody reads its progress any more") {
+  const Sandbox sandbox;
+  by_shell(sandbox, "{ \"$@\" 2>&1 >table; echo $? >code; } | head -n 1", sweep);
+  CHECK(text_of(sandbox.folder() / "code") == "0\n");
+  CHECK(text_of(sandbox.folder() / "table").find("wrote presets/") != std::string::npos);
+}
+
+TEST_CASE("a record that cannot be written is told and kept, and the search goes on") {
+  const Sandbox sandbox;
+  const auto file = sandbox.tuned("1");
+  const std::string before = text_of(file);
+  for (const bool mended : {true, false}) {
+    CAPTURE(mended);
+    write_text(file, before);
+    const auto search = sandbox.start(
+        "ffn --d 32 --h 64 --m 2,3,4 --budget 6s --max-variants 4 --wait 0s --device cpu");
+    await(*search, [&] { return says(*search, "screen"); });
+    write_text(file, "{");
+    await(*search, [&] { return says(*search, "not written, and tried again later"); });
+    if (mended) write_text(file, before);
+    const Finished done = search->wait();
+    INFO(done.out << done.err);
+    CHECK(done.code == (mended ? 0 : 2));
+    for (const char* row : {"\n2  f32", "\n3  f32", "\n4  f32"})
+      CHECK(done.out.find(row) != std::string::npos);
+    CHECK((done.out.find("wrote presets/") != std::string::npos) == mended);
+    CHECK(done.err.find("m=2: not written") != std::string::npos);
+    if (mended) {
+      const Finished shown = sandbox.fftune("presets validate presets");
+      INFO(shown.out);
+      CHECK(shown.out.find("4 readable records, 0 faults") != std::string::npos);
+    } else {
+      CHECK(text_of(file) == "{");
+    }
+  }
 }

@@ -68,7 +68,7 @@ struct Sweep {
   std::vector<TuneResult> results;
   std::set<std::string> files;
   std::string journal;
-  int refused = 0;  // by --strict
+  int code = exit_good;  // of what was written
 };
 
 TuneOptions tune_options(const Options& options) {
@@ -153,8 +153,9 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
     done.results.push_back(result);
   });
   status.clear();
+  recorder.finish();
   done.files = recorder.files();
-  done.refused = recorder.refused();
+  done.code = recorder.code();
   return done;
 }
 
@@ -235,8 +236,7 @@ int run(const Op& op, const Options& options, const Session& session) {
                         {"problems", sweep_json(done.results)},
                         {"files", done.files},
                         {"journal", done.journal}});
-    code = std::max(code, code_of(done.results));
-    if (done.refused > 0) code = std::max<int>(code, exit_check_failed);
+    code = std::max({code, code_of(done.results), done.code});
   }
   session.output.document(document);
   if (!interrupt.requested()) return code;
