@@ -1,5 +1,5 @@
-// Writing what a sweep found, as soon as it is there, unless --strict refuses it. A disk that is full
-// or a file that somebody damages meanwhile does not end the sweep.
+// Writing what a sweep found, as soon as it is there, unless --strict refuses it. A disk that is
+// full or a file that somebody damages meanwhile does not end the sweep.
 #pragma once
 
 #include <filesystem>

@@ -368,3 +368,12 @@ TEST_CASE("a record that cannot be written is told and kept, and the search goes
     }
   }
 }
+
+TEST_CASE("a search of fewer threads than the device has cores is refused") {
+  const Sandbox sandbox;
+  const Finished done = sandbox.start_by({"/usr/bin/env", "FFTUNE_THREADS=1"}, sweep, {})->wait();
+  if (sandbox.preset_file().string().find("on-1-core/") != std::string::npos) return;
+  CHECK(done.code == 2);
+  CHECK(done.err.find("FFTUNE_THREADS is 1") != std::string::npos);
+  CHECK(done.err.find("taskset") != std::string::npos);
+}

@@ -110,6 +110,12 @@ Recipe recorded_in_parts_of(const Op& op, const std::vector<Problem>& problems,
   return recipe;
 }
 
+/// What the inputs hold, by name: what an earlier search knows of others is not known of these.
+std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
+  return fmt::format("seed {}{}{}", seed, saved ? " " : "",
+                     fmt::join(saved ? saved->words() : std::vector<std::string>(), " "));
+}
+
 /// Searches one device, or several of one model together, and writes each record as soon as it is
 /// there.
 Sweep sweep(const Op& op, const std::vector<std::string>& devices,
@@ -133,7 +139,8 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   require_out(options.out, preset, op_name, wait);
   tuning.try_first = recorded_in_parts_of(op, problems, options.out, facts, session);
   if (options.same_bits) tuning.same_bits_as = present_winners(options.out, preset, op, problems);
-  Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume);
+  Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume,
+                                  data_text(tuning.seed, saved));
   if (options.resume)
     spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
                  journal.path().string(), journal.known_count(), journal.interrupted().size());
@@ -280,8 +287,8 @@ void add_search_options(CLI::App& command, Options& options) {
       ->group(group);
   command
       .add_flag("--resume", options.resume,
-                "go on with the newest journal of this device and op: what it knows is not done "
-                "again")
+                "go on with the newest journal of this device and op: what it knows, of the same "
+                "data, is not done again")
       ->group(group);
   command
       .add_flag("--retry-quarantined", options.retry_quarantined,
