@@ -81,6 +81,17 @@ TEST_CASE("a record that lacks a field of its op is refused, and the others are 
   CHECK(Json::parse(text_of(path)).at("records").size() == 2);
 }
 
+TEST_CASE("same-bits finds the record of one layer for several") {
+  const Sandbox sandbox;
+  const std::string search =
+      "layer --d 32 --h 32 --heads 2 --dim 16 --cache 16 --batch 1 --layers 2 --device cpu "
+      "--budget 3s --max-variants 1 --wait 0s";
+  REQUIRE(sandbox.fftune(search).code == 0);
+  const Finished again = sandbox.fftune(search + " --same-bits");
+  INFO(again.err);
+  CHECK(again.code == 0);
+}
+
 TEST_CASE("same-bits keeps the class of the winner on record, and needs one") {
   const Sandbox sandbox;
   const std::string command = "ffn --d 32 --h 64 --device cpu --budget 4s --max-variants 8 --m ";

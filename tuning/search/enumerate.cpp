@@ -41,7 +41,7 @@ Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& f
   const auto stages = op.stages(problem);
   Enumeration enumeration;
   std::map<Span, GroupSpec> groups;
-  std::map<Span, std::vector<Variant>> wanted;
+  std::map<Span, std::vector<Variant>> defaults;
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind || family->is_fallback() != fallbacks) continue;
     const auto span = span_of(*family, stages);
@@ -60,11 +60,11 @@ Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& f
     group.span = *span;
     const std::string name(family->name());
     for (const auto& config : feasible) group.variants.push_back({name, config});
-    wanted[*span].push_back({name, family->default_config(problem, facts)});
+    defaults[*span].push_back({name, family->default_config(problem, facts)});
   }
   for (auto& [span, group] : groups) {
-    auto& first = wanted[span];
-    first.insert(first.end(), try_first.begin(), try_first.end());
+    Recipe first = try_first;
+    first.insert(first.end(), defaults[span].begin(), defaults[span].end());
     group.warm_starts = move_to_front(group.variants, first);
     enumeration.groups.push_back(std::move(group));
   }

@@ -15,8 +15,8 @@ struct Enumeration {
 };
 
 /// The feasible variants of the op's families, or of its fallback families, grouped by the stages
-/// that they cover. Each group begins with its warm starts: the families' defaults and the legal
-/// variants of `try_first`.
+/// that they cover. Each group begins with its warm starts: the legal variants of `try_first`,
+/// then the families' defaults.
 Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& facts,
                       const Recipe& try_first, bool fallbacks);
 

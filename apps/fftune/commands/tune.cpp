@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -110,6 +111,16 @@ Recipe recorded_in_parts_of(const Op& op, const std::vector<Problem>& problems,
   return recipe;
 }
 
+void require_winners(const std::map<Problem, Recipe>& on_record, const Op& op,
+                     const std::vector<Problem>& problems, const std::string& out,
+                     const PresetDevice& device) {
+  for (const Problem& problem : problems)
+    if (!on_record.contains(unrepeated(op, problem)))
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--same-bits: {} has no record of {} for {}: tune it without first",
+                              out, problem.text(), device.slug));
+}
+
 /// What the inputs hold, by name: what an earlier search knows of others is not known of these.
 std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
   return fmt::format("seed {}{}{}", seed, saved ? " " : "",
@@ -138,7 +149,11 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   const LockWait wait = lock_wait(tuning.cancel);
   require_out(options.out, preset, op_name, wait);
   tuning.try_first = recorded_in_parts_of(op, problems, options.out, facts, session);
-  if (options.same_bits) tuning.same_bits_as = present_winners(options.out, preset, op, problems);
+  tuning.on_record = present_winners(options.out, preset, op, problems);
+  if (options.same_bits) {
+    require_winners(tuning.on_record, op, problems, options.out, preset);
+    tuning.same_bits_as = tuning.on_record;
+  }
   Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume,
                                   data_text(tuning.seed, saved));
   if (options.resume)
