@@ -56,15 +56,14 @@ bool has_more_than_fallbacks(const Op& op, DeviceKind kind, const std::vector<St
   return false;
 }
 
-/// What is tried first, beside the families' defaults: what is on record of the problem before all
-/// else, so that a search that is ended at once does not replace it by less.
-Recipe warm_starts(const Session& session) {
+/// What is on record of the problem comes before all else, so that a search that is ended at once
+/// does not replace it by less.
+WarmStarts warm_starts(const Session& session) {
   const auto& options = session.options();
-  Recipe first;
+  WarmStarts first{.on_record = {}, .others = options.try_first};
   for (const auto* present : {&options.on_record, &options.same_bits_as})
     if (const auto own = present->find(session.problem()); own != present->end())
-      first.insert(first.end(), own->second.begin(), own->second.end());
-  first.insert(first.end(), options.try_first.begin(), options.try_first.end());
+      first.on_record.insert(first.on_record.end(), own->second.begin(), own->second.end());
   return first;
 }
 
@@ -76,7 +75,7 @@ std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
   if (const auto only = options.only.find(session.problem()); only != options.only.end())
     return groups_of_only(session, only->second);
   const auto& facts = session.evaluator().facts();
-  const Recipe first = warm_starts(session);
+  const WarmStarts first = warm_starts(session);
   const auto stages = op.stages(session.problem());
   const std::size_t stage_count = stages.size();
   auto fast = enumerate(op, session.problem(), facts, first, false);

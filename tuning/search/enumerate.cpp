@@ -37,11 +37,11 @@ std::size_t move_to_front(std::vector<Variant>& variants, const std::vector<Vari
 }  // namespace
 
 Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& facts,
-                      const Recipe& try_first, bool fallbacks) {
+                      const WarmStarts& first, bool fallbacks) {
   const auto stages = op.stages(problem);
   Enumeration enumeration;
   std::map<Span, GroupSpec> groups;
-  std::map<Span, std::vector<Variant>> defaults;
+  std::map<Span, Recipe> defaults;
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind || family->is_fallback() != fallbacks) continue;
     const auto span = span_of(*family, stages);
@@ -63,9 +63,10 @@ Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& f
     defaults[*span].push_back({name, family->default_config(problem, facts)});
   }
   for (auto& [span, group] : groups) {
-    Recipe first = try_first;
-    first.insert(first.end(), defaults[span].begin(), defaults[span].end());
-    group.warm_starts = move_to_front(group.variants, first);
+    Recipe wanted = first.on_record;
+    for (const Recipe& rest : {defaults[span], first.others})
+      wanted.insert(wanted.end(), rest.begin(), rest.end());
+    group.warm_starts = move_to_front(group.variants, wanted);
     enumeration.groups.push_back(std::move(group));
   }
   return enumeration;
