@@ -377,3 +377,39 @@ TEST_CASE("a search of fewer threads than the device has cores is refused") {
   CHECK(done.err.find("FFTUNE_THREADS is 1") != std::string::npos);
   CHECK(done.err.find("taskset") != std::string::npos);
 }
+
+TEST_CASE("a report does not replace what it is made of") {
+  const Sandbox sandbox;
+  const auto file = sandbox.tuned("1");
+  const std::string before = text_of(file);
+  const std::string name = std::filesystem::relative(file, sandbox.folder()).string();
+  for (const std::string& words : {"report presets -o " + name, "report " + name + " -o " + name}) {
+    CAPTURE(words);
+    const Finished done = sandbox.fftune(words);
+    CHECK(done.code == 2);
+    CHECK(done.err.find("give another name") != std::string::npos);
+    CHECK(text_of(file) == before);
+  }
+  CHECK(sandbox.fftune("report presets -o page.html").code == 0);
+  CHECK(sandbox.fftune("report presets -o page.html").code == 0);
+}
+
+TEST_CASE("the command that installs presets can be pasted whatever their folder is called") {
+  const Sandbox sandbox;
+  const Finished done = by_shell(sandbox, "\"$@\" --out \"it's \\$1\"", sweep + " -v");
+  INFO(done.out);
+  REQUIRE(done.code == 0);
+  const std::string command = "fftune presets install 'it'\\''s $1' takes";
+  CHECK(done.out.find(command) != std::string::npos);
+}
+
+TEST_CASE("an install that cannot write names the user's folder, not an option that it has not") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const Finished done =
+      sandbox.start_by({"/usr/bin/env", "XDG_DATA_HOME=/proc"}, "presets install", {})->wait();
+  CHECK(done.code == 2);
+  CHECK(done.err.find("(XDG_DATA_HOME) /proc/fftune/presets cannot be written") !=
+        std::string::npos);
+  CHECK(done.err.find("--out") == std::string::npos);
+}
