@@ -413,3 +413,15 @@ TEST_CASE("an install that cannot write names the user's folder, not an option t
         std::string::npos);
   CHECK(done.err.find("--out") == std::string::npos);
 }
+
+TEST_CASE("a search that resumes says what of its journal is damaged") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto state =
+      sandbox.folder() / ".local/state/fftune" / device_folder(sandbox, "presets").filename();
+  for (const auto& journal : std::filesystem::directory_iterator(state))
+    write_text(journal.path(), text_of(journal.path()) + "nonsense\n{\"torn");
+  const Finished done = sandbox.fftune(sweep + " --resume");
+  CHECK(done.code == 0);
+  CHECK(done.err.find(": 2 lines could not be read") != std::string::npos);
+}

@@ -21,6 +21,7 @@
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/help.hpp"
 #include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/numbers.hpp"
 #include "apps/fftune/own_records.hpp"
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
@@ -159,6 +160,9 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   if (options.resume)
     spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
                  journal.path().string(), journal.known_count(), journal.interrupted().size());
+  if (journal.damaged_lines() > 0)
+    spdlog::warn("{}: {} could not be read: what they knew is done again", journal.path().string(),
+                 counted(journal.damaged_lines(), "line"));
   Quarantine quarantine(session.environment.state_folder, facts);
   SweepProgress progress(status, std::string(op.token_size()));
   tuning.progress = &progress;
