@@ -56,6 +56,17 @@ bool has_more_than_fallbacks(const Op& op, DeviceKind kind, const std::vector<St
   return false;
 }
 
+/// What is on record of the problem comes before all else, so that a search that is ended at once
+/// does not replace it by less.
+WarmStarts warm_starts(const Session& session) {
+  const auto& options = session.options();
+  WarmStarts first{.on_record = {}, .others = options.try_first};
+  for (const auto* present : {&options.on_record, &options.same_bits_as})
+    if (const auto own = present->find(session.problem()); own != present->end())
+      first.on_record.insert(first.on_record.end(), own->second.begin(), own->second.end());
+  return first;
+}
+
 /// The groups to search at first: fallbacks are slow, so they take part only where no other family
 /// serves.
 std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
@@ -64,10 +75,7 @@ std::vector<GroupSpec> groups_of(Session& session, TuneResult& result) {
   if (const auto only = options.only.find(session.problem()); only != options.only.end())
     return groups_of_only(session, only->second);
   const auto& facts = session.evaluator().facts();
-  auto first = options.try_first;
-  if (const auto present = options.same_bits_as.find(session.problem());
-      present != options.same_bits_as.end())
-    first.insert(first.end(), present->second.begin(), present->second.end());
+  const WarmStarts first = warm_starts(session);
   const auto stages = op.stages(session.problem());
   const std::size_t stage_count = stages.size();
   auto fast = enumerate(op, session.problem(), facts, first, false);
@@ -312,7 +320,7 @@ TuneResult tune_in_place(const Catalog& catalog, Evaluator& evaluator, const Pro
     std::vector<Span> working;
     for (const auto& searched : tuning.searched())
       if (!searched.group->timed().empty()) working.push_back(searched.group->span());
-    auto slow = enumerate(op, problem, evaluator.facts(), options.try_first, true);
+    auto slow = enumerate(op, problem, evaluator.facts(), warm_starts(session), true);
     auto needed = not_tried(fallbacks_needed(working, std::move(slow.groups), stage_count), tuning);
     if (!needed.empty()) {
       const auto failure = first_failure(outcomes_of(tuning));

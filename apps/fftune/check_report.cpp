@@ -4,8 +4,10 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <cstdint>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "apps/fftune/numbers.hpp"
 
@@ -17,9 +19,14 @@ struct Row {
   CheckState state = CheckState::passed;
   double error = 0;
   double tolerance = 0;
-  std::string rule;    // at the record's own tokens, or the most that were checked
-  std::string reason;  // of the first that did not pass
+  std::vector<std::int64_t> checked;  // numbers of tokens: neither skipped nor not run
+  std::string rule;                   // at the record's own tokens, or the most that were checked
+  std::string reason;                 // of the first that did not pass
 };
+
+bool was_checked(const CheckOutcome& outcome) {
+  return outcome.state == CheckState::passed || outcome.state == CheckState::failed;
+}
 
 Row row_of(const CheckedRecord& record, const CheckOutcomes& outcomes,
            const std::string& token_size) {
@@ -28,6 +35,7 @@ Row row_of(const CheckedRecord& record, const CheckOutcomes& outcomes,
   for (const std::int64_t count : record.tokens) {
     const CheckOutcome& outcome = outcomes.at(record.problem.with_size(token_size, count));
     if (count == own || row.rule.empty() || record.capped) row.rule = outcome.rule;
+    if (was_checked(outcome)) row.checked.push_back(count);
     // The largest share of its own tolerance is the one to show.
     if (outcome.error * row.tolerance >= row.error * outcome.tolerance) {
       row.error = outcome.error;
@@ -68,8 +76,8 @@ void print_each(const CheckOutcomes& outcomes, const Output& output) {
                    {"rule"}});
   for (const auto& [problem, outcome] : outcomes)
     table.row({problem.text(),
-               error_text(outcome.error),
-               error_text(outcome.tolerance),
+               was_checked(outcome) ? error_text(outcome.error) : "-",
+               was_checked(outcome) ? error_text(outcome.tolerance) : "-",
                {state_name(outcome.state), state_style(outcome.state)},
                outcome.recipe,
                outcome.rule});
@@ -125,11 +133,13 @@ CheckCounts print_checks(const std::vector<CheckedRecord>& records, const CheckO
     const std::string tokens(catalog.op(record.problem.op).token_size());
     const Row row = row_of(record, outcomes, tokens);
     count(row.state, counts);
+    const bool any = !row.checked.empty();
     table.row({record.problem.text(),
-               fmt::format("{}={}{}", tokens, fmt::join(record.tokens, ","),
-                           record.capped ? " (capped)" : ""),
-               error_text(row.error),
-               error_text(row.tolerance),
+               any ? fmt::format("{}={}{}", tokens, fmt::join(row.checked, ","),
+                                 record.capped ? " (capped)" : "")
+                   : "-",
+               any ? error_text(row.error) : "-",
+               any ? error_text(row.tolerance) : "-",
                {state_name(row.state), state_style(row.state)},
                row.reason.empty() ? row.rule : row.reason});
   }

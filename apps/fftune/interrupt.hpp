@@ -1,12 +1,13 @@
-// Ctrl-C: the first asks for an end, the second ends the process at once.
+// Ctrl-C and the like: the first asks for an end, a Ctrl-C after it ends the process at once.
 #pragma once
 
 #include <atomic>
 
 namespace fftune::tool {
 
-/// From construction to destruction SIGINT and SIGTERM set requested(); a second one exits with
-/// 130 on the spot. One at a time.
+/// From construction to destruction SIGINT, SIGTERM and SIGHUP (unless it is ignored, as under
+/// nohup) set requested(); a SIGINT after that exits with 130 on the spot. A closed pipe is an
+/// error of the write to it alone. One at a time.
 class Interrupt {
  public:
   Interrupt();
@@ -15,6 +16,9 @@ class Interrupt {
   Interrupt& operator=(const Interrupt&) = delete;
 
   const std::atomic<bool>& requested() const;
+
+ private:
+  bool hangups_count_;
 };
 
 }  // namespace fftune::tool

@@ -14,8 +14,8 @@ namespace fftune::tool {
 std::map<Problem, PresetRecord> own_records(const std::filesystem::path& folder,
                                             const PresetDevice& device, const Op& op);
 
-/// The present winners of the op's problems: those whose records a search would replace. Throws
-/// Error(invalid_input) for one that is not there.
+/// The present winners of the op's problems, as far as they have one: those whose records a search
+/// would replace. By the problem that records are of, unrepeated(). Throws like own_records().
 std::map<Problem, Recipe> present_winners(const std::filesystem::path& folder,
                                           const PresetDevice& device, const Op& op,
                                           const std::vector<Problem>& problems);

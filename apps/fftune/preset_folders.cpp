@@ -5,7 +5,9 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <set>
+#include <string_view>
 
 #include "core/error.hpp"
 #include "store/preset_file.hpp"
@@ -35,6 +37,18 @@ bool is_installed(const PresetFile& file, const Environment& environment) {
   return std::all_of(file.records.begin(), file.records.end(), [&](const PresetRecord& record) {
     return found.contains(record_json(record));
   });
+}
+
+/// As a word of a shell's line.
+std::string shell_word(const std::string& text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) || c >= 0x80 ||
+           std::string_view("_./:@%+=,-").find(c) != std::string::npos;
+  });
+  if (plain) return text;
+  std::string word;
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return "'" + word + "'";
 }
 
 }  // namespace
@@ -79,7 +93,8 @@ std::string how_to_install(const std::filesystem::path& folder, const Environmen
                   [&](const PresetFile& file) { return is_installed(file, environment); }))
     return "";
   return fmt::format("the library does not look in {}: fftune presets install {} takes it to {}",
-                     folder.string(), folder.string(), environment.user_presets.string());
+                     folder.string(), shell_word(folder.string()),
+                     environment.user_presets.string());
 }
 
 PresetLibrary load_presets(const std::string& value, const Session& session) {

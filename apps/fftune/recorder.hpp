@@ -1,4 +1,5 @@
-// Writing what a sweep found, as soon as it is there, unless --strict refuses it.
+// Writing what a sweep found, as soon as it is there, unless --strict refuses it. A disk that is
+// full or a file that somebody damages meanwhile does not end the sweep.
 #pragma once
 
 #include <filesystem>
@@ -6,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/fftune/exit_code.hpp"
 #include "store/preset_file.hpp"
 #include "tuning/tuner.hpp"
 
@@ -21,20 +23,27 @@ class Recorder {
         strict_(strict),
         wait_(std::move(wait)) {}
 
-  /// Merges the record into the device's file. Throws Error(io).
+  /// Merges the record into the device's file, with those that could not be written before. Says
+  /// why where it cannot be, and keeps it for the next time.
   void write(const PresetRecord& record);
+  /// Tries again what is not written yet, and says what of it cannot be.
+  void finish();
 
   const std::set<std::string>& files() const { return files_; }
-  /// How many records --strict kept out.
-  int refused() const { return refused_; }
+  /// By what it found and wrote: records that --strict kept out, or that could not be written.
+  ExitCode code() const;
 
  private:
+  /// Returns why not; empty: it is.
+  std::string merge(const PresetRecord& record);
+
   const Catalog& catalog_;
   std::filesystem::path folder_;
   PresetDevice device_;
   bool strict_;
   LockWait wait_;
   std::set<std::string> files_;
+  std::vector<PresetRecord> unwritten_;
   int refused_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/fftune/device_option.hpp"
+#include "core/error.hpp"
 #include "tuning/evaluate/local_evaluator.hpp"
 #include "tuning/worker/worker_evaluator.hpp"
 
@@ -40,6 +41,15 @@ SweepDevice::SweepDevice(const std::vector<std::string>& names, const SweepData&
     for (auto& other : others) devices.push_back(std::move(other));
     evaluator_ = std::make_unique<MultiDeviceEvaluator>(std::move(devices));
   }
+  const DeviceFacts& facts = evaluator_->facts();
+  const auto threads = session.environment.threads;
+  if (facts.kind == DeviceKind::cpu && threads && *threads < facts.multiprocessors)
+    throw Error(
+        ErrorKind::invalid_input,
+        fmt::format("FFTUNE_THREADS is {}, and presets of this CPU are of all its {} cores: "
+                    "unset it, or start this under taskset, which makes it a device of "
+                    "fewer cores with presets of its own",
+                    *threads, facts.multiprocessors));
 }
 
 }  // namespace fftune::tool

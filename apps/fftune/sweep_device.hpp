@@ -26,7 +26,8 @@ std::unique_ptr<Evaluator> start_worker(const std::string& name, const SweepData
 class SweepDevice {
  public:
   /// Several names are devices of one kind, over which variants are spread, as over `others` of
-  /// other hosts. Throws like open_device(); in this process there is one device alone.
+  /// other hosts. Throws like open_device(), and where FFTUNE_THREADS would have it measure
+  /// less than the device; in this process there is one device alone.
   SweepDevice(const std::vector<std::string>& names, const SweepData& data, bool in_process,
               const Session& session, std::vector<MultiDeviceEvaluator::Device> others = {});
 

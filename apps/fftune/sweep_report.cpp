@@ -99,9 +99,13 @@ void print_sweep(const std::vector<TuneResult>& results, const std::string& toke
   }
   output.table(table);
   if (output.quiet()) return;
+  std::set<DType> dtypes;
+  for (const TuneResult& result : results) dtypes.insert(result.problem.dtype);
   for (const TuneResult& result : results) {
+    const Problem& problem = result.problem;
+    const auto dtype = dtypes.size() > 1 ? fmt::format(" {}", dtype_name(problem.dtype)) : "";
     const auto say = [&](const std::string& text) {
-      output.line(fmt::format("{}={}: {}", token_size, result.problem.size(token_size), text));
+      output.line(fmt::format("{}={}{}: {}", token_size, problem.size(token_size), dtype, text));
     };
     if (result.record && !result.stopped.empty()) say("ended early: " + result.stopped);
     for (const std::string& note : result.notes) say(note);

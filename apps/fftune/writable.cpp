@@ -15,13 +15,13 @@ LockWait lock_wait(const std::atomic<bool>* cancelled) {
 }
 
 void require_out(const std::filesystem::path& folder, const PresetDevice& device,
-                 const std::string& op, const LockWait& wait) {
+                 const std::string& op, const LockWait& wait, const std::string& where) {
   try {
     require_mergeable(folder, device, op, wait);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::io) throw;
     throw Error(ErrorKind::io,
-                fmt::format("--out {} cannot be written: {}", folder.string(), error.what()));
+                fmt::format("{} {} cannot be written: {}", where, folder.string(), error.what()));
   }
 }
 

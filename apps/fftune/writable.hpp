@@ -13,9 +13,9 @@ namespace fftune::tool {
 /// Says in the log what is waited for, and ends when the user wants an end, if that can be asked.
 LockWait lock_wait(const std::atomic<bool>* cancelled = nullptr);
 
-/// require_mergeable() of the folder that --out names.
+/// require_mergeable() of the folder that `where` names.
 void require_out(const std::filesystem::path& folder, const PresetDevice& device,
-                 const std::string& op, const LockWait& wait);
+                 const std::string& op, const LockWait& wait, const std::string& where = "--out");
 
 /// Throws Error(io) that starts with `where` if `file` cannot be replaced.
 void require_writable_file(const std::filesystem::path& file, const std::string& where);

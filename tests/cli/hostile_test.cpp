@@ -43,6 +43,18 @@ std::filesystem::path device_folder(const Sandbox& sandbox, const std::string& p
   return {};
 }
 
+/// Waits until `seen()`, or the process has ended, or a minute has passed.
+template <typename Seen>
+void await(fftune::testing::Process& process, const Seen& seen) {
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  while (!seen() && process.running() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(20ms);
+}
+
+bool says(const fftune::testing::Process& process, const char* text) {
+  return process.err().find(text) != std::string::npos;
+}
+
 }  // namespace
 
 TEST_CASE("what cannot be printed whole is an error, for the help too") {
@@ -291,4 +303,125 @@ TEST_CASE("work of more than a minute is announced") {
          std::chrono::steady_clock::now() - began < 20s)
     std::this_thread::sleep_for(20ms);
   CHECK(running->err().find("minutes before anything is timed") != std::string::npos);
+}
+
+TEST_CASE("timeout(1), a terminal that closes, and other signals in pairs let a search keep all") {
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    const Sandbox sandbox;
+    const auto search = sandbox.start(
+        "ffn --d 256 --h 512 --m 64,65 --device cpu --budget 10m --progress plain --wait 0s");
+    await(*search, [&] { return says(*search, "screen"); });
+    search->send(signal);
+    await(*search, [&] { return says(*search, "interrupted"); });
+    search->send(signal);
+    const Finished done = search->wait();
+    INFO(done.err);
+    CHECK(done.code == 130);
+    CHECK(done.err.find("what was known is written") != std::string::npos);
+    CHECK(done.out.find("wrote presets/") != std::string::npos);
+  }
+}
+
+TEST_CASE("a search under nohup survives its terminal") {
+  const Sandbox sandbox;
+  const auto search =
+      sandbox.start_by({"/bin/sh", "-c", "trap '' HUP; exec \"$@\"", "sh"}, sweep, {});
+  await(*search, [&] { return says(*search, "m=1"); });
+  search->send(SIGHUP);
+  CHECK(search->wait().code == 0);
+}
+
+TEST_CASE("a search goes on when nobody reads its progress any more") {
+  const Sandbox sandbox;
+  by_shell(sandbox, "{ \"$@\" 2>&1 >table; echo $? >code; } | head -n 1", sweep);
+  CHECK(text_of(sandbox.folder() / "code") == "0\n");
+  CHECK(text_of(sandbox.folder() / "table").find("wrote presets/") != std::string::npos);
+}
+
+TEST_CASE("a record that cannot be written is told and kept, and the search goes on") {
+  const Sandbox sandbox;
+  const auto file = sandbox.tuned("1");
+  const std::string before = text_of(file);
+  for (const bool mended : {true, false}) {
+    CAPTURE(mended);
+    write_text(file, before);
+    const auto search = sandbox.start(
+        "ffn --d 32 --h 64 --m 2,3,4 --budget 6s --max-variants 4 --wait 0s --device cpu");
+    await(*search, [&] { return says(*search, "screen"); });
+    write_text(file, "{");
+    await(*search, [&] { return says(*search, "not written, and tried again later"); });
+    if (mended) write_text(file, before);
+    const Finished done = search->wait();
+    INFO(done.out << done.err);
+    CHECK(done.code == (mended ? 0 : 2));
+    for (const char* row : {"\n2  f32", "\n3  f32", "\n4  f32"})
+      CHECK(done.out.find(row) != std::string::npos);
+    CHECK((done.out.find("wrote presets/") != std::string::npos) == mended);
+    CHECK(done.err.find("m=2: not written") != std::string::npos);
+    if (mended) {
+      const Finished shown = sandbox.fftune("presets validate presets");
+      INFO(shown.out);
+      CHECK(shown.out.find("4 readable records, 0 faults") != std::string::npos);
+    } else {
+      CHECK(text_of(file) == "{");
+    }
+  }
+}
+
+TEST_CASE("a search of fewer threads than the device has cores is refused") {
+  const Sandbox sandbox;
+  const Finished done = sandbox.start_by({"/usr/bin/env", "FFTUNE_THREADS=1"}, sweep, {})->wait();
+  if (sandbox.preset_file().string().find("on-1-core/") != std::string::npos) return;
+  CHECK(done.code == 2);
+  CHECK(done.err.find("FFTUNE_THREADS is 1") != std::string::npos);
+  CHECK(done.err.find("taskset") != std::string::npos);
+}
+
+TEST_CASE("a report does not replace what it is made of") {
+  const Sandbox sandbox;
+  const auto file = sandbox.tuned("1");
+  const std::string before = text_of(file);
+  const std::string name = std::filesystem::relative(file, sandbox.folder()).string();
+  for (const std::string& words : {"report presets -o " + name, "report " + name + " -o " + name}) {
+    CAPTURE(words);
+    const Finished done = sandbox.fftune(words);
+    CHECK(done.code == 2);
+    CHECK(done.err.find("give another name") != std::string::npos);
+    CHECK(text_of(file) == before);
+  }
+  CHECK(sandbox.fftune("report presets -o page.html").code == 0);
+  CHECK(sandbox.fftune("report presets -o page.html").code == 0);
+}
+
+TEST_CASE("the command that installs presets can be pasted whatever their folder is called") {
+  const Sandbox sandbox;
+  const Finished done = by_shell(sandbox, "\"$@\" --out \"it's \\$1\"", sweep + " -v");
+  INFO(done.out);
+  REQUIRE(done.code == 0);
+  const std::string command = "fftune presets install 'it'\\''s $1' takes";
+  CHECK(done.out.find(command) != std::string::npos);
+}
+
+TEST_CASE("an install that cannot write names the user's folder, not an option that it has not") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const Finished done =
+      sandbox.start_by({"/usr/bin/env", "XDG_DATA_HOME=/proc"}, "presets install", {})->wait();
+  CHECK(done.code == 2);
+  CHECK(done.err.find("(XDG_DATA_HOME) /proc/fftune/presets cannot be written") !=
+        std::string::npos);
+  CHECK(done.err.find("--out") == std::string::npos);
+}
+
+TEST_CASE("a search that resumes says what of its journal is damaged") {
+  const Sandbox sandbox;
+  sandbox.tuned("1");
+  const auto state =
+      sandbox.folder() / ".local/state/fftune" / device_folder(sandbox, "presets").filename();
+  for (const auto& journal : std::filesystem::directory_iterator(state))
+    write_text(journal.path(), text_of(journal.path()) + "nonsense\n{\"torn");
+  const Finished done = sandbox.fftune(sweep + " --resume");
+  CHECK(done.code == 0);
+  CHECK(done.err.find(": 2 lines could not be read") != std::string::npos);
 }

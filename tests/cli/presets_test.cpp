@@ -163,6 +163,16 @@ TEST_CASE("a damaged file is named and skipped, and the others serve") {
   }
 }
 
+TEST_CASE("a file of another kind of device is not validated as this one's") {
+  const Sandbox sandbox;
+  const auto file = sandbox.tuned("1");
+  write_text(file, replaced(text_of(file), "\"kind\": \"cpu\"", "\"kind\": \"cuda\""));
+  const Finished done = sandbox.fftune("presets validate presets");
+  INFO(done.out);
+  CHECK(done.out.find("its device is unknown here: only its form was checked") !=
+        std::string::npos);
+}
+
 TEST_CASE("a variant that does not exist or is illegal is named, and the fallback serves") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1");

@@ -81,6 +81,28 @@ TEST_CASE("a record that lacks a field of its op is refused, and the others are 
   CHECK(Json::parse(text_of(path)).at("records").size() == 2);
 }
 
+TEST_CASE("a damaged file of any op is found before the first is refreshed") {
+  const Sandbox sandbox;
+  const auto file = sandbox.tuned("1");
+  fftune::testing::write_text(file.parent_path() / "rmsnorm.json", "{");
+  const Finished done = sandbox.fftune("refresh --device cpu --all --wait 0s --progress plain");
+  INFO(done.err);
+  CHECK(done.code == 2);
+  CHECK(done.err.find("rmsnorm.json") != std::string::npos);
+  CHECK(done.err.find("m=1") == std::string::npos);  // nothing was timed
+}
+
+TEST_CASE("same-bits finds the record of one layer for several") {
+  const Sandbox sandbox;
+  const std::string search =
+      "layer --d 32 --h 32 --heads 2 --dim 16 --cache 16 --batch 1 --layers 2 --device cpu "
+      "--budget 3s --max-variants 1 --wait 0s";
+  REQUIRE(sandbox.fftune(search).code == 0);
+  const Finished again = sandbox.fftune(search + " --same-bits");
+  INFO(again.err);
+  CHECK(again.code == 0);
+}
+
 TEST_CASE("same-bits keeps the class of the winner on record, and needs one") {
   const Sandbox sandbox;
   const std::string command = "ffn --d 32 --h 64 --device cpu --budget 4s --max-variants 8 --m ";

@@ -60,6 +60,18 @@ TEST_CASE("the table tells winner, time and roofline; quiet leaves stderr empty"
     CHECK(done.out.find(word) != std::string::npos);
 }
 
+TEST_CASE("notes on several element types say which they are of") {
+  const Sandbox sandbox;
+  // So little is tried that every problem has a note.
+  const Finished done = sandbox.fftune(
+      "ffn --d 32 --h 64 --m 1 --dtype f32,bf16 --device cpu --max-variants 1 --budget 2s "
+      "--wait 0s --progress none");
+  INFO(done.out);
+  REQUIRE(done.code == 0);
+  CHECK(done.out.find("\nm=1 f32: ended early") != std::string::npos);
+  CHECK(done.out.find("\nm=1 bf16: ended early") != std::string::npos);
+}
+
 TEST_CASE("a second sweep adds to the file of the first") {
   const Sandbox sandbox;
   const auto path = sandbox.tuned("1");

@@ -145,6 +145,22 @@ TEST_CASE("check --quick takes one problem of a form, and --budget leaves the re
   CHECK(none.code == 2);
 }
 
+TEST_CASE("a check that ran out of time states no error of what it did not run") {
+  const Sandbox sandbox;
+  const Finished done =
+      sandbox.fftune("check --device cpu --op rmsnorm --budget 1ms --presets " + presets);
+  INFO(done.out);
+  std::istringstream lines(done.out);
+  int not_run = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("rmsnorm/") || line.find("not run") == std::string::npos) continue;
+    ++not_run;
+    CHECK(line.find("m=1,") == std::string::npos);
+    CHECK(line.find("0.0e+00") == std::string::npos);
+  }
+  CHECK(not_run > 0);
+}
+
 TEST_CASE("bench --against and presets diff give the verdict of the intervals") {
   const Sandbox sandbox;
   const std::string words = "bench ffn --d 32 --h 64 --m 1 --device cpu --samples 3 --budget 1s";

@@ -99,6 +99,11 @@ TEST_CASE("a search takes its data from a saved model, in its own process or a w
       "ffn --weights model --layer 1 --device cpu --m 4 --budget 2s --max-variants 3");
   CHECK(done.code != 0);
   CHECK(sandbox.preset_file().empty());
+  // What failed on them is not known to fail on others.
+  const Finished resumed =
+      sandbox.fftune("ffn --d 16 --h 24 --device cpu --m 4 --budget 2s --max-variants 3 --resume");
+  INFO(resumed.out);
+  CHECK(resumed.code == 0);
 }
 
 TEST_CASE("check, bench and a search take recorded inputs, with a model's weights or without") {

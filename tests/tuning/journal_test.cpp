@@ -118,6 +118,17 @@ TEST_CASE("another driver's outcomes are not taken") {
   CHECK(Journal::open(folder.path(), facts_of_test(), "fake", true).known_count() == 1);
 }
 
+TEST_CASE("outcomes of other data are not taken: errors and bits are of the data") {
+  const TemporaryFolder folder;
+  const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};
+  const auto open = [&](bool resume, const char* data) {
+    return Journal::open(folder.path(), facts_of_test(), "fake", resume, data);
+  };
+  open(false, "seed 0").add(problem, "hash", measured("f/p=1", 100));
+  CHECK(open(true, "seed 1").known_count() == 0);
+  CHECK(open(true, "seed 0").known_count() == 1);
+}
+
 TEST_CASE("a journal cut at any byte is repaired: whole lines are kept, and it can be continued") {
   const TemporaryFolder folder;
   const Problem problem{"fake", "fwd", DType::f32, {{"m", 4}}, {}};

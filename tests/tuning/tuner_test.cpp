@@ -333,6 +333,23 @@ TEST_CASE("an interruption at any moment returns what is known, and soon") {
   CHECK(uninterrupted > 0);
 }
 
+TEST_CASE("a search that is ended at once keeps the winner on record") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 100).default_value = 3;
+  FakeEvaluator evaluator(
+      [](const Variant& v) { return 100 + std::abs(static_cast<double>(v.config.at("p")) - 77); });
+  std::atomic<bool> cancel{false};
+  evaluator.cancel = &cancel;
+  evaluator.cancel_after = 1;
+  auto options = evaluator.options();
+  options.cancel = &cancel;
+  options.on_record[fake.problem()] = {{"f", {{"p", 77}}}};
+  const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+  CHECK(result.cancelled);
+  REQUIRE(result.record);
+  CHECK(result.record->stages[0].variant.id() == "f/p=77");
+}
+
 TEST_CASE("the record is filled") {
   FakeCatalog fake(2);
   fake.op.add("f", {"a"}, 30);

@@ -12,14 +12,9 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "tuning/journal/journal_lines.hpp"
 
 namespace fftune {
 namespace {
-
-JournalHeader header_of(const DeviceFacts& facts) {
-  return {FFTUNE_VERSION, facts.name, facts.driver, facts.toolkit};
-}
 
 std::string new_name(const std::string& op) {
   const std::time_t now = std::time(nullptr);
@@ -64,7 +59,8 @@ void remove_oldest(const std::vector<std::filesystem::path>& journals,
 }  // namespace
 
 Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& facts,
-                      const std::string& op, bool resume) {
+                      const std::string& op, bool resume, const std::string& data) {
+  const JournalHeader header{FFTUNE_VERSION, facts.name, facts.driver, facts.toolkit, data};
   const auto own_folder = folder / facts.slug();
   const auto fail = [&](const std::filesystem::path& path, const std::string& why) {
     throw Error(ErrorKind::io, fmt::format("cannot write the sweep's journal {}: {}; give another "
@@ -79,18 +75,18 @@ Journal Journal::open(const std::filesystem::path& folder, const DeviceFacts& fa
   const auto present = journals_of(own_folder, op);
   if (resume && !present.empty()) {
     journal.path_ = present.back();
-    journal.read_back(facts);
+    journal.read_back(header);
   } else {
     journal.path_ = own_folder / new_name(op);
   }
   journal.file_.reset(std::fopen(journal.path_.c_str(), "ab"));
   if (!journal.file_) fail(journal.path_, std::strerror(errno));
-  journal.write_line(journal_line(header_of(facts)));
+  journal.write_line(journal_line(header));
   remove_oldest(journals_of(own_folder, op), journal.path_);
   return journal;
 }
 
-void Journal::read_back(const DeviceFacts& facts) {
+void Journal::read_back(const JournalHeader& own) {
   JournalText text = read_journal(path_);
   damaged_lines_ = text.damaged_lines;
   if (text.whole_bytes < text.bytes) {
@@ -100,10 +96,10 @@ void Journal::read_back(const DeviceFacts& facts) {
       throw Error(ErrorKind::io,
                   fmt::format("cannot repair {}: {}", path_.string(), error.message()));
   }
-  bool ours = false;  // the lines after a header of this very device, driver and toolkit
+  bool ours = false;  // the lines after a header of this very device, driver, toolkit and data
   for (JournalEntry& entry : text.entries) switch (entry.kind) {
       case JournalEntry::Kind::header:
-        ours = entry.header == header_of(facts);
+        ours = entry.header == own;
         break;
       case JournalEntry::Kind::launch:
         interrupted_ = {entry.ids.begin(), entry.ids.end()};

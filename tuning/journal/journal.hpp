@@ -15,6 +15,7 @@
 
 #include "core/problem.hpp"
 #include "device/facts.hpp"
+#include "tuning/journal/journal_lines.hpp"
 #include "tuning/journal/outcome.hpp"
 
 namespace fftune {
@@ -23,12 +24,12 @@ class Journal {
  public:
   /// Starts <folder>/<device slug>/<op>-<UTC time>-<process>.jsonl; with `resume` continues the
   /// newest one of this device and op, if there is one, and repairs its last line if it was torn.
-  /// Throws Error(io).
+  /// `data` names what the inputs hold. Throws Error(io).
   static Journal open(const std::filesystem::path& folder, const DeviceFacts& facts,
-                      const std::string& op, bool resume);
+                      const std::string& op, bool resume, const std::string& data = "");
 
-  /// What the resumed journal knows of a variant, if it was found with the same device, driver and
-  /// sources; the last line of it counts.
+  /// What the resumed journal knows of a variant, if it was found with the same device, driver,
+  /// sources and data, of which errors and bits are; the last line of it counts.
   std::optional<Outcome> known(const Problem& problem, const std::string& source_hash,
                                std::size_t first_stage, const std::string& id) const;
 
@@ -52,7 +53,7 @@ class Journal {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
 
-  void read_back(const DeviceFacts& facts);
+  void read_back(const JournalHeader& own);
   void write_line(const std::string& line);
   void sync();
 

@@ -69,7 +69,8 @@ JournalEntry entry_of(const json& line) {
   JournalEntry entry;
   if (line.contains("fftune")) {
     entry.header = {line.at("fftune").get<std::string>(), line.at("device").get<std::string>(),
-                    line.at("driver").get<std::string>(), line.at("toolkit").get<std::string>()};
+                    line.at("driver").get<std::string>(), line.at("toolkit").get<std::string>(),
+                    line.value("data", "")};
     return entry;
   }
   entry.problem = line.at("problem").get<std::string>();
@@ -116,7 +117,8 @@ std::string journal_line(const JournalHeader& header) {
   return compact({{"fftune", header.fftune},
                   {"device", header.device},
                   {"driver", header.driver},
-                  {"toolkit", header.toolkit}});
+                  {"toolkit", header.toolkit},
+                  {"data", header.data}});
 }
 
 std::string journal_line(const std::string& problem, const std::vector<std::string>& launched) {

@@ -16,6 +16,7 @@ struct JournalHeader {
   std::string device;  // DeviceFacts::name
   std::string driver;
   std::string toolkit;
+  std::string data;  // what the inputs held; empty in a journal that does not tell
 
   bool operator==(const JournalHeader&) const = default;
 };

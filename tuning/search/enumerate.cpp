@@ -37,11 +37,11 @@ std::size_t move_to_front(std::vector<Variant>& variants, const std::vector<Vari
 }  // namespace
 
 Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& facts,
-                      const Recipe& try_first, bool fallbacks) {
+                      const WarmStarts& first, bool fallbacks) {
   const auto stages = op.stages(problem);
   Enumeration enumeration;
   std::map<Span, GroupSpec> groups;
-  std::map<Span, std::vector<Variant>> wanted;
+  std::map<Span, Recipe> defaults;
   for (const Family* family : op.families()) {
     if (family->device_kind() != facts.kind || family->is_fallback() != fallbacks) continue;
     const auto span = span_of(*family, stages);
@@ -60,12 +60,13 @@ Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& f
     group.span = *span;
     const std::string name(family->name());
     for (const auto& config : feasible) group.variants.push_back({name, config});
-    wanted[*span].push_back({name, family->default_config(problem, facts)});
+    defaults[*span].push_back({name, family->default_config(problem, facts)});
   }
   for (auto& [span, group] : groups) {
-    auto& first = wanted[span];
-    first.insert(first.end(), try_first.begin(), try_first.end());
-    group.warm_starts = move_to_front(group.variants, first);
+    Recipe wanted = first.on_record;
+    for (const Recipe& rest : {defaults[span], first.others})
+      wanted.insert(wanted.end(), rest.begin(), rest.end());
+    group.warm_starts = move_to_front(group.variants, wanted);
     enumeration.groups.push_back(std::move(group));
   }
   return enumeration;

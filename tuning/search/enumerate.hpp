@@ -14,11 +14,16 @@ struct Enumeration {
   std::vector<std::string> refusals;  // "family: why it cannot implement the problem"
 };
 
+/// What is tried first, beside the families' defaults. Variants that are not legal are skipped.
+struct WarmStarts {
+  Recipe on_record;  // before the defaults
+  Recipe others;     // behind them
+};
+
 /// The feasible variants of the op's families, or of its fallback families, grouped by the stages
-/// that they cover. Each group begins with its warm starts: the families' defaults and the legal
-/// variants of `try_first`.
+/// that they cover. Each group begins with its warm starts: `first` and the families' defaults.
 Enumeration enumerate(const Op& op, const Problem& problem, const DeviceFacts& facts,
-                      const Recipe& try_first, bool fallbacks);
+                      const WarmStarts& first, bool fallbacks);
 
 /// Those of `only` that the op's families and fallback families have, all as warm starts.
 std::vector<GroupSpec> enumerate_only(const Op& op, const Problem& problem,

@@ -31,6 +31,7 @@ struct TuneOptions {
   bool baselines = true;     // time the op's baselines beside the winner
   Recipe
       try_first;  // warm start, e.g. a neighbouring problem's winner; illegal variants are skipped
+  std::map<Problem, Recipe> on_record;  // by problem: tried before all else, to be beaten or kept
   std::map<Problem, Recipe> same_bits_as;  // by problem: the recipe whose bits the winner must have
   // By problem: the only variants to try, even those that spill registers.
   std::map<Problem, std::vector<Variant>> only;

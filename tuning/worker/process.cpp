@@ -69,9 +69,9 @@ struct Descriptors {
                       ::dup2(references, worker_reference_descriptor) >= 0;
   // A journal that stays open here could be written by a worker that has lost its mind.
   ::syscall(SYS_close_range, worker_reference_descriptor + 1, ~0U, 0U);
-  // Ctrl-C goes to every process of a terminal: the supervisor alone decides what it means.
-  ::signal(SIGINT, SIG_IGN);
-  ::signal(SIGTERM, SIG_IGN);
+  // Ctrl-C and a hangup go to every process of a terminal: the supervisor alone decides what they
+  // mean.
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
   // Nobody is left behind by a supervisor that is killed, not even in a kernel without end.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (placed && ::getppid() == parent) ::execv(arguments[0], arguments);

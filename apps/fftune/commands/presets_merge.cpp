@@ -25,14 +25,15 @@ struct Options {
   std::string out = "presets";
 };
 
+/// Into the folder `out`, which `where` names.
 int merge(const std::vector<std::string>& paths, const std::filesystem::path& out,
-          const Session& session) {
+          const std::string& where, const Session& session) {
   // All or nothing of what was given: a person merging by hand wants to know before, not after.
   const std::vector<PresetFile> files = whole_preset_files(paths, "merged");
   const LockWait wait = lock_wait();
   std::vector<PresetBatch> batches;
   for (const PresetFile& file : files) {
-    require_out(out, file.device, file.op, wait);
+    require_out(out, file.device, file.op, wait, where);
     batches.push_back(
         {file.device, file.op, file.records, comparison_of(session.catalog, file.op)});
   }
@@ -60,7 +61,7 @@ void add_presets_merge(CommandLine& line, CLI::App& group) {
         if (options->paths.empty())
           throw Error(ErrorKind::invalid_input,
                       "presets merge has nothing to merge: give the files or folders to take from");
-        return merge(options->paths, options->out, session);
+        return merge(options->paths, options->out, "--out", session);
       });
   command.add_option("PATH", options->paths, "preset files or folders to take from");
   command.add_option("--out", options->out, "folder to merge into (default: presets)")
@@ -72,7 +73,8 @@ void add_presets_install(CommandLine& line, CLI::App& group) {
   CLI::App& command = line.add(
       group, "install", "take records into the user's folder, in which the library looks for them",
       [options](const Session& session) {
-        return merge(or_presets_folder(options->paths), session.environment.user_presets, session);
+        return merge(or_presets_folder(options->paths), session.environment.user_presets,
+                     "the user's folder of presets (XDG_DATA_HOME)", session);
       });
   command.add_option("PATH", options->paths,
                      "preset files or folders to take from (default: presets)");

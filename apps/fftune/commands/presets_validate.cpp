@@ -28,7 +28,8 @@ struct Options {
 // none if fftune knows neither, and then only the form of a record can be checked.
 std::optional<DeviceFacts> facts_for(const PresetDevice& device, const Devices& here) {
   for (const DeviceListing& listing : here.found)
-    if (listing.facts.slug() == device.slug) return listing.facts;
+    if (listing.facts.slug() == device.slug && listing.facts.kind == device.kind)
+      return listing.facts;
   for (const std::string& arch : known_architectures())
     if (device.kind == DeviceKind::cuda && arch == device.arch) {
       DeviceFacts facts = facts_of_architecture(arch);

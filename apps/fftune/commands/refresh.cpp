@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/fftune/command.hpp"
@@ -155,12 +156,16 @@ int run(const Options& options, const Session& session) {
   Recorder recorder(session.catalog, options.out, preset, options.strict,
                     lock_wait(&interrupt.requested()));
   std::vector<Refreshed> outcomes;
-  std::size_t looked_at = 0;
+  // All files before any measurement: one of them may be damaged.
+  std::vector<std::pair<const Op*, std::vector<Stale>>> of_ops;
   for (const Op* op : session.catalog.ops) {
-    const auto stale = stale_records(*op, options, preset, facts, session);
-    looked_at += stale.size();
-    if (stale.empty() || interrupt.requested()) continue;
+    auto stale = stale_records(*op, options, preset, facts, session);
+    if (stale.empty()) continue;
     require_out(options.out, preset, std::string(op->name()), lock_wait(&interrupt.requested()));
+    of_ops.emplace_back(op, std::move(stale));
+  }
+  for (const auto& [op, stale] : of_ops) {
+    if (interrupt.requested()) break;
     SweepProgress progress(status, std::string(op->token_size()));
     tuning.progress = &progress;
     std::vector<const Stale*> asked;
@@ -187,9 +192,10 @@ int run(const Options& options, const Session& session) {
     });
   }
   status.clear();
+  recorder.finish();
 
   session.output.heading(fmt::format("refresh on {} ({})", name, facts.name));
-  if (looked_at == 0)
+  if (of_ops.empty())
     session.output.line(fmt::format("no record of it in {} is stale", options.out));
   else
     print(outcomes, session.output);
@@ -204,7 +210,7 @@ int run(const Options& options, const Session& session) {
   const bool good = std::all_of(outcomes.begin(), outcomes.end(), [](const Refreshed& outcome) {
     return outcome.result.record.has_value();
   });
-  return good && recorder.refused() == 0 ? exit_good : exit_check_failed;
+  return std::max(good ? exit_good : exit_check_failed, recorder.code());
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <ctime>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "apps/fftune/command.hpp"
@@ -16,6 +19,7 @@
 #include "apps/fftune/report/report_data.hpp"
 #include "apps/fftune/report/report_page.hpp"
 #include "apps/fftune/writable.hpp"
+#include "core/error.hpp"
 #include "store/file_access.hpp"
 
 namespace fftune::tool {
@@ -36,7 +40,23 @@ std::string utc_now() {
   return text;
 }
 
+/// Whether the page would replace what it is made of, such as presets.
+bool replaces_input(const std::string& out, const std::vector<std::string>& paths) {
+  const std::filesystem::path file = out;
+  std::error_code error;
+  if (!std::filesystem::exists(file, error)) return false;
+  const bool data = file.extension() == ".json" || file.extension() == ".jsonl";
+  return data || std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
+           return std::filesystem::equivalent(path, file, error);
+         });
+}
+
 int run(const Options& options, const Session& session) {
+  if (replaces_input(options.out, options.paths))
+    throw Error(ErrorKind::invalid_input,
+                fmt::format("-o {} is there, and is what a report is made of: give another name, "
+                            "such as report.html",
+                            options.out));
   require_writable_file(options.out, "-o");
   const ReportInput input = read_report_input(or_presets_folder(options.paths), session.catalog);
   const Json data = report_data(input, session.catalog, utc_now());

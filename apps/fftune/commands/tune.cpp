@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -20,6 +21,7 @@
 #include "apps/fftune/exit_code.hpp"
 #include "apps/fftune/help.hpp"
 #include "apps/fftune/interrupt.hpp"
+#include "apps/fftune/numbers.hpp"
 #include "apps/fftune/own_records.hpp"
 #include "apps/fftune/preset_folders.hpp"
 #include "apps/fftune/problem_options.hpp"
@@ -68,7 +70,7 @@ struct Sweep {
   std::vector<TuneResult> results;
   std::set<std::string> files;
   std::string journal;
-  int refused = 0;  // by --strict
+  int code = exit_good;  // of what was written
 };
 
 TuneOptions tune_options(const Options& options) {
@@ -110,6 +112,22 @@ Recipe recorded_in_parts_of(const Op& op, const std::vector<Problem>& problems,
   return recipe;
 }
 
+void require_winners(const std::map<Problem, Recipe>& on_record, const Op& op,
+                     const std::vector<Problem>& problems, const std::string& out,
+                     const PresetDevice& device) {
+  for (const Problem& problem : problems)
+    if (!on_record.contains(unrepeated(op, problem)))
+      throw Error(ErrorKind::invalid_input,
+                  fmt::format("--same-bits: {} has no record of {} for {}: tune it without first",
+                              out, problem.text(), device.slug));
+}
+
+/// What the inputs hold, by name: what an earlier search knows of others is not known of these.
+std::string data_text(std::uint64_t seed, const SavedInputs* saved) {
+  return fmt::format("seed {}{}{}", seed, saved ? " " : "",
+                     fmt::join(saved ? saved->words() : std::vector<std::string>(), " "));
+}
+
 /// Searches one device, or several of one model together, and writes each record as soon as it is
 /// there.
 Sweep sweep(const Op& op, const std::vector<std::string>& devices,
@@ -132,11 +150,19 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
   const LockWait wait = lock_wait(tuning.cancel);
   require_out(options.out, preset, op_name, wait);
   tuning.try_first = recorded_in_parts_of(op, problems, options.out, facts, session);
-  if (options.same_bits) tuning.same_bits_as = present_winners(options.out, preset, op, problems);
-  Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume);
+  tuning.on_record = present_winners(options.out, preset, op, problems);
+  if (options.same_bits) {
+    require_winners(tuning.on_record, op, problems, options.out, preset);
+    tuning.same_bits_as = tuning.on_record;
+  }
+  Journal journal = Journal::open(session.environment.state_folder, facts, op_name, options.resume,
+                                  data_text(tuning.seed, saved));
   if (options.resume)
     spdlog::info("resuming from {}: {} outcomes are known, {} variants were in flight",
                  journal.path().string(), journal.known_count(), journal.interrupted().size());
+  if (journal.damaged_lines() > 0)
+    spdlog::warn("{}: {} could not be read: what they knew is done again", journal.path().string(),
+                 counted(journal.damaged_lines(), "line"));
   Quarantine quarantine(session.environment.state_folder, facts);
   SweepProgress progress(status, std::string(op.token_size()));
   tuning.progress = &progress;
@@ -153,8 +179,9 @@ Sweep sweep(const Op& op, const std::vector<std::string>& devices,
     done.results.push_back(result);
   });
   status.clear();
+  recorder.finish();
   done.files = recorder.files();
-  done.refused = recorder.refused();
+  done.code = recorder.code();
   return done;
 }
 
@@ -235,8 +262,7 @@ int run(const Op& op, const Options& options, const Session& session) {
                         {"problems", sweep_json(done.results)},
                         {"files", done.files},
                         {"journal", done.journal}});
-    code = std::max(code, code_of(done.results));
-    if (done.refused > 0) code = std::max<int>(code, exit_check_failed);
+    code = std::max({code, code_of(done.results), done.code});
   }
   session.output.document(document);
   if (!interrupt.requested()) return code;
@@ -280,8 +306,8 @@ void add_search_options(CLI::App& command, Options& options) {
       ->group(group);
   command
       .add_flag("--resume", options.resume,
-                "go on with the newest journal of this device and op: what it knows is not done "
-                "again")
+                "go on with the newest journal of this device and op: what it knows, of the same "
+                "data, is not done again")
       ->group(group);
   command
       .add_flag("--retry-quarantined", options.retry_quarantined,
