@@ -309,8 +309,7 @@ def _route_values(options, logits, bias):
     m, experts = logits.shape[:-1].numel(), logits.shape[-1]
     expect("moe-route", "bias", bias, (experts,))
     return (m, top_k, experts, groups or None, top_groups or None, score, order,
-            "yes" if renormalise else "no", float(scale), group_score if groups else None,
-            yes(bias)) if m else None
+            "yes" if renormalise else "no", float(scale), group_score, yes(bias)) if m else None
 
 
 def _route_backward_values(options, d_weights, logits, ids):
