@@ -311,6 +311,9 @@ std::optional<SavedInputs::Source> SavedInputs::named(const SavedName& name,
     for (std::int64_t expert = 0;; ++expert) {
       const auto* tensor = model_->find(source.experts ? replaced(whole, '*', expert) : whole);
       if (tensor == nullptr) {
+        if (source.experts && model_->find(replaced(whole, '*', expert + 1)))
+          fail("{} has {}, but not {}: its experts are not complete", options_.weights,
+               replaced(whole, '*', expert + 1), replaced(whole, '*', expert));
         if (source.experts && expert > 0) break;
         return {};
       }

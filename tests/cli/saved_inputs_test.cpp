@@ -231,6 +231,18 @@ TEST_CASE("experts are stacked, by Qwen's names or Mixtral's") {
   }
 }
 
+TEST_CASE("an expert that is missing between others is named") {
+  Model model;
+  for (const char* expert : {"0", "1", "3"})
+    for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{
+             {"gate_proj", {3, 2}}, {"up_proj", {3, 2}}, {"down_proj", {2, 3}}})
+      model.add("model.layers.0.mlp.experts." + std::string(expert) + "." + name + ".weight", shape,
+                0);
+  model.config(R"({"num_experts_per_tok":2})");
+  CHECK_THAT(model.complaint("moe-ffn"),
+             ContainsSubstring("but not model.layers.0.mlp.experts.2.down_proj.weight"));
+}
+
 TEST_CASE("experts that are packed are one tensor of gate and up") {
   Model model;
   model.add("model.layers.0.mlp.experts.gate_up_proj", {5, 6, 2}, 0);
