@@ -4,6 +4,7 @@ The experts of transformers 5 are one module with the weights of all of them, ga
 down_proj, and a forward(hidden_states, ids, weights). The router beside them gives (logits,
 weights, ids).
 """
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 
@@ -125,6 +126,7 @@ class _Router:
     group_score: str
     scale: float
     wide: bool
+    uncast: bool  # under autocast too
     bias: str | None  # the name of what is added for the choice alone
 
 
@@ -153,11 +155,12 @@ def _looks_like_router(module: nn.Module) -> bool:
             and type(module) is not nn.Linear and next(module.children(), None) is None)
 
 
-def _logits(router: nn.Module, x: Tensor, wide: bool) -> Tensor:
+def _logits(router: nn.Module, x: Tensor, wide: bool, uncast: bool = False) -> Tensor:
     weight, bias = router.weight, getattr(router, "bias", None)
     if wide:
         x, weight, bias = (None if t is None else t.float() for t in (x, weight, bias))
-    return nn.functional.linear(x, weight, bias)
+    with torch.autocast(x.device.type, enabled=False) if uncast else nullcontext():
+        return nn.functional.linear(x, weight, bias)
 
 
 def _router_of(router: nn.Module) -> _Router:
@@ -189,12 +192,15 @@ def _router_of(router: nn.Module) -> _Router:
                      if own.dtype == logits.dtype and is_close(own, logits)), None)
         if wide is None:
             raise Unfit(f"{type(router).__name__} computes its logits in a way that is not known")
+        with torch.autocast(x.device.type, torch.bfloat16):
+            uncast = router(x)[0].dtype is torch.float32
         right = _by_logits(logits, weights, ids)
         for (score, order), renormalise, group, own_scale in product(
                 (("softmax", "before"), ("softmax", "after"), ("sigmoid", "before")),
                 (False, True), (("max", 0, 0), ("max", groups, top_groups),
                                 ("top2", groups, top_groups)), (1.0, scale)):
-            found = _Router(score, order, renormalise, *group[1:], group[0], own_scale, wide, bias)
+            found = _Router(score, order, renormalise, *group[1:], group[0], own_scale,
+                            wide or uncast, uncast, bias)
             mine = _by_logits(logits, *reference.moe_route(
                 logits, others[bias] if bias else None, router.top_k, score, order, found.groups,
                 found.top_groups, found.group_score, renormalise, own_scale))
@@ -219,7 +225,8 @@ def router_of(module: nn.Module) -> _Router | None:
 @undoable
 def _router_forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     found, = self._fftune
-    logits = _logits(self, hidden_states.reshape(-1, self.weight.shape[1]), found.wide)
+    logits = _logits(self, hidden_states.reshape(-1, self.weight.shape[1]), found.wide,
+                     found.uncast)
     ids, weights = ops.moe_route(
         logits, self.top_k, bias=getattr(self, found.bias) if found.bias else None,
         score=found.score, order=found.order, groups=found.groups, top_groups=found.top_groups,

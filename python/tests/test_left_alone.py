@@ -254,15 +254,19 @@ class Experts(nn.Module):
 
 
 class Router(nn.Module):
-    def __init__(self, experts: int = 8, scale: float = 1.0, left_out: float = float("-inf")):
+    def __init__(self, experts: int = 8, scale: float = 1.0, left_out: float = float("-inf"),
+                 uncast: bool = False):
         super().__init__()
+        self.uncast = uncast
         self.weight = nn.Parameter(torch.randn(experts, 32) * 0.2)
         self.top_k, self.n_group, self.topk_group = 3, 4, 2
         self.routed_scaling_factor, self.left_out = scale, left_out
         self.register_buffer("balance", torch.zeros(experts))
 
     def forward(self, x):
-        logits = x @ self.weight.T
+        with torch.autocast("cpu", torch.bfloat16,
+                            enabled=torch.is_autocast_enabled("cpu") and not self.uncast):
+            logits = x.float() @ self.weight.float().T
         by = (logits.sigmoid() + self.balance).view(len(x), self.n_group, -1)
         best = by.topk(2)[0].sum(-1).topk(self.topk_group)[1]
         kept = torch.zeros(by.shape[:2]).scatter(1, best, 1.0)[..., None] > 0
@@ -363,3 +367,15 @@ def test_a_router_of_logits_of_which_many_are_equal():
     model = make("GptOssConfig", **SIZES, num_local_experts=128, num_experts_per_tok=4, head_dim=8)
     _, report = patched(model.bfloat16())
     assert sum("moe-route" in words for _, words in report.replaced) == 4
+
+
+@pytest.mark.parametrize("uncast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_of_a_router_have_its_type_under_autocast(uncast, dtype):
+    model = Mixture(Experts(), Router(uncast=uncast))
+    other, report = patched(model)
+    assert "moe-route" in words_of(report.replaced)
+    x = torch.randn(9, 32).to(dtype)  # what is ahead of it may have given bf16
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, right = other.gate(x)[0], model.gate(x)[0]
+    assert ours.dtype is right.dtype and torch.equal(ours, right)
