@@ -1,4 +1,5 @@
 """Mixtures of experts: the router's choice, and the experts' gated MLPs."""
+import math
 from typing import Sequence
 
 import torch
@@ -113,7 +114,8 @@ def _(x, ids, weights, w_gate, w_up, w_down, b_gate_up, b_down, *options):
 
 
 def _hidden_shape(ids: Tensor, w_down: Tensor, shared: int) -> tuple[int, int]:
-    return ids.numel() + ids.shape[:-1].numel() * shared, w_down.shape[2]
+    # Size.numel() would make a constant of a symbolic size.
+    return ids.numel() + math.prod(ids.shape[:-1]) * shared, w_down.shape[2]
 
 
 @define(f"moe_ffn_backward(Tensor dy, Tensor x, Tensor ids, Tensor weights, Tensor? gate, "
