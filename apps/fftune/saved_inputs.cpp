@@ -276,6 +276,7 @@ std::string SavedInputs::prefix(std::int64_t layer) const {
 }
 
 bool SavedInputs::is_transposed(const SavedTensor& tensor) const {
+  if (is_stack_of_experts(tensor.name)) return model_ && model_->find(tensor.name + "_bias");
   if (!is_conv1d(tensor.name) || tensor.shape.size() != 2) return false;
   // GPT-BigCode has plain linear layers by these names: a bias tells which extent is the output.
   std::string bias = tensor.name;
@@ -311,6 +312,9 @@ std::optional<SavedInputs::Source> SavedInputs::named(const SavedName& name,
     for (std::int64_t expert = 0;; ++expert) {
       const auto* tensor = model_->find(source.experts ? replaced(whole, '*', expert) : whole);
       if (tensor == nullptr) {
+        if (source.experts && model_->find(replaced(whole, '*', expert + 1)))
+          fail("{} has {}, but not {}: its experts are not complete", options_.weights,
+               replaced(whole, '*', expert + 1), replaced(whole, '*', expert));
         if (source.experts && expert > 0) break;
         return {};
       }
@@ -382,7 +386,7 @@ std::vector<std::int64_t> SavedInputs::shape_of(const Source& source) const {
            part->saved.name, shape_text(other));
     if (stacks && part != source.parts.front()) shape[0] += other[0];
   }
-  if (source.transposed && shape.size() == 2) std::swap(shape[0], shape[1]);
+  if (source.transposed && shape.size() >= 2) std::swap(shape.back(), shape[shape.size() - 2]);
   if (source.experts) shape.insert(shape.begin(), std::ssize(source.parts));
   return shape;
 }
@@ -449,7 +453,12 @@ bool SavedInputs::fill(const TensorSpec& spec, std::span<std::byte> out, Paralle
     const std::int64_t all = tensor.saved.elements();
     std::vector<std::byte> whole(at(all) * bytes), turned(at(all) * bytes);
     read(tensor, 0, all, whole.data());
-    transpose(whole.data(), turned.data(), all / row, row, bytes, parallel);
+    // Of experts each matrix by itself.
+    const bool stacked = spec.shape.size() == 3;
+    const std::int64_t width = stacked ? spec.shape.back() : row, each = stacked ? all / rows : all;
+    for (std::int64_t first_of = 0; first_of < all; first_of += each)
+      transpose(whole.data() + at(first_of) * bytes, turned.data() + at(first_of) * bytes,
+                each / width, width, bytes, parallel);
     std::memcpy(out.data(), turned.data() + at(first * row) * bytes, out.size());
     return true;
   }

@@ -38,6 +38,9 @@ std::vector<SavedInput> ffn_inputs() {
        .names = {{{"pre_feedforward_layernorm.weight"}}, {{"post_attention_layernorm.weight"}}}}};
 }
 
+/// What only experts of gpt-oss have beside their weights.
+constexpr std::string_view gpt_oss_bias = "mlp.experts.gate_up_proj_bias";
+
 /// Qwen's and DeepSeek's names, Mixtral's, and those of experts that transformers has packed.
 std::vector<SavedInput> moe_inputs() {
   const auto weight = [](std::string_view tensor, std::vector<std::string_view> extents,
@@ -53,7 +56,9 @@ std::vector<SavedInput> moe_inputs() {
              {{{"mlp.experts.*.gate_proj.weight"}}, {{"block_sparse_moe.experts.*.w1.weight"}}}),
       weight("w_up", {"experts", "h", "d"},
              {{{"mlp.experts.*.up_proj.weight"}}, {{"block_sparse_moe.experts.*.w3.weight"}}}),
-      weight("w_gate_up", {"experts", "", "d"}, {{{"mlp.experts.gate_up_proj"}}})};
+      weight("w_gate_up", {"experts", "", "d"}, {{{"mlp.experts.gate_up_proj"}}}),
+      weight("b_gate_up", {"experts", ""}, {{{gpt_oss_bias}}}),
+      weight("b_down", {"experts", "d"}, {{{"mlp.experts.down_proj_bias"}}})};
 }
 
 /// Phi-3 and GPT-2 have the three in one tensor.
@@ -147,7 +152,10 @@ const std::vector<SavedOp>& saved_ops() {
        .settings = {act, {"eps", eps, "norm"}, {"convention", {"model_type"}, "norm"}}},
       {.op = "moe-ffn",
        .inputs = moe_inputs(),
-       .options = {{"gate-up", "halves", "w_gate_up"}},
+       .options = {{"gate-up", "interleaved", "", gpt_oss_bias},
+                   {"gate-up", "halves", "w_gate_up"},
+                   {"act", "swiglu-oai", "", gpt_oss_bias},
+                   {"bias", "all", "b_gate_up"}},
        .sizes = {{"top-k", {"num_experts_per_tok"}}},
        .settings = {act}},
       {.op = "qkv",
@@ -246,6 +254,10 @@ const std::vector<std::string_view>& layer_prefixes() {
 bool is_conv1d(std::string_view name) {
   return name.ends_with(".c_attn.weight") || name.ends_with(".c_proj.weight") ||
          name.ends_with(".c_fc.weight");
+}
+
+bool is_stack_of_experts(std::string_view name) {
+  return name.ends_with("mlp.experts.gate_up_proj") || name.ends_with("mlp.experts.down_proj");
 }
 
 }  // namespace fftune::tool

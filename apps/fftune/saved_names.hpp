@@ -74,4 +74,8 @@ const std::vector<std::string_view>& layer_prefixes();
 /// Whether a tensor of this name is of GPT-2's Conv1D, which keeps [in, out] instead of [out, in].
 bool is_conv1d(std::string_view name);
 
+/// Whether a tensor of this name has the matrices of all experts. Those of gpt-oss, which have
+/// biases by the same name with _bias behind it, are [in, out].
+bool is_stack_of_experts(std::string_view name);
+
 }  // namespace fftune::tool

@@ -1,4 +1,5 @@
 """Mixtures of experts: the router's choice, and the experts' gated MLPs."""
+import math
 from typing import Sequence
 
 import torch
@@ -113,7 +114,8 @@ def _(x, ids, weights, w_gate, w_up, w_down, b_gate_up, b_down, *options):
 
 
 def _hidden_shape(ids: Tensor, w_down: Tensor, shared: int) -> tuple[int, int]:
-    return ids.numel() + ids.shape[:-1].numel() * shared, w_down.shape[2]
+    # Size.numel() would make a constant of a symbolic size.
+    return ids.numel() + math.prod(ids.shape[:-1]) * shared, w_down.shape[2]
 
 
 @define(f"moe_ffn_backward(Tensor dy, Tensor x, Tensor ids, Tensor weights, Tensor? gate, "
@@ -309,8 +311,7 @@ def _route_values(options, logits, bias):
     m, experts = logits.shape[:-1].numel(), logits.shape[-1]
     expect("moe-route", "bias", bias, (experts,))
     return (m, top_k, experts, groups or None, top_groups or None, score, order,
-            "yes" if renormalise else "no", float(scale), group_score if groups else None,
-            yes(bias)) if m else None
+            "yes" if renormalise else "no", float(scale), group_score, yes(bias)) if m else None
 
 
 def _route_backward_values(options, d_weights, logits, ids):

@@ -111,6 +111,28 @@ def random_rows(*shape: int, like: Tensor) -> Tensor:
     return torch.randn(shape, generator=generator).to(like.device, like.dtype)
 
 
+def far_rows(rows: Tensor, *weights: Tensor) -> Tensor:
+    """The rows, larger: their products with weights [n, k] go beyond what activations are clamped to
+    (7 to 16 in models of today), where those with a clamp and without one differ."""
+    largest = max((rows @ weight.mT).abs().max() for weight in weights)
+    if not largest > 0:
+        raise Unfit("its weights are zeros, of which nothing can be told: load them before patch()")
+    return rows * (100 / largest)
+
+
+@contextmanager
+def standing_in(tensors: dict[Tensor, Tensor]):
+    """Tensors have other values for a moment, in other memory."""
+    own = [(tensor, tensor.data) for tensor in tensors]
+    try:
+        for tensor, other in tensors.items():
+            tensor.data = other
+        yield
+    finally:
+        for tensor, data in own:
+            tensor.data = data
+
+
 def is_close(ours: Tensor, theirs: Tensor, tolerance: float | None = None) -> bool:
     """Within some roundings of the type."""
     if ours.shape != theirs.shape:

@@ -173,22 +173,26 @@ class MoE(nn.Module):
     5: gate.weight [experts, hidden], experts.gate_up_proj [experts, 2 * intermediate, hidden],
     experts.down_proj [experts, hidden, intermediate].
 
-    x [..., hidden] -> [..., hidden]. top_k: experts that a token chooses. Further options are those
-    of ops.moe_route: score, order, renormalise, groups, top_groups, group_score, scale. act and
-    recompute: as of GatedMLP.
+    x [..., hidden] -> [..., hidden]. top_k: experts that a token chooses. score and what follows it:
+    as of ops.moe_route. act and recompute: as of GatedMLP.
     """
 
     def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int, act: str = "silu",
-                 recompute: bool = False, device=None, dtype=None, **router):
+                 recompute: bool = False, device=None, dtype=None, *, score: str = "softmax",
+                 order: str = "before", renormalise: bool = False, groups: int = 0,
+                 top_groups: int = 0, group_score: str = "max", scale: float = 1.0):
         super().__init__()
         if act not in ACTIVATIONS:
             raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+        if not 1 <= top_k <= experts:
+            raise Error(f"top_k is {top_k} of {experts} experts: give 1 to {experts}")
         self.gate = nn.Linear(hidden, experts, bias=False, device=device, dtype=dtype)
         self.experts = _Experts(experts, hidden, intermediate, device=device, dtype=dtype)
         self.top_k = top_k
         self.act = act
         self.recompute = recompute
-        self.router = router
+        self.router = dict(score=score, order=order, renormalise=renormalise, groups=groups,
+                           top_groups=top_groups, group_score=group_score, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:
         ids, weights = ops.moe_route(self.gate(x), self.top_k, **self.router)

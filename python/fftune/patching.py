@@ -19,8 +19,8 @@ from ._graphs import patch_steps, restore_steps
 from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, is_close, is_known, is_patched, kind_of, original, probing,
-                         random_rows, reason_of, remembered, replace_forward, undoable)
+                         expect_plain, far_rows, is_close, is_known, is_patched, kind_of, original,
+                         probing, random_rows, reason_of, remembered, replace_forward, undoable)
 
 
 @dataclass
@@ -224,13 +224,14 @@ def _gate_up_down(module: nn.Module, linears: dict, down: list[str], act: str):
         raise Unfit("gate and up have biases, for which there is no kernel")
     with probing(module):
         for d in down:
-            x = random_rows(4, linears[d].out_features, like=weight)
-            theirs = module(x)
+            near = random_rows(4, linears[d].out_features, like=weight)
             others = [name for name in linears if name != d]
+            far = far_rows(near, *(linears[name].weight for name in others))
+            tried = [(x, module(x)) for x in (near, far)]
             for gate, up in (others, others[::-1]):
-                ours = reference.ffn(x, linears[gate].weight, linears[up].weight,
-                                     linears[d].weight, linears[d].bias, None, act)
-                if is_close(ours, theirs):
+                if all(is_close(reference.ffn(x, linears[gate].weight, linears[up].weight,
+                                              linears[d].weight, linears[d].bias, None, act), theirs)
+                       for x, theirs in tried):
                     return gate, up, d
     raise Unfit(f"{type(module).__name__} is no down(act(gate(x)) * up(x))")
 

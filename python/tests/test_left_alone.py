@@ -228,3 +228,154 @@ def test_attention_over_a_cache_gives_what_can_be_viewed():
                  num_experts_per_tok=2, max_position_embeddings=128)
     ours, _ = patched(model, attention=True)
     assert close(static_logits(ours), static_logits(model))
+
+
+class Experts(nn.Module):
+    """As transformers 5 has them, with what differs: a limit, identities behind the experts."""
+
+    def __init__(self, limit: float = float("inf"), identities: int = 0):
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(4 + identities, 48, 32) * 0.1)
+        self.down_proj = nn.Parameter(torch.randn(4, 32, 24) * 0.1)
+        self.limit = limit
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x, ids, weights):
+        y = torch.zeros_like(x)
+        for token, choice in torch.ones_like(ids).nonzero().tolist():
+            expert, out = int(ids[token, choice]), x[token]
+            if expert < 4:
+                gate, up = (self.gate_up_proj[expert] @ out).chunk(2)
+                hidden = (self.act_fn(gate.clamp(max=self.limit))
+                          * up.clamp(min=-self.limit, max=self.limit))
+                out = self.down_proj[expert] @ hidden
+            y[token] += weights[token, choice] * out
+        return y
+
+
+class Router(nn.Module):
+    def __init__(self, experts: int = 8, scale: float = 1.0, left_out: float = float("-inf"),
+                 uncast: bool = False):
+        super().__init__()
+        self.uncast = uncast
+        self.weight = nn.Parameter(torch.randn(experts, 32) * 0.2)
+        self.top_k, self.n_group, self.topk_group = 3, 4, 2
+        self.routed_scaling_factor, self.left_out = scale, left_out
+        self.register_buffer("balance", torch.zeros(experts))
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16,
+                            enabled=torch.is_autocast_enabled("cpu") and not self.uncast):
+            logits = x.float() @ self.weight.float().T
+        by = (logits.sigmoid() + self.balance).view(len(x), self.n_group, -1)
+        best = by.topk(2)[0].sum(-1).topk(self.topk_group)[1]
+        kept = torch.zeros(by.shape[:2]).scatter(1, best, 1.0)[..., None] > 0
+        ids = by.masked_fill(~kept, self.left_out).flatten(1).topk(self.top_k)[1]
+        return logits, self.routed_scaling_factor * logits.sigmoid().gather(1, ids), ids
+
+
+class Mixture(nn.Module):
+    def __init__(self, experts, router):
+        super().__init__()
+        self.experts, self.gate = experts, router
+
+
+CHOICES = torch.tensor([[0, 1], [2, 3], [3, 0]]), torch.rand(3, 2)
+
+
+@pytest.mark.parametrize("limits", [[10.0], [16.0], [float("inf"), 7.0]])
+def test_experts_with_a_limit(limits):
+    layers = nn.ModuleList(map(Experts, limits))
+    report = fftune.patch(layers)
+    assert len(report.replaced) == limits.count(float("inf"))
+    x = torch.randn(3, 32) * 100
+    for layer in layers:
+        assert close(layer(x, *CHOICES), type(layer).forward(layer, x, *CHOICES))
+
+
+@pytest.mark.parametrize("name, value", [("swiglu_limit", 9.0), ("swiglu_alpha", 1.5)])
+def test_gates_of_gpt_oss_with_other_numbers(name, value):
+    model = make("GptOssConfig", **SIZES, num_local_experts=4, num_experts_per_tok=2, head_dim=8)
+    experts = model.model.layers[0].mlp.experts
+    setattr(experts, name.removeprefix("swiglu_"), value)
+    x = torch.randn(3, 32) * 30
+    right = experts(x, *CHOICES)
+    report = fftune.patch(model)
+    assert sum("moe-ffn" in words for _, words in report.replaced) == 3
+    assert close(experts(x, *CHOICES), right)
+
+
+def test_an_mlp_with_a_limit():
+    class Limited(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj = nn.Linear(32, 48, False), nn.Linear(32, 48, False)
+            self.down_proj, self.act_fn = nn.Linear(48, 32, False), nn.SiLU()
+
+        def forward(self, x):
+            return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=10.0)) * self.up_proj(x))
+
+    model, x = nn.ModuleList([Limited()]), torch.randn(5, 32) * 100
+    right = model[0](x)
+    assert not fftune.patch(model).replaced
+    assert torch.equal(model[0](x), right)
+
+
+def test_experts_behind_which_are_identities():
+    experts = Experts(identities=2)
+    report = fftune.patch(nn.ModuleList([experts]))
+    assert not report.replaced and "no weighted sum" in words_of(report.left)
+
+
+@pytest.mark.parametrize("part", ["experts", "mlp"])
+def test_weights_that_are_zeros_tell_nothing(part):
+    model = make("MixtralConfig" if part == "experts" else "LlamaConfig", **SIZES)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.zero_()
+    assert "its weights are zeros" in words_of(fftune.patch(model).left)
+
+
+def test_routers_that_differ_in_their_numbers():
+    layers = nn.ModuleList([Mixture(Experts(), Router(8 * n, n)) for n in (2, 1, 3)])
+    report = fftune.patch(layers)
+    assert sum("moe-route" in words for _, words in report.replaced) == 3
+    x = torch.randn(9, 32)
+    for layer in layers:
+        mine, other = layer.gate(x), Router.forward(layer.gate, x)
+        for each in zip(mine, other):
+            assert close(*(t.sort()[0] for t in each))
+
+
+def test_a_router_is_known_by_what_it_does_with_a_bias_that_is_still_zero():
+    layers = nn.ModuleList([Mixture(Experts(), Router(left_out=left_out))
+                            for left_out in (float("-inf"), 0.0)])
+    kept = copy.deepcopy(layers.state_dict())
+    report = fftune.patch(layers)
+    assert [name for name, words in report.replaced if "moe-route" in words] == ["0"]
+    assert all(torch.equal(t, kept[name]) for name, t in layers.state_dict().items())
+    x = torch.randn(99, 32)
+    for layer in layers:
+        layer.gate.balance.normal_().sub_(2)
+        mine, other = layer.gate(x), Router.forward(layer.gate, x)
+        for each in zip(mine, other):
+            assert close(*(t.sort()[0] for t in each))
+
+
+def test_a_router_of_logits_of_which_many_are_equal():
+    model = make("GptOssConfig", **SIZES, num_local_experts=128, num_experts_per_tok=4, head_dim=8)
+    _, report = patched(model.bfloat16())
+    assert sum("moe-route" in words for _, words in report.replaced) == 4
+
+
+@pytest.mark.parametrize("uncast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_of_a_router_have_its_type_under_autocast(uncast, dtype):
+    model = Mixture(Experts(), Router(uncast=uncast))
+    other, report = patched(model)
+    assert "moe-route" in words_of(report.replaced)
+    x = torch.randn(9, 32).to(dtype)  # what is ahead of it may have given bf16
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, right = other.gate(x)[0], model.gate(x)[0]
+    assert ours.dtype is right.dtype and torch.equal(ours, right)

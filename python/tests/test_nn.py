@@ -115,6 +115,14 @@ def test_rotary_embedding_counts_from_starts():
     assert close(rotary(q[:, 4:], starts=torch.tensor([4])), whole[:, 4:])
 
 
+def test_moe_refuses_what_no_router_does_when_it_is_made():
+    for top_k in (0, 5):
+        with pytest.raises(fftune.Error, match=f"top_k is {top_k} of 4 experts"):
+            fftune.nn.MoE(24, 40, 4, top_k)
+    with pytest.raises(TypeError, match="renormalize"):
+        fftune.nn.MoE(24, 40, 4, 2, renormalize=True)
+
+
 def test_moe_has_the_names_and_the_values_of_mixtrals():
     transformers = pytest.importorskip("transformers", minversion="5.0")
     config = transformers.MixtralConfig(hidden_size=24, intermediate_size=40, num_local_experts=6,

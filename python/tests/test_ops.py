@@ -194,6 +194,24 @@ def test_numbers_of_tokens_do_not_recompile():
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_numbers_of_tokens_do_not_recompile_a_mixture(recompute):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    layer = fftune.nn.MoE(16, 24, 4, 2, recompute=recompute)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    compiled(torch.randn(5, 16))
+    count = counter.frame_count
+    for tokens in (6, 9, 17):
+        x = torch.randn(tokens, 16)
+        mine, other = (torch.autograd.grad(each(x).sum(), list(layer.parameters()))
+                       for each in (compiled, layer))
+        for ours, theirs in zip(mine, other):
+            assert error(ours, theirs) < 1e-5
+    assert counter.frame_count == count
+
+
 def test_fake_tensors_with_symbolic_sizes():
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -197,6 +197,7 @@ NONE = torch.tensor(1.0)
     (lambda: ops.moe_ffn(X, torch.zeros(3, 1).int(), X[:, :1], W[None], W[None], D[None], act=None),
      "moe-ffn: act is None"),
     (lambda: ops.moe_route(X, 2, score=None), "moe-route: score is None"),
+    (lambda: ops.moe_route(X, 2, group_score="sum"), "group-score=sum is not a choice"),
     (lambda: ops.qkv(X, torch.ones(32, 8), 2, 1, norms=(V, V), eps=None), "qkv: eps is None"),
     (lambda: ops.layernorm(X, None, None), "layernorm: [bw] is None"),
     (lambda: ops.layernorm(X, V, None), "layernorm: b is None"),

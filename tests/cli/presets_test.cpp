@@ -102,6 +102,9 @@ TEST_CASE("tables of vLLM become searches") {
              "{\"triton_version\": \"3.4.0\", \"64\": " + entry + ", \"1\": " + entry + "}");
   write_text(folder / "E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8.json",
              "{\"1\": " + entry + "}");
+  for (const char* kind : {"", ",dtype=fp8_w8a8"})
+    write_text(folder / ("E=32,N=1440,device_name=NVIDIA_H200" + std::string(kind) + ".json"),
+               "{\"4\": " + entry + "}");
   for (const char* kind : {"dtype=fp8_w8a8,block_shape=[128,128]",
                            "dtype=fp8_w8a8,block_shape=[64, 128]", "dtype=int8_w8a16"})
     write_text(folder / ("E=256,N=256,device_name=NVIDIA_H200," + std::string(kind) + ".json"),
@@ -115,6 +118,12 @@ TEST_CASE("tables of vLLM become searches") {
   CHECK(
       all.out.find("--d 7168 --h 256 --experts 256 --top-k 8 --m 16 --dtype fp8 --scales block  # "
                    "deepseek-v3, 8 devices\n") != std::string::npos);
+  const std::string gpt_oss = "--d 2880 --h 1440 --experts 32 --top-k 4 --m 4 ";
+  CHECK(
+      all.out.find(gpt_oss + "--act swiglu-oai --bias all --gate-up interleaved  # gpt-oss-20b") !=
+      std::string::npos);
+  CHECK(all.out.find(gpt_oss + "--dtype fp8 --act swiglu-oai --bias all  # gpt-oss-20b") !=
+        std::string::npos);
   for (const char* other : {"not fp8_w8a8 in [64, 128]", "not int8_w8a16"})
     CHECK(all.out.find(other) != std::string::npos);
   const Finished given = sandbox.fftune(

@@ -231,6 +231,40 @@ TEST_CASE("experts are stacked, by Qwen's names or Mixtral's") {
   }
 }
 
+TEST_CASE("experts of gpt-oss are transposed, interleaved, and have biases") {
+  Model model;
+  const std::string experts = "model.layers.0.mlp.experts.";
+  model.add(experts + "gate_up_proj", {2, 3, 6}, 0);
+  model.add(experts + "gate_up_proj_bias", {2, 6}, 100);
+  model.add(experts + "down_proj", {2, 3, 3}, 200);  // d = h, as in the models
+  model.add(experts + "down_proj_bias", {2, 3}, 300);
+  model.config(R"({"num_experts_per_tok":2,"hidden_act":"silu"})");
+  const SavedInputs moe = model.open("moe-ffn");
+  const Problem problem = model.problems(moe).at(0);
+  CHECK(sizes_text(problem) == "d=3 experts=2 h=3 top-k=2 ");
+  CHECK(problem.has("act", "swiglu-oai"));
+  CHECK(problem.has("bias", "all"));
+  CHECK(problem.has("gate-up", "interleaved"));
+  const auto gate_up = values(moe, problem, "w_gate_up"), down = values(moe, problem, "w_down");
+  CHECK(gate_up.at(1) == 6);            // expert 0, row 0, column 1
+  CHECK(gate_up.at(18 + 3 + 2) == 31);  // expert 1, row 1, column 2
+  CHECK(down.at(9 + 3) == 210);         // expert 1, row 1, column 0
+  CHECK(values(moe, problem, "b_gate_up") == counting({2, 6}, 100));
+  CHECK(values(moe, problem, "b_down") == counting({2, 3}, 300));
+}
+
+TEST_CASE("an expert that is missing between others is named") {
+  Model model;
+  for (const char* expert : {"0", "1", "3"})
+    for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{
+             {"gate_proj", {3, 2}}, {"up_proj", {3, 2}}, {"down_proj", {2, 3}}})
+      model.add("model.layers.0.mlp.experts." + std::string(expert) + "." + name + ".weight", shape,
+                0);
+  model.config(R"({"num_experts_per_tok":2})");
+  CHECK_THAT(model.complaint("moe-ffn"),
+             ContainsSubstring("but not model.layers.0.mlp.experts.2.down_proj.weight"));
+}
+
 TEST_CASE("experts that are packed are one tensor of gate and up") {
   Model model;
   model.add("model.layers.0.mlp.experts.gate_up_proj", {5, 6, 2}, 0);

@@ -92,6 +92,24 @@ TEST_CASE("sizes and routings that make no mixture are refused") {
             .option("routing") == "zipf:1.5");
 }
 
+TEST_CASE("a known model has the options that it computes with") {
+  std::map<std::string, std::map<std::string, std::string>> differing;
+  for (const KnownModel& model : moe_ffn_op().known_models()) {
+    const auto& sizes = model.sizes;
+    const Problem problem =
+        moe_problem({1, sizes.at("d"), sizes.at("h"), sizes.at("experts"), sizes.at("top-k")},
+                    DType::bf16, DeviceKind::cuda, model.options);
+    CHECK(moe_ffn_op().contradiction(problem).empty());
+    if (!model.options.empty()) differing[model.name] = model.options;
+  }
+  const std::map<std::string, std::string> gpt_oss{
+      {"act", "swiglu-oai"}, {"bias", "all"}, {"gate-up", "interleaved"}};
+  CHECK(differing == std::map<std::string, std::map<std::string, std::string>>{
+                         {"gpt-oss-20b", gpt_oss},
+                         {"gpt-oss-120b", gpt_oss},
+                         {"llama-4-scout", {{"weigh", "before"}}}});
+}
+
 TEST_CASE("drawn tokens choose different experts, about as often as expected") {
   for (const double skew : {0.0, 1.0, 3.0})
     for (const auto& [tokens, experts, choices] :

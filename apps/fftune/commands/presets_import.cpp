@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -132,6 +133,7 @@ std::vector<std::filesystem::path> table_paths(const std::vector<std::string>& p
 struct Layer {
   std::string model;  // empty: given by hand
   std::int64_t d = 0, choices = 0, tp = 1;
+  std::map<std::string, std::string> options = {};
 };
 
 std::vector<Layer> layers_of(const Op& op, const Table& table, const Options& options) {
@@ -142,7 +144,11 @@ std::vector<Layer> layers_of(const Op& op, const Table& table, const Options& op
   for (const KnownModel& model : op.known_models()) {
     const std::int64_t whole = model.sizes.at("h");
     if (model.sizes.at("experts") == table.experts && whole % table.h == 0)
-      layers.push_back({model.name, model.sizes.at("d"), model.sizes.at("top-k"), whole / table.h});
+      layers.push_back({.model = model.name,
+                        .d = model.sizes.at("d"),
+                        .choices = model.sizes.at("top-k"),
+                        .tp = whole / table.h,
+                        .options = model.options});
   }
   return layers;
 }
@@ -190,9 +196,17 @@ int run(const Options& options, const Session& session) {
               ? ""
               : fmt::format("  # {}{}", layer.model,
                             layer.tp > 1 ? fmt::format(", {} devices", layer.tp) : "");
+      std::string words = *dtype;
+      Json given = Json::object();
+      for (const auto& [option, value] : layer.options) {
+        // Interleaved gates have no scales.
+        if (option == "gate-up" && !dtype->empty()) continue;
+        words += fmt::format(" --{} {}", option, value);
+        given[option] = value;
+      }
       session.output.line(fmt::format("fftune {} --d {} --h {} --experts {} --top-k {} --m {}{}{}",
                                       op_name, layer.d, table.h, table.experts, layer.choices,
-                                      fmt::join(table.tokens, ","), *dtype, why));
+                                      fmt::join(table.tokens, ","), words, why));
       document.push_back({{"table", name},
                           {"device", table.device},
                           {"model", layer.model},
@@ -204,6 +218,7 @@ int run(const Options& options, const Session& session) {
                           {"top-k", layer.choices},
                           {"dtype", dtype->empty() ? "" : "fp8"},
                           {"scales", table.block_shape.empty() ? "" : "block"},
+                          {"options", given},
                           {"m", table.tokens}});
       ++searches;
     }
