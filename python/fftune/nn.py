@@ -169,24 +169,36 @@ class _Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """A mixture of experts with its router, with the names of Mixtral and Qwen3-MoE in transformers
-    5: gate.weight [experts, hidden], experts.gate_up_proj [experts, 2 * intermediate, hidden],
-    experts.down_proj [experts, hidden, intermediate].
+    """A mixture of experts with its router, with the names of Mixtral, Qwen3-MoE and DeepSeek-V3 in
+    transformers 5: gate.weight [experts, hidden], experts.gate_up_proj [experts, 2 * intermediate,
+    hidden], experts.down_proj [experts, hidden, intermediate]; with shared experts
+    shared_experts.gate_proj, up_proj and down_proj, a GatedMLP.
 
-    x [..., hidden] -> [..., hidden]. top_k: experts that a token chooses. score and what follows it:
-    as of ops.moe_route. act and recompute: as of GatedMLP.
+    x [..., hidden] -> [..., hidden]. top_k: experts that a token chooses. shared: experts of the
+    same size that every token goes through. bias: a float32 buffer gate.e_score_correction_bias
+    [experts], zeros at first, that is added to the scores for the choice alone; what keeps it
+    balanced writes it. score and what follows it: as of ops.moe_route. act and recompute: as of
+    GatedMLP. Logits have the type of gate.weight, also where x has another.
     """
 
     def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int, act: str = "silu",
                  recompute: bool = False, device=None, dtype=None, *, score: str = "softmax",
                  order: str = "before", renormalise: bool = False, groups: int = 0,
-                 top_groups: int = 0, group_score: str = "max", scale: float = 1.0):
+                 top_groups: int = 0, group_score: str = "max", scale: float = 1.0,
+                 bias: bool = False, shared: int = 0):
         super().__init__()
         if act not in ACTIVATIONS:
             raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+        if shared < 0:
+            raise Error(f"shared is {shared}: give the number of shared experts, or 0")
         if not 1 <= top_k <= experts:
             raise Error(f"top_k is {top_k} of {experts} experts: give 1 to {experts}")
         self.gate = nn.Linear(hidden, experts, bias=False, device=device, dtype=dtype)
+        if bias:
+            self.gate.register_buffer("e_score_correction_bias",
+                                      torch.zeros(experts, device=device))
+        self.shared_experts = GatedMLP(hidden, shared * intermediate, act, recompute=recompute,
+                                       device=device, dtype=dtype) if shared else None
         self.experts = _Experts(experts, hidden, intermediate, device=device, dtype=dtype)
         self.top_k = top_k
         self.act = act
@@ -195,6 +207,9 @@ class MoE(nn.Module):
                            top_groups=top_groups, group_score=group_score, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        ids, weights = ops.moe_route(self.gate(x), self.top_k, **self.router)
-        return ops.moe_ffn(x, ids, weights, self.experts.gate_up_proj, None,
-                           self.experts.down_proj, act=self.act, recompute=self.recompute)
+        logits = nn.functional.linear(x.to(self.gate.weight.dtype), self.gate.weight)
+        bias = getattr(self.gate, "e_score_correction_bias", None)
+        ids, weights = ops.moe_route(logits, self.top_k, bias=bias, **self.router)
+        y = ops.moe_ffn(x, ids, weights, self.experts.gate_up_proj, None, self.experts.down_proj,
+                        act=self.act, recompute=self.recompute)
+        return y if self.shared_experts is None else self.shared_experts(x, y)

@@ -138,3 +138,24 @@ def test_moe_has_the_names_and_the_values_of_mixtrals():
                            torch.autograd.grad(block(x), [block.get_parameter(name) for name, _ in
                                                           ours.named_parameters()], seed)):
         assert close(mine, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moe_has_the_names_and_the_values_of_deepseeks(dtype):
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.DeepseekV3Config(
+        hidden_size=32, moe_intermediate_size=48, n_routed_experts=8, num_local_experts=8,
+        num_experts_per_tok=2, n_shared_experts=2, n_group=4, topk_group=2, norm_topk_prob=True,
+        routed_scaling_factor=2.5)
+    config._experts_implementation = "eager"
+    block = transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3MoE(config)
+    ours = fftune.nn.MoE(32, 48, 8, 2, score="sigmoid", renormalise=True, groups=4, top_groups=2,
+                         group_score="top2", scale=2.5, bias=True, shared=2)
+    for module in (ours, block):
+        module.to(dtype).gate.float()  # as DeepSeek's are kept
+    nn.init.uniform_(ours.gate.e_score_correction_bias, -0.3, 0.3)
+    block.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 5, 32, dtype=dtype)
+    assert close(ours(x), block(x), 1e-5 if dtype == torch.float32 else 2e-2)
+    with pytest.raises(fftune.Error, match="shared is -1"):
+        fftune.nn.MoE(24, 40, 4, 2, shared=-1)
