@@ -196,9 +196,9 @@ TEST_CASE("a check has the lengths of each number of tokens") {
 TEST_CASE("list --explain names what is quarantined for the sources as they are") {
   const Sandbox sandbox;
   sandbox.tuned("1");
-  const Json preset = Json::parse(text_of(sandbox.preset_file()));
-  const Json stage = preset.at("records").at(0).at("stages").at(0);
-  // As the sweep's journal spells the winner.
+  // As the sweep's journal spells the winner: its parameters in their order.
+  const auto preset = nlohmann::ordered_json::parse(text_of(sandbox.preset_file()));
+  const auto stage = preset.at("records").at(0).at("stages").at(0);
   std::string id = stage.at("family").get<std::string>();
   char mark = '/';
   for (const auto& [name, value] : stage.at("parameters").items()) {
@@ -211,7 +211,7 @@ TEST_CASE("list --explain names what is quarantined for the sources as they are"
             {"id", id},
             {"problem", "ffn/fwd f32 act=silu d=32 h=64 m=1"},
             {"driver", ""},
-            {"sources", stage.at("source_hash")},
+            {"sources", stage.at("source_hash").get<std::string>()},
             {"date", "now"},
             {"cause", "killed by SIGSEGV"},
             {"released", false}};
@@ -235,7 +235,9 @@ TEST_CASE("list --explain names what is quarantined for the sources as they are"
   winner(sandbox.fftune(sweep));
   CHECK(sandbox.fftune("list ffn --device cpu --d 32 --h 64 --m 1 --explain").out.find(id) !=
         std::string::npos);
-  winner(sandbox.fftune(sweep + " --retry-quarantined"));
+  const Finished retried = sandbox.fftune(sweep + " --retry-quarantined");
+  winner(retried);
+  INFO(retried.err);
   CHECK(sandbox.fftune("list ffn --device cpu --d 32 --h 64 --m 1 --explain --json")
             .out.find("SIGSEGV") == std::string::npos);
 }
