@@ -19,10 +19,6 @@ struct Candidate {
   sm90_plan plan;
 
   int resident() const { return sm90_resident_ctas(work.form, plan); }
-  /// Tiles of rows of sorted groups.
-  bool of_sorted_rows() const {
-    return work.grouped_rows() && work.form.source == group_source::routed;
-  }
 };
 
 /// The time of two kinds of work that overlap; the more equal they are, the less they overlap.
@@ -76,7 +72,7 @@ double promotion_cycles(const Candidate& c) {
 /// Clocks in which the warps of a CTA find out about an expert's tile, before its first MMA and
 /// again to store it, and of these stores; and of finding the scales of its rows.
 double placing_cycles(const Candidate& c) {
-  if (!c.of_sorted_rows() || !c.work.promotes()) return 0;
+  if (!c.work.sorted_rows() || !c.work.promotes()) return 0;
   return (1200.0 + (c.work.form.finds_scales() ? 40.0 * c.t.bm : 0)) / c.resident();
 }
 
@@ -134,7 +130,7 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
   const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
   // Each 32 bytes take a cycle of shared memory, of which the MMAs leave about half.
   // The rows of sorted groups are listed, and not searched for.
-  const double gathering = c.of_sorted_rows()    ? 0.1
+  const double gathering = c.work.sorted_rows()    ? 0.1
                            : t.gather_warps == 4 ? 0.26
                            : reduction           ? 0.4
                                                  : 0.45;
@@ -181,7 +177,7 @@ double split_pairs(const Candidate& c) {
   const auto& [work, t, plan] = c;
   const std::int64_t k_blocks = work.k_blocks(t);
   const bool splits =
-      c.of_sorted_rows() && work.promotes() && k_blocks % 2 == 0 && t.stages % 2 == 1;
+      c.work.sorted_rows() && work.promotes() && k_blocks % 2 == 0 && t.stages % 2 == 1;
   return splits ? 1 + 0.2 / static_cast<double>(k_blocks) : 1;
 }
 
@@ -195,7 +191,7 @@ double memory_cycles(const Candidate& c, const DeviceFacts& facts, double busy) 
   const double m = static_cast<double>(work.m), n = static_cast<double>(work.n);
   const double k = static_cast<double>(work.k), results = static_cast<double>(work.results);
   const double each_b = static_cast<double>(work.groups_with_rows());
-  const bool sorted = c.of_sorted_rows();
+  const bool sorted = c.work.sorted_rows();
   // Rows that are gathered come from L2, and a little later than the weights.
   const double rows_of_a = work.gathers_a ? m / static_cast<double>(work.choices) : m;
   const double later = sorted && work.gathers_a ? 1.02 : 1;
@@ -236,7 +232,7 @@ double spilling_factor(const Candidate& c) {
 /// MMAs: those with the same A, or, of groups of few tiles, all that read a group's B.
 double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
-  if (!c.of_sorted_rows()) return 1;
+  if (!c.work.sorted_rows()) return 1;
   // What is reused comes back from memory later than rows that are gathered again.
   const double reused = work.a_reuse == 1 ? 1 : work.a_reuse == 2 ? 1.4 : 1.6;
   const bool levels = sm90_levels_tiles(work.form, t);
@@ -273,7 +269,7 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
   const bool waits = work.tensors_per_stage > 1 && !runs_ahead(c);
   const double ctas = static_cast<double>(work.runs(t) * t.cluster_ctas());
   const double busy = std::min(1.0, ctas / std::max(facts.multiprocessors, 1));
-  const bool sorted = c.of_sorted_rows();
+  const bool sorted = c.work.sorted_rows();
   const double rate = sorted && t.swap_ab() ? level_output_rate : output_rate;
   // The subtiles of a large tile wait for each other.
   const double large =

@@ -215,7 +215,7 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
       "then takes the side of wgmma that comes in steps of 8",
       {"bm", "bn", "schedule", "split_k"}, [=](const Tile& t) {
         if (is_usual(t.bm)) return true;
-        if (work.grouped_rows() && work.form.source == group_source::routed)
+        if (work.sorted_rows())
           return t.swap_ab() && t.bn >= 64 && suits_groups(t.bm);
         const auto rows = work.row_tiles(t.bm);
         const bool narrowest = work.row_tiles(t.bm - 8) > rows;
@@ -247,7 +247,7 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
     return t.split_k == 1 || work.k * work.k_pairs() >= std::int64_t{128} * t.split_k;
   });
   // The loads of a CTA's next tile begin while it computes one; of experts' tiles there are many.
-  const bool many = work.grouped_rows() && work.form.source == group_source::routed;
+  const bool many = work.sorted_rows();
   limit("a pipeline longer than the main loop is never full",
         many ? std::vector<std::string>{"bm", "bn", "split_k", "stages"}
              : std::vector<std::string>{"split_k", "stages"},
@@ -412,7 +412,7 @@ Workload::Workload(const GemmProblem& gemm)
     first_group_rows = std::llround(tokens * share);
     if (gemm.groups.random) deviation = std::sqrt(tokens * share * (1 - share));
   }
-  if (grouped_rows() && form.source == group_source::routed) expect_rows(gemm.groups);
+  if (sorted_rows()) expect_rows(gemm.groups);
   gathers_a = gemm.groups.any() && gemm.groups.scattered && !gemm.a_sorted;
   gathers_b = grouped_reduction() && gemm.groups.scattered && !gemm.b_sorted;
 }

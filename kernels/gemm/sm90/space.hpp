@@ -54,6 +54,8 @@ struct Workload {
   bool a_mn_major() const { return form.a_major == major::mn; }
   bool b_mn_major() const { return form.b_major == major::mn; }
   bool grouped_rows() const { return form.groups == grouping::rows; }
+  /// Grouped rows that an earlier launch has sorted.
+  bool sorted_rows() const { return grouped_rows() && form.source == group_source::routed; }
   bool grouped_reduction() const { return form.groups == grouping::reduction; }
   bool promotes() const { return form.scales != scaling::none; }
 
