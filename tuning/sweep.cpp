@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -32,26 +33,41 @@ double weight(DeviceKind kind, double floor) {
   return kind == DeviceKind::cpu ? 0.005 + 10 * floor : 0.003 + 12 * floor;
 }
 
-/// What preparing a problem, its inputs and its reference, will take: as long as the quickest so
-/// far, and longer by its work as the last one was.
+/// What preparing a problem, its inputs and its reference, will take: as a power of its work from 0
+/// to 1, the one that fits those so far best (least squares of the logarithms), from a square root
+/// on: problems of about the same work, whose times differ by noise, tell nothing of large ones.
 class Preparation {
  public:
   void learn(double work, double seconds) {
-    if (!known_ || seconds < least_seconds_) {
-      least_seconds_ = seconds;
-      least_work_ = work;
+    // The first problem starts the device too: it counts while there is no other.
+    if (problems_++ == 1) known_.clear();
+    known_.push_back({std::log(std::max(work, 1.0)), std::log(std::max(seconds, 1e-3))});
+    mean_ = {};
+    for (const Point& point : known_) {
+      mean_.work += point.work / static_cast<double>(known_.size());
+      mean_.seconds += point.seconds / static_cast<double>(known_.size());
     }
-    known_ = true;
-    const double more = work - least_work_;
-    slope_ = more > 0 ? std::max((seconds - least_seconds_) / more, 0.0) : 0;
+    constexpr double prior = 2;  // as much as two problems tell whose works differ by a factor of 7
+    double squares = prior, products = prior / 2;
+    for (const Point& point : known_) {
+      squares += (point.work - mean_.work) * (point.work - mean_.work);
+      products += (point.work - mean_.work) * (point.seconds - mean_.seconds);
+    }
+    power_ = std::clamp(products / squares, 0.0, 1.0);
   }
   double seconds(double work) const {
-    return known_ ? least_seconds_ + slope_ * std::max(work - least_work_, 0.0) : 0;
+    if (known_.empty()) return 0;
+    return std::exp(mean_.seconds + power_ * (std::log(std::max(work, 1.0)) - mean_.work));
   }
 
  private:
-  bool known_ = false;
-  double least_seconds_ = 0, least_work_ = 0, slope_ = 0;
+  struct Point {
+    double work = 0, seconds = 0;  // logarithms
+  };
+  int problems_ = 0;
+  std::vector<Point> known_;
+  Point mean_;
+  double power_ = 0;
 };
 
 }  // namespace
