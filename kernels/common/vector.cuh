@@ -49,6 +49,18 @@ __device__ __forceinline__ float4 load_coherent(const float* address) {
   return value;
 }
 
+// Likewise, and where a kernel before this one wrote that this one has not waited for, because it
+// was complete when this one began.
+__device__ __forceinline__ int load_coherent_word(const int* address) {
+  int value;
+  asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float load_coherent_word(const float* address) {
+  return __int_as_float(load_coherent_word(reinterpret_cast<const int*>(address)));
+}
+
 __device__ __forceinline__ void store_coherent(float* address, float4 value) {
   asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x),
                "f"(value.y), "f"(value.z), "f"(value.w)

@@ -48,7 +48,7 @@ StageSpec stage_spec(std::string_view name, const GemmProblem& gemm,
   for (const std::string_view of_rows : {qkv.positions, qkv.angles, qkv.slots})
     add(stage.inputs, of_rows);
   for (const std::string_view sorting :
-       {gemm.groups.mask, gemm.groups.offsets, gemm.groups.permutation})
+       {gemm.groups.mask, gemm.groups.offsets, gemm.groups.permutation, gemm.groups.ids})
     add(stage.inputs, sorting);
   stage.reduction_length = gemm.k * gemm.k_pairs();
   stage.flops = gemm.flops();

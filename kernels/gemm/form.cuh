@@ -36,6 +36,13 @@ enum class packing {
   interleaved,  // [groups, rows, 2, ...]: a row of the first, then one of the second
 };
 
+// When a block may build the table of groups that are sorted by an earlier launch.
+enum class groups_ready {
+  awaited,  // when the launch before is complete: it may be the one that writes offsets
+  settled,  // at once: the offsets were there when the launch before began
+  counted,  // at once, by counting the ids that are being sorted; the permutation is awaited
+};
+
 enum class epilogue_kind {
   linear,               // C = act(accumulator (+ bias, or whatever row broadcasts there are)) (+
                         // source), where there is an activation
@@ -70,6 +77,7 @@ struct gemm_form {
   /// One tensor stacks all groups' B (grouped rows) or C and source (grouped reduction).
   bool stacked = false;
   bool a_sorted = false, b_sorted = false, c_sorted = false;
+  groups_ready ready = groups_ready::awaited;  // of routed groups
 
   epilogue_kind epilogue = epilogue_kind::linear;
   activation_kind activation = {};       // of an epilogue that is not linear, or activates

@@ -16,13 +16,16 @@
 #pragma once
 
 #include "common/types.cuh"
+#include "common/vector.cuh"
 #include "gemm/form.cuh"
 #include "gemm/params.cuh"
 
 namespace fftune {
 
-// The most groups of routed_groups.
+// The most groups of routed_groups, and the 32-bit words of shared memory that a table of them
+// takes.
 constexpr int most_groups = 1024;
+constexpr int routed_groups_words = (most_groups + 1 + 3) / 4 * 4;
 
 // Two groups by a mask: group 0 has the rows whose byte is not zero.
 //
@@ -258,18 +261,72 @@ class mask_groups {
   }
 };
 
+// The first warp of a block: sums[i] = count(0) + ... + count(i - 1) for each i up to n. `count`
+// may read sums[i]. Returns the last.
+template <class Count>
+__device__ __forceinline__ u32 write_sums(int n, u32* sums, const Count& count) {
+  const int lane = static_cast<int>(threadIdx.x);
+  u32 before = 0;
+  for (int first = 0; first < n; first += 32) {
+    const int i = first + lane;
+    const u32 own = i < n ? count(i) : 0;
+    u32 inclusive = own;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const u32 other = __shfl_up_sync(~0u, inclusive, distance);
+      if (lane >= distance) inclusive += other;
+    }
+    if (i < n) sums[i] = before + inclusive - own;
+    before += __shfl_sync(~0u, inclusive, 31);
+  }
+  if (lane == 0) sums[n] = before;
+  return before;
+}
+
 // Any number of groups up to most_groups, sorted by an earlier kernel: gemm_params::offsets, the
 // first sorted row of each group and the end of the last, and permutation, the row of each sorted
-// place. A block keeps the offsets in shared memory. Where an earlier launch of the plan writes
-// them, the block waits for it (griddepcontrol) before it builds this.
+// place. A block keeps the offsets in shared memory. It has waited for the launch before
+// (griddepcontrol) when it builds this, unless the form says that the groups are ready; it reads no
+// row of the permutation before it has.
+template <groups_ready ready>
 class routed_groups {
   const int* permutation_;
   const u32* offsets_;  // in shared memory
   u32 rows_, groups_;
 
+  // The offsets that the sort of the ids will have. All threads; the first warp writes the last.
+  template <int threads>
+  static __device__ __forceinline__ void count_ids(const gemm_params& params, int rows,
+                                                   u32* offsets) {
+    const int counted = params.groups - params.whole_groups;
+    for (int i = threadIdx.x; i < counted; i += threads) offsets[i] = 0;
+    __syncthreads();
+    constexpr int together = 8;  // loads in flight
+    for (int first = threadIdx.x; first < params.id_count; first += threads * together) {
+      int id[together];
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const int at = first + i * threads;
+        id[i] = at < params.id_count ? load_coherent_word(params.ids + at) : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        if (id[i] >= 0 && id[i] < counted) atomicAdd(&offsets[id[i]], 1);
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    const u32 before = write_sums(counted, offsets, [&](int group) { return offsets[group]; });
+    const int whole = params.whole_groups;
+    const u32 of_whole = whole == 0 ? 0 : (rows - params.id_count) / whole;
+    for (int i = threadIdx.x + 1; i <= whole; i += 32) {
+      offsets[counted + i] = before + i * of_whole;
+    }
+  }
+
  public:
   // 32-bit words of shared memory that a block takes.
-  static constexpr int shared_words = (most_groups + 1 + 3) / 4 * 4;
+  static constexpr int shared_words = routed_groups_words;
   static constexpr bool rows_may_repeat = true;  // in a group, where a token's choices do
 
   template <int threads>
@@ -280,8 +337,12 @@ class routed_groups {
     groups.offsets_ = shared;
     groups.rows_ = rows;
     groups.groups_ = params.groups;
-    for (int i = threadIdx.x; i <= params.groups; i += threads) {
-      shared[i] = static_cast<u32>(params.offsets[i]);
+    if constexpr (ready == groups_ready::counted) {
+      count_ids<threads>(params, rows, shared);
+    } else {
+      for (int i = threadIdx.x; i <= params.groups; i += threads) {
+        shared[i] = static_cast<u32>(load_coherent_word(params.offsets + i));
+      }
     }
     __syncthreads();
     return groups;
@@ -292,8 +353,12 @@ class routed_groups {
     return build<threads>(params, rows, shared);
   }
 
-  __device__ __forceinline__ int groups() const { return static_cast<int>(groups_); }
-  __device__ __forceinline__ int rows() const { return static_cast<int>(rows_); }
+  __device__ __forceinline__ int groups() const {
+    return static_cast<int>(groups_);
+  }
+  __device__ __forceinline__ int rows() const {
+    return static_cast<int>(rows_);
+  }
   __device__ __forceinline__ int count(int group) const {
     return static_cast<int>(offsets_[group + 1] - offsets_[group]);
   }
@@ -304,7 +369,9 @@ class routed_groups {
   __device__ __forceinline__ u32 row_of(int group, u32 rank) const {
     return static_cast<u32>(permutation_[offsets_[group] + rank]);
   }
-  __device__ __forceinline__ u32 locate(int, u32) const { return 0; }
+  __device__ __forceinline__ u32 locate(int, u32) const {
+    return 0;
+  }
   __device__ __forceinline__ u32 list(int group, u32 rank, u32 count, u32 from, u32* rows) const {
     const int* const own = permutation_ + offsets_[group] + rank;
     for (u32 i = threadIdx.x % 32; i < count; i += 32) rows[i] = static_cast<u32>(own[i]);
@@ -313,9 +380,9 @@ class routed_groups {
 };
 
 // Those of a source.
-template <group_source source>
+template <group_source source, groups_ready ready = groups_ready::awaited>
 using groups_of =
-    typename choose_type<source == group_source::mask, mask_groups, routed_groups>::type;
+    typename choose_type<source == group_source::mask, mask_groups, routed_groups<ready>>::type;
 
 // A tile of rows of one group, by its place in the sorted order.
 struct group_tile {
@@ -372,46 +439,30 @@ class group_tiles<mask_groups, tiling> {
 };
 
 // Where they begin is a table in shared memory, which is searched.
-template <group_tiling tiling>
-class group_tiles<routed_groups, tiling> {
+template <groups_ready ready, group_tiling tiling>
+class group_tiles<routed_groups<ready>, tiling> {
   static constexpr int height = tiling.height, cluster = tiling.cluster;
+  using routed_groups = fftune::routed_groups<ready>;
   routed_groups groups_;
   const u32* begins_;  // [groups + 1]
 
  public:
-  static constexpr int shared_words = routed_groups::shared_words;
+  static constexpr int shared_words = routed_groups_words;
 
   // All threads of the block; the first warp writes the table.
   __device__ __forceinline__ group_tiles(const routed_groups& groups, u32* shared)
       : groups_(groups), begins_(shared) {
     if (threadIdx.x < 32) {
-      u32 before = 0;
-      for (int first = 0; first < groups.groups(); first += 32) {
-        const int group = first + static_cast<int>(threadIdx.x);
-        const u32 own = group < groups.groups() ? ceil_div(static_cast<u32>(groups.count(group)),
-                                                           static_cast<u32>(height * cluster)) *
-                                                      cluster
-                                                : 0;
-        u32 inclusive = own;
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const u32 other = __shfl_up_sync(~0u, inclusive, distance);
-          if (static_cast<int>(threadIdx.x) >= distance) inclusive += other;
-        }
-        if (group < groups.groups()) shared[group] = before + inclusive - own;
-        before += __shfl_sync(~0u, inclusive, 31);
-      }
-      if (threadIdx.x == 0) shared[groups.groups()] = before;
+      write_sums(groups.groups(), shared, [&](int group) {
+        return ceil_div(static_cast<u32>(groups.count(group)), static_cast<u32>(height * cluster)) *
+               cluster;
+      });
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ const routed_groups& groups() const {
-    return groups_;
-  }
-  __device__ __forceinline__ u32 count() const {
-    return begins_[groups_.groups()];
-  }
+  __device__ __forceinline__ const routed_groups& groups() const { return groups_; }
+  __device__ __forceinline__ u32 count() const { return begins_[groups_.groups()]; }
   // The tiles of the group that has a tile.
   __device__ __forceinline__ group_span span(u32 tile) const {
     int group = 0, end = groups_.groups();  // the last group that begins at the tile or before it

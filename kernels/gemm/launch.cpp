@@ -18,6 +18,7 @@ constexpr std::string_view operands[] = {"single", "dual_b", "k_concatenated", "
 constexpr std::string_view majors[] = {"k", "mn"};
 constexpr std::string_view groupings[] = {"none", "rows", "reduction"};
 constexpr std::string_view group_sources[] = {"mask", "routed"};
+constexpr std::string_view readiness[] = {"awaited", "settled", "counted"};
 constexpr std::string_view packings[] = {"separate", "halves", "interleaved"};
 constexpr std::string_view epilogues[] = {"linear", "gated", "activation_gradient", "qkv"};
 constexpr std::string_view rotations[] = {"none", "halves", "interleaved"};
@@ -48,6 +49,7 @@ gemm_form form_of(const GemmProblem& gemm) {
     form.a_sorted = gemm.a_sorted;
     form.b_sorted = gemm.b_sorted;
     form.c_sorted = gemm.c_sorted;
+    form.ready = gemm.groups.ready;
   }
   const Epilogue& epilogue = gemm.epilogue;
   form.epilogue = epilogue.kind;
@@ -96,6 +98,7 @@ std::string template_argument(const gemm_form& form) {
   flag("a_sorted", form.a_sorted);
   flag("b_sorted", form.b_sorted);
   flag("c_sorted", form.c_sorted);
+  name("ready", "groups_ready", form.ready, plain.ready, readiness);
   name("epilogue", "epilogue_kind", form.epilogue, plain.epilogue, epilogues);
   if (form.epilogue != epilogue_kind::linear || form.activates)
     fields.push_back(fmt::format(".activation = fftune::activation_kind::{}",
@@ -162,6 +165,7 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   pointer(offsetof(gemm_params, mask), gemm.groups.mask);
   pointer(offsetof(gemm_params, offsets), gemm.groups.offsets);
   pointer(offsetof(gemm_params, permutation), gemm.groups.permutation);
+  pointer(offsetof(gemm_params, ids), gemm.groups.ids);
   pointer(offsetof(gemm_params, norm_of_a), gemm.norm_of_a.weights);
   if (gemm.norm_of_a.any())
     add(offsetof(gemm_params, norm_epsilon), static_cast<float>(gemm.norm_of_a.epsilon));
@@ -169,6 +173,8 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
     add(at, static_cast<std::int32_t>(value));
   };
   size(offsetof(gemm_params, groups), gemm.groups.count);
+  size(offsetof(gemm_params, id_count), gemm.groups.id_count);
+  size(offsetof(gemm_params, whole_groups), gemm.groups.whole_groups);
   size(offsetof(gemm_params, m), gemm.m);
   size(offsetof(gemm_params, n), gemm.n);
   size(offsetof(gemm_params, k), gemm.k);

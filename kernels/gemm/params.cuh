@@ -29,7 +29,9 @@ struct gemm_params {
   const unsigned char* mask;  // u8 [tokens]
   const int* offsets;         // [groups + 1]
   const int* permutation;     // [tokens]
-  int groups;
+  const int* ids;             // [id_count]: the groups of the choices that are sorted
+  int groups, id_count;
+  int whole_groups;  // the last ones, with a row of each token
 
   int m, n, k;  // k of one K-concatenated pair; of a grouped reduction all tokens
   int group_m;  // tile rows in a band of the raster order

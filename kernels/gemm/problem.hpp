@@ -57,6 +57,12 @@ struct Groups {
   /// `offsets` leaves out belong to no group: their rows of C are not written.
   std::string_view offsets = {};
   std::string_view permutation = {};
+  /// Sorted groups: when a kernel may build its table of them. `counted`: it counts `ids`, i32
+  /// [id_count], the group of each choice (choices of another number are in none); the last
+  /// `whole_groups` groups have a row of each token besides.
+  groups_ready ready = groups_ready::awaited;
+  std::string_view ids = {};
+  std::int64_t id_count = 0, whole_groups = 0;
   /// Sorted groups: rows (or elements of k) that a token has, each in a group of its own. An
   /// operand that is not sorted then has only the tokens' rows, 1/choices as many as the GEMM, and
   /// `permutation` says whose each sorted row is. C, if rows are grouped, is sorted.

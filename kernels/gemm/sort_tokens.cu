@@ -59,8 +59,7 @@ __global__ void __launch_bounds__(permute_warps * 32, 4)
     wait_for_dependencies();  // others may still read the copies
     for (i64 row = warp; row < rows; row += warps) copy(row, own.place_of(static_cast<u32>(row)));
   } else {
-    launch_dependents();
-    wait_for_dependencies();
+    wait_and_launch_dependents();
     for (i64 place = offsets[0] + warp; place < offsets[groups]; place += warps) {
       copy(permutation[place], place);
     }

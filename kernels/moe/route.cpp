@@ -99,15 +99,15 @@ class Route final : public RouteFamily {
 
  private:
   // Measured on an H200. A warp takes 32 choices in order, and an SM about 60 clocks to tell which
-  // of these are of the same expert; blocks wait for each other once; a warp adds up the counts of
-  // some experts, one after the other.
+  // of these are of the same expert; blocks wait for each other once, the more threads the longer;
+  // a thread adds up the counts of some experts, those of all blocks one after the other.
   static double seconds(const Shape& shape, const Config& config) {
-    const std::int64_t threads = config.at("threads") * config.at("ctas");
-    const std::int64_t of_warp = quotient_up(32 * shape.experts, config.at("threads"));
-    return 1e-6 * (3 + 1.2e-3 * static_cast<double>(quotient_up(shape.rows(), config.at("ctas"))) +
-                   0.3 * static_cast<double>(quotient_up(shape.rows(), threads)) +
-                   (config.at("ctas") > 1 ? 1.3 : 0.0) + static_cast<double>(threads) / 8192 +
-                   0.07 * static_cast<double>(std::max<std::int64_t>(of_warp - 8, 0)));
+    const std::int64_t threads = config.at("threads"), ctas = config.at("ctas");
+    const double of_threads = static_cast<double>(threads) / 1024;
+    return 1e-6 * (3 + 0.95e-3 * static_cast<double>(shape.rows()) / static_cast<double>(ctas) +
+                   0.22 * static_cast<double>(quotient_up(shape.rows(), threads * ctas)) +
+                   0.6 * of_threads + (ctas > 1 ? 0.6 + 1.5 * of_threads : 0.0) +
+                   0.16 * static_cast<double>(quotient_up(shape.experts * ctas, threads)));
   }
 };
 

@@ -71,16 +71,16 @@ __global__ void __launch_bounds__(config.threads)
   __syncthreads();
 
   // Each expert's counts become the choices of the warps before; its total is that of the block.
-  for (int expert = warp; expert < experts; expert += warps) {
-    const u32 own = lane < warps ? counts[expert * stride + lane] : 0;
-    u32 inclusive = own;
+  for (int expert = threadIdx.x; expert < experts; expert += config.threads) {
+    u32 own[warps], before = 0;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const u32 other = __shfl_up_sync(~0u, inclusive, distance);
-      if (lane >= distance) inclusive += other;
+    for (int i = 0; i < warps; ++i) own[i] = counts[expert * stride + i];
+#pragma unroll
+    for (int i = 0; i < warps; ++i) {
+      counts[expert * stride + i] = before;
+      before += own[i];
     }
-    if (lane < warps) counts[expert * stride + lane] = inclusive - own;
-    if (lane == 31) totals[expert] = inclusive;
+    totals[expert] = before;
   }
   if constexpr (config.ctas > 1) {
     cluster_barrier();

@@ -37,6 +37,7 @@ GemmProblem grouped(const Problem& problem, GemmProblem gemm, const std::vector<
                  .count = shape.all_experts(),
                  .offsets = "offsets",
                  .permutation = "tokens",
+                 .ready = groups_ready::settled,
                  .choices = shape.choices(),
                  .scattered = true};
   for (const ExpertsAlike& alike : expected_rows(problem))
@@ -48,10 +49,24 @@ GemmProblem grouped(const Problem& problem, GemmProblem gemm, const std::vector<
   return gemm;
 }
 
+/// The first GEMM after route. Few ids are counted by every block, while route sorts them: of more
+/// that took as long on an H200 as waiting for their sort.
+void await_route(const Problem& problem, GemmProblem& gemm) {
+  constexpr std::int64_t most_ids = 4096;
+  const Shape shape = shape_of(problem);
+  gemm.groups.ready = groups_ready::awaited;
+  if (shape.m * shape.top_k > most_ids) return;
+  gemm.groups.ready = groups_ready::counted;
+  gemm.groups.ids = "ids";
+  gemm.groups.id_count = shape.m * shape.top_k;
+  gemm.groups.whole_groups = shape.shared;
+}
+
 GemmProblem gate_up_gemm(const Problem& problem) {
   const Packing packed = packing_of(problem);
   const bool separate = packed == Packing::separate;
   GemmProblem gemm = grouped(problem, ffn::gate_up_gemm(problem), {});
+  await_route(problem, gemm);
   gemm.b_packing = packed;
   if (!separate) gemm.b = {{"w_gate_up"}, {"w_gate_up"}};
   if (scales_of(problem) == Scales::token) gemm.quantisation.scaling = Scaling::channel;
@@ -80,6 +95,7 @@ GemmProblem down_gemm(const Problem& problem) {
 GemmProblem d_hidden_gemm(const Problem& problem) {
   GemmProblem gemm = grouped(problem, ffn::d_hidden_gemm(problem), {{"d_gate", "d_hidden"}});
   gemm.epilogue = {};
+  if (!recomputes(problem)) await_route(problem, gemm);
   return gemm;
 }
 GemmProblem d_x_gemm(const Problem& problem) {

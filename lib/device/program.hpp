@@ -104,6 +104,9 @@ struct KernelLaunch {
   /// Programmatic dependent launch (compute capability 9.0): its blocks may start before the launch
   /// before it is complete; the kernel itself waits where it needs that.
   bool programmatic = false;
+  /// What it reads before it waits: it is not launched programmatically behind a launch that writes
+  /// one of these.
+  std::vector<TensorArgument> read_early = {};
   /// Blocks wait for each other: the launch fails unless all of them are resident at once.
   bool cooperative = false;
   std::vector<Argument> arguments;  // in the order of the kernel's parameters

@@ -19,6 +19,7 @@ class Move {
 
   void operator()(KernelLaunch& launch) const {
     launch.kernel += first_kernel_;
+    for (TensorArgument& tensor : launch.read_early) move(tensor);
     for (Argument& argument : launch.arguments) move(argument);
     if (launch.parameters)
       for (auto& field : launch.parameters->fields) move(field.value);

@@ -14,12 +14,20 @@
 namespace fftune {
 namespace {
 
-/// Makes the program one that a plan can begin with: its first kernel, which may load weights
-/// before it waits, would overtake what wrote them.
-void launch_normally(Program& program) {
-  if (program.steps.empty()) return;
-  if (auto* launch = std::get_if<KernelLaunch>(&program.steps.front()))
-    launch->programmatic = false;
+/// Whether the stages that a variant covers write one of the tensors.
+bool writes_any(const Op& op, const Problem& problem, const Variant& variant,
+                const std::vector<TensorArgument>& tensors) {
+  if (tensors.empty()) return false;
+  const auto covered = family_of(op, variant.family).stages();
+  const auto specs = op.tensors(problem);
+  for (const StageSpec& stage : op.stages(problem)) {
+    if (std::find(covered.begin(), covered.end(), stage.name) == covered.end()) continue;
+    for (const TensorArgument& tensor : tensors)
+      if (std::find(stage.outputs.begin(), stage.outputs.end(), specs.at(tensor.tensor).name) !=
+          stage.outputs.end())
+        return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -46,22 +54,39 @@ void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts
                             stages[covered].name, problem.text()));
 }
 
+Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const Problem& problem,
+                   const DeviceFacts& facts) {
+  const Variant& variant = recipe[place];
+  Program program = family_of(op, variant.family).program(problem, facts, variant.config);
+  if (place == 0 || program.steps.empty()) return program;
+  if (auto* const launch = std::get_if<KernelLaunch>(&program.steps.front()))
+    if (writes_any(op, unrepeated(op, problem), recipe[place - 1], launch->read_early))
+      launch->programmatic = false;
+  return program;
+}
+
+void launch_normally(Program& program) {
+  if (program.steps.empty()) return;
+  if (auto* const launch = std::get_if<KernelLaunch>(&program.steps.front()))
+    launch->programmatic = false;
+}
+
 Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                            const Recipe& recipe, const MakeExecutable& make) {
-  const auto made = [&](const Variant& variant, bool first) {
-    Program program = family_of(op, variant.family).program(problem, facts, variant.config);
-    if (first) launch_normally(program);
-    return make(variant, program);
-  };
   // Parts of an op do not know what comes first.
   const bool composed = !op.parts(problem).empty();
+  const auto made = [&](std::size_t place, bool begins_plan) {
+    Program program = program_in(recipe, place, op, problem, facts);
+    if (begins_plan) launch_normally(program);
+    return make(recipe[place], program);
+  };
   Executables executables;
-  for (const auto& variant : recipe)
-    executables.push_back(made(variant, composed && executables.empty()));
+  for (std::size_t place = 0; place < recipe.size(); ++place)
+    executables.push_back(made(place, composed && place == 0));
   const auto repetition = op.repetition(problem);
   if (!repetition || is_repeated_by_family(op, recipe)) return executables;
   const auto first = executables.front();
-  if (composed) executables.front() = made(recipe.front(), false);
+  if (composed) executables.front() = made(0, false);
   return repeated(executables, repetition->places, first);
 }
 

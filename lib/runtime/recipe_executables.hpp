@@ -18,6 +18,15 @@ namespace fftune {
 void check_recipe(const Op& op, const Problem& problem, const DeviceFacts& facts,
                   const Recipe& recipe);
 
+/// The program of a recipe's variant behind the one before it: not launched programmatically where
+/// that one writes what its first kernel reads early.
+Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const Problem& problem,
+                   const DeviceFacts& facts);
+
+/// Makes the program one that a plan can begin with: its first kernel, which may load weights
+/// before it waits, would overtake what wrote them.
+void launch_normally(Program& program);
+
 /// Makes a variant's program executable, or throws.
 using MakeExecutable =
     std::function<std::shared_ptr<const Executable>(const Variant&, const Program&)>;

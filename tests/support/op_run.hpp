@@ -11,6 +11,7 @@
 
 #include "device/backend.hpp"
 #include "registry/catalog.hpp"
+#include "runtime/recipe_executables.hpp"
 #include "support/catch.hpp"
 
 namespace fftune::test {
@@ -67,9 +68,8 @@ class OpRun {
   }
   Executables compile(const Op& op, const Problem& problem, const Recipe& recipe) {
     std::vector<Program> programs;
-    for (const Variant& variant : recipe)
-      programs.push_back(
-          family_of(op, variant.family).program(problem, backend_->facts(), variant.config));
+    for (std::size_t place = 0; place < recipe.size(); ++place)
+      programs.push_back(program_in(recipe, place, op, problem, backend_->facts()));
     return compile(programs);
   }
 

@@ -8,6 +8,7 @@
 
 #include "device/placed_executable.hpp"
 #include "registry/repeated_family.hpp"
+#include "runtime/recipe_executables.hpp"
 #include "tuning/evaluate/compile_pool.hpp"
 
 namespace fftune {
@@ -63,18 +64,14 @@ CompileResult LocalEvaluator::State::compile_program(const std::string& key,
   return compiled.emplace(key, std::move(result)).first->second;
 }
 
-CompileResult LocalEvaluator::State::compile_variant(const Variant& variant, bool first) {
-  return compile_program(variant.id() + (first ? " first" : ""),
-                         [&] { return program_of(variant, unrepeated(*op, problem), first); });
-}
-
-Program LocalEvaluator::State::program_of(const Variant& variant, const Problem& of,
-                                          bool first) const {
-  Program program = family_of(*op, variant.family).program(of, backend.facts(), variant.config);
-  if (!first || program.steps.empty()) return program;
-  if (auto* launch = std::get_if<KernelLaunch>(&program.steps.front()))
-    launch->programmatic = false;
-  return program;
+CompileResult LocalEvaluator::State::compile_variant(const Recipe& recipe, std::size_t place,
+                                                     bool first) {
+  const std::string_view behind = place == 0 ? "" : recipe[place - 1].family;
+  return compile_program(fmt::format("{} {}", recipe[place].id(), first ? "first" : behind), [&] {
+    Program program = program_in(recipe, place, *op, unrepeated(*op, problem), backend.facts());
+    if (first) launch_normally(program);
+    return program;
+  });
 }
 
 const Baseline& LocalEvaluator::State::baseline(const std::string& name) const {
@@ -87,8 +84,8 @@ const Baseline& LocalEvaluator::State::baseline(const std::string& name) const {
 
 std::vector<CompileResult> LocalEvaluator::State::compile_all(const Candidate& candidate) {
   std::vector<CompileResult> results;
-  for (const auto& variant : candidate.recipe)
-    results.push_back(compile_variant(variant, results.empty()));
+  for (std::size_t place = 0; place < candidate.recipe.size(); ++place)
+    results.push_back(compile_variant(candidate.recipe, place, place == 0));
   if (!candidate.baseline.empty())
     results.push_back(
         compile_program(candidate.baseline, [&] { return baseline(candidate.baseline).program; }));
@@ -98,7 +95,7 @@ std::vector<CompileResult> LocalEvaluator::State::compile_all(const Candidate& c
 Executables LocalEvaluator::State::executables(const Candidate& candidate) {
   // At once, what is not compiled yet: the stages of the untuned recipe, before anything else runs.
   run_pool(candidate.recipe.size(), compile_threads(), [&](std::size_t i) {
-    compile_variant(candidate.recipe[i], i == 0);
+    compile_variant(candidate.recipe, i, i == 0);
     return true;
   });
   Executables all;
@@ -113,15 +110,18 @@ Executables LocalEvaluator::State::timed_executables(const Candidate& candidate)
   const auto repetition = op->repetition(problem);
   if (repetition && candidate.baseline.empty() && is_repeated_by_family(*op, candidate.recipe)) {
     const Variant& variant = candidate.recipe.front();
-    auto whole = compile_program(variant.id() + " of all",
-                                 [&] { return program_of(variant, problem, true); });
+    auto whole = compile_program(variant.id() + " of all", [&] {
+      Program program = program_in(candidate.recipe, 0, *op, problem, backend.facts());
+      launch_normally(program);
+      return program;
+    });
     if (!whole.executable) throw Error(ErrorKind::unavailable, whole.report.failure);
     return {std::move(whole.executable)};
   }
   Executables all = executables(candidate);
   if (!repetition || !candidate.baseline.empty()) return all;
   const auto first = all.front();
-  all.front() = compile_variant(candidate.recipe.front(), false).executable;
+  all.front() = compile_variant(candidate.recipe, 0, false).executable;
   return repeated(all, repetition->places, first);
 }
 

@@ -58,8 +58,7 @@ struct LocalEvaluator::State {
   CompileResult compile_program(const std::string& key, const std::function<Program()>& program);
   /// `first`: without programmatic dependent launch. The launch before the first one of a candidate
   /// is the last of the previous pass, which it would overlap; no plan repeats itself like that.
-  CompileResult compile_variant(const Variant& variant, bool first);
-  Program program_of(const Variant& variant, const Problem& of, bool first) const;
+  CompileResult compile_variant(const Recipe& recipe, std::size_t place, bool first);
   const Baseline& baseline(const std::string& name) const;
   /// Everything the candidate consists of, in order. Throws nothing.
   std::vector<CompileResult> compile_all(const Candidate& candidate);

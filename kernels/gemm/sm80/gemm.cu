@@ -128,8 +128,12 @@ template <gemm_form form, sm80_config config>
 __global__ void __launch_bounds__(config.threads())
     sm80_gemm(const __grid_constant__ typename sm80_kernel<form, config>::params p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  launch_dependents();
-  wait_for_dependencies();
+  if constexpr (form.groups != grouping::none && form.source == group_source::routed) {
+    wait_and_launch_dependents();  // the next kernel may take the groups for settled
+  } else {
+    launch_dependents();
+    wait_for_dependencies();
+  }
   sm80_kernel<form, config>::run(p, shared_memory);
 }
 

@@ -80,6 +80,10 @@ struct gemm_kernel {
   // Whether the index warp has to look for rows: for loads, or for stores to C in the tokens'
   // order.
   static constexpr bool finds_rows = gathers || (grouped_rows && !form.c_sorted);
+  // The next launch may take for settled what this one has waited for. So where this one begins
+  // before the groups are sorted, its index warp lets the next one start, when they are.
+  static constexpr bool counts = routed && form.ready == groups_ready::counted;
+  static_assert(!counts || finds_rows);
   static constexpr bool reuses_a = config.a_reuse > 1;
   static constexpr bool promotes = form.scales != scaling::none;
   static constexpr bool scaled = form.scales_k_blocks();
@@ -766,9 +770,10 @@ struct gemm_kernel {
   }
 
   // The groups, once the block has them; all threads. What a mask says is older than the kernel
-  // before this one, so it is read without a wait; routed groups may be that one's work.
+  // before this one, so it is read without a wait; routed groups may be that one's work
+  // (groups_ready).
   __device__ __forceinline__ groups_type build_groups(unsigned char* memory) const {
-    if constexpr (routed) wait_for_dependencies();
+    if constexpr (routed && form.ready == groups_ready::awaited) wait_for_dependencies();
     const int rows = reduction ? gemm.k : gemm.m;
     return groups_type::template scan<plan.threads>(
         gemm, rows, reinterpret_cast<u32*>(memory + plan.groups_at));
@@ -804,7 +809,11 @@ struct gemm_kernel {
     if constexpr (!dense) {
       if (thread >= index_thread && thread < index_thread + 32) {
         sync(named_barrier::groups, plan.threads);
-        if constexpr (finds_rows) find_rows(groups, indices);
+        if constexpr (finds_rows) {
+          if constexpr (routed) wait_for_dependencies();
+          if constexpr (counts) launch_dependents();
+          find_rows(groups, indices);
+        }
       }
     }
     // Completes the cluster_arrive() at the start, as the MMA warpgroups do before they reduce.
@@ -860,7 +869,7 @@ struct gemm_kernel {
       if constexpr (plan.cluster_ctas > 1) cluster_arrive();
       const groups_type groups = self.build_groups(aligned);
       if constexpr (plan.cluster_ctas > 1 && !splits_k) cluster_wait();
-      launch_dependents();
+      if constexpr (!counts) launch_dependents();
       const bool finds = producer >= index_thread && producer < index_thread + 32;
       if (!finds) arrive(named_barrier::groups, plan.threads);
       if constexpr (reduction) {

@@ -155,6 +155,7 @@ class Launch {
             gemm_parameters(gemm, places, sizeof(sm90_params), offsetof(sm90_params, gemm))) {
     if (tile.pre_permute) {
       form_.a_sorted = true;
+      if (form_.source == group_source::routed) form_.ready = groups_ready::settled;
       form_.b_sorted = form_.groups == grouping::reduction;
     }
     // A grouped reduction waits with all of its operands.
@@ -181,6 +182,10 @@ class Launch {
     launch.cluster.x = static_cast<std::uint32_t>(tile_.cluster_ctas());
     launch.shared_bytes = static_cast<std::uint32_t>(plan_.shared_bytes);
     launch.programmatic = gemm_.follows || tile_.pre_permute || sines_;
+    if (!tile_.pre_permute && form_.ready == groups_ready::settled)
+      launch.read_early = {tensor_of(places_, gemm_.groups.offsets)};
+    if (form_.ready == groups_ready::counted)
+      launch.read_early = {tensor_of(places_, gemm_.groups.ids)};
   }
 
  private:

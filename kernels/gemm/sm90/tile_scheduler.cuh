@@ -23,7 +23,7 @@ struct sm90_traits {
   static constexpr gemm_form form = form_;
   static constexpr sm90_config config = config_;
   static constexpr sm90_plan plan = sm90_plan_of(form_, config_);
-  using groups = groups_of<form_.source>;
+  using groups = groups_of<form_.source, form_.ready>;
   using group_tiles = fftune::group_tiles<groups, group_tiling{config_.bm, config_.cluster_m,
                                                                sm90_levels_tiles(form_, config_)}>;
 };
