@@ -57,10 +57,6 @@ __device__ __forceinline__ int load_coherent_word(const int* address) {
   return value;
 }
 
-__device__ __forceinline__ float load_coherent_word(const float* address) {
-  return __int_as_float(load_coherent_word(reinterpret_cast<const int*>(address)));
-}
-
 __device__ __forceinline__ void store_coherent(float* address, float4 value) {
   asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x),
                "f"(value.y), "f"(value.z), "f"(value.w)

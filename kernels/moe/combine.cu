@@ -52,12 +52,21 @@ __global__ void __launch_bounds__(threads)
                  int tokens, i64 columns) {
   constexpr int elements = aligned ? 16 / static_cast<int>(sizeof(T)) : 1;
   constexpr int together = choices < 8 ? choices : 8;
-  launch_dependents();  // places and weights are older than the launch before this one
+  launch_dependents();
+  wait_for_dependencies();
   const i64 column = (static_cast<i64>(blockIdx.x) * threads + threadIdx.x) * elements;
   if (column >= columns) return;
   for (int token = blockIdx.y; token < tokens; token += gridDim.y) {
     const i64 first = static_cast<i64>(token) * choices;
     combined_columns<T, elements> total;
+    if (residual != nullptr) {
+      const T* const from = residual + token * columns + column;
+      if constexpr (aligned) {
+        total.add(1, load_dependent(from));
+      } else {
+        total.sum[0] = to_float(*from);
+      }
+    }
 #pragma unroll
     for (int begin = 0; begin < choices; begin += together) {
       int place[together];
@@ -67,18 +76,9 @@ __global__ void __launch_bounds__(threads)
         place[i] = -1;
         weight[i] = 1;
         if (begin + i >= choices) continue;
-        place[i] = load_coherent_word(places + first + begin + i);
+        place[i] = places[first + begin + i];
         if (weights != nullptr && begin + i < weighted) {
-          weight[i] = load_coherent_word(weights + static_cast<i64>(token) * weighted + begin + i);
-        }
-      }
-      wait_for_dependencies();
-      if (begin == 0 && residual != nullptr) {
-        const T* const from = residual + token * columns + column;
-        if constexpr (aligned) {
-          total.add(1, load_dependent(from));
-        } else {
-          total.sum[0] = to_float(*from);
+          weight[i] = weights[static_cast<i64>(token) * weighted + begin + i];
         }
       }
       if constexpr (aligned) {

@@ -109,7 +109,6 @@ class Combine final : public StageFamily {
                                : Argument{std::int64_t{0}},
          tensor_of(places, of_.sums), static_cast<std::int32_t>(shape.m), shape.d});
     launch.programmatic = facts.compute_capability >= 90;
-    launch.read_early = {tensor_of(places, "places")};
     return program;
   }
 

@@ -66,8 +66,8 @@ CompileResult LocalEvaluator::State::compile_program(const std::string& key,
 
 CompileResult LocalEvaluator::State::compile_variant(const Recipe& recipe, std::size_t place,
                                                      bool first) {
-  const std::string_view behind = place == 0 ? "" : recipe[place - 1].family;
-  return compile_program(fmt::format("{} {}", recipe[place].id(), first ? "first" : behind), [&] {
+  const std::string where = first ? "first" : place == 0 ? "again" : recipe[place - 1].family;
+  return compile_program(fmt::format("{} {}", recipe[place].id(), where), [&] {
     Program program = program_in(recipe, place, *op, unrepeated(*op, problem), backend.facts());
     if (first) launch_normally(program);
     return program;

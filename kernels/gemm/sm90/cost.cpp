@@ -130,7 +130,7 @@ double gathering_step_cycles(const Candidate& c, double loaded) {
   const double rate = reduction ? 36 : 18;  // bytes a clock, by cp.async
   // Each 32 bytes take a cycle of shared memory, of which the MMAs leave about half.
   // The rows of sorted groups are listed, and not searched for.
-  const double gathering = c.work.sorted_rows()    ? 0.1
+  const double gathering = c.work.sorted_rows()  ? 0.1
                            : t.gather_warps == 4 ? 0.26
                            : reduction           ? 0.4
                                                  : 0.45;

@@ -215,8 +215,7 @@ void add_problem_constraints(Space& space, const Workload& work, const DeviceFac
       "then takes the side of wgmma that comes in steps of 8",
       {"bm", "bn", "schedule", "split_k"}, [=](const Tile& t) {
         if (is_usual(t.bm)) return true;
-        if (work.sorted_rows())
-          return t.swap_ab() && t.bn >= 64 && suits_groups(t.bm);
+        if (work.sorted_rows()) return t.swap_ab() && t.bn >= 64 && suits_groups(t.bm);
         const auto rows = work.row_tiles(t.bm);
         const bool narrowest = work.row_tiles(t.bm - 8) > rows;
         if (!t.swap_ab() || work.m <= 64 || t.bn < 64 || !narrowest) return false;
