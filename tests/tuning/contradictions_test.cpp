@@ -2,6 +2,7 @@
 #include "tuning/decide/contradictions.hpp"
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "fake_evaluator.hpp"
@@ -94,6 +95,30 @@ TEST_CASE("a machine that is busy during the finals: what was faster is not a me
   }
   // It ends, and what was measured meanwhile is measured again.
   CHECK(contradicted == 0);
+}
+
+TEST_CASE("a winner that its runners-up contradict is chosen again") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 300);
+  FakeEvaluator quiet(valley, 0.002);
+  const auto before = tune(fake.catalog(), quiet, fake.problem(), quiet.options());
+  REQUIRE(before.record);
+  const std::string fastest = before.record->stages[0].variant.id();
+  // From some sample on, the variant that would win takes three times as long, and does not end to.
+  for (int last = 8; last < 40; ++last) {
+    FakeEvaluator evaluator(valley, 0.002);
+    int samples = 0;
+    evaluator.stretch = [&](const std::string& id) {
+      return id == fastest && ++samples > last ? 3.0 : 1.0;
+    };
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), evaluator.options());
+    REQUIRE(result.record);
+    INFO(last << " samples, then it is slow; it had " << samples);
+    CHECK(contradictions(*result.record).empty());
+    if (samples > last + 40) CHECK(result.record->stages[0].variant.id() != fastest);
+    std::set<std::string> ids;
+    for (const auto& outcome : result.outcomes) CHECK(ids.insert(outcome.id).second);
+  }
 }
 
 TEST_CASE("a whole that stays slower than its stages is not decided, and the record says why") {

@@ -39,19 +39,38 @@ std::vector<std::size_t> faster_outsiders(const Group& group,
   return indices;
 }
 
+/// The variants that decide about a group's winner, and what was faster, beside each other.
+void repeat_finals_of(Session& session, Searched& searched) {
+  if (!session.stop_reason().empty()) return;
+  Group& group = *searched.group;
+  auto finalists = deciders(searched);
+  if (finalists.empty()) return;
+  const auto outsiders = faster_outsiders(group, finalists);
+  if (searched.finalists.empty()) {
+    std::stable_sort(finalists.begin(), finalists.end(), [&](std::size_t a, std::size_t b) {
+      return group.median_us(a) < group.median_us(b);
+    });
+    finalists.resize(std::min(finalists.size(), most_outsiders));
+  }
+  finalists.insert(finalists.end(), outsiders.begin(), outsiders.end());
+  group.forget(finalists);
+  group.measure(finalists, samples, std::clamp(session.seconds_left() * 0.3, 0.3, 3.0));
+  group.record_finalists(finalists);
+  searched.finalists = std::move(finalists);
+}
+
 }  // namespace
 
 void repeat_contradicted_finals(Session& session, std::vector<Searched>& groups) {
-  for (auto& searched : groups) {
-    if (searched.finalists.empty() || !session.stop_reason().empty()) continue;
-    Group& group = *searched.group;
-    const auto outsiders = faster_outsiders(group, deciders(searched));
-    if (outsiders.empty()) continue;
-    searched.finalists.insert(searched.finalists.end(), outsiders.begin(), outsiders.end());
-    group.forget(searched.finalists);
-    group.measure(searched.finalists, samples, std::clamp(session.seconds_left() * 0.3, 0.3, 3.0));
-    group.record_finalists(searched.finalists);
-  }
+  for (auto& searched : groups)
+    if (!searched.finalists.empty() &&
+        !faster_outsiders(*searched.group, deciders(searched)).empty())
+      repeat_finals_of(session, searched);
+}
+
+void repeat_finals(Session& session, std::vector<Searched>& groups) {
+  session.settle();
+  for (auto& searched : groups) repeat_finals_of(session, searched);
 }
 
 std::vector<std::string> contradictions(const PresetRecord& record) {

@@ -14,6 +14,9 @@ namespace fftune {
 /// the finals are measured again with it.
 void repeat_contradicted_finals(Session& session, std::vector<Searched>& groups);
 
+/// Measures the finals again, in any case.
+void repeat_finals(Session& session, std::vector<Searched>& groups);
+
 /// What contradicts itself in a record, one line each: a stage whose winner took longer than
 /// another variant of it, and a whole that took longer than its stages together, or a fraction of
 /// that.

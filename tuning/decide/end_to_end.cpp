@@ -11,10 +11,23 @@ namespace {
 
 constexpr int combination_samples = 9;
 
+/// The last outcome of a candidate stands.
+void take(Session& session, const Outcome& outcome, TuneResult& result) {
+  session.record("", outcome);
+  auto& all = result.outcomes;
+  const auto old = std::find_if(all.begin(), all.end(),
+                                [&](const Outcome& other) { return other.id == outcome.id; });
+  if (old != all.end())
+    *old = outcome;
+  else
+    all.push_back(outcome);
+}
+
 }  // namespace
 
 std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Searched>& groups,
                                           const std::vector<Combination>& combinations,
+                                          const std::vector<EndToEnd>& verified,
                                           TuneResult& result) {
   std::vector<EndToEnd> contenders;
   const auto required = session.required_bits({0, session.op().stages(session.problem()).size()});
@@ -22,6 +35,13 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
     // Out of time, one that works is enough: they come fastest first.
     if (!contenders.empty() && !session.stop_reason().empty()) break;
     if (!session.evaluator().lost().empty()) break;
+    const auto known = std::find_if(verified.begin(), verified.end(), [&](const EndToEnd& other) {
+      return same(other.combination, combination);
+    });
+    if (known != verified.end()) {
+      contenders.push_back({combination, known->candidate, known->verified, known->registers});
+      continue;
+    }
     EndToEnd contender{combination, {}, {}};
     for (const auto& part : combination.parts) {
       const Group& group = *groups[part.group].group;
@@ -47,8 +67,7 @@ std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Se
                          ? "its results differ in some bits from the present winner's"
                          : contender.verified.failure;
     outcome.error = contender.verified.error;
-    session.record("", outcome);
-    result.outcomes.push_back(outcome);
+    take(session, outcome, result);
   }
   return contenders;
 }
@@ -85,8 +104,7 @@ void time_end_to_end(Session& session, std::vector<EndToEnd>& contenders, TuneRe
                                          : OutcomeKind::launch_failed;
       outcome.reason = timing.failure;
     }
-    session.record("", outcome);
-    result.outcomes.push_back(outcome);
+    take(session, outcome, result);
   }
   std::erase_if(contenders,
                 [](const EndToEnd& contender) { return !std::isfinite(contender.median_us); });

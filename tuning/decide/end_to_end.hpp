@@ -22,9 +22,11 @@ struct EndToEnd {
   double high_us = 0;
 };
 
-/// Verifies the combinations as recipes of the whole op; those that fail are outcomes.
+/// Verifies the combinations as recipes of the whole op, but for those that are among `verified`;
+/// those that fail are outcomes.
 std::vector<EndToEnd> verified_end_to_end(Session& session, const std::vector<Searched>& groups,
                                           const std::vector<Combination>& combinations,
+                                          const std::vector<EndToEnd>& verified,
                                           TuneResult& result);
 
 /// Times them interleaved and drops those that fail. A single candidate is not timed here.

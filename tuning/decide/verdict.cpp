@@ -27,8 +27,7 @@ constexpr double combination_band = 1.25;
 constexpr std::size_t most_combinations = 16;
 
 /// Of what contradicts itself.
-constexpr std::size_t most_measured_again = 8;
-constexpr int samples_again = 21;
+constexpr int most_choices = 3;
 
 /// Adds the fastest variant of every family that has no choice yet: how stages affect each other
 /// shows only when they are timed together.
@@ -109,21 +108,6 @@ void take_stages(const Session& session, const std::vector<Searched>& groups,
     record.stages.push_back(stage_record(session, groups[part.group], part.variant));
 }
 
-/// The winner's parts, each beside the others that decided about it.
-void measure_stages_again(Session& session, const std::vector<Searched>& groups,
-                          const EndToEnd& winner) {
-  session.settle();
-  for (const auto& part : winner.combination.parts) {
-    Group& group = *groups[part.group].group;
-    auto indices = deciders(groups[part.group]);
-    indices.resize(std::min(indices.size(), most_measured_again));
-    if (std::find(indices.begin(), indices.end(), part.variant) == indices.end())
-      indices.push_back(part.variant);
-    group.forget(indices);
-    group.measure(indices, samples_again, std::clamp(session.seconds_left() * 0.2, 0.1, 2.0));
-  }
-}
-
 /// The fastest sums of what was timed apart.
 std::vector<Combination> combinations_of(const Session& session,
                                          const std::vector<Searched>& groups,
@@ -161,7 +145,7 @@ bool is_decided(const Session& session, const std::vector<Searched>& groups,
   };
   const auto look = [&](const std::string& what, const TieSet& ties) {
     if (ties.unresolved > 0)
-      doubt(fmt::format("{} {} beyond the tie band cannot be told from the fastest",
+      doubt(fmt::format("{} of the {} beyond the tie band cannot be told from the fastest",
                         ties.unresolved, what));
   };
   for (const auto& searched : groups)
@@ -200,58 +184,62 @@ void conclude(Session& session, std::vector<Searched> groups, TuneResult& result
   auto& progress = session.progress();
   progress.phase = Phase::combine;
   progress.group.clear();
-  auto combinations =
-      in_place ? tuned_in_place(session, groups) : combinations_of(session, groups, stage_count);
-  const Combination apart = combinations.empty() ? Combination{} : combinations.back();
-  // The present winner has the right bits, whatever else has.
-  const auto& kept = session.options().same_bits_as;
-  if (const auto present = kept.find(session.problem()); present != kept.end())
-    add_present(combination_of(present->second, groups), combinations);
 
-  progress.done = 0;
-  progress.total = static_cast<int>(combinations.size());
-  session.tell();
-
-  auto contenders = verified_end_to_end(session, groups, combinations, result);
-  time_end_to_end(session, contenders, result);
-  if (contenders.empty()) {
-    if (!combinations.empty())
-      result.notes.push_back("no end-to-end candidate worked: see the outcomes");
-    return;
-  }
   const double tie_band = in_place ? std::min(in_place_tie_band, session.options().tie_band)
                                    : session.options().tie_band;
-  const EndToEnd& winner = contenders[by_preference(finalists_of(contenders), tie_band).front()];
-  if (in_place) tell_gain(apart, contenders, winner, result);
-
   PresetRecord record;
   record.problem = session.problem();
+  std::vector<EndToEnd> contenders;
+  std::optional<EndToEnd> winner;
   const std::size_t notes = result.notes.size();
-  if (!time_winner(session, winner, last_timing(groups, winner), record.verdict, result)) return;
-  take_stages(session, groups, winner, record);
-  // What is still disturbed after all attempts would not be better the next time.
-  const bool quiet = record.verdict.disturbances.empty() && session.stop_reason().empty();
-  if (quiet && !in_place && !contradictions(record).empty()) {
-    measure_stages_again(session, groups, winner);
+  for (int choice = 1;; ++choice) {
+    auto combinations =
+        in_place ? tuned_in_place(session, groups) : combinations_of(session, groups, stage_count);
+    const Combination apart = combinations.empty() ? Combination{} : combinations.back();
+    // The present winner has the right bits, whatever else has.
+    const auto& kept = session.options().same_bits_as;
+    if (const auto present = kept.find(session.problem()); present != kept.end())
+      add_present(combination_of(present->second, groups), combinations);
+
+    progress.done = 0;
+    progress.total = static_cast<int>(combinations.size());
+    session.tell();
+
+    contenders = verified_end_to_end(session, groups, combinations, contenders, result);
+    time_end_to_end(session, contenders, result);
+    if (contenders.empty()) {
+      if (!combinations.empty())
+        result.notes.push_back("no end-to-end candidate worked: see the outcomes");
+      return;
+    }
+    const EndToEnd& best = contenders[by_preference(finalists_of(contenders), tie_band).front()];
+    if (in_place) tell_gain(apart, contenders, best, result);
+
+    const bool stands = winner && same(winner->combination, best.combination);
+    const Summary before = stands ? Summary{.samples = 0,
+                                            .median = record.verdict.median_us,
+                                            .low = record.verdict.interval_low_us,
+                                            .high = record.verdict.interval_high_us}
+                                  : last_timing(groups, best);
+    winner = best;
+    if (!time_winner(session, *winner, before, record.verdict, result)) return;
+    take_stages(session, groups, *winner, record);
+    if (in_place || choice == most_choices || !session.stop_reason().empty()) break;
+    if (contradictions(record).empty()) break;
+    repeat_finals(session, groups);
     result.notes.resize(notes);
-    const Summary before{.samples = 0,
-                         .median = record.verdict.median_us,
-                         .low = record.verdict.interval_low_us,
-                         .high = record.verdict.interval_high_us};
-    if (!time_winner(session, winner, before, record.verdict, result)) return;
-    take_stages(session, groups, winner, record);
   }
   const double floor = session.floor_us(0, stage_count);
   record.verdict.roofline_fraction = floor / record.verdict.median_us;
   record.verdict.limit = session.compute_bound() ? "compute" : "memory";
   record.verdict.strategy = session.options().strategy;
   record.verdict.decided = is_decided(session, groups, contenders, record, result);
-  record.error = winner.verified.error;
-  record.tolerance = winner.verified.tolerance;
+  record.error = winner->verified.error;
+  record.tolerance = winner->verified.tolerance;
   record.provenance = provenance(session, session.evaluator().facts());
 
   progress.best_us = record.verdict.median_us;
-  progress.best_id = winner.candidate.id();
+  progress.best_id = winner->candidate.id();
   progress.roofline = record.verdict.roofline_fraction;
   result.record = std::move(record);
 }

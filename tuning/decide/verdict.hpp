@@ -14,7 +14,9 @@ bool have_cover(const std::vector<Searched>& groups, std::size_t stage_count);
 
 /// Verifies and times the best combinations and fills in result.record, the outcomes of
 /// end-to-end candidates, baselines and notes. Without a cover that works, result.record stays
-/// empty. What contradicts itself is measured again, and is not decided if that does not help.
+/// empty. Where times contradict
+/// each other, they are measured and the winner is chosen again; it is not decided if that does
+/// not help.
 void conclude(Session& session, std::vector<Searched> groups, TuneResult& result);
 
 }  // namespace fftune
