@@ -46,7 +46,7 @@ class TokenRouter {
   /// d_logits in place of the logits.
   void differentiate(const std::int32_t* ids, const float* d_weights) {
     score();
-    float sum = 0, product = 0;
+    float sum = static_cast<float>(router_.added()), product = 0;
     for (std::size_t i = 0; i < weights_.size(); ++i) {
       // An expert that is not here has no weight.
       const float none = router_.score == Score::softmax_of_chosen
@@ -106,7 +106,7 @@ class TokenRouter {
   void weigh() {
     if (router_.score == Score::softmax_of_chosen) return exponentiate(weights_);
     if (!router_.renormalises) return;
-    float sum = 0;
+    float sum = static_cast<float>(router_.added());
     for (const float weight : weights_) sum += weight;
     for (float& weight : weights_) weight /= sum;
   }

@@ -9,7 +9,8 @@
 //              groups take part. A group is as good as its best expert, or as the sum of its best
 //              two
 //   weights    the chosen experts' scores without the bias, divided by their sum where
-//              renormalise=yes, times `scale`
+//              renormalise=yes, times `scale`. To the sum of sigmoids 1e-20 is added, as
+//              transformers' DeepSeek-V3 does: it is 0 where all of them underflow
 //
 // The bias balances the load (DeepSeek-V3, arXiv 2412.19437, 2.1.2) and has no gradient. The
 // backward pass takes the ids as they are: d_logits of d_weights.
@@ -42,6 +43,8 @@ struct Router {
   bool sums_two = false;  // a group's score is that of its best two experts
   bool bias = false, renormalises = false;
   float scale = 1;
+  /// What is added to the sum that weights are divided by.
+  double added() const { return score == Score::sigmoid ? 1e-20 : 0; }
   DType dtype = DType::f32;  // of the logits
 };
 Router router_of(const Problem& problem);

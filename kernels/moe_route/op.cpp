@@ -74,7 +74,7 @@ std::vector<double> weights_of(const Router& router, std::span<const double> sco
     const double largest = *std::max_element(weights.begin(), weights.end());
     for (double& weight : weights) weight = std::exp(weight - largest);
   }
-  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const double sum = std::accumulate(weights.begin(), weights.end(), router.added());
   const bool divides = router.renormalises || router.score == Score::softmax_of_chosen;
   for (double& weight : weights) weight *= router.scale / (divides ? sum : 1);
   return weights;
@@ -87,7 +87,8 @@ std::vector<double> gradient(const Router& router, std::span<const double> logit
   const auto scores = scores_of(router, logits);
   const auto weights = weights_of(router, scores, chosen);
   std::vector<double> d_scores(d_weights.begin(), d_weights.end());
-  double product = 0, sum = 0;  // of d_weights and the weights without scale; of the scores
+  // Of d_weights and the weights without scale; of the scores.
+  double product = 0, sum = router.added();
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     product += d_weights[i] * weights[i] / router.scale;
     sum += scores[chosen[i]];

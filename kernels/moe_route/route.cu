@@ -20,6 +20,8 @@ struct router_form {
   bool sums_two, bias, renormalises;
 
   constexpr int of_lane() const { return (experts + 31) / 32; }
+  // To the sum of the chosen scores: of sigmoids, which may all underflow.
+  constexpr float added() const { return score == router_score::sigmoid ? 1e-20f : 0; }
   constexpr bool chooses_by_logits() const { return !bias && !(groups > 1 && sums_two); }
 };
 
@@ -205,7 +207,7 @@ __global__ void __launch_bounds__(128) choose_experts(const T* logits, const flo
     weight = lane < form.choices ? expf(weight - largest) : 0;
   }
   if constexpr (form.renormalises || form.score == router_score::softmax_of_chosen) {
-    weight /= warp_sum(weight);
+    weight /= warp_sum(weight) + form.added();
   }
   if (lane < form.choices) {
     ids[token * form.choices + lane] = id;
@@ -244,7 +246,7 @@ __global__ void __launch_bounds__(128)
     const float share = exponential / warp_sum(exponential);
     gradient = scale * share * (d_weight - warp_sum(d_weight * share));
   } else if constexpr (form.renormalises) {
-    const float sum = warp_sum(score), share = score / sum;
+    const float sum = warp_sum(score) + form.added(), share = score / sum;
     gradient = scale * (d_weight - warp_sum(d_weight * share)) / sum;
   }
   if constexpr (form.score == router_score::sigmoid) gradient *= score * (1 - score);

@@ -362,7 +362,10 @@ def _router_weights(logits, ids, score, order, renormalise, scale):
         wide = torch.promote_types(logits.dtype, torch.float32)
         return scale * logits.to(wide).gather(-1, ids).softmax(-1)
     weights = _router_scores(logits, score).gather(-1, ids)
-    return scale * (weights / weights.sum(-1, keepdim=True) if renormalise else weights)
+    if renormalise:
+        # Sigmoids may all underflow: as transformers' DeepSeek-V3.
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if score == "sigmoid" else 0))
+    return scale * weights
 
 
 def moe_route(logits, bias, top_k, score, order, groups, top_groups, group_score, renormalise,

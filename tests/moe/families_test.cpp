@@ -270,6 +270,10 @@ void route_few_finite(Backend& backend) {
       chosen({{"score", "sigmoid"}, {"bias", "yes"}}, {1, 2, 3, 4}, {none, 0, none, none}).first ==
       Values{1, 0, 2});
   CHECK(chosen({}, {none, 1, none, 7}, {}).first == Values{3, 1, 0});
+  // Sigmoids that all underflow have no sum to be divided by.
+  const Options of_sum = {{"score", "sigmoid"}, {"renormalise", "yes"}};
+  CHECK(chosen(of_sum, {-200, none, -150, -300}, {}) ==
+        std::pair(Values{2, 0, 3}, Values{0, 0, 0}));
 }
 
 }  // namespace
@@ -288,7 +292,8 @@ TEST_CASE("experts that are not here add nothing to the router's gradient") {
   const auto backend = open_cpu();
   const Op& op = moe_route_op();
   for (const Options& options :
-       {Options{}, Options{{"order", "after"}}, Options{{"score", "sigmoid"}}}) {
+       {Options{}, Options{{"order", "after"}}, Options{{"score", "sigmoid"}},
+        Options{{"score", "sigmoid"}, {"renormalise", "yes"}}}) {
     const Problem problem = canonical(
         op, {"moe-route", "bwd", DType::f32, {{"m", 2}, {"experts", 5}, {"top-k", 2}}, options},
         DeviceKind::cpu);
