@@ -111,7 +111,23 @@ def _autocast(name: str, device: str, key: str, keeps: tuple[int, ...]):
 
 
 def fake(name: str):
-    return torch.library.register_fake(f"fftune::{name}", lib=_library)
+    """Registers the decorated function as the op's fake kernel. The dispatcher takes it where any
+    tensor is on meta: of the others it would make memory that nobody writes."""
+    def decorate(kernel):
+        def implementation(*arguments):
+            _expect_one_device(name, arguments)
+            return kernel(*arguments)
+        torch.library.register_fake(f"fftune::{name}", implementation, lib=_library)
+        return kernel
+    return decorate
+
+
+def _expect_one_device(name: str, arguments: Sequence) -> None:
+    devices = list(dict.fromkeys(
+        t.device for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,))
+        if isinstance(t, Tensor)))
+    if len(devices) > 1:
+        raise Error(f"{name}: tensors on {devices[0]} and on {devices[1]}: move them to one device")
 
 
 def _any_tensor_wants_gradient(*inputs) -> bool:

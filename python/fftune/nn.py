@@ -10,6 +10,11 @@ __all__ = ["GatedMLP", "GatedMLPFp8", "RMSNorm", "BiasGELU", "RotaryEmbedding", 
            "MaskedMLP", "MoE"]
 
 
+def _expect_activation(act: str) -> None:
+    if act not in ACTIVATIONS:
+        raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+
+
 class GatedMLP(nn.Module):
     """down_proj(act(gate_proj(x)) * up_proj(x)): the MLP of Llama, with its names.
 
@@ -20,8 +25,7 @@ class GatedMLP(nn.Module):
     def __init__(self, hidden: int, intermediate: int, act: str = "silu", bias: bool = False,
                  recompute: bool = False, device=None, dtype=None):
         super().__init__()
-        if act not in ACTIVATIONS:
-            raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+        _expect_activation(act)
         options = {"device": device, "dtype": dtype}
         self.gate_proj = nn.Linear(hidden, intermediate, bias=False, **options)
         self.up_proj = nn.Linear(hidden, intermediate, bias=False, **options)
@@ -187,8 +191,7 @@ class MoE(nn.Module):
                  top_groups: int = 0, group_score: str = "max", scale: float = 1.0,
                  bias: bool = False, shared: int = 0):
         super().__init__()
-        if act not in ACTIVATIONS:
-            raise Error(f"act is '{act}': give one of {', '.join(ACTIVATIONS)}")
+        _expect_activation(act)
         if shared < 0:
             raise Error(f"shared is {shared}: give the number of shared experts, or 0")
         if not 1 <= top_k <= experts:

@@ -101,6 +101,18 @@ def test_meta_tensors_have_no_autocast_to_ask_for():
     assert module.up_proj.weight.grad.shape == (12, 8)
 
 
+def test_meta_tensors_beside_others_are_an_error():
+    x, w = torch.randn(2, 8), torch.randn(4, 8)
+    for one, other in ((x.to("meta"), w), (x, w.to("meta")),
+                       (x.to("meta"), w.clone().requires_grad_())):
+        with pytest.raises(fftune.Error, match="linear: tensors on .* move them to one device"):
+            ops.linear(one, other)
+    experts = torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.randn(2, 8, 6)
+    ids = torch.zeros(2, 1, dtype=torch.int64)
+    with pytest.raises(fftune.Error, match="tensors on cpu and on meta"):
+        ops.moe_ffn(x, ids, torch.ones(2, 1), *(e.to("meta") for e in experts))
+
+
 def test_ids_beyond_int32_are_no_experts():
     x = torch.randn(3, 8)
     experts = torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.randn(2, 8, 6)

@@ -43,18 +43,6 @@ std::filesystem::path device_folder(const Sandbox& sandbox, const std::string& p
   return {};
 }
 
-/// Waits until `seen()`, or the process has ended, or a minute has passed.
-template <typename Seen>
-void await(fftune::testing::Process& process, const Seen& seen) {
-  const auto deadline = std::chrono::steady_clock::now() + 60s;
-  while (!seen() && process.running() && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(20ms);
-}
-
-bool says(const fftune::testing::Process& process, const char* text) {
-  return process.err().find(text) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("what cannot be printed whole is an error, for the help too") {
@@ -115,11 +103,7 @@ TEST_CASE(
   const int held = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   REQUIRE(flock(held, LOCK_EX) == 0);
   auto waiting = sandbox.start(sweep);
-  const auto began = std::chrono::steady_clock::now();
-  while (waiting->err().find("another process holds the lock") == std::string::npos &&
-         std::chrono::steady_clock::now() - began < 20s)
-    std::this_thread::sleep_for(20ms);
-  CHECK(waiting->err().find("another process holds the lock") != std::string::npos);
+  CHECK(waiting->says("another process holds the lock"));
   CHECK(waiting->err().find("screen") == std::string::npos);  // nothing was searched
   const auto sent = std::chrono::steady_clock::now();
   waiting->send(SIGTERM);
@@ -298,11 +282,7 @@ TEST_CASE("a budget that cannot be kept is told before the search") {
 TEST_CASE("work of more than a minute is announced") {
   const Sandbox sandbox;
   auto running = sandbox.start("bench ffn --d 4096 --h 65536 --m 4096 --device cpu --dtype f32");
-  const auto began = std::chrono::steady_clock::now();
-  while (running->running() && running->err().find("minutes before") == std::string::npos &&
-         std::chrono::steady_clock::now() - began < 20s)
-    std::this_thread::sleep_for(20ms);
-  CHECK(running->err().find("minutes before anything is timed") != std::string::npos);
+  CHECK(running->says("minutes before anything is timed"));
 }
 
 TEST_CASE("timeout(1), a terminal that closes, and other signals in pairs let a search keep all") {
@@ -311,9 +291,9 @@ TEST_CASE("timeout(1), a terminal that closes, and other signals in pairs let a 
     const Sandbox sandbox;
     const auto search = sandbox.start(
         "ffn --d 256 --h 512 --m 64,65 --device cpu --budget 10m --progress plain --wait 0s");
-    await(*search, [&] { return says(*search, "screen"); });
+    CHECK(search->says("screen"));
     search->send(signal);
-    await(*search, [&] { return says(*search, "interrupted"); });
+    CHECK(search->says("interrupted"));
     search->send(signal);
     const Finished done = search->wait();
     INFO(done.err);
@@ -327,7 +307,7 @@ TEST_CASE("a search under nohup survives its terminal") {
   const Sandbox sandbox;
   const auto search =
       sandbox.start_by({"/bin/sh", "-c", "trap '' HUP; exec \"$@\"", "sh"}, sweep, {});
-  await(*search, [&] { return says(*search, "m=1"); });
+  CHECK(search->says("m=1"));
   search->send(SIGHUP);
   CHECK(search->wait().code == 0);
 }
@@ -348,9 +328,9 @@ TEST_CASE("a record that cannot be written is told and kept, and the search goes
     write_text(file, before);
     const auto search = sandbox.start(
         "ffn --d 32 --h 64 --m 2,3,4 --budget 6s --max-variants 4 --wait 0s --device cpu");
-    await(*search, [&] { return says(*search, "screen"); });
+    CHECK(search->says("screen"));
     write_text(file, "{");
-    await(*search, [&] { return says(*search, "not written, and tried again later"); });
+    CHECK(search->says("not written, and tried again later"));
     if (mended) write_text(file, before);
     const Finished done = search->wait();
     INFO(done.out << done.err);

@@ -4,9 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 namespace fftune::testing {
@@ -56,6 +58,17 @@ void Process::send(int signal) const {
 
 std::string Process::err() const {
   return text_of(folder_ / "stderr");
+}
+
+bool Process::says(const std::string& text) {
+  using namespace std::chrono_literals;
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  for (;;) {
+    const bool goes_on = running() && std::chrono::steady_clock::now() < deadline;
+    if (err().find(text) != std::string::npos) return true;
+    if (!goes_on) return false;
+    std::this_thread::sleep_for(20ms);
+  }
 }
 
 bool Process::running() {

@@ -27,6 +27,9 @@ class Process {
   void send(int signal) const;
   /// What it has written to stderr so far.
   std::string err() const;
+  /// Waits until it has written `text` to stderr, or has ended, or a minute has passed; whether it
+  /// has written it.
+  bool says(const std::string& text);
   bool running();
   Finished wait();
 
