@@ -26,11 +26,6 @@ std::vector<std::string> stage_names(const Op& op, const Problem& problem) {
   return names;
 }
 
-/// A record of another shape was the fastest there, but its tiles may fit this shape badly. It is
-/// replaced by the op's default only if the cost model puts it this many times above the default:
-/// the record was measured, the model is an estimate.
-constexpr double benefit_of_measurement = 1.05;
-
 using Estimates = std::map<std::vector<std::string>, std::optional<double>>;
 
 /// Of each variant, by the stages that it covers.
@@ -73,15 +68,19 @@ std::optional<double> misfit(const Op& op, const Problem& problem, const DeviceF
 /// Why the op's default should be faster than the recipe of a record of another shape; empty: it
 /// should not, or nothing tells.
 std::string reason_for_default(const Op& op, const Problem& problem, const DeviceFacts& facts,
-                               const Recipe& recorded, const Recipe& by_default) {
+                               const Recipe& recorded, const Recipe& by_default, bool is_far) {
   if (is_repeated_by_family(op, by_default) && !is_repeated_by_family(op, recorded))
     return "which should be slower than one launch of the whole";
   const auto times = misfit(op, problem, facts, recorded, by_default);
-  if (!times || *times <= benefit_of_measurement) return "";
+  if (!times || *times <= most_misfit(is_far)) return "";
   return fmt::format("which should take {:.2f} times as long as the default", *times);
 }
 
 }  // namespace
+
+double most_misfit(bool is_far) {
+  return is_far ? 1.005 : 1.02;
+}
 
 std::optional<double> estimate_of(const Op& op, const Problem& problem, const DeviceFacts& facts,
                                   const Recipe& recipe) {
@@ -207,10 +206,13 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   }
   const auto& record = *choice.preset->record;
   // Finding the default enumerates the whole space; an exact record does not need it.
+  choice.far = far_words(op, problem, record.problem);
   if (!choice.preset->exact_shape) {
     const Recipe by_default = default_recipe(op, problem, facts);
-    if (const auto why = reason_for_default(op, problem, facts, record.recipe(), by_default);
+    if (const auto why = reason_for_default(op, problem, facts, record.recipe(), by_default,
+                                            !choice.far.empty());
         !why.empty()) {
+      choice.far.clear();
       choice.recipe = by_default;
       choice.reason = fmt::format("{}, {}: default of the op", choice.preset->reason, why);
       choice.preset.reset();
@@ -219,7 +221,6 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   }
   choice.recipe = record.recipe();
   choice.reason = choice.preset->reason;
-  choice.far = far_words(op, problem, record.problem);
   if (!choice.far.empty()) choice.reason += fmt::format("; far away: {}", choice.far);
   if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {
     choice.stale = true;

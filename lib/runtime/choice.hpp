@@ -32,6 +32,12 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& problem,
 Recipe recorded_in_parts(const Catalog& catalog, const Op& op, const Problem& problem,
                          const DeviceFacts& facts, const PresetLibrary& presets);
 
+/// A record of another shape was the fastest there, but its tiles may fit this shape badly. It
+/// serves where the cost model has it take at most this many times as long as the default: the
+/// record was measured and the model is an estimate, but the farther away, the less the record says
+/// of this shape. What winners of one landscape took in others decided both numbers.
+double most_misfit(bool is_far);
+
 /// The sizes by which a record is far from a problem, the token size by more than 4 times, another
 /// by more than 2: "m is 16 times the record's, d is 1/4 of the record's". Empty: it is near.
 std::string far_words(const Op& op, const Problem& problem, const Problem& record);

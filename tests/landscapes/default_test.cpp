@@ -1,7 +1,10 @@
 // How near the wgmma engine's cost model comes to the fastest of what was timed on an H200.
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "landscapes/landscape.hpp"
+#include "runtime/choice.hpp"
 #include "support/catch.hpp"
 
 using namespace fftune;
@@ -44,6 +47,51 @@ TEST_CASE("what the cost model prefers is within 7% of the fastest, and 1.25% in
   }
   CHECK(landscapes >= 100);
   CHECK(slower <= 0.0125 * static_cast<double>(landscapes));
+}
+
+TEST_CASE("winners of other shapes serve where they are as fast as what the cost model prefers") {
+  std::vector<Landscape> all;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(FFTUNE_SOURCE_DIR "/tests/data/landscapes"))
+    if (entry.is_regular_file())
+      for (auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200()))
+        all.push_back(std::move(landscape));
+  struct Mean {
+    double sum = 0;
+    int count = 0;
+    double value() const { return sum / count; }
+  };
+  Mean served, refused;  // times of winners over those of the variants that the model prefers
+  for (const auto& own : all) {
+    const auto preferred = static_cast<std::size_t>(
+        std::min_element(own.estimates.begin(), own.estimates.end()) - own.estimates.begin());
+    for (const auto& other : all) {
+      if (other.problem == own.problem || other.problem.op != own.problem.op ||
+          other.problem.options != own.problem.options || other.stages != own.stages)
+        continue;
+      const auto winner = static_cast<std::size_t>(
+          std::min_element(other.us.begin(), other.us.end()) - other.us.begin());
+      const auto here = static_cast<std::size_t>(
+          std::find(own.variants.begin(), own.variants.end(), other.variants[winner]) -
+          own.variants.begin());
+      if (here == own.variants.size() || here == preferred || !is_of_the_engine(own.variants[here]))
+        continue;
+      const double ratio = own.us[here] / own.us[preferred];
+      if (!std::isfinite(ratio)) continue;
+      const bool is_far =
+          !far_words(builtin_catalog().op(own.problem.op), own.problem, other.problem).empty();
+      const double misfit = own.estimates[here] / own.estimates[preferred];
+      if (misfit > 1.05) continue;  // no rule served these
+      Mean& mean = misfit <= most_misfit(is_far) ? served : refused;
+      mean.sum += ratio;
+      ++mean.count;
+    }
+  }
+  CAPTURE(served.count, refused.count);
+  REQUIRE(served.count >= 5);
+  REQUIRE(refused.count >= 20);
+  CHECK(served.value() < 1.01);
+  CHECK(refused.value() > 1.01);
 }
 
 TEST_CASE(
