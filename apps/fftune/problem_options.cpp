@@ -78,8 +78,11 @@ std::vector<DType> dtypes_of(const Op& op, const std::string& pass, const std::s
   std::vector<DType> dtypes;
   std::vector<std::string> known;
   for (const DType dtype : all) known.emplace_back(dtype_name(dtype));
+  const bool fewer = all.size() < op.dtypes(kind).size();
+  const std::string what = fmt::format("--dtype{}{}", fewer ? " of pass " + pass : "",
+                                       kind == DeviceKind::cpu ? " on the CPU" : "");
   for (const std::string& word : parse_words(given, "--dtype")) {
-    check_choice(word, kind == DeviceKind::cpu ? "--dtype on the CPU" : "--dtype", known);
+    check_choice(word, what, known);
     const DType dtype = parse_dtype(word);
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
   }

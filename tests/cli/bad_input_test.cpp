@@ -87,6 +87,7 @@ TEST_CASE("a wrong word is named with the choices there are") {
   const std::vector<Wrong> all{
       {ffn + "--dtype fp9", 2, {"--dtype on the CPU 'fp9'", "f32, bf16, fp8"}},
       {ffn + "--dtype fp16", 2, {"--dtype on the CPU 'fp16'"}},
+      {ffn + "--dtype fp8 --pass bwd", 2, {"--dtype of pass bwd on the CPU 'fp8'", "f32, bf16"}},
       {ffn + "--act swish", 2, {"--act 'swish'", "silu"}},
       {ffn + "--act slu", 2, {"did you mean silu?"}},
       {ffn + "--pass sideways", 2, {"--pass 'sideways'", "fwd"}},
