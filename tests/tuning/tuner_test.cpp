@@ -1,6 +1,8 @@
 #include "tuning/tuner.hpp"
 #include "tuning/sweep.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <set>
 
