@@ -129,6 +129,8 @@ def _patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if eps is None:
         return None
     expect_plain(module)
+    if len(inspect.signature(type(module).forward).parameters) != 2:
+        raise Unfit(f"{type(module).__name__} takes more than hidden states, a gate say")
     key = kind_of(module), module.weight.dtype
     convention = remembered(known, key, lambda: _convention(module, eps))
     replace_forward(module, _norm_forward, (convention, eps))

@@ -160,6 +160,15 @@ def test_blocks_with_gradients(kind, training):
                          for each in (ours, model)))
 
 
+def test_norms_that_take_a_gate():
+    model = make("Mamba2Config", vocab_size=96, hidden_size=32, num_heads=4, head_dim=16, state_size=8,
+                 n_groups=1, num_hidden_layers=2, chunk_size=8)
+    ours, report = patched(model)
+    assert "takes more than hidden states" in words_of(report.left)
+    assert "Mamba2RMSNorm by rmsnorm" in words_of(report.replaced)
+    assert close(logits(ours), logits(model))
+
+
 LATENT = dict(SIZES, **EXPERTS, num_hidden_layers=2, q_lora_rank=16, kv_lora_rank=16,
               qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4,
               n_shared_experts=1, first_k_dense_replace=1, index_n_heads=4, index_head_dim=16)
