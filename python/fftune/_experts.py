@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from . import ops, reference
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, far_rows, is_close, is_patched, kind_of, original, probing,
-                         random_rows, remembered, replace_forward, standing_in, undoable)
+                         expect_plain, far_rows, has_kernels, is_close, is_patched, kind_of,
+                         original, probing, random_rows, remembered, replace_forward, standing_in,
+                         undoable)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _experts_of(module: nn.Module, act: str, options: Options) -> _Experts:
 def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
                      ) -> Tensor:
     found, = self._fftune
-    if getattr(self, "_is_expert_parallel", False):
+    if getattr(self, "_is_expert_parallel", False) or not has_kernels(hidden_states):
         return original(self, hidden_states, top_k_index.long(), top_k_weights)
     gate_up, down = _weights_of(self, found.transposed)
     return ops.moe_ffn(hidden_states, top_k_index, top_k_weights, gate_up, None, down,
@@ -224,6 +225,8 @@ def router_of(module: nn.Module) -> _Router | None:
 
 @undoable
 def _router_forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not has_kernels(hidden_states):
+        return original(self, hidden_states)
     found, = self._fftune
     logits = _logits(self, hidden_states.reshape(-1, self.weight.shape[1]), found.wide,
                      found.uncast)

@@ -19,8 +19,9 @@ from ._graphs import patch_steps, restore_steps
 from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, far_rows, is_close, is_known, is_patched, kind_of, original,
-                         probing, random_rows, reason_of, remembered, replace_forward, undoable)
+                         expect_plain, far_rows, has_kernels, is_close, is_known, is_patched,
+                         kind_of, original, probing, random_rows, reason_of, remembered,
+                         replace_forward, undoable)
 
 
 @dataclass
@@ -161,7 +162,8 @@ def _convention(module: nn.Module, eps: float) -> str:
 
 @undoable
 def _norm_forward(self, hidden_states: Tensor) -> Tensor:
-    if hidden_states.dtype != self.weight.dtype:  # the result would take the wider type
+    # Of two types the result would take the wider one.
+    if hidden_states.dtype != self.weight.dtype or not has_kernels(hidden_states):
         return original(self, hidden_states)
     convention, eps = self._fftune
     return ops.rmsnorm(hidden_states, self.weight, eps=eps, convention=convention)
@@ -179,7 +181,7 @@ def _patch_layernorm(module: nn.LayerNorm) -> str:
 def _normalises(norm: nn.LayerNorm, x: Tensor) -> bool:
     """Whether layernorm is run. PyTorch's has the faster backward pass, and a compiler fuses it."""
     return (not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-            and x.dtype == norm.weight.dtype == norm.bias.dtype
+            and x.dtype == norm.weight.dtype == norm.bias.dtype and has_kernels(x)
             and not torch.is_autocast_enabled(x.device.type))
 
 
@@ -276,7 +278,7 @@ def _linears(mlp: nn.Module) -> list[nn.Module] | None:
 @undoable
 def _gated_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     linears = _linears(self)
-    if linears is None or _drops(self):
+    if linears is None or _drops(self) or not has_kernels(hidden_states):
         return original(self, hidden_states)
     gate, up, down = linears
     *_, act, recompute = self._fftune
@@ -342,7 +344,7 @@ def _plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | No
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
             or _watched(first, second) or first.bias is not None and second.bias is None \
-            or not x.dtype == first.weight.dtype == second.weight.dtype:
+            or not x.dtype == first.weight.dtype == second.weight.dtype or not has_kernels(x):
         return None
     return first, second
 
@@ -355,7 +357,8 @@ def _plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
         return _plain(layers, hidden_states, act)
     layer = getattr(self, first)
     if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) or _watched(layer) \
-            or _drops(self, but="dropout" if transposed else None):
+            or _drops(self, but="dropout" if transposed else None) \
+            or not has_kernels(hidden_states):
         return original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
     hidden = ops.bias_gelu(hidden, layer.bias,
@@ -476,7 +479,7 @@ def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bo
     """Whether one op can still run the block: autocast gives its inputs several types."""
     return (is_patched(norm, _norm_forward) and is_patched(mlp, _gated_mlp_forward)
             and not _watched(norm, mlp) and _linears(mlp) is not None
-            and hidden_states.dtype == norm.weight.dtype
+            and hidden_states.dtype == norm.weight.dtype and has_kernels(hidden_states)
             and not torch.is_autocast_enabled(hidden_states.device.type))
 
 
@@ -502,7 +505,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if (arguments or checkpoints or _drops(self) or not is_patched(norm, _norm_forward)
             or _watched(norm)
-            or hidden_states.dtype != norm.weight.dtype
+            or hidden_states.dtype != norm.weight.dtype or not has_kernels(hidden_states)
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)
@@ -703,6 +706,8 @@ def _rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tens
 
 def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
+    if not has_kernels(q):
+        return tuple(_rotate_plainly(t, angles, scale) for t in (q, k))
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
     if angles.shape[0] == 1:
@@ -713,6 +718,15 @@ def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor,
                         scale=scale)
         q, k = (t.squeeze(0).unflatten(0, (batch, -1)) for t in (q, k))
     return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def _rotate_plainly(x: Tensor, angles: Tensor, scale: float) -> Tensor:
+    """As transformers does."""
+    cosines, sines = ((t * scale).to(x.dtype).unsqueeze(1) for t in (angles.cos(), angles.sin()))
+    rotary = angles.shape[-1]
+    first, second = x[..., :rotary].chunk(2, -1)
+    y = x[..., :rotary] * cosines + torch.cat((-second, first), -1) * sines
+    return torch.cat((y, x[..., rotary:]), -1)
 
 
 # projections of attention
