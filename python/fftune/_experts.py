@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from . import ops, reference
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
                          expect_plain, far_rows, has_kernels, is_close, is_patched, kind_of,
-                         original, probing, random_rows, remembered, replace_forward, standing_in,
-                         undoable)
+                         original, parts_of, probing, random_rows, remembered, replace_forward,
+                         standing_in, undoable, watched)
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ def patch_experts(module: nn.Module, known: dict, options: Options) -> str | Non
     expect_plain(module)
     if getattr(module, "has_post_expert_norm", False):
         raise Unfit("experts with a norm of their own")
+    expect_no_hooks(*parts_of(module))
     try:
         act = activation_name(activation_of(module))
     except Unfit:
@@ -92,7 +93,8 @@ def _experts_of(module: nn.Module, act: str, options: Options) -> _Experts:
 def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
                      ) -> Tensor:
     found, = self._fftune
-    if getattr(self, "_is_expert_parallel", False) or not has_kernels(hidden_states):
+    if getattr(self, "_is_expert_parallel", False) or not has_kernels(hidden_states) \
+            or watched(*parts_of(self)):
         return original(self, hidden_states, top_k_index.long(), top_k_weights)
     gate_up, down = _weights_of(self, found.transposed)
     return ops.moe_ffn(hidden_states, top_k_index, top_k_weights, gate_up, None, down,

@@ -102,6 +102,19 @@ def expect_no_hooks(*modules: nn.Module) -> None:
             raise Unfit(f"{type(module).__name__} has hooks, which would not be called")
 
 
+def watched(*modules: nn.Module) -> bool:
+    """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+               or m._backward_pre_hooks
+               or "forward" in m.__dict__ and not hasattr(m.__dict__["forward"], "_fftune")
+               for m in modules)
+
+
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """Its children: those that an op computes in its place are not called."""
+    return [child for child in module._modules.values() if child is not None]
+
+
 @contextmanager
 def probing(*modules: nn.Module):
     """Inference without dropout."""

@@ -20,8 +20,8 @@ from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
                          expect_plain, far_rows, has_kernels, is_close, is_known, is_patched,
-                         kind_of, original, probing, random_rows, reason_of, remembered,
-                         replace_forward, undoable)
+                         kind_of, original, parts_of, probing, random_rows, reason_of, remembered,
+                         replace_forward, undoable, watched)
 
 
 @dataclass
@@ -216,7 +216,7 @@ def _patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     names = remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
     if any(linears[name].bias is not None for name in names[:2]):
         raise Unfit("gate and up have biases, for which there is no kernel")
-    expect_no_hooks(*linears.values())
+    expect_no_hooks(*parts_of(module))
     replace_forward(module, _gated_mlp_forward, (*names, act, options.recompute))
     return f"{type(module).__name__} by ffn ({act})"
 
@@ -259,19 +259,11 @@ def _drops(module: nn.Module, but: str | None = None) -> bool:
         for name, child in module._modules.items())
 
 
-def _watched(*modules: nn.Module) -> bool:
-    """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
-               or m._backward_pre_hooks
-               or "forward" in m.__dict__ and not hasattr(m.__dict__["forward"], "_fftune")
-               for m in modules)
-
-
 def _linears(mlp: nn.Module) -> list[nn.Module] | None:
-    """gate, up and down; None if one of them was exchanged since, by an adapter say, or is
+    """gate, up and down; None if one of them was exchanged since, by an adapter say, or a part is
     watched."""
     found = [getattr(mlp, name) for name in mlp._fftune[:3]]
-    plain = all(type(layer) is nn.Linear for layer in found) and not _watched(*found)
+    plain = all(type(layer) is nn.Linear for layer in found) and not watched(*parts_of(mlp))
     return found if plain else None
 
 
@@ -313,7 +305,7 @@ def _patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | 
         raise Unfit(f"an MLP of two layers with {act}: weights that are transposed, or a first bias "
                     "without a second")
     expect_plain(module)
-    expect_no_hooks(first, second)
+    expect_no_hooks(*parts_of(module))
     key = kind_of(module), first.weight.dtype, act
     remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
     replace_forward(module, _plain_mlp_forward, (first_name, second_name, transposed, act, gelu))
@@ -343,7 +335,7 @@ def _plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | No
     first, second = getattr(mlp, first), getattr(mlp, second)
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
-            or _watched(first, second) or first.bias is not None and second.bias is None \
+            or watched(*parts_of(mlp)) or first.bias is not None and second.bias is None \
             or not x.dtype == first.weight.dtype == second.weight.dtype or not has_kernels(x):
         return None
     return first, second
@@ -356,7 +348,8 @@ def _plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     if layers is not None:
         return _plain(layers, hidden_states, act)
     layer = getattr(self, first)
-    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) or _watched(layer) \
+    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) \
+            or watched(*(part for part in parts_of(self) if part is not getattr(self, second))) \
             or _drops(self, but="dropout" if transposed else None) \
             or not has_kernels(hidden_states):
         return original(self, hidden_states)
@@ -478,7 +471,7 @@ def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) 
 def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bool:
     """Whether one op can still run the block: autocast gives its inputs several types."""
     return (is_patched(norm, _norm_forward) and is_patched(mlp, _gated_mlp_forward)
-            and not _watched(norm, mlp) and _linears(mlp) is not None
+            and not watched(norm, mlp) and _linears(mlp) is not None
             and hidden_states.dtype == norm.weight.dtype and has_kernels(hidden_states)
             and not torch.is_autocast_enabled(hidden_states.device.type))
 
@@ -504,7 +497,7 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     norm = self.post_attention_layernorm
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if (arguments or checkpoints or _drops(self) or not is_patched(norm, _norm_forward)
-            or _watched(norm)
+            or watched(norm)
             or hidden_states.dtype != norm.weight.dtype or not has_kernels(hidden_states)
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
@@ -535,7 +528,7 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
 def _plain_feed_forward(self, hidden_states: Tensor) -> Tensor:
     mlp = self.DenseReluDense
     layers = _plain_layers(mlp, hidden_states) if is_patched(mlp, _plain_mlp_forward) else None
-    if layers is None or _drops(self) or _watched(mlp) \
+    if layers is None or _drops(self) or watched(mlp) \
             or torch.is_autocast_enabled(hidden_states.device.type):
         return original(self, hidden_states)
     return _plain(layers, self.layer_norm(hidden_states), mlp._fftune[3], hidden_states)
@@ -574,7 +567,7 @@ def _block_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     given = {**dict(zip(names, arguments)), **options}
     encoder = given.pop("encoder_hidden_states", None), given.pop("encoder_attention_mask", None)
     if encoder[0] is not None or not is_patched(norm, _layernorm_forward) \
-            or _watched(norm) or not _normalises(norm, hidden_states) or _drops(self):
+            or watched(norm) or not _normalises(norm, hidden_states) or _drops(self):
         return original(self, hidden_states, *arguments, **options)
     attended = self.attn(self.ln_1(hidden_states), **given)[0]
     normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)
@@ -755,7 +748,7 @@ def _expect_attention(module: nn.Module) -> None:
     scope = module.forward.__func__.__globals__
     rotate, rotated = scope["apply_rotary_pos_emb"], []
 
-    def watched(*arguments, **options):
+    def recorded(*arguments, **options):
         rotated.append(rotate(*arguments, **options))
         return rotated[-1]
 
@@ -765,7 +758,7 @@ def _expect_attention(module: nn.Module) -> None:
         residual = random_rows(2, 3, module.o_proj.out_features, like=like)
         angles = random_rows(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
         rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
-        scope["apply_rotary_pos_emb"] = watched
+        scope["apply_rotary_pos_emb"] = recorded
         try:
             theirs = module(hidden_states=x, position_embeddings=(angles, rows),
                             attention_mask=None)[0]
@@ -788,7 +781,7 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
     if settings is None or not settings[1] or _drops(attention):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    return (all(type(layer) is nn.Linear for layer in layers) and not _watched(attention, *layers)
+    return (all(type(layer) is nn.Linear for layer in layers) and not watched(attention, *layers)
             and attention.config._attn_implementation in ("sdpa", *_attention.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))

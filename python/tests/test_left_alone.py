@@ -203,12 +203,16 @@ def test_dropout_by_a_function(kind, settings, rate, gradients):
 
 LATER = {
     "LlamaConfig": (SIZES, ["layers.0.mlp", "layers.0.post_attention_layernorm",
+                            "layers.0.mlp.act_fn",
                             "layers.0.mlp.gate_proj", "layers.0.mlp.up_proj",
                             "layers.0.mlp.down_proj", "layers.0.self_attn.q_proj",
                             "layers.0.self_attn.o_proj", "layers.0.self_attn"]),
-    "MixtralConfig": (dict(SIZES, num_local_experts=4), ["layers.0.post_attention_layernorm"]),
-    "PhiConfig": (SIZES, ["layers.0.mlp", "layers.0.mlp.fc1", "layers.0.mlp.fc2"]),
-    "GPT2Config": (GPT2, ["h.0.mlp", "h.0.ln_2", "h.0.mlp.c_fc", "h.0.mlp.c_proj"]),
+    "MixtralConfig": (dict(SIZES, num_local_experts=4), ["layers.0.post_attention_layernorm",
+                                                         "layers.0.mlp.experts"]),
+    "PhiConfig": (SIZES, ["layers.0.mlp", "layers.0.mlp.fc1", "layers.0.mlp.fc2",
+                          "layers.0.mlp.activation_fn"]),
+    "GPT2Config": (GPT2, ["h.0.mlp", "h.0.ln_2", "h.0.mlp.c_fc", "h.0.mlp.c_proj",
+                          "h.0.mlp.act", "h.0.mlp.dropout"]),
 }
 
 
@@ -229,6 +233,23 @@ def test_hooks_put_in_later_are_called(kind, name, hook):
     assert called == [1]
     model(input_ids=ids())  # with gradients
     assert called == [1, 1]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_on_the_activation_of_experts_are_called(before):
+    model, calls = make("MixtralConfig", **SIZES, num_local_experts=4), []
+    experts = model.model.layers[0].mlp.experts
+    if not before:
+        fftune.patch(model)
+    experts.act_fn.register_forward_hook(lambda *_: calls.append(1))
+    if before:
+        report = fftune.patch(model)
+        assert "SiLUActivation has hooks" in words_of(report.left)
+        calls.clear()
+    ours, count = logits(model), len(calls)
+    fftune.unpatch(model)
+    calls.clear()
+    assert close(ours, logits(model)) and count == len(calls) > 0
 
 
 def test_attention_over_a_cache_gives_what_can_be_viewed():
