@@ -44,10 +44,11 @@ def patch_experts(module: nn.Module, known: dict, options: Options) -> str | Non
     key = kind_of(module), gate_up.dtype, tuple(gate_up.shape), act
     found = remembered(known, key, lambda: _experts_of(module, act, options))
     if found.transposed:
-        for weight in (module.gate_up_proj, module.down_proj):
-            # The kernels read rows of outputs: the same numbers, the last two dimensions the other
-            # way round in memory.
-            weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+        # The kernels read rows of outputs: the same numbers, the last two dimensions the other way
+        # round in memory. Under inference_mode parameters would become unfit for gradients.
+        with torch.inference_mode(False):
+            for weight in (module.gate_up_proj, module.down_proj):
+                weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
     replace_forward(module, _experts_forward, (found,))
     details = found.act, found.packing, *(["biases"] if found.biased else [])
     return f"{type(module).__name__} by moe-ffn ({', '.join(details)})"
@@ -111,8 +112,9 @@ def restore_experts(module: nn.Module) -> None:
     """Takes back how transposed weights were laid out."""
     settings = module.__dict__.get("_fftune")
     if settings and isinstance(settings[0], _Experts) and settings[0].transposed:
-        for weight in (module.gate_up_proj, module.down_proj):
-            weight.data = weight.data.contiguous()
+        with torch.inference_mode(False):
+            for weight in (module.gate_up_proj, module.down_proj):
+                weight.data = weight.data.contiguous()
 
 
 # routers

@@ -640,6 +640,19 @@ def test_types_without_kernels_are_computed_as_before(name, dtype, when):
         assert mine.dtype == other.dtype and close(mine, other, 16 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("undone", [False, True])
+@needs_transformers_5
+def test_experts_patched_in_inference_mode_can_be_trained(undone):
+    model = make("gpt-oss")
+    with torch.inference_mode():
+        fftune.patch(model)
+        if undone:
+            fftune.unpatch(model)
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+    logits(model, "gpt-oss").square().mean().backward()
+    assert all(p.grad is not None for p in model.model.layers[0].mlp.experts.parameters())
+
+
 @needs_transformers_5
 def test_transposed_experts_are_laid_out_anew_and_back(tmp_path):
     model = make("gpt-oss")
