@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from . import ops, reference
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, far_rows, is_close, is_patched, kind_of, original, probing,
-                         random_rows, remembered, replace_forward, standing_in, undoable)
+                         expect_plain, far_rows, has_kernels, is_close, is_patched, kind_of,
+                         original, parts_of, probing, random_rows, remembered, replace_forward,
+                         standing_in, undoable, watched)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def patch_experts(module: nn.Module, known: dict, options: Options) -> str | Non
     expect_plain(module)
     if getattr(module, "has_post_expert_norm", False):
         raise Unfit("experts with a norm of their own")
+    expect_no_hooks(*parts_of(module))
     try:
         act = activation_name(activation_of(module))
     except Unfit:
@@ -42,10 +44,11 @@ def patch_experts(module: nn.Module, known: dict, options: Options) -> str | Non
     key = kind_of(module), gate_up.dtype, tuple(gate_up.shape), act
     found = remembered(known, key, lambda: _experts_of(module, act, options))
     if found.transposed:
-        for weight in (module.gate_up_proj, module.down_proj):
-            # The kernels read rows of outputs: the same numbers, the last two dimensions the other
-            # way round in memory.
-            weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+        # The kernels read rows of outputs: the same numbers, the last two dimensions the other way
+        # round in memory. Under inference_mode parameters would become unfit for gradients.
+        with torch.inference_mode(False):
+            for weight in (module.gate_up_proj, module.down_proj):
+                weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
     replace_forward(module, _experts_forward, (found,))
     details = found.act, found.packing, *(["biases"] if found.biased else [])
     return f"{type(module).__name__} by moe-ffn ({', '.join(details)})"
@@ -91,7 +94,8 @@ def _experts_of(module: nn.Module, act: str, options: Options) -> _Experts:
 def _experts_forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
                      ) -> Tensor:
     found, = self._fftune
-    if getattr(self, "_is_expert_parallel", False):
+    if getattr(self, "_is_expert_parallel", False) or not has_kernels(hidden_states) \
+            or watched(*parts_of(self)):
         return original(self, hidden_states, top_k_index.long(), top_k_weights)
     gate_up, down = _weights_of(self, found.transposed)
     return ops.moe_ffn(hidden_states, top_k_index, top_k_weights, gate_up, None, down,
@@ -108,8 +112,9 @@ def restore_experts(module: nn.Module) -> None:
     """Takes back how transposed weights were laid out."""
     settings = module.__dict__.get("_fftune")
     if settings and isinstance(settings[0], _Experts) and settings[0].transposed:
-        for weight in (module.gate_up_proj, module.down_proj):
-            weight.data = weight.data.contiguous()
+        with torch.inference_mode(False):
+            for weight in (module.gate_up_proj, module.down_proj):
+                weight.data = weight.data.contiguous()
 
 
 # routers
@@ -224,6 +229,8 @@ def router_of(module: nn.Module) -> _Router | None:
 
 @undoable
 def _router_forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not has_kernels(hidden_states):
+        return original(self, hidden_states)
     found, = self._fftune
     logits = _logits(self, hidden_states.reshape(-1, self.weight.shape[1]), found.wide,
                      found.uncast)

@@ -22,7 +22,7 @@ from ._custom import OPS, call
 from ._experts import experts_of, router_of
 from ._layer_ops import Choice, form_of, has_layout, parse
 from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain_parameters, is_known, is_patched, kind_of, probing,
+                         expect_plain_parameters, has_kernels, is_known, is_patched, kind_of, probing,
                          random_rows, remembered, undoable)
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
@@ -138,8 +138,8 @@ class Layers:
             return False
         embedding = decoder.get_input_embeddings().weight
         dtype, device = embedding.dtype, embedding.device
-        if torch.is_autocast_enabled(device.type) or given.is_floating_point() \
-                and given.dtype != dtype:
+        if not has_kernels(embedding) or torch.is_autocast_enabled(device.type) \
+                or given.is_floating_point() and given.dtype != dtype:
             return False
         batch, s = given.shape[:2]
         specs = [spec for group in self.groups for spec in group.specs]

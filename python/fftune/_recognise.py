@@ -12,6 +12,7 @@ from . import reference
 
 _CPU_TYPES = (torch.float32, torch.bfloat16)
 _CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TYPES = {"cpu": _CPU_TYPES, "cuda": _CUDA_TYPES}
 
 
 def _is_constant(condition) -> bool:
@@ -67,6 +68,17 @@ def original(module: nn.Module, *arguments, **options):
     return type(module).forward(module, *arguments, **options)
 
 
+def has_kernels(x: Tensor) -> bool:
+    """Whether ops run on such tensors, and on what autocast makes of them. A model may get another
+    type, or go to another device, after patch()."""
+    if not (x.is_cuda or x.is_cpu):
+        return False
+    device = "cuda" if x.is_cuda else "cpu"
+    types = _TYPES[device]
+    return x.dtype in types and (not torch.is_autocast_enabled(device)
+                                 or torch.get_autocast_dtype(device) in types)
+
+
 def expect_plain(module: nn.Module) -> None:
     """That its parameters are such as the kernels take, and its forward its class's."""
     expect_plain_parameters(module)
@@ -78,8 +90,7 @@ def expect_plain_parameters(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter or parameter.is_meta:
             raise Unfit(f"{name} is no plain parameter: {type(parameter).__name__}")
-        types = _CUDA_TYPES if parameter.is_cuda else _CPU_TYPES
-        if parameter.device.type not in ("cpu", "cuda") or parameter.dtype not in types:
+        if parameter.dtype not in _TYPES.get(parameter.device.type, ()):
             raise Unfit(f"no kernels for {parameter.dtype} on {parameter.device.type}")
 
 
@@ -89,6 +100,19 @@ def expect_no_hooks(*modules: nn.Module) -> None:
         foreign = forward is not None and not hasattr(forward, "_fftune")
         if foreign or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             raise Unfit(f"{type(module).__name__} has hooks, which would not be called")
+
+
+def watched(*modules: nn.Module) -> bool:
+    """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+               or m._backward_pre_hooks
+               or "forward" in m.__dict__ and not hasattr(m.__dict__["forward"], "_fftune")
+               for m in modules)
+
+
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """Its children: those that an op computes in its place are not called."""
+    return [child for child in module._modules.values() if child is not None]
 
 
 @contextmanager

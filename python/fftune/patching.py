@@ -19,8 +19,9 @@ from ._graphs import patch_steps, restore_steps
 from ._layers import patch_layers, restore_layers
 from ._library import Error
 from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain, far_rows, is_close, is_known, is_patched, kind_of, original,
-                         probing, random_rows, reason_of, remembered, replace_forward, undoable)
+                         expect_plain, far_rows, has_kernels, is_close, is_known, is_patched,
+                         kind_of, original, parts_of, probing, random_rows, reason_of, remembered,
+                         replace_forward, undoable, watched)
 
 
 @dataclass
@@ -129,6 +130,8 @@ def _patch_norm(module: nn.Module, known: dict, options: Options) -> str | None:
     if eps is None:
         return None
     expect_plain(module)
+    if len(inspect.signature(type(module).forward).parameters) != 2:
+        raise Unfit(f"{type(module).__name__} takes more than hidden states, a gate say")
     key = kind_of(module), module.weight.dtype
     convention = remembered(known, key, lambda: _convention(module, eps))
     replace_forward(module, _norm_forward, (convention, eps))
@@ -159,7 +162,8 @@ def _convention(module: nn.Module, eps: float) -> str:
 
 @undoable
 def _norm_forward(self, hidden_states: Tensor) -> Tensor:
-    if hidden_states.dtype != self.weight.dtype:  # the result would take the wider type
+    # Of two types the result would take the wider one.
+    if hidden_states.dtype != self.weight.dtype or not has_kernels(hidden_states):
         return original(self, hidden_states)
     convention, eps = self._fftune
     return ops.rmsnorm(hidden_states, self.weight, eps=eps, convention=convention)
@@ -177,7 +181,7 @@ def _patch_layernorm(module: nn.LayerNorm) -> str:
 def _normalises(norm: nn.LayerNorm, x: Tensor) -> bool:
     """Whether layernorm is run. PyTorch's has the faster backward pass, and a compiler fuses it."""
     return (not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-            and x.dtype == norm.weight.dtype == norm.bias.dtype
+            and x.dtype == norm.weight.dtype == norm.bias.dtype and has_kernels(x)
             and not torch.is_autocast_enabled(x.device.type))
 
 
@@ -212,7 +216,7 @@ def _patch_gated_mlp(module: nn.Module, known: dict, options: Options) -> str | 
     names = remembered(known, key, lambda: _gate_up_down(module, linears, down, act))
     if any(linears[name].bias is not None for name in names[:2]):
         raise Unfit("gate and up have biases, for which there is no kernel")
-    expect_no_hooks(*linears.values())
+    expect_no_hooks(*parts_of(module))
     replace_forward(module, _gated_mlp_forward, (*names, act, options.recompute))
     return f"{type(module).__name__} by ffn ({act})"
 
@@ -255,26 +259,18 @@ def _drops(module: nn.Module, but: str | None = None) -> bool:
         for name, child in module._modules.items())
 
 
-def _watched(*modules: nn.Module) -> bool:
-    """Whether somebody has to be told of their calls, or replaced their forward after patch()."""
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
-               or m._backward_pre_hooks
-               or "forward" in m.__dict__ and not hasattr(m.__dict__["forward"], "_fftune")
-               for m in modules)
-
-
 def _linears(mlp: nn.Module) -> list[nn.Module] | None:
-    """gate, up and down; None if one of them was exchanged since, by an adapter say, or is
+    """gate, up and down; None if one of them was exchanged since, by an adapter say, or a part is
     watched."""
     found = [getattr(mlp, name) for name in mlp._fftune[:3]]
-    plain = all(type(layer) is nn.Linear for layer in found) and not _watched(*found)
+    plain = all(type(layer) is nn.Linear for layer in found) and not watched(*parts_of(mlp))
     return found if plain else None
 
 
 @undoable
 def _gated_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     linears = _linears(self)
-    if linears is None or _drops(self):
+    if linears is None or _drops(self) or not has_kernels(hidden_states):
         return original(self, hidden_states)
     gate, up, down = linears
     *_, act, recompute = self._fftune
@@ -309,7 +305,7 @@ def _patch_plain_mlp(module: nn.Module, known: dict, options: Options) -> str | 
         raise Unfit(f"an MLP of two layers with {act}: weights that are transposed, or a first bias "
                     "without a second")
     expect_plain(module)
-    expect_no_hooks(first, second)
+    expect_no_hooks(*parts_of(module))
     key = kind_of(module), first.weight.dtype, act
     remembered(known, key, lambda: _expect_two_layers(module, first, second, act))
     replace_forward(module, _plain_mlp_forward, (first_name, second_name, transposed, act, gelu))
@@ -339,8 +335,8 @@ def _plain_layers(mlp: nn.Module, x: Tensor) -> tuple[nn.Linear, nn.Linear] | No
     first, second = getattr(mlp, first), getattr(mlp, second)
     if transposed or torch.is_grad_enabled() or mlp.training \
             or type(first) is not nn.Linear or type(second) is not nn.Linear \
-            or _watched(first, second) or first.bias is not None and second.bias is None \
-            or not x.dtype == first.weight.dtype == second.weight.dtype:
+            or watched(*parts_of(mlp)) or first.bias is not None and second.bias is None \
+            or not x.dtype == first.weight.dtype == second.weight.dtype or not has_kernels(x):
         return None
     return first, second
 
@@ -352,8 +348,10 @@ def _plain_mlp_forward(self, hidden_states: Tensor) -> Tensor:
     if layers is not None:
         return _plain(layers, hidden_states, act)
     layer = getattr(self, first)
-    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) or _watched(layer) \
-            or _drops(self, but="dropout" if transposed else None):
+    if not gelu or type(layer) is not nn.Linear and not _is_conv1d(layer) \
+            or watched(*(part for part in parts_of(self) if part is not getattr(self, second))) \
+            or _drops(self, but="dropout" if transposed else None) \
+            or not has_kernels(hidden_states):
         return original(self, hidden_states)
     hidden = _without_bias(layer, hidden_states, transposed)
     hidden = ops.bias_gelu(hidden, layer.bias,
@@ -473,8 +471,8 @@ def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) 
 def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bool:
     """Whether one op can still run the block: autocast gives its inputs several types."""
     return (is_patched(norm, _norm_forward) and is_patched(mlp, _gated_mlp_forward)
-            and not _watched(norm, mlp) and _linears(mlp) is not None
-            and hidden_states.dtype == norm.weight.dtype
+            and not watched(norm, mlp) and _linears(mlp) is not None
+            and hidden_states.dtype == norm.weight.dtype and has_kernels(hidden_states)
             and not torch.is_autocast_enabled(hidden_states.device.type))
 
 
@@ -499,8 +497,8 @@ def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) ->
     norm = self.post_attention_layernorm
     checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
     if (arguments or checkpoints or _drops(self) or not is_patched(norm, _norm_forward)
-            or _watched(norm)
-            or hidden_states.dtype != norm.weight.dtype
+            or watched(norm)
+            or hidden_states.dtype != norm.weight.dtype or not has_kernels(hidden_states)
             or torch.is_autocast_enabled(hidden_states.device.type)):
         return original(self, hidden_states, *arguments, **options)
     options.setdefault("attention_mask", None)
@@ -530,7 +528,7 @@ def _feed_forward(self, hidden_states: Tensor) -> Tensor:
 def _plain_feed_forward(self, hidden_states: Tensor) -> Tensor:
     mlp = self.DenseReluDense
     layers = _plain_layers(mlp, hidden_states) if is_patched(mlp, _plain_mlp_forward) else None
-    if layers is None or _drops(self) or _watched(mlp) \
+    if layers is None or _drops(self) or watched(mlp) \
             or torch.is_autocast_enabled(hidden_states.device.type):
         return original(self, hidden_states)
     return _plain(layers, self.layer_norm(hidden_states), mlp._fftune[3], hidden_states)
@@ -569,7 +567,7 @@ def _block_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor
     given = {**dict(zip(names, arguments)), **options}
     encoder = given.pop("encoder_hidden_states", None), given.pop("encoder_attention_mask", None)
     if encoder[0] is not None or not is_patched(norm, _layernorm_forward) \
-            or _watched(norm) or not _normalises(norm, hidden_states) or _drops(self):
+            or watched(norm) or not _normalises(norm, hidden_states) or _drops(self):
         return original(self, hidden_states, *arguments, **options)
     attended = self.attn(self.ln_1(hidden_states), **given)[0]
     normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)
@@ -701,6 +699,8 @@ def _rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tens
 
 def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
+    if not has_kernels(q):
+        return tuple(_rotate_plainly(t, angles, scale) for t in (q, k))
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
     if angles.shape[0] == 1:
@@ -711,6 +711,15 @@ def _rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor,
                         scale=scale)
         q, k = (t.squeeze(0).unflatten(0, (batch, -1)) for t in (q, k))
     return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def _rotate_plainly(x: Tensor, angles: Tensor, scale: float) -> Tensor:
+    """As transformers does."""
+    cosines, sines = ((t * scale).to(x.dtype).unsqueeze(1) for t in (angles.cos(), angles.sin()))
+    rotary = angles.shape[-1]
+    first, second = x[..., :rotary].chunk(2, -1)
+    y = x[..., :rotary] * cosines + torch.cat((-second, first), -1) * sines
+    return torch.cat((y, x[..., rotary:]), -1)
 
 
 # projections of attention
@@ -739,7 +748,7 @@ def _expect_attention(module: nn.Module) -> None:
     scope = module.forward.__func__.__globals__
     rotate, rotated = scope["apply_rotary_pos_emb"], []
 
-    def watched(*arguments, **options):
+    def recorded(*arguments, **options):
         rotated.append(rotate(*arguments, **options))
         return rotated[-1]
 
@@ -749,7 +758,7 @@ def _expect_attention(module: nn.Module) -> None:
         residual = random_rows(2, 3, module.o_proj.out_features, like=like)
         angles = random_rows(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
         rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
-        scope["apply_rotary_pos_emb"] = watched
+        scope["apply_rotary_pos_emb"] = recorded
         try:
             theirs = module(hidden_states=x, position_embeddings=(angles, rows),
                             attention_mask=None)[0]
@@ -772,7 +781,7 @@ def _projects(attention: nn.Module, x: Tensor) -> bool:
     if settings is None or not settings[1] or _drops(attention):
         return False
     layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    return (all(type(layer) is nn.Linear for layer in layers) and not _watched(attention, *layers)
+    return (all(type(layer) is nn.Linear for layer in layers) and not watched(attention, *layers)
             and attention.config._attn_implementation in ("sdpa", *_attention.OURS)
             and (settings[1] is True or not torch.is_grad_enabled()
                  and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))

@@ -160,6 +160,15 @@ def test_blocks_with_gradients(kind, training):
                          for each in (ours, model)))
 
 
+def test_norms_that_take_a_gate():
+    model = make("Mamba2Config", vocab_size=96, hidden_size=32, num_heads=4, head_dim=16, state_size=8,
+                 n_groups=1, num_hidden_layers=2, chunk_size=8)
+    ours, report = patched(model)
+    assert "takes more than hidden states" in words_of(report.left)
+    assert "Mamba2RMSNorm by rmsnorm" in words_of(report.replaced)
+    assert close(logits(ours), logits(model))
+
+
 LATENT = dict(SIZES, **EXPERTS, num_hidden_layers=2, q_lora_rank=16, kv_lora_rank=16,
               qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4,
               n_shared_experts=1, first_k_dense_replace=1, index_n_heads=4, index_head_dim=16)
@@ -194,12 +203,16 @@ def test_dropout_by_a_function(kind, settings, rate, gradients):
 
 LATER = {
     "LlamaConfig": (SIZES, ["layers.0.mlp", "layers.0.post_attention_layernorm",
+                            "layers.0.mlp.act_fn",
                             "layers.0.mlp.gate_proj", "layers.0.mlp.up_proj",
                             "layers.0.mlp.down_proj", "layers.0.self_attn.q_proj",
                             "layers.0.self_attn.o_proj", "layers.0.self_attn"]),
-    "MixtralConfig": (dict(SIZES, num_local_experts=4), ["layers.0.post_attention_layernorm"]),
-    "PhiConfig": (SIZES, ["layers.0.mlp", "layers.0.mlp.fc1", "layers.0.mlp.fc2"]),
-    "GPT2Config": (GPT2, ["h.0.mlp", "h.0.ln_2", "h.0.mlp.c_fc", "h.0.mlp.c_proj"]),
+    "MixtralConfig": (dict(SIZES, num_local_experts=4), ["layers.0.post_attention_layernorm",
+                                                         "layers.0.mlp.experts"]),
+    "PhiConfig": (SIZES, ["layers.0.mlp", "layers.0.mlp.fc1", "layers.0.mlp.fc2",
+                          "layers.0.mlp.activation_fn"]),
+    "GPT2Config": (GPT2, ["h.0.mlp", "h.0.ln_2", "h.0.mlp.c_fc", "h.0.mlp.c_proj",
+                          "h.0.mlp.act", "h.0.mlp.dropout"]),
 }
 
 
@@ -220,6 +233,23 @@ def test_hooks_put_in_later_are_called(kind, name, hook):
     assert called == [1]
     model(input_ids=ids())  # with gradients
     assert called == [1, 1]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_on_the_activation_of_experts_are_called(before):
+    model, calls = make("MixtralConfig", **SIZES, num_local_experts=4), []
+    experts = model.model.layers[0].mlp.experts
+    if not before:
+        fftune.patch(model)
+    experts.act_fn.register_forward_hook(lambda *_: calls.append(1))
+    if before:
+        report = fftune.patch(model)
+        assert "SiLUActivation has hooks" in words_of(report.left)
+        calls.clear()
+    ours, count = logits(model), len(calls)
+    fftune.unpatch(model)
+    calls.clear()
+    assert close(ours, logits(model)) and count == len(calls) > 0
 
 
 def test_attention_over_a_cache_gives_what_can_be_viewed():

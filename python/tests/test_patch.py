@@ -609,6 +609,50 @@ def test_mixtures_in_bf16_and_under_autocast():
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "phi", "mixtral"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize("when", ["before", "later", "autocast"])
+@needs_transformers_5
+def test_types_without_kernels_are_computed_as_before(name, dtype, when):
+    if when == "autocast" and dtype == torch.float64:
+        pytest.skip("PyTorch has no autocast to float64")
+    model = make(name)
+    model.config._experts_implementation = "eager"  # the others have no float64
+    for module in model.modules():
+        if hasattr(module, "top_k"):
+            module.top_k = 6  # all experts: a rounding changes no choice
+    if when == "before":
+        model.to(dtype)
+    fftune.patch(model, projections=True, whole_layers=True)
+    if when == "later":
+        model.to(dtype)
+
+    def results():
+        with torch.autocast("cpu", torch.float16, enabled=when == "autocast"):
+            y = logits(model, name)
+        model.zero_grad()
+        y.float().square().mean().backward()
+        return y.detach(), *(p.grad for p in model.parameters())
+
+    ours = results()
+    fftune.unpatch(model)
+    for mine, other in zip(ours, results(), strict=True):
+        assert mine.dtype == other.dtype and close(mine, other, 16 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("undone", [False, True])
+@needs_transformers_5
+def test_experts_patched_in_inference_mode_can_be_trained(undone):
+    model = make("gpt-oss")
+    with torch.inference_mode():
+        fftune.patch(model)
+        if undone:
+            fftune.unpatch(model)
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+    logits(model, "gpt-oss").square().mean().backward()
+    assert all(p.grad is not None for p in model.model.layers[0].mlp.experts.parameters())
+
+
 @needs_transformers_5
 def test_transposed_experts_are_laid_out_anew_and_back(tmp_path):
     model = make("gpt-oss")
