@@ -51,7 +51,21 @@ TEST_CASE("the sets overflow the cache by the stage that touches least") {
   CHECK(set_count(stages, 12'000'000, gpu(50'000'000), 100'000'000) == 4);  // half of the memory
   CHECK(set_count(stages, 12'000'000, gpu(50'000'000), 13'000'000) == 1);
   CHECK(set_count(stages, 12'000'000, gpu(50'000'000), 11'000'000) == 0);
-  CHECK(set_count(stages, std::size_t{3} << 30, gpu(50'000'000), free) == 2);
+  CHECK(set_count(stages, std::size_t{3} << 30, gpu(50'000'000), free) == 5);
+  CHECK(set_count(stages, std::size_t{9} << 30, gpu(50'000'000), free) == 2);
+  // What touches next to nothing needs no gigabytes.
+  const std::vector<StageSpec> uneven{{"a", {}, {}, 1, 0, 8e8}, {"b", {}, {}, 1, 0, 4e6}};
+  CHECK(set_count(uneven, 804'000'000, gpu(50'000'000), free) == 2);
+}
+
+TEST_CASE("sets of which a stage reads a small part overflow the cache too") {
+  // One token of DeepSeek-V3 in fp8, of 256 experts with an eighth of their features: it reads the
+  // weights of eight.
+  const std::vector<StageSpec> stages{{"gate_up", {}, {}, 1, 0, 29.4e6},
+                                      {"down", {}, {}, 1, 0, 14.7e6}};
+  constexpr std::size_t free = std::size_t{130} << 30;
+  CHECK(set_count(stages, 1'410'000'000, gpu(62'914'560), free) * 14.7e6 > 2.4 * 62'914'560);
+  CHECK(set_count(stages, 1'410'000'000, with_cache(DeviceKind::cpu, 32 << 20), free) == 2);
 }
 
 TEST_CASE("on a CPU the sets overflow a last-level cache of hundreds of megabytes") {

@@ -22,6 +22,10 @@ constexpr int most_sets_cpu = 4096;
 /// a few times the cache, as a stage reads only a part of each set.
 constexpr std::size_t most_bytes = std::size_t{1} << 30;
 constexpr std::size_t most_caches = 4;
+/// A GPU fills a gigabyte in a millisecond. So there may be more where a stage of some weight reads
+/// a small part of each set: the weights of the experts that one token chooses, say.
+constexpr std::size_t most_bytes_of_parts = std::size_t{16} << 30;
+constexpr double of_weight = 1.0 / 16;  // of what all stages touch
 
 /// Values are drawn for this many elements; longer tensors repeat them. What a multiplier burns
 /// depends on the bits that toggle from one product to the next, not on so long a period.
@@ -102,17 +106,26 @@ SetLayout layout_of(const std::vector<TensorSpec>& tensors) {
 int set_count(const std::vector<StageSpec>& stages, std::size_t bytes_per_set,
               const DeviceFacts& facts, std::size_t free_bytes) {
   if (bytes_per_set == 0 || bytes_per_set > free_bytes) return 0;
-  double least = static_cast<double>(bytes_per_set);
-  for (const auto& stage : stages)
-    if (stage.bytes > 0) least = std::min(least, stage.bytes);
   const auto cache_bytes = static_cast<std::size_t>(std::max<std::int64_t>(facts.l2_bytes, 0));
-  const double wanted = std::ceil(cache_overflow * static_cast<double>(cache_bytes) / least);
-  const auto room = std::max<std::size_t>(free_bytes / 2 / bytes_per_set, 1);
-  const auto budget = std::max(most_bytes, most_caches * cache_bytes);
-  const auto affordable = std::max<std::size_t>(budget / bytes_per_set, 2);
-  const double most = static_cast<double>(std::min(room, affordable));
-  const double most_sets = facts.kind == DeviceKind::cuda ? most_sets_cuda : most_sets_cpu;
-  return static_cast<int>(std::min(std::clamp(wanted, 2.0, most_sets), most));
+  double all = 0;
+  for (const auto& stage : stages) all += stage.bytes;
+  // As many as overflow the cache by what each stage touches that touches this much.
+  const auto overflowing = [&](double bytes) {
+    double least = static_cast<double>(bytes_per_set);
+    for (const auto& stage : stages)
+      if (stage.bytes > bytes) least = std::min(least, stage.bytes);
+    return std::ceil(cache_overflow * static_cast<double>(cache_bytes) / least);
+  };
+  const bool cuda = facts.kind == DeviceKind::cuda;
+  const auto within = [&](std::size_t bytes) { return static_cast<double>(bytes / bytes_per_set); };
+  double affordable = std::max(within(std::max(most_bytes, most_caches * cache_bytes)), 2.0);
+  if (cuda)
+    affordable =
+        std::max(affordable, std::min(overflowing(of_weight * all), within(most_bytes_of_parts)));
+  const double room = std::max(within(free_bytes / 2), 1.0);
+  const double most_sets = cuda ? most_sets_cuda : most_sets_cpu;
+  const double wanted = std::clamp(overflowing(0), 2.0, most_sets);
+  return static_cast<int>(std::min({wanted, room, affordable}));
 }
 
 BufferSets::BufferSets(Backend& backend, const std::vector<TensorSpec>& tensors, int count,
