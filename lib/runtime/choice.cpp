@@ -205,14 +205,13 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
     return choice;
   }
   const auto& record = *choice.preset->record;
+  const std::string far = far_words(op, problem, record.problem);
   // Finding the default enumerates the whole space; an exact record does not need it.
-  choice.far = far_words(op, problem, record.problem);
   if (!choice.preset->exact_shape) {
     const Recipe by_default = default_recipe(op, problem, facts);
-    if (const auto why = reason_for_default(op, problem, facts, record.recipe(), by_default,
-                                            !choice.far.empty());
+    if (const auto why =
+            reason_for_default(op, problem, facts, record.recipe(), by_default, !far.empty());
         !why.empty()) {
-      choice.far.clear();
       choice.recipe = by_default;
       choice.reason = fmt::format("{}, {}: default of the op", choice.preset->reason, why);
       choice.preset.reset();
@@ -221,7 +220,8 @@ Choice choose(const Catalog& catalog, const Op& op, const Problem& given, const 
   }
   choice.recipe = record.recipe();
   choice.reason = choice.preset->reason;
-  if (!choice.far.empty()) choice.reason += fmt::format("; far away: {}", choice.far);
+  choice.far = far;
+  if (!far.empty()) choice.reason += fmt::format("; far away: {}", far);
   if (const auto stale = stale_families(catalog, op, record); !stale.empty()) {
     choice.stale = true;
     choice.reason += fmt::format("; stale: the sources of {} have changed since it was tuned",

@@ -14,6 +14,11 @@
 namespace fftune {
 namespace {
 
+/// Null if the program begins with another step.
+KernelLaunch* first_launch(Program& program) {
+  return program.steps.empty() ? nullptr : std::get_if<KernelLaunch>(&program.steps.front());
+}
+
 /// Whether the stages that a variant covers write one of the tensors.
 bool writes_any(const Op& op, const Problem& problem, const Variant& variant,
                 const std::vector<TensorArgument>& tensors) {
@@ -58,17 +63,15 @@ Program program_in(const Recipe& recipe, std::size_t place, const Op& op, const 
                    const DeviceFacts& facts) {
   const Variant& variant = recipe[place];
   Program program = family_of(op, variant.family).program(problem, facts, variant.config);
-  if (place == 0 || program.steps.empty()) return program;
-  if (auto* const launch = std::get_if<KernelLaunch>(&program.steps.front()))
-    if (writes_any(op, unrepeated(op, problem), recipe[place - 1], launch->read_early))
-      launch->programmatic = false;
+  const KernelLaunch* const launch = first_launch(program);
+  if (place > 0 && launch != nullptr &&
+      writes_any(op, unrepeated(op, problem), recipe[place - 1], launch->read_early))
+    launch_normally(program);
   return program;
 }
 
 void launch_normally(Program& program) {
-  if (program.steps.empty()) return;
-  if (auto* const launch = std::get_if<KernelLaunch>(&program.steps.front()))
-    launch->programmatic = false;
+  if (KernelLaunch* const launch = first_launch(program)) launch->programmatic = false;
 }
 
 Executables executables_of(const Op& op, const Problem& problem, const DeviceFacts& facts,

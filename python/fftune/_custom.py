@@ -11,7 +11,7 @@ import torch.compiler.config
 from torch import Tensor
 
 from . import reference
-from ._library import Error
+from ._library import Error, on_two_devices
 
 _library = torch.library.Library("fftune", "DEF")
 fftune_ops = torch.ops.fftune
@@ -127,7 +127,7 @@ def _expect_one_device(name: str, arguments: Sequence) -> None:
         t.device for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,))
         if isinstance(t, Tensor)))
     if len(devices) > 1:
-        raise Error(f"{name}: tensors on {devices[0]} and on {devices[1]}: move them to one device")
+        raise on_two_devices(name, *devices[:2])
 
 
 def _any_tensor_wants_gradient(*inputs) -> bool:

@@ -14,6 +14,10 @@ class Error(RuntimeError):
     """A call to fftune failed; the message is the library's one line."""
 
 
+def on_two_devices(op: str, one, other) -> Error:
+    return Error(f"{op}: tensors on {one} and on {other}: move them to one device")
+
+
 def library_path() -> Path:
     """$FFTUNE_LIBRARY, for a library that was built elsewhere, else the one in this package."""
     given = os.environ.get("FFTUNE_LIBRARY")

@@ -9,7 +9,7 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ._library import Error, Plan, _lock, check_status, library
+from ._library import Error, Plan, _lock, check_status, library, on_two_devices
 
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "f32",
                 torch.float8_e4m3fn: "fp8"}
@@ -109,8 +109,7 @@ def run(form: Form, options: tuple, inputs: Sequence[Tensor | None],
             device = tensor.get_device()
             key.append(device)
         elif tensor.get_device() != device:
-            raise Error(f"{form.op}: tensors on {inputs[0].device} and on {tensor.device}: move "
-                        "them to one device")
+            raise on_two_devices(form.op, inputs[0].device, tensor.device)
         key.append(tensor.shape)
         key.append(tensor.dtype)
         pointer = tensor.data_ptr()

@@ -103,7 +103,7 @@ TEST_CASE(
   const int held = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   REQUIRE(flock(held, LOCK_EX) == 0);
   auto waiting = sandbox.start(sweep);
-  CHECK(waiting->says("another process holds the lock"));
+  CHECK(waiting->says("another process holds the lock", 20s));
   CHECK(waiting->err().find("screen") == std::string::npos);  // nothing was searched
   const auto sent = std::chrono::steady_clock::now();
   waiting->send(SIGTERM);
@@ -282,7 +282,7 @@ TEST_CASE("a budget that cannot be kept is told before the search") {
 TEST_CASE("work of more than a minute is announced") {
   const Sandbox sandbox;
   auto running = sandbox.start("bench ffn --d 4096 --h 65536 --m 4096 --device cpu --dtype f32");
-  CHECK(running->says("minutes before anything is timed"));
+  CHECK(running->says("minutes before anything is timed", 20s));
 }
 
 TEST_CASE("timeout(1), a terminal that closes, and other signals in pairs let a search keep all") {

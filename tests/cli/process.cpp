@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <sstream>
@@ -60,14 +59,13 @@ std::string Process::err() const {
   return text_of(folder_ / "stderr");
 }
 
-bool Process::says(const std::string& text) {
-  using namespace std::chrono_literals;
-  const auto deadline = std::chrono::steady_clock::now() + 60s;
+bool Process::says(const std::string& text, std::chrono::seconds most) {
+  const auto deadline = std::chrono::steady_clock::now() + most;
   for (;;) {
     const bool goes_on = running() && std::chrono::steady_clock::now() < deadline;
     if (err().find(text) != std::string::npos) return true;
     if (!goes_on) return false;
-    std::this_thread::sleep_for(20ms);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -27,9 +28,9 @@ class Process {
   void send(int signal) const;
   /// What it has written to stderr so far.
   std::string err() const;
-  /// Waits until it has written `text` to stderr, or has ended, or a minute has passed; whether it
+  /// Waits until it has written `text` to stderr, or has ended, or that time has passed; whether it
   /// has written it.
-  bool says(const std::string& text);
+  bool says(const std::string& text, std::chrono::seconds most = std::chrono::seconds(60));
   bool running();
   Finished wait();
 

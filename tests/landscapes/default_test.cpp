@@ -22,10 +22,8 @@ bool is_of_the_engine(const Variant& variant) {
 TEST_CASE("what the cost model prefers is within 7% of the fastest, and 1.25% in the mean") {
   std::size_t landscapes = 0;
   double slower = 0;  // in all
-  for (const auto& entry :
-       std::filesystem::recursive_directory_iterator(FFTUNE_SOURCE_DIR "/tests/data/landscapes")) {
-    if (!entry.is_regular_file()) continue;
-    for (const auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200())) {
+  for (const auto& folder : landscape_folders()) {
+    for (const auto& landscape : recorded_landscapes(folder)) {
       double best = std::numeric_limits<double>::infinity(), chosen = best, least = best;
       for (std::size_t i = 0; i < landscape.variants.size(); ++i) {
         if (!is_of_the_engine(landscape.variants[i])) continue;
@@ -39,8 +37,7 @@ TEST_CASE("what the cost model prefers is within 7% of the fastest, and 1.25% in
       INFO(landscape.problem.text() << ": " << landscape.stages);
       // Of experts closer where a search went on until little was left to gain (chosen); those that
       // were timed for a few seconds (searched) are noisier.
-      const bool closer =
-          landscape.problem.op == "moe-ffn" && entry.path().parent_path().filename() == "chosen";
+      const bool closer = landscape.problem.op == "moe-ffn" && folder == "chosen";
       CHECK(chosen <= (closer ? 1.03 : 1.07) * best);
       slower += chosen / best - 1;
     }
@@ -51,11 +48,8 @@ TEST_CASE("what the cost model prefers is within 7% of the fastest, and 1.25% in
 
 TEST_CASE("winners of other shapes serve where they are as fast as what the cost model prefers") {
   std::vector<Landscape> all;
-  for (const auto& entry :
-       std::filesystem::recursive_directory_iterator(FFTUNE_SOURCE_DIR "/tests/data/landscapes"))
-    if (entry.is_regular_file())
-      for (auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200()))
-        all.push_back(std::move(landscape));
+  for (const auto& folder : landscape_folders())
+    for (auto& landscape : recorded_landscapes(folder)) all.push_back(std::move(landscape));
   struct Mean {
     double sum = 0;
     int count = 0;

@@ -13,16 +13,6 @@ using namespace fftune::test;
 
 namespace {
 
-std::vector<Landscape> recorded() {
-  std::vector<Landscape> all;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(FFTUNE_SOURCE_DIR "/tests/data/landscapes"))
-    if (entry.is_regular_file())
-      for (auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200()))
-        all.push_back(std::move(landscape));
-  return all;
-}
-
 struct Found {
   double us = 0;
   std::vector<std::size_t> tried;
@@ -49,7 +39,7 @@ Found search(const Landscape& landscape, const std::string& strategy, std::uint6
 TEST_CASE("guided is within 1% of the best after 15% of what there is, on every landscape") {
   // By problem: its stages are searched apart, and their variants are one space.
   std::map<std::string, std::pair<std::size_t, std::size_t>> spent;
-  const auto all = recorded();
+  const auto all = recorded_landscapes();
   const std::uint64_t seed = GENERATE(0, 1, 2);
   for (const auto& landscape : all) {
     const auto found = search(landscape, "guided", seed);
@@ -69,7 +59,7 @@ TEST_CASE("guided is within 1% of the best after 15% of what there is, on every 
 TEST_CASE("what guided says may be left seldom falls short of what is, at its end or before") {
   std::size_t ends = 0, ends_kept = 0, all = 0, all_kept = 0;
   std::vector<double> said;
-  for (const auto& landscape : recorded())
+  for (const auto& landscape : recorded_landscapes())
     for (const std::uint64_t seed : {0, 1, 2, 3, 4, 5}) {
       const auto found = search(landscape, "guided", seed);
       REQUIRE_FALSE(found.statements.empty());
@@ -95,7 +85,7 @@ TEST_CASE("what guided says may be left seldom falls short of what is, at its en
 // the choice takes, as a multiple of the best there is, then what was said to be left and what was,
 // each time, and the best so far after each that was tried.
 TEST_CASE("the course of every strategy on every landscape", "[.courses]") {
-  for (const auto& landscape : recorded())
+  for (const auto& landscape : recorded_landscapes())
     for (const auto* strategy : strategies())
       for (const std::uint64_t seed : {0, 1, 2, 3, 4, 5}) {
         const auto found = search(landscape, std::string(strategy->name()), seed);

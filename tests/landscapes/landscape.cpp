@@ -14,6 +14,7 @@
 namespace fftune::test {
 namespace {
 
+const std::filesystem::path recorded_in = FFTUNE_SOURCE_DIR "/tests/data/landscapes";
 constexpr double infinity = std::numeric_limits<double>::infinity();
 /// What the tuner measures on the device itself: the ceilings of an H200.
 constexpr double bytes_per_second = 4.2e12;
@@ -166,6 +167,22 @@ std::vector<Landscape> read_landscapes(const std::filesystem::path& file, const 
     }
   }
   return reader.finish();
+}
+
+std::vector<std::string> landscape_folders() {
+  std::vector<std::string> folders{""};
+  for (const auto& entry : std::filesystem::directory_iterator(recorded_in))
+    if (entry.is_directory()) folders.push_back(entry.path().filename());
+  return folders;
+}
+
+std::vector<Landscape> recorded_landscapes(const std::string& folder) {
+  std::vector<Landscape> all;
+  for (const auto& entry : std::filesystem::directory_iterator(recorded_in / folder))
+    if (entry.is_regular_file())
+      for (auto& landscape : read_landscapes(entry.path(), builtin_catalog(), h200()))
+        all.push_back(std::move(landscape));
+  return all;
 }
 
 RecordedSearch::RecordedSearch(const Landscape& landscape, const DeviceFacts& facts,

@@ -36,6 +36,11 @@ DeviceFacts h200();
 std::vector<Landscape> read_landscapes(const std::filesystem::path& file, const Catalog& catalog,
                                        const DeviceFacts& facts);
 
+/// The folders in tests/data/landscapes, and "", which is that one itself.
+std::vector<std::string> landscape_folders();
+/// Those of all files of a folder.
+std::vector<Landscape> recorded_landscapes(const std::string& folder = "");
+
 /// What a strategy said might be left to gain, and what was.
 struct Statement {
   double said = 0;

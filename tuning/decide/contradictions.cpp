@@ -39,13 +39,17 @@ std::vector<std::size_t> faster_outsiders(const Group& group,
   return indices;
 }
 
+enum class Repeat { always, if_contradicted };
+
 /// The variants that decide about a group's winner, and what was faster, beside each other.
-void repeat_finals_of(Session& session, Searched& searched) {
+void repeat_finals_of(Session& session, Searched& searched, Repeat repeat) {
   if (!session.stop_reason().empty()) return;
   Group& group = *searched.group;
   auto finalists = deciders(searched);
   if (finalists.empty()) return;
   const auto outsiders = faster_outsiders(group, finalists);
+  if (repeat == Repeat::if_contradicted && (searched.finalists.empty() || outsiders.empty()))
+    return;
   if (searched.finalists.empty()) {
     std::stable_sort(finalists.begin(), finalists.end(), [&](std::size_t a, std::size_t b) {
       return group.median_us(a) < group.median_us(b);
@@ -62,15 +66,12 @@ void repeat_finals_of(Session& session, Searched& searched) {
 }  // namespace
 
 void repeat_contradicted_finals(Session& session, std::vector<Searched>& groups) {
-  for (auto& searched : groups)
-    if (!searched.finalists.empty() &&
-        !faster_outsiders(*searched.group, deciders(searched)).empty())
-      repeat_finals_of(session, searched);
+  for (auto& searched : groups) repeat_finals_of(session, searched, Repeat::if_contradicted);
 }
 
 void repeat_finals(Session& session, std::vector<Searched>& groups) {
   session.settle();
-  for (auto& searched : groups) repeat_finals_of(session, searched);
+  for (auto& searched : groups) repeat_finals_of(session, searched, Repeat::always);
 }
 
 std::vector<std::string> contradictions(const PresetRecord& record) {
