@@ -291,7 +291,7 @@ void split_launch(Program& program, KernelLaunch& launch, const DeviceFacts& fac
 std::int64_t work_tiles(const GemmProblem& gemm, int bm, int bn) {
   std::int64_t tile_rows = ceil_div(gemm.m, bm);
   const Groups& groups = gemm.groups;
-  if (groups.by == Grouping::rows) tile_rows = std::min(tile_rows + groups.count - 1, gemm.m);
+  if (groups.by == Grouping::rows) tile_rows = groups.most_tiles(gemm.m, bm);
   if (groups.by == Grouping::reduction) tile_rows *= groups.count;
   return tile_rows * gemm.outputs() * ceil_div(gemm.n, bn);
 }

@@ -14,6 +14,10 @@ double Groups::with_rows() const {
   return std::max(sum, 1.0);
 }
 
+std::int64_t Groups::most_tiles(std::int64_t rows, std::int64_t height) const {
+  return (rows + std::min(count, rows) * (height - 1)) / height;
+}
+
 double GemmProblem::flops() const {
   // Every token, or row, is of one group: groups add nothing.
   return 2.0 * b_operands() * k_pairs() * outputs() * static_cast<double>(m) *

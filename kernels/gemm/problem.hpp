@@ -79,6 +79,9 @@ struct Groups {
   bool any() const { return by != Grouping::none; }
   /// How many sorted groups should have rows.
   double with_rows() const;
+  /// The tiles of `height` rows that `rows` rows take at most, however the groups share them: a
+  /// group's last tile may have a single row, and no more groups than rows have any.
+  std::int64_t most_tiles(std::int64_t rows, std::int64_t height) const;
 };
 
 /// The heads of a QKV product. GemmProblem::b has one packed weight or three, `c` the outputs q, k

@@ -66,9 +66,13 @@ struct Block {
   std::int64_t values() const { return tokens / 4; }
   /// 16-byte loads of weights that a thread has in flight.
   std::int64_t loads(std::int64_t operands) const { return operands * rows / 8 * unroll; }
+  /// As ptxas has it. Of fp8 there are what is expanded to fp16 and partial sums besides, and of
+  /// two operands it holds back some loads.
   std::int64_t registers(std::int64_t operands) const {
-    // What is expanded to fp16, and partial sums: as ptxas has it.
-    const std::int64_t of_fp8 = k_step == 32 ? 0 : operands == 2 ? 16 : 24 + rows / 2;
+    const bool is_fp8 = k_step != 32;
+    if (is_fp8 && operands == 2)
+      return std::min<std::int64_t>(128, 46 + rows * (1 + unroll)) + 8 * (tokens / 8 - 1);
+    const std::int64_t of_fp8 = is_fp8 ? 24 + rows / 2 : 0;
     return 4 * loads(operands) + tokens / 2 * unroll + operands * rows / 2 + 48 + of_fp8;
   }
 };
@@ -191,16 +195,13 @@ class Decode : public Family {
     const double bytes = static_cast<double>(dtype_bytes(problem.dtype)) *
                          static_cast<double>(weights.operands) * weights.rows *
                          static_cast<double>(weights.k);
-    // What fits in half of the L2 with the weights of gate and up passing through it. In bf16 the
-    // blocks of that launch leave those of this one no registers to begin earlier.
+    // Blocks of this launch begin to read their weights before they could have asked for them in
+    // L2.
     const bool prefetches = config.contains("l2_prefetch") && config.at("l2_prefetch") != 0;
-    const bool gains =
-        problem.dtype == DType::fp8 && 2 * bytes < static_cast<double>(facts.l2_bytes);
-    const double gain = gains ? 0.9 : 1.05;
-    return start_seconds + (prefetches ? gain : 1) * bytes / (0.9 * bandwidth) *
+    return start_seconds + (prefetches ? 1.1 : 1) * bytes / (0.9 * bandwidth) *
                                std::max(1.0, wanted_bytes / in_flight) * rounds *
                                longer(problem, block) * (few_warps ? 1.15 : 1) *
-                               (0.5 + 0.5 * waves) * (1 + 0.8 / static_cast<double>(block.rows));
+                               (0.5 + 0.5 * waves);
   }
 
   static std::vector<Argument> sizes(const Shape& shape, bool with_tokens) {
@@ -291,13 +292,14 @@ class ChosenGateUp final : public Decode {
 
  private:
   // Measured on an H200. ptxas does not keep many loads in flight, and many rows ask for more
-  // lines.
+  // lines; of few rows each block reads ids and tokens for less.
   double longer(const Problem& problem, const Block& block) const override {
+    const double few_rows = 1 + 0.8 / static_cast<double>(block.rows);
     if (problem.dtype == DType::fp8)
-      return block.unroll == 4 || (block.tokens == 16 && block.rows == 32) ? 1.1 : 1;
-    if (block.unroll == 4) return 1.35;
-    if (block.rows == 32) return 1.3;
-    return block.unroll == 1 && block.warps >= 8 ? 0.97 : 1;
+      return few_rows * (block.unroll == 4 || (block.tokens == 16 && block.rows == 32) ? 1.1 : 1);
+    if (block.unroll == 4) return few_rows * 1.35;
+    if (block.rows == 32) return few_rows * 1.3;
+    return few_rows * (block.unroll == 1 && block.warps >= 8 ? 0.97 : 1);
   }
   std::int64_t cluster(const Problem& problem, const Block& block) const override {
     return finds_scales(problem) ? scale_block / block.rows : 1;
@@ -384,6 +386,12 @@ class ChosenDown final : public Decode {
   }
 
  private:
+  // Measured on an H100: of eight loads of a row at once, which is all of k or more than of many
+  // warps memory delivers, the first ones wait for the last.
+  double longer(const Problem& problem, const Block& block) const override {
+    const bool too_many = problem.dtype == DType::fp8 || block.warps == 16;
+    return block.unroll == 8 && too_many ? 1.25 : 1;
+  }
   // A warp has an expert, or a part of one: the k of a block is that of all of them.
   Weights weights(const Problem& problem) const override {
     const Shape shape = shape_of(problem);

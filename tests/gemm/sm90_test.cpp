@@ -394,6 +394,46 @@ TEST_CASE("an sm90 launch of groups fits the device and covers C", "[gemm]") {
     }
 }
 
+namespace {
+
+/// The most tiles of `height` rows that any way to give `rows` rows to `groups` groups takes.
+std::int64_t most_tiles_of_any(std::int64_t groups, std::int64_t rows, std::int64_t height) {
+  if (groups == 1) return ceil_div(rows, height);
+  std::int64_t most = 0;
+  for (std::int64_t own = 0; own <= rows; ++own)
+    most =
+        std::max(most, ceil_div(own, height) + most_tiles_of_any(groups - 1, rows - own, height));
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("as many tiles as rows can take, however groups share them", "[gemm]") {
+  for (std::int64_t groups = 1; groups <= 5; ++groups)
+    for (std::int64_t rows = 1; rows <= 12; ++rows)
+      for (std::int64_t height = 1; height <= 6; ++height) {
+        CAPTURE(groups, rows, height);
+        CHECK(Groups{.by = Grouping::rows, .count = groups}.most_tiles(rows, height) ==
+              most_tiles_of_any(groups, rows, height));
+      }
+}
+
+TEST_CASE("an sm90 launch that splits k has clusters for tiles that can be, of few rows few",
+          "[gemm]") {
+  // One token's 8 choices of 128 experts: 8 tiles of rows, of 2 x 64 of 768 columns each.
+  GemmProblem gemm = grouped_rows(gemm_of(8, 768, 2048), 128);
+  gemm.a_sorted = gemm.c_sorted = true;
+  gemm.groups.scattered = false;
+  bool splits = false;
+  for (const Config& config : sm90::space(gemm, hopper()).feasible()) {
+    if (config.get("bm") != 8 || config.get("bn") != 64 || config.get("split_k") == 1) continue;
+    splits = true;
+    const std::int64_t ctas = launch_of(gemm, config).launch.grid.x;
+    CHECK(ctas == 8 * 12 * config.at("split_k"));
+  }
+  CHECK(splits);
+}
+
 TEST_CASE("sm90 says why it cannot implement a GEMM", "[gemm]") {
   const auto reason = [](const GemmProblem& gemm, const char* arch = "sm_90a") {
     return sm90_engine().can_implement({gemm}, facts_of_architecture(arch)).value_or("");

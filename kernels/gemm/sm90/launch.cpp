@@ -200,7 +200,7 @@ class Launch {
   /// Rows of the tiles of grouped rows, at most: each group's last one may be a part, and fills its
   /// cluster.
   std::int64_t most_row_tiles() const {
-    return (ceil_div(gemm_.m, std::int64_t{tile_.bm} * tile_.cluster_m) + gemm_.groups.count - 1) *
+    return gemm_.groups.most_tiles(gemm_.m, std::int64_t{tile_.bm} * tile_.cluster_m) *
            tile_.cluster_m;
   }
 

@@ -139,11 +139,13 @@ void add_tile_constraints(Space& space, const Workload& work, const DeviceFacts&
   const bool aligned = work.k % 64 == 0;
   limit(
       "with swap-AB an operand is worth sharing only where it costs two lines for each of its "
-      "rows, or CTAs with fewer rows run ahead of others, and there are more than a few rows of A",
+      "rows, or where few CTAs read it at all, as experts' weights, and there are more than a few "
+      "rows of A",
       {"bm", "schedule", "cluster_m", "cluster_n"}, [=](const Tile& t) {
         const bool shares = t.cluster_m * t.cluster_n > 1;
         if (!t.swap_ab() || !shares) return true;
-        return sm90_levels_tiles(form, t) || (!aligned && !is_usual(t.bm));
+        const bool experts = work.sorted_rows() && t.bm > 64;
+        return experts || (!aligned && !is_usual(t.bm));
       });
   limit("CTAs share an operand in whole swizzle atoms of 8 rows",
         {"bm", "bn", "cluster_m", "cluster_n"}, [](const Tile& t) {
