@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "registry/repeated_family.hpp"
 
 namespace fftune {
 namespace {
@@ -48,8 +47,7 @@ class Cover {
         refusals_[done] += fmt::format("; {}: {}", family->name(), *refusal);
         continue;
       }
-      const auto* const repeated = dynamic_cast<const RepeatedFamily*>(family);
-      if (repeated && !repeated->is_preferred(problem_, facts_)) continue;
+      if (!family->is_preferred(problem_, facts_)) continue;
       recipe_.push_back({std::string(family->name()), family->default_config(problem_, facts_)});
       if (from(done + family->stages().size())) return true;
       recipe_.pop_back();

@@ -30,7 +30,7 @@ class Family {
   /// a multiple of 8"); nothing if the space decides.
   virtual std::optional<std::string> refusal(const Problem&, const DeviceFacts&) const = 0;
 
-  /// Only called when refusal() is empty, as are the two below.
+  /// Only called when refusal() is empty, as are those below.
   virtual Space space(const Problem&, const DeviceFacts&) const = 0;
 
   /// The configuration to use untuned: feasible, and chosen by an analytical argument.
@@ -42,6 +42,10 @@ class Family {
   virtual std::optional<double> estimate(const Problem&, const DeviceFacts&, const Config&) const {
     return std::nullopt;
   }
+
+  /// Whether it should be faster than what the families behind it in the op's order make up of its
+  /// stages: only then does it serve untuned.
+  virtual bool is_preferred(const Problem&, const DeviceFacts&) const { return true; }
 
   /// What to run for a feasible configuration. Tensor arguments count in the order of the op's
   /// tensors(problem).

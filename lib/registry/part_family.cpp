@@ -130,6 +130,10 @@ std::optional<double> PartFamily::estimate(const Problem& problem, const DeviceF
   return family_.estimate(problem_of(problem), facts, config);
 }
 
+bool PartFamily::is_preferred(const Problem& problem, const DeviceFacts& facts) const {
+  return family_.is_preferred(problem_of(problem), facts);
+}
+
 Program PartFamily::program(const Problem& problem, const DeviceFacts& facts,
                             const Config& config) const {
   const auto part = part_of(problem);

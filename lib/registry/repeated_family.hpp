@@ -10,9 +10,7 @@ namespace fftune {
 
 class RepeatedFamily : public Family {
  public:
-  /// Whether it should be faster than what the families behind it in the op's order make up: only
-  /// then does it serve untuned. Only called when refusal() is empty.
-  virtual bool is_preferred(const Problem&, const DeviceFacts&) const = 0;
+  bool is_preferred(const Problem&, const DeviceFacts&) const override = 0;
 };
 
 /// Whether the recipe is one variant of such a family, whose program is all that a plan runs.

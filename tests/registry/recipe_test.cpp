@@ -62,6 +62,16 @@ TEST_CASE("a family may cover several stages in a row") {
   REQUIRE(names(default_recipe(longer, fake_problem(1, 8), {})) == Names{"both", "norm"});
 }
 
+TEST_CASE("a family that is not preferred serves no stage untuned") {
+  FakeFamily both("both", cpu, {"up", "down"});
+  both.not_preferred();
+  FakeFamily up("up", cpu, {"up"});
+  FakeFamily down("down", cpu, {"down"});
+  FakeOp op({"up", "down"});
+  op.family(both).family(up).family(down);
+  REQUIRE(names(default_recipe(op, fake_problem(1, 8), {})) == Names{"up", "down"});
+}
+
 TEST_CASE("a first choice that leaves a stage without a family is taken back") {
   FakeFamily up("up", cpu, {"up"});
   FakeFamily both("both", cpu, {"up", "down"});

@@ -33,6 +33,11 @@ class FakeFamily : public Family {
     why_ = std::move(why);
     return *this;
   }
+  /// Makes no claim to be faster than the families behind it.
+  FakeFamily& not_preferred() {
+    preferred_ = false;
+    return *this;
+  }
 
   std::string_view name() const override { return name_; }
   std::string_view summary() const override { return "a family for tests"; }
@@ -53,6 +58,7 @@ class FakeFamily : public Family {
   Config default_config(const Problem&, const DeviceFacts&) const override {
     return {{"block", 8}};
   }
+  bool is_preferred(const Problem&, const DeviceFacts&) const override { return preferred_; }
   Program program(const Problem&, const DeviceFacts&, const Config&) const override { return {}; }
   std::vector<std::string> sources() const override { return {}; }
 
@@ -60,7 +66,7 @@ class FakeFamily : public Family {
   std::string name_;
   DeviceKind kind_;
   std::vector<std::string> stages_;
-  bool fallback_ = false;
+  bool fallback_ = false, preferred_ = true;
   std::function<std::optional<std::string>(const Problem&)> why_;
 };
 

@@ -51,7 +51,7 @@ class FakeEvaluator : public Evaluator {
       ++compiled[id];
       all[i].registers = registers ? registers(id) : 32;
       if (behaves(id, Misbehaviour::compile)) all[i].failure = "no such instruction";
-      if (behaves(id, Misbehaviour::spill)) all[i].spill_bytes = 8;
+      if (behaves(id, Misbehaviour::spill)) all[i].spill_bytes = 68;
       go_on = sink(i, all[i]);
     }
     return all;

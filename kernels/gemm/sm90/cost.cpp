@@ -73,7 +73,9 @@ double promotion_cycles(const Candidate& c) {
 /// again to store it, and of these stores; and of finding the scales of its rows.
 double placing_cycles(const Candidate& c) {
   if (!c.work.sorted_rows() || !c.work.promotes()) return 0;
-  return (1200.0 + (c.work.form.finds_scales() ? 40.0 * c.t.bm : 0)) / c.resident();
+  // With swap-AB the columns of a scale are with all threads, else with the four of a row.
+  const double each_row = c.t.swap_ab() ? 40 : 10;
+  return (1200.0 + (c.work.form.finds_scales() ? each_row * c.t.bm : 0)) / c.resident();
 }
 
 constexpr double sm_rate = 73;  // bytes a clock, into one SM
@@ -227,12 +229,28 @@ double spilling_factor(const Candidate& c) {
   return sorted && plan.total_accumulators(work.form) > most_accumulators ? 1.1 : 1;
 }
 
+/// How much longer fp8 tiles of sorted groups' rows take, as measured on an H100 at 32 to 512 rows
+/// a group. With swap-AB each thread has a factor of its own for each pair of columns: half as many
+/// instructions again for what is promoted, and loads of the scales.
+double promoted_rows_factor(const Candidate& c) {
+  const auto& [work, t, plan] = c;
+  if (!t.swap_ab()) return t.cluster_ctas() > 1 ? 1.06 : 1;
+  if (t.cluster_ctas() > 1) return 1.12;
+  // Accumulators, those of a K block beside them, and the factors that they are promoted by.
+  const int held = plan.total_accumulators(work.form) + plan.promotions * plan.accumulators +
+                   plan.accumulators / 2;
+  const double crowded = held > 190 ? 1.1 : 1;
+  if (c.work.gathers_a) return crowded * (t.bm > 64 ? 1.08 : 1.02);
+  return crowded * (t.bm > 64 ? 1.04 : 1);
+}
+
 /// How much longer, or shorter, tiles of sorted groups' rows take, as measured on an H200 at 256 to
 /// 8,192 rows a group. CTAs in step read less from L2 and from memory, which takes power from the
 /// MMAs: those with the same A, or, of groups of few tiles, all that read a group's B.
 double sorted_rows_factor(const Candidate& c) {
   const auto& [work, t, plan] = c;
   if (!c.work.sorted_rows()) return 1;
+  if (c.work.promotes()) return promoted_rows_factor(c);
   // What is reused comes back from memory later than rows that are gathered again.
   const double reused = work.a_reuse == 1 ? 1 : work.a_reuse == 2 ? 1.4 : 1.6;
   const bool levels = sm90_levels_tiles(work.form, t);
@@ -255,6 +273,13 @@ double sorted_rows_factor(const Candidate& c) {
   }
   if (!cooperative) return work.gathers_a ? gather : t.bm > 64 ? 1.04 : 1;
   return gather * (t.cluster_m > 1 ? 1.03 : t.cluster_n > 1 ? 1.06 : 1.09);
+}
+
+/// Clocks by which a tile of 256 columns of fp8 takes longer where it has two K blocks at most: its
+/// pipeline holds two tiles.
+double short_k_cycles(const Candidate& c) {
+  const bool is_short = c.work.sorted_rows() && c.work.promotes() && c.work.k_blocks(c.t) <= 2;
+  return is_short && c.t.bn > 128 ? 2500 : 0;
 }
 
 double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Tile& t) {
@@ -280,7 +305,8 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
   const double loaded = step_cycles(c, busy);
   const double first = std::max(steps * gathering_step_cycles(c, loaded), reuse_cycles(c, facts));
   const double mean = (first + (work.a_reuse - 1) * steps * loaded) / work.a_reuse;
-  const double tile = mean + (t.pingpong() ? exposed * output : output) + placing_cycles(c);
+  const double tile =
+      mean + (t.pingpong() ? exposed * output : output) + placing_cycles(c) + short_k_cycles(c);
   // A cluster's CTAs start together, and those that lie beyond the matrix idle. Sorted groups'
   // tiles differ, so that the last of one wave run beside the first of the next.
   const double runs =
@@ -297,7 +323,9 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
 
 double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile& tile) {
   const double expected = cycles_of_groups(work, facts, tile);
-  if (work.deviation <= 0 && !work.has_uneven_groups()) return expected;
+  // Tiles of fp8 take so long that one wave more decides between heights, also of even groups.
+  const bool counts = work.has_uneven_groups() || (work.sorted_rows() && work.promotes());
+  if (work.deviation <= 0 && !counts) return expected;
   // One row more than the tiles of a wave hold costs another wave. So what is expected of the cost
   // counts, which the cost of the expected number is not: half of all draws are about as expected,
   // and a quarter on each side about 1.5 deviations away.

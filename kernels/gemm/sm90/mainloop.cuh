@@ -291,9 +291,19 @@ struct promoting_mainloop : mma_mainloop<Traits> {
       factors result;
       const u32 of_a =
           scales + stage * plan.scale_bytes + (config.swap_ab() ? 0 : base::first_row * 4);
+      // With swap-AB a thread's columns are neighbours in pairs, which one load of a warp brings.
+      if constexpr (config.swap_ab()) {
 #pragma unroll
-      for (int i = 0; i < a_factors; ++i) {
-        result.a[i] = load_shared_float(of_a + own_row(i) * 4);
+        for (int i = 0; i < a_factors; i += 2) {
+          const float2 pair = load_shared_pair(of_a + own_row(i) * 4);
+          result.a[i] = pair.x;
+          result.a[i + 1] = pair.y;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < a_factors; ++i) {
+          result.a[i] = load_shared_float(of_a + own_row(i) * 4);
+        }
       }
       // From the first block of 128 that the tile's columns lie in.
       const u32 behind = (column - first) % scale_block + first;
