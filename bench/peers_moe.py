@@ -3,6 +3,7 @@
 process.
 
 usage: peers_moe.py LIBFFTUNE.so PRESETS [MODEL[,M[:TOUCHED]...]]... [--json OUT]
+                    [--without CONTENDER]
 
 A MODEL is one of `MODELS`, M a number of tokens, TOUCHED how many experts these choose: routings are
 drawn until as many are. Without numbers of tokens a model has those of `CASES`. Contenders:
@@ -20,10 +21,11 @@ replayed round-robin, and the median of the rounds is what a pass takes. Errors 
 tokens against float64 (in fp8 with the same quantisation of hidden); a contender that fails, or
 whose error is above `TOLERANCE`, is left out.
 
-The floor is the larger of FLOPs / 790 TFLOP/s (fp8: 1580) and bytes / 4.4 TB/s, of the touched
-experts' weights, x and y. "tuned-by-ratio" is vLLM's kernel with its table for this GPU: grouped's
-time here by the ratio of the two in `PUBLISHED`. A target is met if fftune is that much faster than
-the fastest peer, tuned-by-ratio counted.
+The floor is the larger of FLOPs and of bytes, those of the touched experts' weights, x and y, over
+what a bf16 product of 8192^3 (fp8: twice that) and a copy of 1 GiB reach here. "tuned-by-ratio", on
+an H200 alone, is vLLM's kernel with its table for that GPU: grouped's time here by the ratio of the
+two in `PUBLISHED`. A target is met if fftune is that much faster than the fastest peer,
+tuned-by-ratio counted.
 """
 import gc
 import json
@@ -33,7 +35,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from contenders import Fftune, arguments_of, graph_of, microseconds, random, sets_of
+from contenders import (Fftune, arguments_of, graph_of, microseconds, random, seconds,
+                        sets_of)
 from triton_moe import FP8, quantised, silu_mul, sorted_by_expert, triton_contender
 
 TOLERANCE = {False: 0.01, True: 0.05}  # by whether it is fp8
@@ -73,6 +76,18 @@ PUBLISHED = {
                   256: (188.3, None, 1.1), 1024: (265, None, 1.4), 4096: (717, None, 2.0)},
     "deepseek-fp8": {1: (33.7, None, 1.5), 16: (152, None, 1.05), 64: (328, None, 1.05),
                      256: (385, None, 1.1), 1024: (536, None, 1.4), 4096: (1151, None, 2.0)}}
+
+
+def ceilings():
+    """FLOP/s of a bf16 product and bytes/s of a copy, the fastest of a few."""
+    a, b = random(8192, 8192), random(8192, 8192)
+    source = torch.empty(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    # A kernel copies faster than the driver's copy within the device.
+    product, copy = graph_of([lambda: a @ b]), graph_of([lambda: torch.neg(source, out=target)])
+    return (2 * 8192**3 / min(seconds(product, 2) for _ in range(5)),
+            2 * 4 * source.numel() / min(seconds(copy, 4) for _ in range(5)))
+
 
 def gather(x, tokens):
     return x[tokens]
@@ -219,7 +234,8 @@ def judge(row):
         return
     row["best"] = min(peers, key=peers.get)
     row["ratio"] = peers[row["best"]] / own
-    if grouped and "grouped" in peers:
+    # The ratio is of products that the memory's rate does not bound alike on other cards.
+    if grouped and "grouped" in peers and "H200" in torch.cuda.get_device_name():
         peers["tuned"] = row["tuned_by_ratio"] = peers["grouped"] * tuned / grouped
     if row["target"]:
         row["met"] = min(peers.values()) / own >= row["target"]
@@ -242,7 +258,7 @@ def line_of(row):
     return "  ".join(words)
 
 
-def run(library, name, m, touched):
+def run(library, limits, without, name, m, touched):
     model = MODELS[name]
     row = {"model": name, "m": m, "errors": {}}
     seeds = iter(range(10000))
@@ -255,7 +271,7 @@ def run(library, name, m, touched):
     row["touched"] = sum(len(t["ids"].unique()) for t in sets) / len(sets)
     flops = 6 * m * model.choices * model.d * model.h
     moved = row["touched"] * model.expert_bytes + m * model.d * ((1 if model.fp8 else 2) + 2)
-    row["floor"] = 1e6 * max(flops / (1580e12 if model.fp8 else 790e12), moved / 4.4e12)
+    row["floor"] = 1e6 * max(flops / (limits[0] * (2 if model.fp8 else 1)), moved / limits[1])
 
     torch._dynamo.reset()
     problem = {"op": "moe-ffn", "dtype": "fp8" if model.fp8 else "bf16", "m": m, "d": model.d,
@@ -271,8 +287,8 @@ def run(library, name, m, touched):
 
     makers = {"grouped": lambda: grouped_contender(model, sets),
               "triton": lambda: best_triton(model, sets, row), "fftune": fftune}
-    if model.fp8:
-        del makers["grouped"]
+    for name in without + (["grouped"] if model.fp8 else []):
+        makers.pop(name, None)
     row["us"] = microseconds(checked(model, sets, makers, row), sets)
     if plan:
         library.destroy(plan)
@@ -303,14 +319,22 @@ def cases_of(words):
 
 
 def main(words):
+    without = []
+    if "--without" in words:
+        place = words.index("--without")
+        without = words[place + 1:place + 2]
+        words = words[:place] + words[place + 2:]
     words, out = arguments_of(words, __doc__, 2)
     cases = cases_of(words[2:])
     torch.manual_seed(1)
+    limits = ceilings()
+    print(f"{torch.cuda.get_device_name()}: a product of 8192^3 {limits[0] / 1e12:.0f} TFLOP/s, "
+          f"a copy {limits[1] / 1e12:.2f} TB/s", flush=True)
     library = Fftune(*words[:2])
     rows = []
     for case in cases:
         try:
-            rows.append(run(library, *case))
+            rows.append(run(library, limits, without, *case))
         except Exception as error:
             print(f"{case}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr, flush=True)
         gc.collect()  # a case's sets are gigabytes, and compiled functions refer to each other

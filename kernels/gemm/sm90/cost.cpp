@@ -92,7 +92,10 @@ double intake_cycles(const Candidate& c, double busy) {
   const double sharing = t.cluster_n > 1 ? 1.12 : 1;
   const double intake =
       sharing * 32 * std::max(rows / sm_rate, busy * std::max(rows, rows_asked(c)) / device_rate);
-  const double latency = (load_latency + row_latency * rows) / 4 / std::max(t.stages - 1, 1);
+  // MMAs that start from zero for each K block leave time between them.
+  const double waited = work.promotes() ? 0.7 : 1;
+  const double latency =
+      waited * (load_latency + row_latency * rows) / 4 / std::max(t.stages - 1, 1);
   return overlapped(intake, latency, 4);
 }
 
@@ -239,9 +242,9 @@ double promoted_rows_factor(const Candidate& c) {
   // Accumulators, those of a K block beside them, and the factors that they are promoted by.
   const int held = plan.total_accumulators(work.form) + plan.promotions * plan.accumulators +
                    plan.accumulators / 2;
-  const double crowded = held > 190 ? 1.1 : 1;
-  if (c.work.gathers_a) return crowded * (t.bm > 64 ? 1.08 : 1.02);
-  return crowded * (t.bm > 64 ? 1.04 : 1);
+  const bool crowded = held > 190;
+  if (c.work.gathers_a) return (crowded ? 1.1 : 1) * (t.bm > 64 ? 1.08 : 1.02);
+  return (crowded ? 1.05 : 1) * (t.bm > 64 ? 1.04 : 1);
 }
 
 /// How much longer, or shorter, tiles of sorted groups' rows take, as measured on an H200 at 256 to
