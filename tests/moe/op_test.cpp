@@ -331,3 +331,23 @@ TEST_CASE("mixtures that nobody tuned have defaults that are no fallbacks") {
           }
         }
 }
+
+TEST_CASE("few tokens take the decode kernels untuned, in fp8 only where there is no wgmma") {
+  const auto families = [](const char* arch, DType dtype,
+                           const std::map<std::string, std::string>& options) {
+    std::vector<std::string> names;
+    const Problem problem = moe_problem({1, 7168, 256, 256, 8}, dtype, DeviceKind::cuda, options);
+    for (const Variant& variant :
+         default_recipe(moe_ffn_op(), problem, facts_of_architecture(arch)))
+      names.push_back(variant.family);
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  const Names decode{"gate_up_decode", "down_decode"};
+  const Names tiles{"route_sort", "gate_up_sm90", "down_sm90", "combine_rows"};
+  CHECK(families("sm_90a", DType::bf16, {}) == decode);
+  for (const char* scales : {"tensor", "token", "block"}) {
+    CHECK(families("sm_90a", DType::fp8, {{"scales", scales}}) == tiles);
+    CHECK(families("sm_120a", DType::fp8, {{"scales", scales}}) == decode);
+  }
+}

@@ -17,7 +17,7 @@
 
 namespace fftune {
 
-enum class Misbehaviour { compile, spill, wrong, launch, fault, killed, lose_device };
+enum class Misbehaviour { compile, spill, spill_little, wrong, launch, fault, killed, lose_device };
 
 class FakeEvaluator : public Evaluator {
  public:
@@ -52,6 +52,7 @@ class FakeEvaluator : public Evaluator {
       all[i].registers = registers ? registers(id) : 32;
       if (behaves(id, Misbehaviour::compile)) all[i].failure = "no such instruction";
       if (behaves(id, Misbehaviour::spill)) all[i].spill_bytes = 68;
+      if (behaves(id, Misbehaviour::spill_little)) all[i].spill_bytes = 40;
       go_on = sink(i, all[i]);
     }
     return all;

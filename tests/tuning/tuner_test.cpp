@@ -106,6 +106,21 @@ TEST_CASE("random tries a quarter and answers with the best of it") {
   CHECK(std::abs(winner(result) - 137) < 40);
 }
 
+TEST_CASE("a few spilled words are no reason not to time a kernel, and many are") {
+  FakeCatalog fake(1);
+  fake.op.add("f", {"a"}, 200);
+  FakeEvaluator evaluator(valley);
+  auto options = evaluator.options();
+  options.strategy = "exhaustive";
+  for (const auto& [spill, failed] :
+       {std::pair(Misbehaviour::spill_little, 0), std::pair(Misbehaviour::spill, 1)}) {
+    evaluator.misbehaving["f/p=137"] = spill;
+    const auto result = tune(fake.catalog(), evaluator, fake.problem(), options);
+    CHECK(result.record->stages[0].failed == failed);
+    CHECK(result.record->stages[0].measured == 200 - failed);
+  }
+}
+
 TEST_CASE("what misbehaves is an outcome with its cause, and the best of the rest wins") {
   FakeCatalog fake(1);
   fake.op.add("f", {"a"}, 200);
