@@ -92,8 +92,8 @@ double intake_cycles(const Candidate& c, double busy) {
   const double sharing = t.cluster_n > 1 ? 1.12 : 1;
   const double intake =
       sharing * 32 * std::max(rows / sm_rate, busy * std::max(rows, rows_asked(c)) / device_rate);
-  // MMAs that start from zero for each K block leave time between them.
-  const double waited = work.promotes() ? 0.7 : 1;
+  // The promotion of a K block of a large tile of experts leaves its loads time.
+  const double waited = c.work.sorted_rows() && work.promotes() && t.bm > 64 ? 0.7 : 1;
   const double latency =
       waited * (load_latency + row_latency * rows) / 4 / std::max(t.stages - 1, 1);
   return overlapped(intake, latency, 4);
