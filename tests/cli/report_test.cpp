@@ -151,8 +151,9 @@ TEST_CASE("the report of all presets is one small file that asks for nothing els
   CHECK(page->find("@import") == page->npos);
   const json data = data_of(*page);
   std::size_t records = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(presets / "nvidia-h200"))
-    records += json::parse(text_of(entry.path()))["records"].size();
+  for (const auto& entry : fs::recursive_directory_iterator(presets))
+    if (entry.is_regular_file() && entry.path().filename() != "schema.json")
+      records += json::parse(text_of(entry.path()))["records"].size();
   CHECK(data["records"].size() == records);
   // The command that searches again names the problem, and the tool takes it.
   const std::string command = data["records"][0]["command"];
