@@ -305,11 +305,11 @@ class ChosenGateUp final : public Decode {
   // lines; of few rows each block reads ids and tokens for less.
   double longer(const Problem& problem, const Block& block) const override {
     const double few_rows = 1 + 0.8 / static_cast<double>(block.rows);
+    const bool many_rows = block.rows == 32;
     if (problem.dtype == DType::fp8)
-      return few_rows * (block.unroll == 4 || (block.tokens == 16 && block.rows == 32) ? 1.1 : 1);
-    if (block.unroll == 4) return few_rows * 1.35;
-    if (block.rows == 32) return few_rows * 1.3;
-    return few_rows * (block.unroll == 1 && block.warps >= 8 ? 0.97 : 1);
+      return few_rows * (block.unroll == 4 || (block.tokens == 16 && many_rows) ? 1.1 : 1);
+    const double fewer_loads = block.unroll == 1 && block.warps >= 8 ? 0.97 : 1;
+    return few_rows * (block.unroll == 4 ? 1.35 : many_rows ? 1.3 : fewer_loads);
   }
   std::int64_t cluster(const Problem& problem, const Block& block) const override {
     return finds_scales(problem) ? scale_block / block.rows : 1;

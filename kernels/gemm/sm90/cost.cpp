@@ -3,7 +3,8 @@
 // The constants were fitted to the times of 3,200 variants of ffn's and masked-ffn's stages on an
 // H200 (tests/data/landscapes) and of the records of its presets, and those of sorted groups to
 // 1,000 variants of moe-ffn's: the cheapest of those of a landscape is within 1% of the fastest in
-// the mean, and within 7%.
+// the mean, and within 7%. Those of experts in fp8 were fitted to 100 variants on an H100
+// (tests/data/landscapes-h100).
 #include <algorithm>
 #include <cmath>
 
@@ -72,7 +73,7 @@ double promotion_cycles(const Candidate& c) {
 /// Clocks in which the warps of a CTA find out about an expert's tile, before its first MMA and
 /// again to store it, and of these stores; and of finding the scales of its rows.
 double placing_cycles(const Candidate& c) {
-  if (!c.work.sorted_rows() || !c.work.promotes()) return 0;
+  if (!c.work.promotes_sorted_rows()) return 0;
   // With swap-AB the columns of a scale are with all threads, else with the four of a row.
   const double each_row = c.t.swap_ab() ? 40 : 10;
   return (1200.0 + (c.work.form.finds_scales() ? each_row * c.t.bm : 0)) / c.resident();
@@ -93,7 +94,7 @@ double intake_cycles(const Candidate& c, double busy) {
   const double intake =
       sharing * 32 * std::max(rows / sm_rate, busy * std::max(rows, rows_asked(c)) / device_rate);
   // The promotion of a K block of a large tile of experts leaves its loads time.
-  const double waited = c.work.sorted_rows() && work.promotes() && t.bm > 64 ? 0.7 : 1;
+  const double waited = work.promotes_sorted_rows() && t.bm > 64 ? 0.7 : 1;
   const double latency =
       waited * (load_latency + row_latency * rows) / 4 / std::max(t.stages - 1, 1);
   return overlapped(intake, latency, 4);
@@ -181,8 +182,7 @@ std::int64_t clusters_at_once(const Tile& t, const DeviceFacts& facts) {
 double split_pairs(const Candidate& c) {
   const auto& [work, t, plan] = c;
   const std::int64_t k_blocks = work.k_blocks(t);
-  const bool splits =
-      c.work.sorted_rows() && work.promotes() && k_blocks % 2 == 0 && t.stages % 2 == 1;
+  const bool splits = work.promotes_sorted_rows() && k_blocks % 2 == 0 && t.stages % 2 == 1;
   return splits ? 1 + 0.2 / static_cast<double>(k_blocks) : 1;
 }
 
@@ -281,7 +281,7 @@ double sorted_rows_factor(const Candidate& c) {
 /// Clocks by which a tile of 256 columns of fp8 takes longer where it has two K blocks at most: its
 /// pipeline holds two tiles.
 double short_k_cycles(const Candidate& c) {
-  const bool is_short = c.work.sorted_rows() && c.work.promotes() && c.work.k_blocks(c.t) <= 2;
+  const bool is_short = c.work.promotes_sorted_rows() && c.work.k_blocks(c.t) <= 2;
   return is_short && c.t.bn > 128 ? 2500 : 0;
 }
 
@@ -327,7 +327,7 @@ double cycles_of_groups(const Workload& work, const DeviceFacts& facts, const Ti
 double kernel_cycles(const Workload& work, const DeviceFacts& facts, const Tile& tile) {
   const double expected = cycles_of_groups(work, facts, tile);
   // Tiles of fp8 take so long that one wave more decides between heights, also of even groups.
-  const bool counts = work.has_uneven_groups() || (work.sorted_rows() && work.promotes());
+  const bool counts = work.has_uneven_groups() || work.promotes_sorted_rows();
   if (work.deviation <= 0 && !counts) return expected;
   // One row more than the tiles of a wave hold costs another wave. So what is expected of the cost
   // counts, which the cost of the expected number is not: half of all draws are about as expected,

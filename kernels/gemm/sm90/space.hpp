@@ -58,6 +58,8 @@ struct Workload {
   bool sorted_rows() const { return grouped_rows() && form.source == group_source::routed; }
   bool grouped_reduction() const { return form.groups == grouping::reduction; }
   bool promotes() const { return form.scales != scaling::none; }
+  /// Sorted rows in fp8: experts.
+  bool promotes_sorted_rows() const { return sorted_rows() && promotes(); }
 
   /// Tiles of this many rows that cover m; no tile has rows of two groups.
   std::int64_t row_tiles(std::int64_t height) const;
