@@ -45,7 +45,7 @@ _HOMES = {
     "patch": "patching",
     "unpatch": "patching",
     "PatchReport": "patching",
-    "register_attention": "_attention",
+    "register_attention": "patching.attention",
     "tune": "tuning",
     "check": "tuning",
     "explain": "tuning",
@@ -53,7 +53,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from . import nn, ops, reference
-    from ._attention import register_attention
+    from .patching.attention import register_attention
     from .masked import MaskedFFN, MaskedLinear
     from .patching import PatchReport, patch, unpatch
     from .tuning import check, explain, tune

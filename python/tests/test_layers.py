@@ -9,7 +9,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import fftune
-from fftune import _layers, ops, reference
+from fftune import ops, reference
+from fftune.patching import layers as patched_layers
 from models import LAYERED, inputs, make
 from test_ops import OPCHECK, error
 
@@ -173,13 +174,13 @@ GENERATE = dict(max_new_tokens=10, do_sample=False, cache_implementation="static
 @pytest.fixture
 def runs(monkeypatch):
     """Of every run of the op: the tokens of a sequence, and the layers."""
-    seen, original = [], _layers.call
+    seen, original = [], patched_layers.call
 
     def call(op, *arguments):
         seen.append((arguments[0].shape[1], len(arguments[6]) // 2))
         return original(op, *arguments)
 
-    monkeypatch.setattr(_layers, "call", call)
+    monkeypatch.setattr(patched_layers, "call", call)
     return seen
 
 
@@ -268,8 +269,8 @@ def test_decode_is_compiled_as_one_graph(name):
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe"])
 def test_weights_and_caches_are_read_where_they_are(name, monkeypatch):
     _, own = patched(name)
-    seen, original = [], _layers.call
-    monkeypatch.setattr(_layers, "call",
+    seen, original = [], patched_layers.call
+    monkeypatch.setattr(patched_layers, "call",
                         lambda op, *given: seen.append(given) or original(op, *given))
     cache = cache_of(own)
     decode(own, cache=cache)
@@ -373,7 +374,7 @@ def test_behind_the_end_of_a_cache_nothing_is_written():
 
 @pytest.mark.parametrize("batch, s", [(1, 1), (3, 1), (3, 2)])
 def test_places_behind_a_length(batch, s):
-    lengths, slots = _layers._places(torch.tensor(5), batch, s, 24)
+    lengths, slots = patched_layers._places(torch.tensor(5), batch, s, 24)
     assert lengths.tolist() == [5 + s] * batch and lengths.dtype == slots.dtype == torch.int32
     assert slots.tolist() == [[24 * i + 5 + j for j in range(s)] for i in range(batch)]
     # Otherwise they would be copied on a GPU.

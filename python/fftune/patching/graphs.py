@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ._recognise import Unfit, undoable
+from .recognise import Unfit, undoable
 
 _KEPT = 4  # graphs of a model, those used last
 

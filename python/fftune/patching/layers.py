@@ -17,13 +17,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import _attention, reference
-from ._custom import OPS, call
-from ._experts import experts_of, router_of
-from ._layer_ops import Choice, form_of, has_layout, parse
-from ._recognise import (Unfit, activation_name, activation_of, expect_no_hooks,
-                         expect_plain_parameters, has_kernels, is_known, is_patched, kind_of, probing,
-                         random_rows, remembered, undoable)
+from .. import reference
+from .._custom import OPS, call
+from .._layer_ops import Choice, form_of, has_layout, parse
+from . import attention as attentions
+from .experts import experts_of, router_of
+from .mlps import gated_mlp_forward, plain_mlp_forward
+from .norms import norm_forward
+from .recognise import (PatchReport, Unfit, activation_name, activation_of, expect_no_hooks,
+                        expect_plain_parameters, has_kernels, is_known, is_patched, kind_of, probing,
+                        random_rows, remembered, try_to, undoable)
+from .rotary import rotary_forward
 
 MOST_TOKENS = 64  # of a call, in all sequences: more are a prefill
 _MARK = (1, 1, 0, 1)
@@ -143,7 +147,7 @@ class Layers:
             return False
         batch, s = given.shape[:2]
         specs = [spec for group in self.groups for spec in group.specs]
-        if any(type(kv[spec.index]).__name__ not in _attention.STATIC_LAYERS for spec in specs):
+        if any(type(kv[spec.index]).__name__ not in attentions.STATIC_LAYERS for spec in specs):
             return False
         for spec in specs:
             _lay_out(kv[spec.index], batch, spec, embedding)
@@ -161,7 +165,7 @@ class Layers:
                     or getattr(own, "cumulative_length_int", 0) + s > own.max_cache_len
                     or spec.window is not None and own.max_cache_len > spec.window):
                 return False
-        return (_attention.masks_nothing_else(options.get("attention_mask"))
+        return (attentions.masks_nothing_else(options.get("attention_mask"))
                 and all(group.is_as_recognised() for group in self.groups))
 
 
@@ -262,14 +266,13 @@ def _layer_forward(self, hidden_states: Tensor, *arguments, **options):
 
 # what is recognised
 
-def patch_layers(decoder: nn.Module, known: dict, norm_forward, mlp_forwards, rotary_forward
-                 ) -> str:
+def _patch_layers(decoder: nn.Module, known: dict) -> str:
     """Of a decoder whose parts are patched as far as they can be."""
     layers = next((child for child in decoder.children()
                    if isinstance(child, nn.ModuleList) and len(child)), None)
     if layers is None:
         raise Unfit(f"{type(decoder).__name__} has no list of layers")
-    recogniser = _Recogniser(decoder, norm_forward, mlp_forwards, rotary_forward)
+    recogniser = _Recogniser(decoder)
     specs = []
     for layer in layers:
         if _is_foreign(layer) or _watched(layer):
@@ -278,7 +281,7 @@ def patch_layers(decoder: nn.Module, known: dict, norm_forward, mlp_forwards, ro
         key = kind_of(layer), next(layer.parameters()).dtype, spec.form, spec.angles
         specs.append(spec)
         remembered(known, key, lambda: recogniser.expect(layer, spec))
-    if any(not _attention.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
+    if any(not attentions.uses_interface(m) for m in decoder.modules() if hasattr(m, "is_causal")):
         raise Unfit(f"layers: the attention of {type(decoder).__name__} is not known")
     groups: list[_Group] = []
     for at, (layer, spec) in enumerate(zip(layers, specs)):
@@ -390,10 +393,8 @@ class _Parts:
 
 
 class _Recogniser:
-    def __init__(self, decoder: nn.Module, norm_forward, mlp_forwards, rotary_forward):
+    def __init__(self, decoder: nn.Module):
         self.decoder = decoder
-        self.norm_forward, self.rotary_forward = norm_forward, rotary_forward
-        self.gated_forward, self.plain_forward = mlp_forwards
         rotaries = [child for child in decoder.children() if hasattr(child, "rope_type")]
         if len(rotaries) > 1:
             raise Unfit("layers: several rotary embeddings")
@@ -427,7 +428,7 @@ class _Recogniser:
         order = parse(form).weights
         window = getattr(attention, "sliding_window", None)
         if window is None and not hasattr(attention, "layer_type"):
-            window = _attention.window_of(self.decoder.config)
+            window = attentions.window_of(self.decoder.config)
         heads = options["kv_heads"], options["dim"]
         for name in (attention_name, "mlp"):
             parts.kinds.append(((name,), type(layer._modules[name])))
@@ -438,7 +439,7 @@ class _Recogniser:
         expect_no_hooks(module)
         if isinstance(module, nn.LayerNorm):
             return "llama", module.eps
-        if not is_patched(module, self.norm_forward):
+        if not is_patched(module, norm_forward):
             raise Unfit(f"layers: {type(module).__name__} is no norm that is known")
         return module._fftune
 
@@ -480,16 +481,16 @@ class _Recogniser:
     def _softcap(self, attention: nn.Module) -> float:
         """PyTorch's own attention, "sdpa", leaves it out."""
         softcap = getattr(attention, "attn_logit_softcapping", None)
-        by_module = self.decoder.config._attn_implementation == _attention.EAGER
+        by_module = self.decoder.config._attn_implementation == attentions.EAGER
         return float(softcap) if softcap and by_module else 0.0
 
     def _mlp(self, parts: _Parts, mlp: nn.Module) -> dict:
-        if is_patched(mlp, self.gated_forward):
+        if is_patched(mlp, gated_mlp_forward):
             *names, act, _ = mlp._fftune
             for name, ours in zip(names, ("gate", "up", "down")):
                 parts.linear(("mlp", name), (ours,))
             return dict(act=act)
-        if is_patched(mlp, self.plain_forward):
+        if is_patched(mlp, plain_mlp_forward):
             first, second, _, act, _ = mlp._fftune
             parts.linear(("mlp", first), ("up",))
             parts.linear(("mlp", second), ("down",))
@@ -535,7 +536,7 @@ class _Recogniser:
             if rotary.rope_type.get(kind) not in _STATIC_ROPES:
                 raise Unfit("layers: its frequencies change with the length")
             return kind, 2 * _frequencies(rotary, kind).numel()
-        if not is_patched(rotary, self.rotary_forward):
+        if not is_patched(rotary, rotary_forward):
             raise Unfit(f"layers: {type(rotary).__name__} was not replaced")
         return None, 2 * rotary.inv_freq.numel()
 
@@ -576,7 +577,7 @@ class _Recogniser:
         lengths, slots = _places(kv.cumulative_length, batch, s, size)
         mask = torch.arange(size, device=x.device) <= position_ids[0][:, None]
         mask = mask.expand(batch, 1, s, size)
-        if self.decoder.config._attn_implementation == _attention.EAGER:
+        if self.decoder.config._attn_implementation == attentions.EAGER:
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(
                 ~mask, torch.finfo(x.dtype).min)
         with probing(layer):
@@ -600,3 +601,30 @@ class _Recogniser:
                                                                + 2 * other.double().norm()):
                 return False
         return True
+
+
+# all decoders of a model
+
+def patch_whole_layers(model: nn.Module, report: PatchReport) -> None:
+    decoders = [(name, m) for name, m in model.named_modules() if attentions.makes_causal_mask(m)]
+    if not decoders:
+        report.left.append(("", "layers: there is no decoder that is known"))
+    if not decoders or not attentions.is_available():
+        return
+    before = {m: m.config for m in model.modules() if hasattr(m, "config")}
+    attentions.choose_lengths(model)
+    known: dict = {}
+    failed, served = [], set()
+    for name, decoder in decoders:
+        replaced = len(report.replaced)
+        try_to(report, name, lambda: _patch_layers(decoder, known))
+        if len(report.replaced) == replaced:
+            failed.append(decoder)
+        else:
+            served.update(decoder.modules())
+    # Lengths in the place of masks are for the attention of layers that were recognised.
+    parts = {m for decoder in failed for m in decoder.modules()}
+    theirs = {id(before[decoder]) for decoder in failed}
+    for module, config in before.items():
+        if not served or module not in served and (module in parts or id(config) in theirs):
+            module.config = config

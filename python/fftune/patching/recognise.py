@@ -1,14 +1,16 @@
 """How patch() recognises a module: by its parts, and by what it computes on a few random rows. And
 how it replaces the forward of an instance, so that it can be taken back."""
+import inspect
 import types
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 
-from . import reference
+from .. import reference
 
 _CPU_TYPES = (torch.float32, torch.bfloat16)
 _CUDA_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -212,3 +214,58 @@ def activation_of(module: nn.Module):
     if len(found) != 1:
         raise Unfit(f"{type(module).__name__} has no activation of its own")
     return found[0]
+
+
+def calls_dropout(module: nn.Module) -> bool:
+    """Whether its forward may call the function dropout, and not with 0 alone."""
+    names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
+    if "dropout" not in names or isinstance(module._modules.get("dropout"), nn.Module):
+        return False
+    rates = [value for name, value in vars(module).items()
+             if "dropout" in name and isinstance(value, (int, float))]
+    return not rates or any(rates)
+
+
+def drops(module: nn.Module, but: str | None = None) -> bool:
+    """Whether a dropout of its own is at work, `but` that of a name."""
+    if not module.training:
+        return False
+    return hasattr(module, "_fftune_drops") or any(
+        isinstance(child, nn.Dropout) and child.p > 0 and name != but
+        for name, child in module._modules.items())
+
+
+@contextmanager
+def parts_standing_in(module: nn.Module, **parts: nn.Module):
+    kept = {name: module._modules[name] for name in parts}
+    module._modules.update(parts)
+    try:
+        yield
+    finally:
+        module._modules.update(kept)
+
+
+@dataclass
+class PatchReport:
+    """What patch() replaced and what it left alone: (module's name, words) each."""
+
+    replaced: list[tuple[str, str]] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = []
+        for title, entries in (("replaced", self.replaced), ("left alone", self.left)):
+            for words, count in Counter(words for _, words in entries).items():
+                first = next(name for name, other in entries if other == words)
+                others = f" and {count - 1} more" if count > 1 else ""
+                lines.append(f"{title}: {first}{others}: {words}")
+        return "\n".join(lines) or "nothing to replace"
+
+
+def try_to(report: PatchReport, name: str, recognise) -> None:
+    try:
+        words = recognise()
+        if words:
+            report.replaced.append((name, words))
+    except Exception as error:
+        report.left.append((name, reason_of(error)))

@@ -11,8 +11,8 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from . import ops, reference
-from ._recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
+from .. import ops, reference
+from .recognise import (Options, Unfit, activation_name, activation_of, expect_no_hooks,
                          expect_plain, far_rows, has_kernels, is_close, is_patched, kind_of,
                          original, parts_of, probing, random_rows, remembered, replace_forward,
                          standing_in, undoable, watched)

@@ -12,9 +12,9 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from . import ops
-from ._attention_ops import row_of
-from ._library import Error
+from .. import ops
+from .._attention_ops import row_of
+from .._library import Error
 
 NAME = "fftune"
 SDPA = "fftune_sdpa"  # PyTorch's attention, which patch() chooses where it was that already

@@ -1,0 +1,79 @@
+"""patch() and unpatch(): fused ops in the place of what transformers models compute with many.
+
+A module is recognised by its parts and by what it computes: it is run on a few random rows, or with
+stand-ins for its parts, and compared with what it is taken for. Only the `forward` of instances is
+replaced; parameters, state dicts and classes stay as they are.
+"""
+from torch import nn
+
+from .._library import Error
+from . import attention as attentions
+from .blocks import patch_block, patch_layer
+from .experts import patch_experts, patch_router, restore_experts
+from .generation import patch_generation
+from .graphs import patch_steps, restore_steps
+from .layers import patch_whole_layers, restore_layers
+from .masks import patch_masks
+from .mlps import patch_gated_mlp, patch_plain_mlp
+from .norms import patch_norm
+from .recognise import Options, PatchReport, calls_dropout, try_to
+from .rotary import patch_rotary
+
+
+def expect_module(function: str, model) -> None:
+    if not isinstance(model, nn.Module):
+        raise Error(f"{function}: {type(model).__name__} is not a torch.nn.Module: give a model")
+
+
+def patch(model: nn.Module, *, recompute: bool = False,
+          projections: bool | str = "auto", attention: bool = False, graphs: bool = False,
+          whole_layers: bool = False) -> PatchReport:
+    """Replaces what is known in a transformers model with fused ops, in place.
+
+    Norms, gated MLPs, the MLP of a pre-norm layer with its norm and residual, bias and gelu, rotary
+    embeddings, causal masks that need not be made, and the blocking of repeated n-grams in
+    `generate`. Training works; `recompute` keeps the inputs of MLPs alone for the backward pass.
+    `projections`: those of attention by `linear` too, the last with the residual: with "auto" in
+    calls of up to 64 tokens without gradients, where it is faster, with True in all. `attention`:
+    by fftune.ops.attention where it was PyTorch's; otherwise it stays PyTorch's, without the masks.
+    `graphs`: `generate` uses a static cache, and replays each step as a CUDA graph.
+    `whole_layers`: with a static cache, calls of a few tokens run all layers by one op.
+    A patched model can be saved, compiled, copied and moved; `unpatch` gives the old one back.
+    """
+    expect_module("patch", model)
+    if projections not in (True, False, "auto"):
+        raise Error(f"projections is {projections!r}: give True, False or \"auto\"")
+    options = Options(recompute, projections, attention)
+    unpatch(model)
+    report = PatchReport()
+    known: dict = {}  # what a module of a kind was found to be, or why it is unfit
+    for module in model.modules():
+        if calls_dropout(module):
+            module._fftune_drops = True
+    for recognise in (patch_norm, patch_gated_mlp, patch_plain_mlp, patch_experts, patch_router,
+                      patch_layer, patch_block):
+        for name, module in model.named_modules():
+            try_to(report, name, lambda: recognise(module, known, options))
+    patch_rotary(model, report, options)
+    patch_masks(model, report, options)
+    if whole_layers:
+        patch_whole_layers(model, report)
+    patch_generation(model, report)
+    if graphs:
+        try_to(report, "generate", lambda: patch_steps(model))
+    return report
+
+
+def unpatch(model: nn.Module) -> nn.Module:
+    """Takes back what patch() did. -> the model"""
+    for module in model.modules():
+        restore_experts(module)
+        restore_layers(module)
+        for name in ("forward", "_get_logits_processor"):
+            if hasattr(module.__dict__.get(name), "_fftune"):
+                delattr(module, name)
+        module.__dict__.pop("_fftune", None)
+        module.__dict__.pop("_fftune_drops", None)
+        restore_steps(module)
+    attentions.restore(model)
+    return model

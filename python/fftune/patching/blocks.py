@@ -1,0 +1,208 @@
+"""Layers: the MLP together with its norm and residual."""
+import inspect
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from .mlps import gated_mlp_forward, linears_of, plain_layers, plain_mlp, plain_mlp_forward
+from .norms import layernorm_forward, norm_forward, normalises
+from .recognise import (Options, Unfit, drops, expect_no_hooks, expect_plain, has_kernels,
+                        is_patched, kind_of, original, parts_standing_in, probing, remembered,
+                        replace_forward, undoable, watched)
+from .rotary import attend, projects
+
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_FEED_FORWARD = {"DenseReluDense", "layer_norm", "dropout"}
+
+
+class _Times(nn.Module):
+    """Stands in for a part while the order of a layer's parts is found out."""
+
+    def __init__(self, factor: float, returns_pair: bool = False):
+        super().__init__()
+        self.factor = factor
+        self.returns_pair = returns_pair
+
+    def forward(self, hidden_states, *_, **__):
+        y = hidden_states * self.factor
+        return (y, None) if self.returns_pair else y
+
+
+def patch_layer(module: nn.Module, known: dict, options: Options) -> str | None:
+    children = {name for name, _ in module.named_children()}
+    if children == _LAYER:
+        norm, mlp, forward = module.post_attention_layernorm, module.mlp, _layer_forward
+    elif children == _FEED_FORWARD:
+        norm, mlp, forward = module.layer_norm, module.DenseReluDense, _feed_forward
+    else:
+        return None
+    if not is_patched(norm, norm_forward):
+        return None
+    expect_no_hooks(norm, mlp)
+    if not is_patched(mlp, gated_mlp_forward):
+        if forward is _feed_forward:
+            if not is_patched(mlp, plain_mlp_forward) or mlp._fftune[2]:
+                return None
+            remembered(known, kind_of(module), lambda: _expect_feed_forward(module))
+            replace_forward(module, _plain_feed_forward, ())
+            return f"MLP and residual of {type(module).__name__} by ffn without a gate"
+        pair = remembered(known, kind_of(module), lambda: _expect_layer(module))
+        replace_forward(module, _layer_around_forward, (pair,))
+        return f"residual and norm before the MLP of {type(module).__name__} by rmsnorm"
+    *_, down, act, _ = mlp._fftune
+    if getattr(mlp, down).bias is not None:
+        raise Unfit("down has a bias, with which the norm is not fused")
+    if norm.weight.dtype != getattr(mlp, down).weight.dtype:
+        raise Unfit("the norm's weight and the MLP's differ in type")
+    expect_plain(module)
+    find = _expect_layer if forward is _layer_forward else _expect_feed_forward
+    remembered(known, kind_of(module), lambda: find(module))
+    replace_forward(module, forward, ())
+    return f"norm, MLP and residual of {type(module).__name__} by ffn with a norm"
+
+
+def _expect_layer(module: nn.Module) -> bool:
+    """That it is the pre-norm layer; whether its MLP gives a pair, of which the first counts."""
+    x = torch.ones(1, 2, 3)
+    for pair in (False, True):
+        with probing(module), parts_standing_in(module, input_layernorm=_Times(2),
+                                           self_attn=_Times(3, returns_pair=True),
+                                           post_attention_layernorm=_Times(5),
+                                           mlp=_Times(7, returns_pair=pair)):
+            try:
+                y = type(module).forward(module, x)
+            except Exception as error:
+                if not pair:
+                    continue
+                raise Unfit(f"{type(module).__name__} does not run with a hidden state alone: "
+                            f"{error}") from None
+        # s = x + 3 * 2 x, and s + 7 * 5 s.
+        if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
+            return pair
+        break
+    raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
+
+
+def _expect_feed_forward(module: nn.Module) -> bool:
+    x = torch.ones(1, 2, 3)
+    with probing(module), parts_standing_in(module, layer_norm=_Times(5), DenseReluDense=_Times(7)):
+        y = type(module).forward(module, x)
+    if isinstance(y, Tensor) and torch.equal(y, x * 36):
+        return True
+    raise Unfit(f"{type(module).__name__} is no x + mlp(norm(x))")
+
+
+def _block(norm: nn.Module, mlp: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
+    convention, eps = norm._fftune
+    gate, up, down = linears_of(mlp)
+    *_, act, recompute = mlp._fftune
+    return ops.ffn_block(x, residual, norm.weight, gate.weight, up.weight, down.weight, act=act,
+                         convention=convention, eps=eps, recompute=recompute)
+
+
+def _is_as_patched(norm: nn.Module, mlp: nn.Module, hidden_states: Tensor) -> bool:
+    """Whether one op can still run the block: autocast gives its inputs several types."""
+    return (is_patched(norm, norm_forward) and is_patched(mlp, gated_mlp_forward)
+            and not watched(norm, mlp) and linears_of(mlp) is not None
+            and hidden_states.dtype == norm.weight.dtype and has_kernels(hidden_states)
+            and not torch.is_autocast_enabled(hidden_states.device.type))
+
+
+@undoable
+def _layer_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
+    norm, mlp = self.post_attention_layernorm, self.mlp
+    checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
+    if arguments or checkpoints or drops(self) or drops(mlp) \
+            or not _is_as_patched(norm, mlp, hidden_states):
+        return original(self, hidden_states, *arguments, **options)
+    options.setdefault("attention_mask", None)  # transformers 4 has no default for it
+    normed = self.input_layernorm(hidden_states)
+    if projects(self.self_attn, normed):
+        return _block(norm, mlp, attend(self.self_attn, normed, hidden_states, **options), None)
+    attention = self.self_attn(hidden_states=normed, **options)[0]
+    return _block(norm, mlp, attention, hidden_states)
+
+
+@undoable
+def _layer_around_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
+    """The layer whose MLP is a module of its own, a mixture of experts say."""
+    norm = self.post_attention_layernorm
+    checkpoints = self.training and getattr(self, "gradient_checkpointing", False)
+    if (arguments or checkpoints or drops(self) or not is_patched(norm, norm_forward)
+            or watched(norm)
+            or hidden_states.dtype != norm.weight.dtype or not has_kernels(hidden_states)
+            or torch.is_autocast_enabled(hidden_states.device.type)):
+        return original(self, hidden_states, *arguments, **options)
+    options.setdefault("attention_mask", None)
+    pair, = self._fftune
+    convention, eps = norm._fftune
+    normed = self.input_layernorm(hidden_states)
+    if projects(self.self_attn, normed):
+        total = attend(self.self_attn, normed, hidden_states, **options)
+        normed = norm(total)
+    else:
+        attention = self.self_attn(hidden_states=normed, **options)[0]
+        normed, total = ops.add_rmsnorm(attention, hidden_states, norm.weight, eps=eps,
+                                        convention=convention)
+    y = self.mlp(normed)
+    return total + (y[0] if pair else y)
+
+
+@undoable
+def _feed_forward(self, hidden_states: Tensor) -> Tensor:
+    norm, mlp = self.layer_norm, self.DenseReluDense
+    if drops(self) or drops(mlp) or not _is_as_patched(norm, mlp, hidden_states):
+        return original(self, hidden_states)
+    return _block(norm, mlp, hidden_states, None)
+
+
+@undoable
+def _plain_feed_forward(self, hidden_states: Tensor) -> Tensor:
+    mlp = self.DenseReluDense
+    layers = plain_layers(mlp, hidden_states) if is_patched(mlp, plain_mlp_forward) else None
+    if layers is None or drops(self) or watched(mlp) \
+            or torch.is_autocast_enabled(hidden_states.device.type):
+        return original(self, hidden_states)
+    return plain_mlp(layers, self.layer_norm(hidden_states), mlp._fftune[3], hidden_states)
+
+
+_BLOCK = {"ln_1", "attn", "ln_2", "mlp"}
+
+
+def patch_block(module: nn.Module, known: dict, options: Options) -> str | None:
+    """A layer as GPT-2 has it."""
+    if {name for name, _ in module.named_children()} != _BLOCK \
+            or not is_patched(module.ln_2, layernorm_forward):
+        return None
+    expect_no_hooks(module.ln_2, module.mlp)
+    expect_plain(module)
+    remembered(known, kind_of(module), lambda: _expect_block(module))
+    # Blocks differ in the order of what they are given beside hidden states.
+    names = tuple(inspect.signature(type(module).forward).parameters)[2:]
+    replace_forward(module, _block_forward, (names,))
+    return f"residual and norm before the MLP of {type(module).__name__} by layernorm"
+
+
+def _expect_block(module: nn.Module) -> bool:
+    x = torch.ones(1, 2, 3)
+    with probing(module), parts_standing_in(
+            module, ln_1=_Times(2), attn=_Times(3, returns_pair=True), ln_2=_Times(5), mlp=_Times(7)):
+        y = type(module).forward(module, x)
+    if isinstance(y, Tensor) and torch.equal(y, x * 7 * 36):
+        return True
+    raise Unfit(f"{type(module).__name__} is no x + attention(norm(x)), then x + mlp(norm(x))")
+
+
+@undoable
+def _block_forward(self, hidden_states: Tensor, *arguments, **options) -> Tensor:
+    norm, (names,) = self.ln_2, self._fftune
+    given = {**dict(zip(names, arguments)), **options}
+    encoder = given.pop("encoder_hidden_states", None), given.pop("encoder_attention_mask", None)
+    if encoder[0] is not None or not is_patched(norm, layernorm_forward) \
+            or watched(norm) or not normalises(norm, hidden_states) or drops(self):
+        return original(self, hidden_states, *arguments, **options)
+    attended = self.attn(self.ln_1(hidden_states), **given)[0]
+    normed, total = ops.add_layernorm(attended, hidden_states, norm.weight, norm.bias, eps=norm.eps)
+    return total + self.mlp(normed)

@@ -1,0 +1,74 @@
+"""Causal masks that need not be made."""
+from torch import Tensor, nn
+
+from . import attention as attentions
+from .recognise import (Options, PatchReport, Unfit, is_close, original, parts_standing_in, probing,
+                        random_rows, reason_of, replace_forward, undoable)
+
+
+def patch_masks(model: nn.Module, report: PatchReport, options: Options) -> None:
+    """Leaves the causal mask out where nothing but the order of the tokens masks any."""
+    decoders = [(name, m) for name, m in model.named_modules()
+                if attentions.makes_causal_mask(m)
+                and getattr(m.config, "_attn_implementation", None) == "sdpa"]
+    if not decoders:
+        return
+    name, first = decoders[0]
+    try:
+        if not attentions.is_available():
+            raise Unfit("attention: this transformers cannot be told of another one")
+        if any(not attentions.uses_interface(m) for _, decoder in decoders
+               for m in decoder.modules() if hasattr(m, "is_causal")):
+            raise Unfit(f"the attention of {type(first).__name__} is not known")
+        if any("forward" in decoder.__dict__ for _, decoder in decoders):
+            raise Unfit(f"the forward of {type(first).__name__} was replaced already")
+        attentions.choose(model, attentions.NAME if options.attention else attentions.SDPA)
+        for _, decoder in decoders:
+            _expect_mask_to_be_left_out(decoder)
+        for name, decoder in decoders:
+            replace_forward(decoder, _decoder_forward, (attentions.window_of(decoder.config),))
+            report.replaced.append((name, f"{type(decoder).__name__} without the causal mask"))
+            if options.attention:
+                words = f"attention of {type(decoder).__name__} by attention"
+                report.replaced.append((name, words))
+    except Exception as error:
+        attentions.restore(model)
+        report.left.append((name, reason_of(error)))
+
+
+def _expect_mask_to_be_left_out(decoder: nn.Module) -> None:
+    """That it computes the same from one layer without the mask as with it."""
+    name, layers = next(((name, child) for name, child in decoder.named_children()
+                         if isinstance(child, nn.ModuleList) and len(child)), (None, None))
+    if layers is None:
+        raise Unfit(f"{type(decoder).__name__} has no list of layers")
+    like = next(layers.parameters())
+    width = decoder.get_input_embeddings().weight.shape[-1]
+    with probing(decoder), parts_standing_in(decoder, **{name: nn.ModuleList([layers[0]])}):
+        x = random_rows(2, 3, width, like=like)
+        depth = decoder.config.num_hidden_layers
+        decoder.config.num_hidden_layers = 1
+        try:
+            theirs, ours = (type(decoder).forward(decoder, inputs_embeds=x, use_cache=False,
+                                                  attention_mask=mask)[0]
+                            for mask in (None, attentions.without_mask(like.device)))
+        finally:
+            decoder.config.num_hidden_layers = depth
+    if not is_close(ours, theirs):
+        raise Unfit(f"{type(decoder).__name__} uses its mask in a way that is not known")
+
+
+@undoable
+def _decoder_forward(self, input_ids: Tensor | None = None, *arguments, **options):
+    given = input_ids if input_ids is not None else options.get("inputs_embeds")
+    window, = self._fftune
+    plain = (not arguments and given is not None
+             and all(options.get(name) is None
+                     for name in ("attention_mask", "position_ids", "past_key_values"))
+             and options.get("is_causal") in (None, True)
+             and getattr(self.config, "is_causal", True)
+             and self.config._attn_implementation in attentions.OURS
+             and (window is None or given.shape[1] <= window))
+    if plain:
+        options["attention_mask"] = attentions.without_mask(given.device)
+    return original(self, input_ids, *arguments, **options)

@@ -1,0 +1,288 @@
+"""Rotary embeddings by rope, and the projections of attention around them by linear and qkv."""
+import inspect
+import types
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops, reference
+from . import attention as attentions
+from .norms import norm_forward
+from .recognise import (Options, PatchReport, Unfit, drops, expect_no_hooks, expect_plain,
+                        has_kernels, is_close, is_known, is_patched, probing, random_rows,
+                        replace_forward, try_to, undoable, watched)
+
+
+_STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+
+
+def patch_rotary(model: nn.Module, report: PatchReport, options: Options) -> None:
+    """The rotary module gives angles in the place of cosines and sines, and the attentions' own
+    apply_rotary_pos_emb takes them: so all of them are replaced, or none."""
+    rotaries = [(name, m) for name, m in model.named_modules()
+                if hasattr(m, "inv_freq") and hasattr(m, "attention_scaling")]
+    if not rotaries:
+        return
+    name, rotary = rotaries[0]
+    try:
+        if len(rotaries) > 1:
+            raise Unfit("several rotary embeddings, each for some layers")
+        if getattr(rotary, "rope_type", None) not in _STATIC_ROPES:
+            raise Unfit(f"its frequencies change with the length: {rotary.rope_type}")
+        if "forward" in rotary.__dict__:
+            raise Unfit("its forward was replaced already")
+        attentions = [(n, m) for n, m in model.named_modules() if _applies_rotary(m)]
+        users = [n for n, m in model.named_modules()
+                 if "position_embeddings" in inspect.signature(type(m).forward).parameters
+                 and all(m is not other for _, other in attentions)
+                 and (_rotates_itself(m) or not any(
+                     child is other for child in m.modules() for _, other in attentions))]
+        if not attentions or users:
+            raise Unfit(f"{users[0] if users else 'nothing'} uses it in a way that is not known")
+        functions = {type(m): _attention_function(m, rotary) for _, m in attentions}
+        _expect_rotary(rotary)
+        scale = float(rotary.attention_scaling)
+        for _, module in attentions:
+            replace_forward(module, functions[type(module)], (scale, False))
+        replace_forward(rotary, rotary_forward, ())
+        report.replaced.append((name, f"{type(rotary).__name__} by rope"))
+        if options.projections:
+            for other, module in attentions:
+                try_to(report, other, lambda: patch_projections(module, options))
+    except Unfit as reason:
+        report.left.append((name, str(reason)))
+
+
+def _applies_rotary(module: nn.Module) -> bool:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "apply_rotary_pos_emb" in code.co_names
+
+
+def _rotates_itself(module: nn.Module) -> bool:
+    """Whether its forward takes cosines and sines apart, or rotates in another way."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is None or bool({"cos", "sin"} & {*code.co_varnames, *code.co_names}) or any(
+        name.startswith("apply_rotary") for name in code.co_names)
+
+
+def _attention_function(module: nn.Module, rotary: nn.Module):
+    """The class's forward, with another apply_rotary_pos_emb among its globals."""
+    forward = inspect.unwrap(type(module).forward)
+    if "forward" in module.__dict__:
+        raise Unfit(f"the forward of {type(module).__name__} was replaced already")
+    others = [name for name in forward.__code__.co_names
+              if name.startswith("apply_rotary") and name != "apply_rotary_pos_emb"]
+    if others:
+        raise Unfit(f"{type(module).__name__} rotates by {others[0]} too, which is not known")
+    if any("unsqueeze_dim" in words for words in forward.__code__.co_consts
+           if isinstance(words, tuple)):
+        raise Unfit(f"{type(module).__name__} rotates heads that lie in another order")
+    theirs = forward.__globals__["apply_rotary_pos_emb"]
+    with torch.no_grad():
+        like = torch.zeros(())
+        q, k = random_rows(2, 3, 5, 8, like=like), random_rows(2, 1, 5, 8, like=like)
+        swap = lambda t: t.transpose(1, 2)
+        for rotary_dim in (8, 4):
+            angles = random_rows(1, 5, rotary_dim // 2, like=like).repeat(1, 1, 2)
+            try:
+                results = theirs(q, k, angles.cos(), angles.sin())
+            except Exception as error:
+                if rotary_dim < 8:  # it is given no more than it rotates
+                    continue
+                raise Unfit(f"its apply_rotary_pos_emb is not known: {error}") from None
+            ours = reference.rope_qk(swap(q), swap(k), angles[0], None, None, "halves", rotary_dim,
+                                     "table", [1.0] * 8)
+            if not all(is_close(swap(mine), other) for mine, other in zip(ours, results)):
+                raise Unfit("its apply_rotary_pos_emb does not rotate halves")
+    scale = float(rotary.attention_scaling)
+
+    def apply_rotary_pos_emb(q, k, cos, sin, *_, **__):
+        return rotate(q, k, cos, scale)
+
+    # Without a name of the module torch.compile looks globals up here, not in the module.
+    scope = {name: value for name, value in forward.__globals__.items() if name != "__name__"}
+    scope["apply_rotary_pos_emb"] = apply_rotary_pos_emb
+    function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__,
+                                  forward.__closure__)
+    function.__kwdefaults__ = forward.__kwdefaults__
+    return undoable(function)
+
+
+def _expect_rotary(rotary: nn.Module) -> None:
+    """That it gives the cosines and sines of what _angles gives."""
+    with probing(rotary):
+        position_ids = torch.tensor([[0, 3, 50]], device=rotary.inv_freq.device)
+        x = torch.zeros(1, device=rotary.inv_freq.device)
+        cosines, sines = type(rotary).forward(rotary, x, position_ids)
+        angles, scale = _angles(rotary, position_ids), rotary.attention_scaling
+        if not is_close(angles.cos() * scale, cosines) or not is_close(angles.sin() * scale, sines):
+            raise Unfit(f"{type(rotary).__name__} computes its angles in a way that is not known")
+
+
+def _angles(rotary: nn.Module, position_ids: Tensor) -> Tensor:
+    frequencies = rotary.inv_freq.to(device=position_ids.device, dtype=torch.float)
+    pairs = position_ids[..., None].float() * frequencies
+    return torch.cat((pairs, pairs), -1)
+
+
+@undoable
+def rotary_forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Angles [1 or batch, tokens, features], and each token's row of them, [batch, tokens]."""
+    with torch.no_grad():
+        angles = _angles(self, position_ids)
+        rows = torch.arange(angles.shape[:-1].numel(), dtype=torch.int32, device=angles.device)
+        return angles, rows.view(angles.shape[:-1]).expand(x.shape[0], -1).contiguous()
+
+
+def rotate(q: Tensor, k: Tensor, angles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """q, k [batch, heads, tokens, features], angles [1 or batch, tokens, features]."""
+    if not has_kernels(q):
+        return tuple(_rotate_plainly(t, angles, scale) for t in (q, k))
+    q, k = q.transpose(1, 2), k.transpose(1, 2)
+    batch, rotary = q.shape[0], angles.shape[-1]  # features behind those stay as they are
+    if angles.shape[0] == 1:
+        q, k = ops.rope(q, k, angles=angles[0], rotary=rotary, scale=scale)
+    else:  # every token has a position of its own: a sequence of them all
+        flat = lambda t: t.flatten(0, 1).unsqueeze(0)
+        q, k = ops.rope(flat(q), flat(k), angles=angles.flatten(0, 1), rotary=rotary,
+                        scale=scale)
+        q, k = (t.squeeze(0).unflatten(0, (batch, -1)) for t in (q, k))
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def _rotate_plainly(x: Tensor, angles: Tensor, scale: float) -> Tensor:
+    """As transformers does."""
+    cosines, sines = ((t * scale).to(x.dtype).unsqueeze(1) for t in (angles.cos(), angles.sin()))
+    rotary = angles.shape[-1]
+    first, second = x[..., :rotary].chunk(2, -1)
+    y = x[..., :rotary] * cosines + torch.cat((-second, first), -1) * sines
+    return torch.cat((y, x[..., rotary:]), -1)
+
+
+# projections of attention
+
+_FEW_TOKENS = 64  # up to which linear's kernels for few tokens are taken by "auto"
+
+
+def patch_projections(module: nn.Module, options: Options) -> str | None:
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        layer = getattr(module, name, None)
+        if type(layer) is not nn.Linear:
+            raise Unfit(f"projections: {name} is no Linear")
+        expect_plain(layer)
+        expect_no_hooks(layer)
+    expect_no_hooks(module)
+    scale, _ = module._fftune
+    # Each by itself: which layers rotate may follow from their numbers.
+    _expect_attention(module)
+    module._fftune = scale, options.projections
+    return f"projections of {type(module).__name__} by linear" + (
+        f" up to {_FEW_TOKENS} tokens" if options.projections == "auto" else "")
+
+
+def _expect_attention(module: nn.Module) -> None:
+    """That attend computes what it does, from the heads that _heads gives."""
+    scope = module.forward.__func__.__globals__
+    rotate, rotated = scope["apply_rotary_pos_emb"], []
+
+    def recorded(*arguments, **options):
+        rotated.append(rotate(*arguments, **options))
+        return rotated[-1]
+
+    with probing(module):
+        like = module.q_proj.weight
+        x = random_rows(2, 3, module.q_proj.in_features, like=like)
+        residual = random_rows(2, 3, module.o_proj.out_features, like=like)
+        angles = random_rows(1, 3, module.head_dim // 2, like=like).float().repeat(1, 1, 2)
+        rows = torch.arange(3, dtype=torch.int32, device=x.device).repeat(2, 1)
+        scope["apply_rotary_pos_emb"] = recorded
+        try:
+            theirs = module(hidden_states=x, position_embeddings=(angles, rows),
+                            attention_mask=None)[0]
+        finally:
+            scope["apply_rotary_pos_emb"] = rotate
+        # Small weights hide in the result which heads were rotated.
+        if len(rotated) != 1:
+            raise Unfit(f"projections: this {type(module).__name__} does not rotate")
+        heads = _heads(module, x, angles, rows)
+        ours = attend(module, x, residual, (angles, rows))
+        if all(map(is_close, heads, rotated[0])) and is_close(ours, theirs + residual):
+            return
+    raise Unfit(f"projections: {type(module).__name__} does not compute what is known")
+
+
+def projects(attention: nn.Module, x: Tensor) -> bool:
+    """Whether its projections are to be run by linear. A number of tokens that is not known while
+    the model is compiled is taken for many."""
+    settings = getattr(attention, "_fftune", None)
+    if settings is None or not settings[1] or drops(attention):
+        return False
+    layers = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+    return (all(type(layer) is nn.Linear for layer in layers) and not watched(attention, *layers)
+            and attention.config._attn_implementation in ("sdpa", *attentions.OURS)
+            and (settings[1] is True or not torch.is_grad_enabled()
+                 and is_known(x.shape[0] * x.shape[1] <= _FEW_TOKENS)))
+
+
+def _head_norms(attention: nn.Module) -> tuple[tuple[Tensor, Tensor] | None, float] | None:
+    """Weights and eps of the norms of heads that the op qkv has; None if it has not."""
+    norms = [attention._modules.get(name) for name in ("q_norm", "k_norm")]
+    if "v_norm" in attention._modules:
+        return None
+    if norms == [None, None]:
+        return None, 1e-6
+    if not all(is_patched(norm, norm_forward) for norm in norms):
+        return None
+    (convention, eps), other = (norm._fftune for norm in norms)
+    weights = tuple(norm.weight for norm in norms)
+    if (convention, eps) != other or convention == "gemma" or any(
+            w.shape != (attention.head_dim,) or w.dtype != attention.q_proj.weight.dtype
+            for w in weights):
+        return None
+    return weights, eps
+
+
+def _heads(attention: nn.Module, x: Tensor, angles: Tensor, rows: Tensor
+           ) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [batch, heads, tokens, features], normalised and rotated."""
+    layers = attention.q_proj, attention.k_proj, attention.v_proj
+    scale, _ = attention._fftune
+    norms = _head_norms(attention)
+    biases = [layer.bias for layer in layers]
+    if norms is not None and not torch.is_grad_enabled() and rows.dtype == torch.int32 \
+            and len({b is None for b in biases}) == 1:
+        weights, eps = norms
+        heads, kv_heads = (layer.out_features // attention.head_dim for layer in layers[:2])
+        parts = ops.qkv(x, tuple(layer.weight for layer in layers), heads, kv_heads,
+                        bias=None if biases[0] is None else tuple(biases), norms=weights, eps=eps,
+                        positions=rows, angles=angles.flatten(0, 1), rotary=angles.shape[-1],
+                        scale=scale)
+        return tuple(t.transpose(1, 2) for t in parts)
+
+    def project(layer: nn.Linear, norm: str) -> Tensor:
+        heads = ops.linear(x, layer.weight, layer.bias).unflatten(-1, (-1, attention.head_dim))
+        return attention._modules[norm](heads) if norm in attention._modules else heads
+
+    q, k, v = (project(layer, f"{name}_norm").transpose(1, 2)
+               for name, layer in zip("qkv", layers))
+    return *rotate(q, k, angles, scale), v
+
+
+def attend(self: nn.Module, hidden_states: Tensor, residual: Tensor,
+            position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
+            past_key_values=None, **options) -> Tensor:
+    """o_proj(attention) + residual."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    q, k, v = _heads(self, hidden_states, *position_embeddings)
+    if past_key_values is not None:
+        # Before 5.0 a static cache is told where the tokens stand.
+        place = options.get("cache_position")
+        k, v = past_key_values.update(k, v, self.layer_idx,
+                                      *(() if place is None else ({"cache_position": place},)))
+    attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+    y, _ = attention(self, q, k, v, attention_mask, scaling=self.scaling,
+                     dropout=self.attention_dropout if self.training else 0.0,
+                     sliding_window=getattr(self, "sliding_window", None), **options)
+    return ops.linear(y.reshape(*hidden_states.shape[:-1], -1), self.o_proj.weight,
+                      self.o_proj.bias, residual)
