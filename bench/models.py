@@ -56,8 +56,12 @@ DEVICE = "cuda" if GPU else "cpu"
 LIGER = GPU and find_spec("liger_kernel") is not None
 FULL = GPU and "--tiny" not in sys.argv
 
-# hidden, intermediate, layers, heads, key-value heads, vocabulary
-LLAMAS = {"llama-1b": (2048, 8192, 16, 32, 8, 128256), "llama-8b/4": (4096, 14336, 8, 32, 8, 128256)}
+# The classes' prefix; hidden, intermediate, layers, heads, key-value heads, vocabulary
+DENSE = {"llama-1b": ("Llama", 2048, 8192, 16, 32, 8, 128256),
+         "llama-8b/4": ("Llama", 4096, 14336, 8, 32, 8, 128256),
+         "qwen2.5-7b-6-layers": ("Qwen2", 3584, 18944, 6, 28, 4, 152064),
+         "phi-3-mini-8-layers": ("Phi3", 3072, 8192, 8, 32, 32, 32064),
+         "olmo-2-1b": ("Olmo2", 2048, 8192, 16, 16, 16, 100352)}
 CASES = ["llama-1b 1x1", "llama-1b 4x1024", "llama-8b/4 1x1", "llama-8b/4 4x1024", "llama-1b 16x1",
          "llama-1b 1x512", "llama-8b/4 16x1", "llama-8b/4 1x512", "llama-1b 64x1"]
 CONTENDERS = ("eager", "eager+patch", "compile", "compile+patch", "compile+patch+projections",
@@ -71,7 +75,7 @@ WHOLE_CASES = ["llama-1b 1x128", "llama-1b 1x2048", "llama-1b 16x2048", "llama-1
                "llama-8b/4 1x2048", "qwen3-30b-a3b/12 1x2048", "qwen3-30b-a3b/12 16x2048"]
 PREFILL_CASES = ["llama-1b 1x512", "llama-1b 4x1024"]
 WHOLE_CONTENDERS = ("eager", "eager+whole", "compile", "compile+whole", "compile+patch",
-                    "eager+patch")
+                    "eager+patch", "compile+patch+projections", "compile+patch+attention")
 DECODE_CASES = ["llama-1b 1x8192", "llama-1b 16x4096", "llama-8b/4 16x4096"]  # batch, cache's keys
 FEW_TOKENS = 64  # up to which a patched model has projections by fftune anyway
 
@@ -120,14 +124,15 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def llama(name: str, **options) -> transformers.LlamaConfig:
-    hidden, intermediate, layers, heads, kv_heads, vocabulary = LLAMAS[name]
+def dense(name: str) -> transformers.PretrainedConfig:
+    kind, hidden, intermediate, layers, heads, kv_heads, vocabulary = DENSE[name]
     if not FULL:
         hidden, intermediate, layers, heads, kv_heads, vocabulary = 64, 96, 2, 4, 2, 128
-    return transformers.LlamaConfig(
+    return getattr(transformers, f"{kind}Config")(
         hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=kv_heads, vocab_size=vocabulary,
-        max_position_embeddings=8192, tie_word_embeddings=True, **options)
+        max_position_embeddings=8192, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2)
 
 
 def build(kind, config, dtype=torch.bfloat16):
@@ -276,7 +281,7 @@ def labels_of(case: str) -> list[str]:
     return [label for label in CONTENDERS
             if ("projections" not in label or batch * tokens > FEW_TOKENS)
             and ("attention" not in label or tokens > 1)
-            and ("liger" not in label or LIGER)]
+            and ("liger" not in label or LIGER and DENSE[case.split(" ")[0]][0] == "Llama")]
 
 
 @contextmanager
@@ -307,8 +312,9 @@ def model_and_ids(case: str):
 
 def model_of(name: str):
     """Without a head."""
-    return (mixture(name) if name in MIXTURES
-            else build(transformers.LlamaModel, llama(name))).eval()
+    if name in MIXTURES:
+        return mixture(name).eval()
+    return build(getattr(transformers, f"{DENSE[name][0]}Model"), dense(name)).eval()
 
 
 def mixture(name: str):
@@ -427,10 +433,10 @@ def decode(report: Report, case: str, part: str = "decode", labels=(
 def prefill(report: Report, case: str, turn=lambda: None) -> None:
     """New tokens of sequences without a past: whole layers into a static cache, beside a pass that
     keeps no keys. Only here calls of that many tokens have whole layers."""
-    from fftune import _layers
+    from fftune.patching import layers
 
     model, ids = model_and_ids(case)
-    _layers.MOST_TOKENS = ids.numel()
+    layers.MOST_TOKENS = ids.numel()
     runs = {}
 
     def step_of(module):
@@ -622,7 +628,7 @@ def train(report: Report, part: str, case: str, make, batch: dict, labels) -> No
 
 
 def train_llama(report: Report, part: str = "train", labels=None) -> None:
-    config = llama("llama-1b")
+    config = dense("llama-1b")
     shape = (4, 2048) if FULL else (2, 8)
     ids = torch.randint(0, config.vocab_size, shape, device=DEVICE)
     train(report, part, "llama-1b 4x2048", lambda: build(transformers.LlamaForCausalLM, config),
