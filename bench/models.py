@@ -3,7 +3,7 @@
 with fftune.patch; Liger-Kernel's patch beside them where it is installed.
 
 usage: models.py [--out DIR] [--budget SECONDS] [--parts host,forward,...] [--cases ...]
-                 [--whole-cases ...] [--side-by-side] [--tiny]
+                 [--whole-cases ...] [--labels ...] [--side-by-side] [--tiny]
        models.py --plot DIR/models.json FILE.svg
 
 Parts, each in as much of the budget as is left:
@@ -466,7 +466,7 @@ def prefill(report: Report, case: str, turn=lambda: None) -> None:
         report.add("prefill", case, interleaved(runs))
 
 
-def side_by_side(report: Report, cases: list[tuple[str, str]]) -> None:
+def side_by_side(report: Report, cases: list[tuple[str, str]], wanted: list[str] | None) -> None:
     """A process for each part and case."""
     folder = report.path.parent / "side"
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
@@ -477,7 +477,8 @@ def side_by_side(report: Report, cases: list[tuple[str, str]]) -> None:
         for name in ("ready", "turn", "models.json"):
             (own / name).unlink(missing_ok=True)
         command = [sys.executable, __file__, "--out", str(own), "--budget", str(report.left()),
-                   "--one", f"{part}|{case}"] + ([] if FULL else ["--tiny"])
+                   "--one", f"{part}|{case}"] + ([] if FULL else ["--tiny"]) \
+            + ([] if wanted is None else ["--labels", ",".join(wanted)])
         with open(own / "log", "w") as log:
             running.append((own, subprocess.Popen(command, env=environment, stdout=log,
                                                   stderr=subprocess.STDOUT)))
@@ -500,21 +501,23 @@ def side_by_side(report: Report, cases: list[tuple[str, str]]) -> None:
         report.add(part, case, values.get(case, {"all failed": f"see {own}/log"}))
 
 
-def one_of_several(report: Report, part: str, case: str) -> None:
+def one_of_several(report: Report, part: str, case: str, wanted: list[str] | None) -> None:
     def turn():
         synchronize()
         (report.path.parent / "ready").touch()
         while not (report.path.parent / "turn").exists():
             time.sleep(0.02)
 
-    run_whole(report, part, case, turn)
+    run_whole(report, part, case, wanted, turn)
 
 
-def run_whole(report: Report, part: str, case: str, turn=lambda: None) -> None:
+def run_whole(report: Report, part: str, case: str, wanted: list[str] | None,
+              turn=lambda: None) -> None:
     if part == "prefill":
         return prefill(report, case, turn)
     labels = WHOLE_CONTENDERS[:4] if case.split(" ")[0] in MIXTURES else WHOLE_CONTENDERS
-    decode(report, case, part, labels, turn)
+    decode(report, case, part, [label for label in labels if wanted is None or label in wanted],
+           turn)
 
 
 def beside_liger(report: Report) -> None:
@@ -881,6 +884,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--whole-cases", default=",".join(WHOLE_CASES), help="of the part whole")
     parser.add_argument("--prefill-cases", default=",".join(PREFILL_CASES))
+    parser.add_argument("--labels", help="of the part whole: eager and these of its contenders")
     parser.add_argument("--side-by-side", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--plot", nargs=2, metavar=("JSON", "SVG"))
@@ -892,9 +896,10 @@ def main() -> None:
     if options.warm_one:
         return warm_one(*options.warm_one.split("|"))
     report = Report(options.out, options.budget)
+    wanted = ["eager", *options.labels.split(",")] if options.labels else None
     if options.one:
         part, case = options.one.split("|")
-        return report.attempt(part, case, lambda: one_of_several(report, part, case))
+        return report.attempt(part, case, lambda: one_of_several(report, part, case, wanted))
     parts, cases = options.parts.split(","), options.cases.split(",")
     jobs = []
     if "host" in parts:
@@ -916,10 +921,11 @@ def main() -> None:
                                                 ("prefill", options.prefill_cases))
              if part in parts for case in of_part.split(",")]
     if whole and options.side_by_side:
-        jobs.append(("whole", "all", lambda: side_by_side(report, whole)))
+        jobs.append(("whole", "all", lambda: side_by_side(report, whole, wanted)))
     else:
         for part, case in whole:
-            jobs.append((part, case, lambda part=part, case=case: run_whole(report, part, case)))
+            jobs.append((part, case, lambda part=part, case=case: run_whole(
+                report, part, case, wanted)))
     if "liger" in parts:
         jobs.append(("liger", "llama-1b", lambda: beside_liger(report)))
     if "train" in parts:
