@@ -75,6 +75,31 @@ TEST_CASE(
   CHECK(slower <= 0.02 * landscapes);
 }
 
+TEST_CASE(
+    "decode kernels take a configuration within 5% of the fastest on an H100, 1.5% in the mean") {
+  const auto h100 = facts_of_architecture("sm_90a");
+  int landscapes = 0;
+  double slower = 0;  // in all
+  for (const char* name : {"linear-decode.txt", "ffn-decode.txt"}) {
+    const auto file = std::filesystem::path(FFTUNE_SOURCE_DIR "/tests/data/landscapes-h100") / name;
+    for (const Landscape& landscape : read_landscapes(file, builtin_catalog(), h100)) {
+      const std::string& family = landscape.variants.front().family;
+      const Config chosen = family_of(builtin_catalog().op(landscape.problem.op), family)
+                                .default_config(landscape.problem, h100);
+      INFO(landscape.problem.text() << ": " << family << "/" << chosen.text());
+      const auto place =
+          std::find(landscape.variants.begin(), landscape.variants.end(), Variant{family, chosen});
+      if (place == landscape.variants.end()) continue;  // the search had no time for it
+      const double us = landscape.us[static_cast<std::size_t>(place - landscape.variants.begin())];
+      CHECK(us <= 1.05 * landscape.best());
+      slower += us / landscape.best() - 1;
+      ++landscapes;
+    }
+  }
+  REQUIRE(landscapes >= 40);
+  CHECK(slower <= 0.015 * landscapes);
+}
+
 TEST_CASE("winners of other shapes serve where they are as fast as what the cost model prefers") {
   std::vector<Landscape> all;
   for (const auto& folder : landscape_folders())
