@@ -180,7 +180,7 @@ struct Name {
   bool transposed = false;              // [in, out]: GPT-2's Conv1D
 };
 
-/// Of Llama, Mistral, Qwen and Gemma; Phi and Phi-3; GPT-2; Mixtral and Qwen3-MoE.
+/// Names of Llama, Mistral, Qwen and Gemma; Phi and Phi-3; GPT-2; Mixtral and Qwen3-MoE.
 inline const std::vector<Name>& names_of(const std::string& weight) {
   const std::vector<std::string> qkv{"w_q", "w_k", "w_v"}, biases{"b_q", "b_k", "b_v"};
   const std::vector<std::string> gate_up{"w_gate", "w_up"};
@@ -269,7 +269,7 @@ class SavedModel {
   std::int64_t features() const { return number({"hidden_size", "n_embd"}); }
   std::int64_t vocabulary() const { return number({"vocab_size"}); }
   std::int64_t layers() const { return number({"num_hidden_layers", "n_layer"}); }
-  /// Of the logits; 0: none.
+  /// Soft-cap of the logits; 0: none.
   double softcap() const { return value({"final_logit_softcapping"}, 0); }
 
   /// A layer as a problem of the op, but for what a run decides: batch, s, cache, layers.
@@ -320,8 +320,8 @@ class SavedModel {
     return problem;
   }
 
-  /// A weight of a layer in the shape that the op takes; `shapes` has all of the layer's, of which
-  /// expect_same() is true.
+  /// A weight of a layer in the shape that the op takes; `shapes` has all of the layer's shapes,
+  /// checked by expect_same().
   Bytes weight(std::int64_t index, const std::string& name,
                const std::map<std::string, Shape>& shapes) const {
     const Name& own = *source(index, name);
@@ -359,7 +359,7 @@ class SavedModel {
     }
   }
 
-  /// What goes into the first layer for a token.
+  /// Adds a token's input to the first layer.
   void add_embedding(std::int64_t id, std::int64_t position, Bytes& bytes) const {
     if (id < 0 || id >= vocabulary()) fail("there is no id " + std::to_string(id));
     const auto row = [&](const std::string& name, std::int64_t at) {
