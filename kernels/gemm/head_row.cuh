@@ -1,5 +1,5 @@
-// What becomes of the features of one head of one token in the epilogue qkv (gemm/qkv.cuh), where a
-// warp finds them in shared memory, in float32: all of them, or those that its block has.
+// Epilogue arithmetic of the features of one head of one token in the epilogue qkv (gemm/qkv.cuh).
+// A warp finds the features in shared memory, in float32: all of them, or those of its block.
 #pragma once
 
 #include "common/elements.cuh"
@@ -28,8 +28,8 @@ __device__ __forceinline__ float2 turn_of(const head_angles& angles, const float
   return {static_cast<float>(cosine * angles.scale), static_cast<float>(sine * angles.scale)};
 }
 
-// `count`: features that the warp finds, of which number i is feature `feature_of(i)` of its head,
-// the other one of a rotated pair `distance` after or before it.
+// `count` is the number of features that the warp finds. Number i is feature `feature_of(i)` of its
+// head; the other one of a rotated pair is `distance` after or before it.
 template <gemm_form form, int count, int distance>
 struct head_row {
   using T = element_type<form.c>;

@@ -139,7 +139,7 @@ ParameterStruct gemm_parameters(const GemmProblem& gemm, const TensorPlaces& pla
   constexpr std::size_t pointer_bytes = sizeof(void*);
   for (std::size_t i = 0; i < gemm.a.size(); ++i)
     pointer(offsetof(gemm_params, a) + i * pointer_bytes, gemm.a[i].front());
-  // Of arrays [group][operand or output].
+  // For arrays [group][operand or output].
   const auto grouped = [&](std::size_t at, const std::vector<TensorNames>& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       for (std::size_t group = 0; group < tensors[i].size(); ++group)

@@ -17,7 +17,7 @@ enum class head_rotation {
 
 struct qkv_form {
   int dim = 0;     // features of a head
-  int rotary = 0;  // of which these are rotated
+  int rotary = 0;  // The first `rotary` features are rotated.
   head_rotation rotation = head_rotation::none;
   bool separate = false;  // B, and the bias, are a tensor for each part
   bool bias = false;
@@ -31,9 +31,9 @@ struct qkv_form {
 // The angles of rotated heads: those of a row's position.
 struct head_angles {
   const int* positions;  // [m]
-  const float* table;    // [table_rows, 2 pairs], of which the first of each pair counts, and of
-                         // which a position past the end reads the last row; null: position times
-                         // the pair's frequency
+  const float* table;    // [table_rows, 2 pairs]: kernels read the first of each pair, and the last
+                         // row for a position past the end. Null: position times the pair's
+                         // frequency.
   int table_rows;
   float scale;  // of sines and cosines
 };
@@ -42,7 +42,7 @@ struct pair_frequencies {
   float of[count];
 };
 
-// What a kernel takes beside gemm_params, whose b and c have the parts in their order, as arrays of
+// Kernel parameters besides gemm_params, whose b and c hold the parts in their order, as arrays of
 // pointers one after the other.
 struct qkv_params {
   const void* bias[3];   // of each part; the first alone if they are one tensor

@@ -1,7 +1,7 @@
-// The row broadcasts of a linear epilogue: vectors [n] of which each row of C takes the same
-// elements, such as a bias. This is the only definition: every engine applies those of a
-// gemm_form in this order, and the host names their tensors (Epilogue::row). To add one, add an
-// enumerator and its arithmetic here. Included by host and device code.
+// The row broadcasts of a linear epilogue: vectors [n] whose elements are applied to every row of
+// C, such as a bias. This is the only definition: every engine applies those of a gemm_form in this
+// order, and the host names their tensors (Epilogue::row). To add one, add an enumerator and its
+// arithmetic here. Included by host and device code.
 #pragma once
 
 namespace fftune {

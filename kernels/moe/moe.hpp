@@ -69,9 +69,9 @@ Packing packing_of(const Problem& problem);
 /// neither a product's operand nor a scale is bf16.
 ///
 /// scales=tensor: one for x, one for hidden (both given), and one for each weight of each expert.
-/// scales=token: one for each token of x and for each row of a weight (a channel). Of hidden one
-/// for each 128 elements of a row, which the op finds: a tile of it has no whole rows.
-/// scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
+/// scales=token: one for each token of x and for each row of a weight (a channel). Hidden has one
+/// for each 128 elements of a row, computed by the op, because a tile of it has no whole rows.
+/// Scales=block: one for each 128 elements of a row of x and of hidden, and for each block of 128
 /// rows by 128 columns of a weight.
 enum class Scales { none, tensor, token, block };
 Scales scales_of(const Problem& problem);
@@ -97,8 +97,7 @@ bool accumulates(const Problem& problem);
 
 // The stages. Forward:
 //
-//   route      offsets, tokens and places, of ids: the sorted order of the choices; weigh=before:
-//              row_weights, the weight of each row
+//   route      offsets, tokens and places, from ids: the sorted order of the choices; weigh=before:
 //   gate_up    gate = x·w_gateᵀ, up = x·w_upᵀ, hidden = act(gate) ⊙ up, of the rows' experts
 //   down       expert_out = hidden·w_downᵀ
 //   combine    y = the sum over a token's choices of weight · expert_out, and the residual
@@ -119,12 +118,13 @@ bool accumulates(const Problem& problem);
 //   combine_dx dx = the sum over a token's choices of dx_rows
 //
 // With packed weights the gradients of gate and up are one tensor too, weighted_d_gate_up, whose
-// columns are in the order of the rows of w_gate_up: d_x is one product with k = 2 h, and d_gate_up
-// one with 2 h rows.
+// columns are in the order of the rows of w_gate_up. Then d_x is one product with k = 2 h, and
+// d_gate_up one with 2 h rows.
 //
-// With weigh=before the weight multiplies x·w_gateᵀ and x·w_upᵀ alone. weigh then writes d_gate,
-// d_up and hidden without it too, which d_x, d_down and d_biases take; and combine_dx, which has u
-// = d_gate·w_gate + d_up·w_up in dx_rows, finds dx = Σ weight · u and d_weights = x·u.
+// With weigh=before the weight multiplies x·w_gateᵀ and x·w_upᵀ alone. The stage weigh then also
+// writes unweighted d_gate, d_up and hidden, which d_x, d_down and d_biases take. The stage
+// combine_dx, which has u = d_gate·w_gate + d_up·w_up in dx_rows, computes dx = Σ weight · u and
+// d_weights = x·u.
 
 constexpr const char* stage_route = "route";
 constexpr const char* stage_combine = "combine";
@@ -167,13 +167,13 @@ Program cpu_d_biases_program(const Problem& problem, const DeviceFacts& facts);
 /// For forward passes in their plain forms (baselines.cpp).
 std::vector<Baseline> baselines(const Problem& problem, const DeviceFacts& facts);
 
-/// Of the GEMM stages, and of the others.
+/// Families of the GEMM stages, and of the others.
 std::vector<const Family*> gemm_families();
 std::vector<const Family*> route_families();
 std::vector<const Family*> combine_families();
 std::vector<const Family*> weigh_families();
 std::vector<const Family*> d_biases_families();
-/// Of several stages each, for few tokens.
+/// Several stages per family, for few tokens.
 std::vector<const Family*> decode_families();
 
 }  // namespace moe

@@ -46,7 +46,7 @@ TensorSpec weights_tensor(const Problem& problem) {
   return {"weights", DType::f32, {shape.m, shape.top_k}, Role::input, mean / 4, mean};
 }
 
-/// What the stage route finds.
+/// Results of the stage route.
 void add_route(const Problem& problem, std::vector<TensorSpec>& tensors) {
   const Shape shape = shape_of(problem);
   const auto sorted = [shape](Numbers SortedRouting::*part) {

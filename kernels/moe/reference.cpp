@@ -46,7 +46,8 @@ class Definition {
   void d_gate_up();
   /// The terms of the stage d_x; packed weights make one of 2 h columns.
   Matrix d_x();
-  /// Of each expert dw [n, k] = aᵀ·b over its own rows, and dw_before where gradients accumulate.
+  /// Computes dw [n, k] = aᵀ·b of each expert over its own rows, plus dw_before if gradients
+  /// accumulate.
   void reduction(const std::string& dw, const Term& a, const Term& b, std::int64_t n,
                  std::int64_t k);
   /// y [m, d] = the sum over a token's choices of its row, times its weight or not.
@@ -57,7 +58,7 @@ class Definition {
   void set(const std::string& name, Matrix value) { tensors_[name] = std::move(value); }
 
  private:
-  /// Of a choice, those of the shared experts counted.
+  /// Weight of a choice; choices of the shared experts count.
   double weight_of(std::size_t choice) {
     const std::size_t token = choice / count(shape_.choices());
     const std::size_t own = choice % count(shape_.choices());

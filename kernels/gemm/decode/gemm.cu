@@ -2,10 +2,10 @@
 // reading B once. K-major 16-bit matrices, 16-byte aligned rows and pointers.
 //
 // The weights B are most of the bytes, and each is needed once: they go from memory straight into
-// the registers of mma.sync, 16 bytes a load, without shared memory or ldmatrix. That works because
-// a sum over k may be taken in any order as long as both operands agree: a thread loads eight
-// consecutive k of its row and treats the first four elements "k 2*pair..+1 and k+8..+9" of one
-// m16n8k16 and the last four those of the next.
+// the registers of mma.sync, 16 bytes per load, without shared memory or ldmatrix. That works
+// because a sum over k may be taken in any order as long as both operands agree. A thread loads
+// eight consecutive k of its row. It uses the first four as elements "k 2*pair..+1 and k+8..+9" of
+// one m16n8k16, and the last four as those of the next.
 //
 //   block          `rows` rows of each B; blockIdx.y: which share of k (split_k)
 //

@@ -192,7 +192,7 @@ class simt_kernel {
     operand b[b_operands];
 #pragma unroll
     for (int index = 0; index < b_operands; ++index) {
-      // Of a head, columns past it are computed for nothing, and may be past the weight's end.
+      // Columns past the end of a head are computed but not used, and may be past the weight's end.
       b[index] = operand_b(p, tile.group, form.k_pairs() == 2 ? pair : index, end_n);
     }
     accumulators part = {};  // of a block of 128 of k
@@ -432,8 +432,8 @@ class simt_kernel {
     static_cast<out*>(ops::destination(p, 0, tile.output, tile.group))[at] = from_float<out>(value);
   }
 
-  // What an element of C is, in the units of its scale where that is given. Stores it, unless its
-  // scale is found from it, and the values that are stored beside it.
+  // An element of C, in the units of its scale if the scale is given. Stores it, unless its scale
+  // is computed from it, and the additional stored values.
   static __device__ __forceinline__ float finish(float (&sum)[b_operands], const gemm_params& p,
                                                  const work_tile& tile, i64 at_m, i64 at_n) {
     const i64 at = at_m * p.n + at_n;

@@ -56,7 +56,7 @@ class sm80_kernel {
     return p.gemm;
   }
 
-  // Of grouped rows: the tile's rows of A and of C.
+  // The tile's rows of A and of C, for grouped rows.
   static __device__ __forceinline__ void list_rows(const groups& from, const work_tile& tile,
                                                    u32* rows_of_a, u32* rows_of_c) {
     const u32 rank = static_cast<u32>(tile.first_m);

@@ -15,8 +15,8 @@
 namespace fftune::sm80 {
 namespace {
 
-/// What the space and the cost model look at: the results of m x n x k that a launch computes. Of
-/// groups, as if each had its equal share of the tokens; two groups of rows by a mask count as one.
+/// Input of the space and the cost model: the results of m x n x k that a launch computes. Groups
+/// count as if each had its equal share of the tokens; two groups of rows by a mask count as one.
 struct Shape {
   std::int64_t m, n, k;  // k of one K-concatenated pair
   int b_operands, k_pairs;

@@ -32,9 +32,9 @@ namespace fftune {
 struct output_tile {
   int row, column;  // of C: its first element; row is unused where a table has the rows
   int group, output;
-  // Of grouped rows: the row of C of each row, in shared memory, null where they are consecutive;
-  // how many there are to store, the rest being padding; and whether TMA may store whole subtiles,
-  // as the padding falls outside of C.
+  // Grouped rows: the row of C of each row, in shared memory, null if they are consecutive; the
+  // number of rows to store, as the rest is padding; and whether TMA may store whole subtiles,
+  // because the padding falls outside of C.
   const u32* table;
   int count;
   bool whole;
@@ -254,7 +254,7 @@ struct value_epilogue {
     if constexpr (value + 1 < form.stored_values()) store_values<value + 1>(acc, to, subtile);
   }
 
-  // Of fp8 beside which its accumulators are stored: what makes C an element.
+  // Factor that turns fp8's scaled accumulators, which are also stored, into an element of C.
   __device__ __forceinline__ float stored_factor() const {
     if constexpr (form.c_quantised && ops::scales_c_late) return 1 / *gemm.c_scale;
     return 1;
@@ -284,7 +284,7 @@ struct value_epilogue {
     return pack<stored_type<value>>(first, next);
   }
 
-  // Of the row broadcasts two neighbouring columns, or one of them twice.
+  // Row broadcasts of two neighbouring columns, or of one of them twice.
   __device__ __forceinline__ columns column_pair(int column) const {
     return column < gemm.n ? ops::columns_from(gemm.broadcasts, column) : columns{};
   }

@@ -244,7 +244,7 @@ class Launch {
             stacked ? gemm_.groups.count : 0};
   }
 
-  /// Of C number i, which of a QKV product is a part.
+  /// Columns of C number i, which is a part for a QKV product.
   std::int64_t part_columns(std::size_t i) const {
     return form_.is_qkv() ? gemm_.epilogue.qkv.columns(i) : gemm_.n;
   }

@@ -1,8 +1,8 @@
 // The epilogue of a QKV product (gemm/qkv.cuh) in the sm_90a GEMM. A tile has whole heads of one
-// part, and a warpgroup all columns of its rows, so that the features of a head's row are with the
-// four lanes of a quad, and both features of a pair with one of them: bias, norm and rotation
-// change the accumulators where they are. Then subtiles leave through the epilogue stages: by TMA
-// to q, k or v, or as rows of 16-byte stores to their slots of a cache.
+// part, and a warpgroup all columns of its rows. The features of a head's row are therefore in the
+// four lanes of a quad, and both features of a pair in one of them: bias, norm and rotation change
+// the accumulators in place. Then subtiles leave through the epilogue stages: by TMA to q, k or v,
+// or as rows of 16-byte stores to their slots of a cache.
 #pragma once
 
 #include "common/dependency.cuh"
@@ -30,7 +30,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
   __device__ __forceinline__ qkv_epilogue(const sm90_params& all, const gemm_params& gemm,
                                           u32 shared, int warpgroup)
       : base(all, gemm, shared, warpgroup), qkv(all.qkv) {
-    // Of the sines, and of slots, which earlier kernels write.
+    // The sines and the slots are written by earlier kernels.
     if constexpr (of_heads.rotates() || of_heads.caches) wait_for_dependencies();
   }
 
@@ -88,7 +88,7 @@ struct qkv_epilogue : value_epilogue<Traits> {
     }
   }
 
-  // The heads of an m64 tile, of which a thread has two rows, eight apart.
+  // The heads of an m64 tile; a thread has two rows of it, eight apart.
   __device__ __forceinline__ void turn_rows(values& acc, int first_row, const T* norm) const {
     if constexpr (of_heads.normalises) {
 #pragma unroll

@@ -25,7 +25,7 @@ struct Tile : sm90_config {
 /// "fftune::sm90_config{.bm = 128, ...}"
 std::string template_argument(const sm90_config& config);
 
-/// What the space and the cost model look at. Of fp8 k counts pairs of elements: a K block has the
+/// Input of the space and the cost model. In fp8, k counts pairs of elements: a K block has the
 /// same bytes and takes the same instructions as one of 16-bit elements.
 struct Workload {
   explicit Workload(const GemmProblem& gemm);
@@ -68,7 +68,7 @@ struct Workload {
   bool has_uneven_groups() const { return has_uneven_groups_; }
   /// Grouped rows: how many groups should have rows; else 1.
   std::int64_t groups_with_rows() const;
-  /// Of two groups by a mask the fewer tiles.
+  /// Row tiles of the smaller of two groups by a mask.
   std::int64_t fewest_row_tiles(std::int64_t height) const;
   std::int64_t tiles(const Tile& tile) const;
   /// Runs of tiles of one row that a cluster has one after the other: one tile without A reuse.
