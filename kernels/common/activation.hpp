@@ -25,7 +25,7 @@ Activation parse_activation(std::string_view name);
 /// The type that device code has for it: "fftune::gelu_tanh", of common/activation.cuh.
 std::string activation_type(Activation activation);
 
-/// What the activated gate is multiplied by, in float64: up, but for activations that limit it.
+/// The factor of the activated gate, in float64: up, except for activations that limit it.
 double up_factor(Activation activation, double up);
 /// The value in float64, and the derivative.
 double activate(Activation activation, double value);
@@ -102,7 +102,8 @@ struct None {
   static ValueAndSlope<Math> at(typename Math::Value x) { return {x, typename Math::Value{} + 1}; }
 };
 
-// Of gpt-oss: gate sigmoid(1.702 gate) with gate up to 7, times up + 1 with up from -7 to 7.
+// Activation of gpt-oss: gate sigmoid(1.702 gate) with gate up to 7, times up + 1 with up from -7
+// to 7.
 template <class Math>
 struct SwigluOai {
   static constexpr std::string_view name = "swiglu-oai", device_type = "swiglu_oai";
@@ -129,7 +130,7 @@ template <class Math>
 using All =
     std::tuple<Silu<Math>, Gelu<Math>, GeluTanh<Math>, Relu<Math>, None<Math>, SwigluOai<Math>>;
 
-/// What the activated gate is multiplied by.
+/// The factor of the activated gate.
 template <class Definition, class Value>
 Value up_factor(Value up) {
   if constexpr (requires { Definition::up_factor(up); })

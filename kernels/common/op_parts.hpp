@@ -28,8 +28,9 @@ SizeField row_tokens();
 OptionField residual_option();
 /// Whether gradients are accumulated; `of` says whose: "the weights".
 OptionField accumulate_option(const std::string& of);
-/// What a gated feed-forward network saves for its backward pass. `order` names the order of the
-/// saved rows if it is not that of the tokens: ", in the order of the mask".
+/// The choices for saving intermediates of a gated feed-forward network for its backward pass.
+/// `order` names the order of the saved rows if it is not that of the tokens: ", in the order of
+/// the mask".
 std::vector<OptionField> gated_save_options(const std::string& order = "");
 
 /// A stage that reads every input and writes every output once; an updated tensor counts as both.

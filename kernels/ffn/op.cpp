@@ -210,7 +210,7 @@ bool recomputes(const Problem& problem) {
 }
 
 Form form_of(const Problem& problem) {
-  // What is saved in the one pass is computed again in the other.
+  // The forward pass saves the tensors that the backward pass would otherwise compute again.
   return {.gated = !problem.has("gate", "no"),
           .bias_up = problem.has("bias", "both"),
           .saves = problem.has("save", problem.pass == "bwd" ? "input" : "preact"),

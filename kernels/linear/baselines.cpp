@@ -1,4 +1,5 @@
-// What a user would call without fftune: the vendor's products, and kernels for what is added.
+// Calls that a user would make without fftune: the vendor's products, and kernels for the
+// additions.
 #include <algorithm>
 #include <iterator>
 

@@ -15,7 +15,7 @@ const Op& linear_op();
 
 namespace linear {
 
-/// What a problem asks for beside the plain product.
+/// Features that a problem requests besides the plain product.
 struct Form {
   bool backward = false;
   bool bias = false;         // fwd: y has a bias; bwd: dbias is computed

@@ -73,8 +73,8 @@ class Definition {
     (*tensors_)[out] = std::move(result);
   }
 
-  /// Of each expert dw [n, k] = aᵀ·b over its own tokens, a [m, n] and b [m, k], and dw_before
-  /// where gradients accumulate.
+  /// Computes dw [n, k] = aᵀ·b of each expert over its own tokens, a [m, n] and b [m, k], plus
+  /// dw_before if gradients accumulate.
   void token_sum(const std::string& dw, const Term& a, const Term& b, std::int64_t n,
                  std::int64_t k) {
     for (const Expert& expert : experts_) {

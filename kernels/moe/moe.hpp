@@ -98,6 +98,7 @@ bool accumulates(const Problem& problem);
 // The stages. Forward:
 //
 //   route      offsets, tokens and places, from ids: the sorted order of the choices; weigh=before:
+//              row_weights, the weight of each row
 //   gate_up    gate = x·w_gateᵀ, up = x·w_upᵀ, hidden = act(gate) ⊙ up, of the rows' experts
 //   down       expert_out = hidden·w_downᵀ
 //   combine    y = the sum over a token's choices of weight · expert_out, and the residual
@@ -113,8 +114,7 @@ bool accumulates(const Problem& problem);
 //   d_gate_up  dw_gate = weighted_d_gateᵀ·x, dw_up = weighted_d_upᵀ·x
 //   d_down     dw_down = dyᵀ·weighted_hidden
 //   d_biases   db_gate = Σ weighted_d_gate, db_up = Σ weighted_d_up, db_down = Σ weight · dy, over
-//   an
-//              expert's rows
+//              an expert's rows
 //   combine_dx dx = the sum over a token's choices of dx_rows
 //
 // With packed weights the gradients of gate and up are one tensor too, weighted_d_gate_up, whose

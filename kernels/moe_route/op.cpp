@@ -87,7 +87,7 @@ std::vector<double> gradient(const Router& router, std::span<const double> logit
   const auto scores = scores_of(router, logits);
   const auto weights = weights_of(router, scores, chosen);
   std::vector<double> d_scores(d_weights.begin(), d_weights.end());
-  // Of d_weights and the weights without scale; of the scores.
+  // Sums of d_weights times the weights without scale, and of the scores.
   double product = 0, sum = router.added();
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     product += d_weights[i] * weights[i] / router.scale;

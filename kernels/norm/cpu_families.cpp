@@ -33,8 +33,8 @@ std::size_t factor_bytes(const Layer& layer) {
   return ready ? 0 : static_cast<std::size_t>(layer.d) * sizeof(float);
 }
 
-/// What w is in the formula, in float: `factors` [d] of scratch memory is filled, or w itself
-/// serves.
+/// The factor of the formula that w stands for, in float: `factors` [d] of scratch memory is
+/// filled, or w itself serves.
 const float* factors_of(const Layer& layer, const void* w, float* factors) {
   if (factor_bytes(layer) == 0) return static_cast<const float*>(w);
   const std::span<float> values(factors, static_cast<std::size_t>(layer.d));
@@ -49,7 +49,8 @@ float reciprocal_deviation(const Layer& layer, float squares) {
   return 1 / std::sqrt(squares / static_cast<float>(layer.d) + layer.eps);
 }
 
-/// q and the scale of a row of which r is known: once for its largest, and once for its quotients.
+/// Computes q and the scale of a row with known r: one pass finds the largest magnitude, and one
+/// writes the quotients.
 float quantise_row(const Layer& layer, const std::byte* x, const float* factors, float r,
                    std::byte* q) {
   constexpr std::int64_t part = 1024;

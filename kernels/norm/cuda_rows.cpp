@@ -70,7 +70,7 @@ std::int64_t forward_blocks(const Layer& layer, const DeviceFacts& facts, const 
                   std::max<std::int64_t>(1, waves * facts.multiprocessors / config.at("cluster")));
 }
 
-/// What rows and the weights are aligned to, in bytes, 16 at most.
+/// Alignment of the rows and the weights in bytes, 16 at most.
 std::int64_t row_alignment(const Layer& layer) {
   const auto bytes = [&](DType dtype) {
     return layer.d * static_cast<std::int64_t>(dtype_bytes(dtype));
@@ -78,7 +78,7 @@ std::int64_t row_alignment(const Layer& layer) {
   return std::min(widest_vector(bytes(layer.dtype)), widest_vector(bytes(layer.weight_dtype)));
 }
 
-/// Of all blocks.
+/// Threads of all blocks.
 std::int64_t all_threads(const Layer& layer, const DeviceFacts& facts, const Config& config) {
   return forward_blocks(layer, facts, config) * config.at("cluster") * block_threads(config);
 }
@@ -199,7 +199,7 @@ std::int64_t backward_registers(const Layer& layer, const Config& config) {
          elements * (config.at("keep") + 1) + backward_other_registers;
 }
 
-/// Of the sums of dw by which the groups of a block meet.
+/// Shared memory of the sums of dw through which the groups of a block are reduced.
 std::int64_t shared_bytes(const Layer& layer, const Config& config) {
   if (config.at("groups") == 1) return row_sum_bytes;
   return block_threads(config) * vectors_of_thread(layer.rows(), config) *

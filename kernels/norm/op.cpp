@@ -132,7 +132,7 @@ std::vector<TensorSpec> tensors_of(const Layer& layer) {
   const auto of_rows = [&](const char* name, Role role, double scale, double mean) {
     return TensorSpec{name, DType::f32, {layer.m}, role, scale, mean};
   };
-  // What w is multiplied with is of order one; in gemma's convention it is the distance from 1.
+  // The factor derived from w is of order one; in gemma's convention w is its distance from 1.
   TensorSpec w = vector("w", Role::input);
   if (layer.convention == Convention::gemma) w.scale = 0.25;
 

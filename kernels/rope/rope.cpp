@@ -106,7 +106,7 @@ Strides strides_of(const Problem& problem, const Layer& layer, const std::string
   return strides;
 }
 
-/// What is wrong with them, or nothing.
+/// The error in the strides, or nothing.
 std::string wrong_strides(const Problem& problem, const Layer& layer, const std::string& name,
                           const Strides& strides, std::int64_t heads) {
   const bool own_heads = problem.sizes.contains(name + "-head");
@@ -227,7 +227,7 @@ class Rope final : public Op {
     StageSpec stage =
         whole_stage(layer.backward ? stage_backward : stage_forward, tensors_of(layer));
     const auto tokens = static_cast<double>(layer.tokens());
-    // Of a packed row or another view, the others' parts are not read.
+    // Only this tensor's part of a packed row, or of another view, is read.
     for (const auto& [in, out, heads, strides] : sides_of(layer)) {
       const double held = layer.is_plain(strides, heads)
                               ? tokens * static_cast<double>(strides.row)

@@ -739,7 +739,7 @@ struct gemm_kernel {
   }
 
   // While the mask is being loaded: prefetches both groups' B for the expected first tile of this
-  // CTA, and its expected rows, to L2. The mask decides which tile it is, and of which group, but
+  // CTA, and its expected rows, to L2. The mask decides which tile and group it is, but
   // some CTA needs all of this data, unless one group has no rows. One in four of the CTAs that
   // share it prefetches it. Dual GEMMs, and programmatic launches that wait for an earlier kernel,
   // do not gain from it. One thread of each of three warps, by number.
